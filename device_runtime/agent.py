@@ -10,6 +10,7 @@ import os
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -35,6 +36,8 @@ from edgefl.wire.mqtt.session import Down, Incoming, Session, Up, Will
 from edgefl.wire.mqtt.topics import Topics
 
 _WORKER_END_S = 30.0
+_MOST_RUNS = 16
+"""Runs that are remembered as open: a federation has one after the other."""
 _LOOK_S = 0.25  # deadlines and silence wake nobody
 
 
@@ -103,7 +106,7 @@ class Agent:
         self._announced: Round | None = None
         self._task: Task | None = None
         self._job: Job | None = None
-        self._seen_open: set[str] = set()
+        self._seen_open: deque[str] = deque(maxlen=_MOST_RUNS)
         self._failed: dict[str, float] = {}
         self._told_failure = ("", "")
         self._worker: threading.Thread | None = None
@@ -203,8 +206,8 @@ class Agent:
                 self._profiles.take(message.payload)
             elif topic == self._topics.current_round:
                 self._announced = decode(Round, message.payload)
-                if self._announced.state == "open":
-                    self._seen_open.add(self._announced.run)
+                if self._announced.state == "open" and self._announced.run not in self._seen_open:
+                    self._seen_open.append(self._announced.run)
                 self._surroundings.announced(self._announced)
                 self._drop_abandoned()
                 self._remind()

@@ -154,6 +154,17 @@ class DeviceSeen(Event, frozen=True, kw_only=True):
     dropped: dict[str, str] = {}
 
 
+class UpdateAccepted(Event, frozen=True, kw_only=True):
+    """An update is in the journal, and counts ``weight`` in its round. ``sha256`` is that of the update as it came."""
+
+    device: str
+    tier: str
+    round: int
+    nonce: str
+    sha256: str
+    weight: int
+
+
 class Rejected(Event, frozen=True, kw_only=True):
     """Something a device sent was refused. ``reason`` is a short code."""
 

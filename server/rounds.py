@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
@@ -10,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from edgefl.system.clock import steady_time
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.signatures import Signer
 from edgefl.wire.errors import ConfigError, StoreError
@@ -63,7 +63,7 @@ class Rounds:
         *,
         device: str = "auto",
         signer: Signer | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = steady_time,
     ) -> None:
         self._spec = spec
         self._journal = journal

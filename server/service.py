@@ -9,13 +9,13 @@ journal its end, then announce the next round; announce a round, then clear the 
 from __future__ import annotations
 
 import queue
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from edgefl.setup.processor import processor
+from edgefl.system.clock import steady_time
 from edgefl.wire.bundle.signatures import Signer
 from edgefl.wire.errors import ParticipationError, ProtocolError, UpdateRejected
 from edgefl.wire.mqtt import session as broker
@@ -74,7 +74,7 @@ class Service:
         database: str = "",
         device: str = "auto",
         signer: Signer | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = steady_time,
     ) -> None:
         self._spec = spec
         self._address = address

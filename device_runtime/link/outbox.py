@@ -19,6 +19,9 @@ from edgefl.wire.mqtt.messages import ENVELOPE_BYTES, Ack, Update, UpdateChunk, 
 from edgefl.wire.mqtt.session import Delivery, Session
 from edgefl.wire.mqtt.topics import DeviceTopics
 
+_MOST_ACKS = 64
+"""That wait to be read while nothing is sent: whoever can write them may write a million."""
+
 
 def past_of(outgoing: Outgoing, ack: Ack) -> PastRound:
     """What a device remembers of an update that the server accepted or refused."""
@@ -66,6 +69,7 @@ class Outbox:
         self._settled = settled
         self._troubled = troubled
         self._trouble = ""
+        self._sending = ""
         self._acks: queue.SimpleQueue[Ack | None] = queue.SimpleQueue()
         self._work = threading.Event()
         self._stopping = threading.Event()
@@ -91,14 +95,17 @@ class Outbox:
         self._work.set()
 
     def deliver(self, ack: Ack) -> None:
-        """The server's word arrived."""
-        self._acks.put(ack)
+        """The server's word arrived. One on another update than the one that is being sent says nothing, and while none is
+        sent a few are kept: it may be about the next."""
+        if ack.nonce == self._sending or (not self._sending and self._acks.qsize() < _MOST_ACKS):
+            self._acks.put(ack)
 
     def _run(self) -> None:
         while not self._stopping.is_set():
             try:
                 outgoing = self._store.outgoing() if self._session.connected else None
                 if outgoing is not None:
+                    self._sending = outgoing.nonce
                     self._send_until_settled(outgoing)
                     self._trouble = ""
                     continue
@@ -109,6 +116,7 @@ class Outbox:
                     self._troubled(error.message)
                 self._stopping.wait(self._limits.retry_pause_s)
                 continue
+            self._sending = ""
             self._work.wait(timeout=1.0)
             self._work.clear()
 

@@ -18,6 +18,7 @@ import msgspec
 from device_runtime.store import carry_rows, checkpoint_rows, choice_rows
 from device_runtime.store.carry_rows import StoredCarry
 from device_runtime.store.checkpoint_rows import Checkpoint
+from edgefl.system.files import make_folder
 from edgefl.system.folder_lock import FolderHeld, FolderLock
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.errors import StoreError
@@ -87,7 +88,7 @@ class Store:
         self._history_rounds = history_rounds
         self._lock = threading.RLock()
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             self._folder_lock = _locked(folder)
         except OSError as error:
             raise StoreError(f"the folder {folder} is unusable ({error}): name another one") from error

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from edgefl.config import Federation
 from edgefl.models.user_factory import absolute
+from edgefl.system.files import make_folder
 from edgefl.system.folder_lock import FolderHeld, FolderLock
 from edgefl.wire.errors import StoreError
 
@@ -16,7 +17,7 @@ _STOPPING_S = 5.0
 def held(folder: Path, name: str, what: str) -> FolderLock:
     """The folder, made if there is none, for this process alone; StoreError names the one that has it."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         return FolderLock(folder, name, patience_s=_STOPPING_S)
     except FolderHeld as found:
         raise StoreError(

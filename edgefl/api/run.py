@@ -38,6 +38,7 @@ from server.compose import compose
 from server.events import Event, RoundClosed
 from server.rounds import AnotherConfiguration
 from server.service import Service
+from server.storage.audit import Audit
 from server.storage.history import History, rounds_of
 
 MODEL_NAME = "model.safetensors"
@@ -167,7 +168,7 @@ class Prepared:
                 watch(news)
             self.lab.finish()
         finally:
-            self.lab.supervisor.stop()
+            self.lab.stop()
             self.lock.release()
         run = Run(self.lab.folder)
         if not run.finished:
@@ -268,12 +269,13 @@ class Server:
         read = federation if isinstance(federation, Federation) else load_federation(federation)
         folder = Path(out)
         self._lock = held(folder, _SERVER_LOCK, "server")
-        history = History(folder)
+        written = History(folder), Audit(folder)
 
         def told(event: Event) -> None:
             emit(event)
-            if (problem := history.take(event)) is not None:
-                emit(problem)
+            for each in written:
+                if (problem := each.take(event)) is not None:
+                    emit(problem)
 
         try:
             self._service = Service(

@@ -74,7 +74,7 @@ def _watch(lab: Lab) -> tuple[list[float], list[float], tuple[int, int]]:
                 cpu.append(_cpu_seconds(lab.supervisor.pid("server"), cpu))
                 moved = (item.event["down_bytes"], item.event["up_bytes"])
     finally:
-        lab.supervisor.stop()
+        lab.stop()
     return seconds, cpu, moved
 
 

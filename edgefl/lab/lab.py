@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import queue
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,8 @@ import msgspec
 from edgefl.config import Federation, TierTable, load
 from edgefl.config.tables import BrokerTable
 from edgefl.config.text import changes, dump
+from edgefl.lab.faults.injector import Injector
+from edgefl.lab.faults.schedule import Schedule, check_targets
 from edgefl.lab.ports import free_port
 from edgefl.lab.supervisor import Supervisor
 from edgefl.setup.data import own_data
@@ -35,8 +38,15 @@ _LAST_WORDS_S = 0.2
 """How long the lines that a process has left behind are waited for."""
 
 _LEFT_BY_A_RUN = (
-    *("devices", "bundles", "checkpoints", "published", "logs", "broker"),
-    *("journal.sqlite*", "history.jsonl", "model.safetensors", "processes.json*", f"{CONFIG_NAME}*"),
+    *("devices", "bundles", "checkpoints", "published", "logs", "broker", "clocks"),
+    *(
+        "journal.sqlite*",
+        "history.jsonl",
+        "audit.jsonl",
+        "model.safetensors",
+        "processes.json*",
+        f"{CONFIG_NAME}*",
+    ),
 )
 
 
@@ -77,9 +87,30 @@ class Lab:
         self._own_data = own_data(federation, self.devices)
         broker = federation.broker
         self._port = broker.port or (1883 if broker.kind == "external" else free_port())
-        # In the environment, because everybody may read the arguments of a process, and the folder is passed on.
-        address = {_BROKER: f"{_credentials(federation)}{broker.host}:{self._port}"}
-        self.supervisor = Supervisor(folder, {**address, **(environment or {})})
+        self.supervisor = Supervisor(folder, environment)
+        self._injector: Injector | None = None
+
+    @property
+    def address(self) -> Address:
+        """Of the broker."""
+        host = f"{_credentials(self.federation)}{self.federation.broker.host}:{self._port}"
+        return replace(Address.parse(host), ca_file=self.federation.broker.ca_file)
+
+    def disturb(self, schedule: Schedule) -> None:
+        """Before :meth:`start`: let these faults happen. ConfigError for one of a process that is not there."""
+        broker = self.federation.broker
+        check_targets(schedule, self.devices, broker=broker.kind != "external")
+        address = broker.host, self._port
+        self._injector = Injector(schedule, self.supervisor, self.devices, address, self.folder)
+
+    def _environment(self, name: str) -> dict[str, str]:
+        """Where ``name`` finds the broker; in the environment, because everybody may read the arguments of a process, and
+        the folder is passed on."""
+        host, port, more = self.federation.broker.host, self._port, {}
+        if self._injector is not None:
+            host, port = "127.0.0.1", self._injector.ports[name]
+            more = self._injector.environment(name)
+        return {_BROKER: f"{_credentials(self.federation)}{host}:{port}", **more}
 
     def prepare(self, dataset: Dataset, parts: list[Any]) -> None:
         """Write the configuration and each device's data, the rows ``parts`` of the training samples, except where devices
@@ -109,7 +140,9 @@ class Lab:
         tls = ["--ca-file", broker.ca_file] if broker.ca_file else []
         config = str(self.folder / CONFIG_NAME)
         self.supervisor.start(
-            "server", ["server", "--config", config, "--out", str(self.folder), "--json", *tls]
+            "server",
+            ["server", "--config", config, "--out", str(self.folder), "--json", *tls],
+            self._environment("server"),
         )
         limits = [f"--limit={key}={value}" for key, value in self.federation.limits.items()]
         for device in self.devices:
@@ -118,7 +151,7 @@ class Lab:
             arguments += ["--store", str(home / "store"), "--until-done", "--json", *self._memory(device)]
             arguments.append("--no-tune")  # the same seed gives the same bits, on a busy machine too
             arguments += self._engine(device)
-            self.supervisor.start(device, ["device", *arguments, *limits, *tls])
+            self.supervisor.start(device, ["device", *arguments, *limits, *tls], self._environment(device))
 
     def data_of(self, device: str) -> Path:
         """What a device trains on: its own in ``data.devices_dir``, or its part of the dataset."""
@@ -135,12 +168,15 @@ class Lab:
     def _table(self, device: str) -> TierTable:
         return self.federation.tiers[device.rpartition("-")[0]]
 
-    def events(self) -> Iterator[Said | Restarted]:
+    def events(self, patience_s: float = math.inf) -> Iterator[Said | Restarted]:
         """What the server says until it is done, and which processes had to be started again.
 
-        EdgeflError if one of them cannot go on, after what the server said before.
+        EdgeflError if one of them cannot go on, after what the server said before, or after ``patience_s``.
         """
+        deadline = time.monotonic() + patience_s
         while True:
+            if time.monotonic() > deadline:
+                raise EdgeflError(f"the run did not end in {patience_s:g} s; see {self.folder / 'logs'}")
             try:
                 restarted = self.supervisor.check()
             except EdgeflError:
@@ -152,23 +188,53 @@ class Lab:
                 yield Restarted(name)
             events = self._next(0.1)
             if events is not None:
-                yield from events
+                for said in events:
+                    if self._injector is not None:
+                        self._injector.told(said.event)
+                    yield said
             elif self.supervisor.is_done("server"):
                 return
 
     def _next(self, timeout_s: float) -> list[Said] | None:
         """The next line of a process, as an event if the server said it; None if there is none."""
+        told = self._line(timeout_s)
+        if told is None:
+            return None
+        return [Said(event) for name, event in [told] if name == "server" and event]
+
+    def lines(self, timeout_s: float) -> Iterator[tuple[str, dict[str, Any]]]:
+        """What any process said as JSON and nobody took yet, by its name; waits ``timeout_s`` for the first."""
+        told = self._line(timeout_s)
+        while told is not None:
+            if told[1]:
+                yield told
+            told = self._line(0)
+
+    def _line(self, timeout_s: float) -> tuple[str, dict[str, Any]] | None:
+        """The next line; empty where it is no event."""
         try:
-            name, line = self.supervisor.lines.get(timeout=timeout_s)
-            return [Said(msgspec.json.decode(line))] if name == "server" else []
+            name, line = (
+                self.supervisor.lines.get(timeout=timeout_s)
+                if timeout_s
+                else self.supervisor.lines.get_nowait()
+            )
+            event = msgspec.json.decode(line)
+            return name, event if isinstance(event, dict) else {}
         except queue.Empty:
             return None
         except msgspec.DecodeError:
-            return []
+            return "", {}
 
     def finish(self) -> None:
         """Let the devices leave by themselves, then stop everything."""
         self.supervisor.wait(self.devices, timeout_s=10.0)
+        self.stop()
+
+    def stop(self) -> None:
+        """End faults and processes."""
+        if self._injector is not None:
+            self._injector.stop()
+            self._injector = None
         self.supervisor.stop()
 
 

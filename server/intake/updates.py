@@ -19,7 +19,7 @@ from server.active_round import ActiveRound
 from server.coordinator.claims import Claim, addressed, weigh
 from server.coordinator.machine import Answered, Assignment, OpenRound, Rules, State
 from server.device_news import printable
-from server.events import DeviceSeen, Event, Rejected, Warned
+from server.events import DeviceSeen, Event, Rejected, UpdateAccepted, Warned
 from server.intake.assembly import LEAST_PIECE, Assembly, Complete, Missing
 from server.storage.journal import Journal
 
@@ -142,6 +142,7 @@ class Intake:
             up_float32_bytes=up.payload - len(update.tensors) + float32_bytes(checked.sent.pieces.shapes),
             data=whole.data,
         )
+        self._emit(_accepted(update, whole.sha256, weight))
         active.aggregator.add(checked.added, weight)
         self._emit(_report(update, down, up))
         self._warn(update)
@@ -160,6 +161,9 @@ class Intake:
         for stored in self._journal.accepted(self._rules.run, active.number):
             update = _decoded(stored.data)
             _check_codec(update, active.readings[update.tier].tier.form)
+            self._emit(
+                _accepted(update, stored.sha256, stored.weight)
+            )  # the process may have died before it said so
             active.aggregator.add(active.check(update).added, stored.weight)
 
     def _stray(
@@ -261,6 +265,17 @@ def _fetched(update: Update) -> Traffic:
     """What the device says it downloaded, bounded by what a journal can hold."""
     counts = (update.profile.down_bytes, update.profile.down_wire_bytes)
     return Traffic(*(max(0, min(count, _MOST_BYTES)) for count in counts))
+
+
+def _accepted(update: Update, sha256: str, weight: int) -> UpdateAccepted:
+    return UpdateAccepted(
+        device=update.device,
+        tier=update.tier,
+        round=update.round,
+        nonce=update.nonce,
+        sha256=sha256,
+        weight=weight,
+    )
 
 
 def _report(update: Update, down: Traffic, up: Traffic) -> DeviceSeen:

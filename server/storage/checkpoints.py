@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from edgefl.system.files import write_whole
+from edgefl.system.files import make_folder, write_whole
 from edgefl.wire import tensors
 from edgefl.wire.errors import ProtocolError, StoreError
 from edgefl.wire.tensors import Array, Arrays
@@ -19,7 +19,7 @@ class Checkpoints:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+        make_folder(folder / "checkpoints")
 
     @property
     def model(self) -> Path:

@@ -40,6 +40,10 @@ def closed(
 
 LINES: list[tuple[events.Event, str | None]] = [
     (
+        events.UpdateAccepted(device="a", tier="t", round=1, nonce="n", sha256=SHA, weight=1),
+        None,
+    ),
+    (
         events.Started(
             federation="demo",
             run="r1",

@@ -210,8 +210,12 @@ class Session:
         except (OSError, ValueError, OverflowError) as error:
             return f"cannot reach the broker at {self._address}: {error}"
         code = paho.MQTT_ERR_SUCCESS
-        while code == paho.MQTT_ERR_SUCCESS and not self._stopping.is_set():
-            code = self._client.loop(timeout=0.5)
+        try:
+            while code == paho.MQTT_ERR_SUCCESS and not self._stopping.is_set():
+                code = self._client.loop(timeout=0.5)
+        except Exception as error:
+            # paho lets through what its parser trips over: a topic that is no text, a packet shorter than it says.
+            return f"the broker at {self._address} sent what is no MQTT ({type(error).__name__}: {error})"
         if self._stopping.is_set():
             self._say_goodbye()
         if self._refusal:
