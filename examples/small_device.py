@@ -26,7 +26,9 @@ class Link:
         self.round, self.task = None, None
         self.chunks, self.acks, self.news = queue.Queue(), queue.Queue(), queue.Queue()
         version = mqtt.CallbackAPIVersion.VERSION2
-        self.client = mqtt.Client(version, client_id=f"edgefl-{federation}-{device}", clean_session=False)
+        self.client = mqtt.Client(
+            version, client_id=f"edgefl:device:{federation}:{device}", clean_session=False
+        )
         self.client.will_set(
             self.prefix + self.me + "status", pack({"v": 1, "online": False}), 1, retain=True
         )

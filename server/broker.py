@@ -20,7 +20,7 @@ from typing import Any
 
 from amqtt.adapters import ReaderAdapter, WriterAdapter
 from amqtt.broker import Broker
-from amqtt.errors import AMQTTError
+from amqtt.errors import AMQTTError, MQTTError
 from amqtt.mqtt.protocol.broker_handler import BrokerProtocolHandler
 from amqtt.session import Session
 
@@ -28,6 +28,39 @@ from edgefl.system.files import write_text
 from edgefl.wire.errors import BrokerError
 
 _KEEPALIVE_GRACE = 1.5  # MQTT 3.1.1, 3.1.2.10: a client may be silent for this many keep-alives
+
+
+_MQTT_5 = b"\x00\x04MQTT\x05"
+_NOT_THIS_VERSION = b"\x20\x02\x00\x01"  # CONNACK of MQTT 3.1.1, 3.2: unacceptable protocol version
+
+
+class _Opening(ReaderAdapter):
+    """A connection whose first bytes were looked at, and are read again."""
+
+    def __init__(self, reader: ReaderAdapter) -> None:
+        self._reader = reader
+        self._seen = b""
+
+    async def speaks_mqtt_5(self) -> bool:
+        """Whether the CONNECT is of version 5, which amqtt would wait for ever to understand."""
+        try:
+            self._seen = await self._reader.read(2)
+            while self._seen[-1:] >= b"\x80" and len(self._seen) < 5:
+                self._seen += await self._reader.read(1)
+            named = await self._reader.read(len(_MQTT_5))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return False  # whoever reads on finds the same
+        self._seen += named
+        return bool(named == _MQTT_5)
+
+    async def read(self, n: int = -1) -> bytes:
+        seen, self._seen = (self._seen, b"") if n < 0 else (self._seen[:n], self._seen[n:])
+        if n < 0 or len(seen) < n:
+            seen += await self._reader.read(n if n < 0 else n - len(seen))
+        return seen
+
+    def feed_eof(self) -> None:
+        self._reader.feed_eof()
 
 
 class _Filters(dict[str, Any]):
@@ -48,6 +81,7 @@ class LeanBroker(Broker):
     * A client that fell silent was never missed, so its will was never sent.
     * A client that connected again over a half-open connection was declared dead by the will of the old one, and got
       no messages.
+    * A client of MQTT 5 got no answer; here it is told that this broker has 3.1.1.
     """
 
     def __init__(self, config: dict[str, Any]) -> None:
@@ -63,8 +97,14 @@ class LeanBroker(Broker):
     async def _initialize_client_session(
         self, reader: ReaderAdapter, writer: WriterAdapter, remote_address: str, remote_port: int
     ) -> tuple[BrokerProtocolHandler, Session]:
+        opening = _Opening(reader)
+        if await opening.speaks_mqtt_5():
+            writer.write(_NOT_THIS_VERSION)
+            await writer.drain()
+            await writer.close()
+            raise MQTTError("a client of MQTT 5 is told that this broker speaks 3.1.1")
         handler, session = await super()._initialize_client_session(
-            reader, writer, remote_address, remote_port
+            opening, writer, remote_address, remote_port
         )
         known, old = self._sessions.get(session.client_id or "", (None, None))
         if known is session and old is not None and session.transitions.is_connected():

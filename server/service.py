@@ -19,10 +19,11 @@ from edgefl.setup.processor import processor
 from edgefl.wire.bundle.signatures import Signer
 from edgefl.wire.errors import ParticipationError, ProtocolError, UpdateRejected
 from edgefl.wire.mqtt import session as broker
-from edgefl.wire.mqtt.messages import Decline, Hello, Progress, Status, UpdateChunk, decode, encode
+from edgefl.wire.mqtt.client_ids import client_id
+from edgefl.wire.mqtt.messages import Ack, Decline, Hello, Progress, Status, UpdateChunk, decode, encode
 from edgefl.wire.mqtt.neighbours import Lookout, Neighbours, look
 from edgefl.wire.mqtt.packets import Traffic
-from edgefl.wire.mqtt.session import Address, Down, Incoming, Up
+from edgefl.wire.mqtt.session import Address, Down, Incoming, Refused, Up
 from edgefl.wire.mqtt.topics import ALL_ROUNDS, ALL_STATUSES, Topics
 from edgefl.wire.tensors import Arrays
 from server import events
@@ -87,7 +88,10 @@ class Service:
         self._journal = Journal(database or f"sqlite:///{out.resolve() / 'journal.sqlite'}", spec.federation)
         self._inbox: queue.SimpleQueue[InboxEvent] = queue.SimpleQueue()
         self._session = broker.Session(
-            address, f"edgefl-server-{spec.federation}", limits=spec.limits, deliver=self._inbox.put
+            address,
+            client_id("server", spec.federation, style=address.client_ids),
+            limits=spec.limits,
+            deliver=self._inbox.put,
         )
         self._scorer = Scorer(spec.evaluate, self._model_after, self._inbox.put)
         self._rounds = Rounds(
@@ -100,10 +104,15 @@ class Service:
         self._announcer = Announcer(spec, self._rules, self._emit)
         self._news = DeviceNews(self._rules, spec.limits.notice_s, self._emit)
         see = partial(
-            look, address, f"edgefl-look-server-{spec.federation}", (ALL_ROUNDS, ALL_STATUSES), spec.limits
+            look,
+            address,
+            client_id("look-server", spec.federation, style=address.client_ids),
+            (ALL_ROUNDS, ALL_STATUSES),
+            spec.limits,
         )
         self._lookout = Lookout(see, self._inbox.put, spec.limits.notice_s)
         self._refused = ""
+        self._told_denied: set[tuple[str, str]] = set()
         self._stopped = False
         self._said_offline = False
         self._state = self._rounds.initial_state()
@@ -161,6 +170,8 @@ class Service:
                 self._up()
             case Down():
                 self._down(event)
+            case Refused():
+                self._denied(event)
             case Scored():
                 self._scored(event)
             case Neighbours():
@@ -204,6 +215,12 @@ class Service:
         rival = f"another client takes this server's place: does a second server of {self._spec.federation!r} run?"
         self._emit(events.Offline(text=rival if event.rival else event.reason, retry_s=event.retry_s))
 
+    def _denied(self, event: Refused) -> None:
+        """Told once for each topic: the session goes on asking, as an access list may be mended."""
+        if (event.action, event.topic) not in self._told_denied:
+            self._told_denied.add((event.action, event.topic))
+            self._emit(events.Warned(tier="", text=event.text(self._address)))
+
     # -- messages --------------------------------------------------------------------------------------------
 
     def _incoming(self, message: Incoming) -> None:
@@ -242,7 +259,12 @@ class Service:
         """Tell people, and the device itself, what is wrong with a message that is no update."""
         self._emit(refused)
         if refused.device != _UNKNOWN:
-            self._session.publish(self._topics.device(refused.device).acks, encode(ack_of(refused)))
+            self._acknowledge(refused.device, ack_of(refused))
+
+    def _acknowledge(self, device: str, ack: Ack) -> None:
+        # A device that does not get it sends again, and is answered again.
+        expires_s = self._spec.limits.round_deadline_s
+        self._session.publish(self._topics.device(device).acks, encode(ack), expires_s=expires_s)
 
     def _alive(self, device: str) -> None:
         """Whoever sends is there, whatever its last will said."""
@@ -260,7 +282,7 @@ class Service:
         self._news.heard(device, stage, self._clock())
         verdict = self._intake.take(device, number, chunk, came, self._state, self._active)
         if verdict.ack is not None:
-            self._session.publish(self._topics.device(device).acks, encode(verdict.ack))
+            self._acknowledge(device, verdict.ack)
         if verdict.answered is not None:
             self._advance(verdict.answered)
 

@@ -103,7 +103,11 @@ class Announcements:
             nonce=assignment.nonce,
             samples=self._spec.rules.samples,
         )
-        self._session.publish(self._topics.device(assignment.device).tasks, encode(task))
+        self._session.publish(
+            self._topics.device(assignment.device).tasks,
+            encode(task),
+            expires_s=opened.deadline - opened.opened,
+        )
 
     def _offer(self, exchange: ExchangeSpec, sign: Sign) -> dict[str, Offer]:
         """The bundles of an exchange, by format and tier."""
