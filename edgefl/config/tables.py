@@ -386,14 +386,3 @@ class DownlinkTable(Table):
         10, ge=1, description="rounds from one whole model in float32 to the next, for encoding int8"
     )
     compression: Literal["zstd", "none"] = Field("zstd", description="of blobs that it makes 3 % smaller")
-
-
-class BrokerTable(Table):
-    """The MQTT broker, and how to reach it."""
-
-    kind: Literal["amqtt", "mosquitto", "external"] = Field("amqtt", description="what `edgefl run` starts")
-    host: str = Field("127.0.0.1", description="address of the broker")
-    port: int = Field(0, ge=0, le=65535, description="port; 0 lets `edgefl run` pick a free one")
-    username: str = Field("", description="user name, if the broker asks for one")
-    password: str = Field("", description="password, if the broker asks for one")
-    ca_file: str = Field("", description="certificate of the broker's authority; switches TLS on")

@@ -7,14 +7,14 @@ import queue
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from edgefl.config import Federation, TierTable, load
-from edgefl.config.tables import BrokerTable
+from edgefl.config.broker import BrokerTable
 from edgefl.config.text import changes, dump
 from edgefl.lab.ports import free_port
 from edgefl.lab.supervisor import Supervisor
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 CONFIG_NAME = "run.toml"
 """The configuration as it was run; not a name that people give their own files."""
 
-_BROKER = "EDGEFL_BROKER"
+_BROKER, PASSWORD = "EDGEFL_BROKER", "EDGEFL_BROKER_PASSWORD"
 _LAST_WORDS_S = 0.2
 """How long the lines that a process has left behind are waited for."""
 
@@ -78,7 +78,7 @@ class Lab:
         broker = federation.broker
         self._port = broker.port or (1883 if broker.kind == "external" else free_port())
         # In the environment, because everybody may read the arguments of a process, and the folder is passed on.
-        address = {_BROKER: f"{_credentials(federation)}{broker.host}:{self._port}"}
+        address = {_BROKER: _address(broker, self._port).url}
         self.supervisor = Supervisor(folder, {**address, **(environment or {})})
 
     def prepare(self, dataset: Dataset, parts: list[Any]) -> None:
@@ -106,11 +106,8 @@ class Lab:
         if broker.kind != "external":
             arguments = ["--kind", broker.kind, "--host", broker.host, "--port", str(self._port)]
             self.supervisor.start("broker", ["broker", *arguments, "--folder", str(self.folder / "broker")])
-        tls = ["--ca-file", broker.ca_file] if broker.ca_file else []
         config = str(self.folder / CONFIG_NAME)
-        self.supervisor.start(
-            "server", ["server", "--config", config, "--out", str(self.folder), "--json", *tls]
-        )
+        self.supervisor.start("server", ["server", "--config", config, "--out", str(self.folder), "--json"])
         limits = [f"--limit={key}={value}" for key, value in self.federation.limits.items()]
         for device in self.devices:
             home = self.folder / "devices" / device
@@ -118,7 +115,7 @@ class Lab:
             arguments += ["--store", str(home / "store"), "--until-done", "--json", *self._memory(device)]
             arguments.append("--no-tune")  # the same seed gives the same bits, on a busy machine too
             arguments += self._engine(device)
-            self.supervisor.start(device, ["device", *arguments, *limits, *tls])
+            self.supervisor.start(device, ["device", *arguments, *limits])
 
     def data_of(self, device: str) -> Path:
         """What a device trains on: its own in ``data.devices_dir``, or its part of the dataset."""
@@ -178,16 +175,21 @@ def without_password(federation: Federation) -> Federation:
     return federation.model_copy(update={"broker": broker})
 
 
-def _credentials(federation: Federation) -> str:
-    """``user:password@`` of the federation; where it is a run's own, which has no password, of the environment."""
-    broker = federation.broker
-    if not broker.username:
-        return ""
-    return f"{broker.username}:{broker.password or _password_given(broker)}@"
+def _address(broker: BrokerTable, port: int) -> Address:
+    """The broker of the federation; where its file is a run's own, which has no password, with that of the environment."""
+    address = broker.address(port)
+    if broker.kind == "amqtt":
+        address = replace(address, mqtt="3.1.1")  # it has no other, and would say so to each connection
+    if address.username and not address.password:
+        address = replace(address, password=_password_given(broker))
+    address.check()
+    return address
 
 
 def _password_given(broker: BrokerTable) -> str:
-    """That of the environment where it is for the same user at the same broker."""
+    """That of the environment: on its own, or in an address where it is for the same user at the same broker."""
+    if alone := os.environ.get(PASSWORD, ""):
+        return alone
     if not (named := os.environ.get(_BROKER, "")):
         return ""
     given = Address.parse(named)
