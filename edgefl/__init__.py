@@ -100,9 +100,9 @@ if TYPE_CHECKING:
     from edgefl.api.tune import tune
     from edgefl.config import DataTable as Data
     from edgefl.config import Federation
+    from edgefl.config.broker import BrokerTable as Broker
     from edgefl.config.reading import checked as validate
     from edgefl.config.tables import AggregateTable as Aggregate
-    from edgefl.config.tables import BrokerTable as Broker
     from edgefl.config.tables import DownlinkTable as Downlink
     from edgefl.config.tables import ExportTable as Formats
     from edgefl.config.tables import RoundTable as Round
@@ -226,7 +226,7 @@ _PLACES: dict[str, tuple[str, ...]] = {
 # Names that say less, or something else, where they stand.
 _RENAMED = {
     "Aggregate": "edgefl.config.tables:AggregateTable",
-    "Broker": "edgefl.config.tables:BrokerTable",
+    "Broker": "edgefl.config.broker:BrokerTable",
     "Data": "edgefl.config.tables:DataTable",
     "Downlink": "edgefl.config.tables:DownlinkTable",
     "Formats": "edgefl.config.tables:ExportTable",

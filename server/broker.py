@@ -26,6 +26,7 @@ from amqtt.session import Session
 
 from edgefl.system.files import write_text
 from edgefl.wire.errors import BrokerError
+from edgefl.wire.mqtt.address import Address
 
 _KEEPALIVE_GRACE = 1.5  # MQTT 3.1.1, 3.1.2.10: a client may be silent for this many keep-alives
 
@@ -215,6 +216,7 @@ def _matches(levels: list[str], topic: str) -> bool:
 
 def run_amqtt(host: str, port: int) -> None:
     """Serve MQTT on ``host:port`` until interrupted; BrokerError if the port cannot be had."""
+    check_private(host)
     check_port(host, port)
     for name in ("amqtt", "transitions"):
         logging.getLogger(name).setLevel(logging.WARNING)
@@ -246,25 +248,42 @@ def mosquitto_command(port: int, folder: Path, host: str = "127.0.0.1") -> list[
 
     BrokerError if it is not installed or the port cannot be had.
     """
+    program = mosquitto_program()
+    check_private(host)
+    check_port(host, port)
+    lines = [f"listener {port} {host}", "allow_anonymous true", *mosquitto_base()]
+    config = folder / "mosquitto.conf"
+    write_text(config, "\n".join(lines) + "\n")
+    return [program, "-c", str(config)]
+
+
+def mosquitto_program() -> str:
+    """Where Mosquitto is; BrokerError if it is not installed."""
     program = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
     if program is None:
         raise BrokerError(
             "mosquitto is not installed: install it (Debian: apt-get install mosquitto), or use the embedded "
             "broker with `kind` amqtt"
         )
-    check_port(host, port)
-    lines = [
-        f"listener {port} {host}",
-        "allow_anonymous true",
-        "persistence false",
-        "set_tcp_nodelay true",
-        "max_inflight_messages 64",
-    ]
+    return program
+
+
+def mosquitto_base() -> list[str]:
+    """Lines of a configuration that any broker of ours has."""
+    lines = ["persistence false", "set_tcp_nodelay true", "max_inflight_messages 64"]
     if os.geteuid() == 0:  # otherwise it becomes the user mosquitto, who cannot read our folder
         lines.append("user root")
-    config = folder / "mosquitto.conf"
-    write_text(config, "\n".join(lines) + "\n")
-    return [program, "-c", str(config)]
+    return lines
+
+
+def check_private(host: str) -> None:
+    """BrokerError where a broker that asks nobody for a password would be reached by others than this machine."""
+    if not Address(host).is_loopback:
+        raise BrokerError(
+            f"a broker without passwords listens to its own machine only, found host {host!r}: others come with TLS and "
+            "passwords (`edgefl broker --tls`)",
+            host=host,
+        )
 
 
 def check_port(host: str, port: int) -> None:

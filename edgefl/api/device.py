@@ -191,8 +191,9 @@ def _local(
 
 
 def broker_address(broker: str | Address, ca_file: str = "") -> Address:
-    """``host:port``, ``user:password@host:port`` or a URL as an address; ``ca_file`` switches TLS on. BrokerError for another
-    text."""
+    """``host:port``, ``user:password@host:port`` or a URL as an address; ``ca_file`` switches TLS on.
+
+    BrokerError for another text."""
     if isinstance(broker, Address):
         return replace(broker, ca_file=ca_file) if ca_file else broker
     return replace(Address.parse(broker), ca_file=ca_file) if ca_file else Address.parse(broker)

@@ -44,9 +44,9 @@ class LabAuthority:
             )
             _write(self.own, made.sign(key, hashes.SHA256()), key)
         self._certificate = x509.load_pem_x509_certificate(self.own.certificate.read_bytes())
-        key = serialization.load_pem_private_key(self.own.key.read_bytes(), None)
-        assert isinstance(key, ec.EllipticCurvePrivateKey)  # as written above
-        self._key = key
+        found = serialization.load_pem_private_key(self.own.key.read_bytes(), None)
+        assert isinstance(found, ec.EllipticCurvePrivateKey)  # as written above
+        self._key = found
 
     def broker(self, *hosts: str) -> Pair:
         """The certificate of a broker that is reached under these names and addresses."""

@@ -34,7 +34,7 @@ def written(access: Access, broker: BrokerName, *, aws: str = "REGION:ACCOUNT") 
 
 def mosquitto(access: Access) -> str:
     """``acl_file`` of Mosquitto. Users that are no device have no name that a pattern could stand for."""
-    lines = [f"# {_TITLE} {access.federation!r}. A device's user is its name (edgefl device --id)."]
+    lines = [f"# {_TITLE} {access.federation!r}. A device's user is its name."]
     for user, role in ((access.server, "server"), (access.asker, "asker")):
         lines += [
             "",
@@ -48,7 +48,7 @@ def mosquitto(access: Access) -> str:
 
 def emqx(access: Access) -> str:
     """``acl.conf`` of EMQX 5: the first rule that matches counts, and the last one denies all."""
-    lines = [f"%% {_TITLE} {access.federation!r}. A device's user is its name (edgefl device --id)."]
+    lines = [f"%% {_TITLE} {access.federation!r}. A device's user is its name."]
     for who, role in (
         (f'{{username, "{access.server}"}}', "server"),
         (f'{{username, "{access.asker}"}}', "asker"),
