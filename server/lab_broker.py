@@ -122,7 +122,7 @@ class LabBroker:
             )
         if given and self.client_certificates:
             raise ConfigError(
-                "a lab makes certificates for clients of its own authority only: leave `ca_file` out, or `client_certificates`"
+                "a lab makes certificates for clients of its own authority: leave `ca_file` out, or `client_certificates`"
             )
 
     def _authority(self) -> LabAuthority:

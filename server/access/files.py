@@ -14,10 +14,11 @@ BROKERS: tuple[BrokerName, ...] = get_args(BrokerName)
 
 _AWS_NAME = "${iot:Certificate.Subject.CommonName}"
 _AWS_CLIENTS = {
-    "server": ("server", "look-server"),
-    "asker": ("profiler",),
-    "device": ("device", "look", "guest"),
+    "server": "*server:{federation}",
+    "asker": "profiler:{federation}:*",
+    "device": "*:{federation}:" + _AWS_NAME.replace("{", "{{").replace("}", "}}"),
 }
+"""Client ids, of :func:`edgefl.wire.mqtt.client_ids.client_id`."""
 _TITLE = "Who may read and write what in federation"
 
 
@@ -82,17 +83,16 @@ def hivemq(access: Access) -> str:
 def aws_policy(access: Access, role: Role, place: str) -> str:
     """A policy of AWS IoT Core. A client's name is the common name of its certificate; ``*`` stands for any characters."""
     arn = f"arn:aws:iot:{place}"
-    name = f":{_AWS_NAME}" if role == "device" else (":*" if role == "asker" else "")
-    clients = [f"{arn}:client/edgefl:{kind}:{access.federation}{name}" for kind in _AWS_CLIENTS[role]]
+    clients = [f"{arn}:client/edgefl:{_AWS_CLIENTS[role]}".format(federation=access.federation)]
     rules = list(access.of(role))
-    reads = [rule.filter.replace(USER, _AWS_NAME) for rule in rules if rule.read]
-    writes = [rule.filter.replace(USER, _AWS_NAME) for rule in rules if rule.write]
+    reads = _short([rule.filter for rule in rules if rule.read], reading=True)
+    writes = _short([rule.filter for rule in rules if rule.write], reading=False)
     statements = [
         ("iot:Connect", clients),
         # A filter is compared as text (+ is no wildcard there), a topic with * for the levels that a filter leaves open.
-        ("iot:Subscribe", [f"{arn}:topicfilter/{each}" for each in _short(reads)]),
-        ("iot:Receive", [f"{arn}:topic/{each}" for each in _short(reads)]),
-        (["iot:Publish", "iot:RetainPublish"], [f"{arn}:topic/{each}" for each in _short(writes)]),
+        ("iot:Subscribe", [f"{arn}:topicfilter/{each}" for each in reads]),
+        ("iot:Receive", [f"{arn}:topic/{each}" for each in reads]),
+        (["iot:Publish", "iot:RetainPublish"], [f"{arn}:topic/{each}" for each in writes]),
     ]
     policy = {
         "Version": "2012-10-17",
@@ -103,9 +103,18 @@ def aws_policy(access: Access, role: Role, place: str) -> str:
     return json.dumps(policy, indent=1) + "\n"
 
 
-def _short(filters: list[str]) -> list[str]:
-    """With ``*`` for open levels."""
-    return list(dict.fromkeys(each.replace("/+/+", "/*").replace("/+", "/*") for each in filters))
+def _short(filters: list[str], *, reading: bool) -> list[str]:
+    """With ``*`` for open levels, and one filter for all that a client may have below a level: policies are short."""
+    found = []
+    for each in filters:
+        below, own, _ = each.partition(f"{USER}/")
+        if own:
+            found.append(f"{below}{_AWS_NAME}/*")
+        elif "/profiles/" in each or (reading and "/devices/" in each):
+            found.append(f"{each.partition('/+/')[0]}/*")
+        else:
+            found.append(each.replace("/+/+", "/*").replace("/+", "/*"))
+    return list(dict.fromkeys(found))
 
 
 def _hivemq_rule(rule: Rule) -> str:

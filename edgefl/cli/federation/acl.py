@@ -11,8 +11,8 @@ import typer
 Target = StrEnum("Target", ["mosquitto", "emqx", "aws", "hivemq"])
 
 _HELP = """
-Write who may read and write which topic, as a broker reads it: the server, askers (`edgefl profile --fleet`), and each device,
-whose user, or whose certificate's common name, is its name.
+Write who may read and write which topic, as a broker reads it: the server, askers (`edgefl profile --fleet`), and each
+device, whose user, or whose certificate's common name, is its name.
 
 Examples:
 

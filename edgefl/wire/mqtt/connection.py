@@ -118,13 +118,13 @@ def unanswered(address: Address) -> str:
 
 def _tls_remedy(address: Address, error: Exception) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
-        if "hostname mismatch" in str(error) or "IP address mismatch" in str(error):
+        if "mismatch" in str(error):
             return f"; the broker's certificate is for another name than {address.host}: use the name that is in it"
         authority = (
             f"not of the authority in {address.ca_file}" if address.ca_file else "of no authority known here"
         )
         return f"; the broker's certificate is {authority}: name the PEM file of the right one (`--ca-file`)"
-    if isinstance(error, ssl.SSLError):
+    if isinstance(error, ssl.SSLError) or (address.secure and isinstance(error, ConnectionResetError)):
         return "; is this port one for TLS?"
     if isinstance(error, paho.WebsocketConnectionError):
         return f"; does it serve MQTT over WebSocket at {address.path}?"
