@@ -44,6 +44,8 @@ from server.storage.journal import Journal
 
 _LONGEST_WAIT_S = 60.0
 _FAREWELL_S = 5.0
+_HEARD_S = 2.0
+"""For the broker to send what it retains, before all of it is published again."""
 _MOST_ROUNDS = 2**31
 _UNKNOWN = "?"  # who sent what came on a topic that cannot be read
 
@@ -99,6 +101,8 @@ class Service:
         )
         self._rules = self._rounds.rules
         self._announcements = self._rounds.announcements
+        self._publisher = self._announcements.publisher
+        self._heard_by = 0.0
         self._intake = Intake(self._rules, self._journal, spec.limits, self._emit)
         self._down_since: float | None = clock()
         self._announcer = Announcer(spec, self._rules, self._emit)
@@ -112,7 +116,6 @@ class Service:
         )
         self._lookout = Lookout(see, self._inbox.put, spec.limits.notice_s)
         self._refused = ""
-        self._told_denied: set[tuple[str, str]] = set()
         self._stopped = False
         self._said_offline = False
         self._state = self._rounds.initial_state()
@@ -136,8 +139,9 @@ class Service:
                 server_key=self._signer.public_key if self._signer else "",
             )
             self._session.subscribe(self._topics.server_filters)
-            self._session.start()
             self._announce_state()
+            self._announcer.announced(self._publisher.current)
+            self._session.start()
             self._score_untold()
             self._announcer.waiting(self._state, self._clock())
             while not self._stopped and not self._is_over():
@@ -154,9 +158,12 @@ class Service:
         self._inbox.put(Stop())
 
     def _is_over(self) -> bool:
-        return self._state.phase == "done" and not self._scorer.pending and self._down_since is None
+        said = self._down_since is None and not self._publisher.asking
+        return self._state.phase == "done" and not self._scorer.pending and said
 
     def _next(self) -> None:
+        if self._publisher.asking and time.monotonic() >= self._heard_by:
+            self._publisher.heard(b"")
         try:
             event = self._inbox.get(timeout=self._timeout())
         except queue.Empty:
@@ -166,12 +173,12 @@ class Service:
         match event:
             case Incoming():
                 self._incoming(event)
-            case Up():
-                self._up()
+            case Up(resumed):
+                self._up(resumed)
             case Down():
                 self._down(event)
             case Refused():
-                self._denied(event)
+                self._announcer.denied(event.text(self._address))
             case Scored():
                 self._scored(event)
             case Neighbours():
@@ -186,13 +193,14 @@ class Service:
         now = self._clock()
         wake = coordinator.wake_at(self._rules, self._state, now)
         waits = (
+            max(0.0, self._heard_by - time.monotonic()) if self._publisher.asking else None,
             None if wake is None else wake - now,
             self._news.step(self._state, now),
             self._lookout.step(alone=self._announcer.lacks_devices),
         )
         return max(0.0, min([_LONGEST_WAIT_S, *(wait for wait in waits if wait is not None)]))
 
-    def _up(self) -> None:
+    def _up(self, resumed: bool) -> None:
         """Connected: whatever happened meanwhile, make the broker and the devices know where the run is."""
         self._news.reconnected()
         if self._said_offline:
@@ -202,28 +210,26 @@ class Service:
         away, self._down_since = now - (self._down_since or now), None
         self._advance(coordinator.Outage(away))
         self._announce_state()
-        self._announcements.publisher.connected()
+        self._publisher.connected(resumed=resumed)
+        self._heard_by = time.monotonic() + _HEARD_S
         if self._state.round is not None:
             for assignment in self._state.round.with_status("open"):
                 self._announcements.send_task(self._state.round, assignment)
 
     def _down(self, event: Down) -> None:
-        self._announcements.publisher.disconnected()
+        self._publisher.disconnected()
         if self._down_since is None:
             self._down_since = self._clock()
         self._said_offline = True
         rival = f"another client takes this server's place: does a second server of {self._spec.federation!r} run?"
         self._emit(events.Offline(text=rival if event.rival else event.reason, retry_s=event.retry_s))
 
-    def _denied(self, event: Refused) -> None:
-        """Told once for each topic: the session goes on asking, as an access list may be mended."""
-        if (event.action, event.topic) not in self._told_denied:
-            self._told_denied.add((event.action, event.topic))
-            self._emit(events.Warned(tier="", text=event.text(self._address)))
-
     # -- messages --------------------------------------------------------------------------------------------
 
     def _incoming(self, message: Incoming) -> None:
+        if message.topic == self._topics.current_round:
+            self._publisher.heard(message.payload)
+            return
         if not message.payload:
             return
         device = _UNKNOWN
@@ -315,7 +321,7 @@ class Service:
             self._journal_device(before, event.device, hello)
             self._news.changed(before, self._state, event.device)
         self._perform(actions)
-        current = self._announcements.publisher.current
+        current = self._publisher.current
         if self._state.phase == "waiting" and current is not None and current.state == "open":
             self._announce_state()
         self._announcer.waiting(self._state, self._clock())
@@ -373,7 +379,7 @@ class Service:
     def _finish(self) -> None:
         """Write the model if it is trained, make sure the devices know, and leave nothing queued for us at the broker."""
         digest = "" if self._refused else self._save_model()
-        self._announcements.publisher.wait_delivered(_FAREWELL_S)
+        self._publisher.wait_delivered(_FAREWELL_S)
         self._session.unsubscribe(self._topics.server_filters)
         if self._refused:
             raise ParticipationError(self._refused)

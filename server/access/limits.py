@@ -94,8 +94,8 @@ def breaks(
         )
     if limits.max_inflight > hosted.unacknowledged:
         yield (
-            f"limits.max_inflight is {limits.max_inflight}, and {hosted.name} takes {hosted.unacknowledged} messages before it "
-            "answered the first: lower it"
+            f"limits.max_inflight is {limits.max_inflight}, and {hosted.name} takes {hosted.unacknowledged} messages "
+            "before it answered the first: lower it"
         )
     if subscribe_batch > hosted.filters_per_subscribe:
         yield f"{subscribe_batch} filters in a SUBSCRIBE, and {hosted.name} takes {hosted.filters_per_subscribe}"

@@ -41,6 +41,7 @@ class Announcements:
         self.publisher = Publisher(
             session, self._topics, limits.chunk_bytes, downlink.compression, limits.max_blob_bytes
         )
+        self.publisher.message_limit = spec.message_limit
         self._downlink = Downlink(
             downlink, self.publisher, PublishedModels(folder, run), limits.max_blob_bytes
         )
