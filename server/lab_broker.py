@@ -76,8 +76,8 @@ class LabBroker:
             check_port(self.host, port)
         self.folder.mkdir(parents=True, exist_ok=True)
         authority, broker = self._certificates()
-        write_text(self.folder / "edgefl.acl", mosquitto(self.access))
-        lines = [*mosquitto_base(), "allow_anonymous false", f"acl_file {self.folder / 'edgefl.acl'}"]
+        write_text(self.folder / "mosquitto.acl", mosquitto(self.access))
+        lines = [*mosquitto_base(), "allow_anonymous false", f"acl_file {self.folder / 'mosquitto.acl'}"]
         if not self.client_certificates:
             lines.append(f"password_file {self._passwords()}")
         for port in ports:

@@ -25,7 +25,7 @@ _TITLE = "Who may read and write what in federation"
 def written(access: Access, broker: BrokerName, *, aws: str = "REGION:ACCOUNT") -> Mapping[str, str]:
     """Files by name. ``aws``: region and account of the ARNs, joined by a colon."""
     makers: Mapping[BrokerName, Callable[[], Mapping[str, str]]] = {
-        "mosquitto": lambda: {"edgefl.acl": mosquitto(access)},
+        "mosquitto": lambda: {"mosquitto.acl": mosquitto(access)},
         "emqx": lambda: {"acl.conf": emqx(access)},
         "aws": lambda: {f"{role}.json": aws_policy(access, role, aws) for role in ROLES},
         "hivemq": lambda: {"credentials.xml": hivemq(access)},

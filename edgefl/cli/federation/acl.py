@@ -16,7 +16,7 @@ device, whose user, or whose certificate's common name, is its name.
 
 Examples:
 
-  edgefl acl --broker mosquitto --federation orchard > edgefl.acl
+  edgefl acl --broker mosquitto --federation orchard > mosquitto.acl
 
   edgefl acl --broker aws --federation orchard --aws eu-west-1:123456789012 --out policies
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -59,7 +60,7 @@ def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureBroker]:
     # A second federation's topics, and one who may do everything, beside the list.
     broker = SecureBroker(tmp_path_factory.mktemp("acl"), devices=("pi-1", "pi-2", "all"))
     command = broker._command()
-    path = broker.lab.folder / "edgefl.acl"
+    path = broker.lab.folder / "mosquitto.acl"
     original = path.read_text()
     broker._command = lambda: (path.write_text(f"{original}\nuser all\ntopic readwrite #\n"), command)[1]  # type: ignore[method-assign]
     broker.start()
@@ -153,3 +154,8 @@ def test_each_list_names_every_leaf_of_a_device(broker: str) -> None:
     if broker == "emqx":
         assert text.splitlines()[-1] == "{deny, all}."
         assert '{allow, all, publish, ["edgefl/v1/orchard/devices/${username}/hello"]}.' in text
+
+
+def test_the_example_of_a_fleet_has_the_list_as_it_is_written() -> None:
+    shown = (Path(__file__).parents[3] / "examples" / "fleet" / "edgefl.acl").read_text()
+    assert shown == written(Access("orchard"), "mosquitto")["mosquitto.acl"]
