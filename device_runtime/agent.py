@@ -31,8 +31,9 @@ from device_runtime.round.work import Work
 from device_runtime.store.carry_rows import StoredCarry
 from device_runtime.store.database import DECLINED, Outgoing, PastRound, Store
 from edgefl.wire.errors import DataError, EdgeflError, ProtocolError, RoundAborted, RoundDeclined, StoreError
+from edgefl.wire.mqtt.client_ids import client_id
 from edgefl.wire.mqtt.messages import WRONG_DATA, Ack, Decline, Hello, Round, Status, Task, decode, encode
-from edgefl.wire.mqtt.session import Down, Incoming, Session, Up, Will
+from edgefl.wire.mqtt.session import Down, Incoming, Refused, Session, Up, Will
 from edgefl.wire.mqtt.topics import Topics
 
 _WORKER_END_S = 30.0
@@ -62,7 +63,7 @@ class Agent:
         self._memory_bytes = config.memory_bytes or physical_memory()
         self._session = Session(
             config.broker,
-            f"edgefl-{config.federation}-{config.device}",
+            client_id("device", config.federation, config.device, style=config.broker.client_ids),
             limits=limits,
             will=Will(self._mine.status, encode(Status(online=False))),
         )
@@ -165,6 +166,8 @@ class Agent:
             self._greet()
         elif isinstance(event, Down):
             self._surroundings.offline(event)
+        elif isinstance(event, Refused):
+            self._surroundings.denied(event)
         elif isinstance(event, Incoming):
             self._route(event)
 

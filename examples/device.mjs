@@ -39,7 +39,7 @@ class Link extends EventEmitter {
     [this.prefix, this.me] = [`edgefl/v1/${federation}/`, `devices/${device}/`];
     const standing = ["rounds/current", `${this.me}tasks`, `${this.me}acks`].map((topic) => this.prefix + topic);
     this.client = mqtt.connect(`mqtt://${broker}`, {
-      protocolVersion: 4, clientId: `edgefl-${federation}-${device}`, clean: false, keepalive: 20, resubscribe: false,
+      protocolVersion: 4, clientId: `edgefl:device:${federation}:${device}`, clean: false, keepalive: 20, resubscribe: false,
       will: { topic: `${this.prefix}${this.me}status`, payload: pack({ online: false }), qos: 1, retain: true },
     });
     this.client.on("error", (error) => console.error(String(error)));

@@ -25,8 +25,8 @@ class Link:
         self.prefix, self.me, self.hello = f"edgefl/v1/{federation}/", f"devices/{device}/", hello
         self.round, self.task = None, None
         self.chunks, self.acks, self.news = queue.Queue(), queue.Queue(), queue.Queue()
-        version = mqtt.CallbackAPIVersion.VERSION2
-        self.client = mqtt.Client(version, client_id=f"edgefl-{federation}-{device}", clean_session=False)
+        version, name = mqtt.CallbackAPIVersion.VERSION2, f"edgefl:device:{federation}:{device}"
+        self.client = mqtt.Client(version, client_id=name, clean_session=False)
         self.client.will_set(
             self.prefix + self.me + "status", pack({"v": 1, "online": False}), 1, retain=True
         )

@@ -9,6 +9,7 @@ journal its end, then announce the next round; announce a round, then clear the 
 from __future__ import annotations
 
 import queue
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -19,10 +20,11 @@ from edgefl.system.clock import steady_time
 from edgefl.wire.bundle.signatures import Signer
 from edgefl.wire.errors import ParticipationError, ProtocolError, UpdateRejected
 from edgefl.wire.mqtt import session as broker
-from edgefl.wire.mqtt.messages import Decline, Hello, Progress, Status, UpdateChunk, decode, encode
+from edgefl.wire.mqtt.client_ids import client_id
+from edgefl.wire.mqtt.messages import Ack, Decline, Hello, Progress, Status, UpdateChunk, decode, encode
 from edgefl.wire.mqtt.neighbours import Lookout, Neighbours, look
 from edgefl.wire.mqtt.packets import Traffic
-from edgefl.wire.mqtt.session import Address, Down, Incoming, Up
+from edgefl.wire.mqtt.session import Address, Down, Incoming, Refused, Up
 from edgefl.wire.mqtt.topics import ALL_ROUNDS, ALL_STATUSES, Topics
 from edgefl.wire.tensors import Arrays
 from server import events
@@ -43,6 +45,8 @@ from server.storage.journal import Journal
 
 _LONGEST_WAIT_S = 60.0
 _FAREWELL_S = 5.0
+_HEARD_S = 2.0
+"""For the broker to send what it retains, before all of it is published again."""
 _MOST_ROUNDS = 2**31
 _UNKNOWN = "?"  # who sent what came on a topic that cannot be read
 
@@ -87,7 +91,10 @@ class Service:
         self._journal = Journal(database or f"sqlite:///{out.resolve() / 'journal.sqlite'}", spec.federation)
         self._inbox: queue.SimpleQueue[InboxEvent] = queue.SimpleQueue()
         self._session = broker.Session(
-            address, f"edgefl-server-{spec.federation}", limits=spec.limits, deliver=self._inbox.put
+            address,
+            client_id("server", spec.federation, style=address.client_ids),
+            limits=spec.limits,
+            deliver=self._inbox.put,
         )
         self._scorer = Scorer(spec.evaluate, self._model_after, self._inbox.put)
         self._rounds = Rounds(
@@ -95,12 +102,18 @@ class Service:
         )
         self._rules = self._rounds.rules
         self._announcements = self._rounds.announcements
+        self._publisher = self._announcements.publisher
+        self._heard_by = 0.0
         self._intake = Intake(self._rules, self._journal, spec.limits, self._emit)
         self._down_since: float | None = clock()
         self._announcer = Announcer(spec, self._rules, self._emit)
         self._news = DeviceNews(self._rules, spec.limits.notice_s, self._emit)
         see = partial(
-            look, address, f"edgefl-look-server-{spec.federation}", (ALL_ROUNDS, ALL_STATUSES), spec.limits
+            look,
+            address,
+            client_id("look-server", spec.federation, style=address.client_ids),
+            (ALL_ROUNDS, ALL_STATUSES),
+            spec.limits,
         )
         self._lookout = Lookout(see, self._inbox.put, spec.limits.notice_s)
         self._refused = ""
@@ -127,8 +140,9 @@ class Service:
                 server_key=self._signer.public_key if self._signer else "",
             )
             self._session.subscribe(self._topics.server_filters)
-            self._session.start()
             self._announce_state()
+            self._announcer.announced(self._publisher.current)
+            self._session.start()
             self._score_untold()
             self._announcer.waiting(self._state, self._clock())
             while not self._stopped and not self._is_over():
@@ -145,9 +159,12 @@ class Service:
         self._inbox.put(Stop())
 
     def _is_over(self) -> bool:
-        return self._state.phase == "done" and not self._scorer.pending and self._down_since is None
+        said = self._down_since is None and not self._publisher.asking
+        return self._state.phase == "done" and not self._scorer.pending and said
 
     def _next(self) -> None:
+        if self._publisher.asking and time.monotonic() >= self._heard_by:
+            self._publisher.heard(b"")
         try:
             event = self._inbox.get(timeout=self._timeout())
         except queue.Empty:
@@ -157,10 +174,12 @@ class Service:
         match event:
             case Incoming():
                 self._incoming(event)
-            case Up():
-                self._up()
+            case Up(resumed):
+                self._up(resumed)
             case Down():
                 self._down(event)
+            case Refused():
+                self._announcer.denied(event.text(self._address))
             case Scored():
                 self._scored(event)
             case Neighbours():
@@ -175,13 +194,14 @@ class Service:
         now = self._clock()
         wake = coordinator.wake_at(self._rules, self._state, now)
         waits = (
+            max(0.0, self._heard_by - time.monotonic()) if self._publisher.asking else None,
             None if wake is None else wake - now,
             self._news.step(self._state, now),
             self._lookout.step(alone=self._announcer.lacks_devices),
         )
         return max(0.0, min([_LONGEST_WAIT_S, *(wait for wait in waits if wait is not None)]))
 
-    def _up(self) -> None:
+    def _up(self, resumed: bool) -> None:
         """Connected: whatever happened meanwhile, make the broker and the devices know where the run is."""
         self._news.reconnected()
         if self._said_offline:
@@ -191,13 +211,14 @@ class Service:
         away, self._down_since = now - (self._down_since or now), None
         self._advance(coordinator.Outage(away))
         self._announce_state()
-        self._announcements.publisher.connected()
+        self._publisher.connected(resumed=resumed)
+        self._heard_by = time.monotonic() + _HEARD_S
         if self._state.round is not None:
             for assignment in self._state.round.with_status("open"):
                 self._announcements.send_task(self._state.round, assignment)
 
     def _down(self, event: Down) -> None:
-        self._announcements.publisher.disconnected()
+        self._publisher.disconnected()
         if self._down_since is None:
             self._down_since = self._clock()
         self._said_offline = True
@@ -207,6 +228,9 @@ class Service:
     # -- messages --------------------------------------------------------------------------------------------
 
     def _incoming(self, message: Incoming) -> None:
+        if message.topic == self._topics.current_round:
+            self._publisher.heard(message.payload)
+            return
         if not message.payload:
             return
         device = _UNKNOWN
@@ -242,7 +266,12 @@ class Service:
         """Tell people, and the device itself, what is wrong with a message that is no update."""
         self._emit(refused)
         if refused.device != _UNKNOWN:
-            self._session.publish(self._topics.device(refused.device).acks, encode(ack_of(refused)))
+            self._acknowledge(refused.device, ack_of(refused))
+
+    def _acknowledge(self, device: str, ack: Ack) -> None:
+        # A device that does not get it sends again, and is answered again.
+        expires_s = self._spec.limits.round_deadline_s
+        self._session.publish(self._topics.device(device).acks, encode(ack), expires_s=expires_s)
 
     def _alive(self, device: str) -> None:
         """Whoever sends is there, whatever its last will said."""
@@ -260,7 +289,7 @@ class Service:
         self._news.heard(device, stage, self._clock())
         verdict = self._intake.take(device, number, chunk, came, self._state, self._active)
         if verdict.ack is not None:
-            self._session.publish(self._topics.device(device).acks, encode(verdict.ack))
+            self._acknowledge(device, verdict.ack)
         if verdict.answered is not None:
             self._advance(verdict.answered)
 
@@ -293,7 +322,7 @@ class Service:
             self._journal_device(before, event.device, hello)
             self._news.changed(before, self._state, event.device)
         self._perform(actions)
-        current = self._announcements.publisher.current
+        current = self._publisher.current
         if self._state.phase == "waiting" and current is not None and current.state == "open":
             self._announce_state()
         self._announcer.waiting(self._state, self._clock())
@@ -354,7 +383,7 @@ class Service:
     def _finish(self) -> None:
         """Write the model if it is trained, make sure the devices know, and leave nothing queued for us at the broker."""
         digest = "" if self._refused else self._save_model()
-        self._announcements.publisher.wait_delivered(_FAREWELL_S)
+        self._publisher.wait_delivered(_FAREWELL_S)
         self._session.unsubscribe(self._topics.server_filters)
         if self._refused:
             raise ParticipationError(self._refused)

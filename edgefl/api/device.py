@@ -37,8 +37,9 @@ class Agent:
 
     ``data`` is a file or a folder of samples that stay here (:func:`device_runtime.data.sources.load`), or a function
     that gives them: ``(x, y)``, ``(x, y, others)`` or a mapping. ``bad_rows``: ``refuse`` data with rows that cannot
-    be read or do not fit, or ``skip`` and count such rows. ``broker`` is ``host:port`` or
-    ``user:password@host:port``, ``federation`` the name of the one to join; ``ca_file``, the certificate of the
+    be read or do not fit, or ``skip`` and count such rows. ``broker`` is ``host:port``,
+    ``user:password@host:port`` or a URL such as ``mqtts://host?cert-file=...``,
+    ``federation`` the name of the one to join; ``ca_file``, the certificate of the
     broker's authority, switches TLS on. ``tier`` is the one to ask for; the server decides. ``folder`` keeps what
     outlives the process, by default ``~/.edgefl/FEDERATION/ID``. ``memory`` is what this device offers to training,
     bytes or like ``64MiB`` (0: what it has). ``server_key``: load only bundles that it signed, hexadecimal.
@@ -190,12 +191,12 @@ def _local(
 
 
 def broker_address(broker: str | Address, ca_file: str = "") -> Address:
-    """``host:port`` or ``user:password@host:port`` as an address; ``ca_file`` switches TLS on. BrokerError for another
-    text."""
+    """``host:port``, ``user:password@host:port`` or a URL as an address; ``ca_file`` switches TLS on.
+
+    BrokerError for another text."""
     if isinstance(broker, Address):
         return replace(broker, ca_file=ca_file) if ca_file else broker
-    parsed = Address.parse(broker)
-    return Address(parsed.host, parsed.port, parsed.username, parsed.password, ca_file)
+    return replace(Address.parse(broker), ca_file=ca_file) if ca_file else Address.parse(broker)
 
 
 def memory_bytes(memory: str | int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -17,9 +18,19 @@ from device_runtime.round.offline import read_weights
 from edgefl.api.federation import load_federation
 from edgefl.api.places import found_from_anywhere, held
 from edgefl.config import Federation, load
+from edgefl.config.broker import REACHED_BY
 from edgefl.config.text import changes, dump
 from edgefl.data.dataset import Dataset
-from edgefl.lab.lab import CONFIG_NAME, Lab, Restarted, Said, discard, refuse_foreign, without_password
+from edgefl.lab.lab import (
+    CONFIG_NAME,
+    PASSWORD,
+    Lab,
+    Restarted,
+    Said,
+    discard,
+    refuse_foreign,
+    without_password,
+)
 from edgefl.models.user_factory import refuse_while_loading
 from edgefl.setup.data import open_data, own_data, partition
 from edgefl.setup.digests import UNDECIDING
@@ -308,13 +319,21 @@ class Server:
 
 
 def _address(federation: Federation, broker: str | Address, ca_file: str) -> Address:
+    """What ``broker`` says, and the federation's table where it says nothing."""
+    table = federation.broker.address()
+    given = table
     if isinstance(broker, Address):
-        return replace(broker, ca_file=ca_file) if ca_file else broker
-    table = federation.broker
-    ca_file = ca_file or table.ca_file
-    address = Address.parse(broker or f"{table.host}:{table.port or 1883}")
-    user = address.username or table.username, address.password or table.password
-    return Address(address.host, address.port, *user, ca_file)
+        given = broker
+    elif broker:
+        given = Address.parse(broker)
+        plain = Address(given.host, given.port)
+        silent = [name for name in REACHED_BY if getattr(given, name) == getattr(plain, name)]
+        given = replace(given, **{name: getattr(table, name) for name in silent})
+        if not given.password and given.username in ("", table.username):
+            given = replace(given, username=table.username, password=table.password)
+        elif not given.password:  # what the environment holds is for whatever user there is
+            given = replace(given, password=os.environ.get(PASSWORD, ""))
+    return replace(given, ca_file=ca_file) if ca_file else given
 
 
 def _changed(federation: Federation, folder: Path) -> str:

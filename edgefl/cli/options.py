@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
+from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
@@ -13,7 +15,7 @@ from edgefl.system.sizes import parse_size
 from edgefl.wire.bundle import signatures
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.limits import Limits
-from edgefl.wire.mqtt.address import Address
+from edgefl.wire.mqtt.address import Address, read_secret
 
 
 class Engine(StrEnum):
@@ -57,9 +59,30 @@ def named_model(model: str | None, options: Sequence[str]) -> dict[str, object]:
     return named | {f"model.options.{name}": value for name, value in model_options(options).items()}
 
 
-def address(text: str, ca_file: str) -> Address:
+def address(
+    text: str,
+    ca_file: str = "",
+    cert_file: str = "",
+    key_file: str = "",
+    password_file: str = "",
+    *,
+    insecure_password: bool = False,
+) -> Address:
+    """The broker of ``text`` as the other options say it is reached; what they say goes before what the text says."""
     parsed = Address.parse(text)
-    return Address(parsed.host, parsed.port, parsed.username, parsed.password, ca_file)
+    secret = read_secret(password_file) if password_file else parsed.password
+    if parsed.username and not secret:
+        secret = os.environ.get("EDGEFL_BROKER_PASSWORD", "")
+    found = replace(
+        parsed,
+        password=secret,
+        ca_file=ca_file or parsed.ca_file,
+        cert_file=cert_file or parsed.cert_file,
+        key_file=key_file or parsed.key_file,
+        insecure_password=insecure_password or parsed.insecure_password,
+    )
+    found.check()
+    return found
 
 
 def checked_key(text: str) -> str:

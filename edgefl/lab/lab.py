@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from edgefl.config import Federation, TierTable, load
-from edgefl.config.tables import BrokerTable
+from edgefl.config.broker import BrokerTable
 from edgefl.config.text import changes, dump
 from edgefl.lab.faults.injector import Injector
 from edgefl.lab.faults.schedule import Schedule, check_targets
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 CONFIG_NAME = "run.toml"
 """The configuration as it was run; not a name that people give their own files."""
 
-_BROKER = "EDGEFL_BROKER"
+_BROKER, PASSWORD = "EDGEFL_BROKER", "EDGEFL_BROKER_PASSWORD"
 _LAST_WORDS_S = 0.2
 """How long the lines that a process has left behind are waited for."""
 
@@ -93,8 +93,7 @@ class Lab:
     @property
     def address(self) -> Address:
         """Of the broker."""
-        host = f"{_credentials(self.federation)}{self.federation.broker.host}:{self._port}"
-        return replace(Address.parse(host), ca_file=self.federation.broker.ca_file)
+        return _address(self.federation.broker, self._port)
 
     def disturb(self, schedule: Schedule) -> None:
         """Before :meth:`start`: let these faults happen. ConfigError for one of a process that is not there."""
@@ -106,11 +105,10 @@ class Lab:
     def _environment(self, name: str) -> dict[str, str]:
         """Where ``name`` finds the broker; in the environment, because everybody may read the arguments of a process, and
         the folder is passed on."""
-        host, port, more = self.federation.broker.host, self._port, {}
-        if self._injector is not None:
-            host, port = "127.0.0.1", self._injector.ports[name]
-            more = self._injector.environment(name)
-        return {_BROKER: f"{_credentials(self.federation)}{host}:{port}", **more}
+        if self._injector is None:
+            return {_BROKER: self.address.url}
+        disturbed = replace(self.address, host="127.0.0.1", port=self._injector.ports[name])
+        return {_BROKER: disturbed.url, **self._injector.environment(name)}
 
     def prepare(self, dataset: Dataset, parts: list[Any]) -> None:
         """Write the configuration and each device's data, the rows ``parts`` of the training samples, except where devices
@@ -137,11 +135,10 @@ class Lab:
         if broker.kind != "external":
             arguments = ["--kind", broker.kind, "--host", broker.host, "--port", str(self._port)]
             self.supervisor.start("broker", ["broker", *arguments, "--folder", str(self.folder / "broker")])
-        tls = ["--ca-file", broker.ca_file] if broker.ca_file else []
         config = str(self.folder / CONFIG_NAME)
         self.supervisor.start(
             "server",
-            ["server", "--config", config, "--out", str(self.folder), "--json", *tls],
+            ["server", "--config", config, "--out", str(self.folder), "--json"],
             self._environment("server"),
         )
         limits = [f"--limit={key}={value}" for key, value in self.federation.limits.items()]
@@ -151,7 +148,7 @@ class Lab:
             arguments += ["--store", str(home / "store"), "--until-done", "--json", *self._memory(device)]
             arguments.append("--no-tune")  # the same seed gives the same bits, on a busy machine too
             arguments += self._engine(device)
-            self.supervisor.start(device, ["device", *arguments, *limits, *tls], self._environment(device))
+            self.supervisor.start(device, ["device", *arguments, *limits], self._environment(device))
 
     def data_of(self, device: str) -> Path:
         """What a device trains on: its own in ``data.devices_dir``, or its part of the dataset."""
@@ -244,16 +241,21 @@ def without_password(federation: Federation) -> Federation:
     return federation.model_copy(update={"broker": broker})
 
 
-def _credentials(federation: Federation) -> str:
-    """``user:password@`` of the federation; where it is a run's own, which has no password, of the environment."""
-    broker = federation.broker
-    if not broker.username:
-        return ""
-    return f"{broker.username}:{broker.password or _password_given(broker)}@"
+def _address(broker: BrokerTable, port: int) -> Address:
+    """The broker of the federation; where its file is a run's own, which has no password, with that of the environment."""
+    address = broker.address(port)
+    if broker.kind == "amqtt":
+        address = replace(address, mqtt="3.1.1")  # it has no other, and would say so to each connection
+    if address.username and not address.password:
+        address = replace(address, password=_password_given(broker))
+    address.check()
+    return address
 
 
 def _password_given(broker: BrokerTable) -> str:
-    """That of the environment where it is for the same user at the same broker."""
+    """That of the environment: on its own, or in an address where it is for the same user at the same broker."""
+    if alone := os.environ.get(PASSWORD, ""):
+        return alone
     if not (named := os.environ.get(_BROKER, "")):
         return ""
     given = Address.parse(named)

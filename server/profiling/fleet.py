@@ -22,9 +22,10 @@ from edgefl.wire.bundle import profiles
 from edgefl.wire.bundle.signatures import Signer
 from edgefl.wire.errors import BrokerError, BundleError, ProtocolError
 from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.client_ids import client_id
 from edgefl.wire.mqtt.messages import Hello, Status, decode, encode
 from edgefl.wire.mqtt.profile_messages import ProfileAnswer, ProfileOffer, ProfileRequest
-from edgefl.wire.mqtt.session import Address, Delivery, Down, Event, Incoming, Session, Up
+from edgefl.wire.mqtt.session import Address, Delivery, Down, Event, Incoming, Refused, Session, Up
 from edgefl.wire.mqtt.topics import Topics
 from server.profiling.rows import DeviceReport, FleetReport, Offered, Row, tier_for
 
@@ -76,7 +77,7 @@ class FleetProfiler:
         self._nonce = secrets.token_hex(8)
         self._topics = Topics(wanted.federation)
         self._own = self._topics.profile(self._nonce)
-        name = f"edgefl-profiler-{wanted.federation}-{self._nonce}"
+        name = client_id("profiler", wanted.federation, self._nonce, style=address.client_ids)
         self._session = Session(address, name, limits=wanted.limits, clean=True)
         self._rows: dict[str, Row] = {}
         self._blobs: dict[str, tuple[BlobRef, bytes]] = {}
@@ -145,6 +146,8 @@ class FleetProfiler:
                 self._up()
             case Down():
                 self._trouble = event.reason
+            case Refused():
+                raise BrokerError(event.text(self._address), topic=event.topic, reason=event.reason)
             case Incoming(payload=payload) if payload:
                 with suppress(ProtocolError, BundleError):  # somebody's garbage is nobody's answer
                     self._incoming(event)
@@ -154,10 +157,12 @@ class FleetProfiler:
         self._up_since = self._up_since or self._clock()
         until = time.time() + self._left()
         offer = ProfileOffer(until=until, blobs=tuple(ref for ref, _ in self._blobs.values()))
-        self._session.publish(self._own.offer, encode(offer), retain=True)
+        expires_s = self._left() + _LEFTOVER_S  # where a killed command left it, the broker clears it
+        self._session.publish(self._own.offer, encode(offer), retain=True, expires_s=expires_s)
         for ref, data in self._blobs.values():
             for index, piece in enumerate(split(data, ref.chunk)):
-                self._session.publish(self._own.blob_chunk(ref.sha256, index), piece, retain=True)
+                topic = self._own.blob_chunk(ref.sha256, index)
+                self._session.publish(topic, piece, retain=True, expires_s=expires_s)
         for row in self._rows.values():
             row.asked_last = 0.0
 
@@ -291,7 +296,9 @@ class FleetProfiler:
             repeat=self._wanted.repeat,
             signatures=self._signatures[row.report.tier],
         )
-        self._session.publish(self._topics.device(device).profile_requests, encode(request))
+        self._session.publish(
+            self._topics.device(device).profile_requests, encode(request), expires_s=request.within_s
+        )
         row.asked_last = now
         row.asked_first = row.asked_first or now
 

@@ -41,6 +41,7 @@ class Announcements:
         self.publisher = Publisher(
             session, self._topics, limits.chunk_bytes, downlink.compression, limits.max_blob_bytes
         )
+        self.publisher.message_limit = spec.message_limit
         self._downlink = Downlink(
             downlink, self.publisher, PublishedModels(folder, run), limits.max_blob_bytes
         )
@@ -103,7 +104,11 @@ class Announcements:
             nonce=assignment.nonce,
             samples=self._spec.rules.samples,
         )
-        self._session.publish(self._topics.device(assignment.device).tasks, encode(task))
+        self._session.publish(
+            self._topics.device(assignment.device).tasks,
+            encode(task),
+            expires_s=opened.deadline - opened.opened,
+        )
 
     def _offer(self, exchange: ExchangeSpec, sign: Sign) -> dict[str, Offer]:
         """The bundles of an exchange, by format and tier."""

@@ -51,8 +51,14 @@ class Publisher:
         self._stale: dict[str, BlobRef] = {}
         self._delivery: Delivery | None = None
         self._cleared: Delivery | None = None
+        self.message_limit = 0
+        """Bytes of the largest message that the broker is known to take; 0: nothing is known."""
+        self._said = b""
+        self._sent: set[str] = set()
         self.current: Round | None = None
         self.online = False
+        self.asking = False
+        """Connected, and waiting to learn from :meth:`heard` what the broker still has."""
 
     @property
     def live(self) -> Mapping[str, BlobRef]:
@@ -88,11 +94,21 @@ class Publisher:
         return self._blobs[sha256][1]
 
     def announce(self, message: Round) -> None:
-        """Make ``message`` the retained ``rounds/current``. Offer what it names first."""
+        """Make ``message`` the retained ``rounds/current``. Offer what it names first.
+
+        ConfigError if it is larger than the broker takes (:attr:`message_limit`).
+        """
+        if self.message_limit and len(encode(message)) > self.message_limit:
+            raise ConfigError(
+                f"the announcement of a round takes {len(encode(message))} bytes, and the broker {self.message_limit} a "
+                "message (`[broker] profile`): use fewer units or tiers, or another broker",
+                size=len(encode(message)),
+                limit=self.message_limit,
+            )
         self.current, self._delivery = message, None
         if self.online:
-            topic = self._topics.current_round
-            self._delivery = self._session.publish(topic, encode(message), retain=True)
+            topic, self._said = self._topics.current_round, encode(message)
+            self._delivery = self._session.publish(topic, self._said, retain=True)
 
     def wait_delivered(self, timeout_s: float) -> bool:
         """Whether the broker has the announcement and knows what was cleared, waiting ``timeout_s`` for its word on each."""
@@ -112,32 +128,48 @@ class Publisher:
         if not self.online:
             self._stale[ref.sha256] = ref
             return
+        self._sent.discard(ref.sha256)
         for index in range(ref.count):
             self._cleared = self._session.publish(
                 self._topics.blob_chunk(ref.sha256, index), b"", retain=True
             )
 
-    def connected(self) -> None:
-        """The broker is there: publish every live blob and the announcement.
+    def connected(self, *, resumed: bool = False) -> None:
+        """The broker is there. One that knows our session (``resumed``) is asked for the announcement that it retains before
+        anything is published again: the whole model goes out only where the broker has lost something."""
+        if resumed and self._said:
+            self.asking = True
+        else:
+            self._publish(lost=True)
 
-        All of it, also to a broker that remembers our session: one that was killed may have lost retained messages
-        and kept the session.
+    def heard(self, retained: bytes) -> None:
+        """What the broker has on the announcement's topic; empty: nothing.
+
+        Where that is what we said last, the blobs that it names, which went out before it, are there too. A broker that was
+        killed may have kept our session and come back with an older state, or none.
         """
-        self.online = True
+        if self.asking:
+            self._publish(lost=retained != self._said)
+
+    def disconnected(self) -> None:
+        """The broker is away; offers wait."""
+        self.online = self.asking = False
+
+    def _publish(self, *, lost: bool) -> None:
+        """Everything that is live, or where nothing is ``lost`` what came up meanwhile."""
+        self.online, self.asking = True, False
         for sha256 in self._blobs:
-            self._send(sha256)
-        if self.current is not None:
+            if lost or sha256 not in self._sent:
+                self._send(sha256)
+        if self.current is not None and (lost or encode(self.current) != self._said):
             self.announce(self.current)
         stale, self._stale = self._stale, {}
         for ref in stale.values():
             self.clear(ref)
 
-    def disconnected(self) -> None:
-        """The broker is away; offers wait."""
-        self.online = False
-
     def _send(self, sha256: str) -> None:
         ref, data = self._blobs[sha256]
+        self._sent.add(sha256)
         for index, piece in enumerate(split(data, ref.chunk)):
             self._session.publish(self._topics.blob_chunk(sha256, index), piece, retain=True)
 

@@ -185,7 +185,7 @@ class ScriptedDevice:
         self._answered: set[str] = set()
         self._acked: set[str] = set()
         will = Will(self.mine.status, encode(Status(online=False)))
-        self.session = Session(address, f"edgefl-{federation}-{name}", limits=limits, will=will)
+        self.session = Session(address, f"edgefl:device:{federation}:{name}", limits=limits, will=will)
         self.session.subscribe([self.topics.current_round, self.mine.tasks, self.mine.acks])
         self.session.start()
         self._thread = threading.Thread(target=self._serve, daemon=True)

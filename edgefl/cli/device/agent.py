@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from edgefl.cli.broker_options import Broker, CaFile, CertFile, InsecurePassword, KeyFile, PasswordFile
 from edgefl.cli.device import engine as device_engine
 from edgefl.cli.device import personalize as device_personalize
 from edgefl.cli.device.isolated import Told
@@ -60,9 +61,7 @@ def device(
     data: Annotated[
         Path, typer.Option(help="local data: .npz, folder of arrays, class folders, CSV, JSON lines, text")
     ],
-    broker: Annotated[
-        str, typer.Option(envvar="EDGEFL_BROKER", help="host:port of the MQTT broker")
-    ] = "localhost:1883",
+    broker: Broker = "localhost:1883",
     federation: Annotated[str, typer.Option(help="name of the federation to join")] = "demo",
     store: Annotated[
         Path | None, typer.Option(help="folder for the device's store; default: ~/.edgefl/FEDERATION/ID")
@@ -88,7 +87,11 @@ def device(
     server_key: Annotated[
         str, typer.Option(help="load only bundles signed by this key of the server (hex)")
     ] = "",
-    ca_file: Annotated[str, typer.Option(help="certificate of the broker's authority; switches TLS on")] = "",
+    ca_file: CaFile = "",
+    cert_file: CertFile = "",
+    key_file: KeyFile = "",
+    password_file: PasswordFile = "",
+    insecure_password: InsecurePassword = False,
     as_json: Annotated[bool, typer.Option("--json", help="events as JSON lines")] = False,
 ) -> None:
     if ctx.invoked_subcommand is not None:
@@ -98,7 +101,14 @@ def device(
     settings = process.DeviceSettings(
         federation=checked_name("federation", federation),
         device=checked_name("device", device_id),
-        broker=address(broker, ca_file),
+        broker=address(
+            broker,
+            ca_file,
+            cert_file,
+            key_file,
+            password_file,
+            insecure_password=insecure_password,
+        ),
         data=str(data),
         bad_rows=bad_rows.value,
         folder=str(store or folders.store(federation, device_id)),

@@ -17,6 +17,7 @@ from edgefl.wire.errors import ConfigError, ParticipationError
 
 if TYPE_CHECKING:
     from edgefl.wire.bundle.profiles import BundleProfile
+    from edgefl.wire.mqtt.address import Address
     from server.profiling.rows import DeviceReport, FleetReport
 
 _MOST_DEVICES_LISTED = 20
@@ -26,9 +27,8 @@ _MOST_DEVICES_LISTED = 20
 class FleetOptions:
     """``devices``: only these, which are waited for."""
 
-    broker: str
+    broker: Address
     federation: str
-    ca_file: str = ""
     devices: tuple[str, ...] = ()
     repeat: int = 20
     timeout_s: float = 300.0
@@ -79,7 +79,6 @@ def profile_fleet(bundles: Sequence[Bundle], options: FleetOptions) -> None:
 
 
 def _asked(bundles: Sequence[Bundle], options: FleetOptions) -> FleetReport:
-    from edgefl.cli.options import address
     from edgefl.wire.bundle.signatures import Signer
     from edgefl.wire.mqtt.profile_messages import MOST_REPEATS
     from edgefl.wire.mqtt.topics import checked_name
@@ -104,7 +103,7 @@ def _asked(bundles: Sequence[Bundle], options: FleetOptions) -> FleetReport:
     )
     with _shown() as tell:
         profiler = FleetProfiler(
-            address(options.broker, options.ca_file),
+            options.broker,
             wanted,
             signer=Signer(options.sign_key) if options.sign_key else None,
             tell=tell,

@@ -17,6 +17,7 @@ from tests.conftest import Mosquitto, SessionFactory, require_mosquitto
 from tests.device_runtime.agent.agents import StartAgent
 from tests.device_runtime.agent.scripted import DEVICE, RunningAgent, ScriptedServer
 from tests.device_runtime.tiny import World
+from tests.secure import SecureBroker
 from tests.wire.mqtt.events import wait_for, wait_up
 from tests.wire.mqtt.test_neighbours import announce
 
@@ -162,3 +163,16 @@ def test_data_that_do_not_fit_are_declined_before_the_device_ends(
     assert (decline.round, decline.nonce, decline.reason) == (1, "n1", "wrong-data")
     assert "shape (9,), the model takes (3,)" in decline.text
     assert isinstance(agent.ended(), DataError)
+
+
+def test_what_the_access_list_forbids_is_said_with_the_topic(tmp_path: Path, limits: Limits) -> None:
+    broker = SecureBroker(tmp_path)
+    broker.start()
+    agent = RunningAgent("orchard", broker.user("pi-1"), tmp_path, limits)
+    try:
+        denied = agent.event("denied")
+        assert f"refuses to publish edgefl/v1/orchard/devices/{DEVICE}/" in denied.text
+        assert denied.details["reason"] == "Not authorized"
+    finally:
+        agent.stop()
+        broker.stop()
