@@ -6,7 +6,7 @@ did not. An update is journaled before it is acknowledged, and its bytes go when
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -108,15 +108,13 @@ class Journal:
 
     # -- devices ---------------------------------------------------------------------------------------------
 
-    def save_device(self, device: Device, hello: bytes) -> None:
-        """Remember a device and the hello it sent."""
-        self._upsert_device(device, {"hello": hello})
+    def save_devices(self, devices: Iterable[tuple[Device, bytes | None]]) -> None:
+        """Remember devices, each with the hello that it sent, if it sent one anew: all in one step."""
+        with self._transaction() as connection:
+            for device, hello in devices:
+                self._upsert_device(connection, device, {} if hello is None else {"hello": hello})
 
-    def save_presence(self, device: Device) -> None:
-        """Remember that a known device came or went."""
-        self._upsert_device(device, {})
-
-    def _upsert_device(self, device: Device, more: Mapping[str, object]) -> None:
+    def _upsert_device(self, connection: Connection, device: Device, more: Mapping[str, object]) -> None:
         key = (tables.devices.c.federation == self._federation) & (tables.devices.c.device == device.name)
         values = {
             "tier": device.tier,
@@ -125,12 +123,11 @@ class Journal:
             "last_seen": device.seen,
             **more,
         }
-        with self._transaction() as connection:
-            if connection.execute(tables.devices.update().where(key).values(**values)).rowcount == 0:
-                values = {"hello": b"", **values}
-                connection.execute(
-                    tables.devices.insert().values(federation=self._federation, device=device.name, **values)
-                )
+        if connection.execute(tables.devices.update().where(key).values(**values)).rowcount == 0:
+            values = {"hello": b"", **values}
+            connection.execute(
+                tables.devices.insert().values(federation=self._federation, device=device.name, **values)
+            )
 
     def devices(self) -> dict[str, Device]:
         query = sa.select(tables.devices).where(tables.devices.c.federation == self._federation)

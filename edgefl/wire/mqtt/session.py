@@ -13,7 +13,6 @@ Everything that happens arrives in order in :attr:`Session.inbox`; the network t
 
 from __future__ import annotations
 
-import queue
 import random
 import socket
 import threading
@@ -21,6 +20,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion
@@ -28,6 +28,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 from edgefl.wire.errors import BrokerError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address
+from edgefl.wire.mqtt.inbox import Inbox
 
 __all__ = ["Address", "Delivery", "Down", "Event", "Incoming", "Session", "Up", "Will", "Woken"]
 
@@ -82,6 +83,12 @@ class Woken:
 Event = Up | Down | Incoming | Woken
 
 
+def inbox_of(limits: Limits) -> Inbox[Any]:
+    """An inbox whose waits leave the connection alive."""
+    patience_s = min(2.0, limits.keepalive_s / 8)
+    return Inbox(messages=limits.inbox_messages, nbytes=limits.inbox_bytes, patience_s=patience_s)
+
+
 class Delivery:
     """Handle of a published message: the broker has it once :meth:`done` says so."""
 
@@ -106,7 +113,7 @@ class Session:
     """A connection that mends itself. Thread-safe; ``start`` returns at once.
 
     ``clean``: the broker forgets us when we leave; for a client id that does not come again. ``deliver`` takes each event
-    on the network thread, or on that of :meth:`wake`, in place of :attr:`inbox`; it must not wait.
+    on the network thread, or on that of :meth:`wake`, in place of :attr:`inbox`; it must not wait for long.
     """
 
     def __init__(
@@ -120,7 +127,7 @@ class Session:
         jitter: Callable[[], float] = random.random,
         deliver: Callable[[Event], None] | None = None,
     ) -> None:
-        self.inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.inbox: Inbox[Event] = inbox_of(limits)
         self._deliver = self.inbox.put if deliver is None else deliver
         self.received_bytes = 0
         self.sent_bytes = 0
