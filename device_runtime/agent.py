@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
+import msgspec
+
 from device_runtime.config import AgentConfig, AgentEvent
 from device_runtime.data import sources
 from device_runtime.engine.base import Engine
@@ -21,6 +23,7 @@ from device_runtime.link.fetch import Fetcher
 from device_runtime.link.outbox import Outbox, past_of
 from device_runtime.link.surroundings import Surroundings
 from device_runtime.memory import release_code, return_memory_early, trim_memory
+from device_runtime.policy import Rules, asked_of_system, day_of
 from device_runtime.profile.child import Child
 from device_runtime.profile.request import Measure, ProfileDesk
 from device_runtime.round.job import Job, decode_job, encode_job
@@ -33,8 +36,12 @@ from edgefl.wire.errors import DataError, EdgeflError, ProtocolError, RoundAbort
 from edgefl.wire.mqtt.messages import WRONG_DATA, Ack, Decline, Hello, Round, Status, Task, decode, encode
 from edgefl.wire.mqtt.session import Down, Incoming, Session, Up, Will
 from edgefl.wire.mqtt.topics import Topics
+from edgefl.wire.printable import printable
 
 _WORKER_END_S = 30.0
+_COUNTED_BYTES = 1 << 20
+"""Traffic is written down in steps of that: each costs a write."""
+_MOST_TEXT = 2000
 _LOOK_S = 0.25  # deadlines and silence wake nobody
 
 
@@ -96,6 +103,7 @@ class Agent:
             watch=self._progress.watch,
             aborted=self._round_is_over,
             dropped=self._dropped,
+            rules=Rules(config.policy, asked_of_system(config.policy.commands), self._store.traffic),
         )
         measure = measure or Child(engine=engine.format, threads=config.threads).measure
         self._profiles = ProfileDesk(self._work, self._session, topics, measure, self._say)
@@ -108,13 +116,15 @@ class Agent:
         self._told_failure = ("", "")
         self._worker: threading.Thread | None = None
         self._idle = threading.Event()
-        self._fatal: EdgeflError | None = None
+        self._begun: set[str] = set()
+        self._counted_bytes = 0
+        self._trouble = ""
         self._stopping = threading.Event()
 
     # -- the inbox -------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Serve until done or stopped. Raises DataError if the local data do not fit the model."""
+        """Serve until done or stopped."""
         return_memory_early()
         self._rest()
         self._session.subscribe(
@@ -123,16 +133,38 @@ class Agent:
         self._session.start()
         self._outbox.start()
         try:
-            while not self._stopping.is_set() and self._fatal is None and not self._is_done():
-                self._handle_next()
-                self._advance()
-                self._surroundings.step(alone=self._session.connected and self._announced is None)
-                self._surroundings.left_out(self._round_without_us(), self._took_part)
-                self._profiles.step(busy=self._worker is not None)
+            while not self._stopping.is_set():
+                try:
+                    if self._is_done():
+                        break
+                    self._turn()
+                except StoreError as error:  # a full disk: what it was for comes again
+                    self._store_trouble(error)
         finally:
             self._shut_down()
-        if self._fatal is not None:
-            raise self._fatal
+
+    def _turn(self) -> None:
+        self._handle_next()
+        self._advance()
+        self._surroundings.step(alone=self._session.connected and self._announced is None)
+        self._surroundings.left_out(self._round_without_us(), self._took_part)
+        self._profiles.step(busy=self._worker is not None)
+        self._count_traffic(least=_COUNTED_BYTES)
+        self._trouble = ""
+
+    def _store_trouble(self, error: StoreError) -> None:
+        """Said once for as long as it stays so."""
+        if error.message != self._trouble:
+            self._trouble = error.message
+            self._say("store", error.message)
+        self._stopping.wait(self._config.limits.retry_pause_s)
+
+    def _count_traffic(self, least: int) -> None:
+        """Keep what went over the link, once it is so many bytes more, where the owner's policy asks for it."""
+        total = self._session.received_bytes + self._session.sent_bytes
+        if self._config.policy.most_bytes and total - self._counted_bytes >= max(1, least):
+            self._store.add_traffic(day_of(time.localtime()), total - self._counted_bytes)
+            self._counted_bytes = total
 
     def stop(self) -> None:
         self._stopping.set()
@@ -144,6 +176,8 @@ class Agent:
         self._profiles.stop()
         if self._worker is not None:
             self._worker.join(timeout=_WORKER_END_S)
+        with suppress(StoreError):
+            self._count_traffic(least=1)
         self._outbox.stop()
         if self._session.connected:
             self._session.publish(self._mine.status, encode(Status(online=False)), retain=True).wait(2.0)
@@ -291,8 +325,7 @@ class Agent:
         # In this order: the outbox thread may move an update from waiting to past between the two questions.
         if job is None or self._store.waits(job.nonce) or self._store.past(job.nonce) is not None:
             return None
-        self._store.open_job(encode_job(job))
-        return job
+        return self._tried(job, job)
 
     def _kept_job(self) -> Job | None:
         """The job of a killed process or a failed attempt, as its round is announced now; dropped if that is over.
@@ -307,9 +340,17 @@ class Agent:
         if job is None or now is None:
             self._store.close_job()
             return None
-        if now != job:
-            self._store.open_job(encode_job(now), fresh=now.content != job.content)
-        return now
+        return self._tried(now, job, fresh=now.content != job.content)
+
+    def _tried(self, job: Job, kept: Job, *, fresh: bool = False) -> Job:
+        """The job as it is kept from now on. The first attempt of each process counts: one that ends the process is not made
+        for ever."""
+        if job.nonce not in self._begun:
+            self._begun = {job.nonce}
+            job = msgspec.structs.replace(job, tries=job.tries + 1)
+        if job != kept:
+            self._store.open_job(encode_job(job), fresh=fresh)
+        return job
 
     def _attempt(self, job: Job) -> None:
         """The worker thread: one round, from the first blob to the outbox."""
@@ -317,14 +358,12 @@ class Agent:
             self._perform(job)
         except RoundAborted as error:
             if self._stopping.is_set():
+                with suppress(StoreError):  # it ended in good order
+                    self._store.open_job(encode_job(msgspec.structs.replace(job, tries=job.tries - 1)))
                 text = f"round {job.round} is left as it is: this device goes on with it when it is started again"
                 self._say("stopped", text, round=job.round)
             else:
                 self._say("aborted", error.message, round=job.round)
-        except DataError as error:
-            self._fatal = error
-            with suppress(StoreError):
-                self._decline(job, RoundDeclined(WRONG_DATA, str(error.details.get("told", error.message))))
         except EdgeflError as error:
             self._fail(job, error.message)
         except Exception as error:  # an engine's own exception must not end the agent
@@ -339,6 +378,9 @@ class Agent:
             self._outbox.wake()
         except RoundDeclined as declined:
             self._decline(job, declined)
+        except DataError as error:  # another round, or another bundle, may fit
+            self._say("data", error.message, round=job.round)
+            self._decline(job, RoundDeclined(WRONG_DATA, str(error.details.get("told", error.message))))
 
     def _decline(self, job: Job, declined: RoundDeclined) -> None:
         """Remembered before it is sent: it is sent again until its round is over, and never worked on again."""
@@ -394,4 +436,5 @@ class Agent:
     def _say(self, event: str, text: str, **details: str | int | float) -> None:
         """Tell people. Nobody has to listen: a closed standard output must not stop a thread of the device."""
         with suppress(Exception):
-            self._report(AgentEvent(event=event, text=text, details=details))
+            clean = {name: printable(v) if isinstance(v, str) else v for name, v in details.items()}
+            self._report(AgentEvent(event=event, text=printable(text, _MOST_TEXT), details=clean))

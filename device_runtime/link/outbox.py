@@ -19,6 +19,9 @@ from edgefl.wire.mqtt.messages import ENVELOPE_BYTES, Ack, Update, UpdateChunk, 
 from edgefl.wire.mqtt.session import Delivery, Session
 from edgefl.wire.mqtt.topics import DeviceTopics
 
+_MOST_WAITING = 256
+"""Words of the server that may wait to be looked at."""
+
 
 def past_of(outgoing: Outgoing, ack: Ack) -> PastRound:
     """What a device remembers of an update that the server accepted or refused."""
@@ -91,8 +94,9 @@ class Outbox:
         self._work.set()
 
     def deliver(self, ack: Ack) -> None:
-        """The server's word arrived."""
-        self._acks.put(ack)
+        """The server's word arrived. Of a flood of them, most are dropped: the update is sent again after a while."""
+        if self._acks.qsize() < _MOST_WAITING:
+            self._acks.put(ack)
 
     def _run(self) -> None:
         while not self._stopping.is_set():

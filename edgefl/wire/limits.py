@@ -120,3 +120,28 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     history_rounds: Count = 1000
     """Past rounds a device remembers. At least one: by it the device knows that a task is done."""
+
+    max_manifest_bytes: Bytes = 16 << 20
+    """Largest manifest a device reads: it is read before anything that it says is known."""
+
+    max_steps: Annotated[int, msgspec.Meta(ge=1, le=1 << 40)] = 1_000_000
+    """Most local steps of a round that a device begins."""
+
+    max_step_s: Seconds = 600.0
+    """Longest local step. A device that needs longer declines; where its engine has a process of its own, that one is
+    ended."""
+
+    max_round_s: Seconds = 86_400.0
+    """Longest time that a device works on one round, pauses between steps included."""
+
+    attempts: Count = 10
+    """Times that a device begins a round whose work ended its process, or its engine's, before it declines."""
+
+    profile_s: Seconds = 900.0
+    """Longest time that a device measures a bundle, whatever it is asked for."""
+
+    profile_repeat: Count = 200
+    """Most repetitions of a graph that a device measures."""
+
+    profiles_an_hour: Count = 20
+    """Requests for a profile that a device takes within an hour."""
