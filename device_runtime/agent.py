@@ -6,6 +6,7 @@ one worker thread runs the round; the outbox thread sends updates.
 
 from __future__ import annotations
 
+import math
 import os
 import queue
 import threading
@@ -30,6 +31,7 @@ from device_runtime.round.job import Job, decode_job, encode_job
 from device_runtime.round.progress import ProgressMessages
 from device_runtime.round.resume import drop_abandoned
 from device_runtime.round.work import Work
+from device_runtime.sandbox import engine as sandbox
 from device_runtime.store.carry_rows import StoredCarry
 from device_runtime.store.database import DECLINED, Outgoing, PastRound, Store
 from edgefl.wire.errors import DataError, EdgeflError, ProtocolError, RoundAborted, RoundDeclined, StoreError
@@ -39,6 +41,8 @@ from edgefl.wire.mqtt.topics import Topics
 from edgefl.wire.printable import printable
 
 _WORKER_END_S = 30.0
+_ENGINE_KEPT_S = 5.0
+"""How long the process of an engine waits for another round: starting it takes a part of a second."""
 _COUNTED_BYTES = 1 << 20
 """Traffic is written down in steps of that: each costs a write."""
 _MOST_TEXT = 2000
@@ -117,6 +121,7 @@ class Agent:
         self._worker: threading.Thread | None = None
         self._idle = threading.Event()
         self._begun: set[str] = set()
+        self._rest_at = math.inf
         self._counted_bytes = 0
         self._trouble = ""
         self._stopping = threading.Event()
@@ -127,6 +132,9 @@ class Agent:
         """Serve until done or stopped."""
         return_memory_early()
         self._rest()
+        sandbox.rest(self._engine)
+        for what in sandbox.missing(self._engine):
+            self._say("sandbox", f"the engine's process is not confined by {what}")
         self._session.subscribe(
             [self._topics.current_round, self._mine.tasks, self._mine.acks, self._profiles.topic]
         )
@@ -150,6 +158,9 @@ class Agent:
         self._surroundings.left_out(self._round_without_us(), self._took_part)
         self._profiles.step(busy=self._worker is not None)
         self._count_traffic(least=_COUNTED_BYTES)
+        if self._worker is None and time.monotonic() > self._rest_at:
+            sandbox.rest(self._engine)
+            self._rest_at = math.inf
         self._trouble = ""
 
     def _store_trouble(self, error: StoreError) -> None:
@@ -179,6 +190,7 @@ class Agent:
         with suppress(StoreError):
             self._count_traffic(least=1)
         self._outbox.stop()
+        sandbox.rest(self._engine)
         if self._session.connected:
             self._session.publish(self._mine.status, encode(Status(online=False)), retain=True).wait(2.0)
         self._session.stop()
@@ -304,6 +316,7 @@ class Agent:
             self._job = None
             self._drop_abandoned()  # its last step may have been made after its round was over
             self._rest()
+            self._rest_at = time.monotonic() + _ENGINE_KEPT_S
         job = self._next_job()
         if job is None or time.monotonic() < self._failed.get(job.nonce, 0.0):
             return

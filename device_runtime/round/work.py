@@ -21,6 +21,7 @@ from device_runtime.round.parts import parts_of
 from device_runtime.round.resume import Tell, carry_name, take_up
 from device_runtime.round.runner import RoundResult, RoundRunner
 from device_runtime.round.tuning import Forms, Tuning
+from device_runtime.sandbox import engine as sandbox
 from device_runtime.store.database import Outgoing, Store
 from edgefl.system.sizes import mebibytes
 from edgefl.wire import tensors
@@ -161,7 +162,8 @@ class Work:
             forward_ms=profiler.total_ms("forward"),
             load_ms=profiler.total_ms("load"),
             idle_bytes=profiler.idle_bytes,
-            peak_bytes=max(peak_bytes(), profiler.idle_bytes),  # the idle moment is part of the round
+            # The idle moment is part of the round.
+            peak_bytes=max(peak_bytes(), profiler.idle_bytes) + sandbox.peak_bytes(self.engine),
             down_bytes=received.payload,
             down_wire_bytes=received.wire,
             variants=forms.used,

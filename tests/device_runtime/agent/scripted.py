@@ -12,6 +12,7 @@ import numpy as np
 
 from device_runtime.agent import Agent
 from device_runtime.config import AgentConfig, AgentEvent, Policy, Source
+from device_runtime.engine.base import Engine
 from device_runtime.engine.select import open_engine
 from device_runtime.policy import Policy as OwnerPolicy
 from device_runtime.profile.request import Measure
@@ -53,7 +54,7 @@ class RunningAgent:
         until_done: bool = False,
         server_key: str = "",
         measure: Measure | None = None,
-        engine: str = "onnx",
+        engine: str | Engine = "onnx",
         tune: bool = False,
         policy: OwnerPolicy | None = None,
     ) -> None:
@@ -74,7 +75,8 @@ class RunningAgent:
         )
         self.events: queue.SimpleQueue[AgentEvent] = queue.SimpleQueue()
         self.error: BaseException | None = None
-        self.agent = Agent(config, open_engine(engine), self.events.put, measure)
+        opened = open_engine(engine) if isinstance(engine, str) else engine
+        self.agent = Agent(config, opened, self.events.put, measure)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
