@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from edgefl.setup.processor import processor
-from edgefl.system.clock import SteadyClock
+from edgefl.system.clock import steady_time
 from edgefl.wire.bundle.signatures import Signer
 from edgefl.wire.errors import ParticipationError, ProtocolError, StoreError, UpdateRejected
 from edgefl.wire.mqtt import session as broker
@@ -83,9 +83,8 @@ class Service:
         database: str = "",
         device: str = "auto",
         signer: Signer | None = None,
-        clock: Callable[[], float] | None = None,
+        clock: Callable[[], float] = steady_time,
     ) -> None:
-        clock = clock or SteadyClock()
         self._spec = spec
         self._address = address
         self._listener = emit
@@ -175,6 +174,7 @@ class Service:
         quiet = self._inbox.empty()
         if self._down_since is None and self._pulse.due(self._state, now, quiet=quiet):
             self._advance(coordinator.Tick())
+            return
         self._write_rows(quiet=quiet)
         try:
             event = self._inbox.get(timeout=self._timeout())

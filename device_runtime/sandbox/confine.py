@@ -16,7 +16,6 @@ import platform
 import struct
 import sys
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -200,10 +199,3 @@ def _call(number: int, *arguments: int | bytes | None) -> int:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
     return result
-
-
-def end_with_parent() -> None:
-    """Be killed when the thread that started this process ends (Linux)."""
-    with suppress(OSError, AttributeError):
-        if sys.platform == "linux":
-            ctypes.CDLL(None).prctl(1, 9)

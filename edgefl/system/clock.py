@@ -1,4 +1,4 @@
-"""Times of day: as lines for people begin with them, and for deadlines."""
+"""Times of day, as lines for people begin with them, and as deadlines need them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ def clock(when: float) -> str:
     return time.strftime("%H:%M:%S", time.localtime(when))
 
 
-class SteadyClock:
-    """Epoch seconds that pass as seconds do: the time of day when it was made, and what has passed since. A time of day that
-    is set anew, by a person or by NTP, moves no deadline."""
+_STARTED = time.time() - time.monotonic()
 
-    def __init__(self) -> None:
-        self._began = time.time() - time.monotonic()
 
-    def __call__(self) -> float:
-        return self._began + time.monotonic()
+def steady_time() -> float:
+    """Seconds since the epoch that never jump: by the wall clock of the process's start, and what has passed since.
+
+    Whoever sets the wall clock of a running server must not end its rounds, nor keep them open for a day.
+    """
+    return _STARTED + time.monotonic()

@@ -44,7 +44,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Chunks of an update in flight before the device waits for the broker: bounds memory on slow links."""
 
     ack_timeout_s: Seconds = 20.0
-    """How long an update waits for the server's word before it is sent again."""
+    """How long an update waits for the server's word before it is sent again; doubled each time, up to 16 times that."""
 
     checkpoint_steps: Count = 5
     """Local steps between two checkpoints of the training state: a power cut costs at most this many steps."""

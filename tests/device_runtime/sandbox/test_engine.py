@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -110,6 +114,33 @@ def test_a_step_that_never_ends_is_ended(tmp_path: Path) -> None:
     os.kill(pid_of(engine), signal.SIGSTOP)
     with pytest.raises(RoundDeclined, match=r"longer than 0\.3 s \(limits\.max_step_s\)"):
         loaded.run(feeds_of(graph), {})
+
+
+def test_the_process_outlives_the_thread_that_started_it(boxed: SandboxedEngine) -> None:
+    graph, artifact = start_graph()
+    boxed.rest()
+    starter = threading.Thread(target=boxed.write_state, args=({"a": np.ones(1)},))
+    starter.start()
+    starter.join()
+    before = pid_of(boxed)
+    assert boxed.load(graph, artifact).run(feeds_of(graph), {}).state and pid_of(boxed) == before
+
+
+def test_the_process_ends_with_the_agent_also_in_a_step_without_end(tmp_path: Path) -> None:
+    script = (
+        "import os, sys; from pathlib import Path\n"
+        "from device_runtime.sandbox.choose import open_sandboxed\n"
+        "from edgefl.wire.limits import Limits\n"
+        "e = open_sandboxed('onnx', 1, 0, pages=Path(sys.argv[1]), memory_bytes=0, limits=Limits())\n"
+        "print(e._process.process.pid, flush=True)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True, check=False
+    )
+    process = Path(f"/proc/{int(done.stdout)}")
+    while process.exists() and "Z" not in (process / "stat").read_text().split()[2]:
+        time.sleep(0.05)
 
 
 def test_an_agent_whose_engine_crashes_declines_the_round_and_takes_the_next(
