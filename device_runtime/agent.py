@@ -122,6 +122,8 @@ class Agent:
         self._idle = threading.Event()
         self._begun: set[str] = set()
         self._rest_at = math.inf
+        self._dropped_told = 0
+        self._tell_dropped_at = 0.0
         self._counted_bytes = 0
         self._trouble = ""
         self._stopping = threading.Event()
@@ -161,7 +163,16 @@ class Agent:
         if self._worker is None and time.monotonic() > self._rest_at:
             sandbox.rest(self._engine)
             self._rest_at = math.inf
+        self._tell_dropped()
         self._trouble = ""
+
+    def _tell_dropped(self) -> None:
+        """How many messages were dropped unread since the start, now and then."""
+        dropped, now = self._session.inbox.dropped + self._fetcher.dropped, time.monotonic()
+        if dropped != self._dropped_told and now >= self._tell_dropped_at:
+            self._dropped_told, self._tell_dropped_at = dropped, now + self._config.limits.notice_s
+            text = f"{dropped} messages so far were dropped unread: more came than this device reads"
+            self._say("limited", text, dropped=dropped)
 
     def _store_trouble(self, error: StoreError) -> None:
         """Said once for as long as it stays so."""

@@ -62,6 +62,7 @@ class Fetcher:
         self._received = Traffic()
         self._counting = threading.Lock()
         self.fetches = 0
+        self.dropped = 0
 
     @property
     def received_bytes(self) -> int:
@@ -78,8 +79,10 @@ class Fetcher:
         """A message on a blob topic arrived."""
         with self._counting:
             self._received += Traffic.of(topic, len(payload), qos=_QOS)
-        if self._arrived.qsize() < _WINDOWS * self._limits.fetch_window:  # more was not asked for
+        if self._arrived.qsize() < _WINDOWS * self._limits.fetch_window:
             self._arrived.put((topic, payload))
+        else:  # more than was asked for
+            self.dropped += 1
 
     def poke(self) -> None:
         """The connection came back: what was asked for must be asked for again. A round that is over ends its waiting."""

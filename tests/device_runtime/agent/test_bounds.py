@@ -158,3 +158,13 @@ def test_a_full_disk_ends_no_agent(
     else:
         server.ack(server.update())
         assert agent.event("accepted").event == "accepted"
+
+
+def test_messages_that_nobody_asked_for_are_dropped_and_told(
+    server: ScriptedServer, start: StartAgent, limits: Limits
+) -> None:
+    agent = start()
+    server.hello()
+    for _ in range(1000):
+        agent.agent._fetcher.deliver("chunk", b"x")
+    assert agent.event("limited").details["dropped"] == 1000 - 4 * limits.fetch_window
