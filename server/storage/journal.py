@@ -21,6 +21,8 @@ from server.coordinator.states import Assignment, OpenRound
 from server.storage import round_rows, tables
 from server.storage.round_rows import MethodProgress
 
+_FEW = 500
+"""Names that a statement lists: databases have a limit."""
 MOST_REJECTED = 16
 """Rows of refused updates per device and round: nobody may fill the disk with them."""
 
@@ -110,24 +112,28 @@ class Journal:
 
     def save_devices(self, devices: Iterable[tuple[Device, bytes | None]]) -> None:
         """Remember devices, each with the hello that it sent, if it sent one anew: all in one step."""
+        table, new = tables.devices, {device.name: (device, hello) for device, hello in devices}
+        ours = table.c.federation == self._federation
         with self._transaction() as connection:
-            for device, hello in devices:
-                self._upsert_device(connection, device, {} if hello is None else {"hello": hello})
-
-    def _upsert_device(self, connection: Connection, device: Device, more: Mapping[str, object]) -> None:
-        key = (tables.devices.c.federation == self._federation) & (tables.devices.c.device == device.name)
-        values = {
-            "tier": device.tier,
-            "samples": device.samples,
-            "online": device.online,
-            "last_seen": device.seen,
-            **more,
-        }
-        if connection.execute(tables.devices.update().where(key).values(**values)).rowcount == 0:
-            values = {"hello": b"", **values}
-            connection.execute(
-                tables.devices.insert().values(federation=self._federation, device=device.name, **values)
-            )
+            among = ours & table.c.device.in_(list(new)) if len(new) <= _FEW else ours
+            known = set(connection.execute(sa.select(table.c.device).where(among)).scalars())
+            rows = [
+                {**_device_row(device), "hello": hello or b"", "federation": self._federation, "device": name}
+                for name, (device, hello) in new.items()
+                if name not in known
+            ]
+            if rows:
+                connection.execute(table.insert(), rows)
+            key = ours & (table.c.device == sa.bindparam("name"))
+            changes = [(device, hello) for name, (device, hello) in new.items() if name in known]
+            for greeted in (True, False):  # one statement for many rows has one set of columns
+                many = [
+                    {"name": device.name, **_device_row(device), **({"hello": hello} if greeted else {})}
+                    for device, hello in changes
+                    if (hello is not None) == greeted
+                ]
+                if many:
+                    connection.execute(table.update().where(key), many)
 
     def devices(self) -> dict[str, Device]:
         query = sa.select(tables.devices).where(tables.devices.c.federation == self._federation)
@@ -380,3 +386,12 @@ class Journal:
             body = sa.select(tables.updates.c.bytes).where(which & (tables.updates.c.sha256 == sha256))
             with self._transaction() as connection:
                 yield StoredUpdate(device, sha256, weight, connection.execute(body).scalar_one())
+
+
+def _device_row(device: Device) -> dict[str, object]:
+    return {
+        "tier": device.tier,
+        "samples": device.samples,
+        "online": device.online,
+        "last_seen": device.seen,
+    }
