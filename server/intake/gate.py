@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from edgefl.wire.limits import Limits
 
-STATUS_BYTES = 256
+STATUS_BYTES = 1024
 PROGRESS_BYTES = 4096
 DECLINE_BYTES = 16_384
 _SIZES = {"status": STATUS_BYTES, "progress": PROGRESS_BYTES, "declines": DECLINE_BYTES}

@@ -36,7 +36,7 @@ def test_a_flood_of_one_device_costs_no_other() -> None:
 
 def test_large_messages_are_not_read() -> None:
     door = gate(hello_bytes=300)
-    for leaf, most in (("hello", 300), ("status", 256), ("progress", 4096), ("declines", 16_384)):
+    for leaf, most in (("hello", 300), ("status", 1024), ("progress", 4096), ("declines", 16_384)):
         assert door.admits("d", leaf, most, known=True, devices=1)
         assert not door.admits("d", leaf, most + 1, known=True, devices=1)
     assert sum(door.counts.values()) == 4
