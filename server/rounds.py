@@ -13,6 +13,7 @@ import msgspec
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.signatures import Signer
 from edgefl.wire.errors import ConfigError, StepError, StoreError
+from edgefl.wire.mqtt.envelope import Seal
 from edgefl.wire.mqtt.session import Session
 from server.active_round import ActiveRound, active_round, concluded
 from server.aggregate.accumulator import Accumulator
@@ -55,7 +56,8 @@ class Rounds:
         session: Session,
         *,
         device: str = "auto",
-        signer: Signer | None = None,
+        signer: Signer,
+        seal: Seal,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._spec = spec
@@ -77,7 +79,8 @@ class Rounds:
             self._run.run,
             session,
             checkpoints.model.parent,
-            sign=signer.sign if signer else lambda _: b"",
+            sign=signer.sign,
+            seal=seal,
         )
         self.model = self._taken_up() if self.resumed else self._begun()
 

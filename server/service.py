@@ -17,9 +17,21 @@ from pathlib import Path
 
 from edgefl.setup.processor import processor
 from edgefl.wire.bundle.signatures import Signer
-from edgefl.wire.errors import ParticipationError, ProtocolError, UpdateRejected
+from edgefl.wire.errors import IdentityError, ParticipationError, ProtocolError, UpdateRejected
 from edgefl.wire.mqtt import session as broker
-from edgefl.wire.mqtt.messages import Decline, Hello, Progress, Status, UpdateChunk, decode, encode
+from edgefl.wire.mqtt.envelope import Sequence, Speaker
+from edgefl.wire.mqtt.messages import (
+    FAILED,
+    LOST_CHUNK,
+    Ack,
+    AnyMessage,
+    Decline,
+    Hello,
+    Progress,
+    Status,
+    UpdateChunk,
+    encode,
+)
 from edgefl.wire.mqtt.neighbours import Lookout, Neighbours, look
 from edgefl.wire.mqtt.packets import Traffic
 from edgefl.wire.mqtt.session import Address, Down, Incoming, Up
@@ -33,8 +45,11 @@ from server.coordinator.claims import addressed
 from server.coordinator.machine import Actions, OpenRound, State
 from server.coordinator.states import Abandon, Close, Finish, Open, Refuse, SendTask, Warn
 from server.device_news import MOST_TEXT, DeviceNews, ack_of, objection
+from server.identity.door import Door
+from server.identity.registry import Registry
 from server.intake.declines import reason_of
 from server.intake.updates import Intake
+from server.publish.watch import Watch
 from server.rounds import EndedRound, Rounds
 from server.run_spec import RunSpec
 from server.scoring import Scored, Scorer, last_words, round_closed
@@ -61,6 +76,8 @@ class Service:
 
     ParticipationError from ``run`` if a program needs every device and the run ends for want of one, or of its updates.
 
+    ``signer`` has the key that signs all that the server says (by default ``out/server.key``). ``enrolled`` is the list of
+    the devices that are let in; without it the first key of each name is trusted, and kept in ``out/devices.sqlite``.
     ``database`` is any SQLAlchemy URL (default: ``out/journal.sqlite``); ``device`` is where updates are summed.
     """
 
@@ -74,6 +91,7 @@ class Service:
         database: str = "",
         device: str = "auto",
         signer: Signer | None = None,
+        enrolled: Path | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._spec = spec
@@ -81,7 +99,12 @@ class Service:
         self._listener = emit
         self._clock = clock
         self._device = device
-        self._signer = signer
+        self._signer = signer or Signer(out / "server.key")
+        self._registry = Registry(enrolled or out / "devices.sqlite", spec.federation)
+        self._door = Door(self._registry, self._note, enrolled=enrolled is not None, clock=clock)
+        self._speaker = Speaker(
+            self._signer.keys, Sequence(self._registry.number, self._registry.keep_number, clock)
+        )
         self._topics = Topics(spec.federation)
         self._checkpoints = Checkpoints(out)
         self._journal = Journal(database or f"sqlite:///{out.resolve() / 'journal.sqlite'}", spec.federation)
@@ -91,10 +114,18 @@ class Service:
         )
         self._scorer = Scorer(spec.evaluate, self._model_after, self._inbox.put)
         self._rounds = Rounds(
-            spec, self._journal, self._checkpoints, self._session, device=device, signer=signer, clock=clock
+            spec,
+            self._journal,
+            self._checkpoints,
+            self._session,
+            device=device,
+            signer=self._signer,
+            seal=self._speaker.seal,
+            clock=clock,
         )
         self._rules = self._rounds.rules
         self._announcements = self._rounds.announcements
+        self._watch = Watch(self._announcements.publisher, self._signer.keys.public, self._emit, clock)
         self._intake = Intake(self._rules, self._journal, spec.limits, self._emit)
         self._down_since: float | None = clock()
         self._announcer = Announcer(spec, self._rules, self._emit)
@@ -124,7 +155,7 @@ class Service:
                 self._state,
                 resumed=self._rounds.resumed,
                 device=processor(self._device),
-                server_key=self._signer.public_key if self._signer else "",
+                server_key=self._signer.public_key,
             )
             self._session.subscribe(self._topics.server_filters)
             self._session.start()
@@ -139,6 +170,7 @@ class Service:
             self._scorer.stop()
             self._session.stop()
             self._journal.close()
+            self._registry.close()
 
     def stop(self) -> None:
         """End :meth:`run` soon; callable from any thread and from a signal handler."""
@@ -177,6 +209,7 @@ class Service:
         waits = (
             None if wake is None else wake - now,
             self._news.step(self._state, now),
+            self._watch.step(),
             self._lookout.step(alone=self._announcer.lacks_devices),
         )
         return max(0.0, min([_LONGEST_WAIT_S, *(wait for wait in waits if wait is not None)]))
@@ -207,6 +240,9 @@ class Service:
     # -- messages --------------------------------------------------------------------------------------------
 
     def _incoming(self, message: Incoming) -> None:
+        if message.topic == self._topics.current_round:
+            self._watch.came(message.payload)
+            return
         if not message.payload:
             return
         device = _UNKNOWN
@@ -215,34 +251,48 @@ class Service:
             match leaf, numbers:
                 case "updates", (number, _):
                     came = Traffic.of(message.topic, len(message.payload), qos=1)
-                    self._chunk(device, number, decode(UpdateChunk, message.payload), came)
+                    self._chunk(device, number, self._opened(UpdateChunk, device, message), came)
                 case "progress", ():
                     self._alive(device)
-                    self._news.progress(device, decode(Progress, message.payload), self._clock())
+                    progress = self._opened(Progress, device, message)
+                    self._news.progress(device, progress, self._clock())
+                    if progress.stage.startswith(FAILED + LOST_CHUNK):
+                        self._watch.failed()
                 case "hello", ():
-                    self._hello(device, message.payload)
+                    self._hello(device, self._opened(Hello, device, message))
                 case "status", ():
-                    self._advance(coordinator.DeviceStatus(device, decode(Status, message.payload).online))
+                    self._advance(
+                        coordinator.DeviceStatus(device, self._opened(Status, device, message).online)
+                    )
                 case "declines", ():
-                    self._declined(device, decode(Decline, message.payload))
+                    self._declined(device, self._opened(Decline, device, message))
+        except IdentityError as error:
+            if self._door.is_news(device, error):
+                self._object(events.Rejected(device=device, round=0, reason=error.reason, text=error.message))
         except ProtocolError as error:
             self._news.heard(device, "sent what cannot be read", self._clock())
             self._object(events.Rejected(device=device, round=0, reason="malformed", text=error.message))
 
-    def _hello(self, device: str, payload: bytes) -> None:
-        hello = decode(Hello, payload)
+    def _opened(self, kind: type[AnyMessage], device: str, message: Incoming) -> AnyMessage:
+        return self._door.open(kind, device, message.topic, message.payload)
+
+    def _say(self, device: str, ack: Ack) -> None:
+        topic = self._topics.device(device).acks
+        self._session.publish(topic, self._speaker.seal(topic, ack))
+
+    def _hello(self, device: str, hello: Hello) -> None:
         self._news.greeted(device, self._clock())
         if (refused := objection(self._rules, device, hello)) is not None:
             self._object(refused)
         samples = max(0, min(hello.samples, coordinator.MOST_SAMPLES))
-        self._advance(coordinator.DeviceHello(device, hello.memory_bytes, samples), hello=payload)
+        self._advance(coordinator.DeviceHello(device, hello.memory_bytes, samples), hello=encode(hello))
         self._announcer.newcomer(self._state, device, self._state.devices[device].tier)
 
     def _object(self, refused: events.Rejected) -> None:
         """Tell people, and the device itself, what is wrong with a message that is no update."""
         self._emit(refused)
         if refused.device != _UNKNOWN:
-            self._session.publish(self._topics.device(refused.device).acks, encode(ack_of(refused)))
+            self._say(refused.device, ack_of(refused))
 
     def _alive(self, device: str) -> None:
         """Whoever sends is there, whatever its last will said."""
@@ -260,7 +310,7 @@ class Service:
         self._news.heard(device, stage, self._clock())
         verdict = self._intake.take(device, number, chunk, came, self._state, self._active)
         if verdict.ack is not None:
-            self._session.publish(self._topics.device(device).acks, encode(verdict.ack))
+            self._say(device, verdict.ack)
         if verdict.answered is not None:
             self._advance(verdict.answered)
 
@@ -387,6 +437,9 @@ class Service:
             return
         self._journal.add_to_outcome(self._rules.run, scored.round, {**scored.told, "told": True})
         self._scorer.pending.discard(scored.round)
+
+    def _note(self, text: str) -> None:
+        self._emit(events.Noted(text=text))
 
     def _emit(self, event: events.Event) -> None:
         """Tell; a listener that fails costs its own news only, one that has gone away ends the service."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from device_runtime.data.samples import LabelSpec, Local
 from device_runtime.engine.base import Engine
 from device_runtime.link.fetch import Fetcher
+from device_runtime.link.identity import ServerTrust
 from device_runtime.memory import peak_bytes
 from device_runtime.round.costs import Profiler
 from device_runtime.round.graphs import GraphSettings, Step
@@ -20,7 +21,6 @@ from device_runtime.round.tuning import Forms, Tuning
 from device_runtime.store.database import Outgoing, Store
 from edgefl.system.sizes import mebibytes
 from edgefl.wire import tensors
-from edgefl.wire.bundle import signatures
 from edgefl.wire.bundle.manifest import Graph, Manifest, decode_manifest
 from edgefl.wire.errors import ProtocolError, RoundDeclined
 from edgefl.wire.limits import Limits
@@ -29,7 +29,7 @@ from edgefl.wire.mqtt.messages import NO_FORMAT, NO_MEMORY, Profile, Update, enc
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What a device works with. ``server_key``: with it, only bundles that it signed are loaded. ``memory_bytes``: what a
+    """What a device works with. ``trust``: whose bundles are loaded. ``memory_bytes``: what a
     graph may need over the idle process.
 
     ``tune``: whether variants of graphs are tried, by an engine of so many ``threads``.
@@ -42,7 +42,7 @@ class Work:
     device: str
     folder: Path
     limits: Limits
-    server_key: str
+    trust: ServerTrust
     memory_bytes: int
     threads: int
     tune: bool
@@ -63,8 +63,7 @@ class Work:
         """
         profiler = Profiler()
         self._check_offered(job)
-        if self.server_key:
-            signatures.check(self.server_key, job.bundle.sha256, job.signature)
+        self.trust.check_bundle(job.bundle.sha256, job.signature, job.format)
         manifest = decode_manifest(self.fetcher.get(job.bundle))
         self._check_formats(manifest)
         self.check_memory(manifest, manifest.of_round)

@@ -36,7 +36,15 @@ _LAST_WORDS_S = 0.2
 
 _LEFT_BY_A_RUN = (
     *("devices", "bundles", "checkpoints", "published", "logs", "broker"),
-    *("journal.sqlite*", "history.jsonl", "model.safetensors", "processes.json*", f"{CONFIG_NAME}*"),
+    *(
+        "journal.sqlite*",
+        "devices.sqlite*",
+        "server.key*",
+        "history.jsonl",
+        "model.safetensors",
+        "processes.json*",
+        f"{CONFIG_NAME}*",
+    ),
 )
 
 
@@ -108,8 +116,12 @@ class Lab:
             self.supervisor.start("broker", ["broker", *arguments, "--folder", str(self.folder / "broker")])
         tls = ["--ca-file", broker.ca_file] if broker.ca_file else []
         config = str(self.folder / CONFIG_NAME)
+        key = [
+            "--sign-key",
+            str(self.folder / "server.key"),
+        ]  # beside the stores of the devices that trust it
         self.supervisor.start(
-            "server", ["server", "--config", config, "--out", str(self.folder), "--json", *tls]
+            "server", ["server", "--config", config, "--out", str(self.folder), "--json", *key, *tls]
         )
         limits = [f"--limit={key}={value}" for key, value in self.federation.limits.items()]
         for device in self.devices:

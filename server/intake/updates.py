@@ -88,7 +88,7 @@ class Intake:
         except UpdateRejected as refusal:
             return self._stray(device, number, chunk, refusal, state) if _edge(chunk) else Verdict()
         if assignment.status != "open" or active is None:
-            return Verdict(_repeated(assignment, number)) if _edge(chunk) else Verdict()
+            return Verdict(self._repeated(assignment, number, chunk)) if _edge(chunk) else Verdict()
         try:
             _check_size(chunk, assignment.tier, active)
             piece = self._assembly.add(device, chunk)
@@ -101,6 +101,7 @@ class Intake:
                     status="missing",
                     missing=piece.indices,
                     text=piece.text,
+                    sha256=chunk.sha256,
                 )
                 return Verdict(ack)
             return self._accept(assignment, piece, state, active)
@@ -145,7 +146,7 @@ class Intake:
         active.aggregator.add(checked.added, weight)
         self._emit(_report(update, down, up))
         self._warn(update)
-        ack = Ack(round=active.number, nonce=assignment.nonce, status="accepted")
+        ack = Ack(round=active.number, nonce=assignment.nonce, status="accepted", sha256=whole.sha256)
         return Verdict(ack, Answered(assignment.device, accepted=True))
 
     def _warn(self, update: Update) -> None:
@@ -162,6 +163,21 @@ class Intake:
             _check_codec(update, active.readings[update.tier].tier.form)
             active.aggregator.add(active.check(update).added, stored.weight)
 
+    def _repeated(self, assignment: Assignment, number: int, chunk: UpdateChunk) -> Ack:
+        """The word on an update for a task that is answered: good news only for the very update that was accepted."""
+        nonce, sha256 = assignment.nonce, chunk.sha256[:64]
+        reason, text = (
+            "already-rejected",
+            f"the update for round {number} has been refused already; wait for the next round",
+        )
+        if assignment.status == "accepted":
+            accepted = self._journal.accepted_sha256(self._rules.run, number, assignment.device, nonce)
+            if accepted == chunk.sha256:
+                return Ack(round=number, nonce=nonce, status="accepted", sha256=accepted)
+            reason = "other-update"
+            text = f"another update ({accepted[:12]}) was accepted for this task: who has this device's name and key?"
+        return Ack(round=number, nonce=nonce, status="rejected", reason=reason, text=text, sha256=sha256)
+
     def _stray(
         self, device: str, number: int, chunk: UpdateChunk, refusal: UpdateRejected, state: State
     ) -> Verdict:
@@ -169,8 +185,9 @@ class Intake:
 
         One for a round that has not begun is journaled with the next: only rounds that exist have rows.
         """
-        if self._journal.was_accepted(self._rules.run, number, device, chunk.nonce):
-            return Verdict(Ack(round=number, nonce=chunk.nonce, status="accepted"))
+        accepted = self._journal.accepted_sha256(self._rules.run, number, device, chunk.nonce)
+        if accepted and accepted == chunk.sha256:
+            return Verdict(Ack(round=number, nonce=chunk.nonce, status="accepted", sha256=accepted))
         journaled_as = min(number, state.next_round)
         return self._refuse(device, number, chunk, refusal, final=False, journaled_as=journaled_as)
 
@@ -192,19 +209,19 @@ class Intake:
             self._rules.run, journaled_as, device, key[:24], key, reason, text, final=final
         ):
             self._emit(Rejected(device=device, round=number, reason=reason, text=text))
-        ack = Ack(round=number, nonce=chunk.nonce[:64], status="rejected", reason=reason, text=text)
+        ack = Ack(
+            round=number,
+            nonce=chunk.nonce[:64],
+            status="rejected",
+            reason=reason,
+            text=text,
+            sha256=chunk.sha256[:64],
+        )
         return Verdict(ack, Answered(device, accepted=False, reason=text) if final else None)
 
 
 def _edge(chunk: UpdateChunk) -> bool:
     return chunk.index in (0, chunk.count - 1)
-
-
-def _repeated(assignment: Assignment, number: int) -> Ack:
-    if assignment.status == "accepted":
-        return Ack(round=number, nonce=assignment.nonce, status="accepted")
-    text = f"the update for round {number} has been refused already; wait for the next round"
-    return Ack(round=number, nonce=assignment.nonce, status="rejected", reason="already-rejected", text=text)
 
 
 def _check_size(chunk: UpdateChunk, tier: str, active: ActiveRound) -> None:

@@ -7,6 +7,7 @@ device that follows ``rounds/current`` never misses a chunk.
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
@@ -15,10 +16,13 @@ from edgefl.wire.blobs import BlobRef, split
 from edgefl.wire.compression import Compression, packed
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.limits import Limits
-from edgefl.wire.mqtt.messages import Round, encode
+from edgefl.wire.mqtt.envelope import Seal, bare
+from edgefl.wire.mqtt.messages import Round
 from edgefl.wire.mqtt.session import Delivery
 from edgefl.wire.mqtt.topics import Topics
 from edgefl.wire.tensors import Array, Arrays
+
+_MOST_ECHOES = 64
 
 
 class Publishes(Protocol):
@@ -41,12 +45,16 @@ class Publisher:
         chunk_bytes: int,
         compression: Compression = "none",
         blob_limit: int = Limits().max_blob_bytes,
+        seal: Seal = bare,
     ) -> None:
         self._session = session
         self._topics = topics
         self._chunk = chunk_bytes
         self._compression: Compression = compression
         self._limit = blob_limit
+        self._seal = seal
+        self._said = b""
+        self._echoes: deque[bytes] = deque(maxlen=_MOST_ECHOES)
         self._blobs: dict[str, tuple[BlobRef, bytes]] = {}
         self._stale: dict[str, BlobRef] = {}
         self._delivery: Delivery | None = None
@@ -92,7 +100,9 @@ class Publisher:
         self.current, self._delivery = message, None
         if self.online:
             topic = self._topics.current_round
-            self._delivery = self._session.publish(topic, encode(message), retain=True)
+            self._said = self._seal(topic, message)
+            self._echoes.append(self._said)
+            self._delivery = self._session.publish(topic, self._said, retain=True)
 
     def wait_delivered(self, timeout_s: float) -> bool:
         """Whether the broker has the announcement and knows what was cleared, waiting ``timeout_s`` for its word on each."""
@@ -124,8 +134,7 @@ class Publisher:
         and kept the session.
         """
         self.online = True
-        for sha256 in self._blobs:
-            self._send(sha256)
+        self.restore_blobs()
         if self.current is not None:
             self.announce(self.current)
         stale, self._stale = self._stale, {}
@@ -135,6 +144,29 @@ class Publisher:
     def disconnected(self) -> None:
         """The broker is away; offers wait."""
         self.online = False
+        self._echoes.clear()
+
+    def is_foreign(self, payload: bytes) -> bool:
+        """Whether somebody else put ``payload`` (empty: cleared it) where the announcement lies.
+
+        Everything that we publish there comes back once, in order.
+        """
+        if payload not in self._echoes:
+            return bool(self._said) and (bool(self._echoes) or payload != self._said)
+        while self._echoes.popleft() != payload:
+            pass
+        return False
+
+    def restore(self) -> None:
+        """Announce again what somebody else cleared or replaced, under the next number."""
+        if self.current is not None:
+            self.announce(self.current)
+
+    def restore_blobs(self) -> None:
+        """Publish every live blob again: a device cannot find some of it."""
+        if self.online:
+            for sha256 in self._blobs:
+                self._send(sha256)
 
     def _send(self, sha256: str) -> None:
         ref, data = self._blobs[sha256]

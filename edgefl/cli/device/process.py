@@ -30,6 +30,7 @@ class DeviceSettings(msgspec.Struct, frozen=True, kw_only=True):
     tier: str = ""
     memory_bytes: int = 0
     server_key: str = ""
+    token: str = ""
     until_done: bool = False
     limits: Limits = Limits()
     engine: str = "onnx"
@@ -65,6 +66,7 @@ def run(settings: DeviceSettings) -> None:
         tune=settings.tune,
         until_done=settings.until_done,
         server_key=settings.server_key,
+        token=settings.token,
         limits=settings.limits,
         report=_as_json if settings.as_json else _as_text,
     )

@@ -105,7 +105,8 @@ class Delivery:
 class Session:
     """A connection that mends itself. Thread-safe; ``start`` returns at once.
 
-    ``clean``: the broker forgets us when we leave; for a client id that does not come again. ``deliver`` takes each event
+    ``will`` may be a function: each connection has its own then. ``clean``: the broker forgets us when we leave; for a
+    client id that does not come again. ``deliver`` takes each event
     on the network thread, or on that of :meth:`wake`, in place of :attr:`inbox`; it must not wait.
     """
 
@@ -115,7 +116,7 @@ class Session:
         client_id: str,
         *,
         limits: Limits,
-        will: Will | None = None,
+        will: Will | Callable[[], Will] | None = None,
         clean: bool = False,
         jitter: Callable[[], float] = random.random,
         deliver: Callable[[Event], None] | None = None,
@@ -135,10 +136,11 @@ class Session:
         self._subscribing = 0
         self._refusal = ""
         self._up_since = 0.0
-        self._client = self._make_client(client_id, will, clean)
+        self._will = will
+        self._client = self._make_client(client_id, clean)
         self._thread = threading.Thread(target=self._run, name=f"mqtt-{client_id}", daemon=True)
 
-    def _make_client(self, client_id: str, will: Will | None, clean: bool) -> paho.Client:
+    def _make_client(self, client_id: str, clean: bool) -> paho.Client:
         client = paho.Client(
             CallbackAPIVersion.VERSION2, client_id, clean_session=clean, reconnect_on_failure=False
         )
@@ -147,8 +149,6 @@ class Session:
             client.username_pw_set(self._address.username, self._address.password)
         if self._address.ca_file:
             _use_tls(client, self._address.ca_file)
-        if will is not None:
-            client.will_set(will.topic, will.payload, qos=1, retain=True)
         client.on_connect = self._on_connect
         client.on_message = self._on_message
         client.on_subscribe = self._on_subscribe
@@ -206,6 +206,9 @@ class Session:
         """One connection from start to end; returns why it ended."""
         self._refusal = ""
         try:
+            if self._will is not None:
+                will = self._will() if callable(self._will) else self._will
+                self._client.will_set(will.topic, will.payload, qos=1, retain=True)
             self._client.connect(self._address.host, self._address.port, keepalive=self._limits.keepalive_s)
         except (OSError, ValueError, OverflowError) as error:
             return f"cannot reach the broker at {self._address}: {error}"

@@ -14,6 +14,7 @@ from edgefl.wire.bundle.archive import Bundle, read_bundle
 from edgefl.wire.bundle.profiles import BundleProfile
 from edgefl.wire.errors import RoundAborted
 from edgefl.wire.mqtt import messages
+from edgefl.wire.mqtt.envelope import peek
 from edgefl.wire.mqtt.profile_messages import ProfileAnswer, ProfileOffer, ProfileRequest
 from edgefl.wire.mqtt.session import Incoming
 from edgefl.wire.mqtt.topics import ProfileTopics
@@ -80,7 +81,7 @@ class Asker:
         event = wait_for(
             self.server.session, Incoming, lambda event: event.topic == self.server.mine.profiles
         )
-        return messages.decode(ProfileAnswer, event.payload)
+        return peek(ProfileAnswer, event.payload)
 
     def last_word(self) -> ProfileAnswer:
         while (answer := self.answer()).state == "taken":

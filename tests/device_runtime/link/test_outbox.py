@@ -15,6 +15,7 @@ from device_runtime.store.database import Outgoing, PastRound, Store
 from edgefl.wire.errors import StoreError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt import messages
+from edgefl.wire.mqtt.envelope import peek
 from edgefl.wire.mqtt.messages import Ack, UpdateChunk
 from edgefl.wire.mqtt.session import Address, Incoming, Session
 from edgefl.wire.mqtt.topics import Topics
@@ -40,7 +41,7 @@ class Server:
 
     def chunk(self) -> UpdateChunk:
         event = wait_for(self.session, Incoming, lambda event: "/updates/" in event.topic)
-        chunk = messages.decode(UpdateChunk, event.payload)
+        chunk = peek(UpdateChunk, event.payload)
         assert event.topic == self.topics.device(self.device).update(3, chunk.index)
         assert len(event.payload) <= 1024
         return chunk
@@ -98,7 +99,7 @@ class Device:
     def hear(self) -> None:
         """Pass one acknowledgement on, as the agent does."""
         event = wait_for(self.session, Incoming, lambda event: event.topic.endswith("/acks"))
-        self.outbox.deliver(messages.decode(Ack, event.payload))
+        self.outbox.deliver(peek(Ack, event.payload))
 
     def verdict(self) -> tuple[str, str]:
         outgoing, ack = self.settled.get(timeout=PATIENCE_S)

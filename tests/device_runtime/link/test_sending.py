@@ -18,6 +18,7 @@ from edgefl.wire import tensors
 from edgefl.wire.errors import StoreError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt import messages
+from edgefl.wire.mqtt.envelope import peek
 from edgefl.wire.mqtt.messages import ENVELOPE_BYTES, Ack, Profile, Update, UpdateChunk
 from edgefl.wire.mqtt.topics import Topics
 
@@ -53,7 +54,7 @@ class Link:
 
     def chunks(self, number: int) -> list[UpdateChunk]:
         """The next ``number`` messages."""
-        return [messages.decode(UpdateChunk, self.sent.get(timeout=PATIENCE_S)[1]) for _ in range(number)]
+        return [peek(UpdateChunk, self.sent.get(timeout=PATIENCE_S)[1]) for _ in range(number)]
 
 
 class Device:

@@ -1,0 +1,73 @@
+"""Looks after what lies at the broker for devices: whoever may write there can clear or replace it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from edgefl.wire.errors import ProtocolError
+from edgefl.wire.mqtt.envelope import unwrap
+from server.events import Event, Warned
+from server.publish.publisher import Publisher
+
+_ANNOUNCE_S = 1.0
+_BLOBS_S = 30.0
+"""At most so often, whatever others do: an announcement is small, and a model is not."""
+
+
+class Watch:
+    """Restores the announcement when another one takes its place, and the blobs when a device cannot find some.
+
+    ``came`` takes what arrives on the announcement's topic, ``failed`` what a device says of an attempt that failed, and
+    ``step`` is called now and then.
+    """
+
+    def __init__(
+        self,
+        publisher: Publisher,
+        own: bytes,
+        emit: Callable[[Event], None],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._publisher = publisher
+        self._own = own
+        self._emit = emit
+        self._clock = clock
+        self._announced = self._sent = 0.0
+        self._due = False
+        self._told = False
+
+    def came(self, payload: bytes) -> None:
+        """Our own announcement, or somebody else's."""
+        if not self._publisher.is_foreign(payload):
+            return
+        if not self._told and not self._is_ours(payload):  # one of an earlier process of ours is no news
+            self._told = True
+            text = "somebody else cleared or replaced the announcement at the broker; it is published again each time"
+            self._emit(Warned(tier="", text=text))
+        self._due = True
+        self.step()
+
+    def _is_ours(self, payload: bytes) -> bool:
+        with suppress(ProtocolError):
+            envelope = unwrap(payload)
+            return envelope is not None and envelope.key == self._own
+        return False
+
+    def failed(self) -> None:
+        """A device could not do its round: maybe chunks that it needs were cleared."""
+        if self._publisher.online and self._clock() - self._sent >= _BLOBS_S:
+            self._sent = self._clock()
+            self._publisher.restore_blobs()
+
+    def step(self) -> float | None:
+        """Seconds until something is to be restored; None if nothing is."""
+        if not self._due or not self._publisher.online:
+            return None
+        wait = self._announced + _ANNOUNCE_S - self._clock()
+        if 0 < wait <= _ANNOUNCE_S:
+            return wait
+        self._due, self._announced = False, self._clock()
+        self._publisher.restore()
+        return None
