@@ -28,8 +28,8 @@ from device_runtime.round.work import Work
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.manifest import Manifest, decode_manifest
 from edgefl.wire.bundle.profiles import BundleProfile
-from edgefl.wire.errors import BundleError, EdgeflError, RoundAborted, RoundDeclined
-from edgefl.wire.mqtt.envelope import Seal
+from edgefl.wire.errors import BundleError, EdgeflError, IdentityError, RoundAborted, RoundDeclined
+from edgefl.wire.mqtt.envelope import Seal, peek
 from edgefl.wire.mqtt.profile_messages import (
     BUSY,
     FAILED,
@@ -133,7 +133,11 @@ class ProfileDesk:
     def take(self, payload: bytes) -> None:
         """A request came, maybe not for the first time. ProtocolError if it is malformed,
         or not the server's."""
-        request = self._work.trust.open(ProfileRequest, self.topic, payload)
+        try:
+            request = self._work.trust.open(ProfileRequest, self.topic, payload)
+        except IdentityError as error:  # whoever asks is told why nothing follows
+            self._send(declined(peek(ProfileRequest, payload).nonce, SIGNATURE, error.message))
+            raise
         known = self._answers.get(request.nonce)
         if known is not None:
             self._send(known)

@@ -9,6 +9,7 @@ from edgefl.cli.catalog import cache, inspection
 from edgefl.cli.device import agent as device
 from edgefl.cli.device import data, tune
 from edgefl.cli.federation import broker, run, server, simulate
+from edgefl.cli.identity import enroll, key
 from edgefl.cli.models import check, deploy, export, plan, profile, verify
 
 app = bare_app()
@@ -18,6 +19,8 @@ for module in (
     broker,
     server,
     device,
+    enroll,
+    key,
     check,
     data,
     plan,

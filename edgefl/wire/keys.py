@@ -121,7 +121,7 @@ def rotate(path: Path, *, overlap_s: float, now: float) -> KeyPair:
     old = KeyPair(path)
     fresh = os.urandom(KEY_BYTES)
     new = _public_of(fresh)
-    until = int(min(now + overlap_s, FOREVER))
+    until = int(min(now + overlap_s, FOREVER - 1))
     signature = old.sign(_succession_text(old.public, new, until))
     statement = Succession(old=old.public, new=new, until=until, signature=signature)
     chain = (*old.successions, statement)[-MOST_SUCCESSIONS:]
@@ -140,7 +140,7 @@ def known_after(known: Mapping[bytes, int], statements: Iterable[Succession]) ->
     while found := next((each for each in waiting if keys.get(each.old) == FOREVER and each.holds), None):
         waiting.remove(found)
         if found.new not in keys:
-            keys[found.old] = found.until
+            keys[found.old] = min(found.until, FOREVER - 1)
             keys[found.new] = FOREVER
     return keys
 

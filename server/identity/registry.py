@@ -120,14 +120,14 @@ class Registry:
                 self._read, self._version = {}, version
             if device not in self._read:
                 self._read[device] = _rows(
-                    db, f"{_OF_ALL} AND device = ? ORDER BY added_at", self._federation, device
+                    db, f"{_OF_ALL} AND device = ? ORDER BY added_at, rowid", self._federation, device
                 )
             return self._read[device]
 
     def all(self) -> list[DeviceKey]:
         """Those of all devices, by name, the oldest first."""
         with self._using() as db:
-            return _rows(db, f"{_OF_ALL} ORDER BY device, added_at", self._federation)
+            return _rows(db, f"{_OF_ALL} ORDER BY device, added_at, rowid", self._federation)
 
     def add(self, device: str, key: bytes, *, source: Source, now: float, until: int = 0) -> None:
         """Make ``key`` the device's. The one before it is good until ``until``, seconds since 1970; one that was revoked
