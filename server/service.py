@@ -245,7 +245,7 @@ class Service:
             return
         if not message.payload:
             return
-        device = _UNKNOWN
+        device, leaf = _UNKNOWN, ""
         try:
             device, leaf, numbers = self._topics.parse_device(message.topic)
             match leaf, numbers:
@@ -253,8 +253,8 @@ class Service:
                     came = Traffic.of(message.topic, len(message.payload), qos=1)
                     self._chunk(device, number, self._opened(UpdateChunk, device, message), came)
                 case "progress", ():
-                    self._alive(device)
                     progress = self._opened(Progress, device, message)
+                    self._alive(device)
                     self._news.progress(device, progress, self._clock())
                     if progress.stage.startswith(FAILED + LOST_CHUNK):
                         self._watch.failed()
@@ -267,7 +267,8 @@ class Service:
                 case "declines", ():
                     self._declined(device, self._opened(Decline, device, message))
         except IdentityError as error:
-            if self._door.is_news(device, error):
+            # A status comes before the hello that brings its key in.
+            if leaf != "status" and self._door.is_news(device, error):
                 self._object(events.Rejected(device=device, round=0, reason=error.reason, text=error.message))
         except ProtocolError as error:
             self._news.heard(device, "sent what cannot be read", self._clock())

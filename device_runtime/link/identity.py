@@ -93,7 +93,7 @@ class ServerTrust:
     def open(self, kind: type[AnyMessage], topic: str, payload: bytes) -> AnyMessage:
         """The server's message. IdentityError if a key is known, and it is not signed by one; ProtocolError if it is
         malformed. What was said before on the topic, and was followed by something else, is not said again."""
-        envelope = unwrap(payload)
+        envelope = unwrap(payload, kind)
         with self._lock:
             if envelope is None:
                 return self._unsigned(kind, topic, payload)

@@ -44,7 +44,7 @@ class Door:
 
     def open(self, kind: type[AnyMessage], device: str, topic: str, payload: bytes) -> AnyMessage:
         """The device's message. IdentityError if it is not its own word, or old; ProtocolError if it is malformed."""
-        envelope = unwrap(payload)
+        envelope = unwrap(payload, kind)
         keys = self._registry.keys(device)
         if envelope is None:
             self._check_bare(kind, device, keys)

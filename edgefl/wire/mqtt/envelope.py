@@ -93,14 +93,14 @@ def signed_text(kind: type[Message], topic: str, at: int, body: bytes) -> bytes:
     return f"edgefl/{_CONTEXTS[kind]}/1\n{topic}\n{at}\n".encode() + body
 
 
-def unwrap(payload: bytes) -> Envelope | None:
-    """The envelope in ``payload``, unverified; None for a bare message. ProtocolError if it is malformed."""
-    if version_of(payload) != SIGNED:
+def unwrap(payload: bytes, kind: type[Message] = Message) -> Envelope | None:
+    """The envelope of a ``kind`` in ``payload``, unverified; None for a bare message. ProtocolError if it is malformed."""
+    if version_of(kind, payload) != SIGNED:
         return None
     try:
         return _decoder.decode(payload)
     except MALFORMED as error:
-        raise ProtocolError(f"envelope is malformed: {error}") from error
+        raise ProtocolError(f"the envelope of a {kind.__name__} is malformed: {error}") from error
 
 
 def verified(kind: type[AnyMessage], topic: str, envelope: Envelope) -> AnyMessage:
@@ -115,7 +115,7 @@ def verified(kind: type[AnyMessage], topic: str, envelope: Envelope) -> AnyMessa
 
 def open_message(kind: type[AnyMessage], topic: str, payload: bytes) -> Opened[AnyMessage]:
     """A message with the key that signed it, if any did. ProtocolError, or IdentityError if a signature does not hold."""
-    envelope = unwrap(payload)
+    envelope = unwrap(payload, kind)
     if envelope is None:
         return Opened(decode(kind, payload))
     return Opened(verified(kind, topic, envelope), envelope.key, envelope.at)
@@ -123,7 +123,7 @@ def open_message(kind: type[AnyMessage], topic: str, payload: bytes) -> Opened[A
 
 def peek(kind: type[AnyMessage], payload: bytes) -> AnyMessage:
     """What a message says, whoever may have written it: for people who watch, never to act on."""
-    envelope = unwrap(payload)
+    envelope = unwrap(payload, kind)
     return decode(kind, payload if envelope is None else envelope.body)
 
 

@@ -232,12 +232,12 @@ def encode(message: Message) -> bytes:
     return _encoder.encode(message)
 
 
-def version_of(payload: bytes) -> int:
-    """``v`` of a message of any version; ProtocolError if there is none to be read."""
+def version_of(kind: type[Message], payload: bytes) -> int:
+    """``v`` of what should be a message of ``kind``, of any version; ProtocolError if there is none to be read."""
     try:
         return _version.decode(payload).v
     except MALFORMED as error:
-        raise ProtocolError(f"a message is malformed: {error}") from error
+        raise ProtocolError(f"{kind.__name__} message is malformed: {error}") from error
 
 
 def decode(kind: type[AnyMessage], payload: bytes) -> AnyMessage:

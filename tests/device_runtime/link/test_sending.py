@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import queue
 import threading
@@ -63,6 +64,7 @@ class Device:
     def __init__(self, folder: Path, limits: Limits, **changes: object) -> None:
         self.store = Store(folder, limit_bytes=1 << 20, history_rounds=5)
         self.link = Link()
+        self.digests: dict[str, str] = {}
         self.words: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
         limits = msgspec.structs.replace(limits, **{"ack_timeout_s": NEVER_S, **changes})
         self.outbox = Outbox(self.link, MINE, self.store, limits, self.settle)  # type: ignore[arg-type]
@@ -72,12 +74,19 @@ class Device:
         self.words.put((outgoing.nonce, ack.status))
 
     def add(self, nonce: str, data: bytes) -> None:
+        self.digests[nonce] = hashlib.sha256(data).hexdigest()
         self.store.finish_job(Outgoing("run", 3, nonce, data), None, "")
         self.outbox.wake()
 
     def hear(self, nonce: str, status: str = "accepted", missing: list[int] | None = None) -> None:
         self.outbox.deliver(
-            msgspec.convert({"round": 3, "nonce": nonce, "status": status, "missing": missing or []}, Ack)
+            Ack(
+                round=3,
+                nonce=nonce,
+                status=status,  # type: ignore[arg-type]
+                missing=missing or [],
+                sha256=self.digests.get(nonce, ""),
+            )
         )
 
     def word(self) -> tuple[str, str]:

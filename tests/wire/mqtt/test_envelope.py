@@ -80,7 +80,7 @@ def test_a_number_or_a_chain_beyond_all_bounds_is_refused(speaker: Speaker) -> N
     link = {"old": bytes(32), "new": bytes(32), "until": 1, "signature": bytes(64)}
 
     for changes in ({"at": -1}, {"at": 2**63}, {"succession": [link] * 9}):
-        with pytest.raises(ProtocolError, match="envelope is malformed"):
+        with pytest.raises(ProtocolError, match="envelope of a Message is malformed"):
             unwrap(msgspec.msgpack.encode({**sealed, **changes}))
 
 
