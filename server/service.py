@@ -76,7 +76,7 @@ class Service:
 
     ParticipationError from ``run`` if a program needs every device and the run ends for want of one, or of its updates.
 
-    ``signer`` has the key that signs all that the server says (by default ``out/server.key``). ``enrolled`` is the list of
+    ``signer`` has the key that signs all that the server says (by default ``out/signing.key``). ``enrolled`` is the list of
     the devices that are let in; without it the first key of each name is trusted, and kept in ``out/devices.sqlite``.
     ``database`` is any SQLAlchemy URL (default: ``out/journal.sqlite``); ``device`` is where updates are summed.
     """
@@ -99,13 +99,15 @@ class Service:
         self._listener = emit
         self._clock = clock
         self._device = device
-        self._signer = signer or Signer(out / "server.key")
+        self._signer = signer or Signer(out / "signing.key")
         self._registry = Registry(enrolled or out / "devices.sqlite", spec.federation)
         self._door = Door(self._registry, self._note, enrolled=enrolled is not None, clock=clock)
         self._speaker = Speaker(
             self._signer.keys, Sequence(self._registry.number, self._registry.keep_number, clock)
         )
         self._topics = Topics(spec.federation)
+        # Its own announcement, too: somebody else may clear it.
+        self._filters = (*self._topics.server_filters, self._topics.current_round)
         self._checkpoints = Checkpoints(out)
         self._journal = Journal(database or f"sqlite:///{out.resolve() / 'journal.sqlite'}", spec.federation)
         self._inbox: queue.SimpleQueue[InboxEvent] = queue.SimpleQueue()
@@ -157,7 +159,7 @@ class Service:
                 device=processor(self._device),
                 server_key=self._signer.public_key,
             )
-            self._session.subscribe(self._topics.server_filters)
+            self._session.subscribe(self._filters)
             self._session.start()
             self._announce_state()
             self._score_untold()
@@ -403,7 +405,7 @@ class Service:
         """Write the model if it is trained, make sure the devices know, and leave nothing queued for us at the broker."""
         digest = "" if self._refused else self._save_model()
         self._announcements.publisher.wait_delivered(_FAREWELL_S)
-        self._session.unsubscribe(self._topics.server_filters)
+        self._session.unsubscribe(self._filters)
         if self._refused:
             raise ParticipationError(self._refused)
         _, last = self._journal.outcome(self._rules.run, self._rules.rounds)

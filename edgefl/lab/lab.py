@@ -39,7 +39,7 @@ _LEFT_BY_A_RUN = (
     *(
         "journal.sqlite*",
         "devices.sqlite*",
-        "server.key*",
+        "signing.key*",
         "history.jsonl",
         "model.safetensors",
         "processes.json*",
@@ -118,7 +118,7 @@ class Lab:
         config = str(self.folder / CONFIG_NAME)
         key = [
             "--sign-key",
-            str(self.folder / "server.key"),
+            str(self.folder / "signing.key"),
         ]  # beside the stores of the devices that trust it
         self.supervisor.start(
             "server", ["server", "--config", config, "--out", str(self.folder), "--json", *key, *tls]

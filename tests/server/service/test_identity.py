@@ -71,7 +71,7 @@ def test_all_that_a_server_says_is_signed_for_where_it_is_said(
     device("strong-0")
     server.wait_for(RoundClosed)
 
-    key = KeyPair(tmp_path / "out" / "server.key").public
+    key = KeyPair(tmp_path / "out" / "signing.key").public
     for kind, topic in ((Round, topics.current_round), (Task, mine.tasks), (Ack, mine.acks)):
         event = wait_for(listener, Incoming, lambda event, topic=topic: event.topic == topic)
         assert open_message(kind, topic, event.payload).key == key  # type: ignore[type-var]
@@ -178,7 +178,7 @@ def test_an_announcement_that_somebody_else_clears_or_replaces_is_restored(
     by: bytes,
 ) -> None:
     server, topics = serve(min_devices=1, rounds=1), Topics(federation)
-    key = KeyPair(tmp_path / "out" / "server.key").public
+    key = KeyPair(tmp_path / "out" / "signing.key").public
     stranger = connect(mosquitto.address)
     wait_up(stranger)
     stranger.subscribe([topics.current_round])
