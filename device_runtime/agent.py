@@ -75,6 +75,7 @@ class Agent:
         self._speaker = speaker_of(config.folder, self._store)
         self._trust = ServerTrust(self._store, config.server_keys, self._say)
         self._online_at = 0
+        self._rested = False
         self._fetcher = Fetcher(self._session, topics, self._store, limits, self._round_is_over)
         self._outbox = Outbox(
             self._session,
@@ -165,7 +166,10 @@ class Agent:
         try:
             event = self._session.inbox.get(timeout=_LOOK_S)
         except queue.Empty:
+            if not self._rested and self._worker is None:
+                self._rest()  # of what checking and making signatures took
             return
+        self._rested = False
         if isinstance(event, Up):
             self._greet()
         elif isinstance(event, Down):
@@ -209,6 +213,7 @@ class Agent:
     def _rest(self) -> None:
         """Give back what the start or a round took and waiting does not need. The engine's own code stays for the next
         round."""
+        self._rested = True
         trim_memory()
         release_code(keep=f"/{self._engine.name}/")
 
