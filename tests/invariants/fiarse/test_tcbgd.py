@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -77,11 +77,14 @@ def test_inv09_the_factor_by_how_far_an_entry_lies_above_the_threshold() -> None
     theta=st.floats(2.0**-99, 2.0**60, width=32),
     ratios=st.lists(st.floats(1, 2.0**20, width=32), min_size=2, max_size=20),
 )
+@example(theta=35.0, ratios=[932238.0, 932239.0])
 def test_inv10_the_factor_falls_from_one_and_a_half_towards_one_and_is_even(theta, ratios) -> None:
     sizes = [max(float(np.float32(theta * ratio)), theta) for ratio in sorted(ratios)]
     found = factors(sizes, theta)
     assert (found > 1).all() and (found <= 1.5).all()
-    assert (found.diff() <= 0).all()
+    assert (
+        found.diff() <= 3 * np.finfo(np.float32).eps
+    ).all()  # what float32 rounds; strictly, see the next test
     assert torch.equal(found, factors([-size for size in sizes], theta))
 
 
