@@ -10,8 +10,10 @@ from edgefl.wire.mqtt.neighbours import Neighbours, named
 from server import events
 from server.aggregate.robust import unprotected
 from server.coordinator.attendance import Presence, missing, presence
-from server.coordinator.states import OpenRound, Outcome, Rules, State
+from server.coordinator.states import OpenRound, Rules, State
+from server.rounds import EndedRound
 from server.run_spec import RunSpec
+from server.scoring import told_of
 
 HOSTED_BYTES = 128 * 1024
 """What the strictest hosted brokers take in a message."""
@@ -80,18 +82,22 @@ class Announcer:
                 )
                 self._emit(events.Warned(tier=tier, text=text))
 
-    def ended(self, state: State, round_: OpenRound, outcome: Outcome, text: str, now: float) -> None:
-        """``round_`` took its last update at ``now``."""
+    def ended(self, state: State, round_: OpenRound, done: EndedRound, text: str, now: float) -> None:
+        """``round_`` took its last update at ``now``, and ended so; ``text`` says why, where the model did not fail."""
         self._emit(
             events.RoundEnded(
                 round=round_.number,
-                outcome=outcome,
+                outcome=done.outcome,
                 reports=len(round_.with_status("accepted")),
                 missing=missing(self._rules, state, round_, now),
                 seconds=now - round_.opened,
-                text=text,
+                text=done.failed or text,
             )
         )
+        if done.undone:
+            self._emit(
+                events.RolledBack(round=round_.number, text=done.failed, **told_of(done.metrics or {}))
+            )
 
     def waiting(self, state: State, now: float) -> None:
         """Whenever it waits for others than before."""

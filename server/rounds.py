@@ -47,6 +47,11 @@ class EndedRound:
     metrics: Mapping[str, float] | None = None
     undone: bool = False
 
+    @property
+    def known(self) -> Mapping[str, float] | None:
+        """The metrics of the model that stays, so that it need not be judged again."""
+        return None if self.undone else self.metrics
+
 
 class Rounds:
     """The current model of a run, from round to round. Takes up the run that the journal has.

@@ -6,6 +6,7 @@ The bounds are those of the paper, of which the one on sampled users with tau > 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from edgefl.wire.errors import ConfigError
@@ -114,34 +115,48 @@ def s_hf2(of: Landscape, setting: Setting) -> float:
     return 6 * of.sigma_g**2 * noise + 2 * (alpha * of.rho * delta) ** 2 * of.B**4
 
 
+@dataclass(frozen=True)
+class Estimator:
+    """Bounds on the bias and on the mean squared error of a G: with those of another than EXACT in their place, the theorem
+    and the drift hold for that one (constants absorbed, per_fedavg.md 6.3)."""
+
+    bias: Callable[[Landscape, Setting], float]
+    error: Callable[[Landscape, Setting], float]
+
+
+EXACT = Estimator(bias, sigma_f2)
+FO = Estimator(m_fo, s_fo2)
+HF = Estimator(m_hf, s_hf2)
+
+
 def sampling_factor(fraction: float, users: int) -> float:
     """(1 - r) / (r (n - 1)): the variance of the mean of r n of n fixed numbers, drawn without replacement, over theirs."""
     return 0.0 if users == 1 else (1 - fraction) / (fraction * (users - 1))
 
 
-def sigma_t2(of: Landscape, setting: Setting) -> float:
+def sigma_t2(of: Landscape, setting: Setting, by: Estimator = EXACT) -> float:
     """The error that more rounds do not remove (theorem 4.5):
 
     280 (beta L_F)^2 tau (tau - 1) (2 sigma_F^2 + gamma_F^2)
     + beta L_F (2 sigma_F^2 + gamma_F^2 (1 - r) / (r (n - 1))) + 4 alpha^2 L^2 sigma_g^2 / D.
     """
     step = setting.beta * smoothness(of, setting.alpha)
-    noise, apart = 2 * sigma_f2(of, setting), gamma_f2(of, setting.alpha)
+    noise, apart = 2 * by.error(of, setting), gamma_f2(of, setting.alpha)
     drift = 280 * step**2 * setting.tau * (setting.tau - 1) * (noise + apart)
     sampled = step * (noise + apart * sampling_factor(setting.fraction, setting.users))
-    return drift + sampled + bias(of, setting) ** 2
+    return drift + sampled + by.bias(of, setting) ** 2
 
 
-def bound(of: Landscape, setting: Setting, *, rounds: int, gap: float) -> float:
+def bound(of: Landscape, setting: Setting, *, rounds: int, gap: float, by: Estimator = EXACT) -> float:
     """4 (F(w_0) - F*) / (beta tau K) + 4 sigma_T^2 bounds the mean of E||grad F||^2 over K rounds; ``gap`` = F(w_0) - F*."""
-    return 4 * gap / (setting.beta * setting.tau * rounds) + 4 * sigma_t2(of, setting)
+    return 4 * gap / (setting.beta * setting.tau * rounds) + 4 * sigma_t2(of, setting, by)
 
 
-def drift(of: Landscape, setting: Setting, step: int) -> tuple[float, float]:
+def drift(of: Landscape, setting: Setting, step: int, by: Estimator = EXACT) -> tuple[float, float]:
     """Bounds on the mean distance of users from their mean after ``step`` local steps, and on its square (F.2):
 
     4 beta t (sigma_F + gamma_F) and 35 beta^2 t tau (2 sigma_F^2 + gamma_F^2), for beta <= 1 / (10 tau L_F).
     """
-    noise, apart = sigma_f2(of, setting), gamma_f2(of, setting.alpha)
+    noise, apart = by.error(of, setting), gamma_f2(of, setting.alpha)
     mean = 4 * setting.beta * step * (math.sqrt(noise) + math.sqrt(apart))
     return mean, 35 * setting.beta**2 * step * setting.tau * (2 * noise + apart)

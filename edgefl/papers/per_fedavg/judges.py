@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from edgefl.papers.entry import Claim
 from edgefl.papers.per_fedavg.personal import AFTER
-from edgefl.papers.per_fedavg.rows import Row
+from edgefl.papers.per_fedavg.rows import FEDAVG, FO, HF, Row
 from edgefl.papers.results import Judge, Judged, Results, told
 from edgefl.wire.tensors import Array
 
@@ -48,3 +49,29 @@ def change(method: str, start: Row, end: Row, figure: str, *, least: float, most
         return Judged(bool(least <= changed.mean() <= most), told(changed))
 
     return judge
+
+
+def claims_of_single_class(
+    single: Row, than: Row, lead: str, raised: tuple[str, str, str], doubt: str
+) -> tuple[Claim, ...]:
+    """Claim 4: half B with a single class widens HF's lead, and raises every method. What was found elsewhere: ``lead`` in
+    words, and by how much FedAvg, FO and HF were ``raised``; ``doubt`` is that of the first."""
+    wide = Claim(
+        "4",
+        "a single class in half B widens HF's lead over FedAvg",
+        lead,
+        wider(HF, FEDAVG, single, than),
+        doubt=doubt,
+    )
+    return (
+        wide,
+        *(
+            Claim(
+                "4",
+                f"a single class in half B raises {method}",
+                found,
+                change(method, than, single, AFTER, least=0, most=1),
+            )
+            for method, found in zip((FEDAVG, FO, HF), raised, strict=True)
+        ),
+    )

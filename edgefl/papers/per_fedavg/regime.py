@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from edgefl.papers.entry import Arm, Chart, Claim, Entry, Scale
 from edgefl.papers.per_fedavg import personal, table1
-from edgefl.papers.per_fedavg.judges import ahead, change, wider
+from edgefl.papers.per_fedavg.judges import ahead, claims_of_single_class
 from edgefl.papers.per_fedavg.rows import FEDAVG, FO, FOUR_TIMES, HF, METHODS, Row, Size, arms
 
 MAIN, SINGLE = Row("MNIST", 4, 0.03), Row("MNIST", 4, 0.03, single=True)
@@ -36,21 +36,8 @@ ENTRY = Entry(
         ),
         Claim("3", "HF is ahead of FO", "+5.9, +5.6 in the pilot (9.3)", ahead(HF, FO, ROWS), doubt=_EASY),
         Claim("9.3", "FO is ahead of FedAvg + update", "+2.6, +7.2 in the pilot (9.3)", ahead(FO, FEDAVG, ROWS)),
-        Claim(
-            "4",
-            "a single class in half B widens HF's lead over FedAvg",
-            "12.8 against 8.5 in the pilot (9.3)",
-            wider(HF, FEDAVG, SINGLE, MAIN),
-            doubt=_EASY,
-        ),
-        *(
-            Claim(
-                "4",
-                f"a single class in half B raises {method}",
-                paper,
-                change(method, MAIN, SINGLE, personal.AFTER, least=0, most=1),
-            )
-            for method, paper in ((FEDAVG, "+2.8"), (FO, "+7.4"), (HF, "+7.1"))
+        *claims_of_single_class(
+            SINGLE, MAIN, "12.8 against 8.5 in the pilot (9.3)", ("+2.8", "+7.4", "+7.1"), _EASY
         ),
         Claim(
             "6",

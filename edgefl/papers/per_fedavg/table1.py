@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from edgefl.papers.entry import Arm, Chart, Claim, Column, Entry, Scale, percent
 from edgefl.papers.per_fedavg import personal
-from edgefl.papers.per_fedavg.judges import ahead, change, wider
+from edgefl.papers.per_fedavg.judges import ahead, change, claims_of_single_class
 from edgefl.papers.per_fedavg.rows import FEDAVG, FO, FOUR_TIMES, HF, METHODS, TWICE, Row, Size, arms
 
 MNIST_10 = Row("MNIST", 10, 0.01, paper={FEDAVG: 0.7596, FO: 0.7800, HF: 0.7985})
@@ -113,21 +113,12 @@ ENTRY = Entry(
             "34.3 to 12.0 in the pilot (9.3)",
             change(FO, CIFAR_4, LARGER, personal.BEFORE, least=-1, most=-0.1),
         ),
-        Claim(
-            "4",
-            "a single class in half B widens HF's lead over FedAvg",
+        *claims_of_single_class(
+            SINGLE,
+            LARGER,
             "12.66 against 10.35",
-            wider(HF, FEDAVG, SINGLE, LARGER),
-            doubt="one step teaches a user its only class, whatever it begins with: half B is at 100 % with all methods",
-        ),
-        *(
-            Claim(
-                "4",
-                f"a single class in half B raises {method}",
-                paper,
-                change(method, LARGER, SINGLE, personal.AFTER, least=0, most=1),
-            )
-            for method, paper in ((FEDAVG, "+22.62"), (FO, "+12.39"), (HF, "+24.93"))
+            ("+22.62", "+12.39", "+24.93"),
+            "one step teaches a user its only class, whatever it begins with: half B is at 100 % with all methods",
         ),
         Claim(
             "6",
