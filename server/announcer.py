@@ -10,10 +10,8 @@ from edgefl.wire.mqtt.neighbours import Neighbours, named
 from server import events
 from server.aggregate.robust import unprotected
 from server.coordinator.attendance import Presence, missing, presence
-from server.coordinator.states import OpenRound, Rules, State
-from server.rounds import EndedRound
+from server.coordinator.states import OpenRound, Outcome, Rules, State
 from server.run_spec import RunSpec
-from server.scoring import told_of
 
 HOSTED_BYTES = 128 * 1024
 """What the strictest hosted brokers take in a message."""
@@ -82,22 +80,18 @@ class Announcer:
                 )
                 self._emit(events.Warned(tier=tier, text=text))
 
-    def ended(self, state: State, round_: OpenRound, done: EndedRound, text: str, now: float) -> None:
-        """``round_`` took its last update at ``now``, and ended so; ``text`` says why, where the model did not fail."""
+    def ended(self, state: State, round_: OpenRound, outcome: Outcome, text: str, now: float) -> None:
+        """``round_`` took its last update at ``now``."""
         self._emit(
             events.RoundEnded(
                 round=round_.number,
-                outcome=done.outcome,
+                outcome=outcome,
                 reports=len(round_.with_status("accepted")),
                 missing=missing(self._rules, state, round_, now),
                 seconds=now - round_.opened,
-                text=done.failed or text,
+                text=text,
             )
         )
-        if done.undone:
-            self._emit(
-                events.RolledBack(round=round_.number, text=done.failed, **told_of(done.metrics or {}))
-            )
 
     def waiting(self, state: State, now: float) -> None:
         """Whenever it waits for others than before."""

@@ -39,7 +39,7 @@ from server.intake.declines import reason_of
 from server.intake.updates import Intake
 from server.rounds import EndedRound, Rounds
 from server.run_spec import RunSpec
-from server.scoring import Scored, Scorer, last_words, round_closed
+from server.scoring import Scored, Scorer, last_words, round_closed, told_of
 from server.storage.checkpoints import Checkpoints
 from server.storage.journal import Journal
 
@@ -364,7 +364,9 @@ class Service:
         self._intake.end_round(ended)
         now = self._clock()
         done = self._rounds.end(ended, active, outcome, text, keep=self._scorer.pending)
-        self._announcer.ended(self._state, ended, done, text, now)
+        self._announcer.ended(self._state, ended, done.outcome, done.failed or text, now)
+        if done.undone:
+            self._emit(events.RolledBack(round=ended.number, text=done.failed, **told_of(done.metrics or {})))
         due = self._spec.evaluates(ended.number, done.outcome)
         self._scorer.submit(ended.number, due=due, known=done.known)
         return done
