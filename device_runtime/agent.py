@@ -6,6 +6,7 @@ one worker thread runs the round; the outbox thread sends updates.
 
 from __future__ import annotations
 
+import math
 import os
 import queue
 import threading
@@ -13,6 +14,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+
+import msgspec
 
 from device_runtime.config import AgentConfig, AgentEvent
 from device_runtime.data import sources
@@ -22,12 +25,14 @@ from device_runtime.link.fetch import Fetcher
 from device_runtime.link.outbox import Outbox, past_of
 from device_runtime.link.surroundings import Surroundings
 from device_runtime.memory import release_code, return_memory_early, trim_memory
+from device_runtime.policy import Rules, asked_of_system, day_of
 from device_runtime.profile.child import Child
 from device_runtime.profile.request import Measure, ProfileDesk
 from device_runtime.round.job import Job, decode_job, encode_job
 from device_runtime.round.progress import ProgressMessages
 from device_runtime.round.resume import drop_abandoned
 from device_runtime.round.work import Work
+from device_runtime.sandbox import engine as sandbox
 from device_runtime.store.carry_rows import StoredCarry
 from device_runtime.store.database import DECLINED, Outgoing, PastRound, Store
 from edgefl.wire.errors import DataError, EdgeflError, ProtocolError, RoundAborted, RoundDeclined, StoreError
@@ -35,10 +40,16 @@ from edgefl.wire.mqtt.client_ids import client_id
 from edgefl.wire.mqtt.messages import WRONG_DATA, Ack, Decline, Hello, Round, Status, Task, decode, encode
 from edgefl.wire.mqtt.session import Down, Incoming, Refused, Session, Up, Will
 from edgefl.wire.mqtt.topics import Topics
+from edgefl.wire.printable import printable
 
 _WORKER_END_S = 30.0
 _MOST_RUNS = 16
 """Runs that are remembered as open: a federation has one after the other."""
+_ENGINE_KEPT_S = 5.0
+"""How long the process of an engine waits for another round: starting it takes a part of a second."""
+_COUNTED_BYTES = 1 << 20
+"""Traffic is written down in steps of that: each costs a write."""
+_MOST_TEXT = 2000
 _LOOK_S = 0.25  # deadlines and silence wake nobody
 
 
@@ -100,6 +111,7 @@ class Agent:
             watch=self._progress.watch,
             aborted=self._round_is_over,
             dropped=self._dropped,
+            rules=Rules(config.policy, asked_of_system(config.policy.commands), self._store.traffic),
         )
         measure = measure or Child(engine=engine.format, threads=config.threads).measure
         self._profiles = ProfileDesk(self._work, self._session, topics, measure, self._say)
@@ -112,31 +124,73 @@ class Agent:
         self._told_failure = ("", "")
         self._worker: threading.Thread | None = None
         self._idle = threading.Event()
-        self._fatal: EdgeflError | None = None
+        self._begun: set[str] = set()
+        self._rest_at = math.inf
+        self._dropped_told = 0
+        self._tell_dropped_at = 0.0
+        self._counted_bytes = 0
+        self._trouble = ""
         self._stopping = threading.Event()
 
     # -- the inbox -------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Serve until done or stopped. Raises DataError if the local data do not fit the model."""
+        """Serve until done or stopped."""
         return_memory_early()
         self._rest()
+        sandbox.rest(self._engine)
+        for what in sandbox.missing(self._engine):
+            self._say("sandbox", f"the engine's process is not confined by {what}")
         self._session.subscribe(
             [self._topics.current_round, self._mine.tasks, self._mine.acks, self._profiles.topic]
         )
         self._session.start()
         self._outbox.start()
         try:
-            while not self._stopping.is_set() and self._fatal is None and not self._is_done():
-                self._handle_next()
-                self._advance()
-                self._surroundings.step(alone=self._session.connected and self._announced is None)
-                self._surroundings.left_out(self._round_without_us(), self._took_part)
-                self._profiles.step(busy=self._worker is not None)
+            while not self._stopping.is_set():
+                try:
+                    if self._is_done():
+                        break
+                    self._turn()
+                except StoreError as error:  # a full disk: what it was for comes again
+                    self._store_trouble(error)
         finally:
             self._shut_down()
-        if self._fatal is not None:
-            raise self._fatal
+
+    def _turn(self) -> None:
+        self._handle_next()
+        self._advance()
+        self._surroundings.step(alone=self._session.connected and self._announced is None)
+        self._surroundings.left_out(self._round_without_us(), self._took_part)
+        self._profiles.step(busy=self._worker is not None)
+        self._count_traffic(least=_COUNTED_BYTES)
+        if self._worker is None and time.monotonic() > self._rest_at:
+            sandbox.rest(self._engine)
+            self._rest_at = math.inf
+        self._tell_dropped()
+        self._trouble = ""
+
+    def _tell_dropped(self) -> None:
+        """How many messages were dropped unread since the start, now and then."""
+        dropped, now = self._session.inbox.dropped + self._fetcher.dropped, time.monotonic()
+        if dropped != self._dropped_told and now >= self._tell_dropped_at:
+            self._dropped_told, self._tell_dropped_at = dropped, now + self._config.limits.notice_s
+            text = f"{dropped} messages so far were dropped unread: more came than this device reads"
+            self._say("limited", text, dropped=dropped)
+
+    def _store_trouble(self, error: StoreError) -> None:
+        """Said once for as long as it stays so."""
+        if error.message != self._trouble:
+            self._trouble = error.message
+            self._say("store", error.message)
+        self._stopping.wait(self._config.limits.retry_pause_s)
+
+    def _count_traffic(self, least: int) -> None:
+        """Keep what went over the link, once it is so many bytes more, where the owner's policy asks for it."""
+        total = self._session.received_bytes + self._session.sent_bytes
+        if self._config.policy.most_bytes and total - self._counted_bytes >= max(1, least):
+            self._store.add_traffic(day_of(time.localtime()), total - self._counted_bytes)
+            self._counted_bytes = total
 
     def stop(self) -> None:
         self._stopping.set()
@@ -148,7 +202,10 @@ class Agent:
         self._profiles.stop()
         if self._worker is not None:
             self._worker.join(timeout=_WORKER_END_S)
+        with suppress(StoreError):
+            self._count_traffic(least=1)
         self._outbox.stop()
+        sandbox.rest(self._engine)
         if self._session.connected:
             self._session.publish(self._mine.status, encode(Status(online=False)), retain=True).wait(2.0)
         self._session.stop()
@@ -276,6 +333,7 @@ class Agent:
             self._job = None
             self._drop_abandoned()  # its last step may have been made after its round was over
             self._rest()
+            self._rest_at = time.monotonic() + _ENGINE_KEPT_S
         job = self._next_job()
         if job is None or time.monotonic() < self._failed.get(job.nonce, 0.0):
             return
@@ -297,8 +355,7 @@ class Agent:
         # In this order: the outbox thread may move an update from waiting to past between the two questions.
         if job is None or self._store.waits(job.nonce) or self._store.past(job.nonce) is not None:
             return None
-        self._store.open_job(encode_job(job))
-        return job
+        return self._tried(job, job)
 
     def _kept_job(self) -> Job | None:
         """The job of a killed process or a failed attempt, as its round is announced now; dropped if that is over.
@@ -313,9 +370,17 @@ class Agent:
         if job is None or now is None:
             self._store.close_job()
             return None
-        if now != job:
-            self._store.open_job(encode_job(now), fresh=now.content != job.content)
-        return now
+        return self._tried(now, job, fresh=now.content != job.content)
+
+    def _tried(self, job: Job, kept: Job, *, fresh: bool = False) -> Job:
+        """The job as it is kept from now on. The first attempt of each process counts: one that ends the process is not made
+        for ever."""
+        if job.nonce not in self._begun:
+            self._begun = {job.nonce}
+            job = msgspec.structs.replace(job, tries=job.tries + 1)
+        if job != kept:
+            self._store.open_job(encode_job(job), fresh=fresh)
+        return job
 
     def _attempt(self, job: Job) -> None:
         """The worker thread: one round, from the first blob to the outbox."""
@@ -323,14 +388,12 @@ class Agent:
             self._perform(job)
         except RoundAborted as error:
             if self._stopping.is_set():
+                with suppress(StoreError):  # it ended in good order
+                    self._store.open_job(encode_job(msgspec.structs.replace(job, tries=job.tries - 1)))
                 text = f"round {job.round} is left as it is: this device goes on with it when it is started again"
                 self._say("stopped", text, round=job.round)
             else:
                 self._say("aborted", error.message, round=job.round)
-        except DataError as error:
-            self._fatal = error
-            with suppress(StoreError):
-                self._decline(job, RoundDeclined(WRONG_DATA, str(error.details.get("told", error.message))))
         except EdgeflError as error:
             self._fail(job, error.message)
         except Exception as error:  # an engine's own exception must not end the agent
@@ -345,6 +408,9 @@ class Agent:
             self._outbox.wake()
         except RoundDeclined as declined:
             self._decline(job, declined)
+        except DataError as error:  # another round, or another bundle, may fit
+            self._say("data", error.message, round=job.round)
+            self._decline(job, RoundDeclined(WRONG_DATA, str(error.details.get("told", error.message))))
 
     def _decline(self, job: Job, declined: RoundDeclined) -> None:
         """Remembered before it is sent: it is sent again until its round is over, and never worked on again."""
@@ -400,4 +466,5 @@ class Agent:
     def _say(self, event: str, text: str, **details: str | int | float) -> None:
         """Tell people. Nobody has to listen: a closed standard output must not stop a thread of the device."""
         with suppress(Exception):
-            self._report(AgentEvent(event=event, text=text, details=details))
+            clean = {name: printable(v) if isinstance(v, str) else v for name, v in details.items()}
+            self._report(AgentEvent(event=event, text=printable(text, _MOST_TEXT), details=clean))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
+from device_runtime.policy import Policy as OwnerPolicy
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address
 
@@ -49,3 +50,5 @@ class AgentConfig:
     """Whether variants of graphs are tried where they are first needed, and the fastest is kept: the last bits of an update
     then depend on the processor."""
     limits: Limits = Limits()
+    policy: OwnerPolicy = field(default_factory=OwnerPolicy)
+    """What the owner lets it do, and when."""

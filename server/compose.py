@@ -293,6 +293,8 @@ def _rules(federation: Federation, tables: Mapping[str, TierTable], method: Prog
         deadline_s=limits.round_deadline_s,
         ready_timeout_s=limits.ready_timeout_s,
         offline_grace_s=limits.offline_grace_s,
+        strikes=limits.strikes,
+        bench_rounds=limits.bench_rounds,
         whole=method.whole,
         absent=table.absent,
         opening=len(method.opening),

@@ -128,6 +128,10 @@ class RoundOpened(Event, frozen=True, kw_only=True):
     deadline: float
 
 
+REPORTED = "reported"
+"""The stage of a device whose update was accepted."""
+
+
 class DeviceSeen(Event, frozen=True, kw_only=True):
     """A device says where it stands. Times in milliseconds, sizes in bytes, as in :class:`RoundClosed`.
 
@@ -181,6 +185,12 @@ class Declined(Event, frozen=True, kw_only=True):
     round: int
     reason: str
     text: str
+
+
+class Limited(Event, frozen=True, kw_only=True):
+    """Messages were turned away unread: how many since the server began, by why (:mod:`server.intake.gate`)."""
+
+    counts: dict[str, int]
 
 
 class Refused(Event, frozen=True, kw_only=True):

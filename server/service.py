@@ -9,7 +9,6 @@ journal its end, then announce the next round; announce a round, then clear the 
 from __future__ import annotations
 
 import queue
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -18,25 +17,32 @@ from pathlib import Path
 from edgefl.setup.processor import processor
 from edgefl.system.clock import steady_time
 from edgefl.wire.bundle.signatures import Signer
-from edgefl.wire.errors import ParticipationError, ProtocolError, UpdateRejected
+from edgefl.wire.errors import ParticipationError, ProtocolError, StoreError, UpdateRejected
 from edgefl.wire.mqtt import session as broker
 from edgefl.wire.mqtt.client_ids import client_id
+from edgefl.wire.mqtt.inbox import Inbox
 from edgefl.wire.mqtt.messages import Ack, Decline, Hello, Progress, Status, UpdateChunk, decode, encode
 from edgefl.wire.mqtt.neighbours import Lookout, Neighbours, look
 from edgefl.wire.mqtt.packets import Traffic
 from edgefl.wire.mqtt.session import Address, Down, Incoming, Refused, Up
 from edgefl.wire.mqtt.topics import ALL_ROUNDS, ALL_STATUSES, Topics
+from edgefl.wire.printable import printable
 from edgefl.wire.tensors import Arrays
 from server import events
 from server.active_round import ActiveRound
 from server.announcer import Announcer
 from server.coordinator import machine as coordinator
 from server.coordinator.claims import addressed
-from server.coordinator.machine import Actions, OpenRound, State
+from server.coordinator.machine import Actions, OpenRound
 from server.coordinator.states import Abandon, Close, Finish, Open, Refuse, SendTask, Warn
-from server.device_news import MOST_TEXT, DeviceNews, ack_of, objection
+from server.device_news import DeviceNews, ack_of, objection
+from server.device_rows import DeviceRows
 from server.intake.declines import reason_of
+from server.intake.gate import Gate
 from server.intake.updates import Intake
+from server.load_news import LoadNews
+from server.patience import Patience
+from server.pulse import Pulse
 from server.rounds import EndedRound, Rounds
 from server.run_spec import RunSpec
 from server.scoring import Scored, Scorer, last_words, round_closed, told_of
@@ -65,7 +71,9 @@ class Service:
 
     ParticipationError from ``run`` if a program needs every device and the run ends for want of one, or of its updates.
 
-    ``database`` is any SQLAlchemy URL (default: ``out/journal.sqlite``); ``device`` is where updates are summed.
+    ``database`` is any SQLAlchemy URL (default: ``out/journal.sqlite``); ``device`` is where updates are summed. ``clock``
+    gives epoch seconds, and is never set back. A disk that is full ends nothing: what was not written is not acknowledged,
+    and a round ends once there is room.
     """
 
     def __init__(
@@ -89,7 +97,10 @@ class Service:
         self._topics = Topics(spec.federation)
         self._checkpoints = Checkpoints(out)
         self._journal = Journal(database or f"sqlite:///{out.resolve() / 'journal.sqlite'}", spec.federation)
-        self._inbox: queue.SimpleQueue[InboxEvent] = queue.SimpleQueue()
+        self._inbox: Inbox[InboxEvent] = broker.inbox_of(spec.limits)
+        self._gate = Gate(spec.limits)
+        self._load = LoadNews(spec.limits.notice_s, self._emit)
+        self._patience = Patience(spec.limits.retry_pause_s, self._troubled)
         self._session = broker.Session(
             address,
             client_id("server", spec.federation, style=address.client_ids),
@@ -98,13 +109,22 @@ class Service:
         )
         self._scorer = Scorer(spec.evaluate, self._model_after, self._inbox.put)
         self._rounds = Rounds(
-            spec, self._journal, self._checkpoints, self._session, device=device, signer=signer, clock=clock
+            spec,
+            self._journal,
+            self._checkpoints,
+            self._session,
+            device=device,
+            signer=signer,
+            clock=clock,
+            persist=self._patience.persist,
         )
         self._rules = self._rounds.rules
         self._announcements = self._rounds.announcements
         self._publisher = self._announcements.publisher
         self._heard_by = 0.0
-        self._intake = Intake(self._rules, self._journal, spec.limits, self._emit)
+        self._rows = DeviceRows(self._journal)
+        self._pulse = Pulse(self._rules)
+        self._intake = Intake(self._rules, self._journal, spec.limits, self._emit, self._gate)
         self._down_since: float | None = clock()
         self._announcer = Announcer(spec, self._rules, self._emit)
         self._news = DeviceNews(self._rules, spec.limits.notice_s, self._emit)
@@ -156,6 +176,7 @@ class Service:
 
     def stop(self) -> None:
         """End :meth:`run` soon; callable from any thread and from a signal handler."""
+        self._patience.end()
         self._inbox.put(Stop())
 
     def _is_over(self) -> bool:
@@ -165,6 +186,12 @@ class Service:
     def _next(self) -> None:
         if self._publisher.asking and time.monotonic() >= self._heard_by:
             self._publisher.heard(b"")
+        now = self._clock()
+        quiet = self._inbox.empty()
+        if self._down_since is None and self._pulse.due(self._state, now, quiet=quiet):
+            self._advance(coordinator.Tick())
+            return
+        self._write_rows(quiet=quiet)
         try:
             event = self._inbox.get(timeout=self._timeout())
         except queue.Empty:
@@ -192,10 +219,12 @@ class Service:
         if self._down_since is not None:  # without a broker no device can meet a deadline
             return _LONGEST_WAIT_S
         now = self._clock()
-        wake = coordinator.wake_at(self._rules, self._state, now)
+        wake = self._pulse.wake_at(self._state, now)
         waits = (
             max(0.0, self._heard_by - time.monotonic()) if self._publisher.asking else None,
             None if wake is None else wake - now,
+            self._rows.wait(),
+            self._limited(now),
             self._news.step(self._state, now),
             self._lookout.step(alone=self._announcer.lacks_devices),
         )
@@ -236,22 +265,43 @@ class Service:
         device = _UNKNOWN
         try:
             device, leaf, numbers = self._topics.parse_device(message.topic)
+            if not self._admitted(device, leaf, len(message.payload)):
+                return
             match leaf, numbers:
                 case "updates", (number, _):
                     came = Traffic.of(message.topic, len(message.payload), qos=1)
                     self._chunk(device, number, decode(UpdateChunk, message.payload), came)
                 case "progress", ():
-                    self._alive(device)
-                    self._news.progress(device, decode(Progress, message.payload), self._clock())
+                    self._progress(device, decode(Progress, message.payload))
                 case "hello", ():
                     self._hello(device, message.payload)
                 case "status", ():
-                    self._advance(coordinator.DeviceStatus(device, decode(Status, message.payload).online))
+                    self._status(device, decode(Status, message.payload))
                 case "declines", ():
                     self._declined(device, decode(Decline, message.payload))
         except ProtocolError as error:
-            self._news.heard(device, "sent what cannot be read", self._clock())
-            self._object(events.Rejected(device=device, round=0, reason="malformed", text=error.message))
+            if device in self._state.devices:
+                self._news.heard(device, "sent what cannot be read", self._clock())
+            text = printable(error.message)
+            self._object(events.Rejected(device=device, round=0, reason="malformed", text=text))
+        except StoreError as error:  # not acknowledged, so it comes again
+            self._troubled(error)
+
+    def _admitted(self, device: str, leaf: str, size: int) -> bool:
+        devices = self._state.devices
+        return self._gate.admits(device, leaf, size, known=device in devices, devices=len(devices))
+
+    def _progress(self, device: str, progress: Progress) -> None:
+        known = self._state.devices.get(device)
+        if known is not None:
+            self._alive(device)
+            self._news.progress(device, known.tier, progress, self._clock())
+
+    def _status(self, device: str, status: Status) -> None:
+        if device in self._state.devices:
+            self._advance(coordinator.DeviceStatus(device, status.online))
+        else:
+            self._gate.presence(device, online=status.online)
 
     def _hello(self, device: str, payload: bytes) -> None:
         hello = decode(Hello, payload)
@@ -259,11 +309,14 @@ class Service:
         if (refused := objection(self._rules, device, hello)) is not None:
             self._object(refused)
         samples = max(0, min(hello.samples, coordinator.MOST_SAMPLES))
-        self._advance(coordinator.DeviceHello(device, hello.memory_bytes, samples), hello=payload)
+        online = device in self._state.devices or self._gate.greeted(device)
+        self._advance(coordinator.DeviceHello(device, hello.memory_bytes, samples, online), hello=payload)
         self._announcer.newcomer(self._state, device, self._state.devices[device].tier)
 
     def _object(self, refused: events.Rejected) -> None:
         """Tell people, and the device itself, what is wrong with a message that is no update."""
+        if not self._gate.answers(refused.device, known=refused.device in self._state.devices):
+            return
         self._emit(refused)
         if refused.device != _UNKNOWN:
             self._acknowledge(refused.device, ack_of(refused))
@@ -285,8 +338,9 @@ class Service:
                 f"{device} sent an update for round {number}; rounds lie below {_MOST_ROUNDS}"
             )
         self._alive(device)
-        stage = f"sending its update, chunk {chunk.index + 1} of {chunk.count}"
-        self._news.heard(device, stage, self._clock())
+        if device in self._state.devices:
+            stage = f"sending its update, chunk {chunk.index + 1} of {chunk.count}"
+            self._news.heard(device, stage, self._clock())
         verdict = self._intake.take(device, number, chunk, came, self._state, self._active)
         if verdict.ack is not None:
             self._acknowledge(device, verdict.ack)
@@ -302,44 +356,54 @@ class Service:
         try:
             task = addressed(self._state, device, decline.round, decline.nonce)
         except UpdateRejected as refusal:
-            text = refusal.message[:MOST_TEXT]
-            self._emit(events.Rejected(device=device, round=current.number, reason=refusal.reason, text=text))
+            text = printable(refusal.message)
+            if self._gate.answers(device, known=True):
+                refused = events.Rejected(
+                    device=device, round=current.number, reason=refusal.reason, text=text
+                )
+                self._emit(refused)
             return
         if task.status != "open":
             return
         bundle = self._spec.exchange(current.position).tiers[task.tier].bundle
         reason, text = reason_of(decline, carry_needed=bundle.manifest.carry_needed)
-        self._journal.decline(self._rules.run, current.number, device, reason)
+        try:
+            self._journal.decline(self._rules.run, current.number, device, reason)
+        except StoreError as error:  # whoever takes up the round announces it, and is told again
+            self._troubled(error)
         self._emit(events.Declined(device=device, round=current.number, reason=reason, text=text))
         self._advance(coordinator.Declined(device, task.nonce, reason))
 
     # -- what the coordinator decides ------------------------------------------------------------------------
 
     def _advance(self, event: coordinator.Event, hello: bytes | None = None) -> None:
-        before = self._state
-        self._state, actions = coordinator.step(self._rules, before, event, self._clock())
+        before, now = self._state, self._clock()
+        about_device = isinstance(event, coordinator.DeviceHello | coordinator.DeviceStatus)
+        settle = self._pulse.settles(now, at_once=not about_device or self._inbox.empty())
+        self._state, actions = coordinator.step(self._rules, before, event, now, settle=settle)
         if isinstance(event, coordinator.DeviceHello | coordinator.DeviceStatus):
-            self._journal_device(before, event.device, hello)
+            self._rows.take(before, self._state, event.device, hello)
             self._news.changed(before, self._state, event.device)
         self._perform(actions)
+        if not settle:
+            return
         current = self._publisher.current
         if self._state.phase == "waiting" and current is not None and current.state == "open":
             self._announce_state()
         self._announcer.waiting(self._state, self._clock())
 
-    def _journal_device(self, before: State, name: str, hello: bytes | None) -> None:
-        device = self._state.devices.get(name)
-        if device is None or device is before.devices.get(name):
-            return
-        if hello is not None:
-            self._journal.save_device(device, hello)
-        else:
-            self._journal.save_presence(device)
+    def _write_rows(self, *, quiet: bool) -> None:
+        """Journal what is new of devices: at once while it is quiet, else now and then, many of them in one step."""
+        try:
+            self._rows.write(quiet=quiet)
+        except StoreError as error:
+            self._troubled(error)
 
     def _perform(self, actions: Actions) -> None:
         for action in actions:
             match action:
                 case Open():
+                    self._patience.persist(lambda: self._rows.write(quiet=True))
                     self._active = self._rounds.open(action.round, self._state)
                     self._announcer.opened(action.round)
                 case SendTask() if self._state.round is not None:
@@ -349,7 +413,8 @@ class Service:
                     self._advance(coordinator.ModelReady(done.model_version, done.failed, done.undone))
                 case Abandon():
                     if action.restart:
-                        self._journal.begin_again(self._rules.run, action.round.number)
+                        number = action.round.number
+                        self._patience.persist(partial(self._journal.begin_again, self._rules.run, number))
                     self._end(action.round, "abandoned", action.text)
                 case Warn():
                     self._emit(events.Warned(tier="", text=action.text))
@@ -361,7 +426,7 @@ class Service:
     def _end(self, ended: OpenRound, outcome: coordinator.Outcome, text: str = "") -> EndedRound:
         active, self._active = self._active, None
         assert active is not None  # the coordinator ends what it has opened
-        self._intake.end_round(ended)
+        self._patience.persist(lambda: self._intake.end_round(ended))
         now = self._clock()
         done = self._rounds.end(ended, active, outcome, text, keep=self._scorer.pending)
         self._announcer.ended(self._state, ended, done.outcome, done.failed or text, now)
@@ -398,7 +463,8 @@ class Service:
         )
 
     def _save_model(self) -> str:
-        digest = self._checkpoints.finish(self._spec.model_of(self._rounds.model.weights))
+        weights = self._spec.model_of(self._rounds.model.weights)
+        digest = self._patience.persist(lambda: self._checkpoints.finish(weights))
         self._checkpoints.prune(self._rules.rounds)
         return digest
 
@@ -413,12 +479,26 @@ class Service:
 
     def _scored(self, scored: Scored) -> None:
         """A round's evaluation is in: tell of the round, then journal that it was told."""
-        outcome, details = self._journal.outcome(self._rules.run, scored.round)
+        persist, run = self._patience.persist, self._rules.run
+        outcome, details = persist(lambda: self._journal.outcome(run, scored.round))
         self._emit(round_closed(scored, outcome, details, self._spec.metric))
         if self._stopped:  # nobody listens any more: whoever takes up the run tells of it
             return
-        self._journal.add_to_outcome(self._rules.run, scored.round, {**scored.told, "told": True})
+        told = {**scored.told, "told": True}
+        persist(lambda: self._journal.add_to_outcome(run, scored.round, told))
         self._scorer.pending.discard(scored.round)
+
+    def _limited(self, now: float) -> float | None:
+        """Tell what was turned away, if it is time. Seconds until it is next; None if there is nothing to tell."""
+        counts = {
+            **self._gate.counts,
+            "inbox full": self._inbox.dropped,
+            "unfinished updates": self._intake.forgotten,
+        }
+        return self._load.step({why: count for why, count in counts.items() if count}, now)
+
+    def _troubled(self, error: StoreError) -> None:
+        self._load.troubled(error, self._clock())
 
     def _emit(self, event: events.Event) -> None:
         """Tell; a listener that fails costs its own news only, one that has gone away ends the service."""

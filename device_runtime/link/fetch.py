@@ -41,6 +41,8 @@ class _Window:
 
 
 _QOS = 0  # a chunk that is lost is asked for again
+_WINDOWS = 4
+"""Windows of chunks that may wait to be looked at: some are sent twice."""
 _POKE = ("", b"")
 _SILENCE = ("", b"silence")
 
@@ -60,6 +62,7 @@ class Fetcher:
         self._received = Traffic()
         self._counting = threading.Lock()
         self.fetches = 0
+        self.dropped = 0
 
     @property
     def received_bytes(self) -> int:
@@ -76,7 +79,10 @@ class Fetcher:
         """A message on a blob topic arrived."""
         with self._counting:
             self._received += Traffic.of(topic, len(payload), qos=_QOS)
-        self._arrived.put((topic, payload))
+        if self._arrived.qsize() < _WINDOWS * self._limits.fetch_window:
+            self._arrived.put((topic, payload))
+        else:  # more than was asked for
+            self.dropped += 1
 
     def poke(self) -> None:
         """The connection came back: what was asked for must be asked for again. A round that is over ends its waiting."""

@@ -21,6 +21,8 @@ from edgefl.wire.mqtt.topics import DeviceTopics
 
 _MOST_ACKS = 64
 """That wait to be read while nothing is sent: whoever can write them may write a million."""
+_LONGEST = 16
+"""Times ``ack_timeout_s`` that an update waits at most; a reason to send it again ends any wait."""
 
 
 def past_of(outgoing: Outgoing, ack: Ack) -> PastRound:
@@ -125,11 +127,14 @@ class Outbox:
         pieces = list(split(outgoing.data, room))
         sha256 = hashlib.sha256(outgoing.data).hexdigest()
         wanted: Iterable[int] = range(len(pieces))
+        patience_s = self._limits.ack_timeout_s
         while not self._stopping.is_set() and self._session.connected:
             self._drain()
             self._send(outgoing, sha256, pieces, wanted)
-            ack = self._wait_for(outgoing.nonce)
+            ack = self._wait_for(outgoing.nonce, patience_s)
             if ack is None:
+                # A server with a backlog gets no shorter one by hearing everything twice.
+                patience_s = min(2 * patience_s, _LONGEST * self._limits.ack_timeout_s)
                 wanted = range(len(pieces))
             elif ack.status == "missing":
                 # Each once: whoever can write acknowledgements could ask for one piece a thousand times.
@@ -159,10 +164,10 @@ class Outbox:
                 elif not self._session.connected:
                     return
 
-    def _wait_for(self, nonce: str) -> Ack | None:
+    def _wait_for(self, nonce: str, patience_s: float) -> Ack | None:
         """The server's word on ``nonce``; None when it is time to send again."""
         try:
-            while (ack := self._acks.get(timeout=self._limits.ack_timeout_s)) is not None:
+            while (ack := self._acks.get(timeout=patience_s)) is not None:
                 if ack.nonce == nonce:
                     return ack
         except queue.Empty:

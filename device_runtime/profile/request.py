@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from typing import Protocol
 import msgspec
 
 from device_runtime.link.fetch import Fetcher
+from device_runtime.round import bounds
 from device_runtime.round.work import Work
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle import signatures
@@ -37,6 +39,7 @@ from edgefl.wire.mqtt.profile_messages import (
     LATE,
     NO_BUNDLE,
     SIGNATURE,
+    TOO_LARGE,
     ProfileAnswer,
     ProfileRequest,
     declined,
@@ -48,6 +51,7 @@ _MOST_WAITING = 4
 """Requests with an offer, and as many without one."""
 _MOST_ANSWERS = 4
 """Answers kept for requests that come again; with a profile each takes up to one message."""
+_HOUR_S = 3600.0
 _SETTLED_S = 1.0
 """How long after a round a measurement begins: rounds that follow at once leave no time for one."""
 
@@ -66,6 +70,7 @@ class _Asked:
 
     request: ProfileRequest
     came: float
+    most_s: float
     offered: bool = False
     gone: bool = False
     stop: threading.Event = field(default_factory=threading.Event)
@@ -77,7 +82,7 @@ class _Asked:
 
     @property
     def until(self) -> float:
-        return self.came + self.request.within_s
+        return self.came + min(self.request.within_s, self.most_s)
 
 
 class ProfileDesk:
@@ -104,6 +109,7 @@ class ProfileDesk:
         self._idle = threading.Event()
         self._fetcher: Fetcher | None = None
         self._busy_until = -math.inf
+        self._taken: deque[float] = deque()
         self._clear()  # of a process that was killed
 
     @property
@@ -140,12 +146,32 @@ class ProfileDesk:
                 self._send(ProfileAnswer(nonce=request.nonce, state="taken"))
             else:  # somebody waits, and a slow link takes long to bring the offer
                 twin.request, twin.came = request, time.monotonic()
+        elif (why := self._refusal(request)) is not None:
+            self._send(why)
         elif sum(entry.offered for entry in self._waiting) >= _MOST_WAITING:
             self._send(declined(request.nonce, BUSY, f"{_MOST_WAITING} other requests are waiting"))
         else:
             self._make_room()
-            self._waiting.append(_Asked(request, time.monotonic()))
+            self._taken.append(time.monotonic())
+            self._waiting.append(_Asked(request, self._taken[-1], self._work.limits.profile_s))
             self._session.subscribe([self._offer(request.nonce)])
+
+    def _refusal(self, request: ProfileRequest) -> ProfileAnswer | None:
+        """Why a request is not taken: the owner's rules, or more than the device gives."""
+        limits, now = self._work.limits, time.monotonic()
+        try:
+            self._work.rules.check("profile")
+        except RoundDeclined as error:
+            return declined(request.nonce, error.reason, error.message)
+        if request.repeat > limits.profile_repeat:
+            text = f"{request.repeat} repetitions, and limits.profile_repeat is {limits.profile_repeat} here: ask for fewer"
+            return declined(request.nonce, TOO_LARGE, text)
+        while self._taken and now - self._taken[0] > _HOUR_S:
+            self._taken.popleft()
+        if len(self._taken) >= limits.profiles_an_hour:
+            text = f"it was asked {limits.profiles_an_hour} times within an hour (limits.profiles_an_hour)"
+            return declined(request.nonce, BUSY, text)
+        return None
 
     def step(self, *, busy: bool) -> None:
         """Go on with what is asked; ``busy``: a round is worked on, or begins now."""
@@ -260,10 +286,12 @@ class ProfileDesk:
         from edgefl.wire.bundle.archive import Bundle, write_bundle
 
         trusted = self._trusted(asked.request)
+        bounds.check_manifest_ref(trusted, self._work.limits)
         manifest = decode_manifest(fetcher.get(trusted))
         self._check(manifest)
         if time.monotonic() > asked.until:
             raise RoundDeclined(LATE, "the bundle did not arrive in time: ask with a longer `timeout`")
+        self._work.store.make_room_beside(sum({ref.sha256: ref.size for ref in manifest.blobs}.values()))
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / "bundle.efl"
         write_bundle(Bundle(manifest, self._fetched(manifest, fetcher)), path)

@@ -204,6 +204,7 @@ class RoundRunner:
             graphs[spec.name] = self._graphs.load(spec.name)
         with self._profiler.timed("step"):
             outputs = graphs[spec.name].run(fed, state)
+        self._settings.worked(self._profiler.last_ms("step"))
         for metric, value in labelled(outputs.arrays, "metric").items():
             sums[metric] = sums.get(metric, 0.0) + float(value)
         self._tell(current, step + 1, sums)

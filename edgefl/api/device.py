@@ -16,6 +16,7 @@ from device_runtime.data.samples import Local, LocalData
 from device_runtime.data.sources import load as load_data
 from device_runtime.engine.base import Engine
 from device_runtime.engine.select import MOST_THREADS, open_engine
+from device_runtime.policy import Policy, read_policy
 from device_runtime.round.graphs import Step
 from device_runtime.round.runner import RoundResult
 from edgefl.system.cores import cores
@@ -46,7 +47,9 @@ class Agent:
     ``engine`` is ``onnx`` or ``executorch``. ``limits`` are sizes and timeouts. ``tune``: whether forms of graphs that may
     be faster here are tried in the first round, and how many threads a step gains from; without it two equal devices
     compute the same bits. ``threads``: the most that the engine may have; 0: as many as this process has processors where
-    they are tuned (ONNX Runtime); what is not tuned has 1 then.
+    they are tuned (ONNX Runtime); what is not tuned has 1 then. ``sandbox``: whether the engine has a process of its own
+    that may little (:mod:`device_runtime.sandbox`): ``always``, ``never``, or ``auto`` for where no ``server_key`` vouches
+    for what it loads. ``policy`` is what the owner lets the device do, and when (:mod:`device_runtime.policy`), or a file.
     ``report`` is told what happens, from the threads of the agent.
 
     ConfigError for an argument that cannot be used.
@@ -69,11 +72,14 @@ class Agent:
         server_key: str = "",
         ca_file: str = "",
         tune: bool = True,
+        sandbox: str = "auto",
+        policy: Policy | str | Path | None = None,
         limits: Limits = Limits(),
         report: Callable[[AgentEvent], None] = lambda _: None,
     ) -> None:
         if server_key:
             signatures.parse_key(server_key)
+        boxed = checked_sandbox(sandbox) == "always" or (sandbox == "auto" and not server_key)
         config = AgentConfig(
             federation=checked_name("federation", federation),
             device=checked_name("device", device),
@@ -88,8 +94,15 @@ class Agent:
             threads=threads or 1,
             tune=tune,
             limits=limits,
+            policy=owner_policy(policy),
         )
-        self._agent = _Agent(config, opened(engine, threads, config.folder, tune=tune), report)
+        most = most_threads(threads, tune=tune)
+        chosen = (
+            boxed_engine(engine, threads or 1, most, config)
+            if boxed
+            else open_engine(engine, threads or 1, config.folder, most)
+        )
+        self._agent = _Agent(config, chosen, report)
 
     def run(self) -> None:
         """Serve. EdgeflError where the device cannot go on: its data cannot be read, its store is another release's."""
@@ -102,8 +115,42 @@ class Agent:
 
 def opened(engine: str, threads: int, pages: Path | None = None, *, tune: bool) -> Engine:
     """An engine with so many threads; with 0 one, and for what is tuned up to as many as this process has processors."""
-    most = min(cores(), MOST_THREADS) if tune and not threads else threads
-    return open_engine(engine, threads or 1, pages, most)
+    return open_engine(engine, threads or 1, pages, most_threads(threads, tune=tune))
+
+
+def most_threads(threads: int, *, tune: bool) -> int:
+    """Those that a graph may have: as many as this process has processors, where they are tuned and no number is named."""
+    return min(cores(), MOST_THREADS) if tune and not threads else threads
+
+
+def boxed_engine(engine: str, threads: int, most: int, config: AgentConfig) -> Engine:
+    """An engine in a process that is confined to what ``config`` offers."""
+    from device_runtime.sandbox.choose import open_sandboxed
+
+    return open_sandboxed(
+        engine,
+        threads,
+        most,
+        pages=config.folder / "engine",
+        memory_bytes=config.memory_bytes,
+        limits=config.limits,
+    )
+
+
+def owner_policy(policy: Policy | str | Path | None) -> Policy:
+    """A policy, or that of a file; ConfigError names what is wrong with it."""
+    if policy is None:
+        return Policy()
+    return policy if isinstance(policy, Policy) else read_policy(Path(policy))
+
+
+def checked_sandbox(sandbox: str) -> str:
+    """``sandbox`` if it is one of the words there are, else ConfigError."""
+    if sandbox not in ("auto", "always", "never"):
+        raise ConfigError(
+            f"argument `sandbox` is auto, always or never, found {sandbox!r}", argument="sandbox"
+        )
+    return sandbox
 
 
 def train_round(

@@ -39,6 +39,14 @@ class BadRows(StrEnum):
     skip = "skip"
 
 
+class Sandbox(StrEnum):
+    """What --sandbox takes."""
+
+    auto = "auto"
+    always = "always"
+    never = "never"
+
+
 def model_options(pairs: Sequence[str], what: str = "a model option") -> dict[str, Any]:
     """``KEY=VALUE`` strings as keyword arguments; a value that is no JSON is a string."""
     options: dict[str, Any] = {}

@@ -44,6 +44,10 @@ LINES: list[tuple[events.Event, str | None]] = [
         None,
     ),
     (
+        events.Limited(counts={"unknown names": 7, "inbox full": 2}),
+        "turned away unread so far: inbox full (2), unknown names (7)",
+    ),
+    (
         events.Started(
             federation="demo",
             run="r1",

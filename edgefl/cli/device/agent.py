@@ -12,7 +12,7 @@ from edgefl.cli.broker_options import Broker, CaFile, CertFile, InsecurePassword
 from edgefl.cli.device import engine as device_engine
 from edgefl.cli.device import personalize as device_personalize
 from edgefl.cli.device.isolated import Told
-from edgefl.cli.options import BadRows, Engine, address, checked_key, parse_bytes, parse_limits
+from edgefl.cli.options import BadRows, Engine, Sandbox, address, checked_key, parse_bytes, parse_limits
 from edgefl.wire import folders
 from edgefl.wire.mqtt.topics import checked_name
 
@@ -82,6 +82,15 @@ def device(
         bool,
         typer.Option(help="try forms of a step and its threads in the first round, and keep the fastest"),
     ] = True,
+    sandbox: Annotated[
+        Sandbox,
+        typer.Option(
+            help="run graphs in a process that may little; auto: unless --server-key vouches for them"
+        ),
+    ] = Sandbox.auto,
+    policy: Annotated[
+        Path | None, typer.Option(help="a TOML file of what this device may do, and when")
+    ] = None,
     until_done: Annotated[bool, typer.Option(help="stop when the training is done")] = False,
     limit: Annotated[list[str] | None, typer.Option(help="a limit as key=value, e.g. fetch_window=4")] = None,
     server_key: Annotated[
@@ -120,6 +129,8 @@ def device(
         engine=engine.value,
         threads=threads,
         tune=tune,
+        sandbox=sandbox.value,
+        policy=str(policy or ""),
         as_json=as_json,
     )
     if isinstance(ctx.obj, Told):

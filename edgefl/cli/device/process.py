@@ -35,6 +35,8 @@ class DeviceSettings(msgspec.Struct, frozen=True, kw_only=True):
     engine: str = "onnx"
     threads: int = 0
     tune: bool = True
+    sandbox: str = "auto"
+    policy: str = ""
     as_json: bool = False
 
 
@@ -63,6 +65,8 @@ def run(settings: DeviceSettings) -> None:
         engine=settings.engine,
         threads=settings.threads,
         tune=settings.tune,
+        sandbox=settings.sandbox,
+        policy=settings.policy or None,
         until_done=settings.until_done,
         server_key=settings.server_key,
         limits=settings.limits,

@@ -190,7 +190,16 @@ NO_MEMORY = "no-memory"
 """Why a device declines: a graph of the bundle needs more memory than it offers."""
 
 WRONG_DATA = "wrong-data"
-"""Why a device declines: its local data do not fit the model. It ends, too."""
+"""Why a device declines: its local data do not fit the model."""
+
+POLICY = "policy"
+"""Why a device declines: its owner's rules do not allow the round, or not now."""
+
+TOO_MUCH = "too-much-work"
+"""Why a device declines: the round has more steps, takes more time or more of the disk than the device gives."""
+
+CRASHED = "crashed"
+"""Why a device declines: the work on the round ended its process, or its engine's."""
 
 FAILED = "failed: "
 """With what a :class:`Progress`'s ``stage`` begins when an attempt at a round failed; the reason follows."""
@@ -199,8 +208,8 @@ FAILED = "failed: "
 class Decline(Message, frozen=True, kw_only=True):
     """``devices/<id>/declines``: the device sends no update for this task. ``reason`` is a short code, ``text`` explains.
 
-    Reasons are :data:`NO_CARRY`, :data:`NO_FORMAT`, :data:`NO_MEMORY` and :data:`WRONG_DATA`; a server takes others as
-    they are.
+    Reasons are :data:`NO_CARRY`, :data:`NO_FORMAT`, :data:`NO_MEMORY`, :data:`WRONG_DATA`, :data:`POLICY`, :data:`TOO_MUCH`
+    and :data:`CRASHED`; a server takes others as they are.
     """
 
     round: int

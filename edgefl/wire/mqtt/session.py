@@ -13,12 +13,12 @@ Everything that happens arrives in order in :attr:`Session.inbox`; the network t
 
 from __future__ import annotations
 
-import queue
 import random
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import paho.mqtt.client as paho
 
@@ -26,6 +26,7 @@ from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt import connection
 from edgefl.wire.mqtt.address import Address
 from edgefl.wire.mqtt.events import Down, Event, Incoming, Refused, Up, Will, Woken
+from edgefl.wire.mqtt.inbox import Inbox
 from edgefl.wire.mqtt.packets import publish_bytes
 
 __all__ = ["Address", "Delivery", "Down", "Event", "Incoming", "Refused", "Session", "Up", "Will", "Woken"]
@@ -71,7 +72,7 @@ class Session:
     """A connection that mends itself. Thread-safe; ``start`` returns at once.
 
     ``clean``: the broker forgets us when we leave; for a client id that does not come again. ``deliver`` takes each event
-    on the network thread, or on that of :meth:`wake`, in place of :attr:`inbox`; it must not wait.
+    on the network thread, or on that of :meth:`wake`, in place of :attr:`inbox`; it must not wait for long.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class Session:
         jitter: Callable[[], float] = random.random,
         deliver: Callable[[Event], None] | None = None,
     ) -> None:
-        self.inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.inbox: Inbox[Event] = inbox_of(limits)
         self._deliver = self.inbox.put if deliver is None else deliver
         self.received_bytes = 0
         self.sent_bytes = 0

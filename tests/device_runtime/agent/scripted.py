@@ -12,12 +12,15 @@ import numpy as np
 
 from device_runtime.agent import Agent
 from device_runtime.config import AgentConfig, AgentEvent, Policy, Source
+from device_runtime.engine.base import Engine
 from device_runtime.engine.select import open_engine
+from device_runtime.policy import Policy as OwnerPolicy
 from device_runtime.profile.request import Measure
 from edgefl.wire import tensors
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt import messages
 from edgefl.wire.mqtt.messages import Ack, Decline, Hello, Progress, Round, Status, Task, Update, UpdateChunk
+from edgefl.wire.mqtt.profile_messages import ProfileAnswer
 from edgefl.wire.mqtt.session import Address, Incoming, Session
 from edgefl.wire.mqtt.topics import Topics
 from edgefl.wire.tensors import Arrays
@@ -51,8 +54,9 @@ class RunningAgent:
         until_done: bool = False,
         server_key: str = "",
         measure: Measure | None = None,
-        engine: str = "onnx",
+        engine: str | Engine = "onnx",
         tune: bool = False,
+        policy: OwnerPolicy | None = None,
     ) -> None:
         config = AgentConfig(
             federation=federation,
@@ -67,10 +71,12 @@ class RunningAgent:
             server_key=server_key,
             tune=tune,
             limits=limits,
+            policy=policy or OwnerPolicy(),
         )
         self.events: queue.SimpleQueue[AgentEvent] = queue.SimpleQueue()
         self.error: BaseException | None = None
-        self.agent = Agent(config, open_engine(engine), self.events.put, measure)
+        opened = open_engine(engine) if isinstance(engine, str) else engine
+        self.agent = Agent(config, opened, self.events.put, measure)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -162,6 +168,10 @@ class ScriptedServer:
     def decline(self) -> Decline:
         """The next word that a task is not taken."""
         return messages.decode(Decline, wait_message(self.session, self.mine.declines))
+
+    def profile_answer(self) -> ProfileAnswer:
+        """The next word on a request for a profile."""
+        return messages.decode(ProfileAnswer, wait_message(self.session, self.mine.profiles))
 
     def progress(self, least: int = 0) -> Progress:
         """The next word on training, from step ``least`` on; not every step is told."""

@@ -101,7 +101,7 @@ def test_a_kept_job_follows_a_changed_announcement_of_its_round(
     job = offline._kept_job()
 
     assert job == msgspec.structs.replace(
-        old, bundle=bundles["weak"], units=announced.units, signature=b"another key"
+        old, bundle=bundles["weak"], units=announced.units, signature=b"another key", tries=1
     )
     kept = offline._store.job()
     assert kept is not None

@@ -202,6 +202,20 @@ def test_without_a_word_all_pieces_are_sent_again_in_time(make: Callable[..., De
     assert chunks[:4] == chunks[4:]
 
 
+def test_a_server_that_says_nothing_is_asked_less_and_less_often(make: Callable[..., Device]) -> None:
+    device, waits = make(ack_timeout_s=2.0), []
+
+    def wait_for(_nonce: str, patience_s: float) -> Ack | None:
+        waits.append(patience_s)
+        device.link.connected = len(waits) < 8
+        return None
+
+    device.outbox._wait_for = wait_for  # type: ignore[method-assign]
+    device.outbox._send_until_settled(Outgoing("run", 3, "n1", b"update"))
+
+    assert waits == [2.0, 4.0, 8.0, 16.0, 32.0, 32.0, 32.0, 32.0]
+
+
 def test_updates_follow_one_another_without_another_wake_up(make: Callable[..., Device]) -> None:
     device = make()
     device.add("n1", b"one")

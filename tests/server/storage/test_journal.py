@@ -33,7 +33,7 @@ def journal(url: str) -> Journal:
     """A journal with an open round: ``a`` accepted, ``b`` refused, ``c`` silent. Never closed, as after kill -9."""
     journal = Journal(url, "demo")
     journal.begin_run(RUN)
-    journal.save_device(Device("a", "strong", 7, True, 1.0), b"hello")
+    journal.save_devices([(Device("a", "strong", 7, True, 1.0), b"hello")])
     journal.open_round("run", ROUND, b"units")
     accept(journal, "a", b"bytes of a")
     assert journal.reject("run", 1, "b", "nonce-b", "sha", "not-finite", "NaN", final=True)
@@ -146,7 +146,7 @@ def test_an_outcome_grows(journal: Journal) -> None:
 
 
 def test_presence_is_updated_without_losing_the_hello(journal: Journal) -> None:
-    journal.save_presence(Device("a", "strong", 7, False, 2.0))
+    journal.save_devices([(Device("a", "strong", 7, False, 2.0), None)])
     assert journal.devices()["a"] == Device("a", "strong", 7, False, 2.0)
 
 
