@@ -22,6 +22,7 @@ from device_runtime.data import sources
 from device_runtime.engine.base import Engine
 from device_runtime.host import agent_version, physical_memory
 from device_runtime.link.fetch import Fetcher
+from device_runtime.link.identity import ServerTrust, speaker_of
 from device_runtime.link.outbox import Outbox, past_of
 from device_runtime.link.surroundings import Surroundings
 from device_runtime.memory import release_code, return_memory_early, trim_memory
@@ -35,10 +36,11 @@ from device_runtime.round.work import Work
 from device_runtime.sandbox import engine as sandbox
 from device_runtime.store.carry_rows import StoredCarry
 from device_runtime.store.database import DECLINED, Outgoing, PastRound, Store
+from edgefl.wire.enrolment import proof
 from edgefl.wire.errors import DataError, EdgeflError, ProtocolError, RoundAborted, RoundDeclined, StoreError
 from edgefl.wire.mqtt.client_ids import client_id
-from edgefl.wire.mqtt.messages import WRONG_DATA, Ack, Decline, Hello, Round, Status, Task, decode, encode
-from edgefl.wire.mqtt.session import Down, Incoming, Refused, Session, Up, Will
+from edgefl.wire.mqtt.messages import WRONG_DATA, Ack, Decline, Hello, Message, Round, Status, Task
+from edgefl.wire.mqtt.session import Delivery, Down, Incoming, Refused, Session, Up, Will
 from edgefl.wire.mqtt.topics import Topics
 from edgefl.wire.printable import printable
 
@@ -76,7 +78,7 @@ class Agent:
             config.broker,
             client_id("device", config.federation, config.device, style=config.broker.client_ids),
             limits=limits,
-            will=Will(self._mine.status, encode(Status(online=False))),
+            will=self._last_will,
         )
         self._store = Store(
             config.folder,
@@ -85,6 +87,10 @@ class Agent:
             federation=config.federation,
             device=config.device,
         )
+        self._speaker = speaker_of(config.folder, self._store)
+        self._trust = ServerTrust(self._store, config.server_keys, self._say)
+        self._online_at = 0
+        self._rested = False
         self._fetcher = Fetcher(self._session, topics, self._store, limits, self._round_is_over)
         self._outbox = Outbox(
             self._session,
@@ -93,13 +99,14 @@ class Agent:
             limits,
             self._settled,
             lambda text: self._say("store", text),
+            self._speaker.seal,
         )
-        self._progress = ProgressMessages(self._session, self._mine, self._fetcher)
+        self._progress = ProgressMessages(self._session, self._mine, self._fetcher, self._speaker.seal)
         self._work = Work(
             device=config.device,
             folder=config.folder,
             limits=limits,
-            server_key=config.server_key,
+            trust=self._trust,
             memory_bytes=self._memory_bytes,
             threads=config.threads,
             tune=config.tune,
@@ -114,7 +121,9 @@ class Agent:
             rules=Rules(config.policy, asked_of_system(config.policy.commands), self._store.traffic),
         )
         measure = measure or Child(engine=engine.format, threads=config.threads).measure
-        self._profiles = ProfileDesk(self._work, self._session, topics, measure, self._say)
+        self._profiles = ProfileDesk(
+            self._work, self._session, topics, measure, self._say, self._speaker.seal
+        )
         self._surroundings = Surroundings(config.federation, config.device, config.broker, limits, self._say)
         self._announced: Round | None = None
         self._task: Task | None = None
@@ -207,7 +216,7 @@ class Agent:
         self._outbox.stop()
         sandbox.rest(self._engine)
         if self._session.connected:
-            self._session.publish(self._mine.status, encode(Status(online=False)), retain=True).wait(2.0)
+            self._publish(self._mine.status, Status(online=False), retain=True).wait(2.0)
         self._session.stop()
         if (
             self._worker is None or not self._worker.is_alive()
@@ -218,7 +227,10 @@ class Agent:
         try:
             event = self._session.inbox.get(timeout=_LOOK_S)
         except queue.Empty:
+            if not self._rested and self._worker is None:
+                self._rest()  # of what checking and making signatures took
             return
+        self._rested = False
         if isinstance(event, Up):
             self._greet()
         elif isinstance(event, Down):
@@ -228,8 +240,20 @@ class Agent:
         elif isinstance(event, Incoming):
             self._route(event)
 
+    def _last_will(self) -> Will:
+        """Of the connection that is made now. Its number is after the one of what this device says first, and before all
+        else that it says: a will of an earlier connection is old news."""
+        self._online_at = self._speaker.numbers.next(2)
+        offline = self._speaker.seal(self._mine.status, Status(online=False), self._online_at + 1)
+        return Will(self._mine.status, offline)
+
+    def _publish(self, topic: str, message: Message, *, retain: bool = False) -> Delivery:
+        return self._session.publish(topic, self._speaker.seal(topic, message), retain=retain)
+
     def _greet(self) -> None:
-        self._session.publish(self._mine.status, encode(Status(online=True)), retain=True)
+        online = self._speaker.seal(self._mine.status, Status(online=True), self._online_at)
+        self._session.publish(self._mine.status, online, retain=True)
+        token = self._config.token
         hello = Hello(
             agent=agent_version(),
             memory_bytes=self._memory_bytes,
@@ -237,9 +261,11 @@ class Agent:
             samples=len(self._data),
             engines={self._engine.name: self._engine.version},
             tier=self._config.tier,
+            token=token.name if token else "",
+            proof=proof(token.secret, self._mine.hello, self._speaker.keys.public) if token else b"",
         )
         # Retained: a server that starts after its devices must still learn of them.
-        self._session.publish(self._mine.hello, encode(hello), retain=True)
+        self._publish(self._mine.hello, hello, retain=True)
         self._fetcher.poke()
         self._profiles.poke()
         self._outbox.send_again()
@@ -250,6 +276,7 @@ class Agent:
     def _rest(self) -> None:
         """Give back what the start or a round took and waiting does not need. The engine's own code stays for the next
         round."""
+        self._rested = True
         trim_memory()
         release_code(keep=f"/{self._engine.name}/")
 
@@ -265,17 +292,17 @@ class Agent:
             elif topic == self._profiles.topic:
                 self._profiles.take(message.payload)
             elif topic == self._topics.current_round:
-                self._announced = decode(Round, message.payload)
+                self._announced = self._trust.open(Round, topic, message.payload)
                 if self._announced.state == "open" and self._announced.run not in self._seen_open:
                     self._seen_open.append(self._announced.run)
                 self._surroundings.announced(self._announced)
                 self._drop_abandoned()
                 self._remind()
             elif topic == self._mine.tasks:
-                self._task = decode(Task, message.payload)
+                self._task = self._trust.open(Task, topic, message.payload)
                 self._remind()
             elif topic == self._mine.acks:
-                ack = decode(Ack, message.payload)
+                ack = self._trust.open(Ack, topic, message.payload)
                 if ack.nonce:
                     self._outbox.deliver(ack)
                 else:
@@ -429,7 +456,7 @@ class Agent:
 
     def _send_decline(self, past: PastRound) -> None:
         decline = Decline(round=past.round, nonce=past.nonce, reason=past.reason, text=past.text)
-        self._session.publish(self._mine.declines, encode(decline))
+        self._publish(self._mine.declines, decline)
 
     def _drop_abandoned(self) -> None:
         with suppress(StoreError):  # a full disk: the next announcement finds it again

@@ -21,7 +21,8 @@ const unpack = (bytes) => decode(bytes, { useBigInt64: true }); // a seed has 63
 // Those of a message; nothing if the bytes are no message, or one of another version.
 const fields = (bytes) => {
   try {
-    const content = unpack(bytes);
+    let content = unpack(bytes);
+    if (content?.v === 2) content = unpack(content.body); // a server signs; this device believes whoever speaks
     return content?.v === 1 ? content : undefined;
   } catch {
     return undefined;

@@ -62,10 +62,15 @@ class Link:
 
 
 def fields(payload):
-    """Those of a message; none if the bytes are no message, or one of another version."""
+    """Those of a message; none if the bytes are no message, or one of another version.
+
+    A server signs: the message is the envelope's body. This device believes whoever speaks, and does not look at who signed.
+    """
     try:
         content = unpack(payload, type=dict)
-    except msgspec.MsgspecError:
+        if content.get("v") == 2:
+            content = unpack(content["body"], type=dict)
+    except (msgspec.MsgspecError, KeyError, TypeError):
         return {}
     return content if content.get("v") == 1 else {}
 

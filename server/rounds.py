@@ -13,6 +13,7 @@ from edgefl.system.clock import steady_time
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.signatures import Signer
 from edgefl.wire.errors import ConfigError, StoreError
+from edgefl.wire.mqtt.envelope import Seal
 from edgefl.wire.mqtt.session import Session
 from server.active_round import ActiveRound, Conclusion, active_round, concluded
 from server.aggregate.accumulator import Accumulator
@@ -79,7 +80,8 @@ class Rounds:
         session: Session,
         *,
         device: str = "auto",
-        signer: Signer | None = None,
+        signer: Signer,
+        seal: Seal,
         clock: Callable[[], float] = steady_time,
         persist: Persist = once,
     ) -> None:
@@ -103,7 +105,8 @@ class Rounds:
             self._run.run,
             session,
             checkpoints.model.parent,
-            sign=signer.sign if signer else lambda _: b"",
+            sign=signer.sign,
+            seal=seal,
         )
         self.model = self._taken_up() if self.resumed else self._begun()
         told = journal.outcomes(self._run.run) if spec.rollback.on else []

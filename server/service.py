@@ -17,32 +17,33 @@ from pathlib import Path
 from edgefl.setup.processor import processor
 from edgefl.system.clock import steady_time
 from edgefl.wire.bundle.signatures import Signer
-from edgefl.wire.errors import ParticipationError, ProtocolError, StoreError, UpdateRejected
+from edgefl.wire.errors import ParticipationError, StoreError
 from edgefl.wire.mqtt import session as broker
 from edgefl.wire.mqtt.client_ids import client_id
+from edgefl.wire.mqtt.envelope import Sequence, Speaker
 from edgefl.wire.mqtt.inbox import Inbox
-from edgefl.wire.mqtt.messages import Ack, Decline, Hello, Progress, Status, UpdateChunk, decode, encode
+from edgefl.wire.mqtt.messages import (
+    Ack,
+)
 from edgefl.wire.mqtt.neighbours import Lookout, Neighbours, look
-from edgefl.wire.mqtt.packets import Traffic
 from edgefl.wire.mqtt.session import Address, Down, Incoming, Refused, Up
 from edgefl.wire.mqtt.topics import ALL_ROUNDS, ALL_STATUSES, Topics
-from edgefl.wire.printable import printable
 from edgefl.wire.tensors import Arrays
 from server import events
 from server.active_round import ActiveRound
 from server.announcer import Announcer
 from server.coordinator import machine as coordinator
-from server.coordinator.claims import addressed
 from server.coordinator.machine import Actions, OpenRound
 from server.coordinator.states import Abandon, Close, Finish, Open, Refuse, SendTask, Warn
-from server.device_news import DeviceNews, ack_of, objection
+from server.device_news import DeviceNews
 from server.device_rows import DeviceRows
-from server.intake.declines import reason_of
-from server.intake.gate import Gate
-from server.intake.updates import Intake
+from server.identity.door import Door
+from server.identity.registry import Registry
 from server.load_news import LoadNews
 from server.patience import Patience
+from server.publish.watch import Watch
 from server.pulse import Pulse
+from server.reception import Reception, Tellers
 from server.rounds import EndedRound, Rounds
 from server.run_spec import RunSpec
 from server.scoring import Scored, Scorer, last_words, round_closed, told_of
@@ -51,8 +52,6 @@ from server.storage.journal import Journal
 
 _LONGEST_WAIT_S = 60.0
 _FAREWELL_S = 5.0
-_HEARD_S = 2.0
-"""For the broker to send what it retains, before all of it is published again."""
 _MOST_ROUNDS = 2**31
 _UNKNOWN = "?"  # who sent what came on a topic that cannot be read
 
@@ -71,6 +70,8 @@ class Service:
 
     ParticipationError from ``run`` if a program needs every device and the run ends for want of one, or of its updates.
 
+    ``signer`` has the key that signs all that the server says (by default ``out/signing.key``). ``enrolled`` is the list of
+    the devices that are let in; without it the first key of each name is trusted, and kept in ``out/devices.sqlite``.
     ``database`` is any SQLAlchemy URL (default: ``out/journal.sqlite``); ``device`` is where updates are summed. ``clock``
     gives epoch seconds, and is never set back. A disk that is full ends nothing: what was not written is not acknowledged,
     and a round ends once there is room.
@@ -86,6 +87,7 @@ class Service:
         database: str = "",
         device: str = "auto",
         signer: Signer | None = None,
+        enrolled: Path | None = None,
         clock: Callable[[], float] = steady_time,
     ) -> None:
         self._spec = spec
@@ -93,12 +95,15 @@ class Service:
         self._listener = emit
         self._clock = clock
         self._device = device
-        self._signer = signer
+        self._signer = signer or Signer(out / "signing.key")
+        self._registry = Registry(enrolled or out / "devices.sqlite", spec.federation)
+        self._speaker = Speaker(
+            self._signer.keys, Sequence(self._registry.number, self._registry.keep_number, clock)
+        )
         self._topics = Topics(spec.federation)
         self._checkpoints = Checkpoints(out)
         self._journal = Journal(database or f"sqlite:///{out.resolve() / 'journal.sqlite'}", spec.federation)
         self._inbox: Inbox[InboxEvent] = broker.inbox_of(spec.limits)
-        self._gate = Gate(spec.limits)
         self._load = LoadNews(spec.limits.notice_s, self._emit)
         self._patience = Patience(spec.limits.retry_pause_s, self._troubled)
         self._session = broker.Session(
@@ -114,17 +119,17 @@ class Service:
             self._checkpoints,
             self._session,
             device=device,
-            signer=signer,
+            signer=self._signer,
+            seal=self._speaker.seal,
             clock=clock,
             persist=self._patience.persist,
         )
         self._rules = self._rounds.rules
         self._announcements = self._rounds.announcements
         self._publisher = self._announcements.publisher
-        self._heard_by = 0.0
+        self._watch = Watch(self._publisher, self._signer.keys.public, self._emit, clock)
         self._rows = DeviceRows(self._journal)
         self._pulse = Pulse(self._rules)
-        self._intake = Intake(self._rules, self._journal, spec.limits, self._emit, self._gate)
         self._down_since: float | None = clock()
         self._announcer = Announcer(spec, self._rules, self._emit)
         self._news = DeviceNews(self._rules, spec.limits.notice_s, self._emit)
@@ -136,14 +141,25 @@ class Service:
             spec.limits,
         )
         self._lookout = Lookout(see, self._inbox.put, spec.limits.notice_s)
+        tellers = Tellers(
+            answer=self._answer,
+            emit=self._emit,
+            troubled=self._troubled,
+            news=self._news,
+            announcer=self._announcer,
+        )
+        door = Door(self._registry, self._note, enrolled=enrolled is not None, clock=clock)
+        self._reception = Reception(
+            spec, self._rules, self._journal, self, tellers, door=door, watch=self._watch, clock=clock
+        )
         self._refused = ""
         self._stopped = False
         self._said_offline = False
-        self._state = self._rounds.initial_state()
-        self._active: ActiveRound | None = None
-        if self._state.round is not None:
-            self._active = self._rounds.taking(self._state.round)
-            self._intake.replay(self._active)
+        self.state = self._rounds.initial_state()
+        self.active: ActiveRound | None = None
+        if self.state.round is not None:
+            self.active = self._rounds.taking(self.state.round)
+            self._reception.intake.replay(self.active)
 
     def _model_after(self, number: int) -> Arrays:
         return self._spec.model_of(self._checkpoints.load(number))
@@ -154,17 +170,17 @@ class Service:
         """Serve until all rounds are over."""
         try:
             self._announcer.started(
-                self._state,
+                self.state,
                 resumed=self._rounds.resumed,
                 device=processor(self._device),
-                server_key=self._signer.public_key if self._signer else "",
+                server_key=self._signer.public_key,
             )
             self._session.subscribe(self._topics.server_filters)
             self._announce_state()
             self._announcer.announced(self._publisher.current)
             self._session.start()
             self._score_untold()
-            self._announcer.waiting(self._state, self._clock())
+            self._announcer.waiting(self.state, self._clock())
             while not self._stopped and not self._is_over():
                 self._next()
             if not self._stopped:
@@ -173,6 +189,7 @@ class Service:
             self._scorer.stop()
             self._session.stop()
             self._journal.close()
+            self._registry.close()
 
     def stop(self) -> None:
         """End :meth:`run` soon; callable from any thread and from a signal handler."""
@@ -181,26 +198,26 @@ class Service:
 
     def _is_over(self) -> bool:
         said = self._down_since is None and not self._publisher.asking
-        return self._state.phase == "done" and not self._scorer.pending and said
+        return self.state.phase == "done" and not self._scorer.pending and said
 
     def _next(self) -> None:
-        if self._publisher.asking and time.monotonic() >= self._heard_by:
-            self._publisher.heard(b"")
         now = self._clock()
         quiet = self._inbox.empty()
-        if self._down_since is None and self._pulse.due(self._state, now, quiet=quiet):
-            self._advance(coordinator.Tick())
+        if self._down_since is None and self._pulse.due(self.state, now, quiet=quiet):
+            self.advance(coordinator.Tick())
             return
         self._write_rows(quiet=quiet)
         try:
             event = self._inbox.get(timeout=self._timeout())
         except queue.Empty:
             if self._down_since is None:  # no deadline passes while nobody can reach us
-                self._advance(coordinator.Tick())
+                self.advance(coordinator.Tick())
             return
         match event:
+            case Incoming() if event.topic == self._topics.current_round:
+                self._watch.came(event.payload)
             case Incoming():
-                self._incoming(event)
+                self._reception.take(event)
             case Up(resumed):
                 self._up(resumed)
             case Down():
@@ -210,22 +227,22 @@ class Service:
             case Scored():
                 self._scored(event)
             case Neighbours():
-                self._announcer.neighbours(self._state, event)
+                self._announcer.neighbours(self.state, event)
             case Stop():
                 self._stopped = True
-                self._emit(events.Stopped(next_round=self._state.next_round, rounds=self._rules.rounds))
+                self._emit(events.Stopped(next_round=self.state.next_round, rounds=self._rules.rounds))
 
     def _timeout(self) -> float:
         if self._down_since is not None:  # without a broker no device can meet a deadline
             return _LONGEST_WAIT_S
         now = self._clock()
-        wake = self._pulse.wake_at(self._state, now)
+        wake = self._pulse.wake_at(self.state, now)
         waits = (
-            max(0.0, self._heard_by - time.monotonic()) if self._publisher.asking else None,
             None if wake is None else wake - now,
             self._rows.wait(),
             self._limited(now),
-            self._news.step(self._state, now),
+            self._news.step(self.state, now),
+            self._watch.step(),
             self._lookout.step(alone=self._announcer.lacks_devices),
         )
         return max(0.0, min([_LONGEST_WAIT_S, *(wait for wait in waits if wait is not None)]))
@@ -238,159 +255,44 @@ class Service:
             self._emit(events.Online(broker=str(self._address)))
         now = self._clock()
         away, self._down_since = now - (self._down_since or now), None
-        self._advance(coordinator.Outage(away))
+        self.advance(coordinator.Outage(away))
         self._announce_state()
-        self._publisher.connected(resumed=resumed)
-        self._heard_by = time.monotonic() + _HEARD_S
-        if self._state.round is not None:
-            for assignment in self._state.round.with_status("open"):
-                self._announcements.send_task(self._state.round, assignment)
+        self._watch.connected(resumed=resumed)
+        if self.state.round is not None:
+            for assignment in self.state.round.with_status("open"):
+                self._announcements.send_task(self.state.round, assignment)
 
     def _down(self, event: Down) -> None:
-        self._publisher.disconnected()
+        self._watch.disconnected()
         if self._down_since is None:
             self._down_since = self._clock()
         self._said_offline = True
         rival = f"another client takes this server's place: does a second server of {self._spec.federation!r} run?"
         self._emit(events.Offline(text=rival if event.rival else event.reason, retry_s=event.retry_s))
 
-    # -- messages --------------------------------------------------------------------------------------------
-
-    def _incoming(self, message: Incoming) -> None:
-        if message.topic == self._topics.current_round:
-            self._publisher.heard(message.payload)
-            return
-        if not message.payload:
-            return
-        device = _UNKNOWN
-        try:
-            device, leaf, numbers = self._topics.parse_device(message.topic)
-            if not self._admitted(device, leaf, len(message.payload)):
-                return
-            match leaf, numbers:
-                case "updates", (number, _):
-                    came = Traffic.of(message.topic, len(message.payload), qos=1)
-                    self._chunk(device, number, decode(UpdateChunk, message.payload), came)
-                case "progress", ():
-                    self._progress(device, decode(Progress, message.payload))
-                case "hello", ():
-                    self._hello(device, message.payload)
-                case "status", ():
-                    self._status(device, decode(Status, message.payload))
-                case "declines", ():
-                    self._declined(device, decode(Decline, message.payload))
-        except ProtocolError as error:
-            if device in self._state.devices:
-                self._news.heard(device, "sent what cannot be read", self._clock())
-            text = printable(error.message)
-            self._object(events.Rejected(device=device, round=0, reason="malformed", text=text))
-        except StoreError as error:  # not acknowledged, so it comes again
-            self._troubled(error)
-
-    def _admitted(self, device: str, leaf: str, size: int) -> bool:
-        devices = self._state.devices
-        return self._gate.admits(device, leaf, size, known=device in devices, devices=len(devices))
-
-    def _progress(self, device: str, progress: Progress) -> None:
-        known = self._state.devices.get(device)
-        if known is not None:
-            self._alive(device)
-            self._news.progress(device, known.tier, progress, self._clock())
-
-    def _status(self, device: str, status: Status) -> None:
-        if device in self._state.devices:
-            self._advance(coordinator.DeviceStatus(device, status.online))
-        else:
-            self._gate.presence(device, online=status.online)
-
-    def _hello(self, device: str, payload: bytes) -> None:
-        hello = decode(Hello, payload)
-        self._news.greeted(device, self._clock())
-        if (refused := objection(self._rules, device, hello)) is not None:
-            self._object(refused)
-        samples = max(0, min(hello.samples, coordinator.MOST_SAMPLES))
-        online = device in self._state.devices or self._gate.greeted(device)
-        self._advance(coordinator.DeviceHello(device, hello.memory_bytes, samples, online), hello=payload)
-        self._announcer.newcomer(self._state, device, self._state.devices[device].tier)
-
-    def _object(self, refused: events.Rejected) -> None:
-        """Tell people, and the device itself, what is wrong with a message that is no update."""
-        if not self._gate.answers(refused.device, known=refused.device in self._state.devices):
-            return
-        self._emit(refused)
-        if refused.device != _UNKNOWN:
-            self._acknowledge(refused.device, ack_of(refused))
-
-    def _acknowledge(self, device: str, ack: Ack) -> None:
+    def _answer(self, device: str, ack: Ack) -> None:
         # A device that does not get it sends again, and is answered again.
-        expires_s = self._spec.limits.round_deadline_s
-        self._session.publish(self._topics.device(device).acks, encode(ack), expires_s=expires_s)
-
-    def _alive(self, device: str) -> None:
-        """Whoever sends is there, whatever its last will said."""
-        known = self._state.devices.get(device)
-        if known is not None and not known.online:
-            self._advance(coordinator.DeviceStatus(device, online=True))
-
-    def _chunk(self, device: str, number: int, chunk: UpdateChunk, came: Traffic) -> None:
-        if not 0 <= number < _MOST_ROUNDS:
-            raise ProtocolError(
-                f"{device} sent an update for round {number}; rounds lie below {_MOST_ROUNDS}"
-            )
-        self._alive(device)
-        if device in self._state.devices:
-            stage = f"sending its update, chunk {chunk.index + 1} of {chunk.count}"
-            self._news.heard(device, stage, self._clock())
-        verdict = self._intake.take(device, number, chunk, came, self._state, self._active)
-        if verdict.ack is not None:
-            self._acknowledge(device, verdict.ack)
-        if verdict.answered is not None:
-            self._advance(verdict.answered)
-
-    def _declined(self, device: str, decline: Decline) -> None:
-        """Journal it before the round goes on without the device. Old news, of a round that is over, is no news."""
-        self._alive(device)
-        current = self._state.round
-        if current is None or current.number != decline.round or device not in current.assignments:
-            return
-        try:
-            task = addressed(self._state, device, decline.round, decline.nonce)
-        except UpdateRejected as refusal:
-            text = printable(refusal.message)
-            if self._gate.answers(device, known=True):
-                refused = events.Rejected(
-                    device=device, round=current.number, reason=refusal.reason, text=text
-                )
-                self._emit(refused)
-            return
-        if task.status != "open":
-            return
-        bundle = self._spec.exchange(current.position).tiers[task.tier].bundle
-        reason, text = reason_of(decline, carry_needed=bundle.manifest.carry_needed)
-        try:
-            self._journal.decline(self._rules.run, current.number, device, reason)
-        except StoreError as error:  # whoever takes up the round announces it, and is told again
-            self._troubled(error)
-        self._emit(events.Declined(device=device, round=current.number, reason=reason, text=text))
-        self._advance(coordinator.Declined(device, task.nonce, reason))
+        topic, expires_s = self._topics.device(device).acks, self._spec.limits.round_deadline_s
+        self._session.publish(topic, self._speaker.seal(topic, ack), expires_s=expires_s)
 
     # -- what the coordinator decides ------------------------------------------------------------------------
 
-    def _advance(self, event: coordinator.Event, hello: bytes | None = None) -> None:
-        before, now = self._state, self._clock()
+    def advance(self, event: coordinator.Event, hello: bytes | None = None) -> None:
+        """The coordinator's next step, and all that follows from it. ``hello``: as a device said it, for the journal."""
+        before, now = self.state, self._clock()
         about_device = isinstance(event, coordinator.DeviceHello | coordinator.DeviceStatus)
         settle = self._pulse.settles(now, at_once=not about_device or self._inbox.empty())
-        self._state, actions = coordinator.step(self._rules, before, event, now, settle=settle)
+        self.state, actions = coordinator.step(self._rules, before, event, now, settle=settle)
         if isinstance(event, coordinator.DeviceHello | coordinator.DeviceStatus):
-            self._rows.take(before, self._state, event.device, hello)
-            self._news.changed(before, self._state, event.device)
+            self._rows.take(before, self.state, event.device, hello)
+            self._news.changed(before, self.state, event.device)
         self._perform(actions)
         if not settle:
             return
         current = self._publisher.current
-        if self._state.phase == "waiting" and current is not None and current.state == "open":
+        if self.state.phase == "waiting" and current is not None and current.state == "open":
             self._announce_state()
-        self._announcer.waiting(self._state, self._clock())
+        self._announcer.waiting(self.state, self._clock())
 
     def _write_rows(self, *, quiet: bool) -> None:
         """Journal what is new of devices: at once while it is quiet, else now and then, many of them in one step."""
@@ -404,13 +306,13 @@ class Service:
             match action:
                 case Open():
                     self._patience.persist(lambda: self._rows.write(quiet=True))
-                    self._active = self._rounds.open(action.round, self._state)
+                    self.active = self._rounds.open(action.round, self.state)
                     self._announcer.opened(action.round)
-                case SendTask() if self._state.round is not None:
-                    self._announcements.send_task(self._state.round, action.assignment)
+                case SendTask() if self.state.round is not None:
+                    self._announcements.send_task(self.state.round, action.assignment)
                 case Close():
                     done = self._end(action.round, "closed")
-                    self._advance(coordinator.ModelReady(done.model_version, done.failed, done.undone))
+                    self.advance(coordinator.ModelReady(done.model_version, done.failed, done.undone))
                 case Abandon():
                     if action.restart:
                         number = action.round.number
@@ -424,12 +326,12 @@ class Service:
                     self._announce_state()
 
     def _end(self, ended: OpenRound, outcome: coordinator.Outcome, text: str = "") -> EndedRound:
-        active, self._active = self._active, None
+        active, self.active = self.active, None
         assert active is not None  # the coordinator ends what it has opened
-        self._patience.persist(lambda: self._intake.end_round(ended))
+        self._patience.persist(lambda: self._reception.intake.end_round(ended))
         now = self._clock()
         done = self._rounds.end(ended, active, outcome, text, keep=self._scorer.pending)
-        self._announcer.ended(self._state, ended, done.outcome, done.failed or text, now)
+        self._announcer.ended(self.state, ended, done.outcome, done.failed or text, now)
         if done.undone:
             self._emit(events.RolledBack(round=ended.number, text=done.failed, **told_of(done.metrics or {})))
         due = self._spec.evaluates(ended.number, done.outcome)
@@ -437,7 +339,7 @@ class Service:
         return done
 
     def _announce_state(self) -> None:
-        self._rounds.announce(self._state)
+        self._rounds.announce(self.state)
 
     def _refuse(self, text: str) -> None:
         """End the run as it is: devices that wait for its end leave, and the journal is there for another start."""
@@ -490,15 +392,14 @@ class Service:
 
     def _limited(self, now: float) -> float | None:
         """Tell what was turned away, if it is time. Seconds until it is next; None if there is nothing to tell."""
-        counts = {
-            **self._gate.counts,
-            "inbox full": self._inbox.dropped,
-            "unfinished updates": self._intake.forgotten,
-        }
+        counts = {**self._reception.turned_away, "inbox full": self._inbox.dropped}
         return self._load.step({why: count for why, count in counts.items() if count}, now)
 
     def _troubled(self, error: StoreError) -> None:
         self._load.troubled(error, self._clock())
+
+    def _note(self, text: str) -> None:
+        self._emit(events.Noted(text=text))
 
     def _emit(self, event: events.Event) -> None:
         """Tell; a listener that fails costs its own news only, one that has gone away ends the service."""

@@ -15,6 +15,7 @@ from edgefl.wire.blobs import BlobRef, verified
 from edgefl.wire.compression import unpacked
 from edgefl.wire.errors import BundleError, RoundAborted
 from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.messages import LOST_CHUNK
 from edgefl.wire.mqtt.packets import Traffic
 from edgefl.wire.mqtt.topics import Topics
 
@@ -139,7 +140,7 @@ class Fetcher:
                 if silences > self._limits.fetch_retries:
                     ref, index = next(iter(window.asked.values()))
                     raise BundleError(
-                        f"chunk {index} of blob {ref.sha256[:12]} did not arrive in {silences} attempts of "
+                        f"{LOST_CHUNK}chunk {index} of blob {ref.sha256[:12]} did not arrive in {silences} attempts of "
                         f"{self._limits.fetch_timeout_s:g} s; is the server up?"
                     )
         finally:
@@ -181,7 +182,8 @@ class Fetcher:
         window.bad[topic] = window.bad.get(topic, 0) + 1
         if window.bad[topic] >= self._limits.fetch_retries:
             raise BundleError(
-                f"chunk {index} of blob {ref.sha256[:12]} had a wrong digest {window.bad[topic]} times; it is refused",
+                f"{LOST_CHUNK}chunk {index} of blob {ref.sha256[:12]} had a wrong digest {window.bad[topic]} times; "
+                "it is refused",
                 sha256=ref.sha256,
                 index=index,
             )

@@ -15,7 +15,8 @@ from device_runtime.store.database import Outgoing, PastRound, Store
 from edgefl.wire.blobs import split
 from edgefl.wire.errors import ProtocolError, StoreError
 from edgefl.wire.limits import Limits
-from edgefl.wire.mqtt.messages import ENVELOPE_BYTES, Ack, Update, UpdateChunk, decode, encode
+from edgefl.wire.mqtt.envelope import Seal, bare
+from edgefl.wire.mqtt.messages import ENVELOPE_BYTES, Ack, Update, UpdateChunk, decode
 from edgefl.wire.mqtt.session import Delivery, Session
 from edgefl.wire.mqtt.topics import DeviceTopics
 
@@ -52,7 +53,8 @@ def past_of(outgoing: Outgoing, ack: Ack) -> PastRound:
 class Outbox:
     """One thread that empties the store's outbox, oldest first.
 
-    ``settled`` is told each final word, ``troubled`` once what the store says while it cannot be read or written.
+    ``seal`` makes what is published of a chunk. ``settled`` is told each final word, ``troubled`` once what the store says
+    while it cannot be read or written.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Outbox:
         limits: Limits,
         settled: Callable[[Outgoing, Ack], None],
         troubled: Callable[[str], None] = lambda _: None,
+        seal: Seal = bare,
     ) -> None:
         self._session = session
         self._topics = topics
@@ -70,6 +73,7 @@ class Outbox:
         self._limits = limits
         self._settled = settled
         self._troubled = troubled
+        self._seal = seal
         self._trouble = ""
         self._sending = ""
         self._acks: queue.SimpleQueue[Ack | None] = queue.SimpleQueue()
@@ -131,7 +135,7 @@ class Outbox:
         while not self._stopping.is_set() and self._session.connected:
             self._drain()
             self._send(outgoing, sha256, pieces, wanted)
-            ack = self._wait_for(outgoing.nonce, patience_s)
+            ack = self._wait_for(outgoing.nonce, sha256, patience_s)
             if ack is None:
                 # A server with a backlog gets no shorter one by hearing everything twice.
                 patience_s = min(2 * patience_s, _LONGEST * self._limits.ack_timeout_s)
@@ -155,20 +159,21 @@ class Outbox:
                 size=len(outgoing.data),
                 data=pieces[index],
             )
-            payload = encode(chunk)
+            topic = self._topics.update(outgoing.round, index)
+            payload = self._seal(topic, chunk)
             self.sent_bytes += len(payload)
-            flying.append(self._session.publish(self._topics.update(outgoing.round, index), payload))
+            flying.append(self._session.publish(topic, payload))
             while len(flying) >= self._limits.upload_window and not self._stopping.is_set():
                 if flying[0].wait(1.0):
                     flying.popleft()
                 elif not self._session.connected:
                     return
 
-    def _wait_for(self, nonce: str, patience_s: float) -> Ack | None:
-        """The server's word on ``nonce``; None when it is time to send again."""
+    def _wait_for(self, nonce: str, sha256: str, patience_s: float) -> Ack | None:
+        """The server's word on this update, not on another for the same task; None when it is time to send again."""
         try:
             while (ack := self._acks.get(timeout=patience_s)) is not None:
-                if ack.nonce == nonce:
+                if (ack.nonce, ack.sha256) == (nonce, sha256):
                     return ack
         except queue.Empty:
             pass

@@ -28,11 +28,10 @@ from device_runtime.link.fetch import Fetcher
 from device_runtime.round import bounds
 from device_runtime.round.work import Work
 from edgefl.wire.blobs import BlobRef
-from edgefl.wire.bundle import signatures
 from edgefl.wire.bundle.manifest import Manifest, decode_manifest
 from edgefl.wire.bundle.profiles import BundleProfile
-from edgefl.wire.errors import BundleError, EdgeflError, RoundAborted, RoundDeclined
-from edgefl.wire.mqtt.messages import decode, encode
+from edgefl.wire.errors import BundleError, EdgeflError, IdentityError, RoundAborted, RoundDeclined
+from edgefl.wire.mqtt.envelope import Seal, peek
 from edgefl.wire.mqtt.profile_messages import (
     BUSY,
     FAILED,
@@ -95,6 +94,7 @@ class ProfileDesk:
         topics: Topics,
         measure: Measure,
         say: Callable[[str, str], None],
+        seal: Seal,
     ) -> None:
         self._work = work
         self._session = session
@@ -102,6 +102,7 @@ class ProfileDesk:
         self._mine = topics.device(work.device)
         self._measure = measure
         self._say = say
+        self._seal = seal
         self._folder = work.folder / "profile"
         self._waiting: list[_Asked] = []
         self._answers: dict[str, ProfileAnswer] = {}
@@ -136,8 +137,13 @@ class ProfileDesk:
             self._fetcher.poke()
 
     def take(self, payload: bytes) -> None:
-        """A request came, maybe not for the first time. ProtocolError if it is malformed."""
-        request = decode(ProfileRequest, payload)
+        """A request came, maybe not for the first time. ProtocolError if it is malformed,
+        or not the server's."""
+        try:
+            request = self._work.trust.open(ProfileRequest, self.topic, payload)
+        except IdentityError as error:  # whoever asks is told why nothing follows
+            self._send(declined(peek(ProfileRequest, payload).nonce, SIGNATURE, error.message))
+            raise
         known = self._answers.get(request.nonce)
         if known is not None:
             self._send(known)
@@ -316,11 +322,10 @@ class ProfileDesk:
             )
             raise RoundDeclined(NO_BUNDLE, text)
         ref = request.bundles[kind]
-        if self._work.server_key:
-            try:
-                signatures.check(self._work.server_key, ref.sha256, request.signatures.get(kind, b""))
-            except BundleError as error:
-                raise RoundDeclined(SIGNATURE, error.message) from error
+        try:
+            self._work.trust.check_bundle(ref.sha256, request.signatures.get(kind, b""), kind)
+        except BundleError as error:
+            raise RoundDeclined(SIGNATURE, error.message) from error
         return ref
 
     def _check(self, manifest: Manifest) -> None:
@@ -342,4 +347,4 @@ class ProfileDesk:
 
     def _send(self, answer: ProfileAnswer) -> None:
         with suppress(ValueError):  # paho's own limit on what waits while the broker is away
-            self._session.publish(self._mine.profiles, encode(answer))
+            self._session.publish(self._mine.profiles, self._seal(self._mine.profiles, answer))

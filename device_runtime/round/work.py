@@ -10,6 +10,7 @@ from pathlib import Path
 from device_runtime.data.samples import LabelSpec, Local
 from device_runtime.engine.base import Engine
 from device_runtime.link.fetch import Fetcher
+from device_runtime.link.identity import ServerTrust
 from device_runtime.memory import peak_bytes
 from device_runtime.policy import Rules
 from device_runtime.round import bounds
@@ -25,7 +26,6 @@ from device_runtime.sandbox import engine as sandbox
 from device_runtime.store.database import Outgoing, Store
 from edgefl.system.sizes import mebibytes
 from edgefl.wire import tensors
-from edgefl.wire.bundle import signatures
 from edgefl.wire.bundle.manifest import Graph, Manifest, decode_manifest
 from edgefl.wire.errors import ProtocolError, RoundDeclined, StoreError
 from edgefl.wire.limits import Limits
@@ -34,7 +34,7 @@ from edgefl.wire.mqtt.messages import CRASHED, NO_FORMAT, NO_MEMORY, TOO_MUCH, P
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What a device works with. ``server_key``: with it, only bundles that it signed are loaded. ``memory_bytes``: what a
+    """What a device works with. ``trust``: whose bundles are loaded. ``memory_bytes``: what a
     graph may need over the idle process.
 
     ``tune``: whether variants of graphs are tried, by an engine of so many ``threads``.
@@ -47,7 +47,7 @@ class Work:
     device: str
     folder: Path
     limits: Limits
-    server_key: str
+    trust: ServerTrust
     memory_bytes: int
     threads: int
     tune: bool
@@ -72,8 +72,7 @@ class Work:
         self._check_tries(job)
         self._check_offered(job)
         bounds.check_manifest_ref(job.bundle, self.limits)
-        if self.server_key:
-            signatures.check(self.server_key, job.bundle.sha256, job.signature)
+        self.trust.check_bundle(job.bundle.sha256, job.signature, job.format)
         manifest = decode_manifest(self.fetcher.get(job.bundle))
         self._check_formats(manifest)
         self.check_memory(manifest, manifest.of_round)

@@ -42,6 +42,7 @@ CREATE TABLE IF NOT EXISTS chunks(
 CREATE TABLE IF NOT EXISTS job(one INTEGER PRIMARY KEY CHECK(one = 1), data BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS outbox(nonce TEXT PRIMARY KEY, round INTEGER NOT NULL, data BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS traffic(day TEXT PRIMARY KEY, bytes INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS facts(name TEXT PRIMARY KEY, value BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS history(nonce TEXT PRIMARY KEY, finished_at REAL NOT NULL, data BLOB NOT NULL);
 """
 
@@ -371,6 +372,17 @@ class Store:
             "DELETE FROM history WHERE nonce NOT IN (SELECT nonce FROM history ORDER BY finished_at DESC LIMIT ?)",
             (self._history_rounds,),
         )
+
+    # -- whom this device knows ------------------------------------------------------------------------------
+
+    def fact(self, name: str) -> bytes | None:
+        """What was kept under ``name``."""
+        return self._one("SELECT value FROM facts WHERE name = ?", name)
+
+    def keep_fact(self, name: str, value: bytes) -> None:
+        """Keep ``value``, in place of what was there; a power cut does not undo it."""
+        with self._transaction(durable=True) as db:
+            db.execute("INSERT OR REPLACE INTO facts VALUES(?, ?)", (name, value))
 
     # -- which forms of graphs run fastest here --------------------------------------------------------------
 

@@ -22,8 +22,9 @@ from device_runtime.round.runner import RoundResult
 from edgefl.system.cores import cores
 from edgefl.system.sizes import parse_size
 from edgefl.wire import folders
-from edgefl.wire.bundle import signatures
+from edgefl.wire.enrolment import parse_token
 from edgefl.wire.errors import ConfigError
+from edgefl.wire.keys import parse_keys
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address
 from edgefl.wire.mqtt.topics import checked_name
@@ -43,7 +44,9 @@ class Agent:
     ``federation`` the name of the one to join; ``ca_file``, the certificate of the
     broker's authority, switches TLS on. ``tier`` is the one to ask for; the server decides. ``folder`` keeps what
     outlives the process, by default ``~/.edgefl/FEDERATION/ID``. ``memory`` is what this device offers to training,
-    bytes or like ``64MiB`` (0: what it has). ``server_key``: load only bundles that it signed, hexadecimal.
+    bytes or like ``64MiB`` (0: what it has). ``server_key``: listen to this key of the server only, hexadecimal;
+    several with commas between them. Without one the first that is seen is trusted from then on. ``token``: the one-time
+    token that brings this device's key onto the server's list of devices; it holds the server's key.
     ``engine`` is ``onnx`` or ``executorch``. ``limits`` are sizes and timeouts. ``tune``: whether forms of graphs that may
     be faster here are tried in the first round, and how many threads a step gains from; without it two equal devices
     compute the same bits. ``threads``: the most that the engine may have; 0: as many as this process has processors where
@@ -70,6 +73,7 @@ class Agent:
         threads: int = 0,
         until_done: bool = False,
         server_key: str = "",
+        token: str = "",
         ca_file: str = "",
         tune: bool = True,
         sandbox: str = "auto",
@@ -77,9 +81,9 @@ class Agent:
         limits: Limits = Limits(),
         report: Callable[[AgentEvent], None] = lambda _: None,
     ) -> None:
-        if server_key:
-            signatures.parse_key(server_key)
-        boxed = checked_sandbox(sandbox) == "always" or (sandbox == "auto" and not server_key)
+        given = parse_token(token) if token else None
+        vouched = bool(server_key or given)
+        boxed = checked_sandbox(sandbox) == "always" or (sandbox == "auto" and not vouched)
         config = AgentConfig(
             federation=checked_name("federation", federation),
             device=checked_name("device", device),
@@ -89,7 +93,8 @@ class Agent:
             folder=Path(folder) if folder else folders.store(federation, device),
             tier=tier,
             memory_bytes=memory_bytes(memory),
-            server_key=server_key,
+            server_keys=(*parse_keys(server_key), *((given.server,) if given else ())),
+            token=given,
             until_done=until_done,
             threads=threads or 1,
             tune=tune,

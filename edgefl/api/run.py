@@ -39,6 +39,7 @@ from edgefl.setup.tiers import completed, device_names
 from edgefl.setup.updates import update_sizes
 from edgefl.system.files import write_text
 from edgefl.system.folder_lock import FolderLock
+from edgefl.wire import folders
 from edgefl.wire.bundle.signatures import Signer
 from edgefl.wire.errors import ConfigError, ParticipationError
 from edgefl.wire.mqtt.address import Address
@@ -259,7 +260,8 @@ class Server:
     ``host:port`` or an address; by default the one of the federation. ``ca_file``, the certificate of the broker's
     authority, switches TLS on. ``database``: SQLAlchemy URL of the journal, by default SQLite in ``out``. ``device``:
     where updates are summed and the model is evaluated, ``auto``, ``cpu`` or ``cuda``. ``sign_key``: file with the key
-    that signs bundles, made if there is none.
+    that signs what the server says, made if there is none; by default one of this user's for each federation. ``enrolled``:
+    the list of the devices that are let in (`edgefl enroll`); without one the first key of each name is trusted.
 
     StoreError if another process serves from ``out``.
     """
@@ -274,6 +276,7 @@ class Server:
         database: str = "",
         device: str = "auto",
         sign_key: str | Path | None = None,
+        enrolled: str | Path | None = None,
         emit: Callable[[Event], None] = lambda _: None,
     ) -> None:
         refuse_while_loading("start a server")
@@ -296,7 +299,8 @@ class Server:
                 emit=told,
                 database=database,
                 device=device,
-                signer=Signer(Path(sign_key)) if sign_key else None,
+                signer=Signer(Path(sign_key) if sign_key else folders.server_key(read.federation.name)),
+                enrolled=Path(enrolled) if enrolled else None,
             )
             _write_down(read, folder / CONFIG_NAME)
         except AnotherConfiguration as error:

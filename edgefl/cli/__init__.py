@@ -116,7 +116,6 @@ def _fail(message: str, code: int = 1) -> None:
 _SERVER = ("torch", "onnx", "onnxscript", "amqtt", "sqlalchemy", "pydantic", "psutil", "exporters", "server")
 _EXTRAS = {
     **dict.fromkeys(_SERVER, "server"),
-    "cryptography": "secure",
     "scipy": "analysis",
 }
 """Which extra brings a module."""

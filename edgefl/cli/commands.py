@@ -9,6 +9,7 @@ from edgefl.cli.catalog import cache, inspection
 from edgefl.cli.device import agent as device
 from edgefl.cli.device import data, tune
 from edgefl.cli.federation import acl, audit, broker, run, server, simulate
+from edgefl.cli.identity import enroll, key
 from edgefl.cli.models import check, deploy, export, plan, profile, verify
 
 app = bare_app()
@@ -20,6 +21,8 @@ for module in (
     server,
     audit,
     device,
+    enroll,
+    key,
     check,
     data,
     plan,

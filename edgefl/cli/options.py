@@ -7,13 +7,15 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from edgefl.system.sizes import parse_size
-from edgefl.wire.bundle import signatures
+from edgefl.wire.enrolment import parse_token
 from edgefl.wire.errors import ConfigError
+from edgefl.wire.keys import parse_keys
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address, read_secret
 
@@ -94,12 +96,20 @@ def address(
 
 
 def checked_key(text: str) -> str:
-    """A key that can be used, or none; better now than at the first bundle."""
-    if text:
-        import cryptography  # noqa: F401  the extra `secure`
-
-        signatures.parse_key(text)
+    """Keys that can be used, or none; better now than at the first message."""
+    parse_keys(text)
     return text
+
+
+def token_text(text: str) -> str:
+    """A token, or the one in the file that is named as @FILE; ConfigError for what is none. Empty for none."""
+    if not text:
+        return ""
+    try:
+        given = Path(text[1:]).read_text(encoding="ascii") if text.startswith("@") else text
+    except ValueError as error:
+        raise ConfigError(f"{text[1:]} holds no token") from error
+    return parse_token(given).text
 
 
 def parse_limits(entries: list[str]) -> Limits:

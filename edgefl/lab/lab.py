@@ -41,6 +41,8 @@ _LEFT_BY_A_RUN = (
     *("devices", "bundles", "checkpoints", "published", "logs", "broker", "clocks"),
     *(
         "journal.sqlite*",
+        "devices.sqlite*",
+        "signing.key*",
         "history.jsonl",
         "audit.jsonl",
         "model.safetensors",
@@ -136,9 +138,13 @@ class Lab:
             arguments = ["--kind", broker.kind, "--host", broker.host, "--port", str(self._port)]
             self.supervisor.start("broker", ["broker", *arguments, "--folder", str(self.folder / "broker")])
         config = str(self.folder / CONFIG_NAME)
+        key = [
+            "--sign-key",
+            str(self.folder / "signing.key"),
+        ]  # beside the stores of the devices that trust it
         self.supervisor.start(
             "server",
-            ["server", "--config", config, "--out", str(self.folder), "--json"],
+            ["server", "--config", config, "--out", str(self.folder), "--json", *key],
             self._environment("server"),
         )
         limits = [f"--limit={key}={value}" for key, value in self.federation.limits.items()]

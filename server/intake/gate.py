@@ -64,13 +64,20 @@ class Gate:
         if size > (self._limits.hello_bytes if leaf == "hello" else _SIZES.get(leaf, size)):
             return f"{leaf} too large"
         if known:
-            # What pieces of an update may come is a matter of its size: see Intake.
-            return "" if leaf == "updates" or self._messages.allow(device) else f"{leaf} too often"
+            return ""
         if leaf == "hello":
             return "" if devices < self._limits.max_devices else "too many devices"
         if leaf == "status":
             return ""
         return "" if self._strangers.allow("") else "unknown names"
+
+    def shares(self, device: str, *, known: bool) -> bool:
+        """Whether a device that said hello may say one thing more. What pieces of an update may come is a matter of its
+        size (:class:`server.intake.updates.Intake`)."""
+        allowed = not known or self._messages.allow(device)
+        if not allowed:
+            self.counts["messages too often"] += 1
+        return allowed
 
     def answers(self, device: str, *, known: bool) -> bool:
         """Whether what is wrong with a message is told, to people and to the device."""

@@ -118,7 +118,7 @@ class Intake:
             return self._stray(device, number, chunk, refusal, state) if _edge(chunk) else Verdict()
         if assignment.status != "open":
             answers = _edge(chunk) and self._gate.answers(device, known=True)
-            return Verdict(_repeated(assignment, number)) if answers else Verdict()
+            return Verdict(self._repeated(assignment, number, chunk)) if answers else Verdict()
         if active is None or not self._may_send(device, came, active.most_bytes(assignment.tier)):
             return Verdict()
         try:
@@ -137,8 +137,15 @@ class Intake:
             return Verdict()
         if isinstance(piece, Complete):
             return self._accept(assignment, piece, state, active)
-        missing, text = piece.indices, piece.text
-        return Verdict(Ack(round=number, nonce=chunk.nonce, status="missing", missing=missing, text=text))
+        ack = Ack(
+            round=number,
+            nonce=chunk.nonce,
+            status="missing",
+            missing=piece.indices,
+            text=piece.text,
+            sha256=chunk.sha256,
+        )
+        return Verdict(ack)
 
     def _may_send(self, device: str, came: Traffic, most: int) -> bool:
         """Whether a device has not yet sent its update, of ``most`` bytes, as often as it may."""
@@ -186,7 +193,7 @@ class Intake:
         active.aggregator.add(checked.added, weight)
         self._emit(_report(update, down, up))
         self._warn(update)
-        ack = Ack(round=active.number, nonce=assignment.nonce, status="accepted")
+        ack = Ack(round=active.number, nonce=assignment.nonce, status="accepted", sha256=whole.sha256)
         return Verdict(ack, Answered(assignment.device, accepted=True))
 
     def _warn(self, update: Update) -> None:
@@ -206,6 +213,21 @@ class Intake:
             )  # the process may have died before it said so
             active.aggregator.add(active.check(update).added, stored.weight)
 
+    def _repeated(self, assignment: Assignment, number: int, chunk: UpdateChunk) -> Ack:
+        """The word on an update for a task that is answered: good news only for the very update that was accepted."""
+        nonce, sha256 = assignment.nonce, chunk.sha256[:64]
+        reason, text = (
+            "already-rejected",
+            f"the update for round {number} has been refused already; wait for the next round",
+        )
+        if assignment.status == "accepted":
+            accepted = self._journal.accepted_sha256(self._rules.run, number, assignment.device, nonce)
+            if accepted == chunk.sha256:
+                return Ack(round=number, nonce=nonce, status="accepted", sha256=accepted)
+            reason = "other-update"
+            text = f"another update ({accepted[:12]}) was accepted for this task: who has this device's name and key?"
+        return Ack(round=number, nonce=nonce, status="rejected", reason=reason, text=text, sha256=sha256)
+
     def _stray(
         self, device: str, number: int, chunk: UpdateChunk, refusal: UpdateRejected, state: State
     ) -> Verdict:
@@ -219,12 +241,10 @@ class Intake:
             return Verdict()
         if not known:
             return Verdict(self._told(device, number, chunk, refusal))
-        if (
-            number <= state.next_round
-            and _NONCE.fullmatch(chunk.nonce)
-            and self._journal.was_accepted(self._rules.run, number, device, chunk.nonce)
-        ):
-            return Verdict(Ack(round=number, nonce=chunk.nonce, status="accepted"))
+        if number <= state.next_round and _NONCE.fullmatch(chunk.nonce):
+            accepted = self._journal.accepted_sha256(self._rules.run, number, device, chunk.nonce)
+            if accepted and accepted == chunk.sha256:
+                return Verdict(Ack(round=number, nonce=chunk.nonce, status="accepted", sha256=accepted))
         journaled_as = min(number, state.next_round)
         return self._refuse(device, number, chunk, refusal, final=False, journaled_as=journaled_as)
 
@@ -257,18 +277,18 @@ class Intake:
 
 def _refusal(number: int, chunk: UpdateChunk, refusal: UpdateRejected) -> Ack:
     text = printable(refusal.message, _MOST_TEXT)
-    return Ack(round=number, nonce=chunk.nonce[:64], status="rejected", reason=refusal.reason, text=text)
+    return Ack(
+        round=number,
+        nonce=chunk.nonce[:64],
+        status="rejected",
+        reason=refusal.reason,
+        text=text,
+        sha256=chunk.sha256[:64],
+    )
 
 
 def _edge(chunk: UpdateChunk) -> bool:
     return chunk.index in (0, chunk.count - 1)
-
-
-def _repeated(assignment: Assignment, number: int) -> Ack:
-    if assignment.status == "accepted":
-        return Ack(round=number, nonce=assignment.nonce, status="accepted")
-    text = f"the update for round {number} has been refused already; wait for the next round"
-    return Ack(round=number, nonce=assignment.nonce, status="rejected", reason="already-rejected", text=text)
 
 
 def _check_size(chunk: UpdateChunk, tier: str, active: ActiveRound) -> None:

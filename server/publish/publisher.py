@@ -7,6 +7,7 @@ device that follows ``rounds/current`` never misses a chunk.
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
@@ -15,10 +16,13 @@ from edgefl.wire.blobs import BlobRef, split
 from edgefl.wire.compression import Compression, packed
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.limits import Limits
-from edgefl.wire.mqtt.messages import Round, encode
+from edgefl.wire.mqtt.envelope import Seal, bare
+from edgefl.wire.mqtt.messages import Round
 from edgefl.wire.mqtt.session import Delivery
 from edgefl.wire.mqtt.topics import Topics
 from edgefl.wire.tensors import Array, Arrays
+
+_MOST_ECHOES = 64
 
 
 class Publishes(Protocol):
@@ -41,19 +45,23 @@ class Publisher:
         chunk_bytes: int,
         compression: Compression = "none",
         blob_limit: int = Limits().max_blob_bytes,
+        seal: Seal = bare,
     ) -> None:
         self._session = session
         self._topics = topics
         self._chunk = chunk_bytes
         self._compression: Compression = compression
         self._limit = blob_limit
+        self._seal = seal
+        self._said = b""
+        self._announced: Round | None = None
+        self._echoes: deque[bytes] = deque(maxlen=_MOST_ECHOES)
         self._blobs: dict[str, tuple[BlobRef, bytes]] = {}
         self._stale: dict[str, BlobRef] = {}
         self._delivery: Delivery | None = None
         self._cleared: Delivery | None = None
         self.message_limit = 0
         """Bytes of the largest message that the broker is known to take; 0: nothing is known."""
-        self._said = b""
         self._sent: set[str] = set()
         self.current: Round | None = None
         self.online = False
@@ -98,17 +106,20 @@ class Publisher:
 
         ConfigError if it is larger than the broker takes (:attr:`message_limit`).
         """
-        if self.message_limit and len(encode(message)) > self.message_limit:
+        topic = self._topics.current_round
+        payload = self._seal(topic, message)
+        if self.message_limit and len(payload) > self.message_limit:
             raise ConfigError(
-                f"the announcement of a round takes {len(encode(message))} bytes, and the broker {self.message_limit} a "
+                f"the announcement of a round takes {len(payload)} bytes, and the broker {self.message_limit} a "
                 "message (`[broker] profile`): use fewer units or tiers, or another broker",
-                size=len(encode(message)),
+                size=len(payload),
                 limit=self.message_limit,
             )
         self.current, self._delivery = message, None
         if self.online:
-            topic, self._said = self._topics.current_round, encode(message)
-            self._delivery = self._session.publish(topic, self._said, retain=True)
+            self._said, self._announced = payload, message
+            self._echoes.append(payload)
+            self._delivery = self._session.publish(topic, payload, retain=True)
 
     def wait_delivered(self, timeout_s: float) -> bool:
         """Whether the broker has the announcement and knows what was cleared, waiting ``timeout_s`` for its word on each."""
@@ -154,6 +165,7 @@ class Publisher:
     def disconnected(self) -> None:
         """The broker is away; offers wait."""
         self.online = self.asking = False
+        self._echoes.clear()
 
     def _publish(self, *, lost: bool) -> None:
         """Everything that is live, or where nothing is ``lost`` what came up meanwhile."""
@@ -161,11 +173,33 @@ class Publisher:
         for sha256 in self._blobs:
             if lost or sha256 not in self._sent:
                 self._send(sha256)
-        if self.current is not None and (lost or encode(self.current) != self._said):
+        if self.current is not None and (lost or self.current != self._announced):
             self.announce(self.current)
         stale, self._stale = self._stale, {}
         for ref in stale.values():
             self.clear(ref)
+
+    def is_foreign(self, payload: bytes) -> bool:
+        """Whether somebody else put ``payload`` (empty: cleared it) where the announcement lies.
+
+        Everything that we publish there comes back once, in order.
+        """
+        if payload not in self._echoes:
+            return bool(self._said) and (bool(self._echoes) or payload != self._said)
+        while self._echoes.popleft() != payload:
+            pass
+        return False
+
+    def restore(self) -> None:
+        """Announce again what somebody else cleared or replaced, under the next number."""
+        if self.current is not None:
+            self.announce(self.current)
+
+    def restore_blobs(self) -> None:
+        """Publish every live blob again: a device cannot find some of it."""
+        if self.online:
+            for sha256 in self._blobs:
+                self._send(sha256)
 
     def _send(self, sha256: str) -> None:
         ref, data = self._blobs[sha256]

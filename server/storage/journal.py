@@ -356,8 +356,8 @@ class Journal:
             **{name: sum(row[at] for row in accepted) for at, name in enumerate(tables.SIZES, 2)},
         )
 
-    def was_accepted(self, run: str, number: int, device: str, nonce: str) -> bool:
-        """Whether this answer of this device has been accepted before, in any round of the run."""
+    def accepted_sha256(self, run: str, number: int, device: str, nonce: str) -> str:
+        """The digest of this device's update for a task that was accepted, in any round of the run; empty if none was."""
         query = sa.select(tables.updates.c.sha256).where(
             (tables.updates.c.run == run)
             & (tables.updates.c.round == number)
@@ -366,7 +366,8 @@ class Journal:
             & (tables.updates.c.reason == "")
         )
         with self._transaction() as connection:
-            return connection.execute(query).first() is not None
+            row = connection.execute(query).first()
+        return str(row[0]) if row is not None else ""
 
     def accepted(self, run: str, number: int) -> Iterator[StoredUpdate]:
         """The accepted updates of an open round, one at a time: memory stays at one update."""

@@ -19,6 +19,7 @@ from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import DataSpec, Graph, Manifest
 from edgefl.wire.compression import unpacked
 from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.envelope import peek
 from edgefl.wire.mqtt.messages import (
     Ack,
     Hello,
@@ -29,7 +30,6 @@ from edgefl.wire.mqtt.messages import (
     Task,
     Update,
     UpdateChunk,
-    decode,
     encode,
 )
 from edgefl.wire.mqtt.session import Address, Incoming, Session, Up, Will
@@ -246,15 +246,15 @@ class ScriptedDevice:
 
     def _receive(self, event: Incoming) -> None:
         if event.topic == self.topics.current_round and event.payload:
-            self._round = decode(Round, event.payload)
+            self._round = peek(Round, event.payload)
             self.rounds.put(self._round)
         elif event.topic == self.mine.tasks:
-            self._task = decode(Task, event.payload)
+            self._task = peek(Task, event.payload)
             self.tasks.put(self._task)
             if self._task.nonce not in self._acked:  # sent again: the server has not got our answer
                 self._answered.discard(self._task.nonce)
         elif event.topic == self.mine.acks:
-            ack = decode(Ack, event.payload)
+            ack = peek(Ack, event.payload)
             self._acked.add(ack.nonce)
             self.acks.put(ack)
         self._maybe_answer()

@@ -12,7 +12,16 @@ from edgefl.cli.broker_options import Broker, CaFile, CertFile, InsecurePassword
 from edgefl.cli.device import engine as device_engine
 from edgefl.cli.device import personalize as device_personalize
 from edgefl.cli.device.isolated import Told
-from edgefl.cli.options import BadRows, Engine, Sandbox, address, checked_key, parse_bytes, parse_limits
+from edgefl.cli.options import (
+    BadRows,
+    Engine,
+    Sandbox,
+    address,
+    checked_key,
+    parse_bytes,
+    parse_limits,
+    token_text,
+)
 from edgefl.wire import folders
 from edgefl.wire.mqtt.topics import checked_name
 
@@ -94,7 +103,16 @@ def device(
     until_done: Annotated[bool, typer.Option(help="stop when the training is done")] = False,
     limit: Annotated[list[str] | None, typer.Option(help="a limit as key=value, e.g. fetch_window=4")] = None,
     server_key: Annotated[
-        str, typer.Option(help="load only bundles signed by this key of the server (hex)")
+        str,
+        typer.Option(
+            help="listen to this key of the server only (hex; several with commas); default: the first seen"
+        ),
+    ] = "",
+    token: Annotated[
+        str,
+        typer.Option(
+            envvar="EDGEFL_TOKEN", help="one-time token of `edgefl enroll token`, or @FILE that holds it"
+        ),
     ] = "",
     ca_file: CaFile = "",
     cert_file: CertFile = "",
@@ -123,6 +141,7 @@ def device(
         folder=str(store or folders.store(federation, device_id)),
         tier=tier,
         server_key=checked_key(server_key),
+        token=token_text(token),
         memory_bytes=parse_bytes(memory, "--memory") if memory else 0,
         until_done=until_done,
         limits=parse_limits(limit or []),

@@ -77,7 +77,7 @@ def personalize(
     threads: Annotated[int, typer.Option(min=1, help="threads of the engine")] = 1,
     limit: Annotated[list[str] | None, typer.Option(help="a limit as key=value, e.g. fetch_window=4")] = None,
     server_key: Annotated[
-        str, typer.Option(help="load only bundles signed by this key of the server (hex)")
+        str, typer.Option(help="listen to this key of the server only (hex; several with commas)")
     ] = "",
     ca_file: CaFile = "",
     cert_file: CertFile = "",

@@ -30,6 +30,7 @@ class DeviceSettings(msgspec.Struct, frozen=True, kw_only=True):
     tier: str = ""
     memory_bytes: int = 0
     server_key: str = ""
+    token: str = ""
     until_done: bool = False
     limits: Limits = Limits()
     engine: str = "onnx"
@@ -69,6 +70,7 @@ def run(settings: DeviceSettings) -> None:
         policy=settings.policy or None,
         until_done=settings.until_done,
         server_key=settings.server_key,
+        token=settings.token,
         limits=settings.limits,
         report=_as_json if settings.as_json else _as_text,
     )

@@ -41,7 +41,7 @@ Examples:
 
   edgefl run --engine executorch --out runs/phones      (needs 'edgefl-tiers\\[executorch]'; per tier: engine in the file)
 
-  edgefl run --faults faults.toml --out runs/disturbed      (docs/security.md has such a schedule)
+  edgefl run --faults faults.toml --out runs/disturbed      (docs/security/faults.md has such a schedule)
 
   edgefl run --codec fedbat --out runs/one-bit      (also fedpaq:bits=3, ...; `edgefl ls codecs` lists them)
 """

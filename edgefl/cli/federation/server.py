@@ -52,7 +52,17 @@ def server(
     ] = "",
     device: Annotated[str, typer.Option(help="where to average and evaluate: auto, cpu or cuda")] = "auto",
     sign_key: Annotated[
-        Path | None, typer.Option(help="file with the key that signs bundles; made if there is none")
+        Path | None,
+        typer.Option(
+            help="file with the server's key, which signs all it says; made if there is none; default: this user's for the "
+            "federation"
+        ),
+    ] = None,
+    enrolled: Annotated[
+        Path | None,
+        typer.Option(
+            help="list of the devices that are let in (`edgefl enroll`); default: the first key of each name is"
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="events as JSON lines")] = False,
 ) -> None:
@@ -78,6 +88,7 @@ def server(
         database=database,
         device=device,
         sign_key=sign_key,
+        enrolled=enrolled,
         emit=print_json if as_json else _say,
     )
     for number in (signal.SIGTERM, signal.SIGINT):

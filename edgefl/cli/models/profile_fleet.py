@@ -79,6 +79,7 @@ def profile_fleet(bundles: Sequence[Bundle], options: FleetOptions) -> None:
 
 
 def _asked(bundles: Sequence[Bundle], options: FleetOptions) -> FleetReport:
+    from edgefl.wire import folders
     from edgefl.wire.bundle.signatures import Signer
     from edgefl.wire.mqtt.profile_messages import MOST_REPEATS
     from edgefl.wire.mqtt.topics import checked_name
@@ -94,6 +95,7 @@ def _asked(bundles: Sequence[Bundle], options: FleetOptions) -> FleetReport:
             f"there is no key {options.sign_key}: name the file that the server of the federation signs with",
             path=str(options.sign_key),
         )
+    key = options.sign_key or folders.server_key(checked_name("federation", options.federation))
     wanted = Wanted(
         federation=checked_name("federation", options.federation),
         offered=by_tier(bundles),
@@ -105,7 +107,7 @@ def _asked(bundles: Sequence[Bundle], options: FleetOptions) -> FleetReport:
         profiler = FleetProfiler(
             options.broker,
             wanted,
-            signer=Signer(options.sign_key) if options.sign_key else None,
+            signer=Signer(key) if key.is_file() else None,
             tell=tell,
         )
         for number in (signal.SIGTERM, signal.SIGINT):

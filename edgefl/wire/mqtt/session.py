@@ -68,11 +68,18 @@ class Delivery:
         return self.done()
 
 
+def inbox_of(limits: Limits) -> Inbox[Any]:
+    """An inbox whose waits leave the connection alive."""
+    patience_s = min(2.0, limits.keepalive_s / 8)
+    return Inbox(messages=limits.inbox_messages, nbytes=limits.inbox_bytes, patience_s=patience_s)
+
+
 class Session:
     """A connection that mends itself. Thread-safe; ``start`` returns at once.
 
-    ``clean``: the broker forgets us when we leave; for a client id that does not come again. ``deliver`` takes each event
-    on the network thread, or on that of :meth:`wake`, in place of :attr:`inbox`; it must not wait for long.
+    ``will`` may be a function: each connection has its own then. ``clean``: the broker forgets us when we leave; for a
+    client id that does not come again. ``deliver`` takes each event on the network thread, or on that of :meth:`wake`, in
+    place of :attr:`inbox`; it must not wait for long.
     """
 
     def __init__(
@@ -81,7 +88,7 @@ class Session:
         client_id: str,
         *,
         limits: Limits,
-        will: Will | None = None,
+        will: Will | Callable[[], Will] | None = None,
         clean: bool = False,
         jitter: Callable[[], float] = random.random,
         deliver: Callable[[Event], None] | None = None,
@@ -108,15 +115,14 @@ class Session:
         self._most_bytes = 0
         self._clean = clean
         self._version = "3.1.1" if address.mqtt == "3.1.1" else "5"
-        self._client = self._make_client(client_id, will, clean)
+        self._will = will
+        self._client = self._make_client(client_id, clean)
         self._thread = threading.Thread(target=self._run, name=f"mqtt-{client_id}", daemon=True)
 
-    def _make_client(self, client_id: str, will: Will | None, clean: bool) -> paho.Client:
+    def _make_client(self, client_id: str, clean: bool) -> paho.Client:
         client = connection.make_client(
             self._address, client_id, clean=clean, max_inflight=self._limits.max_inflight
         )
-        if will is not None:
-            client.will_set(will.topic, will.payload, qos=1, retain=True)
         client.on_connect = self._on_connect
         client.on_disconnect = self._on_disconnect
         client.on_message = self._on_message
@@ -193,6 +199,9 @@ class Session:
         self._refusal = self._ended = ""
         address, limits = self._address, self._limits
         try:
+            if self._will is not None:
+                will = self._will() if callable(self._will) else self._will
+                self._client.will_set(will.topic, will.payload, qos=1, retain=True)
             connection.dial(
                 self._client,
                 address,

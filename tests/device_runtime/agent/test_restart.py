@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sqlite3
 import threading
 from pathlib import Path
@@ -204,12 +205,14 @@ def test_an_update_that_cannot_be_read_is_settled_like_any_other(
     server: ScriptedServer, start: StartAgent, world: World, tmp_path: Path
 ) -> None:
     store = store_of(tmp_path)
-    store.finish_job(Outgoing("run", 1, "old", b"\xc1 of another release"), None, "")
+    data = b"\xc1 of another release"
+    store.finish_job(Outgoing("run", 1, "old", data), None, "")
     store.close()
     agent = start()
     server.hello()
 
-    ack = Ack(round=1, nonce="old", status="rejected", reason="malformed")
+    digest = hashlib.sha256(data).hexdigest()
+    ack = Ack(round=1, nonce="old", status="rejected", reason="malformed", sha256=digest)
     server.publish(server.mine.acks, messages.encode(ack))
 
     assert agent.event("rejected").details["round"] == 1

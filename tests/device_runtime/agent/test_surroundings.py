@@ -10,6 +10,7 @@ import pytest
 
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt import messages
+from edgefl.wire.mqtt.envelope import peek
 from edgefl.wire.mqtt.messages import FAILED, Ack, Progress
 from edgefl.wire.mqtt.session import Incoming
 from tests.conftest import Mosquitto, SessionFactory, require_mosquitto
@@ -144,9 +145,9 @@ def test_an_attempt_that_fails_is_told_to_the_server_with_its_reason(
     def failed(event: Incoming) -> bool:
         if event.topic != server.mine.progress:
             return False
-        return messages.decode(Progress, event.payload).stage.startswith(FAILED)
+        return peek(Progress, event.payload).stage.startswith(FAILED)
 
-    progress = messages.decode(Progress, wait_for(server.session, Incoming, failed).payload)
+    progress = peek(Progress, wait_for(server.session, Incoming, failed).payload)
     assert "wrong digest" in progress.stage and (progress.round, progress.tier) == (1, "weak")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import queue
 import threading
@@ -18,6 +19,7 @@ from edgefl.wire import tensors
 from edgefl.wire.errors import StoreError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt import messages
+from edgefl.wire.mqtt.envelope import peek
 from edgefl.wire.mqtt.messages import ENVELOPE_BYTES, Ack, Profile, Update, UpdateChunk
 from edgefl.wire.mqtt.topics import Topics
 
@@ -53,7 +55,7 @@ class Link:
 
     def chunks(self, number: int) -> list[UpdateChunk]:
         """The next ``number`` messages."""
-        return [messages.decode(UpdateChunk, self.sent.get(timeout=PATIENCE_S)[1]) for _ in range(number)]
+        return [peek(UpdateChunk, self.sent.get(timeout=PATIENCE_S)[1]) for _ in range(number)]
 
 
 class Device:
@@ -62,6 +64,7 @@ class Device:
     def __init__(self, folder: Path, limits: Limits, **changes: object) -> None:
         self.store = Store(folder, limit_bytes=1 << 20, history_rounds=5)
         self.link = Link()
+        self.digests: dict[str, str] = {}
         self.words: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
         limits = msgspec.structs.replace(limits, **{"ack_timeout_s": NEVER_S, **changes})
         self.outbox = Outbox(self.link, MINE, self.store, limits, self.settle)  # type: ignore[arg-type]
@@ -71,12 +74,19 @@ class Device:
         self.words.put((outgoing.nonce, ack.status))
 
     def add(self, nonce: str, data: bytes) -> None:
+        self.digests[nonce] = hashlib.sha256(data).hexdigest()
         self.store.finish_job(Outgoing("run", 3, nonce, data), None, "")
         self.outbox.wake()
 
     def hear(self, nonce: str, status: str = "accepted", missing: list[int] | None = None) -> None:
         self.outbox.deliver(
-            msgspec.convert({"round": 3, "nonce": nonce, "status": status, "missing": missing or []}, Ack)
+            Ack(
+                round=3,
+                nonce=nonce,
+                status=status,  # type: ignore[arg-type]
+                missing=missing or [],
+                sha256=self.digests.get(nonce, ""),
+            )
         )
 
     def word(self) -> tuple[str, str]:

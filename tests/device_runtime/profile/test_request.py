@@ -26,6 +26,7 @@ from tests.device_runtime.tiny import World
 from tests.pairs import by_default
 from tests.wire.bundle.example_profile import example_profile
 from tests.wire.mqtt.events import wait_until
+from tests.wire.mqtt.speakers import speaker_in
 
 STALE = "ffeeddccbbaa9988"
 
@@ -225,6 +226,7 @@ def test_a_device_with_a_key_profiles_only_what_its_server_signed(
 ) -> None:
     ours, other = Signer(tmp_path / "ours.key"), Signer(tmp_path / "other.key")
     ready(start_scripted, asker, server_key=ours.public_key)
+    asker.seal = speaker_in(tmp_path / "ours.key").seal
     script.go.set()
     ref = asker.publish(world.bundle)
     signer = {"by its server": ours, "by another": other}.get(signed)

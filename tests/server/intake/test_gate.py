@@ -29,9 +29,9 @@ def test_names_that_said_no_hello_share_what_is_answered() -> None:
 
 def test_a_flood_of_one_device_costs_no_other() -> None:
     door = gate(device_messages_s=5)
-    heard = sum(door.admits("loud", "progress", 10, known=True, devices=2) for _ in range(1000))
-    assert heard == 50 and door.admits("quiet", "progress", 10, known=True, devices=2)
-    assert door.admits("loud", "updates", 1 << 20, known=True, devices=2), "bounded by its size, elsewhere"
+    heard = sum(door.shares("loud", known=True) for _ in range(1000))
+    assert heard == 50 and door.shares("quiet", known=True)
+    assert door.counts == {"messages too often": 950}
 
 
 def test_large_messages_are_not_read() -> None:

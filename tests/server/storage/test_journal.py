@@ -107,7 +107,9 @@ def test_the_bytes_go_when_the_round_ends_and_the_facts_stay(journal: Journal, u
     assert again.current_round("run") is None
     assert again.latest_run() == Run("run", "digest", 2)
     assert [update.data for update in again.accepted("run", 1)] == [None]
-    assert again.was_accepted("run", 1, "a", "nonce-a") and not again.was_accepted("run", 1, "b", "nonce-b")
+    assert again.accepted_sha256("run", 1, "a", "nonce-a") and not again.accepted_sha256(
+        "run", 1, "b", "nonce-b"
+    )
     tally = again.tally("run", 1)
     assert (tally.reports, tally.rejected, tally.train_loss) == (1, 1, 0.5)
     assert (tally.down_bytes, tally.up_bytes, tally.up_float32_bytes) == (10, 20, 500)
