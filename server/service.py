@@ -213,6 +213,9 @@ class Service:
             if self._down_since is None:  # no deadline passes while nobody can reach us
                 self.advance(coordinator.Tick())
             return
+        self._handle(event)
+
+    def _handle(self, event: InboxEvent) -> None:
         match event:
             case Incoming() if event.topic == self._topics.current_round:
                 self._watch.came(event.payload)

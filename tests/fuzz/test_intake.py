@@ -33,19 +33,20 @@ def told() -> list[events.Event]:
 def service(tmp_path: Path, told: list[events.Event]) -> Iterator[Service]:
     """A server with an open round and no broker: what it would be sent is handed to it."""
     made = Service(plan_for("f", LIMITS), NOWHERE, tmp_path, emit=told.append, device="cpu")
-    made._up()
+    made._up(resumed=False)
     topics = Topics("f").device(DEVICE)
     hello = Hello(agent="a", memory_bytes=1 << 30, cores=1, samples=10, engines={})
-    made._incoming(Incoming(topics.status, encode(Status(online=True))))
-    made._incoming(Incoming(topics.hello, encode(hello)))
-    assert made._state.round is not None
+    made._handle(Incoming(topics.status, encode(Status(online=True))))
+    made._handle(Incoming(topics.hello, encode(hello)))
+    assert made.state.round is not None
     yield made
     made._journal.close()
+    made._registry.close()
 
 
 def genuine(service: Service) -> list[bytes]:
     """Messages of the open round, and one of each kind."""
-    opened = service._state.round
+    opened = service.state.round
     assert opened is not None
     own = opened.assignments[DEVICE]
     task = Task(run=service._rules.run, round=1, tier="strong", seed=1, nonce=own.nonce)
@@ -92,9 +93,9 @@ def test_no_message_ends_the_server_and_no_wrong_update_is_accepted(
             if rng.random() < 0.3
             else f"{root}/devices/{rng.choice(names)}/{rng.choice(leaves)}"
         )
-        service._incoming(Incoming(topic, mutated(rng, rng.choice(corpus), corpus)))
+        service._handle(Incoming(topic, mutated(rng, rng.choice(corpus), corpus)))
 
-    assert service._intake._assembly.held_bytes <= LIMITS.max_pending_bytes + LIMITS.chunk_bytes
+    assert service._reception.intake._assembly.held_bytes <= LIMITS.max_pending_bytes + LIMITS.chunk_bytes
     reported = [event for event in told if isinstance(event, events.DeviceSeen) and event.stage == "reported"]
     assert reported == [], "every update was changed"
     assert all(
@@ -107,15 +108,15 @@ def test_an_honest_update_is_accepted_after_all_of_it(service: Service, told: li
     rng, root, corpus = random.Random(6), Topics("f").root, genuine(service)
     for _ in range(500):
         topic = f"{root}/devices/stranger/{rng.choice(('hello', 'updates/1/0', 'declines', 'progress'))}"
-        service._incoming(Incoming(topic, mutated(rng, rng.choice(corpus), corpus)))
-    opened = service._state.round
+        service._handle(Incoming(topic, mutated(rng, rng.choice(corpus), corpus)))
+    opened = service.state.round
     assert opened is not None
     own = opened.assignments[DEVICE]
     task = Task(run=service._rules.run, round=1, tier="strong", seed=1, nonce=own.nonce)
     update = update_for(DEVICE, task, opened.model_version, trained(DEVICE, task))
     for chunk in chunks_of(encode(update), own.nonce, 1024):
         assert isinstance(chunk, UpdateChunk)
-        service._incoming(Incoming(f"{root}/devices/{DEVICE}/updates/1/{chunk.index}", encode(chunk)))
+        service._handle(Incoming(f"{root}/devices/{DEVICE}/updates/1/{chunk.index}", encode(chunk)))
 
     assert [
         event.device for event in told if isinstance(event, events.DeviceSeen) and event.stage == "reported"

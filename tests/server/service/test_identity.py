@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -40,11 +39,7 @@ HELLO = Hello(agent="t", memory_bytes=1 << 30, cores=1, samples=10, engines={})
 
 def signing(device: ScriptedDevice, speaker: Speaker) -> ScriptedDevice:
     """The device signs from now on."""
-
-    def say(topic: str, message: Any, *, retain: bool = False) -> None:
-        device.session.publish(topic, speaker.seal(topic, message), retain=retain)
-
-    device.say = say  # type: ignore[method-assign]
+    device.seal = speaker.seal
     device.greet()
     return device
 

@@ -81,7 +81,7 @@ def test_strangers_leave_no_rows_and_cost_no_writes(flooded: Any) -> None:
         server.hear(f"strong-{number}", "progress", b"\x00")
     server.work()
     assert (server.rows("updates"), server.rows("devices")) == (0, 0)
-    assert not server.service._state.devices and not written
+    assert not server.service.state.devices and not written
     assert len(server.seen(Rejected)) <= 100
     server.now += 60.0
     server.service._limited(server.now)
@@ -110,7 +110,7 @@ def test_a_large_hello_is_not_read(flooded: Any) -> None:
     server = flooded()
     server.hear("strong-0", "hello", hello(agent="x" * 9000))
     server.work()
-    assert "strong-0" not in server.service._state.devices and server.rows("devices") == 0
+    assert "strong-0" not in server.service.state.devices and server.rows("devices") == 0
 
 
 def test_a_deadline_passes_under_a_flood(flooded: Any) -> None:
@@ -119,14 +119,14 @@ def test_a_deadline_passes_under_a_flood(flooded: Any) -> None:
         server.hear(name, "hello", hello())
     server.work()
     server.service._next()
-    assert server.service._state.phase == "open"
+    assert server.service.state.phase == "open"
     progress = Progress(round=1, tier="strong", stage="train", loss=1.0, step_ms=1.0, **NUMBERS)
     for _ in range(20):
         server.now += 1.0
         server.hear("strong-0", "progress", progress)
         server.hear("strong-0", "progress", progress)  # the inbox is never empty
         server.service._next()
-    assert server.service._state.round is None, "the round should have ended at its deadline"
+    assert server.service.state.round is None, "the round should have ended at its deadline"
 
 
 def test_words_of_devices_reach_no_terminal_as_they_are(flooded: Any) -> None:
@@ -177,7 +177,7 @@ def test_a_device_may_send_its_update_a_few_times_and_no_more(
     server = Flooded(federation, once, tmp_path, rounds=1)
     server.hear("strong-0", "hello", hello())
     server.work()
-    current = server.service._state.round
+    current = server.service.state.round
     assert current is not None
     nonce = current.assignments["strong-0"].nonce
     for number in range(500):  # another one each time, never whole
@@ -185,8 +185,8 @@ def test_a_device_may_send_its_update_a_few_times_and_no_more(
         chunk = UpdateChunk(nonce=nonce, sha256=f"{number:064}", index=0, count=3, size=3000, data=data)
         server.hear("strong-0", "updates/1/0", chunk)
     server.work()
-    assert server.service._gate.counts["updates too often"] > 100
-    assert server.service._intake._assembly.held_bytes < 10_000
+    assert server.service._reception._gate.counts["updates too often"] > 100
+    assert server.service._reception.intake._assembly.held_bytes < 10_000
 
 
 # -- a full disk -------------------------------------------------------------------------------------------------
