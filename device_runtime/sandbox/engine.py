@@ -100,7 +100,7 @@ class _Process:
         self._step_s = settings.step_s
         self._until = time.monotonic() + _START_S
         if settings.pages:
-            settings.pages.mkdir(parents=True, exist_ok=True)
+            _make_folder(settings.pages)
         self.process: subprocess.Popen[bytes] = subprocess.Popen(
             [sys.executable, "-m", "device_runtime.sandbox.child"],
             stdin=subprocess.PIPE,
@@ -335,6 +335,15 @@ def _signal(number: int) -> str:
         "SIGSEGV": "it read or wrote where nothing is",
     }
     return f"{name}: {told[name]}" if name in told else name
+
+
+def _make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(
+            f"the folder {path} cannot be made: {error.strerror}; choose another `--store`"
+        ) from error
 
 
 def _environment() -> dict[str, str]:

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from edgefl.wire.errors import UpdateRejected
 from edgefl.wire.mqtt.messages import UpdateChunk
-from server.intake.assembly import Assembly, Complete
+from server.intake.assembly import PARTIAL_BYTES, PIECE_BYTES, Assembly, Complete
 
 MOST_BYTES, UPDATE_BYTES = 3_000, 1_000
 DEVICES = st.sampled_from(("one", "two", "three"))
@@ -76,10 +76,10 @@ class Uploads(RuleBasedStateMachine):
 
     @invariant()
     def counts_what_it_holds(self) -> None:
-        held = sum(
-            len(piece) for partial in self.parts._partial.values() for piece in partial.pieces.values()
-        )
-        assert held == self.parts.held_bytes <= MOST_BYTES + UPDATE_BYTES
+        partials = self.parts._partial.values()
+        held = sum(len(piece) for partial in partials for piece in partial.pieces.values())
+        around = sum(PARTIAL_BYTES + PIECE_BYTES * len(partial.pieces) for partial in partials)
+        assert held + around == self.parts.held_bytes <= MOST_BYTES + UPDATE_BYTES
         assert all(len(partial.pieces) <= UPDATE_BYTES for partial in self.parts._partial.values())
         assert all(len(partial.head.sha256) <= 64 for partial in self.parts._partial.values())
 

@@ -52,9 +52,9 @@ def rotate(
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
 ) -> None:
     """Replace the key in a file by a new one, which the old one introduces."""
-    from edgefl.wire import keys
+    from edgefl.wire.keys import rotate as follow
 
-    fresh = keys.rotate(file, overlap_s=overlap * 86_400, now=time.time())
+    fresh = follow(file, overlap_s=overlap * 86_400, now=time.time())
     _tell(file, fresh.public_key, as_json=as_json)
 
 

@@ -180,7 +180,7 @@ class ScriptedServer:
 
     def profile_answer(self) -> ProfileAnswer:
         """The next word on a request for a profile."""
-        return messages.decode(ProfileAnswer, wait_message(self.session, self.mine.profiles))
+        return peek(ProfileAnswer, wait_message(self.session, self.mine.profiles))
 
     def progress(self, least: int = 0) -> Progress:
         """The next word on training, from step ``least`` on; not every step is told."""

@@ -215,7 +215,7 @@ def test_without_a_word_all_pieces_are_sent_again_in_time(make: Callable[..., De
 def test_a_server_that_says_nothing_is_asked_less_and_less_often(make: Callable[..., Device]) -> None:
     device, waits = make(ack_timeout_s=2.0), []
 
-    def wait_for(_nonce: str, patience_s: float) -> Ack | None:
+    def wait_for(_nonce: str, _sha256: str, patience_s: float) -> Ack | None:
         waits.append(patience_s)
         device.link.connected = len(waits) < 8
         return None

@@ -118,13 +118,15 @@ def test_a_device_hears_and_says_nothing_below_another_name(
     )
     thief.publish(FIRST.status, encode(Status(online=False)), retain=True)
     thief.publish(TOPICS.current_round, b"", retain=True)
-    refused = {wait_for(thief, Refused).topic for _ in range(3)}
+    refused: set[str] = set()
+    while TOPICS.current_round not in refused:  # the last one
+        refused.add(wait_for(thief, Refused).topic)
     fleet.goes_on(opened=opened)
     heard = set()
     while not thief.inbox.empty():
         event = thief.inbox.get()
         heard |= {event.topic} if isinstance(event, Incoming) else set()
-    assert refused == {FIRST.update(1, 0), FIRST.status, TOPICS.current_round}
+    assert refused >= {FIRST.update(1, 0), FIRST.status, TOPICS.current_round}
     assert heard and not any(f"/{DEVICES[0]}/" in topic for topic in heard)
 
 
@@ -223,7 +225,7 @@ def test_a_revoked_key_is_no_key_at_once(stage: MakeStage) -> None:
     fleet = stage(min_reports=1)
     opened = fleet.opened()
     _, [task, other] = opened
-    fleet.registry.revoke("strong-1", now=0.0)
+    fleet.registry.revoke("strong-1")
     fleet.devices[1].report(other, opened[0])
     assert fleet.server.wait_for(Rejected).reason == "revoked-key"
     fleet.devices[0].report(task, opened[0])
