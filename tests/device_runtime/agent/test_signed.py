@@ -25,10 +25,13 @@ class SigningServer(ScriptedServer):
     """The scripted server, with a key."""
 
     speaker: Speaker
+    said: dict[str, bytes]
+    """The last payload on each topic."""
 
     def say(self, topic: str, message: Message, *, retain: bool = False) -> bytes:
         payload = self.speaker.seal(topic, message)
         self.publish(topic, payload, retain=retain)
+        self.said[topic] = payload
         return payload
 
     def announce(self, announcement: messages.Round) -> None:
@@ -58,7 +61,7 @@ class SigningServer(ScriptedServer):
 def signing(server: ScriptedServer, tmp_path: Path) -> SigningServer:
     server.__class__ = SigningServer
     assert isinstance(server, SigningServer)
-    server.speaker = speaker_in(tmp_path / "server.key")
+    server.speaker, server.said = speaker_in(tmp_path / "server.key"), {}
     return server
 
 
