@@ -25,6 +25,7 @@ from edgefl.setup.data import own_data
 from edgefl.setup.tiers import device_names
 from edgefl.system.files import write_text
 from edgefl.wire.errors import ConfigError, EdgeflError
+from edgefl.wire.keys import KeyPair
 from edgefl.wire.mqtt.address import Address
 
 if TYPE_CHECKING:
@@ -138,13 +139,11 @@ class Lab:
             arguments = ["--kind", broker.kind, "--host", broker.host, "--port", str(self._port)]
             self.supervisor.start("broker", ["broker", *arguments, "--folder", str(self.folder / "broker")])
         config = str(self.folder / CONFIG_NAME)
-        key = [
-            "--sign-key",
-            str(self.folder / "signing.key"),
-        ]  # beside the stores of the devices that trust it
+        key = self.folder / "signing.key"  # beside the stores of the devices that trust it
+        public = KeyPair(key).public_key
         self.supervisor.start(
             "server",
-            ["server", "--config", config, "--out", str(self.folder), "--json", *key],
+            ["server", "--config", config, "--out", str(self.folder), "--json", "--sign-key", str(key)],
             self._environment("server"),
         )
         limits = [f"--limit={key}={value}" for key, value in self.federation.limits.items()]
@@ -153,7 +152,7 @@ class Lab:
             arguments = ["--id", device, "--federation", name, "--data", str(self.data_of(device))]
             arguments += ["--store", str(home / "store"), "--until-done", "--json", *self._memory(device)]
             arguments.append("--no-tune")  # the same seed gives the same bits, on a busy machine too
-            arguments += self._engine(device)
+            arguments += ["--server-key", public, *self._engine(device)]
             self.supervisor.start(device, ["device", *arguments, *limits], self._environment(device))
 
     def data_of(self, device: str) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import signal
 import time
@@ -18,15 +19,17 @@ from edgefl.bench.fuzz.sender import Listener, Sender
 from edgefl.config import Federation
 from edgefl.lab.lab import Lab
 from edgefl.wire.errors import EdgeflError
-from edgefl.wire.mqtt.topics import Topics
+from edgefl.wire.keys import KeyPair
 
 Target = Literal["server", "agent"]
 
 ROUNDS, DEVICES = 4, 3
 HEARD_ROUNDS = 2
 """Those whose messages are mutated. Of a later one they would name what only its devices and its server can know."""
-WINDOW = 200
-_PACE_S = 2.0
+WINDOW = 500
+_PACE_S = 5.0
+_REST_S = 0.03
+"""Without a hundredth of a second of processor time in that long, a process is at rest."""
 _PATIENCE_S = 120.0
 RSS_BOUND = 64 << 20
 """Most bytes of memory by which a target may grow, whatever it is sent."""
@@ -35,7 +38,7 @@ DISK_BOUND = 64 << 20
 
 
 class FuzzRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One target. ``answered``: windows of messages whose last was seen to be read; ``crashes``: how often a process of the
+    """One target. ``answered``: windows of messages after which it came to rest; ``crashes``: how often a process of the
     federation ended. ``accepted``: updates in the sums, ``expected`` those of the honest devices.
 
     ``honest_round_done``: all rounds ended while or after the messages came; ``same``: with the weights of the run that
@@ -68,16 +71,13 @@ class Watched:
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.crashes = 0
         self.refused = 0
-        self.paced: set[str] = set()
 
     def look(self, timeout_s: float = 0.05) -> None:
         """Take what was said, and see who ended. EdgeflError if one cannot go on."""
         self.crashes += len(self.lab.supervisor.check())
         for name, event in self.lab.lines(timeout_s):
-            told = str(event.get("text", ""))
             if event.get("event") in ("rejected", "refused"):
                 self.refused += 1
-                self.paced.update(word.rstrip(",") for word in told.split() if word.rstrip(",").isdigit())
             elif event.get("event") in ("roundopened", "roundclosed", "finished"):
                 self.events.append((name, event))
 
@@ -118,7 +118,8 @@ def measure(
             process = lab.supervisor.running(paused)
             if process is not None:
                 process.send_signal(signal.SIGSTOP)
-            fuzzer = Fuzzer.of(federation.federation.name, lab.devices, listener.heard(), HEARD_ROUNDS)
+            keys = KeyPair(folder / "fuzz.key")
+            fuzzer = Fuzzer.of(federation.federation.name, keys, listener.heard(), HEARD_ROUNDS)
         sending = _Sending(watched, fuzzer, target, name, random.Random(seed), tell)
         with Sender(lab.address) as sender:
             sending.send(sender, min(messages, 10 * WINDOW))
@@ -206,22 +207,26 @@ class _Sending:
                 sender.send(topic, payload)
             self.sent += window
             count -= window
-            self._pace(sender)
+            self._pace()
             if self._windows % 25 == 0:
                 self._tell(f"{self._target}: {self.sent} messages")
         self.seconds += time.monotonic() - began
 
-    def _pace(self, sender: Sender) -> None:
-        """A message of a protocol version that nobody speaks: who reads it says its number."""
+    def _pace(self) -> None:
+        """Wait until the target is at rest: it has read all that came. It answers little of what it is sent."""
         self._windows += 1
-        mark = 1_000_000 + self._windows
-        topics = Topics(self._fuzzer.name)
-        topic = topics.device("pace").hello if self._target == "server" else topics.device(self._name).tasks
-        sender.send(topic, msgspec.msgpack.encode({"v": mark}))
-        deadline = time.monotonic() + _PACE_S
-        while str(mark) not in self._watched.paced and time.monotonic() < deadline:
-            self._watched.look(0.005)
-        self.answered += str(mark) in self._watched.paced
+        process = self._watched.lab.supervisor.running(self._name)
+        deadline, before = time.monotonic() + _PACE_S, math.inf
+        while process is not None and time.monotonic() < deadline:
+            try:
+                spent = sum(psutil.Process(process.pid).cpu_times()[:2])
+            except psutil.Error:
+                return  # it has ended, as the watch finds
+            if spent == before:
+                self.answered += 1
+                return
+            before = spent
+            self._watched.look(_REST_S)
 
 
 def _size(lab: Lab, name: str) -> tuple[int, int]:

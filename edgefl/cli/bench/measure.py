@@ -115,6 +115,7 @@ def round_(
     broker: Annotated[
         str, typer.Option(help="auto (mosquitto where it is installed), mosquitto or amqtt")
     ] = "auto",
+    tls: Annotated[bool, typer.Option("--tls", help="through TLS too (mosquitto)")] = False,
     as_json: _Json = False,
 ) -> None:
     """Time of a round in which devices return their weights at once."""
@@ -122,8 +123,11 @@ def round_(
 
     kind = ("mosquitto" if shutil.which("mosquitto", path=_PATH) else "amqtt") if broker == "auto" else broker
     with progress(f"{rounds} rounds with {devices} devices"):
-        row = measure(devices=devices, model=model, rounds=rounds, broker=kind)
-    print_rows("round", [row], as_json)
+        rows = [
+            measure(devices=devices, model=model, rounds=rounds, broker=kind, tls=secure)
+            for secure in ([False, True] if tls else [False])
+        ]
+    print_rows("round", rows, as_json)
 
 
 def submodels(
