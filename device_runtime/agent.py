@@ -49,6 +49,8 @@ _MOST_RUNS = 16
 """Runs that are remembered as open: a federation has one after the other."""
 _ENGINE_KEPT_S = 5.0
 """How long the process of an engine waits for another round: starting it takes a part of a second."""
+_QUIET_S = 3.0
+"""Without a message for so long a device waits: it gives memory back then, which takes a part of a second of each round."""
 _COUNTED_BYTES = 1 << 20
 """Traffic is written down in steps of that: each costs a write."""
 _MOST_TEXT = 2000
@@ -90,7 +92,7 @@ class Agent:
         self._speaker = speaker_of(config.folder, self._store)
         self._trust = ServerTrust(self._store, config.server_keys, self._say)
         self._online_at = 0
-        self._rested = False
+        self._quiet_at = math.inf
         self._fetcher = Fetcher(self._session, topics, self._store, limits, self._round_is_over)
         self._outbox = Outbox(
             self._session,
@@ -227,10 +229,10 @@ class Agent:
         try:
             event = self._session.inbox.get(timeout=_LOOK_S)
         except queue.Empty:
-            if not self._rested and self._worker is None:
+            if self._quiet_at <= time.monotonic() and self._worker is None:
                 self._rest()  # of what checking and making signatures took
             return
-        self._rested = False
+        self._quiet_at = time.monotonic() + _QUIET_S
         if isinstance(event, Up):
             self._greet()
         elif isinstance(event, Down):
@@ -276,7 +278,7 @@ class Agent:
     def _rest(self) -> None:
         """Give back what the start or a round took and waiting does not need. The engine's own code stays for the next
         round."""
-        self._rested = True
+        self._quiet_at = math.inf
         trim_memory()
         release_code(keep=f"/{self._engine.name}/")
 

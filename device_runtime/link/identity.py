@@ -177,15 +177,15 @@ class ServerTrust:
             self._heard[topic] = at
         elif at > last:
             self._trusted = msgspec.structs.replace(self._trusted, announced=at)
-            self._keep()
+            self._keep(durable=False)
 
     def _known(self) -> dict[bytes, int]:
         roots = self._pinned or ((self._trusted.first,) if self._trusted.first else ())
         return known_after(dict.fromkeys(roots, FOREVER), self._trusted.statements)
 
-    def _keep(self) -> None:
+    def _keep(self, *, durable: bool = True) -> None:
         with suppress(StoreError):  # a full disk: it is known as long as this process lives
-            self._store.keep_fact(_TRUST, msgspec.msgpack.encode(self._trusted))
+            self._store.keep_fact(_TRUST, msgspec.msgpack.encode(self._trusted), durable=durable)
 
 
 def _read(data: bytes | None) -> _Trusted:

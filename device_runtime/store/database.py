@@ -379,9 +379,10 @@ class Store:
         """What was kept under ``name``."""
         return self._one("SELECT value FROM facts WHERE name = ?", name)
 
-    def keep_fact(self, name: str, value: bytes) -> None:
-        """Keep ``value``, in place of what was there; a power cut does not undo it."""
-        with self._transaction(durable=True) as db:
+    def keep_fact(self, name: str, value: bytes, *, durable: bool = True) -> None:
+        """Keep ``value``, in place of what was there. ``durable``: at once; else with the next thing that is, such as a
+        round that is begun."""
+        with self._transaction(durable=durable) as db:
             db.execute("INSERT OR REPLACE INTO facts VALUES(?, ?)", (name, value))
 
     # -- which forms of graphs run fastest here --------------------------------------------------------------

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,7 +23,7 @@ from edgefl.system.files import naming, write_whole
 from edgefl.wire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 KEY_BYTES = 32
 SIGNATURE_BYTES = 64
@@ -83,13 +84,19 @@ class KeyPair:
 def verify(public: bytes, signature: bytes, text: bytes) -> bool:
     """Whether ``signature`` is that of the holder of ``public`` for ``text``."""
     from cryptography.exceptions import InvalidSignature
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
     try:
-        Ed25519PublicKey.from_public_bytes(public).verify(signature, text)
+        _public_key(public).verify(signature, text)
     except (InvalidSignature, ValueError):
         return False
     return True
+
+
+@lru_cache(maxsize=1024)
+def _public_key(public: bytes) -> Ed25519PublicKey:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    return Ed25519PublicKey.from_public_bytes(public)
 
 
 def parse_key(text: str) -> bytes:
@@ -177,13 +184,13 @@ def _read_chain(path: Path) -> tuple[Succession, ...]:
 
 
 def _public_of(private: bytes) -> bytes:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
     return Ed25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
 def _private_key(path: Path) -> Ed25519PrivateKey:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
     try:
         return Ed25519PrivateKey.from_private_bytes(parse_key(path.read_text(encoding="ascii").strip()))
