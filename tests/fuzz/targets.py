@@ -16,6 +16,7 @@ from edgefl.wire.bundle.archive import read_bundle
 from edgefl.wire.bundle.manifest import decode_manifest
 from edgefl.wire.errors import EdgeflError
 from edgefl.wire.mqtt import messages, profile_messages
+from edgefl.wire.mqtt.envelope import open_message, peek
 from edgefl.wire.mqtt.messages import decode
 from edgefl.wire.mqtt.topics import Topics
 
@@ -28,6 +29,9 @@ KINDS: tuple[type[messages.Message], ...] = (
     *(messages.UpdateChunk, messages.Ack, messages.Decline),
     *(profile_messages.ProfileOffer, profile_messages.ProfileRequest, profile_messages.ProfileAnswer),
 )
+
+
+SIGNED_KINDS = frozenset(KINDS) - {messages.Update, profile_messages.ProfileOffer}
 
 
 def any_message(data: bytes) -> None:
@@ -88,11 +92,22 @@ def bundle_file(data: bytes) -> None:
             read_bundle(path)
 
 
+def envelope(data: bytes) -> None:
+    """A message that is signed, or says so."""
+    for kind in KINDS:
+        with suppress(EdgeflError):
+            peek(kind, data)
+        if kind in SIGNED_KINDS:
+            with suppress(EdgeflError):
+                open_message(kind, "edgefl/v1/f/rounds/current", data)
+
+
 TARGETS: Mapping[str, tuple[Callable[[bytes], None], tuple[str, ...]]] = {
     "messages": (
         any_message,
         ("ack_*", "decline*", "hello*", "pro*", "round*", "status*", "task*", "update*"),
     ),
+    "envelopes": (envelope, ("signed_*", "hello*", "round*")),
     "topics": (any_topic, ("topics*",)),
     "tensors": (tensor_file, ("tensors*", "patch_*")),
     "patches": (patch, ("patch*",)),
