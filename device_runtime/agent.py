@@ -6,35 +6,54 @@ one worker thread runs the round; the outbox thread sends updates.
 
 from __future__ import annotations
 
+import math
 import os
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+
+import msgspec
 
 from device_runtime.config import AgentConfig, AgentEvent
 from device_runtime.data import sources
 from device_runtime.engine.base import Engine
 from device_runtime.host import agent_version, physical_memory
 from device_runtime.link.fetch import Fetcher
+from device_runtime.link.identity import ServerTrust, speaker_of
 from device_runtime.link.outbox import Outbox, past_of
 from device_runtime.link.surroundings import Surroundings
 from device_runtime.memory import release_code, return_memory_early, trim_memory
+from device_runtime.policy import Rules, asked_of_system, day_of
 from device_runtime.profile.child import Child
 from device_runtime.profile.request import Measure, ProfileDesk
 from device_runtime.round.job import Job, decode_job, encode_job
 from device_runtime.round.progress import ProgressMessages
 from device_runtime.round.resume import drop_abandoned
 from device_runtime.round.work import Work
+from device_runtime.sandbox import engine as sandbox
 from device_runtime.store.carry_rows import StoredCarry
 from device_runtime.store.database import DECLINED, Outgoing, PastRound, Store
+from edgefl.wire.enrolment import proof
 from edgefl.wire.errors import DataError, EdgeflError, ProtocolError, RoundAborted, RoundDeclined, StoreError
-from edgefl.wire.mqtt.messages import WRONG_DATA, Ack, Decline, Hello, Round, Status, Task, decode, encode
-from edgefl.wire.mqtt.session import Down, Incoming, Session, Up, Will
+from edgefl.wire.mqtt.client_ids import client_id
+from edgefl.wire.mqtt.messages import WRONG_DATA, Ack, Decline, Hello, Message, Round, Status, Task
+from edgefl.wire.mqtt.session import Delivery, Down, Incoming, Refused, Session, Up, Will
 from edgefl.wire.mqtt.topics import Topics
+from edgefl.wire.printable import printable
 
 _WORKER_END_S = 30.0
+_MOST_RUNS = 16
+"""Runs that are remembered as open: a federation has one after the other."""
+_ENGINE_KEPT_S = 5.0
+"""How long the process of an engine waits for another round: starting it takes a part of a second."""
+_QUIET_S = 3.0
+"""Without a message for so long a device waits: it gives memory back then, which takes a part of a second of each round."""
+_COUNTED_BYTES = 1 << 20
+"""Traffic is written down in steps of that: each costs a write."""
+_MOST_TEXT = 2000
 _LOOK_S = 0.25  # deadlines and silence wake nobody
 
 
@@ -59,9 +78,9 @@ class Agent:
         self._memory_bytes = config.memory_bytes or physical_memory()
         self._session = Session(
             config.broker,
-            f"edgefl-{config.federation}-{config.device}",
+            client_id("device", config.federation, config.device, style=config.broker.client_ids),
             limits=limits,
-            will=Will(self._mine.status, encode(Status(online=False))),
+            will=self._last_will,
         )
         self._store = Store(
             config.folder,
@@ -70,6 +89,10 @@ class Agent:
             federation=config.federation,
             device=config.device,
         )
+        self._speaker = speaker_of(config.folder, self._store)
+        self._trust = ServerTrust(self._store, config.server_keys, self._say)
+        self._online_at = 0
+        self._quiet_at = math.inf
         self._fetcher = Fetcher(self._session, topics, self._store, limits, self._round_is_over)
         self._outbox = Outbox(
             self._session,
@@ -78,13 +101,14 @@ class Agent:
             limits,
             self._settled,
             lambda text: self._say("store", text),
+            self._speaker.seal,
         )
-        self._progress = ProgressMessages(self._session, self._mine, self._fetcher)
+        self._progress = ProgressMessages(self._session, self._mine, self._fetcher, self._speaker.seal)
         self._work = Work(
             device=config.device,
             folder=config.folder,
             limits=limits,
-            server_key=config.server_key,
+            trust=self._trust,
             memory_bytes=self._memory_bytes,
             threads=config.threads,
             tune=config.tune,
@@ -96,43 +120,88 @@ class Agent:
             watch=self._progress.watch,
             aborted=self._round_is_over,
             dropped=self._dropped,
+            rules=Rules(config.policy, asked_of_system(config.policy.commands), self._store.traffic),
         )
         measure = measure or Child(engine=engine.format, threads=config.threads).measure
-        self._profiles = ProfileDesk(self._work, self._session, topics, measure, self._say)
+        self._profiles = ProfileDesk(
+            self._work, self._session, topics, measure, self._say, self._speaker.seal
+        )
         self._surroundings = Surroundings(config.federation, config.device, config.broker, limits, self._say)
         self._announced: Round | None = None
         self._task: Task | None = None
         self._job: Job | None = None
-        self._seen_open: set[str] = set()
+        self._seen_open: deque[str] = deque(maxlen=_MOST_RUNS)
         self._failed: dict[str, float] = {}
         self._told_failure = ("", "")
         self._worker: threading.Thread | None = None
         self._idle = threading.Event()
-        self._fatal: EdgeflError | None = None
+        self._begun: set[str] = set()
+        self._rest_at = math.inf
+        self._dropped_told = 0
+        self._tell_dropped_at = 0.0
+        self._counted_bytes = 0
+        self._trouble = ""
         self._stopping = threading.Event()
 
     # -- the inbox -------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Serve until done or stopped. Raises DataError if the local data do not fit the model."""
+        """Serve until done or stopped."""
         return_memory_early()
         self._rest()
+        sandbox.rest(self._engine)
+        for what in sandbox.missing(self._engine):
+            self._say("sandbox", f"the engine's process is not confined by {what}")
         self._session.subscribe(
             [self._topics.current_round, self._mine.tasks, self._mine.acks, self._profiles.topic]
         )
         self._session.start()
         self._outbox.start()
         try:
-            while not self._stopping.is_set() and self._fatal is None and not self._is_done():
-                self._handle_next()
-                self._advance()
-                self._surroundings.step(alone=self._session.connected and self._announced is None)
-                self._surroundings.left_out(self._round_without_us(), self._took_part)
-                self._profiles.step(busy=self._worker is not None)
+            while not self._stopping.is_set():
+                try:
+                    if self._is_done():
+                        break
+                    self._turn()
+                except StoreError as error:  # a full disk: what it was for comes again
+                    self._store_trouble(error)
         finally:
             self._shut_down()
-        if self._fatal is not None:
-            raise self._fatal
+
+    def _turn(self) -> None:
+        self._handle_next()
+        self._advance()
+        self._surroundings.step(alone=self._session.connected and self._announced is None)
+        self._surroundings.left_out(self._round_without_us(), self._took_part)
+        self._profiles.step(busy=self._worker is not None)
+        self._count_traffic(least=_COUNTED_BYTES)
+        if self._worker is None and time.monotonic() > self._rest_at:
+            sandbox.rest(self._engine)
+            self._rest_at = math.inf
+        self._tell_dropped()
+        self._trouble = ""
+
+    def _tell_dropped(self) -> None:
+        """How many messages were dropped unread since the start, now and then."""
+        dropped, now = self._session.inbox.dropped + self._fetcher.dropped, time.monotonic()
+        if dropped != self._dropped_told and now >= self._tell_dropped_at:
+            self._dropped_told, self._tell_dropped_at = dropped, now + self._config.limits.notice_s
+            text = f"{dropped} messages so far were dropped unread: more came than this device reads"
+            self._say("limited", text, dropped=dropped)
+
+    def _store_trouble(self, error: StoreError) -> None:
+        """Said once for as long as it stays so."""
+        if error.message != self._trouble:
+            self._trouble = error.message
+            self._say("store", error.message)
+        self._stopping.wait(self._config.limits.retry_pause_s)
+
+    def _count_traffic(self, least: int) -> None:
+        """Keep what went over the link, once it is so many bytes more, where the owner's policy asks for it."""
+        total = self._session.received_bytes + self._session.sent_bytes
+        if self._config.policy.most_bytes and total - self._counted_bytes >= max(1, least):
+            self._store.add_traffic(day_of(time.localtime()), total - self._counted_bytes)
+            self._counted_bytes = total
 
     def stop(self) -> None:
         self._stopping.set()
@@ -144,9 +213,12 @@ class Agent:
         self._profiles.stop()
         if self._worker is not None:
             self._worker.join(timeout=_WORKER_END_S)
+        with suppress(StoreError):
+            self._count_traffic(least=1)
         self._outbox.stop()
+        sandbox.rest(self._engine)
         if self._session.connected:
-            self._session.publish(self._mine.status, encode(Status(online=False)), retain=True).wait(2.0)
+            self._publish(self._mine.status, Status(online=False), retain=True).wait(2.0)
         self._session.stop()
         if (
             self._worker is None or not self._worker.is_alive()
@@ -157,16 +229,33 @@ class Agent:
         try:
             event = self._session.inbox.get(timeout=_LOOK_S)
         except queue.Empty:
+            if self._quiet_at <= time.monotonic() and self._worker is None:
+                self._rest()  # of what checking and making signatures took
             return
+        self._quiet_at = time.monotonic() + _QUIET_S
         if isinstance(event, Up):
             self._greet()
         elif isinstance(event, Down):
             self._surroundings.offline(event)
+        elif isinstance(event, Refused):
+            self._surroundings.denied(event)
         elif isinstance(event, Incoming):
             self._route(event)
 
+    def _last_will(self) -> Will:
+        """Of the connection that is made now. Its number is after the one of what this device says first, and before all
+        else that it says: a will of an earlier connection is old news."""
+        self._online_at = self._speaker.numbers.next(2)
+        offline = self._speaker.seal(self._mine.status, Status(online=False), self._online_at + 1)
+        return Will(self._mine.status, offline)
+
+    def _publish(self, topic: str, message: Message, *, retain: bool = False) -> Delivery:
+        return self._session.publish(topic, self._speaker.seal(topic, message), retain=retain)
+
     def _greet(self) -> None:
-        self._session.publish(self._mine.status, encode(Status(online=True)), retain=True)
+        online = self._speaker.seal(self._mine.status, Status(online=True), self._online_at)
+        self._session.publish(self._mine.status, online, retain=True)
+        token = self._config.token
         hello = Hello(
             agent=agent_version(),
             memory_bytes=self._memory_bytes,
@@ -174,9 +263,11 @@ class Agent:
             samples=len(self._data),
             engines={self._engine.name: self._engine.version},
             tier=self._config.tier,
+            token=token.name if token else "",
+            proof=proof(token.secret, self._mine.hello, self._speaker.keys.public) if token else b"",
         )
         # Retained: a server that starts after its devices must still learn of them.
-        self._session.publish(self._mine.hello, encode(hello), retain=True)
+        self._publish(self._mine.hello, hello, retain=True)
         self._fetcher.poke()
         self._profiles.poke()
         self._outbox.send_again()
@@ -187,6 +278,7 @@ class Agent:
     def _rest(self) -> None:
         """Give back what the start or a round took and waiting does not need. The engine's own code stays for the next
         round."""
+        self._quiet_at = math.inf
         trim_memory()
         release_code(keep=f"/{self._engine.name}/")
 
@@ -202,17 +294,17 @@ class Agent:
             elif topic == self._profiles.topic:
                 self._profiles.take(message.payload)
             elif topic == self._topics.current_round:
-                self._announced = decode(Round, message.payload)
-                if self._announced.state == "open":
-                    self._seen_open.add(self._announced.run)
+                self._announced = self._trust.open(Round, topic, message.payload)
+                if self._announced.state == "open" and self._announced.run not in self._seen_open:
+                    self._seen_open.append(self._announced.run)
                 self._surroundings.announced(self._announced)
                 self._drop_abandoned()
                 self._remind()
             elif topic == self._mine.tasks:
-                self._task = decode(Task, message.payload)
+                self._task = self._trust.open(Task, topic, message.payload)
                 self._remind()
             elif topic == self._mine.acks:
-                ack = decode(Ack, message.payload)
+                ack = self._trust.open(Ack, topic, message.payload)
                 if ack.nonce:
                     self._outbox.deliver(ack)
                 else:
@@ -270,6 +362,7 @@ class Agent:
             self._job = None
             self._drop_abandoned()  # its last step may have been made after its round was over
             self._rest()
+            self._rest_at = time.monotonic() + _ENGINE_KEPT_S
         job = self._next_job()
         if job is None or time.monotonic() < self._failed.get(job.nonce, 0.0):
             return
@@ -291,8 +384,7 @@ class Agent:
         # In this order: the outbox thread may move an update from waiting to past between the two questions.
         if job is None or self._store.waits(job.nonce) or self._store.past(job.nonce) is not None:
             return None
-        self._store.open_job(encode_job(job))
-        return job
+        return self._tried(job, job)
 
     def _kept_job(self) -> Job | None:
         """The job of a killed process or a failed attempt, as its round is announced now; dropped if that is over.
@@ -307,9 +399,17 @@ class Agent:
         if job is None or now is None:
             self._store.close_job()
             return None
-        if now != job:
-            self._store.open_job(encode_job(now), fresh=now.content != job.content)
-        return now
+        return self._tried(now, job, fresh=now.content != job.content)
+
+    def _tried(self, job: Job, kept: Job, *, fresh: bool = False) -> Job:
+        """The job as it is kept from now on. The first attempt of each process counts: one that ends the process is not made
+        for ever."""
+        if job.nonce not in self._begun:
+            self._begun = {job.nonce}
+            job = msgspec.structs.replace(job, tries=job.tries + 1)
+        if job != kept:
+            self._store.open_job(encode_job(job), fresh=fresh)
+        return job
 
     def _attempt(self, job: Job) -> None:
         """The worker thread: one round, from the first blob to the outbox."""
@@ -317,14 +417,12 @@ class Agent:
             self._perform(job)
         except RoundAborted as error:
             if self._stopping.is_set():
+                with suppress(StoreError):  # it ended in good order
+                    self._store.open_job(encode_job(msgspec.structs.replace(job, tries=job.tries - 1)))
                 text = f"round {job.round} is left as it is: this device goes on with it when it is started again"
                 self._say("stopped", text, round=job.round)
             else:
                 self._say("aborted", error.message, round=job.round)
-        except DataError as error:
-            self._fatal = error
-            with suppress(StoreError):
-                self._decline(job, RoundDeclined(WRONG_DATA, str(error.details.get("told", error.message))))
         except EdgeflError as error:
             self._fail(job, error.message)
         except Exception as error:  # an engine's own exception must not end the agent
@@ -339,6 +437,9 @@ class Agent:
             self._outbox.wake()
         except RoundDeclined as declined:
             self._decline(job, declined)
+        except DataError as error:  # another round, or another bundle, may fit
+            self._say("data", error.message, round=job.round)
+            self._decline(job, RoundDeclined(WRONG_DATA, str(error.details.get("told", error.message))))
 
     def _decline(self, job: Job, declined: RoundDeclined) -> None:
         """Remembered before it is sent: it is sent again until its round is over, and never worked on again."""
@@ -357,7 +458,7 @@ class Agent:
 
     def _send_decline(self, past: PastRound) -> None:
         decline = Decline(round=past.round, nonce=past.nonce, reason=past.reason, text=past.text)
-        self._session.publish(self._mine.declines, encode(decline))
+        self._publish(self._mine.declines, decline)
 
     def _drop_abandoned(self) -> None:
         with suppress(StoreError):  # a full disk: the next announcement finds it again
@@ -394,4 +495,5 @@ class Agent:
     def _say(self, event: str, text: str, **details: str | int | float) -> None:
         """Tell people. Nobody has to listen: a closed standard output must not stop a thread of the device."""
         with suppress(Exception):
-            self._report(AgentEvent(event=event, text=text, details=details))
+            clean = {name: printable(v) if isinstance(v, str) else v for name, v in details.items()}
+            self._report(AgentEvent(event=event, text=printable(text, _MOST_TEXT), details=clean))

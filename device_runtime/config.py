@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
+from device_runtime.policy import Policy as OwnerPolicy
+from edgefl.wire.enrolment import Token
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address
 
@@ -40,8 +42,11 @@ class AgentConfig:
     tier: str = ""
     memory_bytes: int = 0
     """Memory this device offers to training; 0: what it has. A task that needs more is declined."""
-    server_key: str = ""
-    """Public key, in hexadecimal digits; with it, only bundles that it signed are loaded."""
+    server_keys: tuple[bytes, ...] = ()
+    """Public keys of the server: this device acts on nothing that they did not sign. Without any, the first that it sees is
+    trusted from then on."""
+    token: Token | None = None
+    """Brings this device's key onto the server's list of devices."""
     until_done: bool = False
     threads: int = 1
     """Those of the engine, for whoever asks what a bundle costs here."""
@@ -49,3 +54,5 @@ class AgentConfig:
     """Whether variants of graphs are tried where they are first needed, and the fastest is kept: the last bits of an update
     then depend on the processor."""
     limits: Limits = Limits()
+    policy: OwnerPolicy = field(default_factory=OwnerPolicy)
+    """What the owner lets it do, and when."""

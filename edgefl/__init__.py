@@ -100,11 +100,11 @@ if TYPE_CHECKING:
     from edgefl.api.tune import tune
     from edgefl.config import DataTable as Data
     from edgefl.config import Federation
+    from edgefl.config.broker import BrokerTable as Broker
     from edgefl.config.reading import checked as validate
     from edgefl.config.rounds import AggregateTable as Aggregate
     from edgefl.config.rounds import DownlinkTable as Downlink
     from edgefl.config.rounds import RoundTable as Round
-    from edgefl.config.tables import BrokerTable as Broker
     from edgefl.config.tables import ExportTable as Formats
     from edgefl.contract.tensors import TensorSpec
     from edgefl.data.dataset import Dataset, OtherInput
@@ -226,7 +226,7 @@ _PLACES: dict[str, tuple[str, ...]] = {
 # Names that say less, or something else, where they stand.
 _RENAMED = {
     "Aggregate": "edgefl.config.rounds:AggregateTable",
-    "Broker": "edgefl.config.tables:BrokerTable",
+    "Broker": "edgefl.config.broker:BrokerTable",
     "Data": "edgefl.config.tables:DataTable",
     "Downlink": "edgefl.config.rounds:DownlinkTable",
     "Formats": "edgefl.config.tables:ExportTable",

@@ -21,7 +21,8 @@ const unpack = (bytes) => decode(bytes, { useBigInt64: true }); // a seed has 63
 // Those of a message; nothing if the bytes are no message, or one of another version.
 const fields = (bytes) => {
   try {
-    const content = unpack(bytes);
+    let content = unpack(bytes);
+    if (content?.v === 2) content = unpack(content.body); // a server signs; this device believes whoever speaks
     return content?.v === 1 ? content : undefined;
   } catch {
     return undefined;
@@ -39,7 +40,7 @@ class Link extends EventEmitter {
     [this.prefix, this.me] = [`edgefl/v1/${federation}/`, `devices/${device}/`];
     const standing = ["rounds/current", `${this.me}tasks`, `${this.me}acks`].map((topic) => this.prefix + topic);
     this.client = mqtt.connect(`mqtt://${broker}`, {
-      protocolVersion: 4, clientId: `edgefl-${federation}-${device}`, clean: false, keepalive: 20, resubscribe: false,
+      protocolVersion: 4, clientId: `edgefl:device:${federation}:${device}`, clean: false, keepalive: 20, resubscribe: false,
       will: { topic: `${this.prefix}${this.me}status`, payload: pack({ online: false }), qos: 1, retain: true },
     });
     this.client.on("error", (error) => console.error(String(error)));

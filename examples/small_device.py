@@ -25,8 +25,8 @@ class Link:
         self.prefix, self.me, self.hello = f"edgefl/v1/{federation}/", f"devices/{device}/", hello
         self.round, self.task = None, None
         self.chunks, self.acks, self.news = queue.Queue(), queue.Queue(), queue.Queue()
-        version = mqtt.CallbackAPIVersion.VERSION2
-        self.client = mqtt.Client(version, client_id=f"edgefl-{federation}-{device}", clean_session=False)
+        version, name = mqtt.CallbackAPIVersion.VERSION2, f"edgefl:device:{federation}:{device}"
+        self.client = mqtt.Client(version, client_id=name, clean_session=False)
         self.client.will_set(
             self.prefix + self.me + "status", pack({"v": 1, "online": False}), 1, retain=True
         )
@@ -62,10 +62,15 @@ class Link:
 
 
 def fields(payload):
-    """Those of a message; none if the bytes are no message, or one of another version."""
+    """Those of a message; none if the bytes are no message, or one of another version.
+
+    A server signs: the message is the envelope's body. This device believes whoever speaks, and does not look at who signed.
+    """
     try:
         content = unpack(payload, type=dict)
-    except msgspec.MsgspecError:
+        if content.get("v") == 2:
+            content = unpack(content["body"], type=dict)
+    except (msgspec.MsgspecError, KeyError, TypeError):
         return {}
     return content if content.get("v") == 1 else {}
 

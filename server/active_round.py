@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -24,8 +25,9 @@ from server.coordinator.states import OpenRound
 from server.publish.model import Model
 from server.run_spec import ExchangeSpec, RunSpec, UpdateReading
 
-_NAMED_BYTES, _TOLD_BYTES = 1 << 10, 1 << 16
-"""Of an update, beside its numbers: a tensor's name, shape and place; metrics, profile and the message around them."""
+_PLACED_BYTES, _LETTER_BYTES, _TOLD_BYTES = 256, 6, 1 << 16
+"""Of an update, beside its numbers: a tensor's shape and place, a letter of its name however it is escaped; metrics, profile
+and the message around them."""
 
 Received = Callable[[], Arrays]
 """The weights as devices have them: worked out only where it matters."""
@@ -53,12 +55,34 @@ class ActiveRound:
     weight_cap: int
     sent_bytes: int = 0
 
+    @cached_property
+    def _expected(self) -> dict[str, Mapping[str, tuple[str, tuple[int, ...]]]]:
+        """By tier, the arrays of its updates: (dtype, shape) by name."""
+        return {
+            tier: self.aggregator.pieces(reading.sent, reading.tier.form).expected
+            for tier, reading in self.readings.items()
+        }
+
+    @cached_property
+    def _header_bytes(self) -> dict[str, int]:
+        """By tier, what the names and places of an update's tensors may take."""
+        return {
+            tier: _PLACED_BYTES * (1 + len(expected)) + _LETTER_BYTES * sum(map(len, expected))
+            for tier, expected in self._expected.items()
+        }
+
+    @cached_property
+    def _most_bytes(self) -> dict[str, int]:
+        return {
+            tier: sum(np.dtype(dtype).itemsize * math.prod(shape) for dtype, shape in expected.values())
+            + self._header_bytes[tier]
+            + _TOLD_BYTES
+            for tier, expected in self._expected.items()
+        }
+
     def most_bytes(self, tier: str) -> int:
         """The largest update that a device of ``tier`` has a reason to send: its tensors, and what is told of them."""
-        reading = self.readings[tier]
-        expected = self.aggregator.pieces(reading.sent, reading.tier.form).expected
-        held = sum(np.dtype(dtype).itemsize * math.prod(shape) for dtype, shape in expected.values())
-        return held + _NAMED_BYTES * len(expected) + _TOLD_BYTES
+        return self._most_bytes[tier]
 
     def weight(self, claimed: int) -> int:
         """What an update weighs that claims so many samples."""
@@ -72,6 +96,7 @@ class ActiveRound:
         """The same of the tensors alone, as they travel."""
         reading = self.readings[tier]
         try:
+            tensors.check_bare(sent_bytes, self._header_bytes[tier])
             arrays = tensors.load(sent_bytes, max_bits=reading.tier.mask_bits)
         except ProtocolError as error:
             raise UpdateRejected("malformed", error.message) from error

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from edgefl.wire.mqtt.messages import Round, encode
 from edgefl.wire.mqtt.neighbours import Neighbours, named
 from server import events
 from server.aggregate.robust import unprotected
 from server.coordinator.attendance import Presence, missing, presence
 from server.coordinator.states import OpenRound, Outcome, Rules, State
 from server.run_spec import RunSpec
+
+HOSTED_BYTES = 128 * 1024
+"""What the strictest hosted brokers take in a message."""
 
 
 class Announcer:
@@ -23,7 +27,24 @@ class Announcer:
         self._waiting: Presence | None = None
         self._strangers: dict[str, Sequence[str]] = {}
         self._newcomers: set[str] = set()
+        self._denied: set[str] = set()
         self._unprotected: set[tuple[str, int]] = set()
+
+    def announced(self, message: Round | None) -> None:
+        """That hosted brokers would not take the first announcement: it keeps about its size."""
+        size = len(encode(message)) if message is not None else 0
+        if not self._spec.message_limit and size > HOSTED_BYTES:
+            text = (
+                f"the announcement of a round takes {size} bytes; this broker has to take as much in a message, and hosted "
+                f"ones take {HOSTED_BYTES}: fewer units or tiers make it smaller"
+            )
+            self._emit(events.Warned(tier="", text=text))
+
+    def denied(self, text: str) -> None:
+        """What the broker will not do for us: the session goes on asking, as an access list may be mended."""
+        if text not in self._denied:
+            self._denied.add(text)
+            self._emit(events.Warned(tier="", text=text))
 
     def started(self, state: State, *, resumed: bool, device: str, server_key: str) -> None:
         self._emit(

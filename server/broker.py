@@ -20,14 +20,48 @@ from typing import Any
 
 from amqtt.adapters import ReaderAdapter, WriterAdapter
 from amqtt.broker import Broker
-from amqtt.errors import AMQTTError
+from amqtt.errors import AMQTTError, MQTTError
 from amqtt.mqtt.protocol.broker_handler import BrokerProtocolHandler
 from amqtt.session import Session
 
 from edgefl.system.files import write_text
 from edgefl.wire.errors import BrokerError
+from edgefl.wire.mqtt.address import Address
 
 _KEEPALIVE_GRACE = 1.5  # MQTT 3.1.1, 3.1.2.10: a client may be silent for this many keep-alives
+
+
+_MQTT_5 = b"\x00\x04MQTT\x05"
+_NOT_THIS_VERSION = b"\x20\x02\x00\x01"  # CONNACK of MQTT 3.1.1, 3.2: unacceptable protocol version
+
+
+class _Opening(ReaderAdapter):
+    """A connection whose first bytes were looked at, and are read again."""
+
+    def __init__(self, reader: ReaderAdapter) -> None:
+        self._reader = reader
+        self._seen = b""
+
+    async def speaks_mqtt_5(self) -> bool:
+        """Whether the CONNECT is of version 5, which amqtt would wait for ever to understand."""
+        try:
+            self._seen = await self._reader.read(2)
+            while self._seen[-1:] >= b"\x80" and len(self._seen) < 5:
+                self._seen += await self._reader.read(1)
+            named = await self._reader.read(len(_MQTT_5))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return False  # whoever reads on finds the same
+        self._seen += named
+        return bool(named == _MQTT_5)
+
+    async def read(self, n: int = -1) -> bytes:
+        seen, self._seen = (self._seen, b"") if n < 0 else (self._seen[:n], self._seen[n:])
+        if n < 0 or len(seen) < n:
+            seen += await self._reader.read(n if n < 0 else n - len(seen))
+        return seen
+
+    def feed_eof(self) -> None:
+        self._reader.feed_eof()
 
 
 class _Filters(dict[str, Any]):
@@ -48,6 +82,7 @@ class LeanBroker(Broker):
     * A client that fell silent was never missed, so its will was never sent.
     * A client that connected again over a half-open connection was declared dead by the will of the old one, and got
       no messages.
+    * A client of MQTT 5 got no answer; here it is told that this broker has 3.1.1.
     """
 
     def __init__(self, config: dict[str, Any]) -> None:
@@ -63,8 +98,14 @@ class LeanBroker(Broker):
     async def _initialize_client_session(
         self, reader: ReaderAdapter, writer: WriterAdapter, remote_address: str, remote_port: int
     ) -> tuple[BrokerProtocolHandler, Session]:
+        opening = _Opening(reader)
+        if await opening.speaks_mqtt_5():
+            writer.write(_NOT_THIS_VERSION)
+            await writer.drain()
+            await writer.close()
+            raise MQTTError("a client of MQTT 5 is told that this broker speaks 3.1.1")
         handler, session = await super()._initialize_client_session(
-            reader, writer, remote_address, remote_port
+            opening, writer, remote_address, remote_port
         )
         known, old = self._sessions.get(session.client_id or "", (None, None))
         if known is session and old is not None and session.transitions.is_connected():
@@ -175,6 +216,7 @@ def _matches(levels: list[str], topic: str) -> bool:
 
 def run_amqtt(host: str, port: int) -> None:
     """Serve MQTT on ``host:port`` until interrupted; BrokerError if the port cannot be had."""
+    check_private(host)
     check_port(host, port)
     for name in ("amqtt", "transitions"):
         logging.getLogger(name).setLevel(logging.WARNING)
@@ -206,25 +248,42 @@ def mosquitto_command(port: int, folder: Path, host: str = "127.0.0.1") -> list[
 
     BrokerError if it is not installed or the port cannot be had.
     """
+    program = mosquitto_program()
+    check_private(host)
+    check_port(host, port)
+    lines = [f"listener {port} {host}", "allow_anonymous true", *mosquitto_base()]
+    config = folder / "mosquitto.conf"
+    write_text(config, "\n".join(lines) + "\n")
+    return [program, "-c", str(config)]
+
+
+def mosquitto_program() -> str:
+    """Where Mosquitto is; BrokerError if it is not installed."""
     program = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
     if program is None:
         raise BrokerError(
             "mosquitto is not installed: install it (Debian: apt-get install mosquitto), or use the embedded "
             "broker with `kind` amqtt"
         )
-    check_port(host, port)
-    lines = [
-        f"listener {port} {host}",
-        "allow_anonymous true",
-        "persistence false",
-        "set_tcp_nodelay true",
-        "max_inflight_messages 64",
-    ]
+    return program
+
+
+def mosquitto_base() -> list[str]:
+    """Lines of a configuration that any broker of ours has."""
+    lines = ["persistence false", "set_tcp_nodelay true", "max_inflight_messages 64"]
     if os.geteuid() == 0:  # otherwise it becomes the user mosquitto, who cannot read our folder
         lines.append("user root")
-    config = folder / "mosquitto.conf"
-    write_text(config, "\n".join(lines) + "\n")
-    return [program, "-c", str(config)]
+    return lines
+
+
+def check_private(host: str) -> None:
+    """BrokerError where a broker that asks nobody for a password would be reached by others than this machine."""
+    if not Address(host).is_loopback:
+        raise BrokerError(
+            f"a broker without passwords listens to its own machine only, found host {host!r}: others come with TLS and "
+            "passwords (`edgefl broker --tls`)",
+            host=host,
+        )
 
 
 def check_port(host: str, port: int) -> None:

@@ -26,6 +26,7 @@ from exporters.front.cache import BundleCache, Found
 from exporters.front.folder import bundle_name
 from exporters.front.program import check_lies_like_weights
 from exporters.front.tier import Exchange, Tier, exchanges_of, trained_names
+from server.access.limits import HOSTED
 from server.aggregate.robust import SHARED, MeanRule, buffered_bytes
 from server.coordinator.collapse import Rollback
 from server.coordinator.machine import Rules
@@ -107,6 +108,9 @@ def composed(
         metric=next(iter(spec.metrics), "loss"),
         evaluate_every=federation.round.evaluate_every,
         limits=federation.wire_limits,
+        message_limit=HOSTED[profile].payload_bytes
+        if (profile := federation.broker.profile) != "none"
+        else 0,
     )
 
 
@@ -289,6 +293,8 @@ def _rules(federation: Federation, tables: Mapping[str, TierTable], method: Prog
         deadline_s=limits.round_deadline_s,
         ready_timeout_s=limits.ready_timeout_s,
         offline_grace_s=limits.offline_grace_s,
+        strikes=limits.strikes,
+        bench_rounds=limits.bench_rounds,
         whole=method.whole,
         absent=table.absent,
         opening=len(method.opening),

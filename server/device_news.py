@@ -9,23 +9,19 @@ from collections.abc import Callable
 import msgspec
 
 from edgefl.system.sizes import mebibytes
+from edgefl.wire.errors import ProtocolError
 from edgefl.wire.mqtt.messages import FAILED, Ack, Hello, Progress
+from edgefl.wire.printable import MOST_TEXT, printable
 from server import events
 from server.coordinator import attendance, roster
 from server.coordinator.states import OpenRound, Rules, State
-
-MOST_TEXT = 1000
-"""Letters of what a device says that are told."""
 
 _MOST_NAME = 64
 _GREETINGS = 4
 _GREETINGS_S = 10.0
 """So many hellos of one device in that time: its connections do not stand."""
-
-
-def printable(text: str) -> str:
-    """A device's own words, so that they fit any log."""
-    return "".join(letter if letter.isprintable() else " " for letter in text[:MOST_TEXT])
+_MOST_FAILURES = 1000
+"""Reasons of failed attempts that are told in a round."""
 
 
 def objection(rules: Rules, device: str, hello: Hello) -> events.Rejected | None:
@@ -33,7 +29,7 @@ def objection(rules: Rules, device: str, hello: Hello) -> events.Rejected | None
     tier = roster.tier_of(rules.tiers, device, hello.memory_bytes)
     known = {rule.name for rule in rules.tiers}
     there_are = f"there are {roster.described(rules.tiers)}"
-    wish = repr(hello.tier[:_MOST_NAME])
+    wish = repr(printable(hello.tier, _MOST_NAME))
     if not tier:
         memory = mebibytes(hello.memory_bytes)
         text = f"device {device} fits no tier by its name or its {memory} of memory, and takes part in no round; {there_are}"
@@ -64,6 +60,9 @@ class DeviceNews:
         self._emit = emit
         self._heard: dict[str, tuple[float, str]] = {}
         self._failures: set[tuple[str, int, str]] = set()
+        self._failed_round = 0
+        self._looked_at: OpenRound | None = None
+        self._pending = 0
         self._greetings: dict[str, deque[float]] = {}
         self._answers = (0, 0)
         self._pause = notice_s
@@ -89,14 +88,19 @@ class DeviceNews:
         elif len(times) == _GREETINGS:
             times.popleft()
 
-    def progress(self, device: str, progress: Progress, now: float) -> None:
-        """A device says where it stands, or that an attempt failed."""
+    def progress(self, device: str, tier: str, progress: Progress, now: float) -> None:
+        """A device of ``tier`` says where it stands, or that an attempt failed. ProtocolError if it says what is for the
+        server to say."""
         if progress.stage.startswith(FAILED):
             self._failed(device, progress.round, printable(progress.stage.removeprefix(FAILED)))
             return
         fields = msgspec.structs.asdict(progress)
         fields.pop("v")
-        fields |= {"tier": progress.tier[:_MOST_NAME], "stage": progress.stage[:_MOST_NAME]}
+        fields |= {"tier": tier, "stage": printable(progress.stage, _MOST_NAME)}
+        if fields["stage"].strip() == events.REPORTED:
+            raise ProtocolError(
+                "a device says by its update that it reported, and not by the stage of a Progress message"
+            )
         done = f" {progress.step}/{progress.steps}" if progress.steps else ""
         self.heard(device, f"{fields['stage']}{done}", now)
         self._emit(events.DeviceSeen(device=device, **fields))
@@ -107,8 +111,9 @@ class DeviceNews:
 
     def _failed(self, device: str, number: int, reason: str) -> None:
         """An attempt at a round failed. Each reason is told once for a round, however often it is tried again."""
-        self._failures = {each for each in self._failures if each[1] == number}
-        if (device, number, reason) not in self._failures:
+        if number != self._failed_round:
+            self._failed_round, self._failures = number, set()
+        if (device, number, reason) not in self._failures and len(self._failures) < _MOST_FAILURES:
             self._failures.add((device, number, reason))
             self._emit(events.DeviceFailed(device=device, round=number, text=reason))
 
@@ -141,7 +146,9 @@ class DeviceNews:
         current = state.round if state.phase == "open" else None
         if current is None:
             return None
-        pending = len(current.with_status("open"))
+        if current is not self._looked_at:  # this is asked for each message
+            self._looked_at, self._pending = current, current.count("open")
+        pending = self._pending
         if self._answers != (current.number, pending):
             self._answers, self._pause = (current.number, pending), self._notice_s
             self._next = now + self._pause

@@ -128,6 +128,10 @@ class RoundOpened(Event, frozen=True, kw_only=True):
     deadline: float
 
 
+REPORTED = "reported"
+"""The stage of a device whose update was accepted."""
+
+
 class DeviceSeen(Event, frozen=True, kw_only=True):
     """A device says where it stands. Times in milliseconds, sizes in bytes, as in :class:`RoundClosed`.
 
@@ -154,6 +158,17 @@ class DeviceSeen(Event, frozen=True, kw_only=True):
     dropped: dict[str, str] = {}
 
 
+class UpdateAccepted(Event, frozen=True, kw_only=True):
+    """An update is in the journal, and counts ``weight`` in its round. ``sha256`` is that of the update as it came."""
+
+    device: str
+    tier: str
+    round: int
+    nonce: str
+    sha256: str
+    weight: int
+
+
 class Rejected(Event, frozen=True, kw_only=True):
     """Something a device sent was refused. ``reason`` is a short code."""
 
@@ -170,6 +185,12 @@ class Declined(Event, frozen=True, kw_only=True):
     round: int
     reason: str
     text: str
+
+
+class Limited(Event, frozen=True, kw_only=True):
+    """Messages were turned away unread: how many since the server began, by why (:mod:`server.intake.gate`)."""
+
+    counts: dict[str, int]
 
 
 class Refused(Event, frozen=True, kw_only=True):

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from edgefl.system.clock import steady_time
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.signatures import Signer
 from edgefl.wire.errors import ConfigError, StoreError
+from edgefl.wire.mqtt.envelope import Seal
 from edgefl.wire.mqtt.session import Session
 from server.active_round import ActiveRound, Conclusion, active_round, concluded
 from server.aggregate.accumulator import Accumulator
@@ -28,6 +29,18 @@ from server.storage.checkpoints import Checkpoints
 from server.storage.journal import Journal, Run
 
 _Published = list[BlobRef]
+_Written = TypeVar("_Written")
+
+
+class Persist(Protocol):
+    """Does what writes to a disk, and does it again where the disk was full."""
+
+    def __call__(self, write: Callable[[], _Written]) -> _Written: ...
+
+
+def once(write: Callable[[], _Written]) -> _Written:
+    """Without a second try."""
+    return write()
 
 
 class AnotherConfiguration(ConfigError):
@@ -67,9 +80,12 @@ class Rounds:
         session: Session,
         *,
         device: str = "auto",
-        signer: Signer | None = None,
-        clock: Callable[[], float] = time.time,
+        signer: Signer,
+        seal: Seal,
+        clock: Callable[[], float] = steady_time,
+        persist: Persist = once,
     ) -> None:
+        self._persist = persist
         self._spec = spec
         self._journal = journal
         self._checkpoints = checkpoints
@@ -89,7 +105,8 @@ class Rounds:
             self._run.run,
             session,
             checkpoints.model.parent,
-            sign=signer.sign if signer else lambda _: b"",
+            sign=signer.sign,
+            seal=seal,
         )
         self.model = self._taken_up() if self.resumed else self._begun()
         told = journal.outcomes(self._run.run) if spec.rollback.on else []
@@ -163,7 +180,8 @@ class Rounds:
 
     def open(self, opened: OpenRound, state: State) -> ActiveRound:
         """Journal the state's round, announce it, send every task."""
-        self._journal.open_round(self.rules.run, opened, msgspec.msgpack.encode(self.announcements.published))
+        published = msgspec.msgpack.encode(self.announcements.published)
+        self._persist(lambda: self._journal.open_round(self.rules.run, opened, published))
         active = self.taking(opened)
         self.announce(state)
         for assignment in opened.assignments.values():
@@ -201,11 +219,11 @@ class Rounds:
             )
         if done.failed:
             outcome, text = "abandoned", done.failed
-        digest = self._checkpoints.save(ended.number, done.weights)
-        self.model = self._checkpoint(ended.number)
-        self.announcements.publish(self.model)
+        digest = self._persist(lambda: self._checkpoints.save(ended.number, done.weights))
+        self.model = self._persist(lambda: self._checkpoint(ended.number))
+        self._persist(lambda: self.announcements.publish(self.model))
         facts: dict[str, Any] = {
-            **vars(self._journal.tally(self.rules.run, ended.number)),
+            **vars(self._persist(lambda: self._journal.tally(self.rules.run, ended.number))),
             "seconds": self._clock() - ended.opened,
             "weights_sha256": digest,
             "server_down_bytes": self.announcements.sent_bytes - active.sent_bytes,
@@ -214,7 +232,9 @@ class Rounds:
         if done.metrics is not None and not done.undone:  # no second look at what has been judged
             facts |= told_of(done.metrics)
             self.best = self.best.after(done.metrics)
-        self._journal.end_round(self.rules.run, ended.number, state=outcome, outcome=facts)
+        self._persist(
+            lambda: self._journal.end_round(self.rules.run, ended.number, state=outcome, outcome=facts)
+        )
         self._checkpoints.prune(ended.number, keep)
         self._sums = active.aggregator.released()
         return EndedRound(self.model.version, outcome, done.failed, done.metrics, done.undone)

@@ -161,6 +161,8 @@ class RunSpec:
     metric: str = "accuracy"
     evaluate_every: int = 1
     limits: Limits = Limits()
+    message_limit: int = 0
+    """Bytes of the largest message that the broker is known to take; 0: nothing is known."""
 
     @property
     def main(self) -> ExchangeSpec:

@@ -9,32 +9,41 @@ journal its end, then announce the next round; announce a round, then clear the 
 from __future__ import annotations
 
 import queue
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from edgefl.setup.processor import processor
+from edgefl.system.clock import steady_time
 from edgefl.wire.bundle.signatures import Signer
-from edgefl.wire.errors import ParticipationError, ProtocolError, UpdateRejected
+from edgefl.wire.errors import ParticipationError, StoreError
 from edgefl.wire.mqtt import session as broker
-from edgefl.wire.mqtt.messages import Decline, Hello, Progress, Status, UpdateChunk, decode, encode
+from edgefl.wire.mqtt.client_ids import client_id
+from edgefl.wire.mqtt.envelope import Sequence, Speaker
+from edgefl.wire.mqtt.inbox import Inbox
+from edgefl.wire.mqtt.messages import (
+    Ack,
+)
 from edgefl.wire.mqtt.neighbours import Lookout, Neighbours, look
-from edgefl.wire.mqtt.packets import Traffic
-from edgefl.wire.mqtt.session import Address, Down, Incoming, Up
+from edgefl.wire.mqtt.session import Address, Down, Incoming, Refused, Up
 from edgefl.wire.mqtt.topics import ALL_ROUNDS, ALL_STATUSES, Topics
 from edgefl.wire.tensors import Arrays
 from server import events
 from server.active_round import ActiveRound
 from server.announcer import Announcer
 from server.coordinator import machine as coordinator
-from server.coordinator.claims import addressed
-from server.coordinator.machine import Actions, OpenRound, State
+from server.coordinator.machine import Actions, OpenRound
 from server.coordinator.states import Abandon, Close, Finish, Open, Refuse, SendTask, Warn
-from server.device_news import MOST_TEXT, DeviceNews, ack_of, objection
-from server.intake.declines import reason_of
-from server.intake.updates import Intake
+from server.device_news import DeviceNews
+from server.device_rows import DeviceRows
+from server.identity.door import Door
+from server.identity.registry import Registry
+from server.load_news import LoadNews
+from server.patience import Patience
+from server.publish.watch import Watch
+from server.pulse import Pulse
+from server.reception import Reception, Tellers
 from server.rounds import EndedRound, Rounds
 from server.run_spec import RunSpec
 from server.scoring import Scored, Scorer, last_words, round_closed, told_of
@@ -61,7 +70,11 @@ class Service:
 
     ParticipationError from ``run`` if a program needs every device and the run ends for want of one, or of its updates.
 
-    ``database`` is any SQLAlchemy URL (default: ``out/journal.sqlite``); ``device`` is where updates are summed.
+    ``signer`` has the key that signs all that the server says (by default ``out/signing.key``). ``enrolled`` is the list of
+    the devices that are let in; without it the first key of each name is trusted, and kept in ``out/devices.sqlite``.
+    ``database`` is any SQLAlchemy URL (default: ``out/journal.sqlite``); ``device`` is where updates are summed. ``clock``
+    gives epoch seconds, and is never set back. A disk that is full ends nothing: what was not written is not acknowledged,
+    and a round ends once there is room.
     """
 
     def __init__(
@@ -74,43 +87,79 @@ class Service:
         database: str = "",
         device: str = "auto",
         signer: Signer | None = None,
-        clock: Callable[[], float] = time.time,
+        enrolled: Path | None = None,
+        clock: Callable[[], float] = steady_time,
     ) -> None:
         self._spec = spec
         self._address = address
         self._listener = emit
         self._clock = clock
         self._device = device
-        self._signer = signer
+        self._signer = signer or Signer(out / "signing.key")
+        self._registry = Registry(enrolled or out / "devices.sqlite", spec.federation)
+        self._speaker = Speaker(
+            self._signer.keys, Sequence(self._registry.number, self._registry.keep_number, clock)
+        )
         self._topics = Topics(spec.federation)
         self._checkpoints = Checkpoints(out)
         self._journal = Journal(database or f"sqlite:///{out.resolve() / 'journal.sqlite'}", spec.federation)
-        self._inbox: queue.SimpleQueue[InboxEvent] = queue.SimpleQueue()
+        self._inbox: Inbox[InboxEvent] = broker.inbox_of(spec.limits)
+        self._load = LoadNews(spec.limits.notice_s, self._emit)
+        self._patience = Patience(spec.limits.retry_pause_s, self._troubled)
         self._session = broker.Session(
-            address, f"edgefl-server-{spec.federation}", limits=spec.limits, deliver=self._inbox.put
+            address,
+            client_id("server", spec.federation, style=address.client_ids),
+            limits=spec.limits,
+            deliver=self._inbox.put,
         )
         self._scorer = Scorer(spec.evaluate, self._model_after, self._inbox.put)
         self._rounds = Rounds(
-            spec, self._journal, self._checkpoints, self._session, device=device, signer=signer, clock=clock
+            spec,
+            self._journal,
+            self._checkpoints,
+            self._session,
+            device=device,
+            signer=self._signer,
+            seal=self._speaker.seal,
+            clock=clock,
+            persist=self._patience.persist,
         )
         self._rules = self._rounds.rules
         self._announcements = self._rounds.announcements
-        self._intake = Intake(self._rules, self._journal, spec.limits, self._emit)
+        self._publisher = self._announcements.publisher
+        self._watch = Watch(self._publisher, self._signer.keys.public, self._emit, clock)
+        self._rows = DeviceRows(self._journal)
+        self._pulse = Pulse(self._rules)
         self._down_since: float | None = clock()
         self._announcer = Announcer(spec, self._rules, self._emit)
         self._news = DeviceNews(self._rules, spec.limits.notice_s, self._emit)
         see = partial(
-            look, address, f"edgefl-look-server-{spec.federation}", (ALL_ROUNDS, ALL_STATUSES), spec.limits
+            look,
+            address,
+            client_id("look-server", spec.federation, style=address.client_ids),
+            (ALL_ROUNDS, ALL_STATUSES),
+            spec.limits,
         )
         self._lookout = Lookout(see, self._inbox.put, spec.limits.notice_s)
+        tellers = Tellers(
+            answer=self._answer,
+            emit=self._emit,
+            troubled=self._troubled,
+            news=self._news,
+            announcer=self._announcer,
+        )
+        door = Door(self._registry, self._note, enrolled=enrolled is not None, clock=clock)
+        self._reception = Reception(
+            spec, self._rules, self._journal, self, tellers, door=door, watch=self._watch, clock=clock
+        )
         self._refused = ""
         self._stopped = False
         self._said_offline = False
-        self._state = self._rounds.initial_state()
-        self._active: ActiveRound | None = None
-        if self._state.round is not None:
-            self._active = self._rounds.taking(self._state.round)
-            self._intake.replay(self._active)
+        self.state = self._rounds.initial_state()
+        self.active: ActiveRound | None = None
+        if self.state.round is not None:
+            self.active = self._rounds.taking(self.state.round)
+            self._reception.intake.replay(self.active)
 
     def _model_after(self, number: int) -> Arrays:
         return self._spec.model_of(self._checkpoints.load(number))
@@ -121,16 +170,17 @@ class Service:
         """Serve until all rounds are over."""
         try:
             self._announcer.started(
-                self._state,
+                self.state,
                 resumed=self._rounds.resumed,
                 device=processor(self._device),
-                server_key=self._signer.public_key if self._signer else "",
+                server_key=self._signer.public_key,
             )
             self._session.subscribe(self._topics.server_filters)
-            self._session.start()
             self._announce_state()
+            self._announcer.announced(self._publisher.current)
+            self._session.start()
             self._score_untold()
-            self._announcer.waiting(self._state, self._clock())
+            self._announcer.waiting(self.state, self._clock())
             while not self._stopped and not self._is_over():
                 self._next()
             if not self._stopped:
@@ -139,49 +189,68 @@ class Service:
             self._scorer.stop()
             self._session.stop()
             self._journal.close()
+            self._registry.close()
 
     def stop(self) -> None:
         """End :meth:`run` soon; callable from any thread and from a signal handler."""
+        self._patience.end()
         self._inbox.put(Stop())
 
     def _is_over(self) -> bool:
-        return self._state.phase == "done" and not self._scorer.pending and self._down_since is None
+        said = self._down_since is None and not self._publisher.asking
+        return self.state.phase == "done" and not self._scorer.pending and said
 
     def _next(self) -> None:
+        now = self._clock()
+        quiet = self._inbox.empty()
+        if self._down_since is None and self._pulse.due(self.state, now, quiet=quiet):
+            self.advance(coordinator.Tick())
+            return
+        self._write_rows(quiet=quiet)
         try:
             event = self._inbox.get(timeout=self._timeout())
         except queue.Empty:
             if self._down_since is None:  # no deadline passes while nobody can reach us
-                self._advance(coordinator.Tick())
+                self.advance(coordinator.Tick())
             return
+        self._handle(event)
+
+    def _handle(self, event: InboxEvent) -> None:
         match event:
+            case Incoming() if event.topic == self._topics.current_round:
+                self._watch.came(event.payload)
             case Incoming():
-                self._incoming(event)
-            case Up():
-                self._up()
+                self._reception.take(event)
+            case Up(resumed):
+                self._up(resumed)
             case Down():
                 self._down(event)
+            case Refused():
+                self._announcer.denied(event.text(self._address))
             case Scored():
                 self._scored(event)
             case Neighbours():
-                self._announcer.neighbours(self._state, event)
+                self._announcer.neighbours(self.state, event)
             case Stop():
                 self._stopped = True
-                self._emit(events.Stopped(next_round=self._state.next_round, rounds=self._rules.rounds))
+                self._emit(events.Stopped(next_round=self.state.next_round, rounds=self._rules.rounds))
 
     def _timeout(self) -> float:
         if self._down_since is not None:  # without a broker no device can meet a deadline
             return _LONGEST_WAIT_S
         now = self._clock()
-        wake = coordinator.wake_at(self._rules, self._state, now)
+        wake = self._pulse.wake_at(self.state, now)
         waits = (
             None if wake is None else wake - now,
-            self._news.step(self._state, now),
+            self._rows.wait(),
+            self._limited(now),
+            self._news.step(self.state, now),
+            self._watch.step(),
             self._lookout.step(alone=self._announcer.lacks_devices),
         )
         return max(0.0, min([_LONGEST_WAIT_S, *(wait for wait in waits if wait is not None)]))
 
-    def _up(self) -> None:
+    def _up(self, resumed: bool) -> None:
         """Connected: whatever happened meanwhile, make the broker and the devices know where the run is."""
         self._news.reconnected()
         if self._said_offline:
@@ -189,138 +258,68 @@ class Service:
             self._emit(events.Online(broker=str(self._address)))
         now = self._clock()
         away, self._down_since = now - (self._down_since or now), None
-        self._advance(coordinator.Outage(away))
+        self.advance(coordinator.Outage(away))
         self._announce_state()
-        self._announcements.publisher.connected()
-        if self._state.round is not None:
-            for assignment in self._state.round.with_status("open"):
-                self._announcements.send_task(self._state.round, assignment)
+        self._watch.connected(resumed=resumed)
+        if self.state.round is not None:
+            for assignment in self.state.round.with_status("open"):
+                self._announcements.send_task(self.state.round, assignment)
 
     def _down(self, event: Down) -> None:
-        self._announcements.publisher.disconnected()
+        self._watch.disconnected()
         if self._down_since is None:
             self._down_since = self._clock()
         self._said_offline = True
         rival = f"another client takes this server's place: does a second server of {self._spec.federation!r} run?"
         self._emit(events.Offline(text=rival if event.rival else event.reason, retry_s=event.retry_s))
 
-    # -- messages --------------------------------------------------------------------------------------------
-
-    def _incoming(self, message: Incoming) -> None:
-        if not message.payload:
-            return
-        device = _UNKNOWN
-        try:
-            device, leaf, numbers = self._topics.parse_device(message.topic)
-            match leaf, numbers:
-                case "updates", (number, _):
-                    came = Traffic.of(message.topic, len(message.payload), qos=1)
-                    self._chunk(device, number, decode(UpdateChunk, message.payload), came)
-                case "progress", ():
-                    self._alive(device)
-                    self._news.progress(device, decode(Progress, message.payload), self._clock())
-                case "hello", ():
-                    self._hello(device, message.payload)
-                case "status", ():
-                    self._advance(coordinator.DeviceStatus(device, decode(Status, message.payload).online))
-                case "declines", ():
-                    self._declined(device, decode(Decline, message.payload))
-        except ProtocolError as error:
-            self._news.heard(device, "sent what cannot be read", self._clock())
-            self._object(events.Rejected(device=device, round=0, reason="malformed", text=error.message))
-
-    def _hello(self, device: str, payload: bytes) -> None:
-        hello = decode(Hello, payload)
-        self._news.greeted(device, self._clock())
-        if (refused := objection(self._rules, device, hello)) is not None:
-            self._object(refused)
-        samples = max(0, min(hello.samples, coordinator.MOST_SAMPLES))
-        self._advance(coordinator.DeviceHello(device, hello.memory_bytes, samples), hello=payload)
-        self._announcer.newcomer(self._state, device, self._state.devices[device].tier)
-
-    def _object(self, refused: events.Rejected) -> None:
-        """Tell people, and the device itself, what is wrong with a message that is no update."""
-        self._emit(refused)
-        if refused.device != _UNKNOWN:
-            self._session.publish(self._topics.device(refused.device).acks, encode(ack_of(refused)))
-
-    def _alive(self, device: str) -> None:
-        """Whoever sends is there, whatever its last will said."""
-        known = self._state.devices.get(device)
-        if known is not None and not known.online:
-            self._advance(coordinator.DeviceStatus(device, online=True))
-
-    def _chunk(self, device: str, number: int, chunk: UpdateChunk, came: Traffic) -> None:
-        if not 0 <= number < _MOST_ROUNDS:
-            raise ProtocolError(
-                f"{device} sent an update for round {number}; rounds lie below {_MOST_ROUNDS}"
-            )
-        self._alive(device)
-        stage = f"sending its update, chunk {chunk.index + 1} of {chunk.count}"
-        self._news.heard(device, stage, self._clock())
-        verdict = self._intake.take(device, number, chunk, came, self._state, self._active)
-        if verdict.ack is not None:
-            self._session.publish(self._topics.device(device).acks, encode(verdict.ack))
-        if verdict.answered is not None:
-            self._advance(verdict.answered)
-
-    def _declined(self, device: str, decline: Decline) -> None:
-        """Journal it before the round goes on without the device. Old news, of a round that is over, is no news."""
-        self._alive(device)
-        current = self._state.round
-        if current is None or current.number != decline.round or device not in current.assignments:
-            return
-        try:
-            task = addressed(self._state, device, decline.round, decline.nonce)
-        except UpdateRejected as refusal:
-            text = refusal.message[:MOST_TEXT]
-            self._emit(events.Rejected(device=device, round=current.number, reason=refusal.reason, text=text))
-            return
-        if task.status != "open":
-            return
-        bundle = self._spec.exchange(current.position).tiers[task.tier].bundle
-        reason, text = reason_of(decline, carry_needed=bundle.manifest.carry_needed)
-        self._journal.decline(self._rules.run, current.number, device, reason)
-        self._emit(events.Declined(device=device, round=current.number, reason=reason, text=text))
-        self._advance(coordinator.Declined(device, task.nonce, reason))
+    def _answer(self, device: str, ack: Ack) -> None:
+        # A device that does not get it sends again, and is answered again.
+        topic, expires_s = self._topics.device(device).acks, self._spec.limits.round_deadline_s
+        self._session.publish(topic, self._speaker.seal(topic, ack), expires_s=expires_s)
 
     # -- what the coordinator decides ------------------------------------------------------------------------
 
-    def _advance(self, event: coordinator.Event, hello: bytes | None = None) -> None:
-        before = self._state
-        self._state, actions = coordinator.step(self._rules, before, event, self._clock())
+    def advance(self, event: coordinator.Event, hello: bytes | None = None) -> None:
+        """The coordinator's next step, and all that follows from it. ``hello``: as a device said it, for the journal."""
+        before, now = self.state, self._clock()
+        about_device = isinstance(event, coordinator.DeviceHello | coordinator.DeviceStatus)
+        settle = self._pulse.settles(now, at_once=not about_device or self._inbox.empty())
+        self.state, actions = coordinator.step(self._rules, before, event, now, settle=settle)
         if isinstance(event, coordinator.DeviceHello | coordinator.DeviceStatus):
-            self._journal_device(before, event.device, hello)
-            self._news.changed(before, self._state, event.device)
+            self._rows.take(before, self.state, event.device, hello)
+            self._news.changed(before, self.state, event.device)
         self._perform(actions)
-        current = self._announcements.publisher.current
-        if self._state.phase == "waiting" and current is not None and current.state == "open":
-            self._announce_state()
-        self._announcer.waiting(self._state, self._clock())
-
-    def _journal_device(self, before: State, name: str, hello: bytes | None) -> None:
-        device = self._state.devices.get(name)
-        if device is None or device is before.devices.get(name):
+        if not settle:
             return
-        if hello is not None:
-            self._journal.save_device(device, hello)
-        else:
-            self._journal.save_presence(device)
+        current = self._publisher.current
+        if self.state.phase == "waiting" and current is not None and current.state == "open":
+            self._announce_state()
+        self._announcer.waiting(self.state, self._clock())
+
+    def _write_rows(self, *, quiet: bool) -> None:
+        """Journal what is new of devices: at once while it is quiet, else now and then, many of them in one step."""
+        try:
+            self._rows.write(quiet=quiet)
+        except StoreError as error:
+            self._troubled(error)
 
     def _perform(self, actions: Actions) -> None:
         for action in actions:
             match action:
                 case Open():
-                    self._active = self._rounds.open(action.round, self._state)
+                    self._patience.persist(lambda: self._rows.write(quiet=True))
+                    self.active = self._rounds.open(action.round, self.state)
                     self._announcer.opened(action.round)
-                case SendTask() if self._state.round is not None:
-                    self._announcements.send_task(self._state.round, action.assignment)
+                case SendTask() if self.state.round is not None:
+                    self._announcements.send_task(self.state.round, action.assignment)
                 case Close():
                     done = self._end(action.round, "closed")
-                    self._advance(coordinator.ModelReady(done.model_version, done.failed, done.undone))
+                    self.advance(coordinator.ModelReady(done.model_version, done.failed, done.undone))
                 case Abandon():
                     if action.restart:
-                        self._journal.begin_again(self._rules.run, action.round.number)
+                        number = action.round.number
+                        self._patience.persist(partial(self._journal.begin_again, self._rules.run, number))
                     self._end(action.round, "abandoned", action.text)
                 case Warn():
                     self._emit(events.Warned(tier="", text=action.text))
@@ -330,12 +329,12 @@ class Service:
                     self._announce_state()
 
     def _end(self, ended: OpenRound, outcome: coordinator.Outcome, text: str = "") -> EndedRound:
-        active, self._active = self._active, None
+        active, self.active = self.active, None
         assert active is not None  # the coordinator ends what it has opened
-        self._intake.end_round(ended)
+        self._patience.persist(lambda: self._reception.intake.end_round(ended))
         now = self._clock()
         done = self._rounds.end(ended, active, outcome, text, keep=self._scorer.pending)
-        self._announcer.ended(self._state, ended, done.outcome, done.failed or text, now)
+        self._announcer.ended(self.state, ended, done.outcome, done.failed or text, now)
         if done.undone:
             self._emit(events.RolledBack(round=ended.number, text=done.failed, **told_of(done.metrics or {})))
         due = self._spec.evaluates(ended.number, done.outcome)
@@ -343,7 +342,7 @@ class Service:
         return done
 
     def _announce_state(self) -> None:
-        self._rounds.announce(self._state)
+        self._rounds.announce(self.state)
 
     def _refuse(self, text: str) -> None:
         """End the run as it is: devices that wait for its end leave, and the journal is there for another start."""
@@ -354,7 +353,7 @@ class Service:
     def _finish(self) -> None:
         """Write the model if it is trained, make sure the devices know, and leave nothing queued for us at the broker."""
         digest = "" if self._refused else self._save_model()
-        self._announcements.publisher.wait_delivered(_FAREWELL_S)
+        self._publisher.wait_delivered(_FAREWELL_S)
         self._session.unsubscribe(self._topics.server_filters)
         if self._refused:
             raise ParticipationError(self._refused)
@@ -369,7 +368,8 @@ class Service:
         )
 
     def _save_model(self) -> str:
-        digest = self._checkpoints.finish(self._spec.model_of(self._rounds.model.weights))
+        weights = self._spec.model_of(self._rounds.model.weights)
+        digest = self._patience.persist(lambda: self._checkpoints.finish(weights))
         self._checkpoints.prune(self._rules.rounds)
         return digest
 
@@ -384,12 +384,25 @@ class Service:
 
     def _scored(self, scored: Scored) -> None:
         """A round's evaluation is in: tell of the round, then journal that it was told."""
-        outcome, details = self._journal.outcome(self._rules.run, scored.round)
+        persist, run = self._patience.persist, self._rules.run
+        outcome, details = persist(lambda: self._journal.outcome(run, scored.round))
         self._emit(round_closed(scored, outcome, details, self._spec.metric))
         if self._stopped:  # nobody listens any more: whoever takes up the run tells of it
             return
-        self._journal.add_to_outcome(self._rules.run, scored.round, {**scored.told, "told": True})
+        told = {**scored.told, "told": True}
+        persist(lambda: self._journal.add_to_outcome(run, scored.round, told))
         self._scorer.pending.discard(scored.round)
+
+    def _limited(self, now: float) -> float | None:
+        """Tell what was turned away, if it is time. Seconds until it is next; None if there is nothing to tell."""
+        counts = {**self._reception.turned_away, "inbox full": self._inbox.dropped}
+        return self._load.step({why: count for why, count in counts.items() if count}, now)
+
+    def _troubled(self, error: StoreError) -> None:
+        self._load.troubled(error, self._clock())
+
+    def _note(self, text: str) -> None:
+        self._emit(events.Noted(text=text))
 
     def _emit(self, event: events.Event) -> None:
         """Tell; a listener that fails costs its own news only, one that has gone away ends the service."""

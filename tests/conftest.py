@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import gc
 import os
@@ -32,6 +33,11 @@ START_S = 120.0
 settings.register_profile("edgefl", deadline=None, derandomize=True, max_examples=30)
 settings.register_profile("all", settings.get_profile("edgefl"), max_examples=100)
 settings.load_profile("edgefl")
+
+# A server that is given no key takes this user's: not in tests.
+if "EDGEFL_KEYS" not in os.environ:
+    os.environ["EDGEFL_KEYS"] = tempfile.mkdtemp(prefix="edgefl-keys-")
+    atexit.register(shutil.rmtree, os.environ["EDGEFL_KEYS"], ignore_errors=True)
 
 # Data beside the repository, where a machine has some; the programs that tests start inherit the variable.
 _DATA = Path(__file__).resolve().parents[2] / "shared" / "data"

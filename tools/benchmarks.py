@@ -1,8 +1,8 @@
 """All tables of ``docs/benchmarks.md`` from one run: ``.venv/bin/python tools/benchmarks.py``, or ``make bench``.
 
 Each table is what one command printed with ``--json``, which is kept in ``build/bench``; ``--only NAME`` runs some again,
-and the others stay as they were. A table stands in the page between ``<!-- bench NAME -->`` and ``<!-- end -->``, under its
-command, its day and its machine.
+and the others stay as they were; ``--kept`` writes what is kept and runs nothing. Tables stand in the page between
+``<!-- bench NAME -->`` and ``<!-- end -->``, one for each maker of processors, under its command, its day and its machine.
 """
 
 from __future__ import annotations
@@ -227,15 +227,24 @@ def written(table: Table, found: Mapping[str, Any]) -> str:
 
 
 def placed(page: str, table: Table, block: str) -> str:
-    """The page with ``block`` where the table stands; ValueError where it stands nowhere."""
+    """The page with ``block`` where the table stands, beside those of other makers of processors; ValueError where it
+    stands nowhere."""
     begin, end = f"<!-- bench {table.name} -->", "<!-- end -->"
-    found = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
-    if not found.search(page):
+    found = re.search(f"{re.escape(begin)}(.*?){re.escape(end)}", page, re.DOTALL)
+    if found is None:
         raise ValueError(f"{PAGE.name} has no place {begin} ... {end}")
-    return found.sub(lambda _: f"{begin}\n{block}\n{end}", page, count=1)
+    blocks = {_maker(each): each.strip() for each in re.split(r"\n(?=`edgefl )", found[1]) if each.strip()}
+    blocks[_maker(block)] = block
+    tables = "\n\n".join(blocks[maker] for maker in sorted(blocks))
+    return f"{page[: found.start()]}{begin}\n{tables}\n{end}{page[found.end() :]}"
 
 
-def main(names: Iterable[str]) -> None:
+def _maker(block: str) -> str:
+    """Whose processor a table's first line names, such as AMD."""
+    return re.split(r"\W", block.split("\n", 1)[0].rsplit("`, ", 1)[-1].split(", ")[1])[0]
+
+
+def main(names: Iterable[str], *, kept: bool) -> None:
     chosen = set(names)
     if unknown := sorted(chosen - {table.name for table in TABLES}):
         raise SystemExit(f"no table {unknown[0]!r}; there are: {', '.join(table.name for table in TABLES)}")
@@ -244,7 +253,8 @@ def main(names: Iterable[str]) -> None:
             continue
         print(f"{number_} of {len(TABLES)}, {table.name}: {table.command}", flush=True)
         start = time.monotonic()
-        block = written(table, measured(table))
+        found = json.loads((KEPT / f"{table.name}.json").read_text()) if kept else measured(table)
+        block = written(table, found)
         PAGE.write_text(placed(PAGE.read_text(), table, block))
         print(f"   {time.monotonic() - start:.0f} s", flush=True)
 
@@ -256,4 +266,6 @@ if __name__ == "__main__":
     parser.add_argument(
         "--only", action="append", default=[], metavar="NAME", help="this table; may be repeated"
     )
-    main(parser.parse_args().only)
+    parser.add_argument("--kept", action="store_true", help="write what was measured before, run nothing")
+    given = parser.parse_args()
+    main(given.only, kept=given.kept)

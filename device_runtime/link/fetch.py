@@ -15,6 +15,7 @@ from edgefl.wire.blobs import BlobRef, verified
 from edgefl.wire.compression import unpacked
 from edgefl.wire.errors import BundleError, RoundAborted
 from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.messages import LOST_CHUNK
 from edgefl.wire.mqtt.packets import Traffic
 from edgefl.wire.mqtt.topics import Topics
 
@@ -41,6 +42,8 @@ class _Window:
 
 
 _QOS = 0  # a chunk that is lost is asked for again
+_WINDOWS = 4
+"""Windows of chunks that may wait to be looked at: some are sent twice."""
 _POKE = ("", b"")
 _SILENCE = ("", b"silence")
 
@@ -60,6 +63,7 @@ class Fetcher:
         self._received = Traffic()
         self._counting = threading.Lock()
         self.fetches = 0
+        self.dropped = 0
 
     @property
     def received_bytes(self) -> int:
@@ -76,7 +80,10 @@ class Fetcher:
         """A message on a blob topic arrived."""
         with self._counting:
             self._received += Traffic.of(topic, len(payload), qos=_QOS)
-        self._arrived.put((topic, payload))
+        if self._arrived.qsize() < _WINDOWS * self._limits.fetch_window:
+            self._arrived.put((topic, payload))
+        else:  # more than was asked for
+            self.dropped += 1
 
     def poke(self) -> None:
         """The connection came back: what was asked for must be asked for again. A round that is over ends its waiting."""
@@ -133,7 +140,7 @@ class Fetcher:
                 if silences > self._limits.fetch_retries:
                     ref, index = next(iter(window.asked.values()))
                     raise BundleError(
-                        f"chunk {index} of blob {ref.sha256[:12]} did not arrive in {silences} attempts of "
+                        f"{LOST_CHUNK}chunk {index} of blob {ref.sha256[:12]} did not arrive in {silences} attempts of "
                         f"{self._limits.fetch_timeout_s:g} s; is the server up?"
                     )
         finally:
@@ -175,7 +182,8 @@ class Fetcher:
         window.bad[topic] = window.bad.get(topic, 0) + 1
         if window.bad[topic] >= self._limits.fetch_retries:
             raise BundleError(
-                f"chunk {index} of blob {ref.sha256[:12]} had a wrong digest {window.bad[topic]} times; it is refused",
+                f"{LOST_CHUNK}chunk {index} of blob {ref.sha256[:12]} had a wrong digest {window.bad[topic]} times; "
+                "it is refused",
                 sha256=ref.sha256,
                 index=index,
             )

@@ -15,9 +15,15 @@ from device_runtime.store.database import Outgoing, PastRound, Store
 from edgefl.wire.blobs import split
 from edgefl.wire.errors import ProtocolError, StoreError
 from edgefl.wire.limits import Limits
-from edgefl.wire.mqtt.messages import ENVELOPE_BYTES, Ack, Update, UpdateChunk, decode, encode
+from edgefl.wire.mqtt.envelope import Seal, bare
+from edgefl.wire.mqtt.messages import ENVELOPE_BYTES, Ack, Update, UpdateChunk, decode
 from edgefl.wire.mqtt.session import Delivery, Session
 from edgefl.wire.mqtt.topics import DeviceTopics
+
+_MOST_ACKS = 64
+"""That wait to be read while nothing is sent: whoever can write them may write a million."""
+_LONGEST = 16
+"""Times ``ack_timeout_s`` that an update waits at most; a reason to send it again ends any wait."""
 
 
 def past_of(outgoing: Outgoing, ack: Ack) -> PastRound:
@@ -47,7 +53,8 @@ def past_of(outgoing: Outgoing, ack: Ack) -> PastRound:
 class Outbox:
     """One thread that empties the store's outbox, oldest first.
 
-    ``settled`` is told each final word, ``troubled`` once what the store says while it cannot be read or written.
+    ``seal`` makes what is published of a chunk. ``settled`` is told each final word, ``troubled`` once what the store says
+    while it cannot be read or written.
     """
 
     def __init__(
@@ -58,6 +65,7 @@ class Outbox:
         limits: Limits,
         settled: Callable[[Outgoing, Ack], None],
         troubled: Callable[[str], None] = lambda _: None,
+        seal: Seal = bare,
     ) -> None:
         self._session = session
         self._topics = topics
@@ -65,7 +73,9 @@ class Outbox:
         self._limits = limits
         self._settled = settled
         self._troubled = troubled
+        self._seal = seal
         self._trouble = ""
+        self._sending = ""
         self._acks: queue.SimpleQueue[Ack | None] = queue.SimpleQueue()
         self._work = threading.Event()
         self._stopping = threading.Event()
@@ -91,14 +101,17 @@ class Outbox:
         self._work.set()
 
     def deliver(self, ack: Ack) -> None:
-        """The server's word arrived."""
-        self._acks.put(ack)
+        """The server's word arrived. One on another update than the one that is being sent says nothing, and while none is
+        sent a few are kept: it may be about the next."""
+        if ack.nonce == self._sending or (not self._sending and self._acks.qsize() < _MOST_ACKS):
+            self._acks.put(ack)
 
     def _run(self) -> None:
         while not self._stopping.is_set():
             try:
                 outgoing = self._store.outgoing() if self._session.connected else None
                 if outgoing is not None:
+                    self._sending = outgoing.nonce
                     self._send_until_settled(outgoing)
                     self._trouble = ""
                     continue
@@ -109,6 +122,7 @@ class Outbox:
                     self._troubled(error.message)
                 self._stopping.wait(self._limits.retry_pause_s)
                 continue
+            self._sending = ""
             self._work.wait(timeout=1.0)
             self._work.clear()
 
@@ -117,11 +131,14 @@ class Outbox:
         pieces = list(split(outgoing.data, room))
         sha256 = hashlib.sha256(outgoing.data).hexdigest()
         wanted: Iterable[int] = range(len(pieces))
+        patience_s = self._limits.ack_timeout_s
         while not self._stopping.is_set() and self._session.connected:
             self._drain()
             self._send(outgoing, sha256, pieces, wanted)
-            ack = self._wait_for(outgoing.nonce)
+            ack = self._wait_for(outgoing.nonce, sha256, patience_s)
             if ack is None:
+                # A server with a backlog gets no shorter one by hearing everything twice.
+                patience_s = min(2 * patience_s, _LONGEST * self._limits.ack_timeout_s)
                 wanted = range(len(pieces))
             elif ack.status == "missing":
                 # Each once: whoever can write acknowledgements could ask for one piece a thousand times.
@@ -142,20 +159,21 @@ class Outbox:
                 size=len(outgoing.data),
                 data=pieces[index],
             )
-            payload = encode(chunk)
+            topic = self._topics.update(outgoing.round, index)
+            payload = self._seal(topic, chunk)
             self.sent_bytes += len(payload)
-            flying.append(self._session.publish(self._topics.update(outgoing.round, index), payload))
+            flying.append(self._session.publish(topic, payload))
             while len(flying) >= self._limits.upload_window and not self._stopping.is_set():
                 if flying[0].wait(1.0):
                     flying.popleft()
                 elif not self._session.connected:
                     return
 
-    def _wait_for(self, nonce: str) -> Ack | None:
-        """The server's word on ``nonce``; None when it is time to send again."""
+    def _wait_for(self, nonce: str, sha256: str, patience_s: float) -> Ack | None:
+        """The server's word on this update, not on another for the same task; None when it is time to send again."""
         try:
-            while (ack := self._acks.get(timeout=self._limits.ack_timeout_s)) is not None:
-                if ack.nonce == nonce:
+            while (ack := self._acks.get(timeout=patience_s)) is not None:
+                if (ack.nonce, ack.sha256) == (nonce, sha256):
                     return ack
         except queue.Empty:
             pass

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import Protocol
 
 from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.client_ids import client_id
 from edgefl.wire.mqtt.messages import Ack, Round
 from edgefl.wire.mqtt.neighbours import Lookout, Neighbours, look, named
-from edgefl.wire.mqtt.session import Address, Down
+from edgefl.wire.mqtt.session import Address, Down, Refused
 from edgefl.wire.mqtt.topics import ALL_ROUNDS, Topics
 
 
@@ -32,6 +33,7 @@ class Surroundings:
         self._alone = False
         self._neighbours = ""
         self._answer = ""
+        self._denied: set[tuple[str, str]] = set()
         self._over = ""
         self._left_out_since: float | None = None
         self._told_left_out = False
@@ -53,6 +55,13 @@ class Surroundings:
             f"federation {self._federation!r} runs as {self._device!r} too (`edgefl device --id`); give each "
             f"its own name; {again}",
         )
+
+    def denied(self, event: Refused) -> None:
+        """The broker will not let this device read or write a topic; of blobs, which are many, the first is told."""
+        kind = event.action, event.topic.rpartition("/blobs/")[0] or event.topic
+        if kind not in self._denied:
+            self._denied.add(kind)
+            self._say("denied", event.text(self._broker), topic=event.topic, reason=event.reason)
 
     def answered(self, ack: Ack) -> None:
         """The server's word on the hello (no tier, or another than was asked for), or on a message that it cannot read."""
@@ -91,8 +100,8 @@ class Surroundings:
             )
 
     def _see(self) -> Neighbours:
-        client_id = f"edgefl-look-{self._federation}-{self._device}"
-        return look(self._broker, client_id, [ALL_ROUNDS], self._limits)
+        looking = client_id("look", self._federation, self._device, style=self._broker.client_ids)
+        return look(self._broker, looking, [ALL_ROUNDS], self._limits)
 
     def _found(self, neighbours: Neighbours) -> None:
         others = [repr(name) for name in neighbours.served(but=self._federation)]

@@ -9,15 +9,19 @@ from pathlib import Path
 from types import TracebackType
 
 from device_runtime.link.fetch import Fetcher
+from device_runtime.link.identity import ServerTrust
 from device_runtime.round.job import Job
 from device_runtime.store.database import Store
 from edgefl.wire.errors import BrokerError, ConfigError, ProtocolError
 from edgefl.wire.limits import Limits
-from edgefl.wire.mqtt.messages import Round, decode
-from edgefl.wire.mqtt.session import Address, Down, Event, Incoming, Session, Up
+from edgefl.wire.mqtt.client_ids import client_id
+from edgefl.wire.mqtt.messages import Round
+from edgefl.wire.mqtt.session import Address, Down, Event, Incoming, Refused, Session, Up
 from edgefl.wire.mqtt.topics import Topics
 
 _POLL_S = 0.1
+_REFUSED = b""
+"""In place of an announcement that the broker keeps from us."""
 
 
 class Guest:
@@ -30,11 +34,20 @@ class Guest:
             data = guest.blobs.get(job.bundle)
     """
 
-    def __init__(self, federation: str, device: str, broker: Address, folder: Path, limits: Limits) -> None:
+    def __init__(
+        self,
+        federation: str,
+        device: str,
+        broker: Address,
+        folder: Path,
+        limits: Limits,
+        server_keys: tuple[bytes, ...] = (),
+    ) -> None:
         self._federation, self._broker, self._limits = federation, broker, limits
         self._topics = Topics(federation)
         # Not the agent's client id: a broker would end its connection for ours.
-        self._session = Session(broker, f"edgefl-guest-{federation}-{device}", limits=limits)
+        guest = client_id("guest", federation, device, style=broker.client_ids)
+        self._session = Session(broker, guest, limits=limits)
         self._store = Store(
             folder,
             limit_bytes=limits.store_bytes,
@@ -42,6 +55,7 @@ class Guest:
             federation=federation,
             device=device,
         )
+        self.trust = ServerTrust(self._store, server_keys, lambda *_: None)
         self.blobs = Fetcher(self._session, self._topics, self._store, limits, lambda: False)
         self._rounds: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._ending = threading.Event()
@@ -65,10 +79,14 @@ class Guest:
         self._store.close()
 
     def announced(self) -> Round:
-        """The round that the server announced last, open or not. BrokerError where nothing is announced in time."""
+        """The round that the server announced last, open or not. BrokerError where nothing is announced in time,
+        IdentityError where it is not the server that says so."""
         patience = self._limits.fetch_timeout_s * self._limits.fetch_retries
         try:
-            return decode(Round, self._rounds.get(timeout=patience))
+            payload = self._rounds.get(timeout=patience)
+            if not payload:
+                raise BrokerError(self._trouble, federation=self._federation)
+            return self.trust.open(Round, self._topics.current_round, payload)
         except queue.Empty:
             why = self._trouble or "no round was ever announced there"
             raise BrokerError(
@@ -88,6 +106,9 @@ class Guest:
             self.blobs.poke()
         elif isinstance(event, Down):
             self._trouble = event.reason
+        elif isinstance(event, Refused):
+            self._trouble = event.text(self._broker)
+            self._rounds.put(_REFUSED)
         elif not isinstance(event, Incoming):
             return
         elif event.topic == self._topics.current_round:

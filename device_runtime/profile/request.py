@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -24,19 +25,20 @@ from typing import Protocol
 import msgspec
 
 from device_runtime.link.fetch import Fetcher
+from device_runtime.round import bounds
 from device_runtime.round.work import Work
 from edgefl.wire.blobs import BlobRef
-from edgefl.wire.bundle import signatures
 from edgefl.wire.bundle.manifest import Manifest, decode_manifest
 from edgefl.wire.bundle.profiles import BundleProfile
-from edgefl.wire.errors import BundleError, EdgeflError, RoundAborted, RoundDeclined
-from edgefl.wire.mqtt.messages import decode, encode
+from edgefl.wire.errors import BundleError, EdgeflError, IdentityError, RoundAborted, RoundDeclined
+from edgefl.wire.mqtt.envelope import Seal, peek
 from edgefl.wire.mqtt.profile_messages import (
     BUSY,
     FAILED,
     LATE,
     NO_BUNDLE,
     SIGNATURE,
+    TOO_LARGE,
     ProfileAnswer,
     ProfileRequest,
     declined,
@@ -48,6 +50,7 @@ _MOST_WAITING = 4
 """Requests with an offer, and as many without one."""
 _MOST_ANSWERS = 4
 """Answers kept for requests that come again; with a profile each takes up to one message."""
+_HOUR_S = 3600.0
 _SETTLED_S = 1.0
 """How long after a round a measurement begins: rounds that follow at once leave no time for one."""
 
@@ -66,6 +69,7 @@ class _Asked:
 
     request: ProfileRequest
     came: float
+    most_s: float
     offered: bool = False
     gone: bool = False
     stop: threading.Event = field(default_factory=threading.Event)
@@ -77,7 +81,7 @@ class _Asked:
 
     @property
     def until(self) -> float:
-        return self.came + self.request.within_s
+        return self.came + min(self.request.within_s, self.most_s)
 
 
 class ProfileDesk:
@@ -90,6 +94,7 @@ class ProfileDesk:
         topics: Topics,
         measure: Measure,
         say: Callable[[str, str], None],
+        seal: Seal,
     ) -> None:
         self._work = work
         self._session = session
@@ -97,6 +102,7 @@ class ProfileDesk:
         self._mine = topics.device(work.device)
         self._measure = measure
         self._say = say
+        self._seal = seal
         self._folder = work.folder / "profile"
         self._waiting: list[_Asked] = []
         self._answers: dict[str, ProfileAnswer] = {}
@@ -104,6 +110,7 @@ class ProfileDesk:
         self._idle = threading.Event()
         self._fetcher: Fetcher | None = None
         self._busy_until = -math.inf
+        self._taken: deque[float] = deque()
         self._clear()  # of a process that was killed
 
     @property
@@ -130,8 +137,13 @@ class ProfileDesk:
             self._fetcher.poke()
 
     def take(self, payload: bytes) -> None:
-        """A request came, maybe not for the first time. ProtocolError if it is malformed."""
-        request = decode(ProfileRequest, payload)
+        """A request came, maybe not for the first time. ProtocolError if it is malformed,
+        or not the server's."""
+        try:
+            request = self._work.trust.open(ProfileRequest, self.topic, payload)
+        except IdentityError as error:  # whoever asks is told why nothing follows
+            self._send(declined(peek(ProfileRequest, payload).nonce, SIGNATURE, error.message))
+            raise
         known = self._answers.get(request.nonce)
         if known is not None:
             self._send(known)
@@ -140,12 +152,32 @@ class ProfileDesk:
                 self._send(ProfileAnswer(nonce=request.nonce, state="taken"))
             else:  # somebody waits, and a slow link takes long to bring the offer
                 twin.request, twin.came = request, time.monotonic()
+        elif (why := self._refusal(request)) is not None:
+            self._send(why)
         elif sum(entry.offered for entry in self._waiting) >= _MOST_WAITING:
             self._send(declined(request.nonce, BUSY, f"{_MOST_WAITING} other requests are waiting"))
         else:
             self._make_room()
-            self._waiting.append(_Asked(request, time.monotonic()))
+            self._taken.append(time.monotonic())
+            self._waiting.append(_Asked(request, self._taken[-1], self._work.limits.profile_s))
             self._session.subscribe([self._offer(request.nonce)])
+
+    def _refusal(self, request: ProfileRequest) -> ProfileAnswer | None:
+        """Why a request is not taken: the owner's rules, or more than the device gives."""
+        limits, now = self._work.limits, time.monotonic()
+        try:
+            self._work.rules.check("profile")
+        except RoundDeclined as error:
+            return declined(request.nonce, error.reason, error.message)
+        if request.repeat > limits.profile_repeat:
+            text = f"{request.repeat} repetitions, and limits.profile_repeat is {limits.profile_repeat} here: ask for fewer"
+            return declined(request.nonce, TOO_LARGE, text)
+        while self._taken and now - self._taken[0] > _HOUR_S:
+            self._taken.popleft()
+        if len(self._taken) >= limits.profiles_an_hour:
+            text = f"it was asked {limits.profiles_an_hour} times within an hour (limits.profiles_an_hour)"
+            return declined(request.nonce, BUSY, text)
+        return None
 
     def step(self, *, busy: bool) -> None:
         """Go on with what is asked; ``busy``: a round is worked on, or begins now."""
@@ -260,10 +292,12 @@ class ProfileDesk:
         from edgefl.wire.bundle.archive import Bundle, write_bundle
 
         trusted = self._trusted(asked.request)
+        bounds.check_manifest_ref(trusted, self._work.limits)
         manifest = decode_manifest(fetcher.get(trusted))
         self._check(manifest)
         if time.monotonic() > asked.until:
             raise RoundDeclined(LATE, "the bundle did not arrive in time: ask with a longer `timeout`")
+        self._work.store.make_room_beside(sum({ref.sha256: ref.size for ref in manifest.blobs}.values()))
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / "bundle.efl"
         write_bundle(Bundle(manifest, self._fetched(manifest, fetcher)), path)
@@ -288,11 +322,10 @@ class ProfileDesk:
             )
             raise RoundDeclined(NO_BUNDLE, text)
         ref = request.bundles[kind]
-        if self._work.server_key:
-            try:
-                signatures.check(self._work.server_key, ref.sha256, request.signatures.get(kind, b""))
-            except BundleError as error:
-                raise RoundDeclined(SIGNATURE, error.message) from error
+        try:
+            self._work.trust.check_bundle(ref.sha256, request.signatures.get(kind, b""), kind)
+        except BundleError as error:
+            raise RoundDeclined(SIGNATURE, error.message) from error
         return ref
 
     def _check(self, manifest: Manifest) -> None:
@@ -314,4 +347,4 @@ class ProfileDesk:
 
     def _send(self, answer: ProfileAnswer) -> None:
         with suppress(ValueError):  # paho's own limit on what waits while the broker is away
-            self._session.publish(self._mine.profiles, encode(answer))
+            self._session.publish(self._mine.profiles, self._seal(self._mine.profiles, answer))

@@ -11,7 +11,7 @@ Weights come from :meth:`device_runtime.round.graphs.Graphs.weight_feeds`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -125,9 +125,14 @@ class Feeds:
         return self._facts[port.label]
 
 
-def complete(spec: Graph, feeds: Arrays) -> Arrays:
-    """``feeds`` if every input of ``spec`` but its state is there, else BundleError."""
-    hungry = [port.name for port in spec.inputs if port.role != "state" and port.name not in feeds]
+def complete(spec: Graph, feeds: Arrays, state: Collection[str] | None = None) -> Arrays:
+    """``feeds`` if every input of ``spec`` is there, else BundleError; its state is looked for where the names of what the
+    calls before it left are given."""
+    hungry = [
+        port.name
+        for port in spec.inputs
+        if (port.name not in feeds if port.role != "state" else state is not None and port.name not in state)
+    ]
     if hungry:
         raise BundleError(
             f"graph {spec.name!r} reads {hungry}, which nobody feeds there (see the roles in docs/protocol.md); "

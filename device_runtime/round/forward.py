@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -72,8 +73,11 @@ class MultiStepForward:
         feeds = self._graphs.weight_feeds(spec, self._graphs.fetch(job, chunk.units))
         graph = self._graphs.load(chunk.graph)
         path = self._settings.folder / f"record-{index}.bin"
+        shape = (rows, *out.shape[1:])
+        path.unlink(missing_ok=True)
+        self._settings.room(math.prod(shape) * np.dtype(out.dtype).itemsize)
         with self._profiler.timed("write"):
-            record = Record.create(path, (rows, *out.shape[1:]), out.dtype, record_tag(job))
+            record = Record.create(path, shape, out.dtype, record_tag(job))
         group = port.shape[0]
         for start in range(0, rows, group):
             self._settings.check_aborted()
@@ -82,6 +86,7 @@ class MultiStepForward:
                 batch = {each.name: other_rows(data, each, indices) for each in others}
                 batch[port.name] = _rows(source, indices, job)
                 result = graph.run(feeds | batch, {}).arrays[out.name]
+            self._settings.worked(self._profiler.last_ms("forward"))
             with self._profiler.timed("write"):
                 record.write(start, result[: min(group, rows - start)])
             self._settings.watch(

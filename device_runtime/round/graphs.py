@@ -57,17 +57,23 @@ class Step:
 
 @dataclass(frozen=True)
 class GraphSettings:
-    """What the agent decides for a round."""
+    """What the agent decides for a round. ``room`` is asked for bytes on the disk beside the store, ``between`` is called
+    between steps: both raise RoundDeclined where there is an end to it. ``worked`` is told the milliseconds of each."""
 
     folder: Path
     checkpoint_steps: int
     watch: Callable[[Step], None] = lambda _: None
     aborted: Callable[[], bool] = lambda: False
     tuning: Tuning | None = None
+    room: Callable[[int], None] = lambda _: None
+    between: Callable[[], None] = lambda: None
+    worked: Callable[[float], None] = lambda _: None
 
     def check_aborted(self) -> None:
+        """Between two steps: RoundAborted if the round is over, RoundDeclined if it is to end here."""
         if self.aborted():
             raise RoundAborted("the round ended before this device was done")
+        self.between()
 
 
 @dataclass

@@ -13,7 +13,8 @@ from edgefl.wire.mqtt.messages import MALFORMED, Round, Task
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """A task together with what the round's announcement says about its tier: enough to start, or to start again.
 
-    ``format`` is that of the graphs in ``bundle``: the one that was asked for, if the tier is offered in it.
+    ``format`` is that of the graphs in ``bundle``: the one that was asked for, if the tier is offered in it. ``tries``
+    counts the processes, or engines, that began to work on it.
     """
 
     run: str
@@ -29,6 +30,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     signature: bytes = b""
     base: int = 0
     format: str = "onnx"
+    tries: int = 0
 
     @classmethod
     def of(cls, task: Task, announced: Round, format: str = "onnx") -> Job | None:
@@ -67,7 +69,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             nonce=self.nonce,
             samples=self.samples,
         )
-        return Job.of(task, announced, format)
+        job = Job.of(task, announced, format)
+        return None if job is None else msgspec.structs.replace(job, tries=self.tries)
 
     @property
     def content(self) -> tuple[str, dict[str, tuple[str, ...]]]:

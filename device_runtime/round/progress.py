@@ -8,7 +8,8 @@ from device_runtime.link.fetch import Fetcher
 from device_runtime.memory import peak_bytes
 from device_runtime.round.graphs import Step
 from device_runtime.round.job import Job
-from edgefl.wire.mqtt.messages import FAILED, Progress, encode
+from edgefl.wire.mqtt.envelope import Seal
+from edgefl.wire.mqtt.messages import FAILED, Progress
 from edgefl.wire.mqtt.session import Session
 from edgefl.wire.mqtt.topics import DeviceTopics
 
@@ -19,9 +20,10 @@ _MOST_REASON = 300
 class ProgressMessages:
     """Publishes the steps of rounds, at most five a second, and attempts that failed."""
 
-    def __init__(self, session: Session, topics: DeviceTopics, fetcher: Fetcher) -> None:
+    def __init__(self, session: Session, topics: DeviceTopics, fetcher: Fetcher, seal: Seal) -> None:
         self._session = session
         self._topic = topics.progress
+        self._seal = seal
         self._fetcher = fetcher
         self._last = 0.0
 
@@ -49,4 +51,4 @@ class ProgressMessages:
             down_bytes=self._fetcher.received_bytes,
             up_bytes=0,
         )
-        self._session.publish(self._topic, encode(progress), qos=0)
+        self._session.publish(self._topic, self._seal(self._topic, progress), qos=0)

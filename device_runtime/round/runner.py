@@ -112,7 +112,7 @@ class RoundRunner:
                 record.close()
         finish = self._manifest.graph(self._manifest.finish)
         feeds = self._kept_feeds(current, finish, carry) | current.feeds.given(finish, current.total + 1)
-        outputs = self._graphs.load(finish.name).run(complete(finish, feeds), state).arrays
+        outputs = self._graphs.load(finish.name).run(complete(finish, feeds, state), state).arrays
         if record is not None:
             record.delete()
         return RoundResult(
@@ -168,7 +168,7 @@ class RoundRunner:
     def _start(self, current: _Round, carry: Arrays) -> State:
         spec = self._manifest.graph(self._manifest.start)
         feeds = self._kept_feeds(current, spec, carry) | current.feeds.given(spec, current.total)
-        return self._graphs.load(spec.name).run(complete(spec, feeds), {}).state
+        return self._graphs.load(spec.name).run(complete(spec, feeds, ()), {}).state
 
     def _kept_feeds(self, current: _Round, spec: Graph, carry: Arrays) -> Arrays:
         """What a graph reads of the round's weights, and of what the previous round left (zeros if nothing did)."""
@@ -198,12 +198,13 @@ class RoundRunner:
         if phase.shorter:
             spec = self._manifest.graph(phase.graph_for(feeds.longest(whole, step)))
         batch = feeds.passed(spec, step - first) if phase.over_data else feeds.batches(whole, step, spec)
-        fed = complete(spec, feeds.given(spec, step) | batch)
+        fed = complete(spec, feeds.given(spec, step) | batch, state)
         if spec.name not in graphs:
             self._graphs.forms.try_on(spec, fed, state)
             graphs[spec.name] = self._graphs.load(spec.name)
         with self._profiler.timed("step"):
             outputs = graphs[spec.name].run(fed, state)
+        self._settings.worked(self._profiler.last_ms("step"))
         for metric, value in labelled(outputs.arrays, "metric").items():
             sums[metric] = sums.get(metric, 0.0) + float(value)
         self._tell(current, step + 1, sums)

@@ -4,45 +4,50 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from device_runtime.data.samples import LabelSpec, Local
 from device_runtime.engine.base import Engine
 from device_runtime.link.fetch import Fetcher
+from device_runtime.link.identity import ServerTrust
 from device_runtime.memory import peak_bytes
+from device_runtime.policy import Rules
+from device_runtime.round import bounds
 from device_runtime.round.costs import Profiler
 from device_runtime.round.graphs import GraphSettings, Step
+from device_runtime.round.guard import Guard
 from device_runtime.round.job import Job
 from device_runtime.round.parts import parts_of
 from device_runtime.round.resume import Tell, carry_name, take_up
 from device_runtime.round.runner import RoundResult, RoundRunner
 from device_runtime.round.tuning import Forms, Tuning
+from device_runtime.sandbox import engine as sandbox
 from device_runtime.store.database import Outgoing, Store
 from edgefl.system.sizes import mebibytes
 from edgefl.wire import tensors
-from edgefl.wire.bundle import signatures
 from edgefl.wire.bundle.manifest import Graph, Manifest, decode_manifest
-from edgefl.wire.errors import ProtocolError, RoundDeclined
+from edgefl.wire.errors import ProtocolError, RoundDeclined, StoreError
 from edgefl.wire.limits import Limits
-from edgefl.wire.mqtt.messages import NO_FORMAT, NO_MEMORY, Profile, Update, encode
+from edgefl.wire.mqtt.messages import CRASHED, NO_FORMAT, NO_MEMORY, TOO_MUCH, Profile, Update, encode
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What a device works with. ``server_key``: with it, only bundles that it signed are loaded. ``memory_bytes``: what a
+    """What a device works with. ``trust``: whose bundles are loaded. ``memory_bytes``: what a
     graph may need over the idle process.
 
     ``tune``: whether variants of graphs are tried, by an engine of so many ``threads``.
     ``begins`` is told the rows and steps of a round before the first of them, and which rows were left out, ``watch`` each
     step; ``aborted`` is asked
     before each step whether the round is over, ``dropped`` is told what was kept of earlier rounds and is of no use any
-    more.
+    more. ``rules`` are the owner's.
     """
 
     device: str
     folder: Path
     limits: Limits
-    server_key: str
+    trust: ServerTrust
     memory_bytes: int
     threads: int
     tune: bool
@@ -54,6 +59,7 @@ class Work:
     watch: Callable[[Job, Step], None]
     aborted: Callable[[], bool]
     dropped: Tell
+    rules: Rules
 
     def run(self, job: Job) -> None:
         """One round, from the first blob to the outbox.
@@ -62,16 +68,20 @@ class Work:
         the local data do not fit the model, and other EdgeflErrors after which the round may be tried again.
         """
         profiler = Profiler()
+        self.rules.check("train")
+        self._check_tries(job)
         self._check_offered(job)
-        if self.server_key:
-            signatures.check(self.server_key, job.bundle.sha256, job.signature)
+        bounds.check_manifest_ref(job.bundle, self.limits)
+        self.trust.check_bundle(job.bundle.sha256, job.signature, job.format)
         manifest = decode_manifest(self.fetcher.get(job.bundle))
         self._check_formats(manifest)
         self.check_memory(manifest, manifest.of_round)
+        bounds.check_weights(job, manifest)
         parts = parts_of(self.engine, manifest, self.fetcher)
         data = self.data.fitted(manifest.data, LabelSpec.of(manifest), parts)
         start = take_up(self.store, job, manifest, self.dropped)
         rows = len(data.first(job.samples))
+        bounds.check_work(manifest, rows, self.limits)
         self.begins(job, rows, sum(manifest.steps_with(rows)), str(data.skipped))
         runner = RoundRunner(
             engine=self.engine,
@@ -83,6 +93,14 @@ class Work:
         )
         result = runner.run(job, data, start.arrays, start.origin)
         self._hand_over(job, manifest, result, self._profile(profiler, runner.graphs.forms))
+
+    def _check_tries(self, job: Job) -> None:
+        if job.tries > self.limits.attempts:
+            raise RoundDeclined(
+                CRASHED,
+                f"the work on round {job.round} was begun {self.limits.attempts} times (limits.attempts), and each time its "
+                "process ended: this device leaves it",
+            )
 
     def _check_offered(self, job: Job) -> None:
         if job.format != self.engine.format:
@@ -104,6 +122,7 @@ class Work:
 
     def check_memory(self, manifest: Manifest, graphs: Sequence[Graph]) -> None:
         """RoundDeclined if one of ``graphs`` is known to need more than this device offers: before any is loaded."""
+        bounds.check_graphs(manifest, graphs, self.memory_bytes)
         largest = max(graphs, key=lambda graph: graph.planned_bytes)
         if largest.planned_bytes > self.memory_bytes:
             raise RoundDeclined(
@@ -116,13 +135,24 @@ class Work:
             )
 
     def _settings(self, job: Job) -> GraphSettings:
+        allowed = partial(self.rules.check, "train")
+        guard = Guard(self.limits, allowed, self.rules.policy.duty, self.aborted)
         return GraphSettings(
             folder=self.folder,
             checkpoint_steps=self.limits.checkpoint_steps,
             watch=lambda step: self.watch(job, step),
             aborted=self.aborted,
             tuning=Tuning(self.store, self.memory_bytes, self.limits.max_blob_bytes) if self.tune else None,
+            room=self._room,
+            between=guard.between_steps,
+            worked=guard.worked,
         )
+
+    def _room(self, nbytes: int) -> None:
+        try:
+            self.store.make_room_beside(nbytes)
+        except StoreError as error:
+            raise RoundDeclined(TOO_MUCH, error.message, **error.details) from error
 
     def _profile(self, profiler: Profiler, forms: Forms) -> Profile:
         received = self.fetcher.take_received()
@@ -131,7 +161,8 @@ class Work:
             forward_ms=profiler.total_ms("forward"),
             load_ms=profiler.total_ms("load"),
             idle_bytes=profiler.idle_bytes,
-            peak_bytes=max(peak_bytes(), profiler.idle_bytes),  # the idle moment is part of the round
+            # The idle moment is part of the round.
+            peak_bytes=max(peak_bytes(), profiler.idle_bytes) + sandbox.peak_bytes(self.engine),
             down_bytes=received.payload,
             down_wire_bytes=received.wire,
             variants=forms.used,

@@ -9,7 +9,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,11 @@ import msgspec
 from device_runtime.store import carry_rows, checkpoint_rows, choice_rows
 from device_runtime.store.carry_rows import StoredCarry
 from device_runtime.store.checkpoint_rows import Checkpoint
+from edgefl.system.files import make_folder
 from edgefl.system.folder_lock import FolderHeld, FolderLock
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.errors import StoreError
+from edgefl.wire.mqtt.messages import MALFORMED
 from edgefl.wire.tensors import Array
 
 _LOCK_PATIENCE_S = 5.0
@@ -39,6 +41,8 @@ CREATE TABLE IF NOT EXISTS chunks(
   PRIMARY KEY(sha256, idx));
 CREATE TABLE IF NOT EXISTS job(one INTEGER PRIMARY KEY CHECK(one = 1), data BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS outbox(nonce TEXT PRIMARY KEY, round INTEGER NOT NULL, data BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS traffic(day TEXT PRIMARY KEY, bytes INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS facts(name TEXT PRIMARY KEY, value BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS history(nonce TEXT PRIMARY KEY, finished_at REAL NOT NULL, data BLOB NOT NULL);
 """
 
@@ -87,7 +91,7 @@ class Store:
         self._history_rounds = history_rounds
         self._lock = threading.RLock()
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             self._folder_lock = _locked(folder)
         except OSError as error:
             raise StoreError(f"the folder {folder} is unusable ({error}): name another one") from error
@@ -212,7 +216,7 @@ class Store:
         with self._transaction() as db:
             rows = db.execute("SELECT sha256, size FROM blobs ORDER BY used_at").fetchall()
             others = [(sha256, size) for sha256, size in rows if sha256 not in keep]
-            used = sum(size for _, size in others) + sum(keep.values())
+            used = sum(size for _, size in others) + sum(keep.values()) + self._beside_bytes()
             for sha256, size in others:
                 if used <= self._limit:
                     break
@@ -221,6 +225,49 @@ class Store:
             db.executemany(
                 "UPDATE blobs SET used_at = ? WHERE sha256 = ?", [(time.time(), name) for name in keep]
             )
+
+    def make_room_beside(self, nbytes: int) -> None:
+        """Drop the least recently used blobs until a file of ``nbytes`` fits into the folder, which a round keeps there
+        beside this store; StoreError if it never can."""
+        beside = self._beside_bytes() + nbytes
+        if beside > self._limit:
+            raise StoreError(
+                f"this round keeps {beside} bytes on the disk, the store may hold {self._limit}: raise limits.store_bytes "
+                "or ask for a smaller tier",
+                needed=beside,
+                limit=self._limit,
+            )
+        with self._transaction() as db:
+            rows = db.execute("SELECT sha256, size FROM blobs ORDER BY used_at").fetchall()
+            used = sum(size for _, size in rows) + beside
+            for sha256, size in rows:
+                if used <= self._limit:
+                    break
+                db.execute("DELETE FROM blobs WHERE sha256 = ?", (sha256,))
+                used -= size
+
+    def _beside_bytes(self) -> int:
+        """What lies in the folder beside the store: records, and bundles that are measured."""
+        files = [*self.folder.glob("record-*"), *self.folder.glob("profile/**/*")]
+        sizes = 0
+        for file in files:
+            with suppress(OSError):  # it is gone
+                sizes += file.stat().st_size if file.is_file() else 0
+        return sizes
+
+    def add_traffic(self, day: str, nbytes: int) -> None:
+        """So many bytes more went over the link on ``day``; other days are forgotten."""
+        with self._transaction() as db:
+            db.execute("DELETE FROM traffic WHERE day != ?", (day,))
+            db.execute(
+                "INSERT INTO traffic VALUES(?, ?) ON CONFLICT(day) DO UPDATE SET bytes = bytes + excluded.bytes",
+                (day, nbytes),
+            )
+
+    def traffic(self, day: str) -> int:
+        """Bytes that went over the link on ``day``."""
+        rows = self._all("SELECT bytes FROM traffic WHERE day = ?", day)
+        return int(rows[0][0]) if rows else 0
 
     def blob(self, ref: BlobRef) -> bytes:
         """The whole blob, unchecked; fewer bytes than ``ref.size`` if chunks are missing."""
@@ -281,9 +328,20 @@ class Store:
             checkpoint_rows.delete(db)
 
     def outgoing(self) -> Outgoing | None:
-        """The oldest update that waits."""
-        data = self._one("SELECT data FROM outbox ORDER BY rowid LIMIT 1")
-        return msgspec.msgpack.decode(data, type=Outgoing) if data else None
+        """The oldest update that waits. StoreError for one that cannot be read, which is dropped."""
+        rows = self._all("SELECT rowid, data FROM outbox ORDER BY rowid LIMIT 1")
+        if not rows:
+            return None
+        [(row, data)] = rows
+        try:
+            return msgspec.msgpack.decode(_as_bytes(data), type=Outgoing)
+        except MALFORMED as error:
+            with self._transaction() as db:
+                db.execute("DELETE FROM outbox WHERE rowid = ?", (row,))
+            raise StoreError(
+                f"an update that waited in the store in {self.folder} cannot be read ({error}) and is dropped: the disk may "
+                "be damaged, or another release wrote it"
+            ) from error
 
     def waits(self, nonce: str) -> bool:
         """Whether the update of this task was computed and waits for the server."""
@@ -314,6 +372,18 @@ class Store:
             "DELETE FROM history WHERE nonce NOT IN (SELECT nonce FROM history ORDER BY finished_at DESC LIMIT ?)",
             (self._history_rounds,),
         )
+
+    # -- whom this device knows ------------------------------------------------------------------------------
+
+    def fact(self, name: str) -> bytes | None:
+        """What was kept under ``name``."""
+        return self._one("SELECT value FROM facts WHERE name = ?", name)
+
+    def keep_fact(self, name: str, value: bytes, *, durable: bool = True) -> None:
+        """Keep ``value``, in place of what was there. ``durable``: at once; else with the next thing that is, such as a
+        round that is begun."""
+        with self._transaction(durable=durable) as db:
+            db.execute("INSERT OR REPLACE INTO facts VALUES(?, ?)", (name, value))
 
     # -- which forms of graphs run fastest here --------------------------------------------------------------
 

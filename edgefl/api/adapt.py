@@ -18,8 +18,8 @@ from device_runtime.round.offline import offline, read_weights
 from edgefl.api.bundle import Bundle
 from edgefl.api.device import broker_address
 from edgefl.wire import folders
-from edgefl.wire.bundle import signatures
 from edgefl.wire.bundle.manifest import Manifest, decode_manifest
+from edgefl.wire.keys import parse_keys
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address
 from edgefl.wire.mqtt.topics import checked_name
@@ -60,10 +60,11 @@ def announced(
     checked_name("federation", federation)
     checked_name("device", device)
     place = folder or folders.store(federation, device) / "personalize"
-    with Guest(federation, device, broker_address(broker, ca_file), place, limits) as guest:
+    with Guest(
+        federation, device, broker_address(broker, ca_file), place, limits, parse_keys(server_key)
+    ) as guest:
         job = job_of(guest.announced(), tier, engine)
-        if server_key:
-            signatures.check(server_key, job.bundle.sha256, job.signature)
+        guest.trust.check_bundle(job.bundle.sha256, job.signature, engine)
         yield Model(job, decode_manifest(guest.blobs.get(job.bundle)), guest.blobs, place)
 
 

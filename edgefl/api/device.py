@@ -16,13 +16,15 @@ from device_runtime.data.samples import Local, LocalData
 from device_runtime.data.sources import load as load_data
 from device_runtime.engine.base import Engine
 from device_runtime.engine.select import MOST_THREADS, open_engine
+from device_runtime.policy import Policy, read_policy
 from device_runtime.round.graphs import Step
 from device_runtime.round.runner import RoundResult
 from edgefl.system.cores import cores
 from edgefl.system.sizes import parse_size
 from edgefl.wire import folders
-from edgefl.wire.bundle import signatures
+from edgefl.wire.enrolment import parse_token
 from edgefl.wire.errors import ConfigError
+from edgefl.wire.keys import parse_keys
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address
 from edgefl.wire.mqtt.topics import checked_name
@@ -37,15 +39,20 @@ class Agent:
 
     ``data`` is a file or a folder of samples that stay here (:func:`device_runtime.data.sources.load`), or a function
     that gives them: ``(x, y)``, ``(x, y, others)`` or a mapping. ``bad_rows``: ``refuse`` data with rows that cannot
-    be read or do not fit, or ``skip`` and count such rows. ``broker`` is ``host:port`` or
-    ``user:password@host:port``, ``federation`` the name of the one to join; ``ca_file``, the certificate of the
+    be read or do not fit, or ``skip`` and count such rows. ``broker`` is ``host:port``,
+    ``user:password@host:port`` or a URL such as ``mqtts://host?cert-file=...``,
+    ``federation`` the name of the one to join; ``ca_file``, the certificate of the
     broker's authority, switches TLS on. ``tier`` is the one to ask for; the server decides. ``folder`` keeps what
     outlives the process, by default ``~/.edgefl/FEDERATION/ID``. ``memory`` is what this device offers to training,
-    bytes or like ``64MiB`` (0: what it has). ``server_key``: load only bundles that it signed, hexadecimal.
+    bytes or like ``64MiB`` (0: what it has). ``server_key``: listen to this key of the server only, hexadecimal;
+    several with commas between them. Without one the first that is seen is trusted from then on. ``token``: the one-time
+    token that brings this device's key onto the server's list of devices; it holds the server's key.
     ``engine`` is ``onnx`` or ``executorch``. ``limits`` are sizes and timeouts. ``tune``: whether forms of graphs that may
     be faster here are tried in the first round, and how many threads a step gains from; without it two equal devices
     compute the same bits. ``threads``: the most that the engine may have; 0: as many as this process has processors where
-    they are tuned (ONNX Runtime); what is not tuned has 1 then.
+    they are tuned (ONNX Runtime); what is not tuned has 1 then. ``sandbox``: whether the engine has a process of its own
+    that may little (:mod:`device_runtime.sandbox`): ``always``, ``never``, or ``auto`` for where no ``server_key`` vouches
+    for what it loads. ``policy`` is what the owner lets the device do, and when (:mod:`device_runtime.policy`), or a file.
     ``report`` is told what happens, from the threads of the agent.
 
     ConfigError for an argument that cannot be used.
@@ -66,13 +73,17 @@ class Agent:
         threads: int = 0,
         until_done: bool = False,
         server_key: str = "",
+        token: str = "",
         ca_file: str = "",
         tune: bool = True,
+        sandbox: str = "auto",
+        policy: Policy | str | Path | None = None,
         limits: Limits = Limits(),
         report: Callable[[AgentEvent], None] = lambda _: None,
     ) -> None:
-        if server_key:
-            signatures.parse_key(server_key)
+        given = parse_token(token) if token else None
+        vouched = bool(server_key or given)
+        boxed = checked_sandbox(sandbox) == "always" or (sandbox == "auto" and not vouched)
         config = AgentConfig(
             federation=checked_name("federation", federation),
             device=checked_name("device", device),
@@ -82,13 +93,21 @@ class Agent:
             folder=Path(folder) if folder else folders.store(federation, device),
             tier=tier,
             memory_bytes=memory_bytes(memory),
-            server_key=server_key,
+            server_keys=(*parse_keys(server_key), *((given.server,) if given else ())),
+            token=given,
             until_done=until_done,
             threads=threads or 1,
             tune=tune,
             limits=limits,
+            policy=owner_policy(policy),
         )
-        self._agent = _Agent(config, opened(engine, threads, config.folder, tune=tune), report)
+        most = most_threads(threads, tune=tune)
+        chosen = (
+            boxed_engine(engine, threads or 1, most, config)
+            if boxed
+            else open_engine(engine, threads or 1, config.folder, most)
+        )
+        self._agent = _Agent(config, chosen, report)
 
     def run(self) -> None:
         """Serve. EdgeflError where the device cannot go on: its data cannot be read, its store is another release's."""
@@ -101,8 +120,42 @@ class Agent:
 
 def opened(engine: str, threads: int, pages: Path | None = None, *, tune: bool) -> Engine:
     """An engine with so many threads; with 0 one, and for what is tuned up to as many as this process has processors."""
-    most = min(cores(), MOST_THREADS) if tune and not threads else threads
-    return open_engine(engine, threads or 1, pages, most)
+    return open_engine(engine, threads or 1, pages, most_threads(threads, tune=tune))
+
+
+def most_threads(threads: int, *, tune: bool) -> int:
+    """Those that a graph may have: as many as this process has processors, where they are tuned and no number is named."""
+    return min(cores(), MOST_THREADS) if tune and not threads else threads
+
+
+def boxed_engine(engine: str, threads: int, most: int, config: AgentConfig) -> Engine:
+    """An engine in a process that is confined to what ``config`` offers."""
+    from device_runtime.sandbox.choose import open_sandboxed
+
+    return open_sandboxed(
+        engine,
+        threads,
+        most,
+        pages=config.folder / "engine",
+        memory_bytes=config.memory_bytes,
+        limits=config.limits,
+    )
+
+
+def owner_policy(policy: Policy | str | Path | None) -> Policy:
+    """A policy, or that of a file; ConfigError names what is wrong with it."""
+    if policy is None:
+        return Policy()
+    return policy if isinstance(policy, Policy) else read_policy(Path(policy))
+
+
+def checked_sandbox(sandbox: str) -> str:
+    """``sandbox`` if it is one of the words there are, else ConfigError."""
+    if sandbox not in ("auto", "always", "never"):
+        raise ConfigError(
+            f"argument `sandbox` is auto, always or never, found {sandbox!r}", argument="sandbox"
+        )
+    return sandbox
 
 
 def train_round(
@@ -190,12 +243,12 @@ def _local(
 
 
 def broker_address(broker: str | Address, ca_file: str = "") -> Address:
-    """``host:port`` or ``user:password@host:port`` as an address; ``ca_file`` switches TLS on. BrokerError for another
-    text."""
+    """``host:port``, ``user:password@host:port`` or a URL as an address; ``ca_file`` switches TLS on.
+
+    BrokerError for another text."""
     if isinstance(broker, Address):
         return replace(broker, ca_file=ca_file) if ca_file else broker
-    parsed = Address.parse(broker)
-    return Address(parsed.host, parsed.port, parsed.username, parsed.password, ca_file)
+    return replace(Address.parse(broker), ca_file=ca_file) if ca_file else Address.parse(broker)
 
 
 def memory_bytes(memory: str | int) -> int:

@@ -9,10 +9,10 @@ from typing import Any
 
 from edgefl.api.choices import LossLike, address_of, codec_choice, loss_choice
 from edgefl.config import DataTable, Federation, load, parse
+from edgefl.config.broker import BrokerTable
 from edgefl.config.choices import Activations
 from edgefl.config.rounds import AggregateTable, DownlinkTable, RoundTable
 from edgefl.config.tables import (
-    BrokerTable,
     ExportTable,
     Table,
 )

@@ -6,17 +6,19 @@ from pathlib import Path
 
 from edgefl.config import Federation
 from edgefl.models.user_factory import absolute
+from edgefl.system.files import make_folder
 from edgefl.system.folder_lock import FolderHeld, FolderLock
 from edgefl.wire.errors import StoreError
 
 _STOPPING_S = 5.0
 """How long a process that is being stopped may keep the folder from the next one."""
+_BROKER_FILES = ("ca_file", "cert_file", "key_file", "password_file")
 
 
 def held(folder: Path, name: str, what: str) -> FolderLock:
     """The folder, made if there is none, for this process alone; StoreError names the one that has it."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         return FolderLock(folder, name, patience_s=_STOPPING_S)
     except FolderHeld as found:
         raise StoreError(
@@ -40,7 +42,9 @@ def found_from_anywhere(federation: Federation) -> Federation:
             "model": model.model_copy(update={"name": absolute(model.name)}),
             "program": program.model_copy(update={"name": absolute(program.name)}),
             "data": data.model_copy(update={key: place for key, place in places.items() if place}),
-            "broker": broker.model_copy(update={"ca_file": _resolved(broker.ca_file)}),
+            "broker": broker.model_copy(
+                update={key: _resolved(getattr(broker, key)) for key in _BROKER_FILES}
+            ),
         }
     )
 

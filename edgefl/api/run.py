@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -17,9 +18,19 @@ from device_runtime.round.offline import read_weights
 from edgefl.api.federation import load_federation
 from edgefl.api.places import found_from_anywhere, held
 from edgefl.config import Federation, load
+from edgefl.config.broker import REACHED_BY
 from edgefl.config.text import changes, dump
 from edgefl.data.dataset import Dataset
-from edgefl.lab.lab import CONFIG_NAME, Lab, Restarted, Said, discard, refuse_foreign, without_password
+from edgefl.lab.lab import (
+    CONFIG_NAME,
+    PASSWORD,
+    Lab,
+    Restarted,
+    Said,
+    discard,
+    refuse_foreign,
+    without_password,
+)
 from edgefl.models.user_factory import refuse_while_loading
 from edgefl.setup.data import open_data, own_data, partition
 from edgefl.setup.digests import UNDECIDING
@@ -28,6 +39,7 @@ from edgefl.setup.tiers import completed, device_names
 from edgefl.setup.updates import update_sizes
 from edgefl.system.files import write_text
 from edgefl.system.folder_lock import FolderLock
+from edgefl.wire import folders
 from edgefl.wire.bundle.signatures import Signer
 from edgefl.wire.errors import ConfigError, ParticipationError
 from edgefl.wire.mqtt.address import Address
@@ -38,6 +50,7 @@ from server.compose import compose
 from server.events import Event, RoundClosed
 from server.rounds import AnotherConfiguration
 from server.service import Service
+from server.storage.audit import Audit
 from server.storage.history import History, rounds_of
 
 MODEL_NAME = "model.safetensors"
@@ -167,7 +180,7 @@ class Prepared:
                 watch(news)
             self.lab.finish()
         finally:
-            self.lab.supervisor.stop()
+            self.lab.stop()
             self.lock.release()
         run = Run(self.lab.folder)
         if not run.finished:
@@ -247,7 +260,8 @@ class Server:
     ``host:port`` or an address; by default the one of the federation. ``ca_file``, the certificate of the broker's
     authority, switches TLS on. ``database``: SQLAlchemy URL of the journal, by default SQLite in ``out``. ``device``:
     where updates are summed and the model is evaluated, ``auto``, ``cpu`` or ``cuda``. ``sign_key``: file with the key
-    that signs bundles, made if there is none.
+    that signs what the server says, made if there is none; by default one of this user's for each federation. ``enrolled``:
+    the list of the devices that are let in (`edgefl enroll`); without one the first key of each name is trusted.
 
     StoreError if another process serves from ``out``.
     """
@@ -262,18 +276,20 @@ class Server:
         database: str = "",
         device: str = "auto",
         sign_key: str | Path | None = None,
+        enrolled: str | Path | None = None,
         emit: Callable[[Event], None] = lambda _: None,
     ) -> None:
         refuse_while_loading("start a server")
         read = federation if isinstance(federation, Federation) else load_federation(federation)
         folder = Path(out)
         self._lock = held(folder, _SERVER_LOCK, "server")
-        history = History(folder)
+        written = History(folder), Audit(folder)
 
         def told(event: Event) -> None:
             emit(event)
-            if (problem := history.take(event)) is not None:
-                emit(problem)
+            for each in written:
+                if (problem := each.take(event)) is not None:
+                    emit(problem)
 
         try:
             self._service = Service(
@@ -283,7 +299,8 @@ class Server:
                 emit=told,
                 database=database,
                 device=device,
-                signer=Signer(Path(sign_key)) if sign_key else None,
+                signer=Signer(Path(sign_key) if sign_key else folders.server_key(read.federation.name)),
+                enrolled=Path(enrolled) if enrolled else None,
             )
             _write_down(read, folder / CONFIG_NAME)
         except AnotherConfiguration as error:
@@ -306,13 +323,21 @@ class Server:
 
 
 def _address(federation: Federation, broker: str | Address, ca_file: str) -> Address:
+    """What ``broker`` says, and the federation's table where it says nothing."""
+    table = federation.broker.address()
+    given = table
     if isinstance(broker, Address):
-        return replace(broker, ca_file=ca_file) if ca_file else broker
-    table = federation.broker
-    ca_file = ca_file or table.ca_file
-    address = Address.parse(broker or f"{table.host}:{table.port or 1883}")
-    user = address.username or table.username, address.password or table.password
-    return Address(address.host, address.port, *user, ca_file)
+        given = broker
+    elif broker:
+        given = Address.parse(broker)
+        plain = Address(given.host, given.port)
+        silent = [name for name in REACHED_BY if getattr(given, name) == getattr(plain, name)]
+        given = replace(given, **{name: getattr(table, name) for name in silent})
+        if not given.password and given.username in ("", table.username):
+            given = replace(given, username=table.username, password=table.password)
+        elif not given.password:  # what the environment holds is for whatever user there is
+            given = replace(given, password=os.environ.get(PASSWORD, ""))
+    return replace(given, ca_file=ca_file) if ca_file else given
 
 
 def _changed(federation: Federation, folder: Path) -> str:

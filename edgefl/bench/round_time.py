@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import statistics
+import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +16,22 @@ import psutil
 from edgefl.bench.common.machine import quiet_environment
 from edgefl.config import parse
 from edgefl.lab.lab import Lab, Said
+from edgefl.lab.ports import free_port
 from edgefl.setup.data import open_data, partition
 from edgefl.setup.tiers import completed
+from edgefl.wire.errors import ConfigError
+from server.access.certificates import LabAuthority
+from server.broker import mosquitto_base, mosquitto_program
 
 
 class RoundRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Medians over the rounds after the first. ``server_cpu_s`` is processor time of the server process per round."""
+    """Medians over the rounds after the first. ``server_cpu_s`` is processor time of the server process per round, ``tls``
+    whether all went through TLS. Everything is signed in any case."""
 
     devices: int
     model: str
     broker: str
+    tls: bool
     rounds: int
     round_s: float
     round_min_s: float
@@ -31,8 +40,15 @@ class RoundRow(msgspec.Struct, frozen=True, kw_only=True):
     up_bytes: int
 
 
-def measure(*, devices: int, model: str = "resnet20", rounds: int = 8, broker: str) -> RoundRow:
-    """Start a broker, a server and ``devices`` agents; each round moves the whole model down and up, no training."""
+def measure(
+    *, devices: int, model: str = "resnet20", rounds: int = 8, broker: str, tls: bool = False
+) -> RoundRow:
+    """Start a broker, a server and ``devices`` agents; each round moves the whole model down and up, no training.
+
+    ``tls``: through a Mosquitto with a certificate; ConfigError for another broker.
+    """
+    if tls and broker != "mosquitto":
+        raise ConfigError(f"TLS is measured with mosquitto, found {broker!r}", broker=broker)
     tables: dict[str, Any] = {
         "federation": {"name": "bench-round", "rounds": rounds},
         "model": {"name": model},
@@ -42,16 +58,19 @@ def measure(*, devices: int, model: str = "resnet20", rounds: int = 8, broker: s
         "tiers": {"strong": {"cut": 0, "count": devices}},
         "broker": {"kind": broker},
     }
-    federation = completed(parse(tables, source="the benchmark"))
-    dataset = open_data(federation)
-    with tempfile.TemporaryDirectory(prefix="edgefl-bench-") as folder:
-        lab = Lab(federation, Path(folder), environment=quiet_environment())
+    with tempfile.TemporaryDirectory(prefix="edgefl-bench-") as folder, ExitStack() as stack:
+        if tls:
+            tables["broker"] = stack.enter_context(_tls_broker(Path(folder)))
+        federation = completed(parse(tables, source="the benchmark"))
+        dataset = open_data(federation)
+        lab = Lab(federation, Path(folder) / "run", environment=quiet_environment())
         lab.prepare(dataset, partition(federation, dataset, devices))
         seconds, cpu, bytes_moved = _watch(lab)
     return RoundRow(
         devices=devices,
         model=model,
         broker=broker,
+        tls=tls,
         rounds=len(seconds),
         round_s=round(statistics.median(seconds[1:]), 4),
         round_min_s=round(min(seconds[1:]), 4),
@@ -59,6 +78,22 @@ def measure(*, devices: int, model: str = "resnet20", rounds: int = 8, broker: s
         down_bytes=bytes_moved[0],
         up_bytes=bytes_moved[1],
     )
+
+
+@contextmanager
+def _tls_broker(folder: Path) -> Iterator[dict[str, Any]]:
+    """A Mosquitto with a certificate of a lab's authority, whom anybody on this machine may use; its table."""
+    authority, host, port = LabAuthority(folder), "127.0.0.1", free_port()
+    pair = authority.broker(host)
+    lines = [f"listener {port} {host}", f"certfile {pair.certificate}", f"keyfile {pair.key}"]
+    config = folder / "mosquitto.conf"
+    config.write_text("\n".join([*mosquitto_base(), "allow_anonymous true", *lines]) + "\n")
+    process = subprocess.Popen([mosquitto_program(), "-c", str(config)], stderr=subprocess.DEVNULL)
+    try:
+        yield {"kind": "external", "host": host, "port": port, "ca_file": str(authority.own.certificate)}
+    finally:
+        process.terminate()
+        process.wait()
 
 
 def _watch(lab: Lab) -> tuple[list[float], list[float], tuple[int, int]]:
@@ -74,7 +109,7 @@ def _watch(lab: Lab) -> tuple[list[float], list[float], tuple[int, int]]:
                 cpu.append(_cpu_seconds(lab.supervisor.pid("server"), cpu))
                 moved = (item.event["down_bytes"], item.event["up_bytes"])
     finally:
-        lab.supervisor.stop()
+        lab.stop()
     return seconds, cpu, moved
 
 

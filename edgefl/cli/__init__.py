@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -105,14 +106,16 @@ def _in_flags(message: str) -> str:
 def _fail(message: str, code: int = 1) -> None:
     import typer
 
-    typer.secho(f"error: {message}", fg="red", err=True)
+    try:
+        typer.secho(f"error: {message}", fg="red", err=True)
+    except OSError:  # a log on a full disk: the exit code is all that is left to say it, and the last flush would change it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     sys.exit(code)
 
 
 _SERVER = ("torch", "onnx", "onnxscript", "amqtt", "sqlalchemy", "pydantic", "psutil", "exporters", "server")
 _EXTRAS = {
     **dict.fromkeys(_SERVER, "server"),
-    "cryptography": "secure",
     "scipy": "analysis",
 }
 """Which extra brings a module."""

@@ -8,7 +8,8 @@ from edgefl.cli.bench import measure as bench
 from edgefl.cli.catalog import cache, inspection
 from edgefl.cli.device import agent as device
 from edgefl.cli.device import data, tune
-from edgefl.cli.federation import broker, run, server, simulate
+from edgefl.cli.federation import acl, audit, broker, run, server, simulate
+from edgefl.cli.identity import enroll, key
 from edgefl.cli.models import check, deploy, export, plan, profile, verify
 
 app = bare_app()
@@ -16,8 +17,12 @@ for module in (
     run,
     simulate,
     broker,
+    acl,
     server,
+    audit,
     device,
+    enroll,
+    key,
     check,
     data,
     plan,

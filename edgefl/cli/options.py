@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
+from dataclasses import replace
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from edgefl.system.sizes import parse_size
-from edgefl.wire.bundle import signatures
+from edgefl.wire.enrolment import parse_token
 from edgefl.wire.errors import ConfigError
+from edgefl.wire.keys import parse_keys
 from edgefl.wire.limits import Limits
-from edgefl.wire.mqtt.address import Address
+from edgefl.wire.mqtt.address import Address, read_secret
 
 
 class Engine(StrEnum):
@@ -37,6 +41,14 @@ class BadRows(StrEnum):
     skip = "skip"
 
 
+class Sandbox(StrEnum):
+    """What --sandbox takes."""
+
+    auto = "auto"
+    always = "always"
+    never = "never"
+
+
 def model_options(pairs: Sequence[str], what: str = "a model option") -> dict[str, Any]:
     """``KEY=VALUE`` strings as keyword arguments; a value that is no JSON is a string."""
     options: dict[str, Any] = {}
@@ -57,18 +69,47 @@ def named_model(model: str | None, options: Sequence[str]) -> dict[str, object]:
     return named | {f"model.options.{name}": value for name, value in model_options(options).items()}
 
 
-def address(text: str, ca_file: str) -> Address:
+def address(
+    text: str,
+    ca_file: str = "",
+    cert_file: str = "",
+    key_file: str = "",
+    password_file: str = "",
+    *,
+    insecure_password: bool = False,
+) -> Address:
+    """The broker of ``text`` as the other options say it is reached; what they say goes before what the text says."""
     parsed = Address.parse(text)
-    return Address(parsed.host, parsed.port, parsed.username, parsed.password, ca_file)
+    secret = read_secret(password_file) if password_file else parsed.password
+    if parsed.username and not secret:
+        secret = os.environ.get("EDGEFL_BROKER_PASSWORD", "")
+    found = replace(
+        parsed,
+        password=secret,
+        ca_file=ca_file or parsed.ca_file,
+        cert_file=cert_file or parsed.cert_file,
+        key_file=key_file or parsed.key_file,
+        insecure_password=insecure_password or parsed.insecure_password,
+    )
+    found.check()
+    return found
 
 
 def checked_key(text: str) -> str:
-    """A key that can be used, or none; better now than at the first bundle."""
-    if text:
-        import cryptography  # noqa: F401  the extra `secure`
-
-        signatures.parse_key(text)
+    """Keys that can be used, or none; better now than at the first message."""
+    parse_keys(text)
     return text
+
+
+def token_text(text: str) -> str:
+    """A token, or the one in the file that is named as @FILE; ConfigError for what is none. Empty for none."""
+    if not text:
+        return ""
+    try:
+        given = Path(text[1:]).read_text(encoding="ascii") if text.startswith("@") else text
+    except ValueError as error:
+        raise ConfigError(f"{text[1:]} holds no token") from error
+    return parse_token(given).text
 
 
 def parse_limits(entries: list[str]) -> Limits:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 from pydantic import Field, model_validator
 
+from edgefl.config.broker import BrokerTable
 from edgefl.config.rounds import AggregateTable, DownlinkTable, RoundTable
 from edgefl.config.simulation import SimulationTable
 from edgefl.config.tables import (
-    BrokerTable,
     CodecTable,
     DataTable,
     ExportTable,

@@ -110,7 +110,7 @@ class AggregateTable(Table):
         ge=0,
         description=(
             "largest L2 norm of an update's change; a longer one is scaled down, and what is not trained becomes the median "
-            "of the updates. 0: none, as no number fits all models (docs/security.md)"
+            "of the updates. 0: none, as no number fits all models (docs/security/poisoning.md)"
         ),
     )
     clip_statistics: float = Field(

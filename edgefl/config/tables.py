@@ -305,14 +305,3 @@ class CodecTable(Table):
 
     name: str = Field("dense", description="a codec of `edgefl ls codecs`")
     options: dict[str, Any] = Field(default_factory=dict, description="options of the codec")
-
-
-class BrokerTable(Table):
-    """The MQTT broker, and how to reach it."""
-
-    kind: Literal["amqtt", "mosquitto", "external"] = Field("amqtt", description="what `edgefl run` starts")
-    host: str = Field("127.0.0.1", description="address of the broker")
-    port: int = Field(0, ge=0, le=65535, description="port; 0 lets `edgefl run` pick a free one")
-    username: str = Field("", description="user name, if the broker asks for one")
-    password: str = Field("", description="password, if the broker asks for one")
-    ca_file: str = Field("", description="certificate of the broker's authority; switches TLS on")

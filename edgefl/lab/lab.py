@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import math
 import os
 import queue
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from edgefl.config import Federation, TierTable, load
-from edgefl.config.tables import BrokerTable
+from edgefl.config.broker import BrokerTable
 from edgefl.config.text import changes, dump
+from edgefl.lab.faults.injector import Injector
+from edgefl.lab.faults.schedule import Schedule, check_targets
 from edgefl.lab.ports import free_port
 from edgefl.lab.supervisor import Supervisor
 from edgefl.setup.data import own_data
 from edgefl.setup.tiers import device_names
 from edgefl.system.files import write_text
 from edgefl.wire.errors import ConfigError, EdgeflError
+from edgefl.wire.keys import KeyPair
 from edgefl.wire.mqtt.address import Address
 
 if TYPE_CHECKING:
@@ -30,13 +34,22 @@ if TYPE_CHECKING:
 CONFIG_NAME = "run.toml"
 """The configuration as it was run; not a name that people give their own files."""
 
-_BROKER = "EDGEFL_BROKER"
+_BROKER, PASSWORD = "EDGEFL_BROKER", "EDGEFL_BROKER_PASSWORD"
 _LAST_WORDS_S = 0.2
 """How long the lines that a process has left behind are waited for."""
 
 _LEFT_BY_A_RUN = (
-    *("devices", "bundles", "checkpoints", "published", "logs", "broker"),
-    *("journal.sqlite*", "history.jsonl", "model.safetensors", "processes.json*", f"{CONFIG_NAME}*"),
+    *("devices", "bundles", "checkpoints", "published", "logs", "broker", "clocks"),
+    *(
+        "journal.sqlite*",
+        "devices.sqlite*",
+        "signing.key*",
+        "history.jsonl",
+        "audit.jsonl",
+        "model.safetensors",
+        "processes.json*",
+        f"{CONFIG_NAME}*",
+    ),
 )
 
 
@@ -77,9 +90,28 @@ class Lab:
         self._own_data = own_data(federation, self.devices)
         broker = federation.broker
         self._port = broker.port or (1883 if broker.kind == "external" else free_port())
-        # In the environment, because everybody may read the arguments of a process, and the folder is passed on.
-        address = {_BROKER: f"{_credentials(federation)}{broker.host}:{self._port}"}
-        self.supervisor = Supervisor(folder, {**address, **(environment or {})})
+        self.supervisor = Supervisor(folder, environment)
+        self._injector: Injector | None = None
+
+    @property
+    def address(self) -> Address:
+        """Of the broker."""
+        return _address(self.federation.broker, self._port)
+
+    def disturb(self, schedule: Schedule) -> None:
+        """Before :meth:`start`: let these faults happen. ConfigError for one of a process that is not there."""
+        broker = self.federation.broker
+        check_targets(schedule, self.devices, broker=broker.kind != "external")
+        address = broker.host, self._port
+        self._injector = Injector(schedule, self.supervisor, self.devices, address, self.folder)
+
+    def _environment(self, name: str) -> dict[str, str]:
+        """Where ``name`` finds the broker; in the environment, because everybody may read the arguments of a process, and
+        the folder is passed on."""
+        if self._injector is None:
+            return {_BROKER: self.address.url}
+        disturbed = replace(self.address, host="127.0.0.1", port=self._injector.ports[name])
+        return {_BROKER: disturbed.url, **self._injector.environment(name)}
 
     def prepare(self, dataset: Dataset, parts: list[Any]) -> None:
         """Write the configuration and each device's data, the rows ``parts`` of the training samples, except where devices
@@ -106,10 +138,13 @@ class Lab:
         if broker.kind != "external":
             arguments = ["--kind", broker.kind, "--host", broker.host, "--port", str(self._port)]
             self.supervisor.start("broker", ["broker", *arguments, "--folder", str(self.folder / "broker")])
-        tls = ["--ca-file", broker.ca_file] if broker.ca_file else []
         config = str(self.folder / CONFIG_NAME)
+        key = self.folder / "signing.key"  # beside the stores of the devices that trust it
+        public = KeyPair(key).public_key
         self.supervisor.start(
-            "server", ["server", "--config", config, "--out", str(self.folder), "--json", *tls]
+            "server",
+            ["server", "--config", config, "--out", str(self.folder), "--json", "--sign-key", str(key)],
+            self._environment("server"),
         )
         limits = [f"--limit={key}={value}" for key, value in self.federation.limits.items()]
         for device in self.devices:
@@ -117,8 +152,8 @@ class Lab:
             arguments = ["--id", device, "--federation", name, "--data", str(self.data_of(device))]
             arguments += ["--store", str(home / "store"), "--until-done", "--json", *self._memory(device)]
             arguments.append("--no-tune")  # the same seed gives the same bits, on a busy machine too
-            arguments += self._engine(device)
-            self.supervisor.start(device, ["device", *arguments, *limits, *tls])
+            arguments += ["--server-key", public, *self._engine(device)]
+            self.supervisor.start(device, ["device", *arguments, *limits], self._environment(device))
 
     def data_of(self, device: str) -> Path:
         """What a device trains on: its own in ``data.devices_dir``, or its part of the dataset."""
@@ -135,12 +170,15 @@ class Lab:
     def _table(self, device: str) -> TierTable:
         return self.federation.tiers[device.rpartition("-")[0]]
 
-    def events(self) -> Iterator[Said | Restarted]:
+    def events(self, patience_s: float = math.inf) -> Iterator[Said | Restarted]:
         """What the server says until it is done, and which processes had to be started again.
 
-        EdgeflError if one of them cannot go on, after what the server said before.
+        EdgeflError if one of them cannot go on, after what the server said before, or after ``patience_s``.
         """
+        deadline = time.monotonic() + patience_s
         while True:
+            if time.monotonic() > deadline:
+                raise EdgeflError(f"the run did not end in {patience_s:g} s; see {self.folder / 'logs'}")
             try:
                 restarted = self.supervisor.check()
             except EdgeflError:
@@ -152,23 +190,53 @@ class Lab:
                 yield Restarted(name)
             events = self._next(0.1)
             if events is not None:
-                yield from events
+                for said in events:
+                    if self._injector is not None:
+                        self._injector.told(said.event)
+                    yield said
             elif self.supervisor.is_done("server"):
                 return
 
     def _next(self, timeout_s: float) -> list[Said] | None:
         """The next line of a process, as an event if the server said it; None if there is none."""
+        told = self._line(timeout_s)
+        if told is None:
+            return None
+        return [Said(event) for name, event in [told] if name == "server" and event]
+
+    def lines(self, timeout_s: float) -> Iterator[tuple[str, dict[str, Any]]]:
+        """What any process said as JSON and nobody took yet, by its name; waits ``timeout_s`` for the first."""
+        told = self._line(timeout_s)
+        while told is not None:
+            if told[1]:
+                yield told
+            told = self._line(0)
+
+    def _line(self, timeout_s: float) -> tuple[str, dict[str, Any]] | None:
+        """The next line; empty where it is no event."""
         try:
-            name, line = self.supervisor.lines.get(timeout=timeout_s)
-            return [Said(msgspec.json.decode(line))] if name == "server" else []
+            name, line = (
+                self.supervisor.lines.get(timeout=timeout_s)
+                if timeout_s
+                else self.supervisor.lines.get_nowait()
+            )
+            event = msgspec.json.decode(line)
+            return name, event if isinstance(event, dict) else {}
         except queue.Empty:
             return None
         except msgspec.DecodeError:
-            return []
+            return "", {}
 
     def finish(self) -> None:
         """Let the devices leave by themselves, then stop everything."""
         self.supervisor.wait(self.devices, timeout_s=10.0)
+        self.stop()
+
+    def stop(self) -> None:
+        """End faults and processes."""
+        if self._injector is not None:
+            self._injector.stop()
+            self._injector = None
         self.supervisor.stop()
 
 
@@ -178,16 +246,21 @@ def without_password(federation: Federation) -> Federation:
     return federation.model_copy(update={"broker": broker})
 
 
-def _credentials(federation: Federation) -> str:
-    """``user:password@`` of the federation; where it is a run's own, which has no password, of the environment."""
-    broker = federation.broker
-    if not broker.username:
-        return ""
-    return f"{broker.username}:{broker.password or _password_given(broker)}@"
+def _address(broker: BrokerTable, port: int) -> Address:
+    """The broker of the federation; where its file is a run's own, which has no password, with that of the environment."""
+    address = broker.address(port)
+    if broker.kind == "amqtt":
+        address = replace(address, mqtt="3.1.1")  # it has no other, and would say so to each connection
+    if address.username and not address.password:
+        address = replace(address, password=_password_given(broker))
+    address.check()
+    return address
 
 
 def _password_given(broker: BrokerTable) -> str:
-    """That of the environment where it is for the same user at the same broker."""
+    """That of the environment: on its own, or in an address where it is for the same user at the same broker."""
+    if alone := os.environ.get(PASSWORD, ""):
+        return alone
     if not (named := os.environ.get(_BROKER, "")):
         return ""
     given = Address.parse(named)

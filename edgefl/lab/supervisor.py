@@ -37,6 +37,7 @@ class Child:
     crashes: int = 0
     done: bool = False
     started_at: float = field(default=0.0)
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 class Supervisor:
@@ -57,11 +58,14 @@ class Supervisor:
         self._children: dict[str, Child] = {}
         self.lines: queue.Queue[tuple[str, bytes]] = queue.Queue()
 
-    def start(self, name: str, arguments: Sequence[str]) -> None:
-        """Start ``python -m edgefl <arguments>`` as ``name``."""
+    def start(
+        self, name: str, arguments: Sequence[str], environment: Mapping[str, str] | None = None
+    ) -> None:
+        """Start ``python -m edgefl <arguments>`` as ``name``, with more in its ``environment`` than the others have."""
         command = [sys.executable, "-m", "edgefl", *arguments]
         (self._folder / "logs").mkdir(parents=True, exist_ok=True)
-        child = Child(name, command, self._folder / "logs" / f"{name}.log")
+        log = self._folder / "logs" / f"{name}.log"
+        child = Child(name, command, log, environment=environment or {})
         self._children[name] = child
         self._spawn(child)
 
@@ -72,7 +76,7 @@ class Supervisor:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env=self._environment,
+                env={**self._environment, **child.environment},
             )
         child.started_at = time.monotonic()
         threading.Thread(target=self._read, args=(child, child.process), daemon=True).start()
@@ -114,6 +118,19 @@ class Supervisor:
     def pid(self, name: str) -> int:
         process = self._children[name].process
         return process.pid if process else 0
+
+    def running(self, name: str) -> subprocess.Popen[bytes] | None:
+        """The process of ``name``; None where there is none now."""
+        child = self._children.get(name)
+        process = child.process if child is not None and not child.done else None
+        return process if process is not None and process.poll() is None else None
+
+    def replace(self, name: str, environment: Mapping[str, str]) -> None:
+        """Kill a process; the one that is started in its place has this in its environment."""
+        child = self._children[name]
+        child.environment = {**child.environment, **environment}
+        if (process := self.running(name)) is not None:
+            process.kill()
 
     def is_done(self, name: str) -> bool:
         return self._children[name].done

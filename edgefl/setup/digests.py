@@ -10,7 +10,7 @@ from pydantic.main import IncEx
 from edgefl.config import Federation
 from edgefl.models.user_factory import source_of
 from edgefl.system.digests import digest_of
-from edgefl.system.distribution import version
+from edgefl.system.distribution import series, version
 
 UNDECIDING: Mapping[str, IncEx | bool] = {
     "broker": True,
@@ -35,10 +35,10 @@ def run_digest(federation: Federation) -> str:
 
 
 def code_of(federation: Federation) -> list[str]:
-    """The code that a run comes from: edgefl's version, and the digests of the files of a model's and of a program's
-    factory, and of a loss, outside it. What these files import is not among them."""
+    """The code that a run comes from: edgefl's release without its patch, and the digests of the files of a model's and of a
+    program's factory, and of a loss, outside it. What these files import is not among them."""
     own = {"model": federation.model.name, "program": federation.program.name, "loss": federation.loss.name}
     return [
-        version(),
+        series(version()),
         *(hashlib.sha256(source_of(name, what)).hexdigest() for what, name in own.items() if ":" in name),
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 NAME = "edgefl-tiers"
@@ -20,6 +21,12 @@ def version() -> str:
     """
     root = Path(__file__).resolve().parents[2]
     return _of_sources(root / "pyproject.toml") or _of_installation(root) or "unknown"
+
+
+def series(release: str) -> str:
+    """The release without its patch: ``0.1`` of ``0.1.3``. Patches mend and change no weight: a run goes on under any of
+    them. A version before its release (``0.2.0rc1``, ``0.2.0.dev4``) promises nothing, and stays whole."""
+    return re.sub(r"^(\d+\.\d+)\.\d+$", r"\1", release)
 
 
 def _of_sources(project: Path) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,8 +40,8 @@ def remedy(error: OSError) -> str:
 def replacing(path: Path, *, durable: bool = False, shared: bool = False) -> Iterator[BinaryIO]:
     """A file beside ``path`` to write to, which takes its place where the block ends without an error.
 
-    ``durable``: its bytes are on disk before it does. ``shared``: several processes may write the same path at once; the
-    last one stays. The folder must exist; an OSError names the file.
+    ``durable``: its bytes are on disk before it does, and its name before the block has ended. ``shared``: several
+    processes may write the same path at once; the last one stays. The folder must exist; an OSError names the file.
     """
     own = f".{os.getpid()}-{threading.get_ident()}" if shared else ""
     partial = path.with_name(path.name + own + PARTIAL)
@@ -52,9 +53,34 @@ def replacing(path: Path, *, durable: bool = False, shared: bool = False) -> Ite
                     file.flush()
                     os.fsync(file.fileno())
             partial.replace(path)
+            if durable:
+                sync_folder(path.parent)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in ``folder`` are on disk: a file that was made or renamed there may else be gone after a power
+    cut, whatever was synced of its bytes. A system without such a wait has none to offer."""
+    if sys.platform == "win32":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def make_folder(folder: Path) -> None:
+    """``folder`` and those above it, where there are none, on disk before this returns."""
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for made in missing:
+        sync_folder(made.parent)
 
 
 def write_whole(path: Path, data: bytes, *, durable: bool = False, shared: bool = False) -> None:

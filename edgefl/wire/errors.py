@@ -60,6 +60,15 @@ class ProtocolError(EdgeflError):
     exit_code = 8
 
 
+class IdentityError(ProtocolError):
+    """A message that is not signed as it has to be: no, an unknown or a revoked key, an old message sent again.
+    ``reason`` is a short code."""
+
+    def __init__(self, reason: str, message: str, **details: object) -> None:
+        super().__init__(message, **details)
+        self.reason = reason
+
+
 class UpdateRejected(EdgeflError):
     """An update the aggregator refuses: wrong shapes, NaN, wrong tier, closed round. ``reason`` is a short code."""
 

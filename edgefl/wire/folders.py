@@ -25,6 +25,16 @@ def cache(what: str, remedy: str = "XDG_CACHE_HOME") -> Path:
     return (Path(named) if named else home(what, remedy) / ".cache") / "edgefl"
 
 
+def server_key(federation: str) -> Path:
+    """The key of this user's server of a federation: devices that trust it go on when its folder is another one. The
+    environment variable EDGEFL_KEYS names another folder for keys; ConfigError as :func:`home`."""
+    named = os.environ.get("EDGEFL_KEYS")
+    folder = (
+        Path(named) if named else home("the server's key", "name a file by `sign_key`") / ".edgefl" / ".keys"
+    )
+    return folder / f"{federation}.key"
+
+
 def store(federation: str, device: str) -> Path:
     """What a device keeps, for each federation on its own: an update that waits must never go to another one's server.
     ConfigError as :func:`home`."""

@@ -12,6 +12,7 @@ _LONGEST_S = 1e8
 Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 Bytes = Annotated[int, msgspec.Meta(ge=1, le=1 << 50)]
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=_LONGEST_S)]
+Rate = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
 Pause = Annotated[float, msgspec.Meta(ge=0, le=_LONGEST_S)]
 
 
@@ -43,7 +44,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Chunks of an update in flight before the device waits for the broker: bounds memory on slow links."""
 
     ack_timeout_s: Seconds = 20.0
-    """How long an update waits for the server's word before it is sent again."""
+    """How long an update waits for the server's word before it is sent again; doubled each time, up to 16 times that."""
 
     checkpoint_steps: Count = 5
     """Local steps between two checkpoints of the training state: a power cut costs at most this many steps."""
@@ -61,11 +62,45 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_inflight: Annotated[int, msgspec.Meta(ge=1, le=65_535)] = 64
     """QoS 1 messages on their way at once. paho's default of 20 leaves fast links idle."""
 
-    max_update_bytes: Bytes = 1 << 30
-    """Largest update the server assembles. A device is untrusted."""
+    max_update_bytes: Bytes = 900 << 20
+    """Largest update the server assembles, whatever its tier may send: SQLite takes values of 1,000,000,000 bytes."""
 
     max_pending_bytes: Bytes = 4 << 30
-    """Bytes of unfinished updates the server holds over all devices before it drops the oldest."""
+    """Bytes of unfinished updates the server holds over all devices before it drops the oldest; never more than a quarter of
+    the machine's memory."""
+
+    update_copies: Count = 8
+    """Times over that a device may send its update within a round: links break, and the server asks again. What it sends
+    beyond that is dropped unread."""
+
+    inbox_messages: Count = 20_000
+    """Messages that wait for the process on either side. The network thread waits while there are more, and drops what finds
+    no room for a while."""
+
+    inbox_bytes: Bytes = 128 << 20
+    """Bytes of these messages."""
+
+    max_devices: Count = 100_000
+    """Names of devices that the server keeps. Whoever may write to the broker can make names up."""
+
+    max_strangers: Count = 10_000
+    """Names of which the server knows nothing but whether they are online: those that said no hello."""
+
+    hello_bytes: Annotated[int, msgspec.Meta(ge=256, le=1 << 20)] = 8192
+    """Largest hello that the server reads; it keeps the last one of each device."""
+
+    device_messages_s: Rate = 20.0
+    """Messages a second of one device that the server reads, beside the pieces of its update; ten times as many at once."""
+
+    stranger_messages_s: Rate = 10.0
+    """Messages a second that the server answers of names that said no hello, of all of them together."""
+
+    strikes: Count = 3
+    """Rounds in a row that a device spoils (it is online and silent until the deadline, or its update is refused) before the
+    server leaves it out for a while."""
+
+    bench_rounds: Count = 8
+    """Rounds that such a device is left out, as long as there are enough others."""
 
     round_deadline_s: Seconds = 120.0
     """After this a round closes with the reports it has."""
@@ -85,3 +120,28 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     history_rounds: Count = 1000
     """Past rounds a device remembers. At least one: by it the device knows that a task is done."""
+
+    max_manifest_bytes: Bytes = 16 << 20
+    """Largest manifest a device reads: it is read before anything that it says is known."""
+
+    max_steps: Annotated[int, msgspec.Meta(ge=1, le=1 << 40)] = 1_000_000
+    """Most local steps of a round that a device begins."""
+
+    max_step_s: Seconds = 600.0
+    """Longest local step. A device that needs longer declines; where its engine has a process of its own, that one is
+    ended."""
+
+    max_round_s: Seconds = 86_400.0
+    """Longest time that a device works on one round, pauses between steps included."""
+
+    attempts: Count = 10
+    """Times that a device begins a round whose work ended its process, or its engine's, before it declines."""
+
+    profile_s: Seconds = 900.0
+    """Longest time that a device measures a bundle, whatever it is asked for."""
+
+    profile_repeat: Count = 200
+    """Most repetitions of a graph that a device measures."""
+
+    profiles_an_hour: Count = 20
+    """Requests for a profile that a device takes within an hour."""

@@ -105,6 +105,28 @@ def load(data: bytes, max_bits: int = MAX_MASK_BITS) -> Arrays:
     return arrays
 
 
+def check_bare(data: bytes, most_header: int) -> None:
+    """ProtocolError if the header of safetensors bytes takes more than ``most_header`` bytes, or holds ``__metadata__``,
+    which :func:`load` passes over: whoever keeps the bytes would keep that too."""
+    length = int.from_bytes(data[:8], "little")
+    if length > most_header:
+        raise ProtocolError(
+            f"the header of the tensors takes {length} bytes, more than the {most_header} that their names need: send the "
+            "tensors and nothing else",
+            limit=most_header,
+        )
+    try:
+        notes = "__metadata__" in json.loads(data[8 : 8 + length])
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ProtocolError(
+            f"tensor bytes are not valid safetensors ({error}); write them with a safetensors library"
+        ) from error
+    if notes:
+        raise ProtocolError(
+            "the tensors come with __metadata__, which is no part of an update: send the tensors and nothing else"
+        )
+
+
 def _name_and_count(entry: str) -> tuple[str, int | None]:
     """The tensor that an entry of the file holds, and the entries of the mask if it holds gaps."""
     if _RESERVED not in entry:

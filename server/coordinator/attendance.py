@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from edgefl.wire.mqtt.messages import NO_CARRY
-from server.coordinator import roster
+from server.coordinator import bench, roster
 from server.coordinator.roster import Device
 from server.coordinator.states import OpenRound, Rules, State
 
@@ -47,7 +47,8 @@ def candidates(rules: Rules, state: State, now: float) -> list[str]:
     """
     if rules.all_needed and state.members:
         return sorted(state.members)
-    return roster.eligible(state.devices, now, rules.offline_grace_s)
+    names = roster.eligible(state.devices, now, rules.offline_grace_s)
+    return bench.playing(state, names, max(rules.min_devices, rules.min_reports)) if state.benched else names
 
 
 def opens_at(rules: Rules, state: State, now: float) -> float | None:
@@ -134,13 +135,17 @@ def given_up_at(rules: Rules, state: State, current: OpenRound) -> float | None:
     Where all are needed, the first of these ends it. Elsewhere a round with enough reports ends when it waits for nobody
     else; None while it lacks reports, or one of those it waits for is online.
     """
-    until = [away_until(rules, state, current, each.device) for each in current.with_status("open")]
-    known = [each for each in until if each is not None]
-    if current.whole:
-        return min(known, default=None)
-    if len(current.with_status("accepted")) < max(1, rules.min_reports) or len(known) < len(until):
+    if not current.whole and current.count("accepted") < max(1, rules.min_reports):
         return None
-    return max(known, default=0.0)
+    known = []
+    for name, assignment in current.assignments.items():
+        if assignment.status == "open":
+            until = away_until(rules, state, current, name)
+            if until is not None:
+                known.append(until)
+            elif not current.whole:
+                return None
+    return min(known, default=None) if current.whole else max(known, default=0.0)
 
 
 def away_until(rules: Rules, state: State, current: OpenRound, name: str) -> float | None:

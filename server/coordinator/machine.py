@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from server.coordinator import attendance, roster
+from server.coordinator import attendance, bench, roster
 from server.coordinator.roster import Device
 from server.coordinator.states import (
     MOST_REFUSED,
@@ -65,6 +65,8 @@ _OF_NO_USE = (
 )
 
 
+_SPOILED = "spoiled the exchange again and again"
+
 _NO_MODEL = (
     f"it failed {MOST_REFUSED} times in a row; change the program's options and start over in another `out`"
 )
@@ -75,11 +77,19 @@ def initial(model_version: str, now: float) -> State:
     return State("waiting", 1, model_version, now)
 
 
-def step(rules: Rules, state: State, event: Event, now: float) -> tuple[State, Actions]:
-    """The state after ``event``, and what the service is to do, in order."""
+def step(
+    rules: Rules, state: State, event: Event, now: float, *, settle: bool = True
+) -> tuple[State, Actions]:
+    """The state after ``event``, and what the service is to do, in order.
+
+    Without ``settle`` a hello or a status is only noted, which costs the same however many devices there are: whether a
+    round opens or closes for it is found out by the next event with it, such as a Tick.
+    """
     match event:
         case DeviceHello():
-            return _hello(rules, state, event, now)
+            return _hello(rules, state, event, now, settle=settle)
+        case DeviceStatus() if not settle:
+            return _seen(state, event, now), ()
         case DeviceStatus():
             state = _seen(state, event, now)
         case Answered():
@@ -103,15 +113,19 @@ def wake_at(rules: Rules, state: State, now: float) -> float | None:
     return attendance.opens_at(rules, state, now) if state.phase == "waiting" else None
 
 
-def _hello(rules: Rules, state: State, event: DeviceHello, now: float) -> tuple[State, Actions]:
+def _hello(
+    rules: Rules, state: State, event: DeviceHello, now: float, *, settle: bool
+) -> tuple[State, Actions]:
     """A hello is retained, so it may be old news: whether the device is there, its status says, if there is one."""
     tier = roster.tier_of(rules.tiers, event.device, event.memory_bytes)
     known = state.devices.get(event.device)
-    online = known is None or known.online
-    seen = known.seen if known is not None and not online else now
+    online = event.online if known is None else known.online
+    seen = (
+        now if online else known.seen if known is not None else 0.0
+    )  # gone before its hello, it is gone for good
     device = Device(event.device, tier, event.samples, online, seen)
     state = replace(state, devices={**state.devices, event.device: device})
-    state, actions = _settle(rules, state, now)
+    state, actions = _settle(rules, state, now) if settle else (state, ())
     if state.phase != "open" or state.round is None or any(isinstance(action, Open) for action in actions):
         return state, actions  # opening a round sends every task
     assignment = state.round.assignments.get(event.device)
@@ -122,12 +136,9 @@ def _hello(rules: Rules, state: State, event: DeviceHello, now: float) -> tuple[
 
 def _seen(state: State, event: DeviceStatus, now: float) -> State:
     known = state.devices.get(event.device)
-    if known is None:  # a stranger has no tier before its hello; gone already, it is gone for good
-        device = Device(event.device, "", 0, event.online, now if event.online else 0.0)
-    elif known.online == event.online:
-        return state  # "offline" twice does not restart the grace
-    else:
-        device = replace(known, online=event.online, seen=now)
+    if known is None or known.online == event.online:
+        return state  # a stranger is nobody before its hello; "offline" twice does not restart the grace
+    device = replace(known, online=event.online, seen=now)
     return replace(state, devices={**state.devices, event.device: device})
 
 
@@ -174,7 +185,7 @@ def _settle(rules: Rules, state: State, now: float) -> tuple[State, Actions]:
 
 
 def _maybe_close(rules: Rules, state: State, current: OpenRound, now: float) -> tuple[State, Actions]:
-    accepted = len(current.with_status("accepted"))
+    accepted = current.count("accepted")
     if current.whole:
         lacking = attendance.lacking(rules, state, current, now)
         if accepted < current.goal:
@@ -182,15 +193,31 @@ def _maybe_close(rules: Rules, state: State, current: OpenRound, now: float) -> 
         return replace(state, phase="closing"), (Close(current),)
     given_up = attendance.given_up_at(rules, state, current)
     until = current.deadline if given_up is None else min(given_up, current.deadline)
-    pending = len(current.with_status("open"))
-    if accepted < current.goal and pending and now < until:
+    if accepted < current.goal and now < until and current.count("open"):
         return state, ()
+    before, state = state, bench.judged(rules, state, current, now)
+    left_out = _left_out(before, state)
     if accepted >= max(1, rules.min_reports):
-        return replace(state, phase="closing"), (*_incomplete(rules, state, current, now), Close(current))
+        closing = (*_incomplete(rules, state, current, now), Close(current))
+        return replace(state, phase="closing"), (*left_out, *closing)
     lost = attendance.without_carry(current)
     if rules.whole and len(lost) == len(current.assignments) and _may_begin_again(rules, current):
         return _begin_again(state, current, lost, now)
-    return _between_rounds(state, current, now), (Abandon(current, _too_few(rules, current)),)
+    abandon = Abandon(current, _too_few(rules, current))
+    return _between_rounds(state, current, now), (*left_out, abandon)
+
+
+def _left_out(before: State, after: State) -> Actions:
+    """A warning, if devices have spoiled too many rounds in a row."""
+    benched = bench.newly_benched(before, after)
+    if not benched:
+        return ()
+    names = attendance.told({name: f"until round {until}" for name, until in benched.items()})
+    text = (
+        f"left out where there are enough others: {names}; each spoiled its last rounds, by updates that were refused or by "
+        "silence until the deadline"
+    )
+    return (Warn(text),)
 
 
 def _incomplete(rules: Rules, state: State, current: OpenRound, now: float) -> Actions:
@@ -225,6 +252,11 @@ def _without(
     text = f"round {current.number} is abandoned and the model unchanged: it needs all {count} devices, and lacks {missing}"
     if rules.absent == "refuse":
         return _refused(state, current, text, _COME_BACK, now)
+    before, state = state, bench.judged(rules, state, current, now)
+    spoilers = bench.newly_benched(before, state)
+    if spoilers and _may_begin_again(rules, current) and bench.may_go_on_without(rules, state, spoilers):
+        after, actions = _begin_again(state, current, tuple(sorted(spoilers)), now, why=_SPOILED)
+        return after, (*_left_out(before, state), *actions)
     lost = attendance.without_carry(current)
     if not lost:
         refused = state.refused + 1 if attendance.all_refused(current, lacking) else 0
@@ -246,12 +278,12 @@ def _may_begin_again(rules: Rules, current: OpenRound) -> bool:
 
 
 def _begin_again(
-    state: State, current: OpenRound, lost: tuple[str, ...], now: float
+    state: State, current: OpenRound, lost: tuple[str, ...], now: float, why: str = ""
 ) -> tuple[State, Actions]:
     names, whose = ", ".join(lost), "has lost what it" if len(lost) == 1 else "have lost what they"
-    since = f" of round {state.base}" if state.base else ""
+    why = why or f"{whose} kept" + (f" of round {state.base}" if state.base else "")
     text = (
-        f"{names} {whose} kept{since}: round {current.number} is abandoned, and the method begins again from the current "
+        f"{names} {why}: round {current.number} is abandoned, and the method begins again from the current "
         "model, with its opening exchange and whatever devices are there"
     )
     after = replace(_between_rounds(state, current, now), position=0, members=())

@@ -29,7 +29,8 @@ class Rules:
     doubling of what all devices of a round might weigh costs the sums one bit of everyone's changes. ``weight_cap`` is the
     same in multiples of the median of the round's devices (:func:`server.coordinator.claims.weight_cap`). ``whole``: the
     program needs every device in every round, and ``absent`` says what becomes of a round that lacks one. ``opening`` is
-    the number of exchanges with which the method begins; it can begin again from any model if there are some.
+    the number of exchanges with which the method begins; it can begin again from any model if there are some. A device
+    that spoils ``strikes`` rounds in a row is left out of the next ``bench_rounds`` (:mod:`server.coordinator.bench`).
     """
 
     run: str
@@ -50,6 +51,8 @@ class Rules:
     whole: bool = False
     absent: Literal["wait", "refuse", "partial"] = "wait"
     opening: int = 0
+    strikes: int = 3
+    bench_rounds: int = 8
 
     @property
     def all_needed(self) -> bool:
@@ -90,6 +93,13 @@ class OpenRound:
     def with_status(self, status: Status) -> tuple[Assignment, ...]:
         return tuple(a for _, a in sorted(self.assignments.items()) if a.status == status)
 
+    def count(self, status: Status) -> int:
+        return sum(1 for assignment in self.assignments.values() if assignment.status == status)
+
+    @property
+    def weight_limit(self) -> int:
+        return sum(assignment.weight_limit for assignment in self.assignments.values())
+
 
 @dataclass(frozen=True)
 class State:
@@ -98,7 +108,8 @@ class State:
     ``position`` counts the exchanges completed since the method began, or began again; ``base`` is the last round that
     was closed. ``members`` are the devices that must take part until the method begins again, where all are needed.
     ``refused`` counts the tries of the exchange at hand, one after the other, that ended for nothing but refused updates,
-    declined tasks, or a step of the server that failed.
+    declined tasks, or a step of the server that failed. ``strikes`` counts, by device, the rounds in a row that it spoiled;
+    ``benched`` says before which round it is not selected again.
     """
 
     phase: Literal["waiting", "open", "closing", "done"]
@@ -111,6 +122,8 @@ class State:
     base: int = 0
     members: tuple[str, ...] = ()
     refused: int = 0
+    strikes: Mapping[str, int] = field(default_factory=dict)
+    benched: Mapping[str, int] = field(default_factory=dict)
 
 
 # -- events ----------------------------------------------------------------------------------------------------
@@ -118,11 +131,15 @@ class State:
 
 @dataclass(frozen=True)
 class DeviceHello:
-    """A device's introduction: live, after each connection it makes, or retained, after each of ours."""
+    """A device's introduction: live, after each connection it makes, or retained, after each of ours.
+
+    ``online``: what its status said, where that came before the first hello.
+    """
 
     device: str
     memory_bytes: int
     samples: int
+    online: bool = True
 
 
 @dataclass(frozen=True)

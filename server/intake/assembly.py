@@ -6,13 +6,23 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from io import BytesIO
 from itertools import islice
+
+import msgspec
 
 from edgefl.wire.errors import UpdateRejected
 from edgefl.wire.mqtt.messages import UpdateChunk
 
 LEAST_PIECE = 256
 """Bytes that every chunk but the last must hold: a device may not cut its update into more pieces than that."""
+
+PIECE_BYTES = 256
+PARTIAL_BYTES = 2048
+"""What a piece, and an update that is not whole, take in memory beside the bytes of the update."""
+
+_NONCE_LETTERS = 64
+_DIGEST_LETTERS = 64
 
 MOST_NAMED = 1024
 """Chunks named as missing at a time."""
@@ -44,9 +54,16 @@ class _Partial:
     pieces: dict[int, bytes] = field(default_factory=dict)
     held: int = 0
 
+    @property
+    def memory(self) -> int:
+        return self.held + PIECE_BYTES * len(self.pieces) + PARTIAL_BYTES
+
 
 class Assembly:
-    """At most one unfinished update per device, at most ``most_bytes`` over all: the least recently fed goes first."""
+    """At most one unfinished update per device, at most ``most_bytes`` over all: the least recently fed goes first.
+
+    ``held_bytes`` is all that they take in memory, ``forgotten`` the number of those that had to go.
+    """
 
     def __init__(self, *, update_bytes: int, most_bytes: int, least_piece: int = LEAST_PIECE) -> None:
         self._least_piece = max(1, least_piece)
@@ -55,6 +72,7 @@ class Assembly:
         self._most_bytes = most_bytes
         self._partial: OrderedDict[str, _Partial] = OrderedDict()
         self.held_bytes = 0
+        self.forgotten = 0
 
     def add(self, device: str, chunk: UpdateChunk) -> Complete | Missing | None:
         """Take a chunk; a duplicate changes nothing, another ``sha256`` replaces the update in progress.
@@ -65,12 +83,14 @@ class Assembly:
         partial = self._partial.get(device)
         if partial is None or not _same(partial.head, chunk):
             self.drop(device)
-            partial = self._partial[device] = _Partial(chunk)
+            head = msgspec.structs.replace(chunk, data=b"")
+            partial = self._partial[device] = _Partial(head)
+            self.held_bytes += partial.memory
         self._partial.move_to_end(device)
         if chunk.index not in partial.pieces:
             partial.pieces[chunk.index] = chunk.data
             partial.held += len(chunk.data)
-            self.held_bytes += len(chunk.data)
+            self.held_bytes += len(chunk.data) + PIECE_BYTES
         if partial.held > chunk.size:
             self.drop(device)
             raise _malformed("its chunks hold more bytes than it has")
@@ -82,7 +102,7 @@ class Assembly:
     def drop(self, device: str) -> None:
         """Forget the device's unfinished update."""
         partial = self._partial.pop(device, None)
-        self.held_bytes -= partial.held if partial else 0
+        self.held_bytes -= partial.memory if partial else 0
 
     def clear(self) -> None:
         """Forget all of them: the round is over."""
@@ -91,6 +111,11 @@ class Assembly:
         self.held_bytes = 0
 
     def _check(self, chunk: UpdateChunk) -> None:
+        if len(chunk.sha256) != _DIGEST_LETTERS or len(chunk.nonce) > _NONCE_LETTERS:
+            raise _malformed(
+                f"its sha256 has {len(chunk.sha256)} letters and its nonce {len(chunk.nonce)}: they have {_DIGEST_LETTERS} "
+                f"and at most {_NONCE_LETTERS}"
+            )
         if chunk.size > self._update_bytes:
             raise UpdateRejected(
                 "too-large",
@@ -108,8 +133,11 @@ class Assembly:
 
     def _complete(self, device: str, partial: _Partial) -> Complete | Missing:
         self.drop(device)
-        head = partial.head
-        data = b"".join(partial.pieces[index] for index in range(head.count))
+        head, pieces = partial.head, partial.pieces
+        whole = BytesIO()  # which gives out its own bytes in place of a copy
+        for index in range(head.count):
+            whole.write(pieces.pop(index))
+        data = whole.getvalue()
         if len(data) != head.size:
             raise _malformed(f"it should have {head.size} bytes, found {len(data)}")
         sha256 = hashlib.sha256(data).hexdigest()
@@ -125,6 +153,7 @@ class Assembly:
         """Forget those that were fed longest ago; the device that was fed last is the last of them."""
         while self.held_bytes > self._most_bytes and len(self._partial) > 1:
             self.drop(next(iter(self._partial)))
+            self.forgotten += 1
 
 
 def _same(one: UpdateChunk, other: UpdateChunk) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from edgefl.wire.mqtt.messages import NO_CARRY, Decline
+from edgefl.wire.printable import printable
 from server.coordinator.states import MOST_REASON
-from server.device_news import printable
 
 _REASON = re.compile(rf"[a-z0-9-]{{1,{MOST_REASON}}}")
 

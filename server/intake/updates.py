@@ -4,29 +4,47 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from edgefl.codecs.binarize import warning
 from edgefl.codecs.catalog import CODECS
+from edgefl.system.memory import most_bytes
 from edgefl.wire.errors import ProtocolError, UpdateRejected
 from edgefl.wire.limits import Limits
-from edgefl.wire.mqtt.messages import Ack, Update, UpdateChunk, decode
+from edgefl.wire.mqtt.messages import Ack, Profile, Update, UpdateChunk, decode
 from edgefl.wire.mqtt.packets import Traffic
+from edgefl.wire.printable import printable
 from edgefl.wire.update.form import Form
 from edgefl.wire.update.size import float32_bytes
 from server.active_round import ActiveRound
 from server.coordinator.claims import Claim, addressed, weigh
 from server.coordinator.machine import Answered, Assignment, OpenRound, Rules, State
-from server.device_news import printable
-from server.events import DeviceSeen, Event, Rejected, Warned
-from server.intake.assembly import LEAST_PIECE, Assembly, Complete, Missing
+from server.events import REPORTED, DeviceSeen, Event, Rejected, UpdateAccepted, Warned
+from server.intake.assembly import LEAST_PIECE, Assembly, Complete
+from server.intake.gate import Gate
 from server.storage.journal import Journal
 
 _MOST_METRICS = 64
+_MOST_NAME = 64
 _MOST_TEXT = 1000
 _MOST_BYTES = 2**53
 """That a device may say it fetched: any journal can add up a million of them."""
+_ENVELOPES = 4
+"""Times that the messages around the smallest pieces may be larger than what is in them."""
+_NONCE = re.compile(r"[0-9a-f]{24}")
+
+
+class _BareProfile(Profile, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+class _BareUpdate(Update, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An update and nothing else. Elsewhere unknown fields are passed over; but an update is kept as it came, for a second
+    server process to add up, and whatever else is in it would be kept with it."""
+
+    profile: _BareProfile
 
 
 @dataclass(frozen=True)
@@ -46,18 +64,23 @@ class Intake:
         journal: Journal,
         limits: Limits,
         emit: Callable[[Event], None],
+        gate: Gate,
     ) -> None:
+        self._gate = gate
+        self._limits = limits
         self._rules = rules
         self._journal = journal
         self._emit = emit
         self._warned: set[str] = set()
         self._assembly = Assembly(
             update_bytes=limits.max_update_bytes,
-            most_bytes=limits.max_pending_bytes,
+            most_bytes=min(limits.max_pending_bytes, most_bytes() // 4 or limits.max_pending_bytes),
             least_piece=min(LEAST_PIECE, limits.chunk_bytes // 2),
         )
         self._came: dict[str, Traffic] = {}
         """Per known device, what came since its last report and is not in the journal."""
+        self._spent: dict[str, int] = {}
+        """Per device with a task, bytes of the messages of this round that held pieces of its update."""
 
     def end_round(self, ended: OpenRound) -> None:
         """The round is over: what is not whole will not be; second copies of what was accepted are journaled."""
@@ -65,6 +88,12 @@ class Intake:
         more = {device: self._came.pop(device) for device in reporting}
         self._journal.add_traffic(self._rules.run, ended.number, more)
         self._assembly.clear()
+        self._spent.clear()
+
+    @property
+    def forgotten(self) -> int:
+        """Unfinished updates that had to go because there were too many."""
+        return self._assembly.forgotten
 
     def take(
         self,
@@ -87,26 +116,44 @@ class Intake:
             assignment = addressed(state, device, number, chunk.nonce)
         except UpdateRejected as refusal:
             return self._stray(device, number, chunk, refusal, state) if _edge(chunk) else Verdict()
-        if assignment.status != "open" or active is None:
-            return Verdict(_repeated(assignment, number)) if _edge(chunk) else Verdict()
+        if assignment.status != "open":
+            answers = _edge(chunk) and self._gate.answers(device, known=True)
+            return Verdict(self._repeated(assignment, number, chunk)) if answers else Verdict()
+        if active is None or not self._may_send(device, came, active.most_bytes(assignment.tier)):
+            return Verdict()
         try:
-            _check_size(chunk, assignment.tier, active)
-            piece = self._assembly.add(device, chunk)
-            if piece is None:
-                return Verdict()
-            if isinstance(piece, Missing):
-                ack = Ack(
-                    round=number,
-                    nonce=chunk.nonce,
-                    status="missing",
-                    missing=piece.indices,
-                    text=piece.text,
-                )
-                return Verdict(ack)
-            return self._accept(assignment, piece, state, active)
+            return self._piece(assignment, number, chunk, state, active)
         except UpdateRejected as refusal:
             self._assembly.drop(device)
             return self._refuse(device, number, chunk, refusal, final=True, journaled_as=number)
+
+    def _piece(
+        self, assignment: Assignment, number: int, chunk: UpdateChunk, state: State, active: ActiveRound
+    ) -> Verdict:
+        """A piece of the update that a task asks for; UpdateRejected if it, or the whole, is not acceptable."""
+        _check_size(chunk, assignment.tier, active)
+        piece = self._assembly.add(assignment.device, chunk)
+        if piece is None:
+            return Verdict()
+        if isinstance(piece, Complete):
+            return self._accept(assignment, piece, state, active)
+        ack = Ack(
+            round=number,
+            nonce=chunk.nonce,
+            status="missing",
+            missing=piece.indices,
+            text=piece.text,
+            sha256=chunk.sha256,
+        )
+        return Verdict(ack)
+
+    def _may_send(self, device: str, came: Traffic, most: int) -> bool:
+        """Whether a device has not yet sent its update, of ``most`` bytes, as often as it may."""
+        spent = self._spent[device] = self._spent.get(device, 0) + came.payload
+        allowed = spent <= _ENVELOPES * self._limits.update_copies * most
+        if not allowed:
+            self._gate.counts["updates too often"] += 1
+        return allowed
 
     def _accept(self, assignment: Assignment, whole: Complete, state: State, active: ActiveRound) -> Verdict:
         update = _decoded(whole.data)
@@ -142,10 +189,11 @@ class Intake:
             up_float32_bytes=up.payload - len(update.tensors) + float32_bytes(checked.sent.pieces.shapes),
             data=whole.data,
         )
+        self._emit(_accepted(update, whole.sha256, weight))
         active.aggregator.add(checked.added, weight)
         self._emit(_report(update, down, up))
         self._warn(update)
-        ack = Ack(round=active.number, nonce=assignment.nonce, status="accepted")
+        ack = Ack(round=active.number, nonce=assignment.nonce, status="accepted", sha256=whole.sha256)
         return Verdict(ack, Answered(assignment.device, accepted=True))
 
     def _warn(self, update: Update) -> None:
@@ -160,17 +208,43 @@ class Intake:
         for stored in self._journal.accepted(self._rules.run, active.number):
             update = _decoded(stored.data)
             _check_codec(update, active.readings[update.tier].tier.form)
+            self._emit(
+                _accepted(update, stored.sha256, stored.weight)
+            )  # the process may have died before it said so
             active.aggregator.add(active.check(update).added, stored.weight)
+
+    def _repeated(self, assignment: Assignment, number: int, chunk: UpdateChunk) -> Ack:
+        """The word on an update for a task that is answered: good news only for the very update that was accepted."""
+        nonce, sha256 = assignment.nonce, chunk.sha256[:64]
+        reason, text = (
+            "already-rejected",
+            f"the update for round {number} has been refused already; wait for the next round",
+        )
+        if assignment.status == "accepted":
+            accepted = self._journal.accepted_sha256(self._rules.run, number, assignment.device, nonce)
+            if accepted == chunk.sha256:
+                return Ack(round=number, nonce=nonce, status="accepted", sha256=accepted)
+            reason = "other-update"
+            text = f"another update ({accepted[:12]}) was accepted for this task: who has this device's name and key?"
+        return Ack(round=number, nonce=nonce, status="rejected", reason=reason, text=text, sha256=sha256)
 
     def _stray(
         self, device: str, number: int, chunk: UpdateChunk, refusal: UpdateRejected, state: State
     ) -> Verdict:
         """An update for no open assignment: a late second copy of an accepted one is still good news.
 
-        One for a round that has not begun is journaled with the next: only rounds that exist have rows.
+        One for a round that has not begun is journaled with the next: only rounds that exist have rows. Nothing is
+        journaled of a name that said no hello.
         """
-        if self._journal.was_accepted(self._rules.run, number, device, chunk.nonce):
-            return Verdict(Ack(round=number, nonce=chunk.nonce, status="accepted"))
+        known = device in state.devices
+        if not self._gate.answers(device, known=known):
+            return Verdict()
+        if not known:
+            return Verdict(self._told(device, number, chunk, refusal))
+        if number <= state.next_round and _NONCE.fullmatch(chunk.nonce):
+            accepted = self._journal.accepted_sha256(self._rules.run, number, device, chunk.nonce)
+            if accepted and accepted == chunk.sha256:
+                return Verdict(Ack(round=number, nonce=chunk.nonce, status="accepted", sha256=accepted))
         journaled_as = min(number, state.next_round)
         return self._refuse(device, number, chunk, refusal, final=False, journaled_as=journaled_as)
 
@@ -184,7 +258,7 @@ class Intake:
         final: bool,
         journaled_as: int,
     ) -> Verdict:
-        reason, text = refusal.reason, refusal.message[:_MOST_TEXT]
+        reason, text = refusal.reason, printable(refusal.message, _MOST_TEXT)
         key = hashlib.sha256(
             f"{number}/{chunk.nonce}/{chunk.sha256}".encode()
         ).hexdigest()  # bounded, whatever was sent
@@ -192,19 +266,29 @@ class Intake:
             self._rules.run, journaled_as, device, key[:24], key, reason, text, final=final
         ):
             self._emit(Rejected(device=device, round=number, reason=reason, text=text))
-        ack = Ack(round=number, nonce=chunk.nonce[:64], status="rejected", reason=reason, text=text)
+        ack = _refusal(number, chunk, refusal)
         return Verdict(ack, Answered(device, accepted=False, reason=text) if final else None)
+
+    def _told(self, device: str, number: int, chunk: UpdateChunk, refusal: UpdateRejected) -> Ack:
+        ack = _refusal(number, chunk, refusal)
+        self._emit(Rejected(device=device, round=number, reason=ack.reason, text=ack.text))
+        return ack
+
+
+def _refusal(number: int, chunk: UpdateChunk, refusal: UpdateRejected) -> Ack:
+    text = printable(refusal.message, _MOST_TEXT)
+    return Ack(
+        round=number,
+        nonce=chunk.nonce[:64],
+        status="rejected",
+        reason=refusal.reason,
+        text=text,
+        sha256=chunk.sha256[:64],
+    )
 
 
 def _edge(chunk: UpdateChunk) -> bool:
     return chunk.index in (0, chunk.count - 1)
-
-
-def _repeated(assignment: Assignment, number: int) -> Ack:
-    if assignment.status == "accepted":
-        return Ack(round=number, nonce=assignment.nonce, status="accepted")
-    text = f"the update for round {number} has been refused already; wait for the next round"
-    return Ack(round=number, nonce=assignment.nonce, status="rejected", reason="already-rejected", text=text)
 
 
 def _check_size(chunk: UpdateChunk, tier: str, active: ActiveRound) -> None:
@@ -247,14 +331,14 @@ def _check_codec(update: Update, form: Form) -> None:
 
 def _decoded(data: bytes) -> Update:
     try:
-        return decode(Update, data)
+        return decode(_BareUpdate, data)
     except ProtocolError as error:
         raise UpdateRejected("malformed", error.message) from error
 
 
 def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
     names = sorted(name for name, value in metrics.items() if math.isfinite(value))
-    return {name[:64]: float(metrics[name]) for name in names[:_MOST_METRICS]}
+    return {printable(name, _MOST_NAME): float(metrics[name]) for name in names[:_MOST_METRICS]}
 
 
 def _fetched(update: Update) -> Traffic:
@@ -263,12 +347,23 @@ def _fetched(update: Update) -> Traffic:
     return Traffic(*(max(0, min(count, _MOST_BYTES)) for count in counts))
 
 
+def _accepted(update: Update, sha256: str, weight: int) -> UpdateAccepted:
+    return UpdateAccepted(
+        device=update.device,
+        tier=update.tier,
+        round=update.round,
+        nonce=update.nonce,
+        sha256=sha256,
+        weight=weight,
+    )
+
+
 def _report(update: Update, down: Traffic, up: Traffic) -> DeviceSeen:
     return DeviceSeen(
         device=update.device,
         tier=update.tier,
         round=update.round,
-        stage="reported",
+        stage=REPORTED,
         loss=update.metrics.get("loss", float("nan")),
         step_ms=update.profile.step_ms,
         peak_bytes=update.profile.peak_bytes,
@@ -285,4 +380,4 @@ def _report(update: Update, down: Traffic, up: Traffic) -> DeviceSeen:
 
 def _few(told: Mapping[str, str]) -> dict[str, str]:
     """Short words of a device, and not many."""
-    return {printable(name[:64]): printable(told[name][:200]) for name in sorted(told)[:_MOST_METRICS]}
+    return {printable(name, _MOST_NAME): printable(told[name], 200) for name in sorted(told)[:_MOST_METRICS]}

@@ -20,11 +20,13 @@ from dataclasses import dataclass, field
 from edgefl.wire.blobs import BlobRef, describe, split
 from edgefl.wire.bundle import profiles
 from edgefl.wire.bundle.signatures import Signer
-from edgefl.wire.errors import BrokerError, BundleError, ProtocolError
+from edgefl.wire.errors import BrokerError, BundleError, IdentityError, ProtocolError
 from edgefl.wire.limits import Limits
-from edgefl.wire.mqtt.messages import Hello, Status, decode, encode
+from edgefl.wire.mqtt.client_ids import client_id
+from edgefl.wire.mqtt.envelope import Sequence, Speaker, bare, open_message
+from edgefl.wire.mqtt.messages import AnyMessage, Hello, Status, decode, encode
 from edgefl.wire.mqtt.profile_messages import ProfileAnswer, ProfileOffer, ProfileRequest
-from edgefl.wire.mqtt.session import Address, Delivery, Down, Event, Incoming, Session, Up
+from edgefl.wire.mqtt.session import Address, Delivery, Down, Event, Incoming, Refused, Session, Up
 from edgefl.wire.mqtt.topics import Topics
 from server.profiling.rows import DeviceReport, FleetReport, Offered, Row, tier_for
 
@@ -76,8 +78,11 @@ class FleetProfiler:
         self._nonce = secrets.token_hex(8)
         self._topics = Topics(wanted.federation)
         self._own = self._topics.profile(self._nonce)
-        name = f"edgefl-profiler-{wanted.federation}-{self._nonce}"
+        name = client_id("profiler", wanted.federation, self._nonce, style=address.client_ids)
         self._session = Session(address, name, limits=wanted.limits, clean=True)
+        # An asker begins anew each time, and lives by the clock.
+        self._seal = Speaker(signer.keys, Sequence(lambda: 0, lambda _: None)).seal if signer else bare
+        self._keys: dict[str, bytes] = {}
         self._rows: dict[str, Row] = {}
         self._blobs: dict[str, tuple[BlobRef, bytes]] = {}
         self._refs: dict[str, dict[str, BlobRef]] = {
@@ -145,6 +150,8 @@ class FleetProfiler:
                 self._up()
             case Down():
                 self._trouble = event.reason
+            case Refused():
+                raise BrokerError(event.text(self._address), topic=event.topic, reason=event.reason)
             case Incoming(payload=payload) if payload:
                 with suppress(ProtocolError, BundleError):  # somebody's garbage is nobody's answer
                     self._incoming(event)
@@ -154,10 +161,12 @@ class FleetProfiler:
         self._up_since = self._up_since or self._clock()
         until = time.time() + self._left()
         offer = ProfileOffer(until=until, blobs=tuple(ref for ref, _ in self._blobs.values()))
-        self._session.publish(self._own.offer, encode(offer), retain=True)
+        expires_s = self._left() + _LEFTOVER_S  # where a killed command left it, the broker clears it
+        self._session.publish(self._own.offer, encode(offer), retain=True, expires_s=expires_s)
         for ref, data in self._blobs.values():
             for index, piece in enumerate(split(data, ref.chunk)):
-                self._session.publish(self._own.blob_chunk(ref.sha256, index), piece, retain=True)
+                topic = self._own.blob_chunk(ref.sha256, index)
+                self._session.publish(topic, piece, retain=True, expires_s=expires_s)
         for row in self._rows.values():
             row.asked_last = 0.0
 
@@ -200,11 +209,18 @@ class FleetProfiler:
         if numbers or (self._wanted.devices and device not in self._wanted.devices):
             return
         if leaf == "hello":
-            self._hello(device, decode(Hello, message.payload))
+            self._hello(device, self._opened(Hello, device, message))
         elif leaf == "status":
-            self._status(self._row(device), decode(Status, message.payload).online)
+            self._status(self._row(device), self._opened(Status, device, message).online)
         elif leaf == "profiles":
-            self._answer(self._row(device), decode(ProfileAnswer, message.payload))
+            self._answer(self._row(device), self._opened(ProfileAnswer, device, message))
+
+    def _opened(self, kind: type[AnyMessage], device: str, message: Incoming) -> AnyMessage:
+        """A device's message; the first key that is seen of a device is its own for as long as this command runs."""
+        opened = open_message(kind, message.topic, message.payload)
+        if self._keys.setdefault(device, opened.key) != opened.key:
+            raise IdentityError("wrong-key", f"two keys speak for {device}", device=device)
+        return opened.message
 
     def _row(self, device: str) -> Row:
         return self._rows.setdefault(device, Row(DeviceReport(device=device)))
@@ -291,7 +307,8 @@ class FleetProfiler:
             repeat=self._wanted.repeat,
             signatures=self._signatures[row.report.tier],
         )
-        self._session.publish(self._topics.device(device).profile_requests, encode(request))
+        topic = self._topics.device(device).profile_requests
+        self._session.publish(topic, self._seal(topic, request), expires_s=request.within_s)
         row.asked_last = now
         row.asked_first = row.asked_first or now
 

@@ -12,7 +12,8 @@ from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import encode_manifest
 from edgefl.wire.bundle.readers import Text
-from edgefl.wire.mqtt.messages import Offer, Round, Task, encode
+from edgefl.wire.mqtt.envelope import Seal, bare
+from edgefl.wire.mqtt.messages import Offer, Round, Task
 from edgefl.wire.mqtt.session import Session
 from edgefl.wire.mqtt.topics import Topics
 from edgefl.wire.tensors import Arrays
@@ -31,16 +32,25 @@ class Announcements:
     """Publishes for one run, whose bundles are offered from the start. ``folder`` keeps what devices were given."""
 
     def __init__(
-        self, spec: RunSpec, run: str, session: Session, folder: Path, *, sign: Sign = lambda _: b""
+        self,
+        spec: RunSpec,
+        run: str,
+        session: Session,
+        folder: Path,
+        *,
+        sign: Sign = lambda _: b"",
+        seal: Seal = bare,
     ) -> None:
         self._spec = spec
         self._run = run
         self._session = session
+        self._seal = seal
         self._topics = Topics(spec.federation)
         limits, downlink = spec.limits, spec.downlink
         self.publisher = Publisher(
-            session, self._topics, limits.chunk_bytes, downlink.compression, limits.max_blob_bytes
+            session, self._topics, limits.chunk_bytes, downlink.compression, limits.max_blob_bytes, seal
         )
+        self.publisher.message_limit = spec.message_limit
         self._downlink = Downlink(
             downlink, self.publisher, PublishedModels(folder, run), limits.max_blob_bytes
         )
@@ -103,7 +113,8 @@ class Announcements:
             nonce=assignment.nonce,
             samples=self._spec.rules.samples,
         )
-        self._session.publish(self._topics.device(assignment.device).tasks, encode(task))
+        topic = self._topics.device(assignment.device).tasks
+        self._session.publish(topic, self._seal(topic, task), expires_s=opened.deadline - opened.opened)
 
     def _offer(self, exchange: ExchangeSpec, sign: Sign) -> dict[str, Offer]:
         """The bundles of an exchange, by format and tier."""

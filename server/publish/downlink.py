@@ -92,23 +92,22 @@ class Downlink:
 
     def publish(self, number: int, model: str, parts: Mapping[str, Part]) -> None:
         """Offer the ``parts`` of ``model`` after round ``number``. With int8 they are on disk before this returns."""
-        before, needed = self._lines, self._oldest(number)
-        self._lines = {name: self._next(number, name, part) for name, part in parts.items()}
+        before, after = self._lines, {name: self._next(number, name, part) for name, part in parts.items()}
         if self._spec.encoding == "int8":
-            lines: Lines = {name: line.refs for name, line in self._lines.items()}
+            lines: Lines = {name: line.refs for name, line in after.items()}
             fresh = {
                 ref.sha256
-                for name, line in self._lines.items()
+                for name, line in after.items()
                 for ref in line.refs[0 if line.since == number else len(before[name].refs) :]
             }
             blobs = {name: self._publisher.travelling(name) for name in sorted(fresh)}
-            oldest = self._oldest(number)
             record = PublishedModel(
-                run=self._published.run, model=model, oldest=oldest, lines=lines, blobs=blobs
+                run=self._published.run, model=model, oldest=_oldest(after, number), lines=lines, blobs=blobs
             )
             self._published.save(number, record)
             # The model before must stay: its round is not journaled as ended yet.
-            self._published.prune(needed, number)
+            self._published.prune(_oldest(before, number), number)
+        self._lines = after  # last: a full disk leaves it as it was, for another try
 
     def resume(self, number: int, model: str, parts: Mapping[str, Part]) -> None:
         """Offer ``model`` after round ``number`` again as a killed process did; as keyframes if that is not known."""
@@ -142,9 +141,6 @@ class Downlink:
                 _scatter(r[local].reshape(-1), pieces(local, regions[local], shapes), rounded_weights)
         return rounded_weights
 
-    def _oldest(self, number: int) -> int:
-        return min((line.since for line in self._lines.values()), default=number)
-
     def _next(self, number: int, name: str, part: Part) -> _Line:
         """The part whole, or one patch more."""
         before, encoding = self._lines.get(name), self._spec.encoding
@@ -164,6 +160,10 @@ class Downlink:
         ref = self._publisher.offer(tensors.dump(arrays, part.masks))
         r = widened(arrays) if self._spec.encoding == "int8" and not part.masks else {}
         return _Line(number, (ref,), r, part.regions)
+
+
+def _oldest(lines: Mapping[str, _Line], number: int) -> int:
+    return min((line.since for line in lines.values()), default=number)
 
 
 def check_counting(count: Count, encoding: Encoding, forms: Mapping[str, Form], own: Collection[str]) -> None:

@@ -7,6 +7,7 @@ device that follows ``rounds/current`` never misses a chunk.
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
@@ -15,10 +16,13 @@ from edgefl.wire.blobs import BlobRef, split
 from edgefl.wire.compression import Compression, packed
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.limits import Limits
-from edgefl.wire.mqtt.messages import Round, encode
+from edgefl.wire.mqtt.envelope import Seal, bare
+from edgefl.wire.mqtt.messages import Round
 from edgefl.wire.mqtt.session import Delivery
 from edgefl.wire.mqtt.topics import Topics
 from edgefl.wire.tensors import Array, Arrays
+
+_MOST_ECHOES = 64
 
 
 class Publishes(Protocol):
@@ -41,18 +45,28 @@ class Publisher:
         chunk_bytes: int,
         compression: Compression = "none",
         blob_limit: int = Limits().max_blob_bytes,
+        seal: Seal = bare,
     ) -> None:
         self._session = session
         self._topics = topics
         self._chunk = chunk_bytes
         self._compression: Compression = compression
         self._limit = blob_limit
+        self._seal = seal
+        self._said = b""
+        self._announced: Round | None = None
+        self._echoes: deque[bytes] = deque(maxlen=_MOST_ECHOES)
         self._blobs: dict[str, tuple[BlobRef, bytes]] = {}
         self._stale: dict[str, BlobRef] = {}
         self._delivery: Delivery | None = None
         self._cleared: Delivery | None = None
+        self.message_limit = 0
+        """Bytes of the largest message that the broker is known to take; 0: nothing is known."""
+        self._sent: set[str] = set()
         self.current: Round | None = None
         self.online = False
+        self.asking = False
+        """Connected, and waiting to learn from :meth:`heard` what the broker still has."""
 
     @property
     def live(self) -> Mapping[str, BlobRef]:
@@ -88,11 +102,24 @@ class Publisher:
         return self._blobs[sha256][1]
 
     def announce(self, message: Round) -> None:
-        """Make ``message`` the retained ``rounds/current``. Offer what it names first."""
+        """Make ``message`` the retained ``rounds/current``. Offer what it names first.
+
+        ConfigError if it is larger than the broker takes (:attr:`message_limit`).
+        """
+        topic = self._topics.current_round
+        payload = self._seal(topic, message)
+        if self.message_limit and len(payload) > self.message_limit:
+            raise ConfigError(
+                f"the announcement of a round takes {len(payload)} bytes, and the broker {self.message_limit} a "
+                "message (`[broker] profile`): use fewer units or tiers, or another broker",
+                size=len(payload),
+                limit=self.message_limit,
+            )
         self.current, self._delivery = message, None
         if self.online:
-            topic = self._topics.current_round
-            self._delivery = self._session.publish(topic, encode(message), retain=True)
+            self._said, self._announced = payload, message
+            self._echoes.append(payload)
+            self._delivery = self._session.publish(topic, payload, retain=True)
 
     def wait_delivered(self, timeout_s: float) -> bool:
         """Whether the broker has the announcement and knows what was cleared, waiting ``timeout_s`` for its word on each."""
@@ -112,32 +139,71 @@ class Publisher:
         if not self.online:
             self._stale[ref.sha256] = ref
             return
+        self._sent.discard(ref.sha256)
         for index in range(ref.count):
             self._cleared = self._session.publish(
                 self._topics.blob_chunk(ref.sha256, index), b"", retain=True
             )
 
-    def connected(self) -> None:
-        """The broker is there: publish every live blob and the announcement.
+    def connected(self, *, resumed: bool = False) -> None:
+        """The broker is there. One that knows our session (``resumed``) is asked for the announcement that it retains before
+        anything is published again: the whole model goes out only where the broker has lost something."""
+        if resumed and self._said:
+            self.asking = True
+        else:
+            self._publish(lost=True)
 
-        All of it, also to a broker that remembers our session: one that was killed may have lost retained messages
-        and kept the session.
+    def heard(self, retained: bytes) -> None:
+        """What the broker has on the announcement's topic; empty: nothing.
+
+        Where that is what we said last, the blobs that it names, which went out before it, are there too. A broker that was
+        killed may have kept our session and come back with an older state, or none.
         """
-        self.online = True
+        if self.asking:
+            self._publish(lost=retained != self._said)
+
+    def disconnected(self) -> None:
+        """The broker is away; offers wait."""
+        self.online = self.asking = False
+        self._echoes.clear()
+
+    def _publish(self, *, lost: bool) -> None:
+        """Everything that is live, or where nothing is ``lost`` what came up meanwhile."""
+        self.online, self.asking = True, False
         for sha256 in self._blobs:
-            self._send(sha256)
-        if self.current is not None:
+            if lost or sha256 not in self._sent:
+                self._send(sha256)
+        if self.current is not None and (lost or self.current != self._announced):
             self.announce(self.current)
         stale, self._stale = self._stale, {}
         for ref in stale.values():
             self.clear(ref)
 
-    def disconnected(self) -> None:
-        """The broker is away; offers wait."""
-        self.online = False
+    def is_foreign(self, payload: bytes) -> bool:
+        """Whether somebody else put ``payload`` (empty: cleared it) where the announcement lies.
+
+        Everything that we publish there comes back once, in order.
+        """
+        if payload not in self._echoes:
+            return bool(self._said) and (bool(self._echoes) or payload != self._said)
+        while self._echoes.popleft() != payload:
+            pass
+        return False
+
+    def restore(self) -> None:
+        """Announce again what somebody else cleared or replaced, under the next number."""
+        if self.current is not None:
+            self.announce(self.current)
+
+    def restore_blobs(self) -> None:
+        """Publish every live blob again: a device cannot find some of it."""
+        if self.online:
+            for sha256 in self._blobs:
+                self._send(sha256)
 
     def _send(self, sha256: str) -> None:
         ref, data = self._blobs[sha256]
+        self._sent.add(sha256)
         for index, piece in enumerate(split(data, ref.chunk)):
             self._session.publish(self._topics.blob_chunk(sha256, index), piece, retain=True)
 

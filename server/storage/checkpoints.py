@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from edgefl.system.files import write_whole
+from edgefl.system.files import make_folder, write_whole
 from edgefl.wire import tensors
 from edgefl.wire.errors import ProtocolError, StoreError
 from edgefl.wire.tensors import Array, Arrays
@@ -19,7 +19,7 @@ class Checkpoints:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+        make_folder(folder / "checkpoints")
 
     @property
     def model(self) -> Path:
@@ -60,6 +60,7 @@ class Checkpoints:
 def store(path: Path, data: bytes) -> str:
     """Replace ``path`` by ``data``, on disk before this returns; SHA-256 of ``data``. StoreError if it cannot be written."""
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, data, durable=True)
     except OSError as error:
         reason = error.strerror or str(error)

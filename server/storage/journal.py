@@ -6,7 +6,7 @@ did not. An update is journaled before it is acknowledged, and its bytes go when
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +21,8 @@ from server.coordinator.states import Assignment, OpenRound
 from server.storage import round_rows, tables
 from server.storage.round_rows import MethodProgress
 
+_FEW = 500
+"""Names that a statement lists: databases have a limit."""
 MOST_REJECTED = 16
 """Rows of refused updates per device and round: nobody may fill the disk with them."""
 
@@ -108,29 +110,30 @@ class Journal:
 
     # -- devices ---------------------------------------------------------------------------------------------
 
-    def save_device(self, device: Device, hello: bytes) -> None:
-        """Remember a device and the hello it sent."""
-        self._upsert_device(device, {"hello": hello})
-
-    def save_presence(self, device: Device) -> None:
-        """Remember that a known device came or went."""
-        self._upsert_device(device, {})
-
-    def _upsert_device(self, device: Device, more: Mapping[str, object]) -> None:
-        key = (tables.devices.c.federation == self._federation) & (tables.devices.c.device == device.name)
-        values = {
-            "tier": device.tier,
-            "samples": device.samples,
-            "online": device.online,
-            "last_seen": device.seen,
-            **more,
-        }
+    def save_devices(self, devices: Iterable[tuple[Device, bytes | None]]) -> None:
+        """Remember devices, each with the hello that it sent, if it sent one anew: all in one step."""
+        table, new = tables.devices, {device.name: (device, hello) for device, hello in devices}
+        ours = table.c.federation == self._federation
         with self._transaction() as connection:
-            if connection.execute(tables.devices.update().where(key).values(**values)).rowcount == 0:
-                values = {"hello": b"", **values}
-                connection.execute(
-                    tables.devices.insert().values(federation=self._federation, device=device.name, **values)
-                )
+            among = ours & table.c.device.in_(list(new)) if len(new) <= _FEW else ours
+            known = set(connection.execute(sa.select(table.c.device).where(among)).scalars())
+            rows = [
+                {**_device_row(device), "hello": hello or b"", "federation": self._federation, "device": name}
+                for name, (device, hello) in new.items()
+                if name not in known
+            ]
+            if rows:
+                connection.execute(table.insert(), rows)
+            key = ours & (table.c.device == sa.bindparam("name"))
+            changes = [(device, hello) for name, (device, hello) in new.items() if name in known]
+            for greeted in (True, False):  # one statement for many rows has one set of columns
+                many = [
+                    {"name": device.name, **_device_row(device), **({"hello": hello} if greeted else {})}
+                    for device, hello in changes
+                    if (hello is not None) == greeted
+                ]
+                if many:
+                    connection.execute(table.update().where(key), many)
 
     def devices(self) -> dict[str, Device]:
         query = sa.select(tables.devices).where(tables.devices.c.federation == self._federation)
@@ -353,8 +356,8 @@ class Journal:
             **{name: sum(row[at] for row in accepted) for at, name in enumerate(tables.SIZES, 2)},
         )
 
-    def was_accepted(self, run: str, number: int, device: str, nonce: str) -> bool:
-        """Whether this answer of this device has been accepted before, in any round of the run."""
+    def accepted_sha256(self, run: str, number: int, device: str, nonce: str) -> str:
+        """The digest of this device's update for a task that was accepted, in any round of the run; empty if none was."""
         query = sa.select(tables.updates.c.sha256).where(
             (tables.updates.c.run == run)
             & (tables.updates.c.round == number)
@@ -363,7 +366,8 @@ class Journal:
             & (tables.updates.c.reason == "")
         )
         with self._transaction() as connection:
-            return connection.execute(query).first() is not None
+            row = connection.execute(query).first()
+        return str(row[0]) if row is not None else ""
 
     def accepted(self, run: str, number: int) -> Iterator[StoredUpdate]:
         """The accepted updates of an open round, one at a time: memory stays at one update."""
@@ -383,3 +387,12 @@ class Journal:
             body = sa.select(tables.updates.c.bytes).where(which & (tables.updates.c.sha256 == sha256))
             with self._transaction() as connection:
                 yield StoredUpdate(device, sha256, weight, connection.execute(body).scalar_one())
+
+
+def _device_row(device: Device) -> dict[str, object]:
+    return {
+        "tier": device.tier,
+        "samples": device.samples,
+        "online": device.online,
+        "last_seen": device.seen,
+    }

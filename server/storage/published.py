@@ -41,7 +41,6 @@ class PublishedModels:
 
     def save(self, number: int, record: PublishedModel) -> None:
         """Keep a record, whole or not at all, on disk before this returns."""
-        self._folder.mkdir(parents=True, exist_ok=True)
         store(self._path(number), msgspec.msgpack.encode(record))
 
     def load(self, number: int, model: str) -> tuple[PublishedModel, Blobs] | None:

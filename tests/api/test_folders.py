@@ -35,6 +35,7 @@ def federation() -> Federation:
         "port": 1884,
         "username": "server",
         "password": "s3cret",
+        "tls": True,
     }
     settings = {"model.name": "mlp", "data.name": "digits", "tiers.strong.count": 1}
     return edgefl.load_federation(None, settings | {f"broker.{key}": value for key, value in broker.items()})
@@ -93,7 +94,7 @@ def test_the_password_of_another_broker_is_not_sent(
     monkeypatch.setenv("EDGEFL_BROKER", "server:other@elsewhere.lan:1884")
     prepared = runs.prepare(tmp_path / CONFIG_NAME, tmp_path)
     prepared.lock.release()
-    assert _told(prepared) == "server:@broker.lan:1884"
+    assert _told(prepared) == "server@broker.lan:1884"
 
 
 def test_no_file_of_a_run_holds_the_password_of_the_broker(federation: Federation, tmp_path: Path) -> None:
@@ -141,7 +142,7 @@ def test_what_differs_from_the_run_in_a_folder_is_named_key_by_key(
 
 def _told(prepared: runs.Prepared) -> str:
     """Where the processes of the run are told that the broker is."""
-    return prepared.lab.supervisor._environment["EDGEFL_BROKER"]
+    return prepared.lab._environment("server")["EDGEFL_BROKER"].removeprefix("mqtts://")
 
 
 def test_a_run_takes_what_its_devices_hold_and_spreads_nothing(tmp_path: Path) -> None:

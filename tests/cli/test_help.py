@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 import edgefl
 from edgefl.cli.commands import app
 from edgefl.cli.federation.broker import broker
+from edgefl.wire.errors import BrokerError, ConfigError
 from tests.cli.runner import runner
 
 
@@ -15,19 +18,26 @@ def test_the_version_is_an_option() -> None:
     assert "--version" in runner().invoke(app, ["--help"]).output
 
 
-@pytest.mark.parametrize(
-    ("host", "text"),
-    [
-        ("127.0.0.1", "for this machine alone; --host 0.0.0.0 lets others in"),
-        ("0.0.0.0", "for everybody who reaches it, without passwords"),
-    ],
-)
 def test_a_broker_says_who_may_come(
-    host: str, text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(edgefl, "serve_broker", lambda *_: None)
-    broker(port=1884, host=host)
-    assert capsys.readouterr().out == f"starting an MQTT broker on {host}:1884, {text}\n"
+    broker(port=1884)
+    text = "for this machine alone and without passwords"
+    assert capsys.readouterr().out == f"starting an MQTT broker on 127.0.0.1:1884, {text}\n"
+
+
+@pytest.mark.parametrize("kind", ["amqtt", "mosquitto"])
+def test_a_broker_without_passwords_is_for_this_machine_alone(kind: str) -> None:
+    with pytest.raises(BrokerError, match="listens to its own machine only"):
+        broker(port=1884, host="0.0.0.0", kind=kind)
+
+
+def test_a_password_on_the_command_line_is_refused_and_not_repeated(tmp_path: Path) -> None:
+    arguments = ["--broker", "pi-1:s3cret@localhost:1883", "--id", "pi-1", "--data", str(tmp_path)]
+    result = runner().invoke(app, ["device", *arguments])
+    assert isinstance(result.exception, ConfigError)
+    assert "EDGEFL_BROKER_PASSWORD" in result.exception.message and "s3cret" not in result.exception.message
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,14 @@ def closed(
 
 LINES: list[tuple[events.Event, str | None]] = [
     (
+        events.UpdateAccepted(device="a", tier="t", round=1, nonce="n", sha256=SHA, weight=1),
+        None,
+    ),
+    (
+        events.Limited(counts={"unknown names": 7, "inbox full": 2}),
+        "turned away unread so far: inbox full (2), unknown names (7)",
+    ),
+    (
         events.Started(
             federation="demo",
             run="r1",

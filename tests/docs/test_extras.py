@@ -35,11 +35,11 @@ def test_names_and_extras_are_seen_in_commands_and_messages() -> None:
         ("edgefl-tiers", "server"),
         ("edgefl-tiers", "executorch"),
     ]
-    assert asked_for(f'pip install ".[server]" and {install("secure")}') == [
+    assert asked_for(f'pip install ".[server]" and {install("text")}') == [
         (".", "server"),
-        (NAME, "secure"),
+        (NAME, "text"),
     ]
-    assert asked_for("edgefl = edges[secure]") == []
+    assert asked_for("edgefl = edges[text]") == []
 
 
 def test_the_distribution_has_the_name_that_is_told() -> None:

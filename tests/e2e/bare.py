@@ -24,7 +24,7 @@ def bare_environment(folder: Path) -> Path:
     for name in ("edgefl", "device_runtime"):
         (site / name).symlink_to(REPOSITORY / name)
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-    declared = [*project["dependencies"], *project["optional-dependencies"]["secure"]]
+    declared = project["dependencies"]
     for package in _needed(declared):
         _link(package, site)
     _link(distribution("executorch"), site)

@@ -36,7 +36,7 @@ class Tap:
 
     @property
     def address(self) -> Address:
-        return Address(*self._listener.getsockname())
+        return Address(*self._listener.getsockname(), mqtt="3.1.1")  # whose packets are counted
 
     def packets(self, direction: Direction, part: str = "") -> list[Publish]:
         """Those in one direction whose topic contains ``part``."""

@@ -147,7 +147,7 @@ def _kill_once_it_fails(device: subprocess.Popen[str], said: list[dict[str, Any]
     assert device.stdout is not None
     for line in device.stdout:
         said.append(json.loads(line))
-        if said[-1]["event"] == "failed":
+        if said[-1]["event"] == "refused":
             device.kill()
             return
 
@@ -197,7 +197,7 @@ def test_what_the_program_keeps_on_the_server_moves_in_each_round(by_hand: ByHan
 def test_a_device_that_knows_another_key_loads_nothing(by_hand: ByHand) -> None:
     said = by_hand.said["doubting"]
 
-    assert lines(said, "failed") and not lines(said, "accepted")
+    assert "this device knows" in lines(said, "refused")[0]["text"] and not lines(said, "round")
 
 
 def test_both_engines_measure_what_they_are_offered_and_who_doubts_the_key_does_not(by_hand: ByHand) -> None:

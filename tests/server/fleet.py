@@ -19,6 +19,7 @@ from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import DataSpec, Graph, Manifest
 from edgefl.wire.compression import unpacked
 from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.envelope import Seal, bare, peek
 from edgefl.wire.mqtt.messages import (
     Ack,
     Hello,
@@ -29,7 +30,6 @@ from edgefl.wire.mqtt.messages import (
     Task,
     Update,
     UpdateChunk,
-    decode,
     encode,
 )
 from edgefl.wire.mqtt.session import Address, Incoming, Session, Up, Will
@@ -156,7 +156,8 @@ def silent(_device: ScriptedDevice, _task: Task, _opened: Round) -> None:
 
 
 class ScriptedDevice:
-    """Says hello (retained) after each connection, and hands every task to ``answer``.
+    """Says hello (retained) after each connection, and hands every task to ``answer``. What it says is bare, or as ``seal``
+    makes it.
 
     ``acks``, ``tasks`` and ``rounds`` are queues of what it was sent.
     """
@@ -168,9 +169,12 @@ class ScriptedDevice:
         name: str,
         limits: Limits,
         answer: Callable[[ScriptedDevice, Task, Round], None] | None = None,
+        *,
+        seal: Seal = bare,
         **hello: Any,
     ) -> None:
         self.name = name
+        self.seal = seal
         self.topics = Topics(federation)
         self.mine = self.topics.device(name)
         self.limits = limits
@@ -184,8 +188,8 @@ class ScriptedDevice:
         self._task: Task | None = None
         self._answered: set[str] = set()
         self._acked: set[str] = set()
-        will = Will(self.mine.status, encode(Status(online=False)))
-        self.session = Session(address, f"edgefl-{federation}-{name}", limits=limits, will=will)
+        will = Will(self.mine.status, seal(self.mine.status, Status(online=False)))
+        self.session = Session(address, f"edgefl:device:{federation}:{name}", limits=limits, will=will)
         self.session.subscribe([self.topics.current_round, self.mine.tasks, self.mine.acks])
         self.session.start()
         self._thread = threading.Thread(target=self._serve, daemon=True)
@@ -218,7 +222,7 @@ class ScriptedDevice:
         self.session._stopping.set()
 
     def say(self, topic: str, message: Message, *, retain: bool = False) -> None:
-        self.session.publish(topic, encode(message), retain=retain)
+        self.session.publish(topic, self.seal(topic, message), retain=retain)
 
     def greet(self) -> None:
         self.say(self.mine.status, Status(online=True), retain=True)
@@ -246,15 +250,15 @@ class ScriptedDevice:
 
     def _receive(self, event: Incoming) -> None:
         if event.topic == self.topics.current_round and event.payload:
-            self._round = decode(Round, event.payload)
+            self._round = peek(Round, event.payload)
             self.rounds.put(self._round)
         elif event.topic == self.mine.tasks:
-            self._task = decode(Task, event.payload)
+            self._task = peek(Task, event.payload)
             self.tasks.put(self._task)
             if self._task.nonce not in self._acked:  # sent again: the server has not got our answer
                 self._answered.discard(self._task.nonce)
         elif event.topic == self.mine.acks:
-            ack = decode(Ack, event.payload)
+            ack = peek(Ack, event.payload)
             self._acked.add(ack.nonce)
             self.acks.put(ack)
         self._maybe_answer()

@@ -110,7 +110,7 @@ def test_each_format_is_signed(
         offer = opened.offer(name)
         assert list(offer.signatures) == tiers
         for tier, signature in offer.signatures.items():
-            signatures.check(signer.public_key, offer.bundles[tier].sha256, signature)
+            signatures.check([signer.keys.public], offer.bundles[tier].sha256, signature)
 
 
 def test_a_device_that_finds_no_bundle_for_its_engine_does_not_hold_up_the_round(

@@ -43,6 +43,15 @@ def test_a_change_to_a_models_source_or_to_edgefl_is_another_configuration(
     assert len({before, changed, run_digest(own)}) == 3
 
 
+def test_a_run_goes_on_under_another_patch_of_the_same_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    def under(version: str) -> str:
+        monkeypatch.setattr("edgefl.setup.digests.version", lambda: version)
+        return run_digest(federation())
+
+    assert under("1.2.3") == under("1.2.10")
+    assert len({under("1.2.3"), under("1.3.3"), under("2.2.3"), under("1.2.4rc1"), under("unknown")}) == 5
+
+
 @pytest.mark.parametrize("form", ["module", "file"])
 def test_a_change_to_the_source_of_a_users_program_is_another_configuration(
     form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -55,7 +55,7 @@ def test_bytes_are_on_disk_before_a_durable_file_takes_its_place(
     write_whole(path, b"new", durable=True)
     write_whole(path, b"newer")
 
-    assert synced == [b"old"]
+    assert synced == [b"old", b"new"], "its bytes before, its name after"
 
 
 def test_a_full_disk_is_told_with_the_path_and_leaves_nothing(tmp_path: Path) -> None:

@@ -37,15 +37,23 @@ def test_each_command_takes_its_arguments() -> None:
         assert ran.exit_code == 0, table.name
 
 
-def test_a_table_takes_the_place_of_the_last_one() -> None:
+def test_a_table_takes_the_place_of_the_last_one_of_such_a_machine() -> None:
     [table] = [each for each in benchmarks.TABLES if each.name == "round-mosquitto"]
     row = {"broker": "mosquitto", "devices": 16, "round_s": 0.5, "round_min_s": 0.4, "server_cpu_s": 0.1}
-    found = {"machine": MACHINE, "day": "2026-01-02", "results": [row | {"down_bytes": 2e6, "up_bytes": 1e6}]}
-    block = benchmarks.written(table, found)
 
-    assert "`edgefl bench round --devices 16 --broker mosquitto`, 2026-01-02, a processor (2 cores)" in block
-    assert "| `mosquitto` | 16 | 0.50 | 0.40 | 0.10 | 2.0 | 1.0 |" in block
-    page = "before\n<!-- bench round-mosquitto -->\nold\n<!-- end -->\nafter\n"
-    assert benchmarks.placed(page, table, block) == page.replace("old", block)
+    def block(processor: str, day: str) -> str:
+        machine = {**MACHINE, "processor": processor}
+        found = {"machine": machine, "day": day, "results": [row | {"down_bytes": 2e6, "up_bytes": 1e6}]}
+        return str(benchmarks.written(table, found))
+
+    new = block("Zuse Z3", "2026-01-02")
+    assert "`edgefl bench round --devices 16 --broker mosquitto`, 2026-01-02, Zuse Z3 (2 cores)" in new
+    assert "| `mosquitto` | 16 | 0.50 | 0.40 | 0.10 | 2.0 | 1.0 |" in new
+    page = "before\n<!-- bench round-mosquitto -->\n<!-- end -->\nafter\n"
+    for other in (block("Zuse Z3", "2025-01-01"), block("Apollo AGC", "2025-01-01")):
+        page = benchmarks.placed(page, table, other)
+    placed = benchmarks.placed(page, table, new)
+    apollo = block("Apollo AGC", "2025-01-01")
+    assert placed == f"before\n<!-- bench round-mosquitto -->\n{apollo}\n\n{new}\n<!-- end -->\nafter\n"
     with pytest.raises(ValueError, match="no place"):
-        benchmarks.placed("nothing", table, block)
+        benchmarks.placed("nothing", table, new)

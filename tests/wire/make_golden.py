@@ -19,13 +19,15 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from edgefl.wire import patches, tensors
+from edgefl.wire import enrolment, patches, tensors
 from edgefl.wire.blobs import BlobRef, describe
 from edgefl.wire.bundle import manifest, profiles
 from edgefl.wire.bundle.archive import Bundle, write_bundle
 from edgefl.wire.bundle.manifest import Chunk, DataSpec, Graph, Input, Manifest, PhaseSpec, Port
 from edgefl.wire.bundle.readers import Image, Reader, Series, Sound, Table, Text
+from edgefl.wire.keys import KeyPair
 from edgefl.wire.mqtt import messages
+from edgefl.wire.mqtt.envelope import Sequence, Speaker
 from edgefl.wire.mqtt.messages import (
     Ack,
     Decline,
@@ -130,7 +132,8 @@ MESSAGES: dict[str, Message] = {
         samples=600,
         engines={"onnxruntime": "1.22.0"},
         tier="weak",
-        key=b"\x00\xff",
+        token="0123456789abcdef",
+        proof=enrolment.proof(bytes(range(32, 64)), Topics("demo").device("phone-7").hello, bytes(range(32))),
     ),
     "task": Task(run="run-7", round=3, tier="weak", seed=2**62 + 1, nonce="0011aabb", samples=128),
     "progress": Progress(
@@ -170,10 +173,15 @@ MESSAGES: dict[str, Message] = {
     "update_chunk": UpdateChunk(
         nonce="0011aabb", sha256="ab" * 32, index=1, count=3, size=2500, data=b"\x00\x01\xfe\xff"
     ),
-    "ack_accepted": Ack(round=3, nonce="0011aabb", status="accepted"),
-    "ack_missing": Ack(round=3, nonce="0011aabb", status="missing", missing=[0, 2, 300]),
+    "ack_accepted": Ack(round=3, nonce="0011aabb", status="accepted", sha256="ab" * 32),
+    "ack_missing": Ack(round=3, nonce="0011aabb", status="missing", missing=[0, 2, 300], sha256="ab" * 32),
     "ack_rejected": Ack(
-        round=3, nonce="0011aabb", status="rejected", reason="closed-round", text="round 4 is open"
+        round=3,
+        nonce="0011aabb",
+        status="rejected",
+        reason="closed-round",
+        text="round 4 is open",
+        sha256="ab" * 32,
     ),
     "decline": Decline(round=3, nonce="0011aabb", reason="no-carry", text="it kept nothing of round 1"),
     "profile_offer": ProfileOffer(
@@ -194,6 +202,24 @@ MESSAGES: dict[str, Message] = {
         nonce="0011aabbccddeeff", state="done", profile=profiles.encode(example_profile())
     ),
 }
+
+ENVELOPES = {
+    "signed_task": Topics("demo").device("phone-7").tasks,
+    "signed_hello": Topics("demo").device("phone-7").hello,
+    "signed_update_chunk": Topics("demo").device("phone-7").update(3, 1),
+}
+"""Messages above, each signed for a topic by the private key of the bytes 0 to 31, with the number 2^40."""
+SEED = bytes(range(32))
+
+
+def signed(name: str) -> bytes:
+    """A vector of :data:`ENVELOPES`. Signatures of Ed25519 are no matter of chance."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "key"
+        path.write_text(SEED.hex())
+        speaker = Speaker(KeyPair(path), Sequence(lambda: 0, lambda _: None))
+        return speaker.seal(ENVELOPES[name], MESSAGES[name.removeprefix("signed_")], 1 << 40)
+
 
 GRAPHS = {name: f"graph bytes: {name}".encode() for name in ("start", "train", "finish", "pass", "adapt")}
 
@@ -389,6 +415,7 @@ def values_of(found: dict[str, bytes]) -> bytes:
 def vectors() -> dict[str, bytes]:
     """Every file of the folder by its name."""
     found = {name: messages.encode(message) for name, message in MESSAGES.items()}
+    found |= {name: signed(name) for name in ENVELOPES}
     found |= {name: msgspec.msgpack.encode(ref) for name, ref in BLOBS.items()}
     found["task_with_unknown_field"] = _with_extra_field(MESSAGES["task"])
     found["task_of_version_2"] = messages.encode(msgspec.structs.replace(MESSAGES["task"], v=2))

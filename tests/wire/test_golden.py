@@ -22,6 +22,7 @@ from edgefl.wire.bundle.variants import Variant
 from edgefl.wire.compression import unpacked
 from edgefl.wire.errors import BundleError, ProtocolError
 from edgefl.wire.mqtt import messages
+from edgefl.wire.mqtt.envelope import Envelope, open_message
 from edgefl.wire.mqtt.messages import Offer, Profile, Task
 from edgefl.wire.mqtt.topics import Topics
 from tests.wire import make_golden
@@ -53,6 +54,16 @@ def test_message_encodes_to_its_vector(name: str) -> None:
 @pytest.mark.parametrize("name", MESSAGES)
 def test_message_decodes_from_its_vector(name: str) -> None:
     assert messages.decode(type(MESSAGES[name]), golden(name)) == MESSAGES[name]
+
+
+@pytest.mark.parametrize("name", make_golden.ENVELOPES)
+def test_a_signed_message_in_both_directions(name: str) -> None:
+    topic, message = make_golden.ENVELOPES[name], MESSAGES[name.removeprefix("signed_")]
+
+    assert make_golden.signed(name) == golden(name)
+    opened = open_message(type(message), topic, golden(name))
+    assert (opened.message, opened.at) == (message, 1 << 40)
+    assert opened.key.hex() == "03a107bff3ce10be1d70dd18e74bc09967e4d6309ba50d5f1ddc8664125531b8"
 
 
 @pytest.mark.parametrize("name", BLOBS)
@@ -273,6 +284,7 @@ def test_the_document_names_every_field_limit_and_vector() -> None:
     kinds = [
         *{type(message) for message in MESSAGES.values()},
         BlobRef,
+        Envelope,
         Manifest,
         Graph,
         Variant,

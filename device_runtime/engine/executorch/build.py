@@ -12,6 +12,7 @@ import os
 import platform
 import shlex
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -85,10 +86,19 @@ def binding(wheel: Wheel, say: Callable[[str], None]) -> Path:
     if (_SOURCE.parent / name).exists():
         return _SOURCE.parent / name
     folder = _cache()
-    if os.access(folder / name, os.R_OK):
+    present = os.access(folder / name, os.R_OK)
+    if present and _is_ours(folder / name):
         return folder / name
     say("building the ExecuTorch binding, once")
-    return build(wheel, folder, again=False)
+    return build(wheel, folder, again=present)
+
+
+def _is_ours(file: Path) -> bool:
+    """Whether nobody else could have written a library that this process is to load, nor its folder."""
+    if not hasattr(os, "getuid"):
+        return True
+    facts = [place.stat() for place in (file, file.parent)]
+    return all(each.st_uid in (0, os.getuid()) and not each.st_mode & stat.S_IWOTH for each in facts)
 
 
 def build_engine(into: Path | None = None) -> tuple[Path, str]:

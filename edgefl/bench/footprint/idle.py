@@ -30,7 +30,7 @@ from edgefl.wire.mqtt.topics import Topics
 
 HOST, FEDERATION, SAMPLES = "127.0.0.1", "bench-footprint", 32
 PATIENCE_S = 60.0
-SETTLE_S = 1.0
+SETTLE_S = 5.0
 """What a client does when it is connected is over by then: it waits."""
 _SYSTEM_PATH = "/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin:/opt/homebrew/sbin"
 

@@ -23,6 +23,7 @@ from edgefl.wire.errors import EdgeflError
 DEVICE = (
     "numpy",
     "onnxruntime",
+    "cryptography",
     "paho-mqtt",
     "msgspec",
     "safetensors",

@@ -156,7 +156,7 @@ def _one_round(model: str, batch: int, steps: int, engine: str, *, timed: bool) 
         try:
             events = [item.event for item in lab.events() if isinstance(item, Said)]
         finally:
-            lab.supervisor.stop()
+            lab.stop()
         bundles = {}
         for path in sorted((Path(folder) / "bundles").rglob("*.efl")):
             bundles[read_bundle(path).manifest.tier] = path

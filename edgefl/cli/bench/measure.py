@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from edgefl.cli.bench import codecs as bench_codecs
+from edgefl.cli.bench import faults as bench_faults
 from edgefl.cli.bench import footprint as bench_footprint
 from edgefl.cli.bench import models as bench_models
 from edgefl.cli.bench import peer as bench_peer
@@ -73,6 +74,7 @@ def register(app: typer.Typer) -> None:
     group.command("round")(round_)
     group.command("submodels", help=_SUBMODELS)(submodels)
     bench_codecs.register(group)
+    bench_faults.register(group)
     bench_footprint.register(group)
     bench_models.register(group)
     bench_peer.register(group)
@@ -113,6 +115,7 @@ def round_(
     broker: Annotated[
         str, typer.Option(help="auto (mosquitto where it is installed), mosquitto or amqtt")
     ] = "auto",
+    tls: Annotated[bool, typer.Option("--tls", help="through TLS too (mosquitto)")] = False,
     as_json: _Json = False,
 ) -> None:
     """Time of a round in which devices return their weights at once."""
@@ -120,8 +123,11 @@ def round_(
 
     kind = ("mosquitto" if shutil.which("mosquitto", path=_PATH) else "amqtt") if broker == "auto" else broker
     with progress(f"{rounds} rounds with {devices} devices"):
-        row = measure(devices=devices, model=model, rounds=rounds, broker=kind)
-    print_rows("round", [row], as_json)
+        rows = [
+            measure(devices=devices, model=model, rounds=rounds, broker=kind, tls=secure)
+            for secure in ([False, True] if tls else [False])
+        ]
+    print_rows("round", rows, as_json)
 
 
 def submodels(

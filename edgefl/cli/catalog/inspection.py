@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from edgefl.wire.bundle.manifest import Manifest
     from edgefl.wire.update.size import UpdateSize
 
+BrokerProfile = StrEnum("BrokerProfile", ["aws"])
 Catalog = StrEnum("Catalog", ["models", "losses", "kinds", "submodels", "programs", "optimizers", "codecs"])
 
 _LS = """
@@ -62,6 +63,8 @@ Examples:
   edgefl validate federation.toml
 
   edgefl validate federation.toml --build
+
+  edgefl validate federation.toml --broker-profile aws
 
   edgefl validate --template > federation.toml
 """
@@ -176,6 +179,10 @@ def validate(
         bool,
         typer.Option("--json", help="the complete configuration as JSON; with --build, sizes as `updates`"),
     ] = False,
+    broker_profile: Annotated[
+        BrokerProfile | None,
+        typer.Option(help="what a hosted broker would not take; with --build, of the announcement too"),
+    ] = None,
 ) -> None:
     from edgefl.config import checked
     from edgefl.config.text import document
@@ -186,7 +193,9 @@ def validate(
     if path is None:
         raise typer.BadParameter("give a federation file, or --template")
     loaded = checked(path)
-    updates = _built(loaded) if build else {}
+    updates, traffic = _built(loaded) if build else ({}, None)
+    if broker_profile is not None:
+        _refuse_what_breaks(loaded, broker_profile.value, traffic)
     rows = as_rows(updates)
     if as_json:
         print_json(loaded.model_dump() | ({"updates": rows} if build else {}))
@@ -201,12 +210,33 @@ def validate(
         )
 
 
-def _built(federation: Federation) -> dict[str, UpdateSize]:
-    """The size of an update, by tier: those of the file, or the model's own. ModelError or ConfigError if the model
-    cannot be built for the data, or cut or trained as the tiers say."""
+def _refuse_what_breaks(federation: Federation, profile: str, traffic: tuple[int, int] | None) -> None:
+    """ConfigError with everything that the hosted broker would not take."""
+    from edgefl.wire.errors import ConfigError
+    from server.access.limits import HOSTED, Traffic, breaks
+
+    hosted = HOSTED[profile]
+    found = list(
+        breaks(
+            hosted,
+            federation=federation.federation.name,
+            limits=federation.wire_limits,
+            address=federation.broker.address(),
+            traffic=Traffic(*traffic) if traffic else None,
+        )
+    )
+    if found:
+        listed = "\n".join(f"  {each}" for each in found)
+        raise ConfigError(f"{hosted.name} ({hosted.source}) would not take this federation:\n{listed}")
+
+
+def _built(federation: Federation) -> tuple[dict[str, UpdateSize], tuple[int, int]]:
+    """The size of an update, by tier (those of the file, or the model's own), and what a round sends. ModelError or
+    ConfigError if the model cannot be built for the data, or cut or trained as the tiers say."""
     from edgefl.setup.data import open_data
     from edgefl.setup.model import federation_model, submodel_of, submodel_warnings
     from edgefl.setup.tiers import completed
+    from edgefl.setup.traffic import announcement
     from edgefl.setup.updates import tier_sizes
 
     spec = federation_model(federation, open_data(federation))
@@ -216,4 +246,4 @@ def _built(federation: Federation) -> dict[str, UpdateSize]:
     for tier, submodel in submodels.items():
         for text in submodel_warnings(submodel, tier, initial):
             errors.print(f"warning: {text}", markup=False)
-    return tier_sizes(federation, spec, submodels)
+    return tier_sizes(federation, spec, submodels), announcement(federation, spec, tiers)

@@ -8,10 +8,20 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from edgefl.cli.broker_options import Broker, CaFile, CertFile, InsecurePassword, KeyFile, PasswordFile
 from edgefl.cli.device import engine as device_engine
 from edgefl.cli.device import personalize as device_personalize
 from edgefl.cli.device.isolated import Told
-from edgefl.cli.options import BadRows, Engine, address, checked_key, parse_bytes, parse_limits
+from edgefl.cli.options import (
+    BadRows,
+    Engine,
+    Sandbox,
+    address,
+    checked_key,
+    parse_bytes,
+    parse_limits,
+    token_text,
+)
 from edgefl.wire import folders
 from edgefl.wire.mqtt.topics import checked_name
 
@@ -60,9 +70,7 @@ def device(
     data: Annotated[
         Path, typer.Option(help="local data: .npz, folder of arrays, class folders, CSV, JSON lines, text")
     ],
-    broker: Annotated[
-        str, typer.Option(envvar="EDGEFL_BROKER", help="host:port of the MQTT broker")
-    ] = "localhost:1883",
+    broker: Broker = "localhost:1883",
     federation: Annotated[str, typer.Option(help="name of the federation to join")] = "demo",
     store: Annotated[
         Path | None, typer.Option(help="folder for the device's store; default: ~/.edgefl/FEDERATION/ID")
@@ -83,12 +91,34 @@ def device(
         bool,
         typer.Option(help="try forms of a step and its threads in the first round, and keep the fastest"),
     ] = True,
+    sandbox: Annotated[
+        Sandbox,
+        typer.Option(
+            help="run graphs in a process that may little; auto: unless --server-key vouches for them"
+        ),
+    ] = Sandbox.auto,
+    policy: Annotated[
+        Path | None, typer.Option(help="a TOML file of what this device may do, and when")
+    ] = None,
     until_done: Annotated[bool, typer.Option(help="stop when the training is done")] = False,
     limit: Annotated[list[str] | None, typer.Option(help="a limit as key=value, e.g. fetch_window=4")] = None,
     server_key: Annotated[
-        str, typer.Option(help="load only bundles signed by this key of the server (hex)")
+        str,
+        typer.Option(
+            help="listen to this key of the server only (hex; several with commas); default: the first seen"
+        ),
     ] = "",
-    ca_file: Annotated[str, typer.Option(help="certificate of the broker's authority; switches TLS on")] = "",
+    token: Annotated[
+        str,
+        typer.Option(
+            envvar="EDGEFL_TOKEN", help="one-time token of `edgefl enroll token`, or @FILE that holds it"
+        ),
+    ] = "",
+    ca_file: CaFile = "",
+    cert_file: CertFile = "",
+    key_file: KeyFile = "",
+    password_file: PasswordFile = "",
+    insecure_password: InsecurePassword = False,
     as_json: Annotated[bool, typer.Option("--json", help="events as JSON lines")] = False,
 ) -> None:
     if ctx.invoked_subcommand is not None:
@@ -98,18 +128,28 @@ def device(
     settings = process.DeviceSettings(
         federation=checked_name("federation", federation),
         device=checked_name("device", device_id),
-        broker=address(broker, ca_file),
+        broker=address(
+            broker,
+            ca_file,
+            cert_file,
+            key_file,
+            password_file,
+            insecure_password=insecure_password,
+        ),
         data=str(data),
         bad_rows=bad_rows.value,
         folder=str(store or folders.store(federation, device_id)),
         tier=tier,
         server_key=checked_key(server_key),
+        token=token_text(token),
         memory_bytes=parse_bytes(memory, "--memory") if memory else 0,
         until_done=until_done,
         limits=parse_limits(limit or []),
         engine=engine.value,
         threads=threads,
         tune=tune,
+        sandbox=sandbox.value,
+        policy=str(policy or ""),
         as_json=as_json,
     )
     if isinstance(ctx.obj, Told):

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgefl.cli.options import BadRows, Engine
+from edgefl.cli.broker_options import Broker, CaFile, CertFile, InsecurePassword, KeyFile, PasswordFile
+from edgefl.cli.options import BadRows, Engine, address
 from edgefl.cli.output import console, print_json, print_table
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.metric_text import number
+from edgefl.wire.mqtt.address import Address
 
 if TYPE_CHECKING:
     from device_runtime.config import Policy
@@ -46,9 +48,7 @@ def personalize(
         Path, typer.Option(help="local data: .npz, folder of arrays, class folders, CSV, JSON lines, text")
     ],
     device_id: Annotated[str, typer.Option("--id", help="name of this device; not needed offline")] = "",
-    broker: Annotated[
-        str, typer.Option(envvar="EDGEFL_BROKER", help="host:port of the MQTT broker")
-    ] = "localhost:1883",
+    broker: Broker = "localhost:1883",
     federation: Annotated[str, typer.Option(help="name of the federation")] = "demo",
     tier: Annotated[str, typer.Option(help="tier whose model to take; default: the only one there is")] = "",
     test_data: Annotated[Path | None, typer.Option(help="samples to judge by, in the same forms")] = None,
@@ -77,9 +77,13 @@ def personalize(
     threads: Annotated[int, typer.Option(min=1, help="threads of the engine")] = 1,
     limit: Annotated[list[str] | None, typer.Option(help="a limit as key=value, e.g. fetch_window=4")] = None,
     server_key: Annotated[
-        str, typer.Option(help="load only bundles signed by this key of the server (hex)")
+        str, typer.Option(help="listen to this key of the server only (hex; several with commas)")
     ] = "",
-    ca_file: Annotated[str, typer.Option(help="certificate of the broker's authority; switches TLS on")] = "",
+    ca_file: CaFile = "",
+    cert_file: CertFile = "",
+    key_file: KeyFile = "",
+    password_file: PasswordFile = "",
+    insecure_password: InsecurePassword = False,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
 ) -> None:
     from device_runtime.data import sources
@@ -102,7 +106,16 @@ def personalize(
     opened = (
         _files(bundle, weights, store)
         if bundle or weights
-        else _visited(federation, device_id, tier, broker, ca_file, store, server_key, limit or [], engine)
+        else _visited(
+            federation,
+            device_id,
+            tier,
+            address(broker, ca_file, cert_file, key_file, password_file, insecure_password=insecure_password),
+            store,
+            server_key,
+            limit or [],
+            engine,
+        )
     )
     with opened as model:
         report, adapted = adapt(model, local, wanted, engine=engine.value, threads=threads)
@@ -142,8 +155,7 @@ def _visited(
     federation: str,
     device_id: str,
     tier: str,
-    broker: str,
-    ca_file: str,
+    broker: Address,
     store: Path | None,
     server_key: str,
     limit: list[str],
@@ -163,7 +175,6 @@ def _visited(
         tier=tier,
         folder=store,
         server_key=checked_key(server_key),
-        ca_file=ca_file,
         limits=parse_limits(limit),
         engine=engine.value,
     ) as model:

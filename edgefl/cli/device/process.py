@@ -30,11 +30,14 @@ class DeviceSettings(msgspec.Struct, frozen=True, kw_only=True):
     tier: str = ""
     memory_bytes: int = 0
     server_key: str = ""
+    token: str = ""
     until_done: bool = False
     limits: Limits = Limits()
     engine: str = "onnx"
     threads: int = 0
     tune: bool = True
+    sandbox: str = "auto"
+    policy: str = ""
     as_json: bool = False
 
 
@@ -63,8 +66,11 @@ def run(settings: DeviceSettings) -> None:
         engine=settings.engine,
         threads=settings.threads,
         tune=settings.tune,
+        sandbox=settings.sandbox,
+        policy=settings.policy or None,
         until_done=settings.until_done,
         server_key=settings.server_key,
+        token=settings.token,
         limits=settings.limits,
         report=_as_json if settings.as_json else _as_text,
     )

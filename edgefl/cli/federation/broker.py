@@ -1,22 +1,34 @@
-"""``edgefl broker``: an MQTT broker for one machine."""
+"""``edgefl broker``: an MQTT broker in one command."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edgefl.cli.broker_options import CaFile, CertFile, KeyFile
+
+if TYPE_CHECKING:
+    from server.lab_broker import LabBroker
+
 _EXAMPLES = """
-Run an MQTT broker in the foreground, for a trial: it asks nobody for a password.
+Run an MQTT broker in the foreground.
+
+Without --tls it is for a trial on this machine: it asks nobody for a password, and listens to nobody else.
+
+With --tls it is Mosquitto with TLS, a user for the server, for askers (`edgefl profile --fleet`) and for each --device, and
+the access list of `edgefl acl`. Certificates and passwords are made in --folder where none are given, and are used again.
 
 Examples:
 
   edgefl broker --port 1883
 
-  edgefl broker --host 0.0.0.0 --port 1883
-
   edgefl broker --kind mosquitto --port 1883
+
+  edgefl broker --tls --host 0.0.0.0 --name broker.lan --federation orchard --device pi-1 --device pi-2 --folder broker
+
+  edgefl broker --tls --client-certificates --websocket-port 8884 --device pi-1 --folder broker
 """
 
 
@@ -25,10 +37,31 @@ def register(app: typer.Typer) -> None:
 
 
 def broker(
-    port: Annotated[int, typer.Option(min=1, max=65535, help="port to listen on")] = 1883,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="port to listen on; default: 1883, with --tls 8883")
+    ] = 0,
     host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
     kind: Annotated[str, typer.Option(help="amqtt (embedded) or mosquitto (if it is installed)")] = "amqtt",
-    folder: Annotated[Path | None, typer.Option(help="folder for mosquitto's configuration")] = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="folder for mosquitto's configuration, certificates and passwords")
+    ] = None,
+    tls: Annotated[bool, typer.Option("--tls", help="Mosquitto with TLS, users and an access list")] = False,
+    federation: Annotated[str, typer.Option(help="with --tls: name of the federation")] = "demo",
+    device: Annotated[
+        list[str] | None, typer.Option(help="with --tls: name of a device that may come; may be repeated")
+    ] = None,
+    name: Annotated[
+        list[str] | None, typer.Option(help="with --tls: host name for the certificate; may be repeated")
+    ] = None,
+    websocket_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="with --tls: MQTT over WebSocket on this port too")
+    ] = 0,
+    client_certificates: Annotated[
+        bool, typer.Option("--client-certificates", help="with --tls: certificates in place of passwords")
+    ] = False,
+    ca_file: CaFile = "",
+    cert_file: CertFile = "",
+    key_file: KeyFile = "",
 ) -> None:
     import os
     import tempfile
@@ -38,6 +71,30 @@ def broker(
 
     if kind not in ("amqtt", "mosquitto"):
         raise ConfigError(f"--kind {kind!r} is unknown: write amqtt or mosquitto")
+    if tls:
+        from server.lab_broker import LabBroker
+
+        lab = LabBroker(
+            folder=(folder or Path("broker")).resolve(),
+            federation=federation,
+            devices=tuple(device or ()),
+            host=host,
+            port=port or 8883,
+            websocket_port=websocket_port,
+            names=tuple(name or ()),
+            ca_file=_whole(ca_file),
+            cert_file=_whole(cert_file),
+            key_file=_whole(key_file),
+            client_certificates=client_certificates,
+        )
+        command = lab.command()
+        _tell(lab)
+        os.execvp(command[0], command)
+    if device or name or websocket_port or client_certificates or ca_file or cert_file or key_file:
+        raise ConfigError(
+            "users, names, certificates and WebSocket go with TLS: add --tls, or leave them out"
+        )
+    port = port or 1883
     if kind == "amqtt":
         _say(host, port)
         serve_broker(host, port)
@@ -47,12 +104,24 @@ def broker(
         os.execvp(command[0], command)
 
 
+def _whole(path: str) -> str:
+    return str(Path(path).resolve()) if path else ""
+
+
 def _say(host: str, port: int) -> None:
     """Where it will listen, and who may come."""
-    alone = host in ("127.0.0.1", "::1", "localhost")
-    who = (
-        "for this machine alone; --host 0.0.0.0 lets others in"
-        if alone
-        else "for everybody who reaches it, without passwords"
+    print(
+        f"starting an MQTT broker on {host}:{port}, for this machine alone and without passwords", flush=True
     )
-    print(f"starting an MQTT broker on {host}:{port}, {who}", flush=True)
+
+
+def _tell(lab: LabBroker) -> None:
+    """What each client needs to come."""
+    print(
+        f"starting Mosquitto on {lab.host}:{lab.port} with TLS, for federation {lab.federation!r}", flush=True
+    )
+    for user in lab.users:
+        options = " ".join(f"--{key} '{value}'" for key, value in lab.needs(user).items())
+        print(f"  {user}: {options}", flush=True)
+    if lab.websocket_port:
+        print(f"  over WebSocket: the same with wss:// and port {lab.websocket_port}", flush=True)

@@ -118,7 +118,7 @@ def _(event: events.RoundOpened) -> str:
 
 @text_of.register
 def _(event: events.DeviceSeen) -> str | None:
-    if event.stage != "reported":
+    if event.stage != events.REPORTED:
         return None
     parts = [f"loss {event.loss:.4g}"]
     parts += [f"step {event.step_ms:.0f} ms"] if event.step_ms else []  # devices that do not measure say 0
@@ -140,6 +140,12 @@ def _(event: events.Rejected) -> str:
 @text_of.register
 def _(event: events.Declined) -> str:
     return f"{event.device} declined round {event.round} ({event.reason}): {event.text}".removesuffix(": ")
+
+
+@text_of.register
+def _(event: events.Limited) -> str:
+    counted = ", ".join(f"{why} ({count})" for why, count in sorted(event.counts.items()))
+    return f"turned away unread so far: {counted}"
 
 
 @text_of.register

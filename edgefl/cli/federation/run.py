@@ -41,6 +41,8 @@ Examples:
 
   edgefl run --engine executorch --out runs/phones      (needs 'edgefl-tiers\\[executorch]'; per tier: engine in the file)
 
+  edgefl run --faults faults.toml --out runs/disturbed      (docs/security/faults.md has such a schedule)
+
   edgefl run --codec fedbat --out runs/one-bit      (also fedpaq:bits=3, ...; `edgefl ls codecs` lists them)
 """
 
@@ -94,11 +96,15 @@ def run(
     ] = None,
     broker: Annotated[str | None, typer.Option(help="amqtt (embedded) or mosquitto")] = None,
     download: Annotated[bool, typer.Option(help="fetch the dataset if no folder has it")] = False,
+    faults: Annotated[
+        Path | None, typer.Option(help="faults on purpose: bad links, killed processes, ... (TOML or JSON)")
+    ] = None,
     fresh: Annotated[bool, typer.Option(help="discard what an earlier run left in --out")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object per round, nothing else")] = False,
 ) -> None:
     from edgefl.api.federation import demo_federation, load_federation
     from edgefl.api.run import prepare
+    from edgefl.lab.faults.schedule import load_schedule
     from edgefl.setup.evaluation import perplexity_to_beat
     from edgefl.setup.one_line import parse_loss, parse_named, parse_program
     from edgefl.setup.tier_text import parse_tiers
@@ -122,6 +128,7 @@ def run(
     def read(settings: Mapping[str, object]) -> Federation:
         return load_federation(config, settings) if config else demo_federation(settings)
 
+    schedule = None if faults is None else load_schedule(faults)
     federation = read(chosen)
     if tiers is not None:
         federation = read(chosen | {"tiers": parse_tiers(tiers, federation.model.name)})
@@ -129,6 +136,8 @@ def run(
         federation = _run_by(completed(federation), engine)
     with progress("reading the data and looking at the tiers"):
         prepared = prepare(federation, out, fresh=fresh)
+    if schedule is not None:
+        prepared.lab.disturb(schedule)
     if not as_json:
         made = prepared.federation
         console.print(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edgefl.cli.broker_options import Broker, CaFile, CertFile, InsecurePassword, KeyFile, PasswordFile
 from edgefl.cli.output import console, print_json
 from edgefl.system.clock import clock
 
@@ -28,7 +30,7 @@ Examples:
 
   edgefl server --config federation.toml --broker localhost:1883 --out runs/fleet
 
-  edgefl server --config federation.toml --broker user:secret@broker.lan:1883 --out runs/fleet --json
+  edgefl server --config federation.toml --broker mqtts://server@broker.lan --ca-file ca.crt --out runs/fleet
 """
 
 
@@ -39,17 +41,28 @@ def register(app: typer.Typer) -> None:
 def server(
     config: Annotated[Path, typer.Option(help="federation file (TOML)")],
     out: Annotated[Path, typer.Option(help="folder for journal, checkpoints, bundles and the trained model")],
-    broker: Annotated[
-        str,
-        typer.Option(envvar="EDGEFL_BROKER", help="host:port of the MQTT broker; default: as the file says"),
-    ] = "",
-    ca_file: Annotated[str, typer.Option(help="certificate of the broker's authority; switches TLS on")] = "",
+    broker: Broker = "",
+    ca_file: CaFile = "",
+    cert_file: CertFile = "",
+    key_file: KeyFile = "",
+    password_file: PasswordFile = "",
+    insecure_password: InsecurePassword = False,
     database: Annotated[
         str, typer.Option(help="SQLAlchemy URL of the journal; default: SQLite in --out")
     ] = "",
     device: Annotated[str, typer.Option(help="where to average and evaluate: auto, cpu or cuda")] = "auto",
     sign_key: Annotated[
-        Path | None, typer.Option(help="file with the key that signs bundles; made if there is none")
+        Path | None,
+        typer.Option(
+            help="file with the server's key, which signs all it says; made if there is none; default: this user's for the "
+            "federation"
+        ),
+    ] = None,
+    enrolled: Annotated[
+        Path | None,
+        typer.Option(
+            help="list of the devices that are let in (`edgefl enroll`); default: the first key of each name is"
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="events as JSON lines")] = False,
 ) -> None:
@@ -57,16 +70,25 @@ def server(
         console.print(
             f"{clock(time.time())}  starting: {config}, folder {out}", soft_wrap=True, highlight=False
         )
+    from edgefl.api.federation import load_federation
     from edgefl.api.run import Server
 
+    given = {
+        "broker.ca_file": ca_file,
+        "broker.cert_file": cert_file,
+        "broker.key_file": key_file,
+        "broker.password_file": password_file,
+        "broker.insecure_password": insecure_password,
+        "broker.password": "" if password_file else os.environ.get("EDGEFL_BROKER_PASSWORD", ""),
+    }
     served = Server(
-        config,
+        load_federation(config, {key: value for key, value in given.items() if value}),
         out,
         broker=broker,
-        ca_file=ca_file,
         database=database,
         device=device,
         sign_key=sign_key,
+        enrolled=enrolled,
         emit=print_json if as_json else _say,
     )
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -83,11 +83,12 @@ def read_device(path: Path) -> Wishes:
 
 def read_hello(path: Path) -> Wishes:
     """What a saved hello message (msgpack as it was sent, or JSON) says: memory and samples."""
-    from edgefl.wire.mqtt.messages import MALFORMED, Hello, decode
+    from edgefl.wire.mqtt.envelope import peek
+    from edgefl.wire.mqtt.messages import MALFORMED, Hello
 
     try:
         data = path.read_bytes()
-        hello = msgspec.json.decode(data, type=Hello) if data[:1] == b"{" else decode(Hello, data)
+        hello = msgspec.json.decode(data, type=Hello) if data[:1] == b"{" else peek(Hello, data)
     except FileNotFoundError as error:
         raise ConfigError(f"there is no hello message {path}") from error
     except (*MALFORMED, ProtocolError) as error:

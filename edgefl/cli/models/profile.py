@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgefl.cli.options import Engine
+from edgefl.cli.broker_options import Broker, CaFile, CertFile, InsecurePassword, KeyFile, PasswordFile
+from edgefl.cli.options import Engine, address
 from edgefl.cli.output import console, errors, print_json, print_table, progress
 from edgefl.system.files import write_text
 
@@ -69,9 +70,7 @@ def profile(
     fleet: Annotated[
         bool, typer.Option("--fleet", help="ask the devices of a federation, not this machine")
     ] = False,
-    broker: Annotated[
-        str, typer.Option(envvar="EDGEFL_BROKER", help="with --fleet: host:port of the MQTT broker")
-    ] = "localhost:1883",
+    broker: Broker = "localhost:1883",
     federation: Annotated[str, typer.Option(help="with --fleet: name of the federation")] = "demo",
     device: Annotated[
         list[str] | None, typer.Option(help="with --fleet: only this device, waited for; may be repeated")
@@ -82,7 +81,11 @@ def profile(
     sign_key: Annotated[
         Path | None, typer.Option(help="with --fleet: file with the key that signs the federation's bundles")
     ] = None,
-    ca_file: Annotated[str, typer.Option(help="with --fleet: certificate of the broker's authority")] = "",
+    ca_file: CaFile = "",
+    cert_file: CertFile = "",
+    key_file: KeyFile = "",
+    password_file: PasswordFile = "",
+    insecure_password: InsecurePassword = False,
 ) -> None:
     from edgefl.cli.models.profile_fleet import FleetOptions, files_of, profile_fleet, refuse
 
@@ -92,9 +95,10 @@ def profile(
     if fleet:
         refuse({"--threads": threads != 1, "--samples": samples != 0, "--run": run is not None}, fleet=True)
         options = FleetOptions(
-            broker=broker,
+            broker=address(
+                broker, ca_file, cert_file, key_file, password_file, insecure_password=insecure_password
+            ),
             federation=federation,
-            ca_file=ca_file,
             devices=tuple(device or ()),
             repeat=repeat,
             timeout_s=timeout,
@@ -106,6 +110,7 @@ def profile(
         profile_fleet([bundle.contents for bundle in wanted], options)
         return
     fleet_only = {"--device": bool(device), "--sign-key": sign_key is not None, "--ca-file": bool(ca_file)}
+    fleet_only |= {"--cert-file": bool(cert_file or key_file), "--password-file": bool(password_file)}
     refuse(fleet_only | {"--timeout": timeout != _TIMEOUT_S}, fleet=False)
     from edgefl.analysis.profiles.accuracy import accuracy_of, check_same_model
 

@@ -17,6 +17,7 @@ from edgefl.wire.errors import ConfigError, ParticipationError
 
 if TYPE_CHECKING:
     from edgefl.wire.bundle.profiles import BundleProfile
+    from edgefl.wire.mqtt.address import Address
     from server.profiling.rows import DeviceReport, FleetReport
 
 _MOST_DEVICES_LISTED = 20
@@ -26,9 +27,8 @@ _MOST_DEVICES_LISTED = 20
 class FleetOptions:
     """``devices``: only these, which are waited for."""
 
-    broker: str
+    broker: Address
     federation: str
-    ca_file: str = ""
     devices: tuple[str, ...] = ()
     repeat: int = 20
     timeout_s: float = 300.0
@@ -79,7 +79,7 @@ def profile_fleet(bundles: Sequence[Bundle], options: FleetOptions) -> None:
 
 
 def _asked(bundles: Sequence[Bundle], options: FleetOptions) -> FleetReport:
-    from edgefl.cli.options import address
+    from edgefl.wire import folders
     from edgefl.wire.bundle.signatures import Signer
     from edgefl.wire.mqtt.profile_messages import MOST_REPEATS
     from edgefl.wire.mqtt.topics import checked_name
@@ -95,6 +95,7 @@ def _asked(bundles: Sequence[Bundle], options: FleetOptions) -> FleetReport:
             f"there is no key {options.sign_key}: name the file that the server of the federation signs with",
             path=str(options.sign_key),
         )
+    key = options.sign_key or folders.server_key(checked_name("federation", options.federation))
     wanted = Wanted(
         federation=checked_name("federation", options.federation),
         offered=by_tier(bundles),
@@ -104,9 +105,9 @@ def _asked(bundles: Sequence[Bundle], options: FleetOptions) -> FleetReport:
     )
     with _shown() as tell:
         profiler = FleetProfiler(
-            address(options.broker, options.ca_file),
+            options.broker,
             wanted,
-            signer=Signer(options.sign_key) if options.sign_key else None,
+            signer=Signer(key) if key.is_file() else None,
             tell=tell,
         )
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -26,13 +26,13 @@ _PAPER: Mapping[str, object] = {
 _CPU: dict[str, object] = {
     "model.options": {"features": 32, "hidden": 32},
     "data.vocabulary": 2000,
-    "data.train_samples": 4000,
-    "data.test_samples": 1000,
-    "federation.rounds": 25,
+    "data.train_samples": 16_000,
+    "data.test_samples": 2000,
+    "federation.rounds": 120,
     "program.batch": 32,
-    "program.steps": 5,
-    "program.lr": 0.1,
-    "round.evaluate_every": 2,
+    "program.steps": 20,
+    "program.lr": 0.3,
+    "round.evaluate_every": 10,
     "round.lr_decay_at": [0.8, 0.9],
 }
 _SMOKE: Mapping[str, object] = _CPU | {
@@ -70,7 +70,7 @@ def settings(scale: Scale, case: int) -> dict[str, object]:
         "data.name": "imdb",
         "data.length": length,
         "data.partition": "dirichlet",
-        "data.alpha": 0.1 if scale == "paper" else 0.5,
+        "data.alpha": 0.1 if scale == "paper" else 5.0,
         "program.momentum": 0.9,
         "program.weight_decay": 1e-4,
         **SETTINGS[scale],
@@ -93,7 +93,6 @@ def _loses_less() -> Judge:
     return judge
 
 
-_CHANCE = "nothing was learned in so few steps, by any arm: all of them say one class, which decides nothing"
 ENTRY = Entry(
     name="embracingfl/text",
     what="EmbracingFL, Table 5: a bidirectional LSTM on IMDB reviews with moderate and weak clients",
@@ -106,22 +105,21 @@ ENTRY = Entry(
             "87.5 % moderate clients cost at most a point",
             "+0.40",
             not_below(name(4), name(1), "accuracy", slack=0.01),
-            doubt=_CHANCE,
         ),
         Claim(
             "H3",
             "87.5 % moderate clients cost no more than 87.5 % weak ones",
             "+0.40, -7.26",
             _loses_less(),
-            doubt=_CHANCE,
         ),
     ),
     charts=(Chart("accuracy.svg", "IMDB: test accuracy", "accuracy"),),
     note=(
         "Cases 1, 4 and 7: all strong, 87.5 % moderate, 87.5 % weak. At scale cpu: 32 features and 32 hidden units "
-        "per direction, 2,000 words, the first 48 tokens of 4,000 reviews, 16 clients, Dirichlet 0.5, all in each of "
-        "25 rounds of 5 steps of 32 (the paper: 256, 256, 10,000, 256, 25,000, 128, Dirichlet 0.1, a quarter, 400 "
-        "rounds of 10 steps). The learning rate is the paper's, not tuned. In pilots with seed 100 "
-        "neither 2,000 steps of a quarter of the clients nor a third of the learning rate came far above chance."
+        "per direction, 2,000 words, the first 48 tokens of 16,000 reviews, 16 clients, Dirichlet 5, all in each of "
+        "120 rounds of 20 steps of 32 at rate 0.3 (the paper: 256, 256, 10,000, 256, 25,000, 128, Dirichlet 0.1, a "
+        "quarter, 400 rounds of 10 steps at 0.1). Chosen in pilots of all-strong training with seed 100, which is none "
+        "of those below: at rate 0.1 with Dirichlet 1 the LSTM left chance after 360 rounds of 10 steps, and 120 rounds "
+        "of 5 and 10 steps with Dirichlet 0.5 and 1 taught it nothing."
     ),
 )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from edgefl.papers.entry import Claim
 from edgefl.papers.per_fedavg.personal import AFTER
-from edgefl.papers.per_fedavg.rows import FEDAVG, FO, HF, Row
+from edgefl.papers.per_fedavg.rows import FEDAVG, FO, HF, METHODS, Row
 from edgefl.papers.results import Judge, Judged, Results, told
 from edgefl.wire.tensors import Array
 
@@ -47,6 +47,18 @@ def change(method: str, start: Row, end: Row, figure: str, *, least: float, most
     def judge(results: Results) -> Judged:
         changed = results.of(end.arm(method), figure) - results.of(start.arm(method), figure)
         return Judged(bool(least <= changed.mean() <= most), told(changed))
+
+    return judge
+
+
+def fewer_steps_lower(few: Row, many: Row, figure: str) -> Judge:
+    """With the steps of ``few`` every method ends below itself with those of ``many``, in the mean of the paired
+    differences."""
+
+    def judge(results: Results) -> Judged:
+        changed = {m: results.of(few.arm(m), figure) - results.of(many.arm(m), figure) for m in METHODS}
+        held = all(bool(each.mean() < 0) for each in changed.values())
+        return Judged(held, ", ".join(f"{method}: {told(each)}" for method, each in changed.items()))
 
     return judge
 

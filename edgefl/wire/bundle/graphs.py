@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
@@ -91,11 +92,17 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return tuple(port for port in self.outputs if port.role == role)
 
 
+_STREAM = re.compile(r"[0-9]{1,3}")
+"""Which of a step's independent batches a port ``batch.<stream>.<part>`` belongs to."""
+
+
 def _consistent(port: Port) -> bool:
     named = port.name.partition(".")[0] == port.role
     if port.mask and (port.dtype, port.shape) != ("uint8", (packed_bytes(port.mask),)):
         return False
-    return named and port.dtype in DTYPES and all(size >= 0 for size in port.shape)
+    stream, _, part = port.label.partition(".")
+    numbered = port.role != "batch" or (_STREAM.fullmatch(stream) is not None and bool(part))
+    return named and numbered and port.dtype in DTYPES and all(size >= 0 for size in port.shape)
 
 
 def check_graph(graph: Graph) -> None:

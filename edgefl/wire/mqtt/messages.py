@@ -1,4 +1,4 @@
-"""The messages of protocol version 1, as msgpack maps.
+"""The messages of protocol version 1, as msgpack maps. Version 2 signs them (:mod:`edgefl.wire.mqtt.envelope`).
 
 Unknown fields are ignored, so a field may be added; a different ``v`` is refused with a message that says so.
 Byte vectors of every message stand in tests/wire/golden.
@@ -71,7 +71,11 @@ class Status(Message, frozen=True, kw_only=True):
 
 
 class Hello(Message, frozen=True, kw_only=True):
-    """``devices/<id>/hello``, retained: what the device is. Sent after each connection."""
+    """``devices/<id>/hello``, retained: what the device is. Sent after each connection.
+
+    ``token`` names a one-time token of `edgefl enroll token`, and ``proof`` shows that the device has it
+    (:mod:`edgefl.wire.enrolment`).
+    """
 
     agent: str
     memory_bytes: int
@@ -79,7 +83,8 @@ class Hello(Message, frozen=True, kw_only=True):
     samples: int
     engines: dict[str, str]
     tier: str = ""
-    key: bytes = b""
+    token: str = ""
+    proof: bytes = b""
 
 
 class Task(Message, frozen=True, kw_only=True):
@@ -168,7 +173,8 @@ class UpdateChunk(Message, frozen=True, kw_only=True):
 class Ack(Message, frozen=True, kw_only=True):
     """``devices/<id>/acks``: the server's word on an update.
 
-    ``missing`` lists chunk indices to send again; ``reason`` is a short code for ``rejected``, ``text`` explains. One with
+    ``sha256`` is the digest of the update that it is about: one with another digest is not meant. ``missing`` lists chunk
+    indices to send again; ``reason`` is a short code for ``rejected``, ``text`` explains. One with
     round 0 and no nonce is about the device's :class:`Hello`: it has no tier, or another than it asked for.
     """
 
@@ -178,6 +184,7 @@ class Ack(Message, frozen=True, kw_only=True):
     missing: list[int] = []
     reason: str = ""
     text: str = ""
+    sha256: str = ""
 
 
 NO_CARRY = "no-carry"
@@ -190,17 +197,30 @@ NO_MEMORY = "no-memory"
 """Why a device declines: a graph of the bundle needs more memory than it offers."""
 
 WRONG_DATA = "wrong-data"
-"""Why a device declines: its local data do not fit the model. It ends, too."""
+"""Why a device declines: its local data do not fit the model."""
+
+POLICY = "policy"
+"""Why a device declines: its owner's rules do not allow the round, or not now."""
+
+TOO_MUCH = "too-much-work"
+"""Why a device declines: the round has more steps, takes more time or more of the disk than the device gives."""
+
+CRASHED = "crashed"
+"""Why a device declines: the work on the round ended its process, or its engine's."""
 
 FAILED = "failed: "
 """With what a :class:`Progress`'s ``stage`` begins when an attempt at a round failed; the reason follows."""
 
 
+LOST_CHUNK = "no good chunk: "
+"""What follows :data:`FAILED` where the broker has not what the round needs: the server publishes it again."""
+
+
 class Decline(Message, frozen=True, kw_only=True):
     """``devices/<id>/declines``: the device sends no update for this task. ``reason`` is a short code, ``text`` explains.
 
-    Reasons are :data:`NO_CARRY`, :data:`NO_FORMAT`, :data:`NO_MEMORY` and :data:`WRONG_DATA`; a server takes others as
-    they are.
+    Reasons are :data:`NO_CARRY`, :data:`NO_FORMAT`, :data:`NO_MEMORY`, :data:`WRONG_DATA`, :data:`POLICY`, :data:`TOO_MUCH`
+    and :data:`CRASHED`; a server takes others as they are.
     """
 
     round: int
@@ -219,6 +239,14 @@ _decoders: dict[type[Message], msgspec.msgpack.Decoder[Any]] = {}
 def encode(message: Message) -> bytes:
     """Msgpack bytes of a message."""
     return _encoder.encode(message)
+
+
+def version_of(kind: type[Message], payload: bytes) -> int:
+    """``v`` of what should be a message of ``kind``, of any version; ProtocolError if there is none to be read."""
+    try:
+        return _version.decode(payload).v
+    except MALFORMED as error:
+        raise ProtocolError(f"{kind.__name__} message is malformed: {error}") from error
 
 
 def decode(kind: type[AnyMessage], payload: bytes) -> AnyMessage:

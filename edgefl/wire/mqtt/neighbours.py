@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 
 from edgefl.wire.errors import ProtocolError
 from edgefl.wire.limits import Limits
-from edgefl.wire.mqtt.messages import AnyMessage, Round, Status, decode
+from edgefl.wire.mqtt.envelope import peek
+from edgefl.wire.mqtt.messages import AnyMessage, Round, Status
 from edgefl.wire.mqtt.session import Address, Down, Incoming, Session
 from edgefl.wire.mqtt.topics import ROOT
 
@@ -84,7 +85,7 @@ def _retained(session: Session) -> Iterator[Incoming]:
 
 def _read(kind: type[AnyMessage], message: Incoming) -> AnyMessage | None:
     try:
-        return decode(kind, message.payload)
+        return peek(kind, message.payload)
     except ProtocolError:
         return None
 

@@ -13,88 +13,54 @@ Everything that happens arrives in order in :attr:`Session.inbox`; the network t
 
 from __future__ import annotations
 
-import queue
 import random
-import socket
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import paho.mqtt.client as paho
-from paho.mqtt.enums import CallbackAPIVersion
 
-from edgefl.wire.errors import BrokerError
 from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt import connection
 from edgefl.wire.mqtt.address import Address
+from edgefl.wire.mqtt.events import Down, Event, Incoming, Refused, Up, Will, Woken
+from edgefl.wire.mqtt.inbox import Inbox
+from edgefl.wire.mqtt.packets import publish_bytes
 
-__all__ = ["Address", "Delivery", "Down", "Event", "Incoming", "Session", "Up", "Will", "Woken"]
+__all__ = ["Address", "Delivery", "Down", "Event", "Incoming", "Refused", "Session", "Up", "Will", "Woken"]
 
-_SOCKET_BUFFER = 1 << 20
 _SUBSCRIBE_BATCH = 8
+_ASK_AGAIN = 3
+"""Longest pauses of a reconnect until a subscription that was refused is asked for again: access lists are mended."""
+_PROPERTIES_BYTES = 16
 _MOMENT_S = 5.0
+_UNANSWERED = "unanswered"
+_ANSWER_S = 10.0
+"""For the broker's CONNACK: an old one may wait for more of what it cannot read."""
 _RIVAL_AFTER = 3
 """Connections in a row that last a moment only: a link that breaks does not do that by itself so regularly."""
 
 
-@dataclass(frozen=True)
-class Will:
-    """What the broker says for us (retained) when we vanish."""
+class Delivery:
+    """Handle of a published message: the broker has it, or will never take it, once :meth:`done` says so.
 
-    topic: str
-    payload: bytes
-
-
-@dataclass(frozen=True)
-class Up:
-    """Connected. ``resumed`` is false when the broker knew nothing of us: publish and ask again."""
-
-    resumed: bool
-
-
-@dataclass(frozen=True)
-class Down:
-    """Not connected; a new attempt follows in ``retry_s`` seconds.
-
-    ``rival``: connections are made and ended by the broker within moments, one after the other. MQTT 3.1.1 has no word for
-    it, but this is what happens where two clients have one id: each takes the other's place.
+    What it will not take arrives as :class:`Refused` too.
     """
 
-    reason: str
-    retry_s: float
-    rival: bool = False
-
-
-@dataclass(frozen=True)
-class Incoming:
-    """A message that arrived."""
-
-    topic: str
-    payload: bytes
-
-
-@dataclass(frozen=True)
-class Woken:
-    """Something in this process changed: whoever reads the events looks around (:meth:`Session.wake`)."""
-
-
-Event = Up | Down | Incoming | Woken
-
-
-class Delivery:
-    """Handle of a published message: the broker has it once :meth:`done` says so."""
-
-    def __init__(self, info: paho.MQTTMessageInfo) -> None:
+    def __init__(self, info: paho.MQTTMessageInfo | None) -> None:
         self._info = info
 
     def done(self) -> bool:
         try:
-            return bool(self._info.is_published())
+            return self._info is None or bool(self._info.is_published())
         except (RuntimeError, ValueError):
             return False
 
     def wait(self, timeout_s: float) -> bool:
+        if self._info is None:
+            return True
         try:
             self._info.wait_for_publish(timeout_s)
         except (RuntimeError, ValueError):
@@ -102,11 +68,18 @@ class Delivery:
         return self.done()
 
 
+def inbox_of(limits: Limits) -> Inbox[Any]:
+    """An inbox whose waits leave the connection alive."""
+    patience_s = min(2.0, limits.keepalive_s / 8)
+    return Inbox(messages=limits.inbox_messages, nbytes=limits.inbox_bytes, patience_s=patience_s)
+
+
 class Session:
     """A connection that mends itself. Thread-safe; ``start`` returns at once.
 
-    ``clean``: the broker forgets us when we leave; for a client id that does not come again. ``deliver`` takes each event
-    on the network thread, or on that of :meth:`wake`, in place of :attr:`inbox`; it must not wait.
+    ``will`` may be a function: each connection has its own then. ``clean``: the broker forgets us when we leave; for a
+    client id that does not come again. ``deliver`` takes each event on the network thread, or on that of :meth:`wake`, in
+    place of :attr:`inbox`; it must not wait for long.
     """
 
     def __init__(
@@ -115,12 +88,12 @@ class Session:
         client_id: str,
         *,
         limits: Limits,
-        will: Will | None = None,
+        will: Will | Callable[[], Will] | None = None,
         clean: bool = False,
         jitter: Callable[[], float] = random.random,
         deliver: Callable[[Event], None] | None = None,
     ) -> None:
-        self.inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.inbox: Inbox[Event] = inbox_of(limits)
         self._deliver = self.inbox.put if deliver is None else deliver
         self.received_bytes = 0
         self.sent_bytes = 0
@@ -132,29 +105,30 @@ class Session:
         self._lock = threading.Lock()
         self._standing: OrderedDict[str, int] = OrderedDict()
         self._waiting: list[list[tuple[str, int]]] = []
-        self._subscribing = 0
+        self._asked: list[tuple[str, int]] = []
+        self._leaving: dict[int, list[str]] = {}
+        self._denied: dict[str, int] = {}
+        self._ask_again_at = 0.0
         self._refusal = ""
+        self._ended = ""
         self._up_since = 0.0
-        self._client = self._make_client(client_id, will, clean)
+        self._most_bytes = 0
+        self._clean = clean
+        self._version = "3.1.1" if address.mqtt == "3.1.1" else "5"
+        self._will = will
+        self._client = self._make_client(client_id, clean)
         self._thread = threading.Thread(target=self._run, name=f"mqtt-{client_id}", daemon=True)
 
-    def _make_client(self, client_id: str, will: Will | None, clean: bool) -> paho.Client:
-        client = paho.Client(
-            CallbackAPIVersion.VERSION2, client_id, clean_session=clean, reconnect_on_failure=False
+    def _make_client(self, client_id: str, clean: bool) -> paho.Client:
+        client = connection.make_client(
+            self._address, client_id, clean=clean, max_inflight=self._limits.max_inflight
         )
-        client.max_inflight_messages_set(self._limits.max_inflight)
-        if self._address.username:
-            client.username_pw_set(self._address.username, self._address.password)
-        if self._address.ca_file:
-            _use_tls(client, self._address.ca_file)
-        if will is not None:
-            client.will_set(will.topic, will.payload, qos=1, retain=True)
         client.on_connect = self._on_connect
+        client.on_disconnect = self._on_disconnect
         client.on_message = self._on_message
+        client.on_publish = self._on_publish
         client.on_subscribe = self._on_subscribe
-        client.on_socket_open = _widen_buffers
-        # With a write callback registered, paho leaves all writing to our loop instead of the publishing thread.
-        client.on_socket_register_write = lambda *_: None
+        client.on_unsubscribe = self._on_unsubscribe
         return client
 
     # -- life ------------------------------------------------------------------------------------------------
@@ -181,6 +155,11 @@ class Session:
     def connected(self) -> bool:
         return self._connected.is_set()
 
+    @property
+    def version(self) -> str:
+        """Of MQTT, that the last connection spoke: 5 or 3.1.1."""
+        return self._version
+
     def _run(self) -> None:
         attempt = -1  # the first pause is the shortest, whether or not there ever was a connection
         moments = 0
@@ -204,22 +183,55 @@ class Session:
 
     def _connect_and_loop(self) -> str:
         """One connection from start to end; returns why it ended."""
-        self._refusal = ""
+        reason = self._attempt()
+        if self._stopping.is_set() or self._connected.is_set() or self._address.mqtt != "auto":
+            return reason
+        unsupported = self._refusal.startswith("Unsupported protocol version")
+        if unsupported or (not self._refusal and self._ended == _UNANSWERED):
+            # A broker of 3.1.1 says so, or hangs up on what it cannot read. What stood is tried first from now on.
+            before, self._version = self._version, "3.1.1" if self._version == "5" else "5"
+            reason = self._attempt()
+            if not self._connected.is_set():
+                self._version = before
+        return reason
+
+    def _attempt(self) -> str:
+        self._refusal = self._ended = ""
+        address, limits = self._address, self._limits
         try:
-            self._client.connect(self._address.host, self._address.port, keepalive=self._limits.keepalive_s)
+            if self._will is not None:
+                will = self._will() if callable(self._will) else self._will
+                self._client.will_set(will.topic, will.payload, qos=1, retain=True)
+            connection.dial(
+                self._client,
+                address,
+                self._version,
+                clean=self._clean,
+                keepalive_s=limits.keepalive_s,
+                max_inflight=limits.max_inflight,
+            )
         except (OSError, ValueError, OverflowError) as error:
-            return f"cannot reach the broker at {self._address}: {error}"
+            return connection.unreachable(address, error)
+        answer_by = time.monotonic() + _ANSWER_S
         code = paho.MQTT_ERR_SUCCESS
         while code == paho.MQTT_ERR_SUCCESS and not self._stopping.is_set():
-            code = self._client.loop(timeout=0.5)
+            try:
+                code = self._client.loop(timeout=0.5)
+            except Exception as error:  # of paho's parser: nothing that a broker sends may end the thread
+                self._ended = f"the broker sent what cannot be read: {error}"
+                break
+            self._ask_again()
+            if not self._connected.is_set() and time.monotonic() > answer_by:
+                break  # the next attempt closes this connection
         if self._stopping.is_set():
             self._say_goodbye()
         if self._refusal:
-            return f"the broker at {self._address} refused us: {self._refusal}{_remedy(self._address, self._refusal)}"
+            return connection.refused(address, self._refusal)
         if not self._connected.is_set():
-            tls = "is this port one for TLS?" if self._address.ca_file else "does it want TLS (`--ca-file`)?"
-            return f"the broker at {self._address} ended the connection before it answered; {tls}"
-        return f"connection to the broker at {self._address} lost: {paho.error_string(code).rstrip('.')}"
+            self._ended = _UNANSWERED
+            return connection.unanswered(address)
+        why = self._ended or paho.error_string(code).rstrip(".")
+        return f"connection to the broker at {address} lost: {why}"
 
     def _say_goodbye(self) -> None:
         """Without it the socket stays open, and the broker believes us alive until the keep-alive runs out."""
@@ -232,31 +244,91 @@ class Session:
     # -- callbacks, on the network thread --------------------------------------------------------------------
 
     def _on_connect(
-        self, _client: object, _data: object, flags: object, code: object, _props: object
+        self, _client: object, _data: object, flags: object, code: object, properties: object
     ) -> None:
         if getattr(code, "is_failure", False):
-            self._refusal = str(code)
+            self._refusal = connection.reason_of(code, properties)
             return
         resumed = bool(getattr(flags, "session_present", False))
+        inflight = min(self._limits.max_inflight, connection.receive_maximum(properties))
+        connection.allow_inflight(self._client, inflight)
+        self._most_bytes = connection.largest_packet(properties)
+        self._drop_too_large()
         self._up_since = time.monotonic()
         self._connected.set()
         with self._lock:
             self._waiting.clear()
-            self._subscribing = 0
+            self._asked = []
+            self._leaving.clear()
+            self._denied.clear()
             # Even in a resumed session: the process may be new and know nothing of what is retained, or the
             # connection may have broken before these were asked for. Subscribing twice changes nothing else.
             self._enqueue(list(self._standing.items()))
         self._deliver(Up(resumed))
+
+    def _on_disconnect(
+        self, _client: object, _data: object, flags: object, code: object, properties: object
+    ) -> None:
+        if getattr(flags, "is_disconnect_packet_from_server", False):
+            self._ended = f"the broker ended it: {connection.reason_of(code, properties)}"
+
+    def _on_publish(self, _client: object, _data: object, mid: int, code: object, properties: object) -> None:
+        if getattr(code, "is_failure", False):
+            message = self._client._out_messages.get(mid)  # paho forgets it after this
+            topic = message.topic if message is not None else "?"
+            self._deliver(Refused("publish", topic, connection.reason_of(code, properties)))
+
+    def _drop_too_large(self) -> None:
+        """A broker ends the connection at a packet that is too large for it, and would again after each reconnect."""
+        for mid, message in list(self._client._out_messages.items()):
+            if not self._fits(message.topic, bytes(message.payload)):
+                self._client._out_messages.pop(mid, None)
+                message.info._set_as_published()
+
+    def _fits(self, topic: str, payload: bytes) -> bool:
+        size = publish_bytes(topic, len(payload), 1) + _PROPERTIES_BYTES
+        if not self._most_bytes or size <= self._most_bytes:
+            return True
+        reason = f"a packet of {size} bytes, and the broker takes {self._most_bytes} at most"
+        self._deliver(Refused("publish", topic, reason))
+        return False
 
     def _on_message(self, _client: object, _data: object, message: paho.MQTTMessage) -> None:
         payload = bytes(message.payload)
         self.received_bytes += len(payload)
         self._deliver(Incoming(message.topic, payload))
 
-    def _on_subscribe(self, *_: object) -> None:
+    def _on_subscribe(
+        self, _client: object, _data: object, _mid: int, codes: Sequence[object], properties: object
+    ) -> None:
         with self._lock:
-            self._subscribing = max(0, self._subscribing - 1)
+            asked, self._asked = self._asked, []
+            refused = [
+                (topic, qos, connection.reason_of(code, properties))
+                for (topic, qos), code in zip(asked, codes, strict=False)
+                if getattr(code, "is_failure", False)
+            ]
+            self._denied.update((topic, qos) for topic, qos, _ in refused if topic in self._standing)
+            self._ask_again_at = time.monotonic() + _ASK_AGAIN * self._limits.reconnect_max_s
             self._pump()
+        for topic, _, reason in refused:
+            self._deliver(Refused("subscribe", topic, reason))
+
+    def _on_unsubscribe(
+        self, _client: object, _data: object, mid: int, codes: Sequence[object], properties: object
+    ) -> None:
+        with self._lock:
+            topics = self._leaving.pop(mid, [])
+        for topic, code in zip(topics, codes, strict=False):
+            if getattr(code, "is_failure", False):
+                self._deliver(Refused("unsubscribe", topic, connection.reason_of(code, properties)))
+
+    def _ask_again(self) -> None:
+        if not self._denied or time.monotonic() < self._ask_again_at:
+            return
+        with self._lock:
+            again, self._denied = list(self._denied.items()), {}
+            self._enqueue([(topic, qos) for topic, qos in again if topic in self._standing])
 
     # -- use -------------------------------------------------------------------------------------------------
 
@@ -277,17 +349,27 @@ class Session:
         with self._lock:
             for name in names:
                 self._standing.pop(name, None)
-        if names and self._connected.is_set():
-            self._client.unsubscribe(names)
+            if names and self._connected.is_set():
+                code, mid = self._client.unsubscribe(names)
+                if code == paho.MQTT_ERR_SUCCESS and mid is not None:
+                    self._leaving[mid] = names
 
     def wake(self) -> None:
         """An event of our own, for whoever waits for the next one. Any thread may, and a signal's handler."""
         self._deliver(Woken())
 
-    def publish(self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> Delivery:
-        """Queue a message; QoS 1 survives reconnects of this process."""
+    def publish(
+        self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False, expires_s: float = 0.0
+    ) -> Delivery:
+        """Queue a message; QoS 1 survives reconnects of this process.
+
+        ``expires_s``: after so many seconds it is of no use to whoever is away, and a broker of MQTT 5 drops it (0: never).
+        """
+        if not self._fits(topic, payload):
+            return Delivery(None)
         self.sent_bytes += len(payload)
-        info = self._client.publish(topic, payload, qos=qos, retain=retain)
+        properties = connection.expiring(expires_s) if expires_s > 0 else None
+        info = self._client.publish(topic, payload, qos=qos, retain=retain, properties=properties)
         if qos > 0 and info.rc == paho.MQTT_ERR_NO_CONN:
             info.rc = paho.MQTT_ERR_SUCCESS  # paho queued it, and would still call it failed once it arrived
         return Delivery(info)
@@ -298,37 +380,9 @@ class Session:
         self._pump()
 
     def _pump(self) -> None:
-        while self._waiting and self._subscribing < 1:
-            self._subscribing += 1
-            code, _ = self._client.subscribe(self._waiting.pop(0))
+        while self._waiting and not self._asked:
+            self._asked = self._waiting.pop(0)
+            code, _ = self._client.subscribe(self._asked)
             if code != paho.MQTT_ERR_SUCCESS:  # not connected: the caller asks again after Up
-                self._subscribing = 0
+                self._asked = []
                 self._waiting.clear()
-
-
-def _remedy(address: Address, refusal: str) -> str:
-    """What to do where the broker does not know who we are."""
-    if refusal not in ("Not authorized", "Bad user name or password"):
-        return ""
-    user = (
-        f"it does not take user {address.username!r} with this password"
-        if address.username
-        else "it wants a user"
-    )
-    return f"; {user}: name it as user:password@host:port (`--broker`, or EDGEFL_BROKER)"
-
-
-def _use_tls(client: paho.Client, ca_file: str) -> None:
-    try:
-        client.tls_set(ca_file)
-    except (OSError, ValueError) as error:
-        raise BrokerError(
-            f"the certificate file {ca_file} cannot be used ({error}): give the PEM file of the broker's authority",
-            ca_file=ca_file,
-        ) from error
-
-
-def _widen_buffers(_client: object, _data: object, sock: object) -> None:
-    if isinstance(sock, socket.socket):
-        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-            sock.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BUFFER)

@@ -109,7 +109,7 @@ class Topics:
 
     @property
     def server_filters(self) -> tuple[str, ...]:
-        """What the server subscribes to."""
+        """What the server subscribes to: what its devices say, and whether its announcement still stands."""
         below = f"{self.root}/devices/+"
         return (
             f"{below}/status",
@@ -117,6 +117,7 @@ class Topics:
             f"{below}/progress",
             f"{below}/updates/#",
             f"{below}/declines",
+            self.current_round,
         )
 
     def parse_device(self, topic: str) -> tuple[str, str, tuple[int, ...]]:

@@ -14,6 +14,7 @@ from edgefl.wire.bundle.archive import Bundle, read_bundle
 from edgefl.wire.bundle.profiles import BundleProfile
 from edgefl.wire.errors import RoundAborted
 from edgefl.wire.mqtt import messages
+from edgefl.wire.mqtt.envelope import Seal, bare, peek
 from edgefl.wire.mqtt.profile_messages import ProfileAnswer, ProfileOffer, ProfileRequest
 from edgefl.wire.mqtt.session import Incoming
 from edgefl.wire.mqtt.topics import ProfileTopics
@@ -51,6 +52,7 @@ class Asker:
 
     def __init__(self, server: ScriptedServer) -> None:
         self.server = server
+        self.seal: Seal = bare
         self.topics = ProfileTopics(server.topics.federation, NONCE)
         server.session.subscribe(self.server.topics.profile_filters[2:3])
 
@@ -74,13 +76,14 @@ class Asker:
     def send(self, ref: BlobRef, kind: str = "onnx", **changes: object) -> None:
         request = ProfileRequest(nonce=NONCE, bundles={kind: ref}, within_s=60.0, repeat=3)
         asked = msgspec.structs.replace(request, **changes)
-        self.server.publish(self.server.mine.profile_requests, messages.encode(asked))
+        topic = self.server.mine.profile_requests
+        self.server.publish(topic, self.seal(topic, asked))
 
     def answer(self) -> ProfileAnswer:
         event = wait_for(
             self.server.session, Incoming, lambda event: event.topic == self.server.mine.profiles
         )
-        return messages.decode(ProfileAnswer, event.payload)
+        return peek(ProfileAnswer, event.payload)
 
     def last_word(self) -> ProfileAnswer:
         while (answer := self.answer()).state == "taken":

@@ -12,12 +12,17 @@ import numpy as np
 
 from device_runtime.agent import Agent
 from device_runtime.config import AgentConfig, AgentEvent, Policy, Source
+from device_runtime.engine.base import Engine
 from device_runtime.engine.select import open_engine
+from device_runtime.policy import Policy as OwnerPolicy
 from device_runtime.profile.request import Measure
 from edgefl.wire import tensors
+from edgefl.wire.keys import parse_keys
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt import messages
+from edgefl.wire.mqtt.envelope import peek
 from edgefl.wire.mqtt.messages import Ack, Decline, Hello, Progress, Round, Status, Task, Update, UpdateChunk
+from edgefl.wire.mqtt.profile_messages import ProfileAnswer
 from edgefl.wire.mqtt.session import Address, Incoming, Session
 from edgefl.wire.mqtt.topics import Topics
 from edgefl.wire.tensors import Arrays
@@ -51,8 +56,9 @@ class RunningAgent:
         until_done: bool = False,
         server_key: str = "",
         measure: Measure | None = None,
-        engine: str = "onnx",
+        engine: str | Engine = "onnx",
         tune: bool = False,
+        policy: OwnerPolicy | None = None,
     ) -> None:
         config = AgentConfig(
             federation=federation,
@@ -64,13 +70,15 @@ class RunningAgent:
             tier="weak",
             memory_bytes=1 << 30,
             until_done=until_done,
-            server_key=server_key,
+            server_keys=parse_keys(server_key),
             tune=tune,
             limits=limits,
+            policy=policy or OwnerPolicy(),
         )
         self.events: queue.SimpleQueue[AgentEvent] = queue.SimpleQueue()
         self.error: BaseException | None = None
-        self.agent = Agent(config, open_engine(engine), self.events.put, measure)
+        opened = open_engine(engine) if isinstance(engine, str) else engine
+        self.agent = Agent(config, opened, self.events.put, measure)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -115,6 +123,7 @@ class ScriptedServer:
     def __init__(self, session: Session, federation: str) -> None:
         self.session = session
         self._greeted = False
+        self.digests: dict[str, str] = {}
         self.topics = Topics(federation)
         self.mine = self.topics.device(DEVICE)
         session.subscribe(self.topics.server_filters)
@@ -144,24 +153,34 @@ class ScriptedServer:
         self.assign(world.task(number=number, run=run))
 
     def ack(self, update: Update, status: str = "accepted", reason: str = "") -> None:
-        ack = Ack(round=update.round, nonce=update.nonce, status=status, reason=reason)  # type: ignore[arg-type]
+        ack = Ack(
+            round=update.round,
+            nonce=update.nonce,
+            status=status,  # type: ignore[arg-type]
+            reason=reason,
+            sha256=self.digests[update.nonce],
+        )
         self.publish(self.mine.acks, messages.encode(ack))
 
     def status(self, accept: Callable[[Status], bool] = lambda _: True) -> Status:
         event = wait_for(
             self.session,
             Incoming,
-            lambda event: event.topic == self.mine.status and accept(messages.decode(Status, event.payload)),
+            lambda event: event.topic == self.mine.status and accept(peek(Status, event.payload)),
         )
-        return messages.decode(Status, event.payload)
+        return peek(Status, event.payload)
 
     def hello(self) -> Hello:
         self._greeted = True
-        return messages.decode(Hello, wait_message(self.session, self.mine.hello))
+        return peek(Hello, wait_message(self.session, self.mine.hello))
 
     def decline(self) -> Decline:
         """The next word that a task is not taken."""
-        return messages.decode(Decline, wait_message(self.session, self.mine.declines))
+        return peek(Decline, wait_message(self.session, self.mine.declines))
+
+    def profile_answer(self) -> ProfileAnswer:
+        """The next word on a request for a profile."""
+        return peek(ProfileAnswer, wait_message(self.session, self.mine.profiles))
 
     def progress(self, least: int = 0) -> Progress:
         """The next word on training, from step ``least`` on; not every step is told."""
@@ -169,10 +188,10 @@ class ScriptedServer:
         def training(event: Incoming) -> bool:
             if event.topic != self.mine.progress:
                 return False
-            progress = messages.decode(Progress, event.payload)
+            progress = peek(Progress, event.payload)
             return progress.stage == "train" and progress.step >= least
 
-        return messages.decode(Progress, wait_for(self.session, Incoming, training).payload)
+        return peek(Progress, wait_for(self.session, Incoming, training).payload)
 
     def failed(self) -> Progress:
         """The next word that an attempt failed."""
@@ -180,9 +199,9 @@ class ScriptedServer:
         def failure(event: Incoming) -> bool:
             if event.topic != self.mine.progress:
                 return False
-            return messages.decode(Progress, event.payload).stage.startswith(messages.FAILED)
+            return peek(Progress, event.payload).stage.startswith(messages.FAILED)
 
-        return messages.decode(Progress, wait_for(self.session, Incoming, failure).payload)
+        return peek(Progress, wait_for(self.session, Incoming, failure).payload)
 
     def update(self, number: int = 1) -> Update:
         """The next whole update of round ``number``."""
@@ -193,8 +212,9 @@ class ScriptedServer:
                 Incoming,
                 lambda event: event.topic.startswith(self.mine.update(number, 0)[:-1]),
             )
-            chunk = messages.decode(UpdateChunk, event.payload)
+            chunk = peek(UpdateChunk, event.payload)
             pieces[chunk.index] = chunk.data
+            self.digests[chunk.nonce] = chunk.sha256
             if len(pieces) == chunk.count:
                 return messages.decode(Update, b"".join(pieces[index] for index in sorted(pieces)))
 

@@ -104,18 +104,20 @@ def test_weights_of_another_shape_fail_the_attempt_and_not_the_agent(
     assert server.update(2).nonce == "n2"
 
 
-def test_data_that_do_not_fit_the_model_end_the_agent_with_the_numbers(
-    server: ScriptedServer, start: StartAgent, world: World, tmp_path: Path
+def test_a_round_whose_model_does_not_fit_the_data_is_declined_and_the_next_is_taken(
+    server: ScriptedServer, start: StartAgent, world: World
 ) -> None:
-    np.savez(tmp_path / "wide.npz", x=np.zeros((4, 9), np.float32), y=np.zeros(4, np.int64))
-    agent = start(data=tmp_path / "wide.npz")
+    bundle = tiny.make_bundle()
+    wide = msgspec.structs.replace(bundle.manifest.data, shape=(9,))
+    other = World(tiny.Bundle(msgspec.structs.replace(bundle.manifest, data=wide), bundle.blobs))
+    agent = start()
 
-    server.open(world)
+    server.open(other)
 
-    error = agent.ended()
-    assert isinstance(error, DataError)
-    assert "shape (9,), the model takes (3,)" in error.message
-    assert not server.status(lambda status: not status.online).online
+    assert "the model takes (9,)" in agent.event("data").text
+    assert server.decline().reason == "wrong-data"
+    server.open(world, number=2)
+    assert server.update(2).nonce == "n2"
 
 
 def test_data_that_cannot_be_read_are_refused_before_anything_is_published(

@@ -76,14 +76,14 @@ def test_texts_are_read_by_a_tokenizer_that_comes_from_the_broker(
         np.testing.assert_allclose(found[name], array, rtol=1e-6)
 
 
-def test_a_class_that_the_federation_has_not_ends_the_agent(
+def test_a_class_that_the_federation_has_not_is_named_on_the_device_alone(
     server: ScriptedServer, start: StartAgent, tmp_path: Path
 ) -> None:
     agent = start(data=written(tmp_path / "own.csv", "a,b,c,mood\n1,2,3,angry\n"))
     server.open(world(Table(columns=("a", "b", "c"), label="mood")))
 
-    error = agent.ended()
-    assert "own.csv, line 2: no class is called 'angry'; the federation's are calm, loud" in str(error)
+    error = agent.event("data").text
+    assert "own.csv, line 2: no class is called 'angry'; the federation's are calm, loud" in error
     decline = server.decline()
     assert decline.reason == "wrong-data"
     assert "angry" not in decline.text  # what stands in a row stays on the device

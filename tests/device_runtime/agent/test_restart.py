@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sqlite3
 import threading
 from pathlib import Path
@@ -101,7 +102,7 @@ def test_a_kept_job_follows_a_changed_announcement_of_its_round(
     job = offline._kept_job()
 
     assert job == msgspec.structs.replace(
-        old, bundle=bundles["weak"], units=announced.units, signature=b"another key"
+        old, bundle=bundles["weak"], units=announced.units, signature=b"another key", tries=1
     )
     kept = offline._store.job()
     assert kept is not None
@@ -204,12 +205,14 @@ def test_an_update_that_cannot_be_read_is_settled_like_any_other(
     server: ScriptedServer, start: StartAgent, world: World, tmp_path: Path
 ) -> None:
     store = store_of(tmp_path)
-    store.finish_job(Outgoing("run", 1, "old", b"\xc1 of another release"), None, "")
+    data = b"\xc1 of another release"
+    store.finish_job(Outgoing("run", 1, "old", data), None, "")
     store.close()
     agent = start()
     server.hello()
 
-    ack = Ack(round=1, nonce="old", status="rejected", reason="malformed")
+    digest = hashlib.sha256(data).hexdigest()
+    ack = Ack(round=1, nonce="old", status="rejected", reason="malformed", sha256=digest)
     server.publish(server.mine.acks, messages.encode(ack))
 
     assert agent.event("rejected").details["round"] == 1

@@ -8,15 +8,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from edgefl.wire.errors import DataError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt import messages
+from edgefl.wire.mqtt.envelope import peek
 from edgefl.wire.mqtt.messages import FAILED, Ack, Progress
 from edgefl.wire.mqtt.session import Incoming
 from tests.conftest import Mosquitto, SessionFactory, require_mosquitto
 from tests.device_runtime.agent.agents import StartAgent
 from tests.device_runtime.agent.scripted import DEVICE, RunningAgent, ScriptedServer
 from tests.device_runtime.tiny import World
+from tests.secure import SecureBroker
 from tests.wire.mqtt.events import wait_for, wait_up
 from tests.wire.mqtt.test_neighbours import announce
 
@@ -144,13 +145,13 @@ def test_an_attempt_that_fails_is_told_to_the_server_with_its_reason(
     def failed(event: Incoming) -> bool:
         if event.topic != server.mine.progress:
             return False
-        return messages.decode(Progress, event.payload).stage.startswith(FAILED)
+        return peek(Progress, event.payload).stage.startswith(FAILED)
 
-    progress = messages.decode(Progress, wait_for(server.session, Incoming, failed).payload)
+    progress = peek(Progress, wait_for(server.session, Incoming, failed).payload)
     assert "wrong digest" in progress.stage and (progress.round, progress.tier) == (1, "weak")
 
 
-def test_data_that_do_not_fit_are_declined_before_the_device_ends(
+def test_data_that_do_not_fit_are_declined_and_the_device_stays(
     server: ScriptedServer, start: StartAgent, world: World, tmp_path: Path
 ) -> None:
     np.savez(tmp_path / "wide.npz", x=np.zeros((4, 9), np.float32), y=np.zeros(4, np.int64))
@@ -161,4 +162,17 @@ def test_data_that_do_not_fit_are_declined_before_the_device_ends(
     decline = server.decline()
     assert (decline.round, decline.nonce, decline.reason) == (1, "n1", "wrong-data")
     assert "shape (9,), the model takes (3,)" in decline.text
-    assert isinstance(agent.ended(), DataError)
+    assert agent.alive
+
+
+def test_what_the_access_list_forbids_is_said_with_the_topic(tmp_path: Path, limits: Limits) -> None:
+    broker = SecureBroker(tmp_path)
+    broker.start()
+    agent = RunningAgent("orchard", broker.user("pi-1"), tmp_path, limits)
+    try:
+        denied = agent.event("denied")
+        assert f"refuses to publish edgefl/v1/orchard/devices/{DEVICE}/" in denied.text
+        assert denied.details["reason"] == "Not authorized"
+    finally:
+        agent.stop()
+        broker.stop()

@@ -48,6 +48,21 @@ def test_it_is_compiled_once_and_says_so(cache: Path) -> None:
     assert [file.name for file in cache.iterdir()] == [first.name]
 
 
+def test_one_that_anybody_could_have_written_is_compiled_again(cache: Path) -> None:
+    first = build.binding(WHEEL, lambda _: None)
+    whole = first.read_bytes()
+    first.write_bytes(b"somebody else's")
+    first.chmod(0o666)
+    words: list[str] = []
+
+    assert build.binding(WHEEL, words.append).read_bytes() == whole and words
+
+    cache.chmod(0o777)
+    words.clear()
+    build.binding(WHEEL, words.append)
+    assert words
+
+
 def test_one_that_came_with_the_package_needs_no_compiler(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -17,8 +17,8 @@ from edgefl.cli import app
 from edgefl.wire import tensors
 from edgefl.wire.bundle.archive import Bundle, write_bundle
 from edgefl.wire.bundle.signatures import Signer
-from edgefl.wire.errors import BrokerError, BundleError, ConfigError, DataError
-from edgefl.wire.mqtt import messages
+from edgefl.wire.errors import BrokerError, BundleError, ConfigError, DataError, IdentityError
+from edgefl.wire.mqtt.envelope import Seal, bare
 from edgefl.wire.mqtt.messages import Offer, Round
 from edgefl.wire.mqtt.topics import Topics
 from tests.analysis.personal.tiers import Tier, tier_of
@@ -26,6 +26,7 @@ from tests.cli.runner import runner
 from tests.conftest import BrokerProcess, SessionFactory
 from tests.device_runtime.agent.link import publish_blob
 from tests.wire.mqtt.events import PATIENCE_S, wait_up
+from tests.wire.mqtt.speakers import speaker_in
 
 CHUNK = 1024
 SIGNED = "ab" * 32
@@ -69,17 +70,15 @@ def _announcement(
 
 
 @pytest.fixture
-def publish(
-    broker: BrokerProcess, connect: SessionFactory, federation: str
-) -> Callable[[Tier, Round], list[str]]:
+def publish(broker: BrokerProcess, connect: SessionFactory, federation: str) -> Callable[..., list[str]]:
     """Leave a tier's round on the broker; gives the options of a device that asks for it."""
     session, topics = connect(broker.address), Topics(federation)
     wait_up(session)
 
-    def leave(tier: Tier, announced: Round) -> list[str]:
+    def leave(tier: Tier, announced: Round, seal: Seal = bare) -> list[str]:
         for data in tier.blobs.values():
             publish_blob(session, topics, data, CHUNK)
-        message = messages.encode(announced)
+        message = seal(topics.current_round, announced)
         assert session.publish(topics.current_round, message, retain=True).wait(PATIENCE_S)
         return ["--id", "phone", "--federation", federation, "--broker", str(broker.address)]
 
@@ -107,7 +106,7 @@ def _run(options: list[str], folder: Path, *more: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("state", ["open", "closed", "done"])
 def test_the_announced_model_is_adapted_whatever_its_round_is(
-    publish: Callable[[Tier, Round], list[str]], tier: Tier, tmp_path: Path, state: str
+    publish: Callable[..., list[str]], tier: Tier, tmp_path: Path, state: str
 ) -> None:
     options = publish(tier, _announcement(tier, state))
     data = _samples(tmp_path / "data.npz", tier, 40)
@@ -124,7 +123,7 @@ def test_the_announced_model_is_adapted_whatever_its_round_is(
 
 
 def test_a_tier_with_frozen_units_is_adapted_behind_them(
-    publish: Callable[[Tier, Round], list[str]], prefixed: Tier, tmp_path: Path
+    publish: Callable[..., list[str]], prefixed: Tier, tmp_path: Path
 ) -> None:
     options = publish(prefixed, _announcement(prefixed))
     data = _samples(tmp_path / "data.npz", prefixed, 40)
@@ -154,7 +153,7 @@ def test_a_tier_with_frozen_units_is_adapted_behind_them(
 
 
 def test_what_was_fetched_is_there_for_the_next_time(
-    publish: Callable[[Tier, Round], list[str]],
+    publish: Callable[..., list[str]],
     tier: Tier,
     tmp_path: Path,
     connect: SessionFactory,
@@ -175,21 +174,24 @@ def test_what_was_fetched_is_there_for_the_next_time(
 
 
 def test_a_bundle_that_the_key_did_not_sign_is_not_run(
-    publish: Callable[[Tier, Round], list[str]], tier: Tier, tmp_path: Path
+    publish: Callable[..., list[str]], tier: Tier, tmp_path: Path
 ) -> None:
     signer = Signer(tmp_path / "key")
     job = tier.job(CHUNK)
     data = str(_samples(tmp_path / "data.npz", tier, 40))
     signed = _announcement(tier, signed=signer.sign(job.bundle.sha256))
 
-    options = publish(tier, signed)
+    options = publish(tier, signed, speaker_in(tmp_path / "key").seal)
     assert _run(options, tmp_path, "--data", data, "--server-key", signer.public_key)["round"] == 3
-    with pytest.raises(BundleError, match="wrong signature"):
+    unsigned = publish(tier, _announcement(tier), speaker_in(tmp_path / "key", first=2).seal)
+    with pytest.raises(BundleError, match="no signature"):
+        _run(unsigned, tmp_path, "--data", data, "--server-key", signer.public_key)
+    with pytest.raises(IdentityError, match="and this device knows"):
         _run(options, tmp_path, "--data", data, "--server-key", Signer(tmp_path / "other").public_key)
 
 
 def test_of_several_tiers_one_has_to_be_named(
-    publish: Callable[[Tier, Round], list[str]], tier: Tier, tmp_path: Path
+    publish: Callable[..., list[str]], tier: Tier, tmp_path: Path
 ) -> None:
     options = publish(tier, _announcement(tier, others=["other"]))
     data = str(_samples(tmp_path / "data.npz", tier, 40))
@@ -222,7 +224,7 @@ def _files(tier: Tier, folder: Path) -> list[str]:
 
 
 def test_files_give_what_the_broker_gives(
-    publish: Callable[[Tier, Round], list[str]], tier: Tier, tmp_path: Path
+    publish: Callable[..., list[str]], tier: Tier, tmp_path: Path
 ) -> None:
     data = ["--data", str(_samples(tmp_path / "data.npz", tier, 40)), "--alpha", "0.25"]
 

@@ -203,10 +203,8 @@ def test_a_device_that_says_hello_again_gets_its_task_again_until_it_has_answere
 
 
 def test_a_retained_hello_of_a_device_that_is_gone_does_not_bring_it_back() -> None:
-    state, _ = machine.step(
-        RULES, machine.initial(VERSION, 0.0), machine.DeviceStatus("strong-0", online=False), 100.0
-    )
-    state, actions = hello(RULES, state, "strong-0", now=100.0)
+    gone = machine.DeviceHello("strong-0", 8, 50, online=False)
+    state, actions = machine.step(RULES, machine.initial(VERSION, 0.0), gone, 100.0)
     assert state.phase == "waiting" and not actions
     state, actions = machine.step(RULES, state, machine.DeviceStatus("strong-0", online=True), 101.0)  # type: ignore[assignment]
     assert isinstance(actions[0], Open)

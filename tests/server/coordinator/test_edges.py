@@ -123,11 +123,16 @@ def test_hellos_of_a_device_that_is_there_renew_what_is_known_of_it() -> None:
     assert state.devices["weak-0"] == Device("weak-0", "weak", 60, online=True, seen=3.0)
 
 
-def test_a_stranger_has_no_tier_and_one_that_is_gone_was_never_seen() -> None:
+def test_nobody_is_known_by_a_status_alone() -> None:
     state = machine.initial(VERSION, 0.0)
-    state, _ = machine.step(RULES, state, machine.DeviceStatus("x", online=True), 3.0)
-    state, _ = machine.step(RULES, state, machine.DeviceStatus("y", online=False), 3.0)
-    assert state.devices == {"x": Device("x", "", 0, True, 3.0), "y": Device("y", "", 0, False, 0.0)}
+    for online in (True, False):
+        assert machine.step(RULES, state, machine.DeviceStatus("x", online), 3.0) == (state, ())
+
+
+def test_a_device_that_was_gone_before_its_hello_was_never_seen() -> None:
+    gone = machine.DeviceHello("weak-0", 8, 50, online=False)
+    state, actions = machine.step(RULES, machine.initial(VERSION, 0.0), gone, 50.0)
+    assert state.devices == {"weak-0": Device("weak-0", "weak", 50, False, 0.0)} and not actions
 
 
 def test_a_status_that_is_no_news_changes_nothing() -> None:

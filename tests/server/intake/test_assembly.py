@@ -11,12 +11,25 @@ from hypothesis import strategies as st
 
 from edgefl.wire.errors import UpdateRejected
 from edgefl.wire.mqtt.messages import UpdateChunk
-from server.intake.assembly import MOST_DAMAGED, MOST_NAMED, Assembly, Complete, Missing
+from server.intake.assembly import (
+    MOST_DAMAGED,
+    MOST_NAMED,
+    PARTIAL_BYTES,
+    PIECE_BYTES,
+    Assembly,
+    Complete,
+    Missing,
+)
 from tests.server.fleet import chunks_of
 
 
 def assembly(update_bytes: int = 1000, most_bytes: int = 10_000) -> Assembly:
     return Assembly(update_bytes=update_bytes, most_bytes=most_bytes, least_piece=1)
+
+
+def held(nbytes: int, pieces: int = 1, updates: int = 1) -> int:
+    """What that takes in memory."""
+    return nbytes + pieces * PIECE_BYTES + updates * PARTIAL_BYTES
 
 
 @given(st.binary(max_size=200), st.integers(1, 60), st.randoms(use_true_random=False), st.booleans())
@@ -29,6 +42,14 @@ def test_any_order_and_any_duplicates_make_the_update(
     parts = assembly()
     results = [parts.add("d", chunk) for chunk in sent]
     assert Complete(hashlib.sha256(data).hexdigest(), data) in results
+
+
+def test_what_surrounds_the_bytes_of_an_update_is_bounded_too() -> None:
+    honest, parts = chunks_of(bytes(50), "n", 10)[0], assembly()
+    for changes in ({"sha256": "0" * (5 << 20)}, {"nonce": "n" * 65}):
+        with pytest.raises(UpdateRejected, match="letters"):
+            parts.add("d", changed(honest, **changes))
+    assert parts.held_bytes == 0
 
 
 def test_the_last_chunk_names_the_gaps() -> None:
@@ -52,15 +73,15 @@ def test_devices_do_not_mix() -> None:
     parts.add("one", one[0])
     parts.add("other", other[0])
     assert parts.add("one", one[1]) == Complete(one[0].sha256, b"a" * 20)
-    assert parts.held_bytes == 10
+    assert parts.held_bytes == held(10)
 
 
 def test_the_bytes_held_are_bounded_and_the_oldest_goes_first() -> None:
-    parts = assembly(most_bytes=25)
+    parts = assembly(most_bytes=held(25, 2, 2))
     pieces = chunks_of(bytes(30), "n", 10)
     for device in ("first", "second", "third"):
         parts.add(device, pieces[0])
-    assert parts.held_bytes == 20
+    assert parts.held_bytes == held(20, 2, 2) and parts.forgotten == 1
     assert parts.add("first", pieces[2]) == Missing([0, 1])
 
 
@@ -137,7 +158,7 @@ def test_an_update_as_large_as_the_limit_in_the_smallest_chunks_is_taken() -> No
     pieces = chunks_of(bytes(1024), "n", 256)
     assert len(pieces) == 4
     assert [parts.add("d", chunk) for chunk in pieces[:3]] == [None] * 3
-    assert parts.held_bytes == 768
+    assert parts.held_bytes == held(768, 3)
     assert parts.add("d", pieces[3]) == Complete(pieces[0].sha256, bytes(1024))
     assert parts.held_bytes == 0
 
@@ -151,21 +172,21 @@ def test_a_last_chunk_may_be_short_and_a_count_may_be_one_more_than_whole_chunks
 
 
 def test_bytes_up_to_the_bound_are_held_and_one_device_alone_may_pass_it() -> None:
-    pieces, parts = chunks_of(bytes(30), "n", 10), assembly(most_bytes=20)
+    pieces, parts = chunks_of(bytes(30), "n", 10), assembly(most_bytes=held(20, 2, 2))
     parts.add("first", pieces[0])
     parts.add("second", pieces[0])
-    assert parts.held_bytes == 20
+    assert parts.held_bytes == held(20, 2, 2)
     alone = assembly(most_bytes=5)
-    assert [alone.add("d", chunk) for chunk in pieces[:2]] == [None, None] and alone.held_bytes == 20
+    assert [alone.add("d", chunk) for chunk in pieces[:2]] == [None, None] and alone.held_bytes == held(20, 2)
 
 
 def test_the_device_that_was_fed_last_is_kept() -> None:
-    pieces, parts = chunks_of(bytes(30), "n", 10), assembly(most_bytes=35)
+    pieces, parts = chunks_of(bytes(30), "n", 10), assembly(most_bytes=held(35, 3, 2))
     for device in ("first", "second"):
         parts.add(device, pieces[0])
     parts.add("first", pieces[1])
     parts.add("third", pieces[0])
-    assert parts.held_bytes == 30
+    assert parts.held_bytes == held(30, 3, 2)
     assert parts.add("first", pieces[2]) == Complete(pieces[0].sha256, bytes(30))
     assert parts.add("second", pieces[2]) == Missing([0, 1])
 
@@ -174,7 +195,7 @@ def test_a_duplicate_neither_counts_nor_replaces_what_came_first() -> None:
     pieces, parts = chunks_of(b"a" * 30, "n", 10), assembly()
     parts.add("d", pieces[0])
     parts.add("d", changed(pieces[0], data=b"b" * 10))
-    assert parts.held_bytes == 10
+    assert parts.held_bytes == held(10)
     assert [parts.add("d", chunk) for chunk in pieces[1:]][-1] == Complete(pieces[0].sha256, b"a" * 30)
 
 
@@ -183,7 +204,7 @@ def test_a_chunk_of_another_update_begins_anew(changes: dict[str, Any]) -> None:
     pieces, parts = chunks_of(bytes(30), "n", 10), assembly()
     parts.add("d", pieces[0])
     assert parts.add("d", changed(pieces[1], **changes)) is None
-    assert parts.held_bytes == 10
+    assert parts.held_bytes == held(10)
     assert parts.add("d", pieces[2]) == Missing([0, 1])
 
 

@@ -7,7 +7,8 @@ import threading
 from collections.abc import Callable
 
 from edgefl.wire.bundle import profiles
-from edgefl.wire.mqtt.messages import Hello, Status, decode, encode
+from edgefl.wire.mqtt.envelope import peek
+from edgefl.wire.mqtt.messages import Hello, Status, encode
 from edgefl.wire.mqtt.profile_messages import ProfileAnswer, ProfileRequest
 from edgefl.wire.mqtt.session import Incoming, Session
 from edgefl.wire.mqtt.topics import Topics
@@ -76,7 +77,7 @@ class Phone:
             except queue.Empty:
                 continue
             if isinstance(event, Incoming) and event.topic == self.mine.profile_requests:
-                self.requests.append(decode(ProfileRequest, event.payload))
+                self.requests.append(peek(ProfileRequest, event.payload))
                 self._behave(self, self.requests[-1])
 
 

@@ -10,7 +10,8 @@ import pytest
 from edgefl.wire import tensors
 from edgefl.wire.blobs import describe
 from edgefl.wire.errors import ConfigError
-from edgefl.wire.mqtt.messages import Round, decode
+from edgefl.wire.mqtt.envelope import peek
+from edgefl.wire.mqtt.messages import Round
 from edgefl.wire.mqtt.topics import Topics
 from server.publish.publisher import Publisher, unit_blobs, version_of
 
@@ -124,7 +125,42 @@ def test_a_broker_that_remembers_us_and_lost_its_retained_messages_gets_all_of_t
     broker.log.clear()
     publisher.connected()
     assert broker.kept == kept
-    assert broker.log[-1][0] == TOPICS.current_round and decode(Round, broker.log[-1][1]) == announcement(1)
+    assert broker.log[-1][0] == TOPICS.current_round and peek(Round, broker.log[-1][1]) == announcement(1)
+
+
+def test_a_broker_that_still_has_the_announcement_gets_only_what_is_new() -> None:
+    broker, publisher = connected()
+    publisher.offer(b"0123456789")
+    publisher.announce(announcement(1))
+    publisher.disconnected()
+    new = publisher.offer(b"new")
+    publisher.announce(announcement(2))
+    retained = broker.kept[TOPICS.current_round]
+    broker.log.clear()
+
+    publisher.connected(resumed=True)
+    assert (publisher.asking, broker.log) == (True, [])
+    publisher.heard(retained)
+
+    assert [topic for topic, _ in broker.log] == [TOPICS.blob_chunk(new.sha256, 0), TOPICS.current_round]
+    broker.log.clear()
+    publisher.heard(b"of somebody else, later")
+    assert broker.log == []
+
+
+@pytest.mark.parametrize("retained", [b"", b"an older one"])
+def test_a_broker_that_resumes_our_session_and_has_another_announcement_or_none_gets_all(
+    retained: bytes,
+) -> None:
+    broker, publisher = connected()
+    publisher.offer(b"0123456789")
+    publisher.announce(announcement(1))
+    kept = dict(broker.kept)
+    publisher.disconnected()
+    broker.forget()
+    publisher.connected(resumed=True)
+    publisher.heard(retained)
+    assert broker.kept == kept
 
 
 def test_old_blobs_are_cleared_and_live_ones_kept() -> None:

@@ -93,7 +93,7 @@ def test_a_round_in_which_nothing_comes_tells_whom_it_waits_for(device: MakeDevi
 
     chunk = UpdateChunk(
         nonce=slow.tasks.get(timeout=PATIENCE_S).nonce,
-        sha256="s",
+        sha256="0" * 64,
         index=0,
         count=3,
         size=900,

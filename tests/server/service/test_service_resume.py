@@ -168,7 +168,7 @@ def test_no_deadline_passes_while_the_broker_is_away(
     service = Service(plan_for(federation, limits), mosquitto.address, tmp_path, emit=lambda _: None)
     advanced: list[Any] = []
     monkeypatch.setattr(service, "_timeout", lambda: 0.0)
-    monkeypatch.setattr(service, "_advance", advanced.append)
+    monkeypatch.setattr(service, "advance", advanced.append)
     service._next()
     assert not advanced
     service._down_since = None

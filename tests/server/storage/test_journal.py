@@ -33,7 +33,7 @@ def journal(url: str) -> Journal:
     """A journal with an open round: ``a`` accepted, ``b`` refused, ``c`` silent. Never closed, as after kill -9."""
     journal = Journal(url, "demo")
     journal.begin_run(RUN)
-    journal.save_device(Device("a", "strong", 7, True, 1.0), b"hello")
+    journal.save_devices([(Device("a", "strong", 7, True, 1.0), b"hello")])
     journal.open_round("run", ROUND, b"units")
     accept(journal, "a", b"bytes of a")
     assert journal.reject("run", 1, "b", "nonce-b", "sha", "not-finite", "NaN", final=True)
@@ -107,7 +107,9 @@ def test_the_bytes_go_when_the_round_ends_and_the_facts_stay(journal: Journal, u
     assert again.current_round("run") is None
     assert again.latest_run() == Run("run", "digest", 2)
     assert [update.data for update in again.accepted("run", 1)] == [None]
-    assert again.was_accepted("run", 1, "a", "nonce-a") and not again.was_accepted("run", 1, "b", "nonce-b")
+    assert again.accepted_sha256("run", 1, "a", "nonce-a") and not again.accepted_sha256(
+        "run", 1, "b", "nonce-b"
+    )
     tally = again.tally("run", 1)
     assert (tally.reports, tally.rejected, tally.train_loss) == (1, 1, 0.5)
     assert (tally.down_bytes, tally.up_bytes, tally.up_float32_bytes) == (10, 20, 500)
@@ -146,7 +148,7 @@ def test_an_outcome_grows(journal: Journal) -> None:
 
 
 def test_presence_is_updated_without_losing_the_hello(journal: Journal) -> None:
-    journal.save_presence(Device("a", "strong", 7, False, 2.0))
+    journal.save_devices([(Device("a", "strong", 7, False, 2.0), None)])
     assert journal.devices()["a"] == Device("a", "strong", 7, False, 2.0)
 
 

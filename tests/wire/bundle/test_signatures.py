@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from edgefl.wire.bundle.signatures import Signer, check, parse_key
+from edgefl.wire.bundle.signatures import Signer, check
 from edgefl.wire.errors import BundleError, ConfigError
+from edgefl.wire.keys import parse_key
 
 DIGEST = "ab" * 32
 
@@ -17,13 +18,13 @@ def test_a_signature_holds_for_its_bundle_and_key_only(tmp_path: Path) -> None:
     signer, other = Signer(tmp_path / "a.key"), Signer(tmp_path / "b.key")
     signature = signer.sign(DIGEST)
 
-    check(signer.public_key, DIGEST, signature)
+    check([signer.keys.public], DIGEST, signature)
     with pytest.raises(BundleError, match="wrong signature"):
-        check(other.public_key, DIGEST, signature)
+        check([other.keys.public], DIGEST, signature)
     with pytest.raises(BundleError, match="wrong signature"):
-        check(signer.public_key, "cd" * 32, signature)
+        check([signer.keys.public], "cd" * 32, signature)
     with pytest.raises(BundleError, match="no signature"):
-        check(signer.public_key, DIGEST, b"")
+        check([signer.keys.public], DIGEST, b"")
 
 
 def test_the_key_is_made_once_and_only_its_owner_may_read_it(tmp_path: Path) -> None:

@@ -1,0 +1,195 @@
+"""Who speaks: this device's own key, and the keys of the server that it listens to.
+
+::
+
+    speaker, server = speaker_of(folder, store), ServerTrust(store, pinned, say)
+    session.publish(topic, speaker.seal(topic, message))
+    task = server.open(Task, topic, payload)     # IdentityError: it is not the server's word
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from device_runtime.store.database import Store
+from edgefl.wire.bundle import signatures
+from edgefl.wire.errors import BundleError, IdentityError, StoreError
+from edgefl.wire.keys import (
+    FOREVER,
+    KeyPair,
+    Succession,
+    known_after,
+    shown,
+)
+from edgefl.wire.mqtt.envelope import Envelope, Sequence, Speaker, unwrap, verified
+from edgefl.wire.mqtt.messages import MALFORMED, AnyMessage, Message, Round, decode
+
+KEY_FILE = "device.key"
+EXECUTABLE = frozenset({"executorch"})
+"""Formats whose loading is as good as running code: never without a signature."""
+
+_TRUST = "server-keys"
+_NUMBERS = "numbers"
+
+Say = Callable[[str, str], None]
+
+
+class _Trusted(msgspec.Struct, frozen=True):
+    """What a device remembers: its first key of the server, what followed from that, and the last announcement's number."""
+
+    first: bytes = b""
+    statements: tuple[Succession, ...] = ()
+    announced: int = 0
+
+
+def speaker_of(folder: Path, store: Store) -> Speaker:
+    """This device's voice; its key is made at the first start, and stays in ``folder``."""
+
+    def load() -> int:
+        return int(store.fact(_NUMBERS) or b"0")
+
+    def save(number: int) -> None:
+        with suppress(StoreError):  # a full disk: the clock keeps the next process ahead of this one
+            store.keep_fact(_NUMBERS, str(number).encode())
+
+    return Speaker(KeyPair(folder / KEY_FILE), Sequence(load, save))
+
+
+class ServerTrust:
+    """The keys of the server, and what it said last. Thread-safe.
+
+    ``pinned`` are those that the device was given; without any, the first key that is seen is trusted from then on.
+    """
+
+    def __init__(
+        self, store: Store, pinned: tuple[bytes, ...], say: Say, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._store = store
+        self._pinned = pinned
+        self._say = say
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._trusted = _read(store.fact(_TRUST))
+        if pinned and self._trusted.first not in pinned:  # kept, for a start that is given none
+            self._trusted = msgspec.structs.replace(self._trusted, first=pinned[0])
+            self._keep()
+        self._keys = self._known()
+        self._heard: dict[str, int] = {}
+        self._bare = False
+
+    @property
+    def keys(self) -> frozenset[bytes]:
+        """Those that are good now."""
+        with self._lock:
+            now = self._clock()
+            return frozenset(key for key, until in self._keys.items() if now < until)
+
+    def open(self, kind: type[AnyMessage], topic: str, payload: bytes) -> AnyMessage:
+        """The server's message. IdentityError if a key is known, and it is not signed by one; ProtocolError if it is
+        malformed. What was said before on the topic, and was followed by something else, is not said again."""
+        envelope = unwrap(payload, kind)
+        with self._lock:
+            if envelope is None:
+                return self._unsigned(kind, topic, payload)
+            learnt = self._admitted(envelope)
+            message = verified(kind, topic, envelope)
+            if learnt is not None:
+                self._learn(learnt, envelope.key)
+            self._in_order(kind, topic, envelope.at)
+            return message
+
+    def check_bundle(self, sha256: str, signature: bytes, format: str) -> None:
+        """BundleError for a bundle that is not signed by a known key, where one is known, and for an executable one where
+        none is."""
+        known = self.keys
+        if known:
+            signatures.check(known, sha256, signature)
+        elif format in EXECUTABLE:
+            raise BundleError(
+                f"bundle {sha256[:12]} is in format {format}, whose loading is as good as running its code, and this device "
+                "knows no key of a server: it is not loaded; give the device the server's key by `server_key`, or let the "
+                "server sign",
+                sha256=sha256,
+                format=format,
+            )
+
+    def _unsigned(self, kind: type[AnyMessage], topic: str, payload: bytes) -> AnyMessage:
+        if self._keys:
+            raise IdentityError(
+                "unsigned",
+                f"a {kind.__name__} on {topic} is not signed, and this device knows the server's key: it is not acted on",
+            )
+        message = decode(kind, payload)
+        if not self._bare:
+            self._bare = True
+            self._say(
+                "server-key", "this server does not sign: whoever reaches the broker can be taken for it"
+            )
+        return message
+
+    def _admitted(self, envelope: Envelope) -> _Trusted | None:
+        """IdentityError unless the key is known, or becomes so: then what is to be remembered."""
+        until = self._keys.get(envelope.key)
+        if until is not None:
+            if self._clock() < until:
+                return None
+            raise IdentityError(
+                "old-key", f"server key {shown(envelope.key)} was replaced and is not good any more"
+            )
+        if not self._keys:
+            return msgspec.structs.replace(self._trusted, first=envelope.key)
+        if envelope.key in known_after(self._keys, envelope.succession):
+            statements = tuple(dict.fromkeys((*self._trusted.statements, *envelope.succession)))
+            return msgspec.structs.replace(self._trusted, statements=statements)
+        known = ", ".join(shown(key) for key in self._keys)
+        raise IdentityError(
+            "unknown-key",
+            f"signed by server key {envelope.key.hex()}, and this device knows {known}: if the server was given a new key "
+            "on purpose, start the device with it as `server_key`; if not, somebody else speaks there",
+        )
+
+    def _learn(self, trusted: _Trusted, key: bytes) -> None:
+        first = not self._keys
+        self._trusted = trusted
+        self._keys = self._known()
+        self._keep()
+        if first:
+            text = f"trust on first use: this device follows the server with the key {key.hex()} from now on"
+        else:
+            text = f"the server has a new key {key.hex()}, which its old one introduced"
+        self._say("server-key", text)
+
+    def _in_order(self, kind: type[Message], topic: str, at: int) -> None:
+        announcement = issubclass(kind, Round)
+        last = self._trusted.announced if announcement else self._heard.get(topic, 0)
+        if at < last:
+            raise IdentityError(
+                "replayed",
+                f"a {kind.__name__} on {topic} was said before, and something else after it: it is not acted on",
+            )
+        if not announcement:
+            self._heard[topic] = at
+        elif at > last:
+            self._trusted = msgspec.structs.replace(self._trusted, announced=at)
+            self._keep(durable=False)
+
+    def _known(self) -> dict[bytes, int]:
+        roots = self._pinned or ((self._trusted.first,) if self._trusted.first else ())
+        return known_after(dict.fromkeys(roots, FOREVER), self._trusted.statements)
+
+    def _keep(self, *, durable: bool = True) -> None:
+        with suppress(StoreError):  # a full disk: it is known as long as this process lives
+            self._store.keep_fact(_TRUST, msgspec.msgpack.encode(self._trusted), durable=durable)
+
+
+def _read(data: bytes | None) -> _Trusted:
+    try:
+        return msgspec.msgpack.decode(data, type=_Trusted) if data else _Trusted()
+    except MALFORMED:
+        return _Trusted()

@@ -1,0 +1,115 @@
+"""What goes over the pipes between an agent and its engine's process: a head in msgpack, then arrays as they lie in memory.
+
+::
+
+    8 bytes: length of the head, little-endian | head | bytes of each array, one after the other
+
+How many bytes follow is known from the manifest's ports on both sides: neither believes the other's numbers.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgefl.wire.tensors import Array
+
+MOST_HEAD = 64 << 20
+"""A head has a graph's manifest entry in it, or names and shapes of state."""
+_PIPE_BYTES = 1 << 20
+_SET_PIPE_SIZE = 1031  # F_SETPIPE_SZ, Linux
+
+
+class LineEnded(Exception):
+    """The other side is gone, or has said what nobody says."""
+
+
+class TookTooLong(Exception):
+    """Nothing came in time."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """Two ends of pipes. ``wait`` is called before each read, and raises where it is to be given up."""
+
+    read_end: int
+    write_end: int
+    wait: Callable[[], None] = lambda: None
+
+    def send(self, head: bytes, arrays: Iterable[Array] = ()) -> None:
+        """LineEnded if the other side is gone."""
+        try:
+            _write(self.write_end, memoryview(len(head).to_bytes(8, "little") + head))
+            for array in arrays:
+                _write(self.write_end, memory_of(array))
+        except OSError as error:
+            raise LineEnded from error
+
+    def head(self) -> bytes:
+        """The next head; LineEnded if there is none any more."""
+        room = bytearray(8)
+        self.fill(memoryview(room))
+        length = int.from_bytes(room, "little")
+        if length > MOST_HEAD:
+            raise LineEnded
+        data = bytearray(length)
+        self.fill(memoryview(data))
+        return bytes(data)
+
+    def array(self, dtype: str, shape: tuple[int, ...]) -> Array:
+        """The next array."""
+        array: Array = np.empty(shape, dtype)
+        self.fill(memory_of(array))
+        return array
+
+    def fill(self, room: memoryview) -> None:
+        """Read so many bytes."""
+        while room:
+            self.wait()
+            try:
+                count = os.readv(self.read_end, [room])
+            except OSError as error:
+                raise LineEnded from error
+            if not count:
+                raise LineEnded
+            room = room[count:]
+
+    def close(self) -> None:
+        for end in (self.read_end, self.write_end):
+            with suppress(OSError):
+                os.close(end)
+
+
+def patient(read_end: int, until: Callable[[], float]) -> Callable[[], None]:
+    """Waits for bytes as long as ``time.monotonic() < until()``; TookTooLong then."""
+
+    def wait() -> None:
+        left = until() - time.monotonic()
+        if not select.select([read_end], [], [], max(0.0, left))[0]:
+            raise TookTooLong
+
+    return wait
+
+
+def widen(end: int) -> None:
+    """Room in a pipe for a batch, where the system has that: fewer turns between the two processes."""
+    with suppress(ImportError, OSError):
+        import fcntl
+
+        fcntl.fcntl(end, _SET_PIPE_SIZE, _PIPE_BYTES)
+
+
+def memory_of(array: Array) -> memoryview:
+    """The memory of a contiguous array, byte by byte."""
+    return array.reshape(-1).view(np.uint8).data if array.size else memoryview(b"")
+
+
+def _write(end: int, data: memoryview) -> None:
+    while data:
+        data = data[os.write(end, data) :]

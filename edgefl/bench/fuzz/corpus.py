@@ -1,0 +1,168 @@
+"""Genuine messages of a federation: those that an honest round sent, and one of each kind that it had no reason to send."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+
+import msgspec
+
+from edgefl.bench.fuzz.mutate import mutated, random_topic
+from edgefl.wire.errors import ProtocolError
+from edgefl.wire.keys import KeyPair
+from edgefl.wire.mqtt.envelope import SIGNED, Envelope, signed_text, unwrap
+from edgefl.wire.mqtt.messages import (
+    Ack,
+    Decline,
+    Hello,
+    Message,
+    Progress,
+    Round,
+    Status,
+    Task,
+    UpdateChunk,
+    decode,
+    encode,
+)
+from edgefl.wire.mqtt.topics import Topics
+
+_NONCE = "0123456789abcdef"
+_MOST = 400
+_AS_HEARD, _BARE = 0.4, 0.7
+"""Of 10 messages 4 are what was heard, made wrong, 3 are bare, 3 signed by a key that nobody knows."""
+_KINDS: dict[str, type[Message]] = {
+    "status": Status,
+    "hello": Hello,
+    "progress": Progress,
+    "declines": Decline,
+    "tasks": Task,
+    "acks": Ack,
+    "current": Round,
+}
+
+
+def further_messages() -> list[Message]:
+    """What an undisturbed round may not send."""
+    progress = Progress(
+        round=1,
+        tier="all",
+        stage="train",
+        step=1,
+        steps=2,
+        loss=0.5,
+        step_ms=1,
+        peak_bytes=1,
+        down_bytes=1,
+        up_bytes=1,
+    )
+    return [
+        Ack(round=1, nonce=_NONCE, status="missing", missing=[0, 1]),
+        Ack(round=1, nonce=_NONCE, status="rejected", reason="stale", text="too late"),
+        Decline(round=1, nonce=_NONCE, reason="no-memory", text="too large"),
+        Hello(agent="edgefl/0", memory_bytes=1 << 30, cores=1, samples=10, engines={"onnxruntime": "1"}),
+        Status(online=False),
+        progress,
+    ]
+
+
+@dataclass(frozen=True)
+class Fuzzer:
+    """Draws messages, (topic, payload), for one side of the federation ``name``. ``heard`` are genuine messages, signed.
+
+    They are sent as they were heard and made wrong; without their envelope; and signed by ``keys``, which nobody knows.
+    Not among them is a whole hello of a stranger, who takes part then where there is no list of devices.
+    """
+
+    name: str
+    keys: KeyPair
+    heard: tuple[tuple[str, bytes], ...]
+
+    @classmethod
+    def of(cls, name: str, keys: KeyPair, heard: Iterable[tuple[str, bytes]], newest: int) -> Fuzzer:
+        """With at most some hundred of the messages that were ``heard``, of rounds up to ``newest``."""
+        old = [pair for pair in heard if _round_of(*pair) <= newest]
+        return cls(name, keys, tuple(old[-_MOST:]))
+
+    @cached_property
+    def _of_devices(self) -> list[tuple[str, bytes]]:
+        return [pair for pair in self.heard if "/devices/" in pair[0]]
+
+    @cached_property
+    def _chunks(self) -> list[str]:
+        root = Topics(self.name).root
+        return [topic for topic, _ in self.heard if "/blobs/" in topic] or [f"{root}/blobs/{'0' * 64}/0"]
+
+    def to_server(self, rng: random.Random) -> tuple[str, bytes]:
+        """What a stranger sends, under its own name and under those of honest devices."""
+        topic, payload, signs = self._drawn(rng, self._of_devices)
+        root = Topics(self.name).root
+        joins = _reads(Hello, payload)
+        if rng.random() < 0.3:
+            stray = random_topic(rng, root)
+            return self._said(f"{stray}/x" if joins else stray, payload, signs)
+        device, _, leaf = topic.partition("/devices/")[2].partition("/")
+        if rng.random() < 0.5:
+            device = f"fuzz-{rng.randrange(10_000)}"
+        if leaf == "hello" and joins and device.startswith("fuzz-"):
+            leaf = "progress"
+        return self._said(f"{root}/devices/{device}/{leaf}", payload, signs)
+
+    def to_device(self, rng: random.Random, device: str) -> tuple[str, bytes]:
+        """What a false server sends to ``device``."""
+        topics = Topics(self.name)
+        mine = topics.device(device)
+        _, payload, signs = self._drawn(rng, self.heard)
+        topic = rng.choice(
+            (mine.tasks, mine.acks, mine.profile_requests, topics.current_round, rng.choice(self._chunks))
+        )
+        return self._said(topic, payload, signs)
+
+    def _drawn(self, rng: random.Random, heard: Sequence[tuple[str, bytes]]) -> tuple[str, bytes, bool]:
+        """A topic, what is to be said there, and whether it is to be signed."""
+        topic, payload = rng.choice(heard)
+        voice = rng.random()
+        if voice > _AS_HEARD:
+            payload = body_of(payload)
+        if rng.random() < 0.2:
+            payload = encode(rng.choice(further_messages()))
+        return topic, mutated(rng, payload, [rng.choice(heard)[1]]), voice > _BARE
+
+    def _said(self, topic: str, payload: bytes, signs: bool) -> tuple[str, bytes]:
+        if not signs:
+            return topic, payload
+        kind = _KINDS.get(topic.rpartition("/")[2], UpdateChunk)
+        signature = self.keys.sign(signed_text(kind, topic, 1 << 50, payload))
+        envelope = Envelope(v=SIGNED, key=self.keys.public, at=1 << 50, signature=signature, body=payload)
+        return topic, msgspec.msgpack.encode(envelope)
+
+
+def body_of(payload: bytes) -> bytes:
+    """A message without its envelope; what has none as it is."""
+    with suppress(ProtocolError):
+        envelope = unwrap(payload)
+        return payload if envelope is None else envelope.body
+    return payload
+
+
+def _round_of(topic: str, payload: bytes) -> int:
+    """The round that a genuine message is about; 0 for none."""
+    _, found, rest = topic.partition("/updates/")
+    if found:
+        return int(rest.partition("/")[0])
+    try:
+        fields = msgspec.msgpack.decode(body_of(payload))
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return 0
+    number = fields.get("round", 0) if isinstance(fields, dict) else 0
+    return number if isinstance(number, int) else 0
+
+
+def _reads(kind: type[Message], payload: bytes) -> bool:
+    try:
+        decode(kind, payload)
+    except ProtocolError:
+        return False
+    return True

@@ -1,0 +1,185 @@
+"""``edgefl enroll``: the list of the devices that a server lets in."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edgefl.cli.output import console, print_json, print_table
+from edgefl.wire.errors import ConfigError
+from edgefl.wire.mqtt.topics import checked_name
+
+if TYPE_CHECKING:
+    from server.identity.registry import DeviceKey, Registry
+
+_HELP = """
+Keep the list of the devices that a server lets in: `edgefl server --enrolled LIST`.
+
+A device comes onto it by a one-time token, which is given to it as `edgefl device --token`, or by a certificate-signing
+request that it wrote. The list may be changed while the server runs. A server without a list trusts the first key of each
+name, and keeps those in devices.sqlite in its folder: these commands show and change that file, too.
+
+Examples:
+
+  edgefl enroll token phone-7 --list devices.sqlite --federation demo --sign-key server.key
+
+  edgefl enroll request phone-7 --federation demo --out phone-7.csr       (on the device)
+
+  edgefl enroll add phone-7.csr --list devices.sqlite
+
+  edgefl enroll ls --list devices.sqlite --federation demo --json
+
+  edgefl enroll revoke phone-7 --list devices.sqlite --federation demo
+"""
+
+List = Annotated[Path, typer.Option("--list", help="the list: one file, made if there is none")]
+Federation = Annotated[str, typer.Option(help="name of the federation")]
+Json = Annotated[bool, typer.Option("--json", help="JSON")]
+Device = Annotated[str, typer.Argument(help="name of the device")]
+
+
+def register(app: typer.Typer) -> None:
+    group = typer.Typer(help=_HELP, no_args_is_help=True, rich_markup_mode="rich")
+    for command in (token, request, add, ls, revoke, forget):
+        group.command(command.__name__)(command)
+    app.add_typer(group, name="enroll")
+
+
+def token(
+    device: Device,
+    list_file: List,
+    federation: Federation = "demo",
+    sign_key: Annotated[
+        Path | None, typer.Option(help="the server's key file, as of `edgefl server`; default: this user's")
+    ] = None,
+    hours: Annotated[float, typer.Option(min=0, help="how long it can be used")] = 24.0,
+    as_json: Json = False,
+) -> None:
+    """Make a token that lets one device in, once. It holds the server's public key: the device trusts that one."""
+    from edgefl.wire import folders
+    from edgefl.wire.enrolment import new_token
+    from edgefl.wire.keys import KeyPair
+
+    path = sign_key or folders.server_key(checked_name("federation", federation))
+    until = time.time() + hours * 3600
+    made = new_token(KeyPair(path).public)
+    with _opened(list_file, federation) as registry:
+        registry.issue(made, checked_name("device", device), valid_until=until)
+    if as_json:
+        print_json({"device": device, "federation": federation, "token": made.text, "until": until})
+    else:
+        console.print(made.text, markup=False, highlight=False, soft_wrap=True)
+
+
+def request(
+    device: Device,
+    out: Annotated[Path, typer.Option(help="file for the request")],
+    federation: Federation = "demo",
+    store: Annotated[
+        Path | None, typer.Option(help="folder of the device's store; default: ~/.edgefl/FEDERATION/ID")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """On a device: write a certificate-signing request with its public key, which is made if there is none."""
+    from device_runtime.link.identity import KEY_FILE
+    from edgefl.system.files import write_whole
+    from edgefl.wire import folders
+    from edgefl.wire.keys import KeyPair
+    from edgefl.wire.requests import request_of
+
+    checked_name("federation", federation), checked_name("device", device)
+    keys = KeyPair((store or folders.store(federation, device)) / KEY_FILE)
+    write_whole(out, request_of(keys, federation, device))
+    _say({"device": device, "federation": federation, "key": keys.public_key, "file": str(out)}, as_json)
+
+
+def add(
+    file: Annotated[Path, typer.Argument(help="a request of `edgefl enroll request`, or of OpenSSL")],
+    list_file: List,
+    as_json: Json = False,
+) -> None:
+    """Let the device of a request in. Make sure first that the request comes from the device."""
+    from edgefl.wire.requests import read_request
+
+    found = read_request(file.read_bytes(), str(file))
+    with _opened(list_file, found.federation) as registry:
+        registry.add(found.device, found.key, source="request", now=time.time())
+    _say({"device": found.device, "federation": found.federation, "key": found.key.hex()}, as_json)
+
+
+def ls(list_file: List, federation: Federation = "demo", as_json: Json = False) -> None:
+    """The devices of the list, with every key that they had."""
+    if not list_file.is_file():
+        raise ConfigError(
+            f"there is no list {list_file}: name the one of `edgefl server`", path=str(list_file)
+        )
+    with _opened(list_file, federation) as registry:
+        rows = [_row(each) for each in registry.all()]
+    if as_json:
+        print_json(rows)
+    elif rows:
+        print_table(f"devices of {federation}", [{**row, "added": _date(row["added"])} for row in rows])
+    else:
+        console.print(f"no device of {federation} is on the list {list_file}", markup=False, highlight=False)
+
+
+def revoke(device: Device, list_file: List, federation: Federation = "demo", as_json: Json = False) -> None:
+    """Let a device in no more, whatever key it shows, until it is enrolled again."""
+    with _opened(list_file, federation) as registry:
+        count = registry.revoke(device)
+    _some(device, count)
+    _say({"device": device, "federation": federation, "revoked": count}, as_json)
+
+
+def forget(device: Device, list_file: List, federation: Federation = "demo", as_json: Json = False) -> None:
+    """Take a device off the list, as if it had never been seen: for one whose store was lost."""
+    with _opened(list_file, federation) as registry:
+        count = registry.forget(device)
+    _some(device, count)
+    _say({"device": device, "federation": federation, "forgotten": count}, as_json)
+
+
+@contextmanager
+def _opened(path: Path, federation: str) -> Iterator[Registry]:
+    from server.identity.registry import Registry
+
+    registry = Registry(path, checked_name("federation", federation))
+    try:
+        yield registry
+    finally:
+        registry.close()
+
+
+def _some(device: str, count: int) -> None:
+    if not count:
+        raise ConfigError(
+            f"the list has no good key of device {device}: `edgefl enroll ls` shows it", device=device
+        )
+
+
+def _row(each: DeviceKey) -> dict[str, Any]:
+    return {
+        "device": each.device,
+        "state": each.state,
+        "source": each.source,
+        "key": each.key.hex(),
+        "added": each.added_at,
+    }
+
+
+def _date(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M")
+
+
+def _say(told: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(told)
+    else:
+        text = ", ".join(f"{name} {value}" for name, value in told.items())
+        console.print(text, markup=False, highlight=False, soft_wrap=True)

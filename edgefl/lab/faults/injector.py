@@ -1,0 +1,160 @@
+"""Carries out a schedule of faults on the processes of a lab, each fault when its round has been opened."""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import os
+import resource
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import psutil
+
+from edgefl.lab.faults.links import Links
+from edgefl.lab.faults.schedule import BROKER, EVERYBODY, SERVER, Fault, LinkFault, Schedule
+from edgefl.lab.supervisor import Supervisor
+from edgefl.system.files import write_text
+
+_CLOCK = Path(__file__).parent / "clock"
+_Work = Callable[[], None]
+
+
+class Injector:
+    """Begins and ends faults, on a thread of its own. ``told`` is given each event of the server.
+
+    Processes reach the broker by :attr:`ports`, and are started with :meth:`environment`.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        supervisor: Supervisor,
+        devices: Sequence[str],
+        broker: tuple[str, int],
+        folder: Path,
+    ) -> None:
+        self._schedule = schedule
+        self._supervisor = supervisor
+        self._names = (SERVER, *devices)
+        self._folder = folder / "clocks"
+        self._links = Links(self._names, broker, schedule.seed)
+        self.ports: Mapping[str, int] = self._links.ports
+        self._armed: set[int] = set()
+        self._due: list[tuple[float, int, _Work]] = []
+        self._undo: dict[int, _Work] = {}
+        self._numbers = itertools.count()
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="faults", daemon=True)
+        self._thread.start()
+
+    def environment(self, name: str) -> dict[str, str]:
+        """What a process needs to have a clock that can jump."""
+        if name not in self._names or not self._schedule.of_kind("clock"):
+            return {}
+        path = os.pathsep.join(filter(None, (str(_CLOCK), os.environ.get("PYTHONPATH", ""))))
+        return {"PYTHONPATH": path, "EDGEFL_CLOCK_FILE": str(self._folder / name)}
+
+    def told(self, event: Mapping[str, Any]) -> None:
+        """A round was opened: its faults are due, once."""
+        number = event.get("round", 0)
+        if event.get("event") != "roundopened" or number in self._armed:
+            return
+        self._armed.add(number)
+        for fault in self._schedule.faults:
+            if fault.round == number:
+                self._at(time.monotonic() + fault.after_s, lambda fault=fault: self._begin(fault))  # type: ignore[misc]
+
+    def stop(self) -> None:
+        """End all faults, and the links."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+        self._thread.join()
+        for undo in self._undo.values():
+            undo()
+        self._links.stop()
+
+    # -- when ------------------------------------------------------------------------------------------------
+
+    def _at(self, when: float, work: _Work) -> None:
+        with self._changed:
+            heapq.heappush(self._due, (when, next(self._numbers), work))
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while (work := self._next()) is not None:
+            work()
+
+    def _next(self) -> _Work | None:
+        """The work that is due, once it is; None at the end."""
+        with self._changed:
+            while not self._stopping:
+                wait = self._due[0][0] - time.monotonic() if self._due else None
+                if wait is not None and wait <= 0:
+                    return heapq.heappop(self._due)[2]
+                self._changed.wait(wait)
+        return None
+
+    def _begin(self, fault: Fault) -> None:
+        number = next(self._numbers)
+        undo = self._link_fault(fault) if fault.kind in get_args(LinkFault) else self._process_fault(fault)
+        if undo is not None:
+            self._undo[number] = undo
+            self._at(time.monotonic() + fault.seconds, lambda: self._end(number))
+
+    def _end(self, number: int) -> None:
+        self._undo.pop(number)()
+
+    # -- what ------------------------------------------------------------------------------------------------
+
+    def _targets(self, fault: Fault) -> tuple[str, ...]:
+        return self._names if fault.target == EVERYBODY else (fault.target,)
+
+    def _link_fault(self, fault: Fault) -> _Work:
+        names = self._targets(fault)
+        self._links.begin(names, fault)
+        return lambda: self._links.end(names, fault)
+
+    def _process_fault(self, fault: Fault) -> _Work | None:
+        undone = [undo for name in self._targets(fault) if (undo := self._disturb(name, fault)) is not None]
+
+        def undo_all() -> None:
+            for undo in undone:
+                undo()
+
+        return undo_all if undone else None
+
+    def _disturb(self, name: str, fault: Fault) -> _Work | None:
+        process = self._supervisor.running(name)
+        if process is None:
+            return None
+        match fault.kind:
+            case "kill":
+                process.kill()
+            case "stop":
+                process.send_signal(signal.SIGSTOP)
+                return lambda: process.send_signal(signal.SIGCONT)
+            case "disk_full" if name != BROKER:
+                _limit_files(process.pid, int(fault.amount))
+                return lambda: _limit_files(process.pid, resource.RLIM_INFINITY)
+            case "clock":
+                self._jump(name, fault.amount)
+        return None
+
+    def _jump(self, name: str, seconds: float) -> None:
+        path = self._folder / name
+        before = float(path.read_text()) if path.exists() else 0.0
+        write_text(path, repr(before + seconds))
+
+
+def _limit_files(pid: int, size: int) -> None:
+    """No file of the process grows beyond ``size`` bytes: a write there fails, as on a full disk."""
+    with contextlib.suppress(psutil.Error, OSError):
+        psutil.Process(pid).rlimit(psutil.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))

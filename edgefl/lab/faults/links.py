@@ -1,0 +1,228 @@
+"""TCP links to the broker, one for each process, that can be made slow, wrong and dead."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import socket
+import struct
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from edgefl.lab.faults.packets import Packets, second_copy
+from edgefl.lab.faults.schedule import Fault
+
+_READ_BYTES = 1 << 16
+_WAITING_PACKETS = 64
+_NO_LINGER = struct.pack("ii", 1, 0)  # a close that sends RST
+_START_S = 10.0
+
+
+@dataclass
+class _Weather:
+    """What is wrong with a link now."""
+
+    delay_s: float = 0.0
+    jitter_s: float = 0.0
+    bytes_per_s: float = 0.0
+    twice: float = 0.0
+    stalled: int = 0
+
+
+@dataclass(eq=False)
+class _Pair:
+    """One connection: the client's end and the broker's."""
+
+    client: asyncio.StreamWriter
+    broker: asyncio.StreamWriter
+    half_open: bool = False
+
+    def cut(self) -> None:
+        _reset(self.client)
+        _reset(self.broker)
+
+
+@dataclass
+class _Link:
+    name: str
+    rng: random.Random
+    weather: _Weather = field(default_factory=_Weather)
+    pairs: set[_Pair] = field(default_factory=set)
+    clear: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Links:
+    """A port of its own for each of ``names``, through which that process reaches the broker.
+
+    Everything happens on the loop of one thread; :meth:`begin` and :meth:`end` may be called from any other.
+    """
+
+    def __init__(self, names: Iterable[str], broker: tuple[str, int], seed: int) -> None:
+        self._broker = broker
+        self._loop = asyncio.new_event_loop()
+        self._links = {name: _Link(name, random.Random(f"{seed}/{name}")) for name in names}
+        for link in self._links.values():
+            link.clear.set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="links", daemon=True)
+        self._thread.start()
+        self.ports: Mapping[str, int] = self._wait_for(self._listen())
+
+    def _wait_for(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_START_S)
+
+    async def _listen(self) -> dict[str, int]:
+        ports = {}
+        for name, link in self._links.items():
+            server = await asyncio.start_server(self._taker(link), "127.0.0.1", 0)
+            ports[name] = server.sockets[0].getsockname()[1]
+        return ports
+
+    def stop(self) -> None:
+        """Cut everything, and end the thread."""
+        self._loop.call_soon_threadsafe(self._end)
+        self._thread.join(_START_S)
+
+    def _end(self) -> None:
+        for link in self._links.values():
+            for pair in list(link.pairs):
+                pair.cut()
+        for task in asyncio.all_tasks(self._loop):
+            task.cancel()
+        self._loop.call_soon(self._loop.stop)
+
+    # -- faults ----------------------------------------------------------------------------------------------
+
+    def begin(self, names: Iterable[str], fault: Fault) -> None:
+        self._change(names, lambda link: _begin(link, fault))
+
+    def end(self, names: Iterable[str], fault: Fault) -> None:
+        """What :meth:`begin` did is over; what a cut did stays."""
+        self._change(names, lambda link: _end(link, fault))
+
+    def _change(self, names: Iterable[str], change: Callable[[_Link], None]) -> None:
+        for name in names:
+            if name in self._links:
+                self._loop.call_soon_threadsafe(change, self._links[name])
+
+    # -- connections -----------------------------------------------------------------------------------------
+
+    def _taker(
+        self, link: _Link
+    ) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]:
+        async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await link.clear.wait()
+            try:
+                back, forth = await asyncio.open_connection(*self._broker)
+            except OSError:
+                _reset(writer)
+                return
+            pair = _Pair(writer, forth)
+            link.pairs.add(pair)
+            ways = _pump(link, reader, forth), _pump(link, back, writer)
+            tasks = [asyncio.ensure_future(way) for way in ways]
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            while pair.half_open:
+                await asyncio.sleep(0.01)
+            link.pairs.discard(pair)
+            for task in tasks:
+                task.cancel()
+            for end in (writer, forth):
+                end.close()
+
+        return take
+
+
+async def _pump(link: _Link, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Hand on what comes, each packet when its time has come and in its order, until one end closes."""
+    waiting: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_WAITING_PACKETS)
+    sender = asyncio.ensure_future(_send(link, waiting, writer))
+    packets, due = Packets(), 0.0
+    now = asyncio.get_running_loop().time
+    try:
+        while data := await reader.read(_READ_BYTES):
+            for packet in packets.feed(data):
+                weather = link.weather
+                due = max(due, now() + weather.delay_s + link.rng.uniform(0.0, weather.jitter_s))
+                await waiting.put((due, packet))
+                copy = second_copy(packet) if weather.twice and link.rng.random() < weather.twice else None
+                if copy is not None:
+                    await waiting.put((due, copy))
+        await waiting.put((due, b""))
+        await sender
+    except OSError:
+        return
+    finally:
+        sender.cancel()
+
+
+async def _send(
+    link: _Link, waiting: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter
+) -> None:
+    now = asyncio.get_running_loop().time
+    with contextlib.suppress(OSError):
+        while True:
+            due, packet = await waiting.get()
+            if not packet:
+                return
+            await asyncio.sleep(max(0.0, due - now()))
+            await link.clear.wait()
+            writer.write(packet)
+            await writer.drain()
+            if link.weather.bytes_per_s > 0:
+                await asyncio.sleep(len(packet) / link.weather.bytes_per_s)
+
+
+def _begin(link: _Link, fault: Fault) -> None:
+    weather = link.weather
+    match fault.kind:
+        case "delay":
+            weather.delay_s += fault.amount
+        case "reorder":
+            weather.jitter_s += fault.amount
+        case "bandwidth":
+            weather.bytes_per_s = fault.amount
+        case "duplicate":
+            weather.twice = fault.amount
+        case "stall":
+            weather.stalled += 1
+            link.clear.clear()
+        case "reset":
+            for pair in list(link.pairs):
+                pair.cut()
+        case "half_open":
+            for pair in list(link.pairs):
+                pair.half_open = True
+                _reset(pair.client)
+
+
+def _end(link: _Link, fault: Fault) -> None:
+    weather = link.weather
+    match fault.kind:
+        case "delay":
+            weather.delay_s = max(0.0, weather.delay_s - fault.amount)
+        case "reorder":
+            weather.jitter_s = max(0.0, weather.jitter_s - fault.amount)
+        case "bandwidth":
+            weather.bytes_per_s = 0.0
+        case "duplicate":
+            weather.twice = 0.0
+        case "stall":
+            weather.stalled -= 1
+            if weather.stalled == 0:
+                link.clear.set()
+        case "half_open":
+            for pair in list(link.pairs):
+                pair.half_open = False
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    """Close with RST: what was on its way is lost."""
+    sock = writer.get_extra_info("socket")
+    if sock is not None:
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+    writer.transport.abort()

@@ -1,0 +1,125 @@
+"""Faults as data: what happens to whom, in which round and when, drawn from a seed or read from a file."""
+
+from __future__ import annotations
+
+import random
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal, get_args
+
+import msgspec
+
+from edgefl.wire.errors import ConfigError
+
+LinkFault = Literal["delay", "reorder", "bandwidth", "duplicate", "reset", "half_open", "stall"]
+ProcessFault = Literal["kill", "stop", "disk_full", "clock"]
+KINDS: tuple[str, ...] = (*get_args(LinkFault), *get_args(ProcessFault))
+
+EVERYBODY = "*"
+BROKER, SERVER = "broker", "server"
+
+_MOST_S = 3600.0
+_Seconds = Annotated[float, msgspec.Meta(ge=0, le=_MOST_S)]
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One fault: ``after_s`` seconds after round ``round`` was opened, for ``seconds``.
+
+    ``target`` is ``server``, ``broker``, a device, or ``*``: every link, every device and the server. ``amount``:
+
+    ========= ================================================================
+    delay     seconds that each packet waits, in order
+    reorder   most seconds that it waits by chance; links overtake each other
+    bandwidth bytes a second
+    duplicate share of PUBLISH packets that come twice
+    disk_full bytes up to which files can still be written
+    clock     seconds by which the wall clock of a process jumps, for good
+    ========= ================================================================
+
+    ``reset`` cuts the connections of a link, and what is on its way is lost; after ``half_open`` the broker still holds its
+    end; ``stall`` lets nothing through. ``kill`` is SIGKILL, and the process is started again; ``stop`` is SIGSTOP, and
+    SIGCONT after ``seconds``. The broker can be killed and stopped only.
+    """
+
+    kind: LinkFault | ProcessFault
+    target: str = EVERYBODY
+    round: Annotated[int, msgspec.Meta(ge=1)] = 1
+    after_s: _Seconds = 0.0
+    seconds: _Seconds = 1.0
+    amount: Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)] = 0.0
+
+    def __str__(self) -> str:
+        amount = f" {self.amount:g}" if self.amount else ""
+        return f"{self.kind}{amount} {self.target} in round {self.round} +{self.after_s:g}s for {self.seconds:g}s"
+
+
+class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The faults of one run. ``seed`` decides what they leave to chance, such as which packets come twice."""
+
+    seed: int = 0
+    faults: tuple[Fault, ...] = ()
+
+    def of_kind(self, kind: str) -> tuple[Fault, ...]:
+        return tuple(fault for fault in self.faults if fault.kind == kind)
+
+
+def load_schedule(path: Path) -> Schedule:
+    """A schedule from a TOML or JSON file; ConfigError names what is wrong in it."""
+    try:
+        data = path.read_bytes()
+        if path.suffix == ".json":
+            return msgspec.json.decode(data, type=Schedule)
+        return msgspec.convert(tomllib.loads(data.decode()), Schedule)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"the schedule of faults {path} cannot be used: {error}; kinds are {', '.join(KINDS)}",
+            path=str(path),
+        ) from error
+
+
+def check_targets(schedule: Schedule, names: Sequence[str], *, broker: bool) -> None:
+    """ConfigError for a fault of something that is not there. ``broker``: whether the run has one of its own."""
+    for fault in schedule.faults:
+        known = {SERVER, EVERYBODY, *names}
+        if fault.kind in ("kill", "stop") and broker:
+            known.add(BROKER)
+        if fault.target not in known:
+            raise ConfigError(
+                f"a fault of kind {fault.kind} has the target {fault.target!r}; give it one of {', '.join(sorted(known))}",
+                target=fault.target,
+            )
+
+
+_SHORT_S, _LONG_S = 0.2, 1.5
+
+
+def random_schedule(seed: int, devices: Sequence[str], rounds: int, *, most: int = 4) -> Schedule:
+    """One to ``most`` faults of any kind; the same seed draws the same ones."""
+    rng = random.Random(seed)
+    return Schedule(
+        seed=seed, faults=tuple(_drawn(rng, devices, rounds) for _ in range(rng.randint(1, most)))
+    )
+
+
+def _drawn(rng: random.Random, devices: Sequence[str], rounds: int) -> Fault:
+    kind = rng.choice(KINDS)
+    targets = [SERVER, *devices, EVERYBODY]
+    if kind in ("kill", "stop"):
+        targets.append(BROKER)
+    amount = {
+        "delay": lambda: rng.uniform(0.02, 0.3),
+        "reorder": lambda: rng.uniform(0.02, 0.3),
+        "bandwidth": lambda: float(rng.choice((2_000, 10_000, 50_000))),
+        "duplicate": lambda: rng.uniform(0.2, 1.0),
+        "disk_full": lambda: float(rng.choice((0, 1 << 16, 1 << 20))),
+        "clock": lambda: rng.choice((-1.0, 1.0)) * rng.choice((30.0, 3_600.0, 86_400.0)),
+    }.get(kind, lambda: 0.0)()
+    return Fault(
+        kind=kind,  # type: ignore[arg-type]
+        target=rng.choice(targets),
+        round=rng.randint(1, rounds),
+        after_s=round(rng.uniform(0.0, 0.8), 3),
+        seconds=round(rng.uniform(_SHORT_S, _LONG_S), 3),
+        amount=round(amount, 3),
+    )

@@ -1,0 +1,19 @@
+"""How much memory there is for this process."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+_GROUP = Path("/sys/fs/cgroup/memory.max")
+
+
+def most_bytes() -> int:
+    """Bytes of memory of the machine, or of this process's group where that has less; 0 if nobody says."""
+    most = 0
+    with suppress(ValueError, OSError, AttributeError):
+        most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with suppress(OSError, ValueError):  # no limit is the word max
+        most = min(most or 1 << 62, int(_GROUP.read_text()))
+    return most

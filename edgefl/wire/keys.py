@@ -1,0 +1,213 @@
+"""Ed25519 keys: the one kind of key file, what a key signs, and how one key follows another.
+
+A key file holds the private key as 64 hexadecimal digits. Beside it lies, once the key was rotated, ``<file>.chain``: the
+statements by which each key introduced the next. Server and devices have the same files. ::
+
+    keys = KeyPair(Path("server.key"))      # made if there is none
+    verify(keys.public, keys.sign(b"text"), b"text")
+    rotate(Path("server.key"), overlap_s=86_400, now=time.time())
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+
+from edgefl.system.files import naming, write_whole
+from edgefl.wire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+KEY_BYTES = 32
+SIGNATURE_BYTES = 64
+MOST_SUCCESSIONS = 8
+"""Statements that travel: whoever was away for more rotations than that needs the new key by other means."""
+FOREVER = 1 << 62
+"""An expiry, in seconds since 1970, that does not come."""
+
+_KEY = re.compile(r"[0-9a-fA-F]{64}")
+
+PublicKey = Annotated[bytes, msgspec.Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
+Signature = Annotated[bytes, msgspec.Meta(min_length=SIGNATURE_BYTES, max_length=SIGNATURE_BYTES)]
+Moment = Annotated[int, msgspec.Meta(ge=0, le=FOREVER)]
+
+
+class Succession(msgspec.Struct, frozen=True, kw_only=True):
+    """A key's own word that ``new`` takes its place; ``old`` is good until ``until``, seconds since 1970."""
+
+    old: PublicKey
+    new: PublicKey
+    until: Moment
+    signature: Signature
+
+    @property
+    def holds(self) -> bool:
+        """Whether the old key signed it."""
+        return verify(self.old, self.signature, _succession_text(self.old, self.new, self.until))
+
+
+class KeyPair:
+    """A private key in a file that only its owner may read. It is made if there is none.
+
+    ConfigError if the file holds something else.
+    """
+
+    def __init__(self, path: Path) -> None:
+        if not path.exists():
+            _write_key(path, os.urandom(KEY_BYTES))
+        self._key = _private_key(path)
+        self.public = self._key.public_key().public_bytes_raw()
+        self.successions = _read_chain(chain_of(path))
+
+    @property
+    def public_key(self) -> str:
+        """64 hexadecimal digits."""
+        return self.public.hex()
+
+    @property
+    def private(self) -> Ed25519PrivateKey:
+        """For certificate-signing requests."""
+        return self._key
+
+    def sign(self, text: bytes) -> bytes:
+        """64 bytes. ``text`` begins with a context of its own, so that it cannot be mistaken for anything else."""
+        return self._key.sign(text)
+
+
+def verify(public: bytes, signature: bytes, text: bytes) -> bool:
+    """Whether ``signature`` is that of the holder of ``public`` for ``text``."""
+    from cryptography.exceptions import InvalidSignature
+
+    try:
+        _public_key(public).verify(signature, text)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+@lru_cache(maxsize=1024)
+def _public_key(public: bytes) -> Ed25519PublicKey:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    return Ed25519PublicKey.from_public_bytes(public)
+
+
+def parse_key(text: str) -> bytes:
+    """32 bytes out of 64 hexadecimal digits, else ConfigError."""
+    if not _KEY.fullmatch(text):
+        raise ConfigError(f"a key has {2 * KEY_BYTES} hexadecimal digits, found {len(text)} characters")
+    return bytes.fromhex(text)
+
+
+def parse_keys(text: str) -> tuple[bytes, ...]:
+    """Keys with commas between them; none for an empty text. ConfigError names a part that is none."""
+    return tuple(parse_key(part.strip()) for part in text.split(",")) if text else ()
+
+
+def shown(key: bytes) -> str:
+    """What people are shown of a public key."""
+    return key.hex()[:12]
+
+
+def rotate(path: Path, *, overlap_s: float, now: float) -> KeyPair:
+    """Put a new key into ``path``, introduced by a statement of the old one, which is good for ``overlap_s`` more.
+
+    ConfigError if there is no key to begin with.
+    """
+    if not path.exists():
+        raise ConfigError(
+            f"there is no key {path}: name the file whose key is to be replaced", path=str(path)
+        )
+    old = KeyPair(path)
+    fresh = os.urandom(KEY_BYTES)
+    new = _public_of(fresh)
+    until = int(min(now + overlap_s, FOREVER - 1))
+    signature = old.sign(_succession_text(old.public, new, until))
+    statement = Succession(old=old.public, new=new, until=until, signature=signature)
+    chain = (*old.successions, statement)[-MOST_SUCCESSIONS:]
+    # The statement first: one without its key harms nobody, a key without its statement is known to nobody.
+    write_whole(chain_of(path), "".join(f"{_line(each)}\n" for each in chain).encode(), durable=True)
+    _write_key(path, fresh)
+    return KeyPair(path)
+
+
+def known_after(known: Mapping[bytes, int], statements: Iterable[Succession]) -> dict[bytes, int]:
+    """Known keys and their expiries, and those that ``statements`` introduce one after the other.
+
+    A key that has a successor introduces no second one: who stole an old key gains nothing by it.
+    """
+    keys, waiting = dict(known), list(statements)
+    while found := next((each for each in waiting if keys.get(each.old) == FOREVER and each.holds), None):
+        waiting.remove(found)
+        if found.new not in keys:
+            keys[found.old] = min(found.until, FOREVER - 1)
+            keys[found.new] = FOREVER
+    return keys
+
+
+def chain_of(path: Path) -> Path:
+    """Where the statements of a key file lie."""
+    return path.with_name(path.name + ".chain")
+
+
+def _succession_text(old: bytes, new: bytes, until: int) -> bytes:
+    return f"edgefl/succession/1\n{old.hex()}\n{new.hex()}\n{until}\n".encode()
+
+
+def _line(statement: Succession) -> str:
+    parts = (statement.old.hex(), statement.new.hex(), str(statement.until), statement.signature.hex())
+    return " ".join(parts)
+
+
+def _read_chain(path: Path) -> tuple[Succession, ...]:
+    if not path.exists():
+        return ()
+    try:
+        rows = [line.split() for line in path.read_text(encoding="ascii").splitlines()]
+        return tuple(
+            Succession(
+                old=parse_key(old), new=parse_key(new), until=int(until), signature=bytes.fromhex(signature)
+            )
+            for old, new, until, signature in rows
+        )
+    except (ConfigError, ValueError) as error:
+        raise ConfigError(
+            f"{path} is damaged: {error}; restore it, or move it away and give the new key to all who know the old one"
+        ) from error
+
+
+def _public_of(private: bytes) -> bytes:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    return Ed25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+
+
+def _private_key(path: Path) -> Ed25519PrivateKey:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    try:
+        return Ed25519PrivateKey.from_private_bytes(parse_key(path.read_text(encoding="ascii").strip()))
+    except (ConfigError, ValueError) as error:
+        raise ConfigError(
+            f"{path} holds no signing key: {error}; move it away and a new one is made"
+        ) from error
+
+
+def _write_key(path: Path, private: bytes) -> None:
+    """Whole or not at all: half a key after a power cut would be another name."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    partial.unlink(missing_ok=True)
+    opened = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with naming(path), os.fdopen(opened, "w") as file:
+        file.write(private.hex() + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)

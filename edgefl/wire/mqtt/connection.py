@@ -1,0 +1,174 @@
+"""One paho client: its TLS, its WebSocket, the version of MQTT that it speaks, and what went wrong in words."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+
+import paho.mqtt.client as paho
+from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+
+from edgefl.wire.errors import BrokerError
+from edgefl.wire.mqtt.address import Address
+
+_SOCKET_BUFFER = 1 << 20
+_SESSION_S = 7 * 24 * 3600
+"""How long a broker of MQTT 5 keeps the session of a client that is away; one of 3.1.1 keeps it as long as it likes."""
+_VERSIONS = {"5": MQTTProtocolVersion.MQTTv5, "3.1.1": MQTTProtocolVersion.MQTTv311}
+_LARGEST_RECEIVE_MAXIMUM = 65_535
+
+
+def make_client(address: Address, client_id: str, *, clean: bool, max_inflight: int) -> paho.Client:
+    """A client for ``address`` that is not connected yet; BrokerError where its files or its password cannot be used."""
+    address.check()
+    client = paho.Client(
+        CallbackAPIVersion.VERSION2,
+        client_id,
+        clean_session=clean,
+        reconnect_on_failure=False,
+        transport="websockets" if address.path else "tcp",
+    )
+    allow_inflight(client, max_inflight)
+    if address.path:
+        client.ws_set_options(path=address.path)
+    if address.username:
+        client.username_pw_set(address.username, address.password or None)
+    if address.secure:
+        client.tls_set_context(_tls(address))
+    client.on_socket_open = _widen_buffers
+    # With a write callback registered, paho leaves all writing to our loop instead of the publishing thread.
+    client.on_socket_register_write = lambda *_: None
+    return client
+
+
+def dial(
+    client: paho.Client, address: Address, version: str, *, clean: bool, keepalive_s: int, max_inflight: int
+) -> None:
+    """Open a connection that speaks ``version`` of MQTT, in place of one that ended. OSError or ValueError if it cannot be.
+
+    What is queued in ``client`` travels in whichever version the connection speaks.
+    """
+    # paho takes the version of a client when it is made, and its queue cannot be moved to another one.
+    client._protocol = _VERSIONS[version]
+    if version == "3.1.1":
+        allow_inflight(client, max_inflight)
+        client.connect(address.host, address.port, keepalive=keepalive_s)
+        return
+    # Its CONNACK says how many may be on their way (the default of Mosquitto is 20); before it one always may.
+    allow_inflight(client, 1)
+    properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
+    properties.SessionExpiryInterval = 0 if clean else _SESSION_S
+    client.connect(
+        address.host, address.port, keepalive=keepalive_s, clean_start=clean, properties=properties
+    )
+
+
+def allow_inflight(client: paho.Client, most: int) -> None:
+    """QoS 1 messages on their way at once."""
+    # paho's own setter wants it before there is a connection, when the broker has not said yet what it takes.
+    client._max_inflight_messages = most
+
+
+def receive_maximum(properties: object) -> int:
+    """QoS 1 messages that the broker takes before it answered the first, as its CONNACK says."""
+    return int(getattr(properties, "ReceiveMaximum", _LARGEST_RECEIVE_MAXIMUM))
+
+
+def largest_packet(properties: object) -> int:
+    """Bytes of the largest packet that the broker takes, as its CONNACK says; 0 where it says nothing."""
+    return int(getattr(properties, "MaximumPacketSize", 0))
+
+
+def expiring(seconds: float) -> Properties:
+    """Properties of a PUBLISH that no longer matters after ``seconds``; MQTT 3.1.1 leaves them out."""
+    properties = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
+    properties.MessageExpiryInterval = max(1, min(round(seconds), 0xFFFF_FFFF))
+    return properties
+
+
+def reason_of(code: object, properties: object = None) -> str:
+    """A reason code in the words of the standard, and those of the broker if it has any."""
+    words = str(code)
+    said = str(getattr(properties, "ReasonString", ""))
+    return f"{words} ({said[:200]})" if said else words
+
+
+def unreachable(address: Address, error: Exception) -> str:
+    """Why there is no connection, and what to do."""
+    return f"cannot reach the broker at {address}: {error}{_tls_remedy(address, error)}"
+
+
+def refused(address: Address, reason: str) -> str:
+    """The broker's refusal of the whole connection, and what to do."""
+    return f"the broker at {address} refused us: {reason}{_remedy(address, reason)}"
+
+
+def unanswered(address: Address) -> str:
+    """The broker hung up before its CONNACK."""
+    if not address.secure:
+        hint = "does it want TLS (mqtts://, or `--ca-file`)?"
+    elif not address.cert_file:
+        hint = "is this port one for TLS, and does it want a client certificate (`--cert-file`)?"
+    else:
+        hint = f"is this port one for TLS, and does its authority know {address.cert_file}?"
+    return f"the broker at {address} ended the connection before it answered; {hint}"
+
+
+def _tls_remedy(address: Address, error: Exception) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        if "mismatch" in str(error):
+            return f"; the broker's certificate is for another name than {address.host}: use the name that is in it"
+        authority = (
+            f"not of the authority in {address.ca_file}" if address.ca_file else "of no authority known here"
+        )
+        return f"; the broker's certificate is {authority}: name the PEM file of the right one (`--ca-file`)"
+    if isinstance(error, ssl.SSLError) or (address.secure and isinstance(error, ConnectionResetError)):
+        return "; is this port one for TLS?"
+    if isinstance(error, paho.WebsocketConnectionError):
+        return f"; does it serve MQTT over WebSocket at {address.path}?"
+    return ""
+
+
+def _remedy(address: Address, refusal: str) -> str:
+    """What to do where the broker does not know who we are."""
+    if not refusal.startswith(("Not authorized", "Bad user name or password")):
+        return ""
+    user = (
+        f"it does not take user {address.username!r} with this password"
+        if address.username
+        else "it wants a user"
+    )
+    return f"; {user}: name it as user:password@host:port (`--broker`, or EDGEFL_BROKER)"
+
+
+def _tls(address: Address) -> ssl.SSLContext:
+    """TLS 1.2 or newer, which checks the broker's certificate and name."""
+    try:
+        context = ssl.create_default_context(cafile=address.ca_file or None)
+    except (OSError, ValueError) as error:
+        raise BrokerError(
+            f"the certificate file {address.ca_file} cannot be used ({error}): give the PEM file of the broker's authority",
+            ca_file=address.ca_file,
+        ) from error
+    if address.cert_file:
+        try:
+            # Without a password a key that wants one would ask the terminal.
+            context.load_cert_chain(address.cert_file, address.key_file, password="")
+        except (OSError, ValueError) as error:
+            raise BrokerError(
+                f"the client certificate {address.cert_file} with the key {address.key_file} cannot be used ({error}): give "
+                "PEM files that belong together, the key without a password",
+                cert_file=address.cert_file,
+                key_file=address.key_file,
+            ) from error
+    if address.alpn:
+        context.set_alpn_protocols([address.alpn])
+    return context
+
+
+def _widen_buffers(_client: object, _data: object, sock: object) -> None:
+    if isinstance(sock, socket.socket):
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            sock.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BUFFER)

@@ -1,0 +1,11 @@
+"""The other side's own words, so that they fit any log and any terminal."""
+
+from __future__ import annotations
+
+MOST_TEXT = 1000
+"""Letters of what the other side says that are told."""
+
+
+def printable(text: str, most: int = MOST_TEXT) -> str:
+    """At most ``most`` letters of ``text``; what belongs in no line (escapes, line ends, marks of direction) is a blank."""
+    return "".join(letter if letter.isprintable() else " " for letter in text[:most])

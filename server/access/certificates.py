@@ -1,0 +1,106 @@
+"""A lab's own certificates: an authority, the broker's, and one for each client. For a fleet use those of your own."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from edgefl.system.files import write_whole
+
+_DAYS = 825
+_LEEWAY = datetime.timedelta(days=1)
+_PEM = serialization.Encoding.PEM
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Files of a certificate and its key (PEM, without a password)."""
+
+    certificate: Path
+    key: Path
+
+    @property
+    def exists(self) -> bool:
+        return self.certificate.is_file() and self.key.is_file()
+
+
+class LabAuthority:
+    """An authority in ``folder``, made if there is none: ``ca.crt`` is what clients need, ``ca.key`` stays."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.own = Pair(folder / "ca.crt", folder / "ca.key")
+        if not self.own.exists:
+            key = ec.generate_private_key(ec.SECP256R1())
+            made = _builder("edgefl lab authority", "edgefl lab authority", key).add_extension(
+                x509.BasicConstraints(ca=True, path_length=0), critical=True
+            )
+            _write(self.own, made.sign(key, hashes.SHA256()), key)
+        self._certificate = x509.load_pem_x509_certificate(self.own.certificate.read_bytes())
+        found = serialization.load_pem_private_key(self.own.key.read_bytes(), None)
+        assert isinstance(found, ec.EllipticCurvePrivateKey)  # as written above
+        self._key = found
+
+    def broker(self, *hosts: str) -> Pair:
+        """The certificate of a broker that is reached under these names and addresses."""
+        pair = Pair(self._folder / "broker.crt", self._folder / "broker.key")
+        if not pair.exists:
+            names = x509.SubjectAlternativeName([_alternative(host) for host in dict.fromkeys(hosts)])
+            self._issue(pair, hosts[0], ExtendedKeyUsageOID.SERVER_AUTH, names)
+        return pair
+
+    def client(self, name: str) -> Pair:
+        """A client's certificate: its common name is ``name``, which a broker takes for the user."""
+        pair = Pair(self._folder / f"{name}.crt", self._folder / f"{name}.key")
+        if not pair.exists:
+            self._issue(pair, name, ExtendedKeyUsageOID.CLIENT_AUTH)
+        return pair
+
+    def _issue(
+        self, pair: Pair, name: str, usage: x509.ObjectIdentifier, names: x509.ExtensionType | None = None
+    ) -> None:
+        key = ec.generate_private_key(ec.SECP256R1())
+        issuer = self._certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value
+        made = _builder(name, str(issuer), key).add_extension(
+            x509.BasicConstraints(ca=False, path_length=None), critical=True
+        )
+        made = made.add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+        if names is not None:
+            made = made.add_extension(names, critical=False)
+        _write(pair, made.sign(self._key, hashes.SHA256()), key)
+
+
+def _builder(subject: str, issuer: str, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject)]))
+        .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, issuer)]))
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _LEEWAY)  # clocks differ
+        .not_valid_after(now + datetime.timedelta(days=_DAYS))
+    )
+
+
+def _alternative(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _write(pair: Pair, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
+    pair.certificate.parent.mkdir(parents=True, exist_ok=True)
+    secret = key.private_bytes(_PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    pair.key.touch(mode=0o600)
+    write_whole(pair.key, secret)
+    pair.key.chmod(0o600)
+    write_whole(pair.certificate, certificate.public_bytes(_PEM))

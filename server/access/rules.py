@@ -1,0 +1,85 @@
+"""Who may read and write which topic of a federation: the table in docs/protocol.md as data.
+
+A device's user is its name, so ``{user}`` in a filter is what ties a topic to a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from edgefl.wire.mqtt.topics import Topics
+
+Role = Literal["server", "asker", "device"]
+ROLES: tuple[Role, ...] = ("server", "asker", "device")
+USER = "{user}"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One topic filter, and what the role may do there."""
+
+    role: Role
+    filter: str
+    read: bool
+    write: bool
+
+
+@dataclass(frozen=True)
+class Access:
+    """The rules of one federation. ``server`` and ``asker`` are users at the broker; every other user is a device."""
+
+    federation: str
+    server: str = "server"
+    asker: str = "asker"
+
+    def __post_init__(self) -> None:
+        Topics(self.federation)  # refuses a name that is a wildcard
+
+    @property
+    def root(self) -> str:
+        return Topics(self.federation).root
+
+    def of(self, role: Role) -> Iterator[Rule]:
+        """The rules of ``role``, with :data:`USER` in place of a device's name."""
+        rules = {"server": _SERVER, "asker": _ASKER, "device": _DEVICE}[role]
+        for leaf, may in rules:
+            yield Rule(role, f"{self.root}/{leaf}", "r" in may, "w" in may)
+
+
+_Leaves = Sequence[tuple[str, str]]
+_SERVER: _Leaves = (
+    ("rounds/current", "rw"),
+    ("blobs/+/+", "w"),
+    ("devices/+/status", "r"),
+    ("devices/+/hello", "r"),
+    ("devices/+/progress", "r"),
+    ("devices/+/updates/+/+", "r"),
+    ("devices/+/declines", "r"),
+    ("devices/+/tasks", "w"),
+    ("devices/+/acks", "w"),
+)
+_ASKER: _Leaves = (
+    ("devices/+/status", "r"),
+    ("devices/+/hello", "r"),
+    ("devices/+/profiles", "r"),
+    ("devices/+/profile-requests", "w"),
+    ("profiles/+/offer", "rw"),
+    ("profiles/+/blobs/+/+", "w"),
+)
+_DEVICE: _Leaves = (
+    ("rounds/current", "r"),
+    ("blobs/+/+", "r"),
+    ("profiles/+/offer", "r"),
+    ("profiles/+/blobs/+/+", "r"),
+    (f"devices/{USER}/tasks", "r"),
+    (f"devices/{USER}/acks", "r"),
+    (f"devices/{USER}/profile-requests", "r"),
+    (f"devices/{USER}/status", "w"),
+    (f"devices/{USER}/hello", "w"),
+    (f"devices/{USER}/progress", "w"),
+    (f"devices/{USER}/updates/+/+", "w"),
+    (f"devices/{USER}/declines", "w"),
+    (f"devices/{USER}/profiles", "w"),
+)

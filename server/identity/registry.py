@@ -1,0 +1,223 @@
+"""The list of devices and their keys: one SQLite file, which the server reads while `edgefl enroll` changes it.
+
+::
+
+    registry = Registry(Path("devices.sqlite"), "demo")
+    token = registry.issue(new_token(server_key), "phone-7", valid_until=time.time() + 3600)
+    registry.add("phone-7", key, source="request", now=time.time())
+    registry.revoke("phone-7", now=time.time())
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from edgefl.wire.enrolment import Token
+from edgefl.wire.errors import ConfigError, StoreError
+from edgefl.wire.keys import FOREVER
+
+State = Literal["active", "retired", "revoked"]
+Source = Literal["first-use", "token", "request", "rotation"]
+
+_LAYOUT = 1
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS keys(
+  federation TEXT NOT NULL, device TEXT NOT NULL, key BLOB NOT NULL, state TEXT NOT NULL, source TEXT NOT NULL,
+  until INTEGER NOT NULL, added_at REAL NOT NULL, hello_at INTEGER NOT NULL DEFAULT 0,
+  status_at INTEGER NOT NULL DEFAULT 0, PRIMARY KEY(federation, device, key));
+CREATE TABLE IF NOT EXISTS tokens(
+  name TEXT PRIMARY KEY, federation TEXT NOT NULL, device TEXT NOT NULL, secret BLOB NOT NULL, until REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS facts(name TEXT PRIMARY KEY, value TEXT NOT NULL);
+"""
+
+
+_OF_ALL = (
+    "SELECT device, key, state, source, until, added_at, hello_at, status_at FROM keys WHERE federation = ?"
+)
+_MOST_READ = 100_000
+
+
+class DeviceKey(msgspec.Struct, frozen=True, kw_only=True):
+    """One key of a device. ``until``: when one that was followed by another ends, seconds since 1970.
+
+    ``hello_at`` and ``status_at`` are the numbers of the last of these messages: what has a smaller one is old.
+    """
+
+    device: str
+    key: bytes
+    state: State
+    source: Source
+    until: int
+    added_at: float
+    hello_at: int = 0
+    status_at: int = 0
+
+
+class Registry:
+    """The devices of one federation. Thread-safe; several processes may have the same file open.
+
+    StoreError if the file cannot be used.
+    """
+
+    def __init__(self, path: Path, federation: str) -> None:
+        self.path = path
+        self._federation = federation
+        self._lock = threading.Lock()
+        self._read: dict[str, list[DeviceKey]] = {}
+        self._version = 0
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Secrets of tokens that nobody has used lie in it.
+        with suppress(FileExistsError):
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        try:
+            self._db = sqlite3.connect(path, check_same_thread=False, timeout=30)
+            self._db.execute("PRAGMA journal_mode=WAL")
+            [(layout,)] = self._db.execute("PRAGMA user_version").fetchall()
+            if layout not in (0, _LAYOUT):
+                raise StoreError(
+                    f"{path} has layout {layout}, this release reads {_LAYOUT}: install the edgefl that wrote it",
+                    layout=layout,
+                )
+            self._db.executescript(_SCHEMA)
+            self._db.execute(f"PRAGMA user_version={_LAYOUT}")
+        except sqlite3.Error as error:
+            raise StoreError(
+                f"the list of devices {path} cannot be opened: {error}; name another file"
+            ) from error
+
+    def close(self) -> None:
+        with self._lock:
+            self._db.close()
+
+    @contextmanager
+    def _using(self, *, durable: bool = False, changed: str = "") -> Iterator[sqlite3.Connection]:
+        """One transaction, which changes what is known of the device ``changed``."""
+        with self._lock:
+            self._read.pop(changed, None)
+            try:
+                self._db.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
+                with self._db:
+                    yield self._db
+            except sqlite3.Error as error:
+                raise StoreError(f"the list of devices {self.path} cannot be used: {error}") from error
+
+    # -- keys ------------------------------------------------------------------------------------------------
+
+    def keys(self, device: str) -> list[DeviceKey]:
+        """All that a device ever had, the oldest first."""
+        with self._using() as db:
+            # It is asked for every message: another process's changes show in a number.
+            [(version,)] = db.execute("PRAGMA data_version").fetchall()
+            if version != self._version or len(self._read) > _MOST_READ:
+                self._read, self._version = {}, version
+            if device not in self._read:
+                self._read[device] = _rows(
+                    db, f"{_OF_ALL} AND device = ? ORDER BY added_at, rowid", self._federation, device
+                )
+            return self._read[device]
+
+    def all(self) -> list[DeviceKey]:
+        """Those of all devices, by name, the oldest first."""
+        with self._using() as db:
+            return _rows(db, f"{_OF_ALL} ORDER BY device, added_at, rowid", self._federation)
+
+    def add(self, device: str, key: bytes, *, source: Source, now: float, until: int = 0) -> None:
+        """Make ``key`` the device's. The one before it is good until ``until``, seconds since 1970; one that was revoked
+        stays so. ConfigError for a key that was revoked."""
+        if any(known.key == key and known.state == "revoked" for known in self.keys(device)):
+            raise ConfigError(
+                f"key {key.hex()[:12]} of device {device} was revoked: have the device make another one "
+                "(`edgefl key rotate`, or an empty store)",
+                device=device,
+            )
+        with self._using(durable=source != "first-use", changed=device) as db:
+            db.execute(
+                "UPDATE keys SET state = 'retired', until = ? WHERE federation = ? AND device = ? AND state = 'active' "
+                "AND key != ?",
+                (until, self._federation, device, key),
+            )
+            db.execute(
+                "INSERT INTO keys(federation, device, key, state, source, until, added_at) "
+                "VALUES(?, ?, ?, 'active', ?, ?, ?) "
+                "ON CONFLICT DO UPDATE SET state = 'active', until = excluded.until",
+                (self._federation, device, key, source, FOREVER, now),
+            )
+
+    def revoke(self, device: str) -> int:
+        """No key of the device is good any more, whatever it introduces. How many there were."""
+        with self._using(durable=True, changed=device) as db:
+            changed = db.execute(
+                "UPDATE keys SET state = 'revoked', until = 0 WHERE federation = ? AND device = ? AND state != 'revoked'",
+                (self._federation, device),
+            )
+            return changed.rowcount
+
+    def forget(self, device: str) -> int:
+        """As if the device had never been seen. How many keys were forgotten, revoked ones too."""
+        with self._using(durable=True, changed=device) as db:
+            gone = db.execute(
+                "DELETE FROM keys WHERE federation = ? AND device = ?", (self._federation, device)
+            )
+            return gone.rowcount
+
+    def heard(self, device: str, key: bytes, *, hello_at: int = 0, status_at: int = 0) -> None:
+        """The number of the last hello, or status, that a key of the device signed; 0 leaves what was."""
+        with self._using(changed=device) as db:
+            db.execute(
+                "UPDATE keys SET hello_at = max(hello_at, ?), status_at = max(status_at, ?) "
+                "WHERE federation = ? AND device = ? AND key = ?",
+                (hello_at, status_at, self._federation, device, key),
+            )
+
+    # -- tokens ----------------------------------------------------------------------------------------------
+
+    def issue(self, token: Token, device: str, *, valid_until: float) -> None:
+        """Let whoever has ``token`` bring one key of ``device`` onto the list, once, until then."""
+        with self._using(durable=True) as db:
+            db.execute(
+                "INSERT INTO tokens VALUES(?, ?, ?, ?, ?)",
+                (token.name, self._federation, device, token.secret, valid_until),
+            )
+
+    def token(self, name: str, now: float) -> tuple[str, bytes] | None:
+        """Device and secret of a token that can still be used."""
+        with self._using() as db:
+            row = db.execute(
+                "SELECT device, secret FROM tokens WHERE name = ? AND federation = ? AND until > ?",
+                (name, self._federation, now),
+            ).fetchone()
+        return (str(row[0]), bytes(row[1])) if row else None
+
+    def redeem(self, name: str, device: str, key: bytes, *, now: float) -> None:
+        """Put ``key`` onto the list by a token, which is used up by that."""
+        self.add(device, key, source="token", now=now)
+        with self._using(durable=True) as db:
+            db.execute("DELETE FROM tokens WHERE name = ?", (name,))
+
+    # -- numbers ---------------------------------------------------------------------------------------------
+
+    def number(self) -> int:
+        """The number from which the server goes on (:class:`edgefl.wire.mqtt.envelope.Sequence`)."""
+        with self._using() as db:
+            row = db.execute("SELECT value FROM facts WHERE name = 'number'").fetchone()
+        return int(row[0]) if row else 0
+
+    def keep_number(self, number: int) -> None:
+        with self._using(durable=True) as db:
+            db.execute("INSERT OR REPLACE INTO facts VALUES('number', ?)", (str(number),))
+
+
+def _rows(db: sqlite3.Connection, query: str, *values: str) -> list[DeviceKey]:
+    names = DeviceKey.__struct_fields__
+    return [
+        msgspec.convert(dict(zip(names, row, strict=True)), DeviceKey)
+        for row in db.execute(query, values).fetchall()
+    ]

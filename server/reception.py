@@ -1,0 +1,243 @@
+"""Where the messages of devices come in: who is let in, what it says, and what is answered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from edgefl.wire.errors import IdentityError, ProtocolError, StoreError, UpdateRejected
+from edgefl.wire.mqtt.messages import (
+    FAILED,
+    LOST_CHUNK,
+    Ack,
+    Decline,
+    Hello,
+    Progress,
+    Status,
+    UpdateChunk,
+    encode,
+)
+from edgefl.wire.mqtt.packets import Traffic
+from edgefl.wire.mqtt.session import Incoming
+from edgefl.wire.mqtt.topics import Topics
+from edgefl.wire.printable import printable
+from server import events
+from server.active_round import ActiveRound
+from server.announcer import Announcer
+from server.coordinator import machine as coordinator
+from server.coordinator.claims import addressed
+from server.coordinator.states import Rules, State
+from server.device_news import DeviceNews, ack_of, objection
+from server.identity.door import Door
+from server.intake.declines import reason_of
+from server.intake.gate import Gate
+from server.intake.updates import Intake
+from server.publish.watch import Watch
+from server.run_spec import RunSpec
+from server.storage.journal import Journal
+
+_MOST_ROUNDS = 2**31
+_UNKNOWN = "?"  # who sent what came on a topic that cannot be read
+
+
+_Said = UpdateChunk | Progress | Hello | Status | Decline
+_KINDS: dict[str, type[_Said]] = {
+    "updates": UpdateChunk,
+    "progress": Progress,
+    "hello": Hello,
+    "status": Status,
+    "declines": Decline,
+}
+
+
+class Course(Protocol):
+    """The run that messages are about, and what follows from them."""
+
+    @property
+    def state(self) -> State: ...
+
+    @property
+    def active(self) -> ActiveRound | None: ...
+
+    def advance(self, event: coordinator.Event, hello: bytes | None = None) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tellers:
+    """Whom it is told: devices (``answer``), people (``emit``, ``news``, ``announcer``), and the disk's ``troubled``."""
+
+    answer: Callable[[str, Ack], None]
+    emit: Callable[[events.Event], None]
+    troubled: Callable[[StoreError], None]
+    news: DeviceNews
+    announcer: Announcer
+
+
+class Reception:
+    """Takes the messages of devices, one after the other. ``door`` knows their keys; ``clock`` gives epoch seconds."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        rules: Rules,
+        journal: Journal,
+        course: Course,
+        tellers: Tellers,
+        *,
+        door: Door,
+        watch: Watch,
+        clock: Callable[[], float],
+    ) -> None:
+        self._spec = spec
+        self._rules = rules
+        self._journal = journal
+        self._course = course
+        self._tellers = tellers
+        self._news = tellers.news
+        self._door = door
+        self._watch = watch
+        self._clock = clock
+        self._topics = Topics(spec.federation)
+        self._gate = Gate(spec.limits)
+        self.intake = Intake(rules, journal, spec.limits, tellers.emit, self._gate)
+
+    @property
+    def turned_away(self) -> Mapping[str, int]:
+        """How many messages were not read, or not kept, by why."""
+        return {**self._gate.counts, "unfinished updates": self.intake.forgotten}
+
+    @property
+    def _state(self) -> State:
+        return self._course.state
+
+    def take(self, message: Incoming) -> None:
+        """What it says is done, or what is wrong with it is told. Never raises for what was sent."""
+        if not message.payload:
+            return
+        device, leaf = _UNKNOWN, ""
+        try:
+            device, leaf, numbers = self._topics.parse_device(message.topic)
+            kind = _KINDS.get(leaf)
+            if kind is not None and self._admitted(device, leaf, len(message.payload)):
+                self._read(device, kind, numbers, message)
+        except IdentityError as error:
+            # A status comes before the hello that brings its key in.
+            if leaf != "status" and self._door.is_news(device, error):
+                text = printable(error.message)
+                self._object(events.Rejected(device=device, round=0, reason=error.reason, text=text))
+        except ProtocolError as error:
+            if device in self._state.devices:
+                self._news.heard(device, "sent what cannot be read", self._clock())
+            text = printable(error.message)
+            self._object(events.Rejected(device=device, round=0, reason="malformed", text=text))
+        except StoreError as error:  # not acknowledged, so it comes again
+            self._tellers.troubled(error)
+
+    def _admitted(self, device: str, leaf: str, size: int) -> bool:
+        devices = self._state.devices
+        return self._gate.admits(device, leaf, size, known=device in devices, devices=len(devices))
+
+    def _read(self, device: str, kind: type[_Said], numbers: tuple[int, ...], message: Incoming) -> None:
+        said = self._door.open(kind, device, message.topic, message.payload)
+        # After the signature: nobody else can use up a device's share.
+        if not isinstance(said, UpdateChunk) and not self._gate.shares(
+            device, known=device in self._state.devices
+        ):
+            return
+        match said:
+            case UpdateChunk():
+                came = Traffic.of(message.topic, len(message.payload), qos=1)
+                self._chunk(device, numbers[0], said, came)
+            case Progress():
+                self._progress(device, said)
+            case Hello():
+                self._hello(device, said)
+            case Status():
+                self._status(device, said)
+            case Decline():
+                self._declined(device, said)
+
+    # -- what devices say ------------------------------------------------------------------------------------
+
+    def _progress(self, device: str, progress: Progress) -> None:
+        known = self._state.devices.get(device)
+        if known is not None:
+            self._alive(device)
+            self._news.progress(device, known.tier, progress, self._clock())
+            if progress.stage.startswith(FAILED + LOST_CHUNK):
+                self._watch.failed()
+
+    def _status(self, device: str, status: Status) -> None:
+        if device in self._state.devices:
+            self._course.advance(coordinator.DeviceStatus(device, status.online))
+        else:
+            self._gate.presence(device, online=status.online)
+
+    def _hello(self, device: str, hello: Hello) -> None:
+        self._news.greeted(device, self._clock())
+        if (refused := objection(self._rules, device, hello)) is not None:
+            self._object(refused)
+        samples = max(0, min(hello.samples, coordinator.MOST_SAMPLES))
+        online = device in self._state.devices or self._gate.greeted(device)
+        told = coordinator.DeviceHello(device, hello.memory_bytes, samples, online)
+        self._course.advance(told, hello=encode(hello))
+        self._tellers.announcer.newcomer(self._state, device, self._state.devices[device].tier)
+
+    def _chunk(self, device: str, number: int, chunk: UpdateChunk, came: Traffic) -> None:
+        if not 0 <= number < _MOST_ROUNDS:
+            raise ProtocolError(
+                f"{device} sent an update for round {number}; rounds lie below {_MOST_ROUNDS}"
+            )
+        self._alive(device)
+        if device in self._state.devices:
+            stage = f"sending its update, chunk {chunk.index + 1} of {chunk.count}"
+            self._news.heard(device, stage, self._clock())
+        verdict = self.intake.take(device, number, chunk, came, self._state, self._course.active)
+        if verdict.ack is not None:
+            self._tellers.answer(device, verdict.ack)
+        if verdict.answered is not None:
+            self._course.advance(verdict.answered)
+
+    def _declined(self, device: str, decline: Decline) -> None:
+        """Journal it before the round goes on without the device. Old news, of a round that is over, is no news."""
+        self._alive(device)
+        current = self._state.round
+        if current is None or current.number != decline.round or device not in current.assignments:
+            return
+        try:
+            task = addressed(self._state, device, decline.round, decline.nonce)
+        except UpdateRejected as refusal:
+            self._misaddressed(device, current.number, refusal)
+            return
+        if task.status != "open":
+            return
+        bundle = self._spec.exchange(current.position).tiers[task.tier].bundle
+        reason, text = reason_of(decline, carry_needed=bundle.manifest.carry_needed)
+        try:
+            self._journal.decline(self._rules.run, current.number, device, reason)
+        except StoreError as error:  # whoever takes up the round announces it, and is told again
+            self._tellers.troubled(error)
+        self._tellers.emit(events.Declined(device=device, round=current.number, reason=reason, text=text))
+        self._course.advance(coordinator.Declined(device, task.nonce, reason))
+
+    # -- what they are told ----------------------------------------------------------------------------------
+
+    def _misaddressed(self, device: str, number: int, refusal: UpdateRejected) -> None:
+        if self._gate.answers(device, known=True):
+            text = printable(refusal.message)
+            self._tellers.emit(events.Rejected(device=device, round=number, reason=refusal.reason, text=text))
+
+    def _object(self, refused: events.Rejected) -> None:
+        """Tell people, and the device itself, what is wrong with a message that is no update."""
+        if not self._gate.answers(refused.device, known=refused.device in self._state.devices):
+            return
+        self._tellers.emit(refused)
+        if refused.device != _UNKNOWN:
+            self._tellers.answer(refused.device, ack_of(refused))
+
+    def _alive(self, device: str) -> None:
+        """Whoever sends is there, whatever its last will said."""
+        known = self._state.devices.get(device)
+        if known is not None and not known.online:
+            self._course.advance(coordinator.DeviceStatus(device, online=True))

@@ -1,0 +1,172 @@
+"""What a hostile server may ask of a device: it declines, says why, and takes the next round."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from device_runtime.policy import Policy
+from device_runtime.round.job import decode_job, encode_job
+from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt import messages
+from edgefl.wire.mqtt.profile_messages import ProfileRequest
+from tests.device_runtime import tiny
+from tests.device_runtime.agent.agents import StartAgent, store_of
+from tests.device_runtime.agent.scripted import ScriptedServer
+from tests.device_runtime.tiny import World
+
+BOMB = {"codec": "zstd", "raw": 1 << 30}
+
+
+def test_a_manifest_that_unfolds_to_a_gigabyte_is_not_fetched(
+    server: ScriptedServer, start: StartAgent, world: World
+) -> None:
+    start()
+    server.hello()
+    honest = world.announcement()
+    offer = honest.offers["onnx"]
+    bundles = {tier: msgspec.structs.replace(ref, **BOMB) for tier, ref in offer.bundles.items()}
+    bad = {"onnx": msgspec.structs.replace(offer, bundles=bundles)}
+    server.publish_blobs(world)
+    server.announce(msgspec.structs.replace(honest, offers=bad))
+    server.assign(world.task())
+    decline = server.decline()
+    assert decline.reason == "no-memory" and "its manifest" in decline.text
+    server.open(world, number=2)
+    assert server.update(2).nonce == "n2"
+
+
+def test_weights_that_unfold_to_more_than_the_graphs_read_are_not_fetched(
+    server: ScriptedServer, start: StartAgent, world: World
+) -> None:
+    start()
+    server.hello()
+    honest = world.announcement()
+    units = {
+        name: tuple(msgspec.structs.replace(ref, **BOMB) for ref in refs)
+        for name, refs in honest.units.items()
+    }
+    server.publish_blobs(world)
+    server.announce(msgspec.structs.replace(honest, units=units))
+    server.assign(world.task())
+    decline = server.decline()
+    assert decline.reason == "no-memory" and "a blob of weights" in decline.text
+
+
+def test_a_graph_whose_ports_take_more_than_the_device_has_is_not_loaded(
+    server: ScriptedServer, start: StartAgent
+) -> None:
+    bundle = tiny.make_bundle()
+    first, *others = bundle.manifest.graphs
+    port = msgspec.structs.replace(first.inputs[0], shape=(1 << 31, 1 << 31))
+    graphs = (msgspec.structs.replace(first, inputs=(port, *first.inputs[1:])), *others)
+    wrong = World(tiny.Bundle(msgspec.structs.replace(bundle.manifest, graphs=graphs), bundle.blobs))
+    agent = start()
+    server.open(wrong)
+    assert agent.event("declined", "failed").event in ("declined", "failed") and agent.alive
+
+
+def test_a_round_without_end_is_declined(server: ScriptedServer, start: StartAgent) -> None:
+    bundle = tiny.make_bundle()
+    phases = tuple(msgspec.structs.replace(p, steps=1 << 40) for p in bundle.manifest.phases)
+    endless = World(tiny.Bundle(msgspec.structs.replace(bundle.manifest, phases=phases), bundle.blobs))
+    start()
+    server.open(endless)
+    decline = server.decline()
+    assert decline.reason == "too-much-work" and "local steps" in decline.text
+
+
+def test_records_count_as_bytes_of_the_store(
+    server: ScriptedServer, start: StartAgent, world: World, limits: Limits
+) -> None:
+    blobs = sum(len(data) for data in world.blobs.values())
+    start(limits=msgspec.structs.replace(limits, store_bytes=blobs))
+    server.open(world)
+    # The record takes the place of blobs that were used long ago, never more.
+    assert server.update().nonce == "n1"
+
+
+def test_a_policy_declines_with_its_reason(server: ScriptedServer, start: StartAgent, world: World) -> None:
+    start(policy=Policy(train=False, profile=False))
+    server.open(world)
+    decline = server.decline()
+    assert decline.reason == "policy" and "train is false" in decline.text
+    server.session.subscribe([server.mine.profiles])
+    request = ProfileRequest(nonce="ab" * 8, bundles={}, within_s=10.0)
+    server.publish(server.mine.profile_requests, messages.encode(request))
+    answer = server.profile_answer()
+    assert (answer.state, answer.reason) == ("declined", "policy")
+
+
+def test_a_round_that_ended_its_process_again_and_again_is_left(
+    server: ScriptedServer, start: StartAgent, world: World, tmp_path: Path, limits: Limits
+) -> None:
+    first = start(limits=msgspec.structs.replace(limits, fetch_timeout_s=60.0))
+    server.hello()
+    server.announce(world.announcement())  # nothing to fetch: it stays at its beginning
+    server.assign(world.task())
+    while True:
+        data = first.agent._store.job()
+        if data is not None:
+            break
+    first.stop()
+    store = store_of(tmp_path)
+    job = decode_job(store.job() or b"")
+    assert job is not None and job.tries == 0, "it was stopped in good order"
+    store.open_job(encode_job(msgspec.structs.replace(job, tries=limits.attempts)))
+    store.close()
+    start()
+    server.open(world)
+    assert server.decline().reason == "crashed"
+
+
+def test_an_update_that_cannot_be_read_any_more_is_dropped_and_the_device_goes_on(
+    server: ScriptedServer, start: StartAgent, world: World, tmp_path: Path
+) -> None:
+    store_of(tmp_path).close()
+    with sqlite3.connect(tmp_path / "state" / "store.sqlite3") as db:
+        db.execute("insert into outbox values('n0', 0, x'c1')")
+    agent = start()
+    assert "cannot be read" in agent.event("store").text
+    server.open(world)
+    assert server.update().nonce == "n1"
+
+
+FULL = "create trigger full before {what} begin select raise(abort, 'database or disk is full'); end"
+
+
+@pytest.mark.parametrize("what", ["insert on job", "delete on job", "insert on history"])
+def test_a_full_disk_ends_no_agent(
+    server: ScriptedServer, start: StartAgent, world: World, tmp_path: Path, what: str
+) -> None:
+    agent = start()
+    server.hello()
+    path = tmp_path / "state" / "store.sqlite3"
+    with sqlite3.connect(path, timeout=30) as db:
+        db.execute(FULL.format(what=what))
+    server.open(world)
+    if what == "insert on history":
+        server.ack(server.update())
+    assert "disk is full" in agent.event("store", "failed").text
+    with sqlite3.connect(path, timeout=30) as db:
+        db.execute("drop trigger full")
+    if what != "insert on history":
+        assert server.update().nonce == "n1"
+    else:
+        server.ack(server.update())
+        assert agent.event("accepted").event == "accepted"
+
+
+def test_messages_that_nobody_asked_for_are_dropped_and_told(
+    server: ScriptedServer, start: StartAgent, limits: Limits
+) -> None:
+    agent = start()
+    server.hello()
+    fetcher = agent.agent._fetcher
+    room = 4 * limits.fetch_window - fetcher._arrived.qsize()  # its connection was told of, perhaps
+    for _ in range(1000):
+        fetcher.deliver("chunk", b"x")
+    assert agent.event("limited").details["dropped"] == 1000 - room

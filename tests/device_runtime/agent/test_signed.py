@@ -1,0 +1,148 @@
+"""An agent among strangers, on a real broker: it acts on its server's word alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from edgefl.wire.blobs import BlobRef
+from edgefl.wire.bundle.signatures import signed_text
+from edgefl.wire.mqtt import messages
+from edgefl.wire.mqtt.envelope import Speaker, open_message
+from edgefl.wire.mqtt.messages import Ack, Decline, Hello, Message, Offer, Status, UpdateChunk
+from tests.device_runtime.agent.agents import StartAgent
+from tests.device_runtime.agent.scripted import ScriptedServer
+from tests.device_runtime.tiny import World
+from tests.wire.mqtt.events import wait_message
+from tests.wire.mqtt.speakers import speaker_in
+
+END = 2**31 - 1
+
+
+class SigningServer(ScriptedServer):
+    """The scripted server, with a key."""
+
+    speaker: Speaker
+    said: dict[str, bytes]
+    """The last payload on each topic."""
+
+    def say(self, topic: str, message: Message, *, retain: bool = False) -> bytes:
+        payload = self.speaker.seal(topic, message)
+        self.publish(topic, payload, retain=retain)
+        self.said[topic] = payload
+        return payload
+
+    def announce(self, announcement: messages.Round) -> None:
+        offers = {
+            format: Offer(
+                bundles=offer.bundles,
+                signatures={tier: self._sign(ref) for tier, ref in offer.bundles.items()},
+            )
+            for format, offer in announcement.offers.items()
+        }
+        self.say(self.topics.current_round, msgspec.structs.replace(announcement, offers=offers), retain=True)
+
+    def _sign(self, ref: BlobRef) -> bytes:
+        return self.speaker.keys.sign(signed_text(ref.sha256))
+
+    def assign(self, task: messages.Task) -> None:
+        self.say(self.mine.tasks, task)
+
+    def accept(self, update: messages.Update) -> None:
+        digest = self.digests[update.nonce]
+        self.say(
+            self.mine.acks, Ack(round=update.round, nonce=update.nonce, status="accepted", sha256=digest)
+        )
+
+
+@pytest.fixture
+def signing(server: ScriptedServer, tmp_path: Path) -> SigningServer:
+    server.__class__ = SigningServer
+    assert isinstance(server, SigningServer)
+    server.speaker, server.said = speaker_in(tmp_path / "server.key"), {}
+    return server
+
+
+def test_a_forged_round_ends_nothing_and_drops_no_carry(
+    signing: SigningServer, start: StartAgent, world: World, tmp_path: Path
+) -> None:
+    agent = start()
+    signing.open(world)
+    update = signing.update()
+    kept = len(agent.agent._store.carries())
+    real, signing.speaker = signing.speaker, speaker_in(tmp_path / "stranger.key", 1 << 50)
+
+    forged = world.announcement(number=END, base=0)
+    signing.announce(forged)
+    assert "this device knows" in agent.event("refused").text
+    signing.publish(signing.topics.current_round, messages.encode(forged), retain=True)
+    assert "is not signed" in agent.event("refused").text
+    signing.accept(update)
+    assert "this device knows" in agent.event("refused").text
+    ack = Ack(
+        round=1, nonce=update.nonce, status="rejected", reason="x", sha256=signing.digests[update.nonce]
+    )
+    signing.publish(signing.mine.acks, messages.encode(ack))
+    assert "is not signed" in agent.event("refused").text
+
+    assert agent.agent._store.waits(update.nonce)
+    assert len(agent.agent._store.carries()) == kept
+    signing.speaker = real
+    signing.accept(update)
+    assert agent.event("accepted").details["round"] == 1
+
+
+def test_an_old_round_is_not_begun_again(signing: SigningServer, start: StartAgent, world: World) -> None:
+    agent = start()
+    signing.hello()
+    signing.publish_blobs(world)
+    old = signing.say(signing.topics.current_round, world.announcement(number=1), retain=True)
+    signing.open(world, number=2)
+    signing.accept(signing.update(2))
+    agent.event("accepted")
+
+    signing.publish(signing.topics.current_round, old, retain=True)
+
+    assert "was said before" in agent.event("refused").text
+
+
+def test_an_executable_bundle_of_an_unsigned_server_is_not_loaded(
+    server: ScriptedServer, start: StartAgent, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = start()
+    server.hello()
+    monkeypatch.setattr(agent.agent._engine, "format", "executorch")
+    server.publish_blobs(world)
+    offers = {"executorch": Offer(bundles={"weak": world.bundle_ref}, signatures={"weak": bytes(64)})}
+    server.announce(msgspec.structs.replace(world.announcement(), offers=offers))
+    server.assign(world.task())
+
+    assert "knows no key of a server: it is not loaded" in agent.event("failed").text
+
+
+def test_what_a_device_says_is_signed_by_the_key_in_its_store(
+    server: ScriptedServer, start: StartAgent, world: World, tmp_path: Path
+) -> None:
+    start()
+    status = open_message(Status, server.mine.status, wait_message(server.session, server.mine.status))
+    hello = open_message(Hello, server.mine.hello, wait_message(server.session, server.mine.hello))
+    server._greeted = True
+    server.open(world)
+    topic = server.mine.update(1, 0)
+    chunk = open_message(UpdateChunk, topic, wait_message(server.session, topic))
+
+    own = speaker_in(tmp_path / "state" / "device.key").keys.public
+    assert status.key == hello.key == chunk.key == own
+
+
+def test_a_decline_is_signed(signing: SigningServer, start: StartAgent, world: World) -> None:
+    start()
+    signing.hello()
+    offers = {"executorch": Offer(bundles={"weak": world.bundle_ref})}
+    signing.announce(msgspec.structs.replace(world.announcement(), offers=offers))
+    signing.assign(world.task())
+
+    payload = wait_message(signing.session, signing.mine.declines)
+    assert open_message(Decline, signing.mine.declines, payload).key

@@ -1,0 +1,209 @@
+"""Which server a device listens to."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from device_runtime.link.identity import KEY_FILE, ServerTrust, speaker_of
+from device_runtime.store.database import Store
+from edgefl.wire.bundle.signatures import Signer
+from edgefl.wire.errors import BundleError, IdentityError
+from edgefl.wire.keys import rotate
+from edgefl.wire.mqtt.envelope import Speaker, bare
+from edgefl.wire.mqtt.messages import Ack, Message, Round, Task
+from edgefl.wire.mqtt.topics import Topics
+from tests.wire.mqtt.speakers import speaker_in
+
+TOPICS = Topics("demo")
+MINE = TOPICS.device("phone")
+TASK = Task(run="run", round=1, tier="weak", seed=1, nonce="n1")
+ACK = Ack(round=1, nonce="n1", status="accepted", sha256="ab" * 32)
+
+
+def announcement(number: int = 1) -> Round:
+    return Round(
+        run="run",
+        round=number,
+        state="open",
+        model_version="v",
+        offers={},
+        units={},
+        hyper={},
+        base=0,
+        deadline=0.0,
+    )
+
+
+def topic_of(message: Message) -> str:
+    return {Round: TOPICS.current_round, Task: MINE.tasks}.get(type(message), MINE.acks)
+
+
+Start = Callable[..., ServerTrust]
+
+
+class Device:
+    """A device's store; ``start`` is a process of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.store = Store(folder, limit_bytes=1 << 20, history_rounds=5)
+        self.said: list[str] = []
+        self.now = 1000.0
+
+    def start(self, *pinned: bytes) -> ServerTrust:
+        return ServerTrust(self.store, pinned, lambda _, text: self.said.append(text), lambda: self.now)
+
+
+def hears(trust: ServerTrust, speaker: Speaker, message: Message) -> bytes:
+    payload = speaker.seal(topic_of(message), message)
+    assert trust.open(type(message), topic_of(message), payload) == message
+    return payload
+
+
+def refuses(trust: ServerTrust, payload: bytes, message: Message, reason: str) -> None:
+    known = trust.keys
+    with pytest.raises(IdentityError) as caught:
+        trust.open(type(message), topic_of(message), payload)
+    assert caught.value.reason == reason
+    assert trust.keys == known
+
+
+@pytest.fixture
+def device(tmp_path: Path) -> Iterator[Device]:
+    made = Device(tmp_path / "state")
+    yield made
+    made.store.close()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Speaker:
+    return speaker_in(tmp_path / "server.key")
+
+
+@pytest.fixture
+def stranger(tmp_path: Path) -> Speaker:
+    return speaker_in(tmp_path / "stranger.key", 1 << 40)
+
+
+def test_the_first_key_is_trusted_from_then_on_and_it_is_said(
+    device: Device, server: Speaker, stranger: Speaker
+) -> None:
+    trust = device.start()
+    hears(trust, server, TASK)
+
+    assert device.said == [
+        f"trust on first use: this device follows the server with the key {server.keys.public_key} from now on"
+    ]
+    for now in (trust, device.start()):
+        for message in (announcement(), TASK, ACK):
+            refuses(now, stranger.seal(topic_of(message), message), message, "unknown-key")
+            refuses(now, bare(topic_of(message), message), message, "unsigned")
+
+
+def test_a_device_that_was_given_keys_trusts_no_first_use(
+    device: Device, server: Speaker, stranger: Speaker
+) -> None:
+    trust = device.start(server.keys.public)
+
+    refuses(trust, stranger.seal(TOPICS.current_round, announcement()), announcement(), "unknown-key")
+    hears(trust, server, announcement())
+    assert device.said == []
+    # A start that is given none goes on with it.
+    refuses(device.start(), stranger.seal(MINE.tasks, TASK), TASK, "unknown-key")
+
+
+def test_a_server_that_does_not_sign_is_heard_while_no_key_is_known(device: Device, server: Speaker) -> None:
+    trust = device.start()
+
+    for _ in range(2):
+        assert trust.open(Task, MINE.tasks, bare(MINE.tasks, TASK)) == TASK
+    assert device.said == ["this server does not sign: whoever reaches the broker can be taken for it"]
+    hears(trust, server, TASK)
+    refuses(trust, bare(MINE.tasks, TASK), TASK, "unsigned")
+
+
+def test_an_old_announcement_is_not_acted_on_again_also_after_a_restart(
+    device: Device, server: Speaker
+) -> None:
+    trust = device.start()
+    old, new = hears(trust, server, announcement(1)), hears(trust, server, announcement(2))
+
+    for now in (trust, device.start()):
+        refuses(now, old, announcement(1), "replayed")
+        assert now.open(Round, TOPICS.current_round, new) == announcement(2)  # it is retained
+
+
+def test_an_old_acknowledgement_is_not_acted_on_again(device: Device, server: Speaker) -> None:
+    trust = device.start()
+    old = hears(trust, server, ACK)
+    hears(trust, server, Ack(round=2, nonce="n2", status="missing", missing=[0]))
+
+    refuses(trust, old, ACK, "replayed")
+
+
+def test_a_task_is_no_task_of_another_device(device: Device, server: Speaker) -> None:
+    trust = device.start(server.keys.public)
+    payload = server.seal(TOPICS.device("laptop").tasks, TASK)
+
+    refuses(trust, payload, TASK, "wrong-signature")
+
+
+def test_a_new_key_is_learnt_from_the_old_one_and_both_are_good_for_a_while(
+    device: Device, server: Speaker, tmp_path: Path
+) -> None:
+    trust = device.start()
+    hears(trust, server, announcement(1))
+    rotate(tmp_path / "server.key", overlap_s=60, now=device.now)
+    renewed = speaker_in(tmp_path / "server.key", 100)
+
+    refuses(trust, renewed.seal(MINE.tasks, TASK), TASK, "unknown-key")  # the announcement introduces it
+    hears(trust, renewed, announcement(2))
+
+    for now in (trust, device.start()):
+        assert now.keys == {server.keys.public, renewed.keys.public}
+        hears(now, renewed, TASK)
+    hears(trust, server, ACK)
+    device.now += 61
+    refuses(trust, server.seal(MINE.acks, ACK), ACK, "old-key")
+    assert device.start().keys == {renewed.keys.public}
+    assert "which its old one introduced" in device.said[-1]
+
+
+def test_a_key_that_the_known_one_did_not_introduce_is_refused(
+    device: Device, server: Speaker, tmp_path: Path
+) -> None:
+    trust = device.start(server.keys.public)
+    speaker_in(tmp_path / "stranger.key")
+    rotate(tmp_path / "stranger.key", overlap_s=60, now=device.now)
+    renewed = speaker_in(tmp_path / "stranger.key")
+
+    refuses(trust, renewed.seal(TOPICS.current_round, announcement()), announcement(), "unknown-key")
+
+
+def test_an_executable_bundle_is_loaded_only_if_a_known_key_signed_it(device: Device, tmp_path: Path) -> None:
+    signer, other, digest = Signer(tmp_path / "server.key"), Signer(tmp_path / "other.key"), "ab" * 32
+    knows_nobody, knows = device.start(), device.start(signer.keys.public)
+
+    knows_nobody.check_bundle(digest, b"", "onnx")
+    knows.check_bundle(digest, signer.sign(digest), "executorch")
+    with pytest.raises(BundleError, match="knows no key of a server"):
+        knows_nobody.check_bundle(digest, signer.sign(digest), "executorch")
+    for signature in (b"", other.sign(digest), signer.sign("cd" * 32)):
+        with pytest.raises(BundleError, match="signature for the server key"):
+            knows.check_bundle(digest, signature, "executorch")
+        with pytest.raises(BundleError, match="signature for the server key"):
+            knows.check_bundle(digest, signature, "onnx")
+
+
+def test_a_device_makes_its_key_once_and_its_numbers_grow(device: Device) -> None:
+    first = speaker_of(device.folder, device.store)
+    number = first.numbers.next()
+    again = speaker_of(device.folder, device.store)
+
+    assert again.keys.public == first.keys.public
+    assert stat.S_IMODE((device.folder / KEY_FILE).stat().st_mode) == 0o600
+    assert again.numbers.next() > number

@@ -1,0 +1,168 @@
+"""An engine in a process of its own: the same results, and a crash that costs a round."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from device_runtime.engine.select import open_engine
+from device_runtime.round import offline
+from device_runtime.sandbox.choose import open_sandboxed
+from device_runtime.sandbox.engine import SandboxedEngine
+from edgefl.wire.bundle.manifest import Graph
+from edgefl.wire.errors import BundleError, ConfigError, RoundDeclined
+from edgefl.wire.limits import Limits
+from tests.device_runtime import tiny
+from tests.device_runtime.agent.agents import StartAgent
+from tests.device_runtime.agent.scripted import ScriptedServer
+from tests.device_runtime.tiny import World
+
+
+@pytest.fixture
+def boxed(tmp_path: Path) -> Iterator[SandboxedEngine]:
+    engine = open_sandboxed(
+        "onnx", 1, 0, pages=tmp_path / "pages", memory_bytes=1 << 28, limits=Limits(max_step_s=30.0)
+    )
+    yield engine
+    engine.rest()
+
+
+def pid_of(engine: SandboxedEngine) -> int:
+    assert engine._process is not None
+    return engine._process.process.pid
+
+
+def start_graph() -> tuple[Graph, bytes]:
+    bundle = tiny.make_bundle()
+    graph = bundle.manifest.graph(bundle.manifest.start)
+    return graph, bundle.blobs[graph.blob.sha256]
+
+
+def feeds_of(graph: Graph) -> dict[str, np.ndarray]:  # type: ignore[type-arg]
+    return {port.name: np.ones(port.shape, port.dtype) for port in graph.inputs if port.role != "state"}
+
+
+def test_a_round_gives_the_same_bits_as_in_this_process(boxed: SandboxedEngine) -> None:
+    bundle, weights = tiny.make_bundle(), {k: v for unit in tiny.weights().values() for k, v in unit.items()}
+    here, there = (
+        offline.train_round(bundle, weights, tiny.local(), engine, seed=7)
+        for engine in (open_engine("onnx"), boxed)
+    )
+    assert there.metrics == here.metrics
+    for name, array in here.update.items():
+        np.testing.assert_array_equal(there.update[name], array)
+    assert boxed.peak_bytes() > 1 << 20
+
+
+def test_it_says_what_its_engine_is(boxed: SandboxedEngine) -> None:
+    engine = open_engine("onnx")
+    assert (boxed.name, boxed.version, boxed.format) == (engine.name, engine.version, engine.format)
+    assert boxed.thread_counts == tuple(engine.thread_counts)
+
+
+def test_an_error_of_the_engine_comes_as_it_is_and_the_process_stays(boxed: SandboxedEngine) -> None:
+    graph, artifact = start_graph()
+    before = pid_of(boxed)
+    with pytest.raises(BundleError, match="cannot load graph"):
+        boxed.load(graph, b"no model")
+    boxed.load(graph, artifact)
+    assert pid_of(boxed) == before
+    with pytest.raises(ConfigError, match="an engine is one of"):
+        open_sandboxed("tensor", 1, 0, pages=Path(), memory_bytes=0, limits=Limits())
+
+
+def test_state_that_is_let_go_of_is_forgotten_there(boxed: SandboxedEngine) -> None:
+    graph, artifact = start_graph()
+    loaded = boxed.load(graph, artifact)
+    state = loaded.run(feeds_of(graph), {}).state
+    values = boxed.read_state(state)
+    for _ in range(3):
+        state = boxed.write_state(values)
+    np.testing.assert_equal(boxed.read_state(state), values)
+    process = boxed._process
+    assert process is not None and len(process._gone) <= len(values)
+
+
+def test_a_crash_costs_what_was_computed_and_the_next_round_has_a_new_process(boxed: SandboxedEngine) -> None:
+    graph, artifact = start_graph()
+    loaded = boxed.load(graph, artifact)
+    state = loaded.run(feeds_of(graph), {}).state
+    os.kill(pid_of(boxed), signal.SIGSEGV)
+    with pytest.raises(RoundDeclined, match="SIGSEGV") as declined:
+        loaded.run(feeds_of(graph), {})
+    assert declined.value.reason == "crashed"
+    again = boxed.load(graph, artifact)
+    assert again.run(feeds_of(graph), {}).state
+    with pytest.raises(RoundDeclined, match="ended"):
+        boxed.read_state(state)
+
+
+def test_a_step_that_never_ends_is_ended(tmp_path: Path) -> None:
+    engine = open_sandboxed("onnx", 1, 0, pages=tmp_path, memory_bytes=0, limits=Limits(max_step_s=0.3))
+    graph, artifact = start_graph()
+    loaded = engine.load(graph, artifact)
+    os.kill(pid_of(engine), signal.SIGSTOP)
+    with pytest.raises(RoundDeclined, match=r"longer than 0\.3 s \(limits\.max_step_s\)"):
+        loaded.run(feeds_of(graph), {})
+
+
+def test_the_process_outlives_the_thread_that_started_it(boxed: SandboxedEngine) -> None:
+    graph, artifact = start_graph()
+    boxed.rest()
+    starter = threading.Thread(target=boxed.write_state, args=({"a": np.ones(1)},))
+    starter.start()
+    starter.join()
+    before = pid_of(boxed)
+    assert boxed.load(graph, artifact).run(feeds_of(graph), {}).state and pid_of(boxed) == before
+
+
+def test_the_process_ends_with_the_agent_also_in_a_step_without_end(tmp_path: Path) -> None:
+    script = (
+        "import os, sys; from pathlib import Path\n"
+        "from device_runtime.sandbox.choose import open_sandboxed\n"
+        "from edgefl.wire.limits import Limits\n"
+        "e = open_sandboxed('onnx', 1, 0, pages=Path(sys.argv[1]), memory_bytes=0, limits=Limits())\n"
+        "print(e._process.process.pid, flush=True)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True, check=False
+    )
+    process = Path(f"/proc/{int(done.stdout)}")
+    while process.exists() and "Z" not in (process / "stat").read_text().split()[2]:
+        time.sleep(0.05)
+
+
+def test_an_agent_whose_engine_crashes_declines_the_round_and_takes_the_next(
+    server: ScriptedServer, start: StartAgent, endless: World, world: World, boxed: SandboxedEngine
+) -> None:
+    agent = start(engine=boxed)
+    server.open(endless)
+    server.progress()
+    os.kill(pid_of(boxed), signal.SIGKILL)
+    decline = server.decline()
+    assert decline.reason == "crashed" and "out of memory" in decline.text
+    server.open(world, number=2)
+    update = server.update(2)
+    assert update.nonce == "n2" and update.profile.peak_bytes > 0 and agent.alive
+
+
+def test_an_answer_of_another_shape_ends_the_process_and_not_the_agent(boxed: SandboxedEngine) -> None:
+    graph, artifact = start_graph()
+    loaded = boxed.load(graph, artifact)
+    loaded._keeps = {"state.other"}  # as if the process named other state
+    with pytest.raises(RoundDeclined, match="cannot be read"):
+        loaded.run(feeds_of(graph), {})
+    wrong = msgspec.structs.replace(graph.inputs[0], shape=(9, 9))
+    with pytest.raises(BundleError, match="should be"):
+        boxed.load(graph, artifact).run({**feeds_of(graph), graph.inputs[0].name: np.ones(wrong.shape)}, {})

@@ -1,0 +1,126 @@
+"""What the owner of a device lets it do, and when."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from device_runtime.policy import Policy, Rules, asked_of_system, on_mains, read_policy
+from edgefl.wire.errors import ConfigError, RoundDeclined
+
+
+def at(text: str) -> Callable[[], time.struct_time]:
+    return lambda: time.strptime(f"2026-05-04 {text}", "%Y-%m-%d %H:%M")
+
+
+def rules(policy: Policy, **changes: Any) -> Rules:
+    return Rules(
+        **{"policy": policy, "ask": lambda _: True, "traffic": lambda _: 0, "now": at("12:00"), **changes}
+    )
+
+
+def why(each: Rules, work: Any = "train") -> str:
+    with pytest.raises(RoundDeclined) as declined:
+        each.check(work)
+    assert declined.value.reason == "policy"
+    return declined.value.message
+
+
+def test_a_device_without_a_policy_does_all_it_is_asked() -> None:
+    rules(Policy(), ask=lambda _: False).check("train")
+    rules(Policy(), ask=lambda _: False).check("profile")
+
+
+def test_what_is_switched_off_is_declined_and_nothing_else() -> None:
+    assert "profile is false" in why(rules(Policy(profile=False)), "profile")
+    rules(Policy(profile=False)).check("train")
+    assert "train is false" in why(rules(Policy(train=False)))
+
+
+@pytest.mark.parametrize(
+    ("hours", "time_of_day", "quiet"),
+    [
+        ("22:00-07:00", "21:59", False),
+        ("22:00-07:00", "22:00", True),
+        ("22:00-07:00", "06:59", True),
+        ("22:00-07:00", "07:00", False),
+        ("09:00-17:30", "17:29", True),
+        ("09:00-17:30", "08:59", False),
+    ],
+)
+def test_quiet_hours_may_pass_midnight(hours: str, time_of_day: str, quiet: bool) -> None:
+    each = rules(Policy(quiet=(hours,)), now=at(time_of_day))
+    if quiet:
+        assert hours in why(each)
+    else:
+        each.check("train")
+
+
+def test_the_bytes_of_a_day_are_bounded() -> None:
+    policy = Policy(bytes_a_day="1MiB")
+    rules(policy, traffic=lambda _: (1 << 20) - 1).check("train")
+    assert "of 1.0 MiB" in why(rules(policy, traffic={"2026-05-04": 1 << 20}.__getitem__))
+
+
+def test_what_nobody_knows_is_no_yes() -> None:
+    policy = Policy(charging=True, unmetered=True)
+    assert "not charging" in why(rules(policy, ask=lambda condition: condition != "charging"))
+    assert "nobody knows whether it is unmetered" in why(
+        rules(policy, ask=lambda c: True if c == "charging" else None)
+    )
+
+
+def test_a_command_is_asked_before_the_system() -> None:
+    def command(code: int) -> tuple[str, ...]:
+        return (sys.executable, "-c", f"raise SystemExit({code})")
+
+    ask = asked_of_system({"unmetered": command(0), "charging": command(1)})
+    assert ask("unmetered") is True and ask("charging") is False
+    assert asked_of_system({"unmetered": ("/no/such/command",)})("unmetered") is None
+    assert asked_of_system({})("unmetered") is None
+
+
+@pytest.mark.parametrize(
+    ("supplies", "mains"),
+    [
+        ({}, True),
+        ({"BAT0": ("Battery", "Discharging")}, False),
+        ({"BAT0": ("Battery", "Charging")}, True),
+        ({"AC": ("Mains", "1"), "BAT0": ("Battery", "Not charging")}, True),
+        ({"AC": ("Mains", "0"), "BAT0": ("Battery", "Discharging")}, False),
+    ],
+)
+def test_mains_power_as_linux_tells_it(tmp_path: Path, supplies: Any, mains: bool) -> None:
+    for name, (kind, state) in supplies.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "type").write_text(kind + "\n")
+        (tmp_path / name / ("status" if kind == "Battery" else "online")).write_text(state + "\n")
+    assert on_mains(tmp_path) is mains
+    assert on_mains(tmp_path / "nowhere") is None
+
+
+def test_a_file_is_read_and_each_mistake_named(tmp_path: Path) -> None:
+    file = tmp_path / "policy.toml"
+    file.write_text(
+        'quiet = ["22:00-07:00"]\nbytes_a_day = "200MiB"\nduty = 0.5\n[commands]\nunmetered = ["yes"]\n'
+    )
+    policy = read_policy(file)
+    assert (policy.most_bytes, policy.hours, policy.duty) == (200 << 20, ((1320, 420),), 0.5)
+    for wrong, named in (
+        ("night = true", "night"),
+        ('quiet = ["22-7"]', "22-7"),
+        ("duty = 0.0", "duty"),
+        ('bytes_a_day = "much"', "much"),
+        ("[commands]\nsunny = []", "sunny"),
+        ("train = ", "policy.toml"),
+    ):
+        file.write_text(wrong)
+        with pytest.raises(ConfigError, match=named):
+            read_policy(file)
+    with pytest.raises(ConfigError, match="nowhere"):
+        read_policy(tmp_path / "nowhere.toml")

@@ -1,0 +1,97 @@
+"""The device's way from a topic and bytes: a false server ends no agent, and fills neither its memory nor its disk."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from device_runtime.agent import Agent
+from device_runtime.config import AgentConfig, AgentEvent
+from device_runtime.engine.select import open_engine
+from edgefl.bench.fuzz.mutate import mutated, random_topic
+from edgefl.wire.errors import EdgeflError
+from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.messages import Ack, encode
+from edgefl.wire.mqtt.session import Address, Incoming
+from edgefl.wire.mqtt.topics import Topics
+from tests.device_runtime.agent.scripted import DEVICE, write_data
+from tests.fuzz.corpus import golden
+
+MESSAGES = 3_000
+NOWHERE = Address("127.0.0.1", 9)
+STORE_BYTES = 1 << 20
+
+
+@pytest.fixture
+def told() -> list[AgentEvent]:
+    return []
+
+
+@pytest.fixture
+def agent(tmp_path: Path, told: list[AgentEvent]) -> Iterator[Agent]:
+    """An agent without a broker: what it would be sent is handed to it."""
+    limits = Limits(store_bytes=STORE_BYTES, max_blob_bytes=STORE_BYTES, chunk_bytes=1024)
+    config = AgentConfig(
+        federation="f",
+        device=DEVICE,
+        broker=NOWHERE,
+        data=write_data(tmp_path),
+        folder=tmp_path / "state",
+        tier="",
+        memory_bytes=1 << 30,
+        until_done=False,
+        limits=limits,
+    )
+    made = Agent(config, open_engine("onnx"), told.append)
+    yield made
+    made._profiles.stop()
+    made._store.close()
+
+
+def test_no_message_ends_an_agent_or_fills_its_store(
+    agent: Agent, told: list[AgentEvent], tmp_path: Path
+) -> None:
+    rng, topics = random.Random(7), Topics("f")
+    mine, corpus = topics.device(DEVICE), golden("*.bin")
+    named = (
+        topics.current_round,
+        mine.tasks,
+        mine.acks,
+        mine.profile_requests,
+        topics.blob_chunk("0" * 64, 0),
+    )
+    for _ in range(MESSAGES):
+        topic = random_topic(rng, topics.root) if rng.random() < 0.2 else rng.choice(named)
+        agent._route(Incoming(topic, mutated(rng, rng.choice(corpus), corpus)))
+
+    size = sum(path.stat().st_size for path in (tmp_path / "state").rglob("*") if path.is_file())
+    assert size < 2 * STORE_BYTES
+    assert len(agent._seen_open) <= 16
+    assert agent._worker is None
+    assert all(len(event.text) < 5_000 for event in told), "what is told is bounded"
+
+
+def test_announcements_and_tasks_that_read_well_and_make_no_sense_start_nothing_that_ends_the_agent(
+    agent: Agent,
+) -> None:
+    rng, topics = random.Random(8), Topics("f")
+    rounds, tasks = golden("round_open*"), golden("task.bin")
+    for _ in range(200):
+        agent._route(Incoming(topics.current_round, mutated(rng, rounds[0], rounds)))
+        agent._route(Incoming(topics.device(DEVICE).tasks, mutated(rng, tasks[0], tasks)))
+        try:
+            agent._next_job()
+        except EdgeflError as error:  # said by name, where the agent's loop would end
+            raise AssertionError(f"an announcement ends the agent: {error.message}") from error
+
+
+def test_acknowledgements_pile_up_nowhere(agent: Agent) -> None:
+    topic = Topics("f").device(DEVICE).acks
+    for number in range(5_000):
+        ack = Ack(round=1, nonce=f"{number:016x}", status="missing", missing=list(range(100)))
+        agent._route(Incoming(topic, encode(ack)))
+
+    assert agent._outbox._acks.qsize() <= 1_000

@@ -1,0 +1,123 @@
+"""The server from a topic and bytes to a verdict: nothing ends it, nothing wrong is accepted, nothing piles up."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edgefl.bench.fuzz.mutate import mutated, random_topic
+from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.messages import Hello, Progress, Status, Task, UpdateChunk, encode
+from edgefl.wire.mqtt.session import Address, Incoming
+from edgefl.wire.mqtt.topics import Topics
+from server import events
+from server.service import Service
+from tests.fuzz.corpus import golden
+from tests.server.fleet import WEIGHTS, chunks_of, plan_for, trained, update_for
+
+MESSAGES = 3_000
+NOWHERE = Address("127.0.0.1", 9)
+DEVICE = "strong-0"
+LIMITS = Limits(chunk_bytes=1024, max_pending_bytes=1 << 16)
+
+
+@pytest.fixture
+def told() -> list[events.Event]:
+    return []
+
+
+@pytest.fixture
+def service(tmp_path: Path, told: list[events.Event]) -> Iterator[Service]:
+    """A server with an open round and no broker: what it would be sent is handed to it."""
+    made = Service(plan_for("f", LIMITS), NOWHERE, tmp_path, emit=told.append, device="cpu")
+    made._up(resumed=False)
+    topics = Topics("f").device(DEVICE)
+    hello = Hello(agent="a", memory_bytes=1 << 30, cores=1, samples=10, engines={})
+    made._handle(Incoming(topics.status, encode(Status(online=True))))
+    made._handle(Incoming(topics.hello, encode(hello)))
+    assert made.state.round is not None
+    yield made
+    made._journal.close()
+    made._registry.close()
+
+
+def genuine(service: Service) -> list[bytes]:
+    """Messages of the open round, and one of each kind."""
+    opened = service.state.round
+    assert opened is not None
+    own = opened.assignments[DEVICE]
+    task = Task(run=service._rules.run, round=1, tier="strong", seed=1, nonce=own.nonce)
+    update = update_for(DEVICE, task, opened.model_version, trained(DEVICE, task))
+    progress = Progress(
+        round=1,
+        tier="strong",
+        stage="train",
+        step=1,
+        steps=2,
+        loss=0.5,
+        step_ms=1,
+        peak_bytes=1,
+        down_bytes=1,
+        up_bytes=1,
+    )
+    chunks = [encode(chunk) for chunk in chunks_of(encode(update), own.nonce, 1024)]
+    return [
+        *chunks,
+        encode(task),
+        encode(progress),
+        *golden("hello*", "status*", "decline*", "update*", "ack*"),
+    ]
+
+
+def test_no_message_ends_the_server_and_no_wrong_update_is_accepted(
+    service: Service, told: list[events.Event]
+) -> None:
+    rng, root, corpus = random.Random(5), Topics("f").root, genuine(service)
+    names = (DEVICE, "strong-1", "stranger", "x" * 63)
+    leaves = (
+        "status",
+        "hello",
+        "progress",
+        "declines",
+        "updates/1/0",
+        "updates/1/1",
+        "updates/2/0",
+        "profiles",
+    )
+    for _ in range(MESSAGES):
+        topic = (
+            random_topic(rng, root)
+            if rng.random() < 0.3
+            else f"{root}/devices/{rng.choice(names)}/{rng.choice(leaves)}"
+        )
+        service._handle(Incoming(topic, mutated(rng, rng.choice(corpus), corpus)))
+
+    assert service._reception.intake._assembly.held_bytes <= LIMITS.max_pending_bytes + LIMITS.chunk_bytes
+    reported = [event for event in told if isinstance(event, events.DeviceSeen) and event.stage == "reported"]
+    assert reported == [], "every update was changed"
+    assert all(
+        array.tobytes() == WEIGHTS[name].tobytes() for name, array in service._rounds.model.weights.items()
+    )
+    assert sum(len(str(event)) for event in told) < MESSAGES * 2_000
+
+
+def test_an_honest_update_is_accepted_after_all_of_it(service: Service, told: list[events.Event]) -> None:
+    rng, root, corpus = random.Random(6), Topics("f").root, genuine(service)
+    for _ in range(500):
+        topic = f"{root}/devices/stranger/{rng.choice(('hello', 'updates/1/0', 'declines', 'progress'))}"
+        service._handle(Incoming(topic, mutated(rng, rng.choice(corpus), corpus)))
+    opened = service.state.round
+    assert opened is not None
+    own = opened.assignments[DEVICE]
+    task = Task(run=service._rules.run, round=1, tier="strong", seed=1, nonce=own.nonce)
+    update = update_for(DEVICE, task, opened.model_version, trained(DEVICE, task))
+    for chunk in chunks_of(encode(update), own.nonce, 1024):
+        assert isinstance(chunk, UpdateChunk)
+        service._handle(Incoming(f"{root}/devices/{DEVICE}/updates/1/{chunk.index}", encode(chunk)))
+
+    assert [
+        event.device for event in told if isinstance(event, events.DeviceSeen) and event.stage == "reported"
+    ] == [DEVICE]

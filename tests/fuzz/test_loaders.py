@@ -1,0 +1,22 @@
+"""Damaged graphs and programs: refused by an error of ours, or run; never the end of the agent's process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("engine", "count"), [("onnx", 400), pytest.param("executorch", 40, marks=pytest.mark.slow)]
+)
+def test_what_is_damaged_is_refused_or_runs(engine: str, count: int) -> None:
+    """ExecuTorch checks little of a program, so it has a process of its own, which dies of some of them."""
+    command = [sys.executable, "-m", "tests.fuzz.loaders", "3", str(count), engine]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    outcomes = json.loads(ended.stdout.splitlines()[-1])
+    assert sum(outcomes.values()) == count and outcomes["refused"] > count / 2

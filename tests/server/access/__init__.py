@@ -1,0 +1,1 @@
+"""Access lists and what hosted brokers take."""

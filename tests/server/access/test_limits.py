@@ -1,0 +1,61 @@
+"""What hosted brokers do not take of a federation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from edgefl.wire.errors import ConfigError
+from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.address import Address
+from server.access.files import aws_policy
+from server.access.limits import HOSTED, Traffic, breaks, longest_topics
+from server.access.rules import ROLES, Access
+from tests.server.publish.test_publisher import announcement, connected
+
+AWS = HOSTED["aws"]
+SECURE = Address("host", 8883, tls=True)
+
+
+def found(**changes: Any) -> str:
+    given = {"federation": "demo", "limits": Limits(), "address": SECURE, **changes}
+    return "\n".join(breaks(AWS, **given))
+
+
+def test_the_defaults_fit_aws() -> None:
+    assert found() == ""
+
+
+@pytest.mark.parametrize("federation", ["demo", "f" * 63])
+def test_topics_and_policies_fit_aws_whatever_the_names(federation: str) -> None:
+    for topic in longest_topics(federation):
+        assert topic.count("/") <= 7 and len(topic) <= 256
+    for role in ROLES:
+        policy = aws_policy(Access(federation), role, "ap-southeast-2:123456789012")
+        assert len("".join(policy.split())) <= 2048
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"limits": Limits(chunk_bytes=1 << 18)}, "limits.chunk_bytes is 262144"),
+        ({"limits": Limits(max_inflight=200)}, "limits.max_inflight is 200"),
+        ({"limits": Limits(fetch_window=60)}, "limits.fetch_window is 60"),
+        ({"subscribe_batch": 9}, "9 filters in a SUBSCRIBE"),
+        ({"address": Address("host")}, "takes TLS only"),
+        ({"address": Address("host", tls=True, client_ids="short")}, "broker.client_ids is short"),
+        ({"traffic": Traffic(200_000, 10)}, "announcement of a round takes about 200000 bytes"),
+        ({"traffic": Traffic(1000, 500)}, "publishes 500 messages at once"),
+    ],
+)
+def test_what_aws_does_not_take_is_named(changes: dict[str, Any], text: str) -> None:
+    assert text in found(**changes)
+
+
+def test_an_announcement_that_the_broker_does_not_take_is_refused_before_it_is_sent() -> None:
+    broker, publisher = connected()
+    publisher.message_limit = 50
+    with pytest.raises(ConfigError, match="the announcement of a round takes"):
+        publisher.announce(announcement(1))
+    assert broker.log == []

@@ -1,0 +1,75 @@
+"""Devices that spoil rounds are left out for a while; the run goes on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from edgefl.wire.mqtt.messages import NO_CARRY
+from server.coordinator import machine
+from server.coordinator.machine import Open, OpenRound, Refuse, Rules, State, Warn
+from tests.server.aggregate.members import NAMES, RULES, accepted, begun, decline, play
+
+PLAIN = replace(RULES, whole=False, opening=0, rounds=40, min_devices=2, strikes=3, bench_rounds=4)
+
+
+def opened(state: State) -> OpenRound:
+    assert state.round is not None
+    return state.round
+
+
+def test_a_silent_device_costs_its_deadline_a_few_times_and_is_then_left_out() -> None:
+    state = begun(**vars(replace(PLAIN, min_devices=3)))[1]
+    now, seen = 0.0, []
+    for _ in range(12):
+        current = opened(state)
+        seen.append("c" in current.assignments)
+        state, _ = play(PLAIN, state, *accepted("a", "b"), now=now)
+        if opened(state).number == current.number:  # it waits for c
+            now = current.deadline
+            state, _ = play(PLAIN, state, machine.Tick(), now=now)
+    assert seen == [True] * 3 + [False] * 4 + [True] + [False] * 4
+
+
+def test_a_device_that_does_well_again_is_forgiven() -> None:
+    state = begun(**vars(replace(PLAIN, min_devices=3)))[1]
+    for refused in (True, True, False, True, True):
+        state, _ = play(PLAIN, state, *accepted("a", "b"), machine.Answered("c", not refused))
+    assert state.strikes == {"c": 2} and "c" in opened(state).assignments
+
+
+def test_where_too_few_would_remain_nobody_is_left_out() -> None:
+    rules = replace(PLAIN, min_devices=3)
+    state = begun(**vars(rules))[1]
+    for _ in range(5):
+        assert set(opened(state).assignments) == set(NAMES)
+        state, _ = play(rules, state, *accepted("a", "b"), machine.Answered("c", False))
+
+
+def whole(**changes: object) -> tuple[Rules, State]:
+    rules, state = begun(1, rounds=40, **changes)
+    return replace(rules, min_devices=2), state
+
+
+def test_one_device_whose_updates_are_refused_does_not_end_a_method_that_can_begin_again() -> None:
+    rules, state = whole()
+    warned, refused = [], []
+    for _ in range(6):
+        bad = [machine.Answered("b", False)] if "b" in opened(state).assignments else []
+        state, actions = play(rules, state, *accepted("a", "c"), *bad)
+        warned += [action for action in actions if isinstance(action, Warn)]
+        refused += [action for action in actions if isinstance(action, Refuse)]
+    assert not refused and state.members == ("a", "c") and state.phase == "open"
+    assert any("b (until round" in warning.text for warning in warned)
+
+
+def test_one_device_that_loses_its_carry_again_and_again_does_not_restart_the_method_for_ever() -> None:
+    rules, state = whole()
+    restarts = 0
+    for _ in range(30):
+        current = opened(state)
+        if "b" in current.assignments and current.position:
+            state, actions = play(rules, state, *accepted("a", "c"), decline(state, "b", NO_CARRY))
+            restarts += any(isinstance(action, Open) for action in actions)
+        else:
+            state, _ = play(rules, state, *accepted(*sorted(current.assignments)))
+    assert restarts <= rules.strikes and "b" not in opened(state).assignments and state.base > 20

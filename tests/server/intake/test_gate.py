@@ -1,0 +1,56 @@
+"""Who is heard, and how often."""
+
+from __future__ import annotations
+
+from edgefl.wire.limits import Limits
+from server.intake.gate import Gate
+
+
+class Watch:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def gate(watch: Watch | None = None, **limits: float) -> Gate:
+    return Gate(Limits(**limits), watch or Watch())  # type: ignore[arg-type]
+
+
+def test_names_that_said_no_hello_share_what_is_answered() -> None:
+    watch = Watch()
+    door = gate(watch, stranger_messages_s=2)
+    heard = sum(door.admits(f"x{n}", "updates", 10, known=False, devices=0) for n in range(1000))
+    assert heard == 20 and door.counts == {"unknown names": 980}
+    watch.now = 1.0
+    assert sum(door.admits(f"y{n}", "updates", 10, known=False, devices=0) for n in range(1000)) == 2
+
+
+def test_a_flood_of_one_device_costs_no_other() -> None:
+    door = gate(device_messages_s=5)
+    heard = sum(door.shares("loud", known=True) for _ in range(1000))
+    assert heard == 50 and door.shares("quiet", known=True)
+    assert door.counts == {"messages too often": 950}
+
+
+def test_large_messages_are_not_read() -> None:
+    door = gate(hello_bytes=300)
+    for leaf, most in (("hello", 300), ("status", 1024), ("progress", 4096), ("declines", 16_384)):
+        assert door.admits("d", leaf, most, known=True, devices=1)
+        assert not door.admits("d", leaf, most + 1, known=True, devices=1)
+    assert sum(door.counts.values()) == 4
+
+
+def test_new_names_are_bounded_and_known_ones_stay() -> None:
+    door = gate(max_devices=3)
+    assert door.admits("new", "hello", 10, known=False, devices=2)
+    assert not door.admits("new", "hello", 10, known=False, devices=3)
+    assert door.admits("old", "hello", 10, known=True, devices=3)
+
+
+def test_of_a_name_without_a_hello_only_its_presence_is_known_and_of_few() -> None:
+    door = gate(max_strangers=2)
+    for name in ("a", "b", "c"):
+        door.presence(name, online=False)
+    assert [door.greeted(name) for name in ("a", "b", "c", "b")] == [True, False, False, True]

@@ -1,0 +1,221 @@
+"""A server among strangers, on a real broker: forged and repeated messages, and what others do to what it keeps there."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgefl.wire.errors import ProtocolError
+from edgefl.wire.keys import KeyPair
+from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.envelope import Speaker, open_message, unwrap
+from edgefl.wire.mqtt.messages import FAILED, LOST_CHUNK, Ack, Hello, Progress, Round, Task, encode
+from edgefl.wire.mqtt.session import Incoming, Session
+from edgefl.wire.mqtt.topics import Topics
+from server.events import Rejected, RoundClosed, Warned
+from server.identity.registry import Registry
+from tests.conftest import Mosquitto, SessionFactory
+from tests.server.fleet import (
+    PATIENCE_S,
+    RunningServer,
+    ScriptedDevice,
+    plan_for,
+    retained,
+    silent,
+    trained,
+    update_for,
+)
+from tests.server.service.served import MakeDevice
+from tests.wire.mqtt.events import wait_for, wait_up
+from tests.wire.mqtt.speakers import speaker_in
+
+HELLO = Hello(agent="t", memory_bytes=1 << 30, cores=1, samples=10, engines={})
+
+
+def signing(device: ScriptedDevice, speaker: Speaker) -> ScriptedDevice:
+    """The device signs from now on."""
+    device.seal = speaker.seal
+    device.greet()
+    return device
+
+
+def spoiled(device: ScriptedDevice, task: Task, opened: Round) -> bytes:
+    """A well-formed update that the device did not compute."""
+    arrays = {name: np.zeros_like(array) for name, array in trained(device.name, task).items()}
+    return encode(update_for(device.name, task, opened.model_version, arrays))
+
+
+def test_all_that_a_server_says_is_signed_for_where_it_is_said(
+    serve: Callable[..., RunningServer],
+    device: MakeDevice,
+    mosquitto: Mosquitto,
+    connect: SessionFactory,
+    federation: str,
+    tmp_path: Path,
+) -> None:
+    listener, topics = connect(mosquitto.address), Topics(federation)
+    wait_up(listener)
+    mine = topics.device("strong-0")
+    listener.subscribe([topics.current_round, mine.tasks, mine.acks])
+    server = serve(min_devices=1, rounds=1)
+    device("strong-0")
+    server.wait_for(RoundClosed)
+
+    key = KeyPair(tmp_path / "out" / "signing.key").public
+    for kind, topic in ((Round, topics.current_round), (Task, mine.tasks), (Ack, mine.acks)):
+        event = wait_for(listener, Incoming, lambda event, topic=topic: event.topic == topic)
+        assert open_message(kind, topic, event.payload).key == key  # type: ignore[type-var]
+
+
+def test_a_second_update_for_a_task_is_not_acknowledged_as_the_first(
+    serve: Callable[..., RunningServer], device: MakeDevice
+) -> None:
+    server = serve(min_devices=2, rounds=1)
+    honest = device("strong-0", silent)
+    device("strong-1", silent)
+    opened, task = honest.wait_open(), honest.tasks.get(timeout=PATIENCE_S)
+    forged = spoiled(honest, task, opened)
+    own = encode(update_for(honest.name, task, opened.model_version, trained(honest.name, task)))
+
+    def word(data: bytes) -> Ack:
+        honest.send(data, task)
+        while (ack := honest.acks.get(timeout=PATIENCE_S)).sha256 != hashlib.sha256(data).hexdigest():
+            pass
+        return ack
+
+    first, second, third = word(forged), word(own), word(forged)
+    server.stop()
+
+    assert first.status == third.status == "accepted"
+    assert (second.status, second.reason) == ("rejected", "other-update")
+
+
+def test_a_forged_update_counts_for_nothing_beside_a_device_that_signs(
+    serve: Callable[..., RunningServer],
+    device: MakeDevice,
+    mosquitto: Mosquitto,
+    connect: SessionFactory,
+    tmp_path: Path,
+) -> None:
+    server = serve(min_devices=1, rounds=1)
+    honest = device("strong-0", silent)
+    opened, task = honest.wait_open(), honest.tasks.get(timeout=PATIENCE_S)
+    own = speaker_in(tmp_path / "device.key")
+    honest.send(spoiled(honest, task, opened), task, indices=[])
+    signing(honest, own)
+    thief = device("strong-1", silent)
+    signing(thief, speaker_in(tmp_path / "thief.key"))
+    real, thief.mine = thief.mine, honest.mine  # it speaks on the other's topics
+    thief.send(spoiled(honest, task, opened), task)
+    thief.mine = real
+
+    refused = server.wait_for(Rejected, lambda event: event.reason == "wrong-key")
+    honest.report(task, opened)
+    closed = server.wait_for(RoundClosed)
+
+    assert refused.device == "strong-0"
+    assert (closed.outcome, closed.reports) == ("closed", 1)
+    accepted = honest.acks.get(timeout=PATIENCE_S)
+    while accepted.status != "accepted":
+        accepted = honest.acks.get(timeout=PATIENCE_S)
+
+
+def test_with_a_list_only_devices_on_it_are_stored(
+    mosquitto: Mosquitto, federation: str, limits: Limits, device: MakeDevice, tmp_path: Path
+) -> None:
+    speaker = speaker_in(tmp_path / "device.key")
+    registry = Registry(tmp_path / "list.sqlite", federation)
+    registry.add("strong-0", speaker.keys.public, source="request", now=0.0)
+    plan = plan_for(federation, limits, min_devices=1, rounds=1)
+    server = RunningServer.start(plan, mosquitto.address, tmp_path / "out", enrolled=tmp_path / "list.sqlite")
+
+    device("strong-1")
+    assert server.wait_for(Rejected).reason == "unsigned"
+    signing(device("strong-2", silent), speaker_in(tmp_path / "other.key"))
+    assert server.wait_for(Rejected, lambda event: event.device == "strong-2").reason
+    signing(device("strong-0"), speaker)
+    closed = server.wait_for(RoundClosed)
+    server.stop()
+
+    assert closed.reports == 1
+    assert [each.device for each in registry.all()] == ["strong-0"]
+    registry.close()
+
+
+def _announced(session: Session, topics: Topics, key: bytes, after: int) -> int:
+    """The number of the next announcement that the server itself makes."""
+
+    def ours(event: Incoming) -> bool:
+        if event.topic != topics.current_round or not event.payload:
+            return False
+        with suppress(ProtocolError):
+            envelope = unwrap(event.payload)
+            return envelope is not None and envelope.key == key and envelope.at > after
+        return False
+
+    envelope = unwrap(wait_for(session, Incoming, ours).payload)
+    assert envelope is not None
+    return envelope.at
+
+
+@pytest.mark.parametrize("by", [b"", b"nonsense"], ids=["cleared", "replaced"])
+def test_an_announcement_that_somebody_else_clears_or_replaces_is_restored(
+    serve: Callable[..., RunningServer],
+    mosquitto: Mosquitto,
+    connect: SessionFactory,
+    federation: str,
+    tmp_path: Path,
+    by: bytes,
+) -> None:
+    server, topics = serve(min_devices=1, rounds=1), Topics(federation)
+    key = KeyPair(tmp_path / "out" / "signing.key").public
+    stranger = connect(mosquitto.address)
+    wait_up(stranger)
+    stranger.subscribe([topics.current_round])
+    first = _announced(stranger, topics, key, 0)
+
+    stranger.publish(topics.current_round, by, retain=True)
+
+    assert _announced(stranger, topics, key, first) > first
+    assert "cleared or replaced the announcement" in server.wait_for(Warned).text
+
+
+def test_chunks_that_somebody_else_clears_are_restored_once_a_device_lacks_them(
+    serve: Callable[..., RunningServer],
+    device: MakeDevice,
+    mosquitto: Mosquitto,
+    connect: SessionFactory,
+    federation: str,
+) -> None:
+    serve(min_devices=1, rounds=1)
+    topics, lacking = Topics(federation), device("strong-0", silent)
+    opened = lacking.wait_open()
+    [ref, *_] = opened.units["head"]
+    stranger = connect(mosquitto.address)
+    wait_up(stranger)
+    stranger.subscribe([topics.blob_chunk(ref.sha256, 0)])
+    assert wait_for(stranger, Incoming).payload
+
+    stranger.publish(topics.blob_chunk(ref.sha256, 0), b"", retain=True)
+    assert not wait_for(stranger, Incoming).payload
+    failed = Progress(
+        round=1,
+        tier="strong",
+        stage=f"{FAILED}{LOST_CHUNK}chunk 0",
+        step=0,
+        steps=0,
+        loss=0.0,
+        step_ms=0.0,
+        peak_bytes=0,
+        down_bytes=0,
+        up_bytes=0,
+    )
+    lacking.say(lacking.mine.progress, failed)
+
+    assert wait_for(stranger, Incoming).payload
+    assert topics.blob_chunk(ref.sha256, 0) in retained(stranger, federation)

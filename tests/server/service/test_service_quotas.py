@@ -1,0 +1,211 @@
+"""A server that strangers and dishonest devices flood: nothing is stored for them, and the round goes on."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import sqlalchemy as sa
+from safetensors.numpy import save
+
+from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.messages import Hello, Message, Progress, Status, UpdateChunk, encode
+from edgefl.wire.mqtt.session import Address, Incoming
+from edgefl.wire.mqtt.topics import Topics
+from server.events import DeviceSeen, Event, Limited, Rejected, RoundClosed, Warned
+from server.service import Service
+from tests.server.fleet import PATIENCE_S, ScriptedDevice, plan_for, trained, update_for
+from tests.server.service.served import MakeDevice
+
+NOBODY = Address("127.0.0.1", 1)
+NUMBERS = dict.fromkeys(("step", "steps", "peak_bytes", "down_bytes", "up_bytes"), 0)
+
+
+class Flooded:
+    """A service without a broker, which is given messages by hand."""
+
+    def __init__(self, federation: str, limits: Limits, out: Path, **rules: Any) -> None:
+        self.now = 1000.0
+        self.events: list[Event] = []
+        plan = plan_for(federation, limits, **rules)
+        self.service = Service(plan, NOBODY, out, emit=self.events.append, clock=lambda: self.now)
+        self.service._down_since = None
+        self.topics = Topics(federation)
+        self.path = out / "journal.sqlite"
+
+    def hear(self, name: str, leaf: str, message: Message | bytes) -> None:
+        payload = message if isinstance(message, bytes) else encode(message)
+        self.service._inbox.put(Incoming(f"{self.topics.root}/devices/{name}/{leaf}", payload))
+
+    def work(self) -> None:
+        while not self.service._inbox.empty():
+            self.service._next()
+        self.service._write_rows(quiet=True)
+
+    def rows(self, table: str) -> int:
+        with sqlite3.connect(self.path) as journal:
+            return int(journal.execute(f"select count(*) from {table}").fetchone()[0])
+
+    def seen(self, kind: type) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+@pytest.fixture
+def flooded(federation: str, limits: Limits, tmp_path: Path) -> Callable[..., Flooded]:
+    return lambda **rules: Flooded(federation, limits, tmp_path, **rules)
+
+
+def hello(**changes: Any) -> Hello:
+    fields = {"agent": "a", "memory_bytes": 1 << 30, "cores": 1, "samples": 10, "engines": {}, **changes}
+    return Hello(**fields)
+
+
+def commits_of(service: Service) -> list[int]:
+    counted: list[int] = []
+    sa.event.listen(service._journal._engine, "commit", lambda _: counted.append(1))
+    return counted
+
+
+def test_strangers_leave_no_rows_and_cost_no_writes(flooded: Any) -> None:
+    server = flooded()
+    written = commits_of(server.service)
+    chunk = UpdateChunk(nonce="n" * 24, sha256="0" * 64, index=0, count=1, size=1, data=b"x")
+    for number in range(1000):
+        server.hear(f"strong-{number}", "updates/1/0", chunk)
+        server.hear(f"strong-{number}", "status", Status(online=bool(number % 2)))
+        server.hear(f"strong-{number}", "progress", b"\x00")
+    server.work()
+    assert (server.rows("updates"), server.rows("devices")) == (0, 0)
+    assert not server.service.state.devices and not written
+    assert len(server.seen(Rejected)) <= 100
+    server.now += 60.0
+    server.service._limited(server.now)
+    assert server.seen(Limited)[-1].counts["unknown names"] > 1000
+
+
+def test_many_hellos_at_once_are_written_together(flooded: Any) -> None:
+    server = flooded(min_devices=2000)
+    written = commits_of(server.service)
+    for number in range(500):
+        server.hear(f"strong-{number}", "hello", hello())
+    server.work()
+    assert server.rows("devices") == 500 and len(written) < 50
+
+
+def test_a_device_that_fits_no_tier_has_no_row(flooded: Any) -> None:
+    server = flooded()
+    plan = server.service._rules
+    server.service._rules = replace(plan, tiers=tuple(replace(t, memory_bytes=1 << 40) for t in plan.tiers))
+    server.hear("nobody", "hello", hello())
+    server.work()
+    assert server.rows("devices") == 0
+
+
+def test_a_large_hello_is_not_read(flooded: Any) -> None:
+    server = flooded()
+    server.hear("strong-0", "hello", hello(agent="x" * 9000))
+    server.work()
+    assert "strong-0" not in server.service.state.devices and server.rows("devices") == 0
+
+
+def test_a_deadline_passes_under_a_flood(flooded: Any) -> None:
+    server = flooded(min_devices=2, rounds=1, deadline_s=10.0)
+    for name in ("strong-0", "strong-1"):
+        server.hear(name, "hello", hello())
+    server.work()
+    server.service._next()
+    assert server.service.state.phase == "open"
+    progress = Progress(round=1, tier="strong", stage="train", loss=1.0, step_ms=1.0, **NUMBERS)
+    for _ in range(20):
+        server.now += 1.0
+        server.hear("strong-0", "progress", progress)
+        server.hear("strong-0", "progress", progress)  # the inbox is never empty
+        server.service._next()
+    assert server.service.state.round is None, "the round should have ended at its deadline"
+
+
+def test_words_of_devices_reach_no_terminal_as_they_are(flooded: Any) -> None:
+    server = flooded(min_devices=2)
+    server.hear("strong-0", "hello", hello(tier="\x1b[31mred"))
+    escape = Progress(round=1, tier="\x1b]0;x\x07", stage="\x1b[2Jtrain", loss=1.0, step_ms=1.0, **NUMBERS)
+    server.hear("strong-0", "progress", escape)
+    server.hear("strong-0", "progress", msgspec.structs.replace(escape, stage="reported"))
+    server.work()
+    [seen] = server.seen(DeviceSeen)
+    assert (seen.tier, seen.stage) == ("strong", " [2Jtrain")
+    assert "reported" in server.seen(Rejected)[-1].text
+    assert all("\x1b" not in str(event) for event in server.events if not isinstance(event, str))
+
+
+def odd_field(device: ScriptedDevice, task: Any, opened: Any) -> None:
+    update = update_for(device.name, task, opened.model_version, trained(device.name, task))
+    device.send(msgspec.msgpack.encode({**msgspec.msgpack.decode(encode(update)), "pad": b"x"}), task)
+
+
+def odd_profile(device: ScriptedDevice, task: Any, opened: Any) -> None:
+    update = update_for(device.name, task, opened.model_version, trained(device.name, task))
+    fields = msgspec.msgpack.decode(encode(update))
+    device.send(msgspec.msgpack.encode({**fields, "profile": {**fields["profile"], "pad": b"x"}}), task)
+
+
+def odd_notes(device: ScriptedDevice, task: Any, opened: Any) -> None:
+    arrays = trained(device.name, task)
+    device.report(task, opened, tensors=save(arrays, metadata={"pad": "x"}))
+
+
+@pytest.mark.parametrize("bad", [odd_field, odd_profile, odd_notes])
+def test_what_is_no_part_of_an_update_is_not_kept(
+    device: MakeDevice, serve: Any, tmp_path: Path, bad: Any
+) -> None:
+    device("strong-1", bad)
+    device("strong-0")
+    server = serve(min_devices=2, rounds=1)
+    assert server.wait_for(Rejected).reason == "malformed"
+    assert server.wait_for(RoundClosed).reports == 1
+    server.join()
+
+
+def test_a_device_may_send_its_update_a_few_times_and_no_more(
+    federation: str, limits: Limits, tmp_path: Path
+) -> None:
+    once = msgspec.structs.replace(limits, update_copies=1)
+    server = Flooded(federation, once, tmp_path, rounds=1)
+    server.hear("strong-0", "hello", hello())
+    server.work()
+    current = server.service.state.round
+    assert current is not None
+    nonce = current.assignments["strong-0"].nonce
+    for number in range(500):  # another one each time, never whole
+        data = bytes(1000)
+        chunk = UpdateChunk(nonce=nonce, sha256=f"{number:064}", index=0, count=3, size=3000, data=data)
+        server.hear("strong-0", "updates/1/0", chunk)
+    server.work()
+    assert server.service._reception._gate.counts["updates too often"] > 100
+    assert server.service._reception.intake._assembly.held_bytes < 10_000
+
+
+# -- a full disk -------------------------------------------------------------------------------------------------
+
+FULL = "create trigger full before {what} begin select raise(abort, 'database or disk is full'); end"
+
+
+@pytest.mark.parametrize(
+    "what", ["insert on updates", "update on runs", "insert on rounds", "insert on devices"]
+)
+def test_a_full_disk_ends_nothing(device: MakeDevice, serve: Any, tmp_path: Path, what: str) -> None:
+    server = serve(rounds=1)
+    with sqlite3.connect(tmp_path / "out" / "journal.sqlite", timeout=30) as journal:
+        journal.execute(FULL.format(what=what))
+    one = device("strong-0")
+    assert "disk is full" in server.wait_for(Warned).text
+    with sqlite3.connect(tmp_path / "out" / "journal.sqlite", timeout=30) as journal:
+        journal.execute("drop trigger full")
+    if what == "insert on updates":  # it was not acknowledged, so a device sends it again
+        one.report(one.tasks.get(timeout=PATIENCE_S), one.wait_open())
+    assert server.wait_for(RoundClosed).reports == 1
+    server.join()

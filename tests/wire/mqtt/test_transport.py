@@ -1,0 +1,345 @@
+"""TLS, client certificates, WebSocket and both versions of MQTT, against a real Mosquitto; what is said where they fail."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgefl.wire.errors import BrokerError
+from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.address import Address, read_secret
+from edgefl.wire.mqtt.session import Down, Incoming, Refused, Session
+from server.access.certificates import LabAuthority
+from server.lab_broker import _hashed
+from tests.conftest import Amqtt, BrokerProcess, Mosquitto, SessionFactory, require_mosquitto
+from tests.secure import SecureBroker
+from tests.wire.mqtt.events import wait_for, wait_message, wait_up
+
+TASKS = "edgefl/v1/orchard/devices/pi-1/tasks"
+HELLO = "edgefl/v1/orchard/devices/pi-1/hello"
+
+
+@pytest.fixture(scope="module")
+def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureBroker]:
+    broker = SecureBroker(tmp_path_factory.mktemp("secure"))
+    broker.start()
+    yield broker
+    broker.stop()
+
+
+@pytest.fixture(scope="module")
+def mutual(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureBroker]:
+    broker = SecureBroker(tmp_path_factory.mktemp("mutual"), certificates=True)
+    broker.start()
+    yield broker
+    broker.stop()
+
+
+def reaches(connect: SessionFactory, server: Address, device: Address) -> str:
+    """A task goes from one to the other; the version that the device speaks."""
+    sending, hearing = connect(server), connect(device)
+    wait_up(sending)
+    wait_up(hearing)
+    task = uuid.uuid4().bytes
+    sending.publish(TASKS, task, retain=True)  # whichever comes first, this or the subscription
+    hearing.subscribe([TASKS])
+    wait_for(hearing, Incoming, lambda event: event.payload == task)
+    return hearing.version
+
+
+# -- ways that work --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", ["auto", "5", "3.1.1"])
+def test_tls_with_a_password(secure: SecureBroker, connect: SessionFactory, version: str) -> None:
+    device = secure.user("pi-1", mqtt=version)
+    assert reaches(connect, secure.user("server"), device) == ("3.1.1" if version == "3.1.1" else "5")
+
+
+def test_websocket_over_tls(secure: SecureBroker, connect: SessionFactory) -> None:
+    over = {"port": secure.websocket_port, "path": "/mqtt"}
+    reaches(connect, secure.user("server", **over), secure.user("pi-1", **over))
+
+
+def test_a_client_certificate_is_the_user(mutual: SecureBroker, connect: SessionFactory) -> None:
+    reaches(connect, mutual.user("server"), mutual.user("pi-1"))
+
+
+def test_alpn_is_offered(secure: SecureBroker, connect: SessionFactory) -> None:
+    reaches(connect, secure.user("server"), secure.user("pi-1", alpn="mqtt"))
+
+
+def test_a_broker_of_3_1_1_is_spoken_to_in_3_1_1(
+    amqtt: Amqtt, connect: SessionFactory, federation: str
+) -> None:
+    session = connect(amqtt.address)
+    delivery = session.publish(f"{federation}/x", b"queued before the version was known", expires_s=60)
+    wait_up(session)
+    assert session.version == "3.1.1"
+    assert delivery.wait(30.0)
+
+
+def test_no_more_is_on_its_way_than_the_broker_takes(tmp_path: Path, connect: SessionFactory) -> None:
+    broker = _Configured(tmp_path, "max_inflight_messages 3\n")
+    broker.start()
+    try:
+        session = connect(broker.address, start=False)
+        deliveries = [session.publish(f"a/{index}", b"x" * 2000) for index in range(100)]
+        session.start()
+        wait_up(session)
+        assert all(delivery.wait(30.0) for delivery in deliveries)
+        assert session.inbox.empty(), "the broker ended no connection for too many"
+    finally:
+        broker.stop()
+
+
+def test_a_packet_that_the_broker_does_not_take_is_refused_and_the_session_stands(
+    tmp_path: Path, connect: SessionFactory
+) -> None:
+    broker = _Configured(tmp_path, "max_packet_size 5000\n")
+    broker.start()
+    try:
+        session = connect(broker.address, start=False)
+        queued = session.publish("a/queued", b"x" * 6000)
+        session.start()
+        assert "5000 at most" in wait_for(session, Refused).reason
+        wait_up(session)
+        later = session.publish("a/later", b"x" * 6000)
+        assert (wait_for(session, Refused).topic, queued.done(), later.done()) == ("a/later", True, True)
+        assert session.publish("a/small", b"x").wait(10.0)
+    finally:
+        broker.stop()
+
+
+# -- what does not work, and what is said ----------------------------------------------------------------------
+
+
+def test_another_authority_is_named(secure: SecureBroker, connect: SessionFactory, tmp_path: Path) -> None:
+    other = LabAuthority(tmp_path).own.certificate
+    reason = wait_for(connect(secure.user("pi-1", ca_file=str(other))), Down).reason
+    assert "CERTIFICATE_VERIFY_FAILED" in reason and f"not of the authority in {other}" in reason
+
+
+def test_the_systems_authorities_do_not_know_a_labs(secure: SecureBroker, connect: SessionFactory) -> None:
+    reason = wait_for(connect(secure.user("pi-1", ca_file="", tls=True)), Down).reason
+    assert "of no authority known here" in reason
+
+
+def test_a_certificate_for_another_name_is_named(secure: SecureBroker, connect: SessionFactory) -> None:
+    reason = wait_for(connect(secure.user("pi-1", host="127.1")), Down).reason
+    assert "for another name than 127.1" in reason
+
+
+@pytest.mark.parametrize("version", ["5", "3.1.1"])
+def test_a_wrong_password_is_named_and_not_repeated(
+    secure: SecureBroker, connect: SessionFactory, version: str
+) -> None:
+    reason = wait_for(connect(secure.user("pi-1", password="s3cret", mqtt=version)), Down).reason
+    assert "it does not take user 'pi-1' with this password" in reason
+    assert "s3cret" not in reason
+
+
+def test_a_missing_client_certificate_is_named(mutual: SecureBroker, connect: SessionFactory) -> None:
+    address = mutual.user("pi-1", cert_file="", key_file="", mqtt="3.1.1")
+    reason = wait_for(connect(address), Down).reason
+    assert "does it want a client certificate" in reason or "CERTIFICATE_REQUIRED" in reason
+
+
+def test_plain_mqtt_at_a_port_of_tls_is_named(secure: SecureBroker, connect: SessionFactory) -> None:
+    reason = wait_for(connect(Address("127.0.0.1", secure.port)), Down).reason
+    assert "does it want TLS" in reason
+
+
+def test_tls_at_a_plain_port_is_named(mosquitto: BrokerProcess, connect: SessionFactory) -> None:
+    reason = wait_for(connect(replace(mosquitto.address, tls=True)), Down).reason
+    assert "is this port one for TLS?" in reason
+
+
+def test_websocket_at_a_port_without_it_is_named(mosquitto: BrokerProcess, connect: SessionFactory) -> None:
+    reason = wait_for(connect(replace(mosquitto.address, path="/mqtt")), Down).reason
+    assert "cannot reach the broker" in reason
+
+
+def test_a_refused_publish_is_told_with_its_topic(secure: SecureBroker, connect: SessionFactory) -> None:
+    session = connect(secure.user("pi-2"))
+    wait_up(session)
+    session.publish(HELLO, b"as another")
+    refused = wait_for(session, Refused)
+    assert (refused.action, refused.topic, refused.reason) == ("publish", HELLO, "Not authorized")
+    assert "user 'pi-2' write to it" in refused.text(secure.user("pi-2"))
+
+
+@pytest.mark.parametrize("version", ["5", "3.1.1"])
+def test_a_refused_subscription_is_told_with_its_topic_and_asked_for_again(
+    tmp_path: Path, connect: SessionFactory, version: str
+) -> None:
+    broker = _Subscriptions(tmp_path)
+    broker.start()
+    try:
+        session = connect(replace(broker.address, username="pi-1", password="pw", mqtt=version))
+        wait_up(session)
+        session.subscribe(["mine/a", "theirs/b"])
+        for _ in range(2):
+            refused = wait_for(session, Refused)
+            assert (refused.action, refused.topic) == ("subscribe", "theirs/b")
+            assert refused.reason in ("Not authorized", "Unspecified error")
+        session.publish("mine/a", b"heard")
+        assert wait_message(session, "mine/a") == b"heard"
+    finally:
+        broker.stop()
+
+
+# -- passwords and addresses -----------------------------------------------------------------------------------
+
+
+def test_a_password_without_tls_is_refused_unless_asked_for(limits: Limits) -> None:
+    address = Address("broker.example", 1883, "pi-1", "s3cret")
+    with pytest.raises(
+        BrokerError, match=r"user 'pi-1' would travel to broker\.example:1883 in clear"
+    ) as caught:
+        Session(address, "x", limits=limits)
+    assert "s3cret" not in f"{caught.value}{address!r}"
+    for allowed in (
+        replace(address, insecure_password=True),
+        replace(address, tls=True),
+        replace(address, host="127.0.0.1"),
+        replace(address, password=""),
+    ):
+        Session(allowed, "x", limits=limits)
+
+
+def test_half_a_client_certificate_is_refused(limits: Limits) -> None:
+    with pytest.raises(BrokerError, match=r"two files, and only pi-1\.crt is given"):
+        Session(Address("localhost", cert_file="pi-1.crt"), "x", limits=limits)
+
+
+def test_a_key_of_another_certificate_is_refused(limits: Limits, tmp_path: Path) -> None:
+    authority = LabAuthority(tmp_path)
+    one, other = authority.client("one"), authority.client("other")
+    address = Address("localhost", cert_file=str(one.certificate), key_file=str(other.key))
+    with pytest.raises(BrokerError, match="PEM files that belong together"):
+        Session(address, "x", limits=limits)
+
+
+def test_a_password_comes_from_the_first_line_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "pw"
+    path.write_text("s3 cret\nnotes\n")
+    assert read_secret(path) == "s3 cret"
+    path.write_text("\n")
+    with pytest.raises(BrokerError, match="is empty"):
+        read_secret(path)
+    with pytest.raises(BrokerError, match="cannot be read"):
+        read_secret(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("mqtts://host", Address("host", 8883, tls=True)),
+        ("mqtt://anna:p%40ss@host", Address("host", 1883, "anna", "p@ss")),
+        ("ws://host:8080/a/b", Address("host", 8080, path="/a/b")),
+        ("wss://host", Address("host", 443, tls=True, path="/mqtt")),
+        (
+            "mqtts://host?mqtt=3.1.1&client-ids=short",
+            Address("host", 8883, tls=True, mqtt="3.1.1", client_ids="short"),
+        ),
+    ],
+)
+def test_urls_parse(text: str, expected: Address) -> None:
+    assert Address.parse(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["http://host", "mqtt://host/path", "mqtts://host?mqtt=4", "mqtts://host?pasword=x", "ws://"]
+)
+def test_urls_that_do_not_parse_are_broker_errors(text: str) -> None:
+    with pytest.raises(BrokerError):
+        Address.parse(text)
+
+
+NAMES = st.text("abc:/?@%=& \u00e4", max_size=8)
+
+
+@given(
+    NAMES,
+    NAMES,
+    NAMES,
+    st.sampled_from(["auto", "5", "3.1.1"]),
+    st.booleans(),
+    st.sampled_from(["", "/mqtt"]),
+)
+def test_an_address_reads_back_from_its_url(
+    user: str, secret: str, file: str, version: str, insecure: bool, path: str
+) -> None:
+    address = Address(
+        "host",
+        1,
+        user,
+        secret if user else "",
+        ca_file=file,
+        path=path,
+        mqtt=version,
+        insecure_password=insecure,  # type: ignore[arg-type]
+    )
+    assert Address.parse(address.url) == replace(address, tls=address.secure)
+
+
+# -- brokers ---------------------------------------------------------------------------------------------------
+
+
+class _Configured(Mosquitto):
+    """With more lines."""
+
+    def __init__(self, folder: Path, extra: str) -> None:
+        super().__init__(folder)
+        self._extra = extra
+
+    def _command(self) -> list[str]:
+        command = super()._command()
+        config = Path(command[-1])
+        config.write_text(config.read_text() + self._extra)
+        return command
+
+
+class _Subscriptions(_Configured):
+    """Refuses subscriptions, which an access list in a file does not: Mosquitto's dynamic security."""
+
+    def __init__(self, folder: Path) -> None:
+        plugin = next(Path("/usr/lib").glob("**/mosquitto_dynamic_security.so"), None)
+        require_mosquitto()
+        if plugin is None:
+            pytest.skip("Mosquitto's dynamic security plugin is not installed")
+        kinds = ("subscribePattern", "publishClientSend", "publishClientReceive", "unsubscribePattern")
+        _, _, rounds, salt, digest = _hashed("pw").split("$")
+        rules = {
+            "defaultACLAccess": dict.fromkeys(
+                ("publishClientSend", "publishClientReceive", "subscribe"), False
+            ),
+            "roles": [
+                {
+                    "rolename": "own",
+                    "acls": [{"acltype": kind, "topic": "mine/#", "allow": True} for kind in kinds],
+                }
+            ],
+            "clients": [
+                {
+                    "username": "pi-1",
+                    "password": digest,
+                    "salt": salt,
+                    "iterations": int(rounds),
+                    "roles": [{"rolename": "own"}],
+                }
+            ],
+        }
+        (folder / "dynsec.json").write_text(json.dumps(rules))
+        super().__init__(
+            folder,
+            f"plugin {plugin}\nplugin_opt_config_file {folder / 'dynsec.json'}\n",
+        )

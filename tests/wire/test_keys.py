@@ -1,0 +1,92 @@
+"""Key files, and how one key follows another."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from edgefl.wire import keys
+from edgefl.wire.errors import ConfigError
+from edgefl.wire.keys import FOREVER, MOST_SUCCESSIONS, KeyPair, known_after, parse_keys, rotate, verify
+
+NOW = 1_000_000.0
+
+
+def test_a_rotated_key_is_introduced_by_the_one_before_it_and_both_are_good_for_a_while(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "server.key"
+    old = KeyPair(path)
+
+    new = rotate(path, overlap_s=60, now=NOW)
+
+    assert KeyPair(path).public == new.public != old.public
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    known = known_after({old.public: FOREVER}, new.successions)
+    assert known == {old.public: int(NOW) + 60, new.public: FOREVER}
+
+
+def test_whoever_was_away_for_several_rotations_follows_them(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    first = KeyPair(path)
+    for _ in range(MOST_SUCCESSIONS):
+        last = rotate(path, overlap_s=0, now=NOW)
+
+    assert known_after({first.public: FOREVER}, reversed(last.successions))[last.public] == FOREVER
+    again = rotate(path, overlap_s=0, now=NOW)
+    assert len(again.successions) == MOST_SUCCESSIONS
+    assert again.public not in known_after({first.public: FOREVER}, again.successions)
+
+
+def test_a_statement_that_the_old_key_did_not_sign_introduces_nobody(tmp_path: Path) -> None:
+    old, thief = KeyPair(tmp_path / "old"), KeyPair(tmp_path / "thief")
+    [made] = rotate(tmp_path / "old", overlap_s=60, now=NOW).successions
+    known = {old.public: FOREVER}
+
+    for forged in (
+        msgspec.structs.replace(made, new=thief.public),
+        msgspec.structs.replace(made, until=FOREVER),
+        msgspec.structs.replace(made, signature=thief.sign(b"anything")),
+    ):
+        assert known_after(known, [forged]) == known
+
+
+def test_a_key_that_was_followed_introduces_no_second_one(tmp_path: Path) -> None:
+    """Who finds the old key in a drawer must not bring in a key of his own."""
+    path, stolen = tmp_path / "key", tmp_path / "stolen"
+    old = KeyPair(path)
+    stolen.write_text(path.read_text())
+    new = rotate(path, overlap_s=FOREVER, now=NOW)
+    forged = rotate(stolen, overlap_s=FOREVER, now=NOW)
+
+    known = known_after({old.public: FOREVER}, new.successions)
+
+    assert forged.public not in known_after(known, forged.successions)
+
+
+def test_there_is_nothing_to_rotate_where_there_is_no_key(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no key"):
+        rotate(tmp_path / "key", overlap_s=0, now=NOW)
+
+
+def test_a_damaged_chain_is_named(tmp_path: Path) -> None:
+    KeyPair(tmp_path / "key")
+    keys.chain_of(tmp_path / "key").write_text("one two\n")
+
+    with pytest.raises(ConfigError, match=r"key\.chain is damaged"):
+        KeyPair(tmp_path / "key")
+
+
+def test_several_keys_are_given_with_commas(tmp_path: Path) -> None:
+    assert parse_keys("") == ()
+    assert parse_keys("ab" * 32 + ", " + "cd" * 32) == (b"\xab" * 32, b"\xcd" * 32)
+    with pytest.raises(ConfigError, match="64 hexadecimal digits"):
+        parse_keys("ab" * 32 + ",")
+
+
+def test_a_key_that_is_no_point_verifies_nothing() -> None:
+    assert not verify(b"\xff" * 32, bytes(64), b"text")
+    assert not verify(b"short", bytes(64), b"text")
