@@ -119,7 +119,8 @@ class Reception:
         try:
             device, leaf, numbers = self._topics.parse_device(message.topic)
             kind = _KINDS.get(leaf)
-            if kind is not None and self._admitted(device, leaf, len(message.payload)):
+            whole = len(numbers) == (2 if kind is UpdateChunk else 0)
+            if kind is not None and whole and self._admitted(device, leaf, len(message.payload)):
                 self._read(device, kind, numbers, message)
         except IdentityError as error:
             # A status comes before the hello that brings its key in.

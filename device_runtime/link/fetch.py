@@ -62,6 +62,8 @@ class Fetcher:
         self._arrived: queue.SimpleQueue[tuple[str, bytes]] = queue.SimpleQueue()
         self._received = Traffic()
         self._counting = threading.Lock()
+        self._largest = -1
+        """Bytes of the largest chunk that is asked for; -1: none is."""
         self.fetches = 0
         self.dropped = 0
 
@@ -80,7 +82,8 @@ class Fetcher:
         """A message on a blob topic arrived."""
         with self._counting:
             self._received += Traffic.of(topic, len(payload), qos=_QOS)
-        if self._arrived.qsize() < _WINDOWS * self._limits.fetch_window:
+        few = self._arrived.qsize() < _WINDOWS * self._limits.fetch_window
+        if few and len(payload) <= self._largest:
             self._arrived.put((topic, payload))
         else:  # more than was asked for
             self.dropped += 1
@@ -125,6 +128,7 @@ class Fetcher:
     def _collect(self, window: _Window) -> None:
         self.fetches += 1
         self._forget_the_past()
+        self._largest = max(ref.chunk for ref, _ in window.waiting)
         silences, deadline = 0, self._patience()
         try:
             while window.waiting or window.asked:
@@ -144,6 +148,7 @@ class Fetcher:
                         f"{self._limits.fetch_timeout_s:g} s; is the server up?"
                     )
         finally:
+            self._largest = -1
             self._session.unsubscribe([*window.asked, *window.finished])
 
     def _forget_the_past(self) -> None:

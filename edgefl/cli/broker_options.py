@@ -21,6 +21,17 @@ def _without_password(context: typer.Context, option: typer.CallbackParam, text:
     return text
 
 
+def without_secret(context: typer.Context, option: typer.CallbackParam, text: str) -> str:
+    """A callback for secrets that may stand in a file, as @FILE, or in the environment."""
+    source = context.get_parameter_source(option.name or "")
+    if text and source is not None and source.name == "COMMANDLINE" and not text.startswith("@"):
+        raise ConfigError(
+            f"--{option.name} is a secret, and everybody on this machine can read the arguments of a process: put it into "
+            f"a file and name that as @FILE, or into {option.envvar}"
+        )
+    return text
+
+
 Broker = Annotated[
     str,
     typer.Option(

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from edgefl.system.files import naming, write_whole
+from edgefl.system.files import naming, sync_folder, write_whole
 from edgefl.wire.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -64,7 +64,8 @@ class KeyPair:
             _write_key(path, os.urandom(KEY_BYTES))
         self._key = _private_key(path)
         self.public = self._key.public_key().public_bytes_raw()
-        self.successions = _read_chain(chain_of(path))
+        # A rotation that was interrupted leaves a statement about a key that is nowhere.
+        self.successions = tuple(each for each in _read_chain(chain_of(path)) if each.old != self.public)
 
     @property
     def public_key(self) -> str:
@@ -132,7 +133,7 @@ def rotate(path: Path, *, overlap_s: float, now: float) -> KeyPair:
     signature = old.sign(_succession_text(old.public, new, until))
     statement = Succession(old=old.public, new=new, until=until, signature=signature)
     chain = (*old.successions, statement)[-MOST_SUCCESSIONS:]
-    # The statement first: one without its key harms nobody, a key without its statement is known to nobody.
+    # The statement first: one without its key is passed over, a key without its statement is known to nobody.
     write_whole(chain_of(path), "".join(f"{_line(each)}\n" for each in chain).encode(), durable=True)
     _write_key(path, fresh)
     return KeyPair(path)
@@ -211,3 +212,4 @@ def _write_key(path: Path, private: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)
+    sync_folder(path.parent)

@@ -40,6 +40,14 @@ def test_a_password_on_the_command_line_is_refused_and_not_repeated(tmp_path: Pa
     assert "EDGEFL_BROKER_PASSWORD" in result.exception.message and "s3cret" not in result.exception.message
 
 
+def test_a_token_on_the_command_line_is_refused_and_not_repeated(tmp_path: Path) -> None:
+    result = runner().invoke(
+        app, ["device", "--token", "efl1.s3cret", "--id", "pi-1", "--data", str(tmp_path)]
+    )
+    assert isinstance(result.exception, ConfigError)
+    assert "EDGEFL_TOKEN" in result.exception.message and "s3cret" not in result.exception.message
+
+
 @pytest.mark.parametrize(
     ("command", "texts"),
     [

@@ -61,9 +61,7 @@ def executorch(seed: int, count: int) -> dict[str, int]:
     made = [(graph, bundle.blobs[graph.blob.sha256]) for graph in bundle.manifest.graphs]
     with tempfile.TemporaryDirectory() as folder:
         limits = Limits(max_step_s=5.0)
-        engine = open_sandboxed(
-            "executorch", 1, 0, pages=Path(folder), memory_bytes=1 << 28, limits=limits
-        )
+        engine = open_sandboxed("executorch", 1, 0, pages=Path(folder), memory_bytes=1 << 28, limits=limits)
         try:
             return run(engine, made, seed, count)
         finally:

@@ -121,3 +121,15 @@ def test_an_honest_update_is_accepted_after_all_of_it(service: Service, told: li
     assert [
         event.device for event in told if isinstance(event, events.DeviceSeen) and event.stage == "reported"
     ] == [DEVICE]
+
+
+@pytest.mark.parametrize("leaf", ["updates", "hello", "status", "progress", "declines", "unheard-of"])
+def test_topics_with_too_few_and_too_many_numbers_are_no_topics(service: Service, leaf: str) -> None:
+    """With messages that read well, by devices that are let in: nothing of the loop may end."""
+    payloads = genuine(service)
+    for numbers in ("", "/1", "/1/0", "/1/0/0", "/-1", "/x/y", "/1/0/"):
+        for payload in payloads:
+            for device in (DEVICE, "nobody"):
+                topic = f"{Topics('f').root}/devices/{device}/{leaf}{numbers}"
+                service._handle(Incoming(topic, payload))
+    assert service.state.round is not None

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from edgefl.wire import keys
-from edgefl.wire.errors import ConfigError
+from edgefl.wire.errors import ConfigError, StoreError
 from edgefl.wire.keys import FOREVER, MOST_SUCCESSIONS, KeyPair, known_after, parse_keys, rotate, verify
 
 NOW = 1_000_000.0
@@ -65,6 +65,20 @@ def test_a_key_that_was_followed_introduces_no_second_one(tmp_path: Path) -> Non
     known = known_after({old.public: FOREVER}, new.successions)
 
     assert forged.public not in known_after(known, forged.successions)
+
+
+def test_an_interrupted_rotation_introduces_nobody_and_the_next_one_is_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = KeyPair(tmp_path / "key")
+    with monkeypatch.context() as patch:
+        patch.setattr("edgefl.wire.keys._write_key", lambda *_: (_ for _ in ()).throw(StoreError("full")))
+        with pytest.raises(StoreError):
+            rotate(tmp_path / "key", overlap_s=0, now=NOW)
+
+    assert KeyPair(tmp_path / "key").successions == ()
+    new = rotate(tmp_path / "key", overlap_s=0, now=NOW)
+    assert new.public in known_after({old.public: FOREVER}, new.successions)
 
 
 def test_there_is_nothing_to_rotate_where_there_is_no_key(tmp_path: Path) -> None:

@@ -8,7 +8,15 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from edgefl.cli.broker_options import Broker, CaFile, CertFile, InsecurePassword, KeyFile, PasswordFile
+from edgefl.cli.broker_options import (
+    Broker,
+    CaFile,
+    CertFile,
+    InsecurePassword,
+    KeyFile,
+    PasswordFile,
+    without_secret,
+)
 from edgefl.cli.device import engine as device_engine
 from edgefl.cli.device import personalize as device_personalize
 from edgefl.cli.device.isolated import Told
@@ -111,7 +119,9 @@ def device(
     token: Annotated[
         str,
         typer.Option(
-            envvar="EDGEFL_TOKEN", help="one-time token of `edgefl enroll token`, or @FILE that holds it"
+            envvar="EDGEFL_TOKEN",
+            callback=without_secret,
+            help="@FILE that holds a one-time token of `edgefl enroll token`",
         ),
     ] = "",
     ca_file: CaFile = "",

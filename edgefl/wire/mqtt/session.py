@@ -114,7 +114,8 @@ class Session:
         self._up_since = 0.0
         self._most_bytes = 0
         self._clean = clean
-        self._version = "3.1.1" if address.mqtt == "3.1.1" else "5"
+        self._first = self._version = "3.1.1" if address.mqtt == "3.1.1" else "5"
+        self._older = 0
         self._will = will
         self._client = self._make_client(client_id, clean)
         self._thread = threading.Thread(target=self._run, name=f"mqtt-{client_id}", daemon=True)
@@ -183,16 +184,18 @@ class Session:
 
     def _connect_and_loop(self) -> str:
         """One connection from start to end; returns why it ended."""
+        self._version = self._first
         reason = self._attempt()
         if self._stopping.is_set() or self._connected.is_set() or self._address.mqtt != "auto":
             return reason
         unsupported = self._refusal.startswith("Unsupported protocol version")
         if unsupported or (not self._refusal and self._ended == _UNANSWERED):
-            # A broker of 3.1.1 says so, or hangs up on what it cannot read. What stood is tried first from now on.
-            before, self._version = self._version, "3.1.1" if self._version == "5" else "5"
+            # A broker of 3.1.1 says so, or hangs up on what it cannot read; so does one that is just being stopped.
+            self._version = "3.1.1" if self._first == "5" else "5"
             reason = self._attempt()
-            if not self._connected.is_set():
-                self._version = before
+            self._older += self._connected.is_set()
+            if self._connected.is_set() and (unsupported or self._older > 1):
+                self._first = self._version
         return reason
 
     def _attempt(self) -> str:

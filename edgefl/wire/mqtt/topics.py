@@ -109,15 +109,16 @@ class Topics:
 
     @property
     def server_filters(self) -> tuple[str, ...]:
-        """What the server subscribes to: what its devices say, and whether its announcement still stands."""
+        """What the server subscribes to: whether its announcement still stands, before all that devices have retained, and
+        what its devices say."""
         below = f"{self.root}/devices/+"
         return (
+            self.current_round,
             f"{below}/status",
             f"{below}/hello",
             f"{below}/progress",
-            f"{below}/updates/#",
+            f"{below}/updates/+/+",
             f"{below}/declines",
-            self.current_round,
         )
 
     def parse_device(self, topic: str) -> tuple[str, str, tuple[int, ...]]:

@@ -91,7 +91,11 @@ def test_enrolled_devices_train_and_follow_a_new_key_of_the_server_and_a_strange
         served = ("--config", config, "--broker", mosquitto.address, "--out", tmp_path / "out")
         return start(stack, "server", *served, "--sign-key", key, "--enrolled", entries)
 
-    devices = [device("strong-0", "--token", token), device("strong-1", "--server-key", public)]
+    (tmp_path / "token").write_text(token)
+    devices = [
+        device("strong-0", "--token", f"@{tmp_path / 'token'}"),
+        device("strong-1", "--server-key", public),
+    ]
     stranger = device("strong-2", "--server-key", public)
     first = server()
     refused = until(first, "rejected")

@@ -138,6 +138,8 @@ def test_every_filter_that_we_subscribe_to_and_topic_that_we_write_is_in_the_rul
         )
     filters = {"server": TOPICS.server_filters, "asker": TOPICS.profile_filters, "device": ()}[role]
     for each in filters:
+        # Some brokers compare the filters themselves.
+        assert any(rule.read and text == each for text, rule in rules) or role != "server", each
         assert any(rule.read and matched(text, each.replace("#", "1/0")) for text, rule in rules), each
 
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import socket
+import threading
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Self
 
 import pytest
 from hypothesis import given
@@ -24,6 +28,49 @@ from tests.wire.mqtt.events import wait_for, wait_message, wait_up
 
 TASKS = "edgefl/v1/orchard/devices/pi-1/tasks"
 HELLO = "edgefl/v1/orchard/devices/pi-1/hello"
+
+
+class HangsUp:
+    """A way to a broker on which the first connection is ended at once, and the others when it is :meth:`cut`."""
+
+    def __init__(self, broker: Address) -> None:
+        self._broker = broker
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._open: list[socket.socket] = []
+        self.address = Address("127.0.0.1", self._listener.getsockname()[1])
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._serve, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.close()
+        self.cut()
+
+    def cut(self) -> None:
+        for each in self._open:
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+        self._open.clear()
+
+    def _serve(self) -> None:
+        with suppress(OSError):
+            self._listener.accept()[0].close()
+            while True:
+                ends = (
+                    self._listener.accept()[0],
+                    socket.create_connection((self._broker.host, self._broker.port)),
+                )
+                self._open.extend(ends)
+                for source, target in (ends, ends[::-1]):
+                    threading.Thread(target=self._pass, args=(source, target), daemon=True).start()
+
+    @staticmethod
+    def _pass(source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(65536):
+                target.sendall(data)
+            target.shutdown(socket.SHUT_RDWR)
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +131,19 @@ def test_a_broker_of_3_1_1_is_spoken_to_in_3_1_1(
     wait_up(session)
     assert session.version == "3.1.1"
     assert delivery.wait(30.0)
+
+
+def test_a_broker_that_hung_up_once_is_asked_for_version_5_again(
+    mosquitto: BrokerProcess, connect: SessionFactory
+) -> None:
+    """As one does that is being stopped: the older version that is tried next is not kept for good."""
+    with HangsUp(mosquitto.address) as between:
+        session = connect(between.address)
+        wait_up(session)
+        assert session.version == "3.1.1"
+        between.cut()
+        wait_up(session)
+        assert session.version == "5"
 
 
 def test_no_more_is_on_its_way_than_the_broker_takes(tmp_path: Path, connect: SessionFactory) -> None:
