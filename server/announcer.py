@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -15,6 +16,9 @@ from server.run_spec import RunSpec
 
 HOSTED_BYTES = 128 * 1024
 """What the strictest hosted brokers take in a message."""
+
+
+_ONE_OF_MANY = re.compile(r"(?<=/devices/)[^/]+|(?<=/blobs/).*")
 
 
 class Announcer:
@@ -40,10 +44,12 @@ class Announcer:
             )
             self._emit(events.Warned(tier="", text=text))
 
-    def denied(self, text: str) -> None:
-        """What the broker will not do for us: the session goes on asking, as an access list may be mended."""
-        if text not in self._denied:
-            self._denied.add(text)
+    def denied(self, topic: str, text: str) -> None:
+        """What the broker will not do for us: the session goes on asking, as an access list may be mended. Of blobs and of
+        devices, which are many, the first topic is told."""
+        kind = _ONE_OF_MANY.sub("", topic)
+        if kind not in self._denied:
+            self._denied.add(kind)
             self._emit(events.Warned(tier="", text=text))
 
     def started(self, state: State, *, resumed: bool, device: str, server_key: str) -> None:

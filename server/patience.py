@@ -6,12 +6,18 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from edgefl.wire.errors import StoreError
+from edgefl.wire.errors import EdgeflError, StoreError
 
 _Written = TypeVar("_Written")
 
 _LONGEST_S = 10.0
 _LOOK_S = 0.05
+
+
+class CannotGoOn(EdgeflError):
+    """What was decided could not be carried out, for want of the disk or the database."""
+
+    exit_code = StoreError.exit_code
 
 
 class Patience:
@@ -21,6 +27,12 @@ class Patience:
         self._pause_s = pause_s
         self._troubled = troubled
         self._ended = False
+        self._waited = 0.0
+
+    def take_waited(self) -> float:
+        """Seconds that were waited since this was last asked."""
+        waited, self._waited = self._waited, 0.0
+        return waited
 
     def persist(self, write: Callable[[], _Written]) -> _Written:
         """What ``write`` returns, once it succeeds; its StoreError after :meth:`end`."""
@@ -40,6 +52,7 @@ class Patience:
         self._ended = True
 
     def _wait(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while not self._ended and time.monotonic() < until:
+        began = time.monotonic()
+        while not self._ended and time.monotonic() < began + max(seconds, _LOOK_S):
             time.sleep(_LOOK_S)
+        self._waited += time.monotonic() - began

@@ -166,7 +166,7 @@ class Reception:
         if known is not None:
             self._alive(device)
             self._news.progress(device, known.tier, progress, self._clock())
-            if progress.stage.startswith(FAILED + LOST_CHUNK):
+            if progress.stage.startswith(FAILED + LOST_CHUNK) and self._works(device):
                 self._watch.failed()
 
     def _status(self, device: str, status: Status) -> None:
@@ -236,6 +236,12 @@ class Reception:
         self._tellers.emit(refused)
         if refused.device != _UNKNOWN:
             self._tellers.answer(refused.device, ack_of(refused))
+
+    def _works(self, device: str) -> bool:
+        """Whether an update is waited for of the device."""
+        current = self._state.round
+        task = current.assignments.get(device) if current is not None else None
+        return task is not None and task.status == "open"
 
     def _alive(self, device: str) -> None:
         """Whoever sends is there, whatever its last will said."""

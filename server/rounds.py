@@ -214,7 +214,7 @@ class Rounds:
                 active,
                 self.model,
                 received=lambda: self.announcements.received(self.model),
-                devices=self._devices(),
+                devices=self._persist(self._devices),
                 best=self.best,
             )
         if done.failed:

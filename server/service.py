@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -40,7 +41,7 @@ from server.device_rows import DeviceRows
 from server.identity.door import Door
 from server.identity.registry import Registry
 from server.load_news import LoadNews
-from server.patience import Patience
+from server.patience import CannotGoOn, Patience
 from server.publish.watch import Watch
 from server.pulse import Pulse
 from server.reception import Reception, Tellers
@@ -97,9 +98,7 @@ class Service:
         self._device = device
         self._signer = signer or Signer(out / "signing.key")
         self._registry = Registry(enrolled or out / "devices.sqlite", spec.federation)
-        self._speaker = Speaker(
-            self._signer.keys, Sequence(self._registry.number, self._registry.keep_number, clock)
-        )
+        self._speaker = Speaker(self._signer.keys, Sequence(self._registry.number, self._keep_number, clock))
         self._topics = Topics(spec.federation)
         self._checkpoints = Checkpoints(out)
         self._journal = Journal(database or f"sqlite:///{out.resolve() / 'journal.sqlite'}", spec.federation)
@@ -201,6 +200,10 @@ class Service:
         return self.state.phase == "done" and not self._scorer.pending and said
 
     def _next(self) -> None:
+        if (
+            waited := self._patience.take_waited()
+        ):  # for the disk: no deadline passes while nothing can be accepted
+            self.advance(coordinator.Outage(waited))
         now = self._clock()
         quiet = self._inbox.empty()
         if self._down_since is None and self._pulse.due(self.state, now, quiet=quiet):
@@ -226,7 +229,7 @@ class Service:
             case Down():
                 self._down(event)
             case Refused():
-                self._announcer.denied(event.text(self._address))
+                self._announcer.denied(event.topic, event.text(self._address))
             case Scored():
                 self._scored(event)
             case Neighbours():
@@ -289,7 +292,10 @@ class Service:
         if isinstance(event, coordinator.DeviceHello | coordinator.DeviceStatus):
             self._rows.take(before, self.state, event.device, hello)
             self._news.changed(before, self.state, event.device)
-        self._perform(actions)
+        try:
+            self._perform(actions)
+        except StoreError as error:  # a server that is started again takes the round up
+            raise CannotGoOn(error.message, **error.details) from error
         if not settle:
             return
         current = self._publisher.current
@@ -357,7 +363,8 @@ class Service:
         self._session.unsubscribe(self._topics.server_filters)
         if self._refused:
             raise ParticipationError(self._refused)
-        _, last = self._journal.outcome(self._rules.run, self._rules.rounds)
+        rules = self._rules
+        _, last = self._patience.persist(lambda: self._journal.outcome(rules.run, rules.rounds))
         self._emit(
             events.Finished(
                 rounds=self._rules.rounds,
@@ -400,6 +407,10 @@ class Service:
 
     def _troubled(self, error: StoreError) -> None:
         self._load.troubled(error, self._clock())
+
+    def _keep_number(self, number: int) -> None:
+        with suppress(StoreError):  # the clock stays ahead of what a full disk did not keep
+            self._registry.keep_number(number)
 
     def _note(self, text: str) -> None:
         self._emit(events.Noted(text=text))

@@ -60,6 +60,7 @@ class Publisher:
         self._stale: dict[str, BlobRef] = {}
         self._delivery: Delivery | None = None
         self._cleared: Delivery | None = None
+        self._restored: Delivery | None = None
         self.message_limit = 0
         """Bytes of the largest message that the broker is known to take; 0: nothing is known."""
         self._sent: set[str] = set()
@@ -196,16 +197,19 @@ class Publisher:
             self.announce(self.current)
 
     def restore_blobs(self) -> None:
-        """Publish every live blob again: a device cannot find some of it."""
-        if self.online:
+        """Publish every live blob again: a device cannot find some of it. Not before the last time is over."""
+        if self.online and (self._restored is None or self._restored.done()):
             for sha256 in self._blobs:
-                self._send(sha256)
+                self._restored = self._send(sha256) or self._restored
 
-    def _send(self, sha256: str) -> None:
+    def _send(self, sha256: str) -> Delivery | None:
+        """Publish a blob; the last chunk's delivery."""
         ref, data = self._blobs[sha256]
         self._sent.add(sha256)
+        last = None
         for index, piece in enumerate(split(data, ref.chunk)):
-            self._session.publish(self._topics.blob_chunk(sha256, index), piece, retain=True)
+            last = self._session.publish(self._topics.blob_chunk(sha256, index), piece, retain=True)
+        return last
 
 
 def of_units(weights: Mapping[str, Array], units: Iterable[str]) -> dict[str, Arrays]:

@@ -81,14 +81,18 @@ class Audit:
                 tail.run = event.run
             case events.RoundOpened():
                 self._devices, self._rejected = frozenset(event.devices), Counter()
+                # Nobody accepts for a round that is over: those of earlier ones need not be known.
+                tail.accepted = {key for key in tail.accepted if key[:2] == (tail.run, str(event.round))}
             case events.UpdateAccepted():
                 key = tail.run, str(event.round), event.device, event.nonce
                 if key in tail.accepted:
                     return False
                 tail.accepted.add(key)
             case events.Rejected():
-                self._rejected[event.device] += event.device in self._devices
-                return 0 < self._rejected[event.device] <= MOST_REJECTED
+                if event.device not in self._devices:
+                    return False
+                self._rejected[event.device] += 1
+                return self._rejected[event.device] <= MOST_REJECTED
         return isinstance(event, _TOLD)
 
     def _append(self, event: Event, tail: _Tail) -> None:

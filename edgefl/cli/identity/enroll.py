@@ -22,8 +22,8 @@ _HELP = """
 Keep the list of the devices that a server lets in: `edgefl server --enrolled LIST`.
 
 A device comes onto it by a one-time token, which is given to it as `edgefl device --token @FILE`, or by a request for a
-certificate that it wrote. The list may be changed while the server runs. A server without a list trusts the first key of each
-name, and keeps those in devices.sqlite in its folder: these commands show and change that file, too.
+certificate that it wrote. The list may be changed while the server runs. A server without a list trusts the first key of
+each name, and keeps those in devices.sqlite in its folder: these commands show and change that file, too.
 
 Examples:
 

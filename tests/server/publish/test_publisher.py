@@ -27,12 +27,16 @@ class Word:
     def wait(self, timeout_s: float) -> bool:
         return not (self._clears and self._broker.silent)
 
+    def done(self) -> bool:
+        return not self._broker.slow
+
 
 class Broker:
-    """Keeps retained messages as a broker does, and the order of everything. ``silent``: about those that clear."""
+    """Keeps retained messages as a broker does, and the order of everything. ``silent``: about those that clear; ``slow``:
+    it has not taken what was published yet."""
 
     def __init__(self) -> None:
-        self.silent = False
+        self.silent = self.slow = False
         self.log: list[tuple[str, bytes]] = []
         self.kept: dict[str, bytes] = {}
 
@@ -207,3 +211,18 @@ def test_units_become_blobs_and_a_version() -> None:
     }
     one, other = version_of({"a": b"1", "b": b"2"}), version_of({"b": b"2", "a": b"1"})
     assert one == other != version_of({"a": b"2", "b": b"1"})
+
+
+def test_blobs_are_not_restored_again_before_the_last_time_is_over() -> None:
+    broker = Broker()
+    publisher = Publisher(broker, TOPICS, 4)
+    publisher.connected()
+    ref = publisher.offer(b"0123456789")
+    once = len(broker.log)
+    broker.slow = True
+    for _ in range(5):
+        publisher.restore_blobs()
+    assert len(broker.log) == once + ref.count
+    broker.slow = False
+    publisher.restore_blobs()
+    assert len(broker.log) == once + 2 * ref.count

@@ -137,3 +137,16 @@ def test_a_full_disk_is_told_and_the_next_line_stands_whole(log: Path, tmp_path:
 def test_a_folder_without_a_log_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"has no audit\.jsonl"):
         verify(tmp_path)
+
+
+def test_what_is_kept_in_memory_is_of_the_open_round(tmp_path: Path) -> None:
+    audit = Audit(tmp_path)
+    told(audit, started())
+    for number in range(1, 20):
+        told(audit, events.RoundOpened(round=number, goal=2, devices=DEVICES, deadline=9.0))
+        told(audit, *(accepted(device, number) for device in DEVICES), closed(number))
+    for number in range(100):
+        told(audit, rejected(f"stranger-{number}"))
+
+    assert audit._tail is not None and len(audit._tail.accepted) == len(DEVICES)
+    assert not audit._rejected and verify(tmp_path).updates == 38
