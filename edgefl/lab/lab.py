@@ -92,6 +92,7 @@ class Lab:
         self._port = broker.port or (1883 if broker.kind == "external" else free_port())
         self.supervisor = Supervisor(folder, environment)
         self._injector: Injector | None = None
+        self._happened = 0
 
     @property
     def address(self) -> Address:
@@ -104,6 +105,11 @@ class Lab:
         check_targets(schedule, self.devices, broker=broker.kind != "external")
         address = broker.host, self._port
         self._injector = Injector(schedule, self.supervisor, self.devices, address, self.folder)
+
+    @property
+    def faults_happened(self) -> int:
+        """How many faults of the schedule were begun so far."""
+        return self._injector.happened if self._injector is not None else self._happened
 
     def _environment(self, name: str) -> dict[str, str]:
         """Where ``name`` finds the broker; in the environment, because everybody may read the arguments of a process, and
@@ -236,6 +242,7 @@ class Lab:
         """End faults and processes."""
         if self._injector is not None:
             self._injector.stop()
+            self._happened = self._injector.happened
             self._injector = None
         self.supervisor.stop()
 

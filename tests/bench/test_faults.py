@@ -10,7 +10,6 @@ import pytest
 from edgefl.bench.faults.rows import Campaign
 from edgefl.bench.fuzz.rows import Target, measure
 from edgefl.lab.faults.schedule import Fault, Schedule
-from edgefl.wire.errors import StoreError
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -57,9 +56,8 @@ def test_a_disturbed_run_ends_with_the_same_weights(campaign: Campaign, schedule
 
     assert (row.why, row.same, row.rounds) == ("", True, 3), row
     assert row.faults == schedule.faults
-    full = any(fault.kind == "disk_full" for fault in schedule.faults)
-    assert bool(row.refusals) == full, "a process that cannot write says so, and no other fault ends a run"
-    assert all(f"stopped with code {StoreError.exit_code}" in text for text in row.refusals)
+    assert row.happened == len(schedule.faults)
+    assert row.refusals == (), "no fault ends a run, and who cannot write waits for room"
 
 
 @pytest.mark.parametrize("target", ["server", "agent"])

@@ -22,6 +22,7 @@ _PATIENCE_S = 240.0
 class FaultRow(msgspec.Struct, frozen=True, kw_only=True):
     """One schedule. ``same``: the run ended with the weights of the undisturbed one; ``why`` says why not.
 
+    ``happened``: how many of the faults were begun; one whose process was gone, or whose time came after the end, was not.
     ``refusals`` are the words with which a process ended the run, as on a full disk; the run was taken up again without
     further faults. ``restarts``: processes that were started again. ``broker``: the kind of it.
     """
@@ -29,6 +30,7 @@ class FaultRow(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     broker: str
     faults: tuple[Fault, ...]
+    happened: int
     rounds: int
     same: bool
     why: str
@@ -45,6 +47,7 @@ class Ran:
     reports: dict[int, int] = field(default_factory=dict)
     restarts: int = 0
     refusals: list[str] = field(default_factory=list)
+    happened: int = 0
     ended: bool = False
 
 
@@ -79,6 +82,7 @@ def disturbed(
         seed=schedule.seed,
         broker=federation.broker.kind,
         faults=schedule.faults,
+        happened=ran.happened,
         rounds=len(ran.digests),
         same=not why,
         why=why,
@@ -104,6 +108,7 @@ def _attempt(
         lab.finish()
         ran.ended = True
     finally:
+        ran.happened += lab.faults_happened
         lab.stop()
 
 

@@ -51,6 +51,8 @@ class Injector:
         self._numbers = itertools.count()
         self._changed = threading.Condition()
         self._stopping = False
+        self.happened = 0
+        """Faults that were begun, of links or of a process that was there."""
         self._thread = threading.Thread(target=self._run, name="faults", daemon=True)
         self._thread.start()
 
@@ -104,7 +106,9 @@ class Injector:
 
     def _begin(self, fault: Fault) -> None:
         number = next(self._numbers)
-        undo = self._link_fault(fault) if fault.kind in get_args(LinkFault) else self._process_fault(fault)
+        of_links = fault.kind in get_args(LinkFault)
+        self.happened += of_links or any(self._supervisor.running(name) for name in self._targets(fault))
+        undo = self._link_fault(fault) if of_links else self._process_fault(fault)
         if undo is not None:
             self._undo[number] = undo
             self._at(time.monotonic() + fault.seconds, lambda: self._end(number))
