@@ -11,14 +11,27 @@ Everything here works without privileges. What the system lacks is named, and th
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import os
 import platform
 import struct
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+_PACKAGES = (
+    "device_runtime",
+    "edgefl",
+    "backports",
+    "cryptography",
+    "executorch",
+    "msgspec",
+    "numpy",
+    "onnxruntime",
+    "safetensors",
+    "typing_extensions",
+)
 _NO_NEW_PRIVILEGES = 38
 _EPERM = 1
 
@@ -131,7 +144,11 @@ def _restrict_files(wanted: Confinement) -> None:
 
 
 def _read_by_libraries(more: Iterable[str]) -> list[str]:
-    """Where Python, its packages and the system's libraries lie, and what these ask of the processor."""
+    """Where Python, its packages and the system's libraries lie, and what these ask of the processor.
+
+    Not what else modules are looked for in: that may be the folder in which the agent was started, or a checkout, and
+    keys and data lie below.
+    """
     system = (
         "/usr",
         "/lib",
@@ -142,8 +159,27 @@ def _read_by_libraries(more: Iterable[str]) -> list[str]:
         "/dev/null",
         "/dev/urandom",
     )
-    python = (sys.prefix, sys.base_prefix, sys.exec_prefix, *(path for path in sys.path if path))
-    return [path for path in dict.fromkeys((*system, *python, *more)) if Path(path).exists()]
+    wanted = dict.fromkeys((*system, *_of_python(), *_of_packages(), *more))
+    return [path for path in wanted if path and Path(path).exists()]
+
+
+def _of_python() -> Iterator[str]:
+    """Python's own modules and libraries, and the folders that packages are installed in, which hold nothing else."""
+    yield str(Path(os.__file__).parent)
+    for prefix in (sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix):
+        yield from (str(Path(prefix) / name) for name in ("lib", "lib64"))
+    yield from (path for path in sys.path if Path(path).name in ("site-packages", "dist-packages"))
+
+
+def _of_packages() -> Iterator[str]:
+    """The packages that a process of an engine is made of, wherever they lie, and nothing of what lies beside them."""
+    for name in _PACKAGES:
+        spec = importlib.util.find_spec(name)
+        if spec is None:
+            continue
+        places = list(spec.submodule_search_locations or ())
+        yield from places or ([spec.origin] if spec.has_location and spec.origin else [])
+        yield from (str(Path(place).with_name(f"{name}.libs")) for place in places)
 
 
 def _allow(rules: int, path: str, rights: int) -> None:

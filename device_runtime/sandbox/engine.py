@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
+import shutil
 import signal
-import sys
+import tempfile
 import time
 import weakref
 from collections.abc import Mapping
@@ -36,6 +36,7 @@ from device_runtime.sandbox.messages import (
     Word,
     Written,
 )
+from device_runtime.sandbox.starting import Complaints, command, environment
 from edgefl.wire.bundle.manifest import Graph, Port
 from edgefl.wire.errors import BundleError, ConfigError, EdgeflError, RoundDeclined, StoreError
 from edgefl.wire.mqtt.messages import CRASHED, MALFORMED
@@ -99,17 +100,21 @@ class _Process:
 
         self._step_s = settings.step_s
         self._until = time.monotonic() + _START_S
+        self._place = None if settings.pages else tempfile.TemporaryDirectory(prefix="edgefl-engine-")
         if settings.pages:
-            _make_folder(settings.pages)
+            _make_empty(settings.pages)
         self.process: subprocess.Popen[bytes] = subprocess.Popen(
-            [sys.executable, "-m", "device_runtime.sandbox.child"],
+            command("device_runtime.sandbox.child"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=_environment(),
+            stderr=subprocess.PIPE,
+            cwd=self._place.name if self._place else settings.pages,
+            env=environment(),
         )
         assert self.process.stdin is not None
         assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        self._complaints = Complaints(self.process.stderr)
         read_end, write_end = self.process.stdout.fileno(), self.process.stdin.fileno()
         widen(write_end)
         self._line = Line(read_end, write_end, patient(read_end, lambda: self._until))
@@ -149,6 +154,7 @@ class _Process:
         with contextlib.suppress(Exception):
             self.process.wait(0.5 if isinstance(error, LineEnded) else 0.0)
         code = self.process.poll()
+        words = self._complaints.last() if code is not None else ""
         self.end()
         if isinstance(error, TookTooLong):
             why = f"it took longer than {self._step_s:g} s (limits.max_step_s) for one step"
@@ -156,6 +162,7 @@ class _Process:
             why = "what it answered cannot be read"
         else:
             why = _signal(-code) if code < 0 else f"it exited with code {code}"
+            why += f": {words}" if words else ""
         self.ended = f"the engine's process ended: {why}"
         return RoundDeclined(CRASHED, self.ended)
 
@@ -195,6 +202,9 @@ class _Process:
             if stream is not None:
                 with contextlib.suppress(OSError):
                     stream.close()
+        self._complaints.close()
+        if self._place is not None:
+            self._place.cleanup()
 
 
 @dataclass(eq=False)
@@ -337,26 +347,16 @@ def _signal(number: int) -> str:
     return f"{name}: {told[name]}" if name in told else name
 
 
-def _make_folder(path: Path) -> None:
+def _make_empty(path: Path) -> None:
+    """A folder without what an earlier process left there."""
     try:
         path.mkdir(parents=True, exist_ok=True)
+        for left in path.iterdir():
+            if left.is_dir() and not left.is_symlink():
+                shutil.rmtree(left)
+            else:
+                left.unlink()
     except OSError as error:
         raise StoreError(
-            f"the folder {path} cannot be made: {error.strerror}; choose another `--store`"
+            f"the folder {path} cannot be made, or not be emptied: {error.strerror}; choose another `--store`"
         ) from error
-
-
-def _environment() -> dict[str, str]:
-    """No variable of the agent's, among which may be a password, but those that Python and libraries are found by."""
-    kept = (
-        "PATH",
-        "PYTHONPATH",
-        "PYTHONHOME",
-        "LD_LIBRARY_PATH",
-        "XDG_CACHE_HOME",
-        "HOME",
-        "LANG",
-        "LC_ALL",
-        "SYSTEMROOT",
-    )
-    return {name: os.environ[name] for name in kept if name in os.environ} | {"PYTHONDONTWRITEBYTECODE": "1"}

@@ -27,6 +27,8 @@ from tests.device_runtime.agent.agents import StartAgent
 from tests.device_runtime.agent.scripted import ScriptedServer
 from tests.device_runtime.tiny import World
 
+ROOT = Path(__file__).resolve().parents[3]
+
 
 @pytest.fixture
 def boxed(tmp_path: Path) -> Iterator[SandboxedEngine]:
@@ -105,6 +107,62 @@ def test_a_crash_costs_what_was_computed_and_the_next_round_has_a_new_process(bo
     assert again.run(feeds_of(graph), {}).state
     with pytest.raises(RoundDeclined, match="ended"):
         boxed.read_state(state)
+
+
+def opened_in(folder: Path, code: str, **variables: str) -> str:
+    """What ``code`` prints, with an engine ``e`` in a process of its own, in a program that is started in ``folder``."""
+    script = (
+        "import os, sys; from pathlib import Path; import numpy as np\n"
+        f"{variables.pop('first', '')}\n"
+        "from device_runtime.sandbox.choose import open_sandboxed\n"
+        "from edgefl.wire.limits import Limits\n"
+        "e = open_sandboxed('onnx', 1, 0, pages=Path('store/engine'), memory_bytes=0, limits=Limits())\n"
+        f"{code}\n"
+    )
+    given = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | variables
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=folder, env=given, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_it_starts_from_any_folder_and_by_any_way_to_its_packages(tmp_path: Path) -> None:
+    """Installed or not: the way there may be a variable, or known to the agent alone."""
+    code = "s = e.write_state({'a': np.ones(2)}); print(e.read_state(s)['a'].sum()); e.rest()"
+    assert opened_in(tmp_path, code, PYTHONPATH=str(ROOT)) == "2.0"
+    assert opened_in(tmp_path, code, first=f"sys.path.insert(0, {str(ROOT)!r})") == "2.0"
+    assert opened_in(ROOT, code.replace("e.rest()", "")) == "2.0"
+
+
+def test_a_module_beside_the_agent_or_its_pages_is_not_run(tmp_path: Path) -> None:
+    """Its process imports before it is confined: what it finds first must not be what a graph or a stranger left."""
+    (tmp_path / "store" / "engine").mkdir(parents=True)
+    code = "print('started')"
+    for folder in (tmp_path, tmp_path / "store" / "engine"):
+        (folder / "msgspec.py").write_text("raise SystemExit(7)")
+    first = f"sys.path[:] = [each for each in sys.path if each]; sys.path.insert(0, {str(ROOT)!r})"
+    assert opened_in(tmp_path, code, first=first) == "started"
+
+
+def test_it_works_in_the_folder_of_its_pages_which_is_empty_at_first(tmp_path: Path) -> None:
+    pages = tmp_path / "engine"
+    (pages / "deeper").mkdir(parents=True)
+    for left in (pages / "left", pages / "deeper" / "left"):
+        left.write_text("of a process before")
+    engine = open_sandboxed("onnx", 1, 0, pages=pages, memory_bytes=0, limits=Limits())
+    assert Path(f"/proc/{pid_of(engine)}/cwd").resolve() == pages.resolve()
+    assert not list(pages.iterdir())
+    engine.rest()
+
+
+def test_what_it_complains_of_as_it_ends_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> list[str]:
+        return [sys.executable, "-c", "import sys; sys.exit('no module named so')"]
+
+    monkeypatch.setattr("device_runtime.sandbox.engine.command", broken)
+    with pytest.raises(RoundDeclined, match=r"exited with code 1: .*no module named so"):
+        open_sandboxed("onnx", 1, 0, pages=tmp_path / "pages", memory_bytes=0, limits=Limits())
 
 
 def test_a_step_that_never_ends_is_ended(tmp_path: Path) -> None:
