@@ -10,6 +10,7 @@ Everything here works without privileges. What the system lacks is named, and th
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.util
 import os
@@ -39,7 +40,7 @@ _EPERM = 1
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _VERSION, _BENEATH = 1, 1
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1, 2, 4, 8
-_REMOVE_FILE, _MAKE_FILE = 1 << 5, 1 << 8
+_REMOVE_FILE, _MAKE_FILE, _TRUNCATE = 1 << 5, 1 << 8, 1 << 14
 _READ = _EXECUTE | _READ_FILE | _READ_DIR
 _FILES_BY_VERSION = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 15) - 1, 5: (1 << 16) - 1}
 _NETWORK_FROM, _SCOPES_FROM = 4, 6
@@ -135,8 +136,13 @@ def _restrict_files(wanted: Confinement) -> None:
     try:
         for path in _read_by_libraries(wanted.readable):
             _allow(rules, path, _READ)
+        writing = _WRITE_FILE | (_TRUNCATE & files)
+        with contextlib.suppress(
+            OSError
+        ):  # a system without; a process starts its own peak of memory anew there
+            _allow(rules, "/proc/self/clear_refs", writing)
         if wanted.writable:
-            _allow(rules, wanted.writable, _READ_FILE | _READ_DIR | _WRITE_FILE | _MAKE_FILE | _REMOVE_FILE)
+            _allow(rules, wanted.writable, _READ_FILE | _READ_DIR | _MAKE_FILE | _REMOVE_FILE | writing)
         _no_new_privileges()
         _call(_RESTRICT_SELF, rules, 0)
     finally:
@@ -186,7 +192,7 @@ def _allow(rules: int, path: str, rights: int) -> None:
     handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
         if not Path(path).is_dir():
-            rights &= _READ_FILE | _WRITE_FILE | _EXECUTE
+            rights &= _READ_FILE | _WRITE_FILE | _EXECUTE | _TRUNCATE
         _call(_ADD_RULE, rules, _BENEATH, struct.pack("=Qi", rights, handle), 0)
     finally:
         os.close(handle)

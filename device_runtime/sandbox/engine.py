@@ -75,21 +75,27 @@ class SandboxSettings:
     readable: tuple[str, ...] = ()
 
     def first_word(self) -> Open:
-        pages = str(self.pages.resolve()) if self.pages else ""
-        confinement = Confinement(
-            memory_bytes=_ADDRESS_BYTES + 2 * self.memory_bytes if self.memory_bytes else 0,
-            file_bytes=self.file_bytes,
-            cpu_s=self.cpu_s,
-            writable=pages,
-            readable=self.readable,
-        )
         return Open(
             engine=self.engine,
             threads=self.threads,
             most_threads=self.most_threads,
-            pages=pages,
-            confinement=confinement,
+            pages=self._pages,
+            confinement=self.confinement(),
         )
+
+    def confinement(self) -> Confinement:
+        """What is left to the process."""
+        return Confinement(
+            memory_bytes=_ADDRESS_BYTES + 2 * self.memory_bytes if self.memory_bytes else 0,
+            file_bytes=self.file_bytes,
+            cpu_s=self.cpu_s,
+            writable=self._pages,
+            readable=self.readable,
+        )
+
+    @property
+    def _pages(self) -> str:
+        return str(self.pages.resolve()) if self.pages else ""
 
 
 class _Process:
@@ -259,6 +265,11 @@ class SandboxedEngine:
             raise process.over(ValueError("another answer"))
         return {name: process.hold(number) for name, number in answer.state.items()}
 
+    @property
+    def confinement(self) -> Confinement:
+        """What is left to its process."""
+        return self._settings.confinement()
+
     def peak_bytes(self) -> int:
         """Highest resident set size of the process of this round, or of the one before."""
         if self._process is not None:
@@ -310,6 +321,11 @@ def rest(engine: Engine) -> None:
 def missing(engine: Engine) -> tuple[str, ...]:
     """Of an engine in a process of its own: what the system does not confine, and why."""
     return engine.missing if isinstance(engine, SandboxedEngine) else ()
+
+
+def confinement(engine: Engine) -> Confinement | None:
+    """What is left to whatever runs graphs in place of ``engine``; None where that is all that this process may."""
+    return engine.confinement if isinstance(engine, SandboxedEngine) else None
 
 
 def peak_bytes(engine: Engine) -> int:

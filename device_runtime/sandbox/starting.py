@@ -9,8 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-import device_runtime
-import edgefl
+from edgefl import wire
 from edgefl.wire.printable import printable
 
 _KEPT = (
@@ -24,13 +23,14 @@ _KEPT = (
     "SYSTEMROOT",
 )
 _MOST_WORDS = 300
+_MOST_BYTES = 8192
 _END_S = 1.0
 
 
 def command(module: str, *arguments: str) -> list[str]:
     """``python -m module arguments``, but nothing is imported from the folder that it is started in (``-P``): a graph may
     have written there. Our packages are found as here, also where only this process knows the way to them."""
-    ways = [str(Path(str(package.__file__)).resolve().parents[1]) for package in (device_runtime, edgefl)]
+    ways = [str(Path(os.path.abspath(str(file))).parents[2]) for file in (__file__, wire.__file__)]
     begin = (
         f"import runpy, sys; sys.path[:0] = [each for each in {list(dict.fromkeys(ways))!r} if each not in sys.path]; "
         f"runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
@@ -58,15 +58,19 @@ class Complaints:
         self._thread.start()
 
     def _read(self) -> None:
-        with suppress(OSError):
+        with suppress(OSError, ValueError):  # closed
             while piece := os.read(self._stream.fileno(), 4096):
-                self._end = (self._end + piece)[-4 * _MOST_WORDS :]
+                self._end = (self._end + piece)[-_MOST_BYTES:]
 
     def last(self) -> str:
         """Of a process that ended: its last words in one line; "" if it said nothing."""
-        self._thread.join(_END_S)
-        words = " ".join(self._end.decode(errors="replace").split())
+        words = " ".join(self.lines())
         return printable(words[-_MOST_WORDS:])
+
+    def lines(self) -> list[str]:
+        """Of a process that ended: its last lines."""
+        self._thread.join(_END_S)
+        return [line.strip() for line in self._end.decode(errors="replace").strip().splitlines()]
 
     def close(self) -> None:
         self._thread.join(_END_S)

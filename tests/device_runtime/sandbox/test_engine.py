@@ -17,6 +17,7 @@ import pytest
 
 from device_runtime.engine.select import open_engine
 from device_runtime.round import offline
+from device_runtime.sandbox import engine as sandbox
 from device_runtime.sandbox.choose import open_sandboxed
 from device_runtime.sandbox.engine import SandboxedEngine
 from edgefl.wire.bundle.manifest import Graph
@@ -213,6 +214,15 @@ def test_an_agent_whose_engine_crashes_declines_the_round_and_takes_the_next(
     server.open(world, number=2)
     update = server.update(2)
     assert update.nonce == "n2" and update.profile.peak_bytes > 0 and agent.alive
+
+
+def test_an_agent_whose_engine_is_confined_measures_in_confined_processes(
+    start: StartAgent, boxed: SandboxedEngine
+) -> None:
+    measure = start(engine=boxed).agent._profiles._measure
+    child = measure.__self__  # type: ignore[attr-defined]
+    assert child.confinement == boxed.confinement and child.confinement.memory_bytes
+    assert sandbox.confinement(open_engine("onnx")) is None
 
 
 def test_an_answer_of_another_shape_ends_the_process_and_not_the_agent(boxed: SandboxedEngine) -> None:
