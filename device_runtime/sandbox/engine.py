@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import shutil
 import signal
 import tempfile
@@ -19,7 +20,7 @@ import numpy as np
 
 from device_runtime.engine.base import Engine, Outputs, State
 from device_runtime.sandbox.confine import Confinement
-from device_runtime.sandbox.frames import Line, LineEnded, TookTooLong, patient, widen
+from device_runtime.sandbox.frames import Line, LineEnded, TookTooLong, patient, patient_to_write, widen
 from device_runtime.sandbox.messages import (
     Answer,
     Done,
@@ -116,6 +117,7 @@ class _Process:
             stderr=subprocess.PIPE,
             cwd=self._place.name if self._place else settings.pages,
             env=environment(),
+            start_new_session=True,
         )
         assert self.process.stdin is not None
         assert self.process.stdout is not None
@@ -123,7 +125,12 @@ class _Process:
         self._complaints = Complaints(self.process.stderr)
         read_end, write_end = self.process.stdout.fileno(), self.process.stdin.fileno()
         widen(write_end)
-        self._line = Line(read_end, write_end, patient(read_end, lambda: self._until))
+        self._line = Line(
+            read_end,
+            write_end,
+            patient(read_end, lambda: self._until),
+            patient_to_write(write_end, lambda: self._until),
+        )
         self._gone: list[int] = []
         self._gone_graphs: list[int] = []
         self._graphs = 0
@@ -202,6 +209,11 @@ class _Process:
 
     def end(self) -> None:
         self.ended = self.ended or "the engine's process was ended"
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if hasattr(os, "killpg"):
+                os.killpg(
+                    self.process.pid, signal.SIGKILL
+                )  # with what it may have started, also where it ended before
         self.process.kill()
         self.process.wait()
         for stream in (self.process.stdin, self.process.stdout):

@@ -27,6 +27,7 @@ from tests.device_runtime import tiny
 from tests.device_runtime.agent.agents import StartAgent
 from tests.device_runtime.agent.scripted import ScriptedServer
 from tests.device_runtime.tiny import World
+from tests.wire.mqtt.events import wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -173,6 +174,28 @@ def test_a_step_that_never_ends_is_ended(tmp_path: Path) -> None:
     os.kill(pid_of(engine), signal.SIGSTOP)
     with pytest.raises(RoundDeclined, match=r"longer than 0\.3 s \(limits\.max_step_s\)"):
         loaded.run(feeds_of(graph), {})
+
+
+def test_a_process_that_stops_reading_is_ended(tmp_path: Path) -> None:
+    limits = Limits(max_step_s=0.3)
+    engine = open_sandboxed("onnx", 1, 0, pages=tmp_path / "pages", memory_bytes=0, limits=limits)
+    os.kill(pid_of(engine), signal.SIGSTOP)
+    with pytest.raises(RoundDeclined, match=r"longer than 0\.3 s"):
+        engine.write_state({"large": np.zeros(1 << 22)})  # more than a pipe holds
+
+
+def test_what_it_started_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the system refuses it no process."""
+    place = tmp_path / "child"
+    code = f"import os\nchild = os.fork()\nif child: open({str(place)!r}, 'w').write(str(child))\n"
+    code += "import device_runtime.sandbox.child as it\nit.main() if child else __import__('time').sleep(60)"
+    monkeypatch.setattr("device_runtime.sandbox.engine.command", lambda *_: [sys.executable, "-c", code])
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    engine = open_sandboxed("onnx", 1, 0, pages=tmp_path / "pages", memory_bytes=0, limits=Limits())
+    below = Path(f"/proc/{place.read_text()}")
+    assert below.exists()
+    engine.rest()
+    wait_until(lambda: not below.exists() or "Z" in (below / "stat").read_text().split()[2], "it ends")
 
 
 def test_the_process_outlives_the_thread_that_started_it(boxed: SandboxedEngine) -> None:
