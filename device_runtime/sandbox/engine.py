@@ -159,7 +159,7 @@ class _Process:
         """The next array of an answer."""
         try:
             return self._line.array(dtype, shape)
-        except (LineEnded, TookTooLong, ValueError, TypeError) as error:
+        except (LineEnded, TookTooLong, ValueError, TypeError, MemoryError) as error:
             raise self.over(error) from error
 
     def over(self, error: Exception) -> RoundDeclined:
@@ -171,6 +171,8 @@ class _Process:
         self.end()
         if isinstance(error, TookTooLong):
             why = f"it took longer than {self._step_s:g} s (limits.max_step_s) for one step"
+        elif isinstance(error, MemoryError):
+            why = "there is no memory here for what it answered"
         elif code is None:
             why = "what it answered cannot be read"
         else:
@@ -183,9 +185,9 @@ class _Process:
         self._graphs += 1
         return self._graphs
 
-    def hold(self, number: int) -> _Remote:
+    def hold(self, number: int, dtype: str, shape: tuple[int, ...]) -> _Remote:
         """A value of the state there, that is forgotten with what is returned."""
-        remote = _Remote(self, number)
+        remote = _Remote(self, number, np.dtype(dtype).str, tuple(shape))
         weakref.finalize(remote, self._gone.append, number)
         return remote
 
@@ -227,10 +229,17 @@ class _Process:
 
 @dataclass(eq=False)
 class _Remote:
-    """A tensor of the state, in the engine's process."""
+    """A tensor of the state, in the engine's process. ``dtype`` and ``shape`` are what it has to have by the manifest, or by
+    what it was made of; ``dtype`` as ``numpy.dtype.str``."""
 
     process: _Process
     number: int
+    dtype: str
+    shape: tuple[int, ...]
+
+    def told(self, name: str) -> Tensor:
+        """How it has to be announced."""
+        return Tensor(name=name, dtype=self.dtype, shape=self.shape)
 
 
 class SandboxedEngine:
@@ -262,9 +271,10 @@ class SandboxedEngine:
             return {}
         process = next(iter(state.values())).process
         answer = process.ask(Read(state=_numbers(process, state)))
-        if not isinstance(answer, Tensors) or [each.name for each in answer.tensors] != list(state):
+        expected = tuple(value.told(name) for name, value in state.items())
+        if not isinstance(answer, Tensors) or answer.tensors != expected:
             raise process.over(ValueError("another answer"))
-        return {each.name: process.array(each.dtype, each.shape) for each in answer.tensors}
+        return {each.name: process.array(each.dtype, each.shape) for each in expected}
 
     def write_state(self, arrays: Mapping[str, Array]) -> State:
         process = self._running()
@@ -275,7 +285,10 @@ class SandboxedEngine:
         answer = process.ask(word, list(made.values()))
         if not isinstance(answer, Written) or answer.state.keys() != made.keys():
             raise process.over(ValueError("another answer"))
-        return {name: process.hold(number) for name, number in answer.state.items()}
+        return {
+            name: process.hold(number, made[name].dtype.str, made[name].shape)
+            for name, number in answer.state.items()
+        }
 
     @property
     def confinement(self) -> Confinement:
@@ -310,7 +323,7 @@ class SandboxedGraph:
         self._reads = {port.name for port in graph.inputs if port.role == "state"}
         self._fed = [port for port in graph.inputs if port.role != "state"]
         self._gives = [port for port in graph.outputs if port.role != "state"]
-        self._keeps = {port.name for port in graph.outputs if port.role == "state"}
+        self._keeps = {port.name: port for port in graph.outputs if port.role == "state"}
         weakref.finalize(self, process.forget_graph, number)
 
     def run(self, feeds: Mapping[str, Array], state: State) -> Outputs:
@@ -318,10 +331,14 @@ class SandboxedGraph:
         read = {name: value for name, value in state.items() if name in self._reads}
         arrays = [_fitting(port, feeds[port.name]) for port in self._fed]
         answer = process.ask(Run(number=self._number, state=_numbers(process, read)), arrays)
-        if not isinstance(answer, Ran) or answer.state.keys() != self._keeps:
+        if not isinstance(answer, Ran) or answer.state.keys() != self._keeps.keys():
             raise process.over(ValueError("another answer"))
         outputs = {port.name: process.array(port.dtype, port.shape) for port in self._gives}
-        return Outputs({name: process.hold(number) for name, number in answer.state.items()}, outputs)
+        state = {
+            name: process.hold(answer.state[name], port.dtype, port.shape)
+            for name, port in self._keeps.items()
+        }
+        return Outputs(state, outputs)
 
 
 def rest(engine: Engine) -> None:

@@ -20,6 +20,7 @@ from device_runtime.round import offline
 from device_runtime.sandbox import engine as sandbox
 from device_runtime.sandbox.choose import open_sandboxed
 from device_runtime.sandbox.engine import SandboxedEngine
+from device_runtime.sandbox.messages import Tensor, Tensors
 from edgefl.wire.bundle.manifest import Graph
 from edgefl.wire.errors import BundleError, ConfigError, RoundDeclined
 from edgefl.wire.limits import Limits
@@ -251,9 +252,39 @@ def test_an_agent_whose_engine_is_confined_measures_in_confined_processes(
 def test_an_answer_of_another_shape_ends_the_process_and_not_the_agent(boxed: SandboxedEngine) -> None:
     graph, artifact = start_graph()
     loaded = boxed.load(graph, artifact)
-    loaded._keeps = {"state.other"}  # as if the process named other state
+    loaded._keeps = {}  # as if the process named other state
     with pytest.raises(RoundDeclined, match="cannot be read"):
         loaded.run(feeds_of(graph), {})
     wrong = msgspec.structs.replace(graph.inputs[0], shape=(9, 9))
     with pytest.raises(BundleError, match="should be"):
         boxed.load(graph, artifact).run({**feeds_of(graph), graph.inputs[0].name: np.ones(wrong.shape)}, {})
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        Tensor(name="a", dtype="<f4", shape=(1 << 40,)),
+        Tensor(name="a", dtype="<f4", shape=(3,)),
+        Tensor(name="a", dtype="<f8", shape=(2,)),
+        Tensor(name="a", dtype="|O", shape=(2,)),
+        Tensor(name="b", dtype="<f4", shape=(2,)),
+    ],
+)
+def test_state_that_is_told_in_another_form_than_it_has_ends_the_process(
+    boxed: SandboxedEngine, told: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = boxed.write_state({"a": np.ones(2, np.float32)})
+    process = boxed._process
+    assert process is not None
+    monkeypatch.setattr(process, "ask", lambda *_: Tensors(tensors=(told,)))
+    monkeypatch.setattr(process, "array", lambda *_: pytest.fail("room was made for it"))
+    with pytest.raises(RoundDeclined, match="cannot be read"):
+        boxed.read_state(state)
+
+
+def test_an_answer_that_there_is_no_memory_for_declines_the_round(boxed: SandboxedEngine) -> None:
+    boxed.write_state({"a": np.ones(2, np.float32)})
+    process = boxed._process
+    assert process is not None
+    with pytest.raises(RoundDeclined, match="no memory"):
+        process.array("float32", (1 << 60,))
