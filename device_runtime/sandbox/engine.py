@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import shutil
 import signal
-import tempfile
 import time
 import weakref
 from collections.abc import Mapping
@@ -103,7 +101,8 @@ class _Process:
     """One process of the engine. What is said to it is said by one thread at a time: the agent's worker."""
 
     def __init__(self, settings: SandboxSettings) -> None:
-        import subprocess
+        import subprocess  # most devices wait without a process: they are to be small
+        import tempfile
 
         self._step_s = settings.step_s
         self._until = time.monotonic() + _START_S
@@ -394,6 +393,8 @@ def _signal(number: int) -> str:
 
 def _make_empty(path: Path) -> None:
     """A folder without what an earlier process left there."""
+    import shutil
+
     try:
         path.mkdir(parents=True, exist_ok=True)
         for left in path.iterdir():
