@@ -122,7 +122,9 @@ class Agent:
             dropped=self._dropped,
             rules=Rules(config.policy, asked_of_system(config.policy.commands), self._store.traffic),
         )
-        measure = measure or Child(engine=engine.format, threads=config.threads).measure
+        bounds = sandbox.confinement(engine)
+        child = Child(engine=engine.format, threads=config.threads, confinement=bounds)
+        measure = measure or child.measure
         self._profiles = ProfileDesk(
             self._work, self._session, topics, measure, self._say, self._speaker.seal
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,11 @@ from edgefl.wire.errors import BundleError
 from edgefl.wire.tensors import Array, Arrays
 
 _DEVICE = "cpu"
-_ELSEWHERE = b"\x0a\x08location"
-"""In a model's bytes: the key under which a tensor names a file that holds its numbers."""
+_LOCATION = b"location"
+_KEY_BEFORE = re.compile(
+    rb"(?:\x0a|\x8a[\x80-\xff]{0,8}[\x00-\x7f])(?:\x08|\x88[\x80-\xff]{0,8}[\x00-\x7f])\Z"
+)
+_MOST_BEFORE = 20
 _DTYPES = {"float": "float32", "double": "float64"}
 
 
@@ -55,7 +59,7 @@ class OnnxEngine:
         return load_segments(graph, artifact, self._pages, load)
 
     def _loaded(self, graph: Graph, artifact: bytes, options: Any, shrinks: bool = False) -> OnnxGraph:
-        if _ELSEWHERE in artifact:  # versions of onnxruntime open it
+        if _names_file(artifact):  # versions of onnxruntime open it
             raise BundleError(
                 f"graph {graph.name!r} reads numbers from a file of this device, which no bundle may: export it again with "
                 "its tensors inside",
@@ -73,6 +77,8 @@ class OnnxEngine:
 
     def _options(self, threads: int = 0) -> Any:
         options = ort.SessionOptions()
+        # By their first bytes, graphs would be read in a format of onnxruntime's own, too.
+        options.add_session_config_entry("session.load_model_format", "ONNX")
         options.intra_op_num_threads = threads or self._threads
         options.inter_op_num_threads = 1
         # The plan that lets a later value take a dead one's block keeps the block until then; the arena does better.
@@ -175,6 +181,23 @@ class OnnxGraph:
         if port.name in self._spare:
             return self._spare.pop(port.name)
         return ort.OrtValue.ortvalue_from_shape_and_type(port.shape, np.dtype(port.dtype), _DEVICE)
+
+
+def _names_file(artifact: bytes) -> bool:
+    """Whether a tensor anywhere in a model may have its numbers in a file.
+
+    It names the file under the key ``location``, a string, and field 1 of its message. Wherever that stands, and whatever
+    stands around it, protobuf has the letters of a string as they are and in one piece, before them its length (8), and
+    before that the field's number and kind (10). A number takes one byte to ten, with seven bits in each, the lowest first:
+    all forms of these two are looked for, and some that mean other numbers. So nothing that a parser takes for that key is
+    missed, in fields that we do not know either; what is refused beside it is another field 1 of that name.
+    """
+    at = artifact.find(_LOCATION)
+    while at >= 0:
+        if _KEY_BEFORE.search(artifact[max(0, at - _MOST_BEFORE) : at]):
+            return True
+        at = artifact.find(_LOCATION, at + 1)
+    return False
 
 
 @functools.cache

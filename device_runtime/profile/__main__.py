@@ -9,20 +9,24 @@ import argparse
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from device_runtime.memory import return_memory_early
-from device_runtime.profile.measure.folder import BundleFolder
-from device_runtime.profile.measure.graph import profile_graph
-from device_runtime.profile.measure.parts import GRAPH, ROUND, Part
-from device_runtime.profile.measure.round import profile_round
-from edgefl.system.parent import end_with_input
-from edgefl.wire.errors import EdgeflError
+from device_runtime.sandbox.confine import Confinement, confine
+
+if TYPE_CHECKING:
+    from device_runtime.profile.measure.parts import Part
 
 
 def main() -> None:
     wanted = _arguments().parse_args()
+    if wanted.confinement:  # before numpy, whose threads would not be
+        confine(msgspec.json.decode(wanted.confinement, type=Confinement))
+    from device_runtime.memory import return_memory_early
+    from edgefl.system.parent import end_with_input
+    from edgefl.wire.errors import EdgeflError
+
     if wanted.with_parent:
         end_with_input()
     return_memory_early()
@@ -36,6 +40,10 @@ def main() -> None:
 
 def _measured(wanted: argparse.Namespace) -> Part:
     from device_runtime.engine.select import open_engine
+    from device_runtime.profile.measure.folder import BundleFolder
+    from device_runtime.profile.measure.graph import profile_graph
+    from device_runtime.profile.measure.parts import GRAPH, ROUND, Part
+    from device_runtime.profile.measure.round import profile_round
 
     start = time.perf_counter()
     engine = open_engine(wanted.engine, wanted.threads)
@@ -58,6 +66,7 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("--repeat", type=int, default=20)
     parser.add_argument("--samples", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--confinement", default="", help="what is left to this process, as JSON")
     parser.add_argument("--with-parent", action="store_true", help="end when standard input does")
     return parser
 

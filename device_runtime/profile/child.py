@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from device_runtime.sandbox.confine import Confinement
+from device_runtime.sandbox.starting import command, environment
 from edgefl.system.parent import end_with_input, sign_of_life
 from edgefl.wire.bundle.profiles import BundleProfile
 from edgefl.wire.errors import BundleError, EdgeflError, RoundAborted, RoundDeclined
@@ -30,10 +32,12 @@ _LAST_WORDS = 300
 
 @dataclass(frozen=True, kw_only=True)
 class Child:
-    """How to measure: ``engine`` is the format that it runs, ``threads`` those that the device trains with."""
+    """How to measure: ``engine`` is the format that it runs, ``threads`` those that the device trains with,
+    ``confinement`` what is left to a process that runs graphs (None: what this one may)."""
 
     engine: str
     threads: int
+    confinement: Confinement | None = None
 
     def measure(self, bundle: Path, repeat: int, aborted: Callable[[], bool], until: float) -> BundleProfile:
         """The profile of the file ``bundle``, by ``time.monotonic() < until``.
@@ -42,6 +46,7 @@ class Child:
         """
         import subprocess
 
+        bundle = bundle.absolute()
         out, errors = bundle.with_suffix(".out"), bundle.with_suffix(".err")
         with out.open("wb") as output, errors.open("wb") as complaints, sign_of_life() as line:
             process = subprocess.Popen(
@@ -49,8 +54,9 @@ class Child:
                 stdin=line,
                 stdout=output,
                 stderr=complaints,
-                env=os.environ
-                | {"TMPDIR": str(bundle.parent)},  # what it leaves when it is killed goes with the bundle
+                cwd=bundle.parent,
+                # What it leaves when it is killed goes with the bundle.
+                env=environment() | {"TMPDIR": str(bundle.parent)},
                 start_new_session=True,
             )
             try:
@@ -63,8 +69,9 @@ class Child:
         return _read(out)
 
     def _command(self, bundle: Path, repeat: int) -> list[str]:
-        program = [sys.executable, "-m", "device_runtime.profile.child", str(bundle)]
-        return [*program, self.engine, str(self.threads), str(repeat)]
+        bounds = msgspec.json.encode(self.confinement).decode()
+        arguments = (str(bundle), self.engine, str(self.threads), str(repeat), bounds)
+        return command("device_runtime.profile.child", *arguments)
 
 
 def _wait(process: subprocess.Popen[bytes], aborted: Callable[[], bool], until: float) -> None:
@@ -96,14 +103,19 @@ def _read(out: Path) -> BundleProfile:
         raise BundleError(f"the profile cannot be read: {error}; install one edgefl only") from error
 
 
-def main(bundle: str, engine: str, threads: str, repeat: str) -> None:
+def main(bundle: str, engine: str, threads: str, repeat: str, bounds: str) -> None:
     """The child: the profile of the file ``bundle`` as JSON on standard output; an error becomes its exit code."""
     from device_runtime.profile.whole import ProfileSettings, profile_bundle
     from edgefl.wire.bundle.archive import read_bundle
 
     end_with_input()
     try:
-        settings = ProfileSettings(engine=engine, threads=int(threads), repeat=int(repeat))
+        settings = ProfileSettings(
+            engine=engine,
+            threads=int(threads),
+            repeat=int(repeat),
+            confinement=msgspec.json.decode(bounds, type=Confinement | None),
+        )
         profile = profile_bundle(read_bundle(Path(bundle)), settings)
     except EdgeflError as error:
         sys.stderr.write(error.message + "\n")

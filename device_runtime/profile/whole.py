@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import platform
 import statistics
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,27 +19,33 @@ from device_runtime.profile.measure.energy import open_meter
 from device_runtime.profile.measure.folder import BundleFolder
 from device_runtime.profile.measure.graph import kinds
 from device_runtime.profile.measure.parts import GRAPH, ROUND, Part
+from device_runtime.sandbox.confine import Confinement
+from device_runtime.sandbox.starting import Complaints, command, environment
 from edgefl.system.parent import sign_of_life
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import Manifest
 from edgefl.wire.bundle.profiles import BundleProfile, GraphProfile, Machine
 from edgefl.wire.errors import BundleError, ConfigError, DataError, EdgeflError
+from edgefl.wire.mqtt.messages import MALFORMED
 
 _ERRORS: dict[int, type[EdgeflError]] = {
     kind.exit_code: kind for kind in (ConfigError, DataError, BundleError)
 }
+_MOST_BYTES = 16 << 20
 _CPUINFO = Path("/proc/cpuinfo")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileSettings:
-    """``engine`` "": the one of the bundle's format. ``samples`` 0: two batches. ``limit_s`` is for one process."""
+    """``engine`` "": the one of the bundle's format. ``samples`` 0: two batches. ``limit_s`` is for one process, and
+    ``confinement`` what is left to each; it writes in the folder of the bundle in place of what stands there."""
 
     engine: str = ""
     threads: int = 1
     repeat: int = 20
     samples: int = 0
     limit_s: float = 600.0
+    confinement: Confinement | None = None
 
     def checked(self) -> ProfileSettings:
         """These settings; ConfigError for one that cannot be used."""
@@ -90,21 +96,34 @@ def _run(folder: BundleFolder, part: str, engine: str, settings: ProfileSettings
     """One part in a process of its own."""
     out = folder.path / "part.msgpack"
     out.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "device_runtime.profile", str(folder.path), part, "--engine", engine]
-    command += ["--threads", str(settings.threads), "--repeat", str(settings.repeat)]
-    command += ["--samples", str(settings.samples), "--out", str(out), "--with-parent"]
-    code, words = _ended(command, folder, settings, part)
+    arguments = [str(folder.path), part, "--engine", engine]
+    arguments += ["--threads", str(settings.threads), "--repeat", str(settings.repeat)]
+    arguments += ["--samples", str(settings.samples), "--out", str(out), "--with-parent"]
+    if settings.confinement is not None:
+        bounds = dataclasses.replace(settings.confinement, writable=str(folder.path))
+        arguments += ["--confinement", msgspec.json.encode(bounds).decode()]
+    code, lines = _ended(command("device_runtime.profile", *arguments), folder, settings, part)
     if code or not out.exists():
-        lines = words.strip().splitlines() or ["it said nothing"]
         kind = _ERRORS.get(code, BundleError)
-        raise kind(f"{part} was not measured: {lines[-1]}", part=part, exit_code=code)
-    return msgspec.msgpack.decode(out.read_bytes(), type=Part)
+        words = lines[-1] if lines else "it said nothing"
+        raise kind(f"{part} was not measured: {words}", part=part, exit_code=code)
+    return _read(out, part)
+
+
+def _read(out: Path, part: str) -> Part:
+    """What a process wrote, which may be anything where a graph got the better of it."""
+    try:
+        if out.stat().st_size > _MOST_BYTES:
+            raise BundleError(f"{part}: its profile takes more than {_MOST_BYTES} bytes", part=part)
+        return msgspec.msgpack.decode(out.read_bytes(), type=Part)
+    except MALFORMED as error:
+        raise BundleError(f"{part}: its profile cannot be read: {error}", part=part) from error
 
 
 def _ended(
     command: Sequence[str], folder: BundleFolder, settings: ProfileSettings, part: str
-) -> tuple[int, str]:
-    """The exit code of a process and what it complained of. Whatever ends the wait for it ends the process too."""
+) -> tuple[int, list[str]]:
+    """The exit code of a process and its last lines of complaint. Whatever ends the wait for it ends the process too."""
     # What it leaves when it is killed goes with the folder.
     variables = {"OMP_NUM_THREADS": str(settings.threads), "TMPDIR": str(folder.path)}
     with (
@@ -114,11 +133,14 @@ def _ended(
             stdin=line,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            env=os.environ | variables,
+            cwd=folder.path,
+            env=os.environ | environment() | variables,  # of an agent's these are all
         ) as process,
     ):
+        assert process.stderr is not None
+        complaints = Complaints(process.stderr)
         try:
-            words = process.communicate(timeout=settings.limit_s)[1]
+            process.wait(timeout=settings.limit_s)
         except subprocess.TimeoutExpired as error:
             raise BundleError(
                 f"{part} was not measured within {settings.limit_s:g} s; choose a smaller `repeat`"
@@ -126,7 +148,7 @@ def _ended(
         finally:
             process.kill()
             process.wait()
-    return process.returncode, words.decode(errors="replace")
+        return process.returncode, complaints.lines()
 
 
 def _assembled(

@@ -6,7 +6,6 @@ import contextlib
 import math
 import os
 import signal
-import sys
 import time
 import weakref
 from collections.abc import Mapping
@@ -19,7 +18,7 @@ import numpy as np
 
 from device_runtime.engine.base import Engine, Outputs, State
 from device_runtime.sandbox.confine import Confinement
-from device_runtime.sandbox.frames import Line, LineEnded, TookTooLong, patient, widen
+from device_runtime.sandbox.frames import Line, LineEnded, TookTooLong, patient, patient_to_write, widen
 from device_runtime.sandbox.messages import (
     Answer,
     Done,
@@ -36,6 +35,7 @@ from device_runtime.sandbox.messages import (
     Word,
     Written,
 )
+from device_runtime.sandbox.starting import Complaints, command, environment
 from edgefl.wire.bundle.manifest import Graph, Port
 from edgefl.wire.errors import BundleError, ConfigError, EdgeflError, RoundDeclined, StoreError
 from edgefl.wire.mqtt.messages import CRASHED, MALFORMED
@@ -74,45 +74,62 @@ class SandboxSettings:
     readable: tuple[str, ...] = ()
 
     def first_word(self) -> Open:
-        pages = str(self.pages.resolve()) if self.pages else ""
-        confinement = Confinement(
-            memory_bytes=_ADDRESS_BYTES + 2 * self.memory_bytes if self.memory_bytes else 0,
-            file_bytes=self.file_bytes,
-            cpu_s=self.cpu_s,
-            writable=pages,
-            readable=self.readable,
-        )
         return Open(
             engine=self.engine,
             threads=self.threads,
             most_threads=self.most_threads,
-            pages=pages,
-            confinement=confinement,
+            pages=self._pages,
+            confinement=self.confinement(),
         )
+
+    def confinement(self) -> Confinement:
+        """What is left to the process."""
+        return Confinement(
+            memory_bytes=_ADDRESS_BYTES + 2 * self.memory_bytes if self.memory_bytes else 0,
+            file_bytes=self.file_bytes,
+            cpu_s=self.cpu_s,
+            writable=self._pages,
+            readable=self.readable,
+        )
+
+    @property
+    def _pages(self) -> str:
+        return str(self.pages.resolve()) if self.pages else ""
 
 
 class _Process:
     """One process of the engine. What is said to it is said by one thread at a time: the agent's worker."""
 
     def __init__(self, settings: SandboxSettings) -> None:
-        import subprocess
+        import subprocess  # most devices wait without a process: they are to be small
+        import tempfile
 
         self._step_s = settings.step_s
         self._until = time.monotonic() + _START_S
+        self._place = None if settings.pages else tempfile.TemporaryDirectory(prefix="edgefl-engine-")
         if settings.pages:
-            _make_folder(settings.pages)
+            _make_empty(settings.pages)
         self.process: subprocess.Popen[bytes] = subprocess.Popen(
-            [sys.executable, "-m", "device_runtime.sandbox.child"],
+            command("device_runtime.sandbox.child"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=_environment(),
+            stderr=subprocess.PIPE,
+            cwd=self._place.name if self._place else settings.pages,
+            env=environment(),
+            start_new_session=True,
         )
         assert self.process.stdin is not None
         assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        self._complaints = Complaints(self.process.stderr)
         read_end, write_end = self.process.stdout.fileno(), self.process.stdin.fileno()
         widen(write_end)
-        self._line = Line(read_end, write_end, patient(read_end, lambda: self._until))
+        self._line = Line(
+            read_end,
+            write_end,
+            patient(read_end, lambda: self._until),
+            patient_to_write(write_end, lambda: self._until),
+        )
         self._gone: list[int] = []
         self._gone_graphs: list[int] = []
         self._graphs = 0
@@ -141,7 +158,7 @@ class _Process:
         """The next array of an answer."""
         try:
             return self._line.array(dtype, shape)
-        except (LineEnded, TookTooLong, ValueError, TypeError) as error:
+        except (LineEnded, TookTooLong, ValueError, TypeError, MemoryError) as error:
             raise self.over(error) from error
 
     def over(self, error: Exception) -> RoundDeclined:
@@ -149,13 +166,17 @@ class _Process:
         with contextlib.suppress(Exception):
             self.process.wait(0.5 if isinstance(error, LineEnded) else 0.0)
         code = self.process.poll()
+        words = self._complaints.last() if code is not None else ""
         self.end()
         if isinstance(error, TookTooLong):
             why = f"it took longer than {self._step_s:g} s (limits.max_step_s) for one step"
+        elif isinstance(error, MemoryError):
+            why = "there is no memory here for what it answered"
         elif code is None:
             why = "what it answered cannot be read"
         else:
             why = _signal(-code) if code < 0 else f"it exited with code {code}"
+            why += f": {words}" if words else ""
         self.ended = f"the engine's process ended: {why}"
         return RoundDeclined(CRASHED, self.ended)
 
@@ -163,9 +184,9 @@ class _Process:
         self._graphs += 1
         return self._graphs
 
-    def hold(self, number: int) -> _Remote:
+    def hold(self, number: int, dtype: str, shape: tuple[int, ...]) -> _Remote:
         """A value of the state there, that is forgotten with what is returned."""
-        remote = _Remote(self, number)
+        remote = _Remote(self, number, np.dtype(dtype).str, tuple(shape))
         weakref.finalize(remote, self._gone.append, number)
         return remote
 
@@ -189,20 +210,35 @@ class _Process:
 
     def end(self) -> None:
         self.ended = self.ended or "the engine's process was ended"
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if hasattr(os, "killpg"):
+                os.killpg(
+                    self.process.pid, signal.SIGKILL
+                )  # with what it may have started, also where it ended before
         self.process.kill()
         self.process.wait()
         for stream in (self.process.stdin, self.process.stdout):
             if stream is not None:
                 with contextlib.suppress(OSError):
                     stream.close()
+        self._complaints.close()
+        if self._place is not None:
+            self._place.cleanup()
 
 
 @dataclass(eq=False)
 class _Remote:
-    """A tensor of the state, in the engine's process."""
+    """A tensor of the state, in the engine's process. ``dtype`` and ``shape`` are what it has to have by the manifest, or by
+    what it was made of; ``dtype`` as ``numpy.dtype.str``."""
 
     process: _Process
     number: int
+    dtype: str
+    shape: tuple[int, ...]
+
+    def told(self, name: str) -> Tensor:
+        """How it has to be announced."""
+        return Tensor(name=name, dtype=self.dtype, shape=self.shape)
 
 
 class SandboxedEngine:
@@ -234,9 +270,10 @@ class SandboxedEngine:
             return {}
         process = next(iter(state.values())).process
         answer = process.ask(Read(state=_numbers(process, state)))
-        if not isinstance(answer, Tensors) or [each.name for each in answer.tensors] != list(state):
+        expected = tuple(value.told(name) for name, value in state.items())
+        if not isinstance(answer, Tensors) or answer.tensors != expected:
             raise process.over(ValueError("another answer"))
-        return {each.name: process.array(each.dtype, each.shape) for each in answer.tensors}
+        return {each.name: process.array(each.dtype, each.shape) for each in expected}
 
     def write_state(self, arrays: Mapping[str, Array]) -> State:
         process = self._running()
@@ -247,7 +284,15 @@ class SandboxedEngine:
         answer = process.ask(word, list(made.values()))
         if not isinstance(answer, Written) or answer.state.keys() != made.keys():
             raise process.over(ValueError("another answer"))
-        return {name: process.hold(number) for name, number in answer.state.items()}
+        return {
+            name: process.hold(number, made[name].dtype.str, made[name].shape)
+            for name, number in answer.state.items()
+        }
+
+    @property
+    def confinement(self) -> Confinement:
+        """What is left to its process."""
+        return self._settings.confinement()
 
     def peak_bytes(self) -> int:
         """Highest resident set size of the process of this round, or of the one before."""
@@ -277,7 +322,7 @@ class SandboxedGraph:
         self._reads = {port.name for port in graph.inputs if port.role == "state"}
         self._fed = [port for port in graph.inputs if port.role != "state"]
         self._gives = [port for port in graph.outputs if port.role != "state"]
-        self._keeps = {port.name for port in graph.outputs if port.role == "state"}
+        self._keeps = {port.name: port for port in graph.outputs if port.role == "state"}
         weakref.finalize(self, process.forget_graph, number)
 
     def run(self, feeds: Mapping[str, Array], state: State) -> Outputs:
@@ -285,10 +330,14 @@ class SandboxedGraph:
         read = {name: value for name, value in state.items() if name in self._reads}
         arrays = [_fitting(port, feeds[port.name]) for port in self._fed]
         answer = process.ask(Run(number=self._number, state=_numbers(process, read)), arrays)
-        if not isinstance(answer, Ran) or answer.state.keys() != self._keeps:
+        if not isinstance(answer, Ran) or answer.state.keys() != self._keeps.keys():
             raise process.over(ValueError("another answer"))
         outputs = {port.name: process.array(port.dtype, port.shape) for port in self._gives}
-        return Outputs({name: process.hold(number) for name, number in answer.state.items()}, outputs)
+        state = {
+            name: process.hold(answer.state[name], port.dtype, port.shape)
+            for name, port in self._keeps.items()
+        }
+        return Outputs(state, outputs)
 
 
 def rest(engine: Engine) -> None:
@@ -300,6 +349,11 @@ def rest(engine: Engine) -> None:
 def missing(engine: Engine) -> tuple[str, ...]:
     """Of an engine in a process of its own: what the system does not confine, and why."""
     return engine.missing if isinstance(engine, SandboxedEngine) else ()
+
+
+def confinement(engine: Engine) -> Confinement | None:
+    """What is left to whatever runs graphs in place of ``engine``; None where that is all that this process may."""
+    return engine.confinement if isinstance(engine, SandboxedEngine) else None
 
 
 def peak_bytes(engine: Engine) -> int:
@@ -337,26 +391,18 @@ def _signal(number: int) -> str:
     return f"{name}: {told[name]}" if name in told else name
 
 
-def _make_folder(path: Path) -> None:
+def _make_empty(path: Path) -> None:
+    """A folder without what an earlier process left there."""
+    import shutil
+
     try:
         path.mkdir(parents=True, exist_ok=True)
+        for left in path.iterdir():
+            if left.is_dir() and not left.is_symlink():
+                shutil.rmtree(left)
+            else:
+                left.unlink()
     except OSError as error:
         raise StoreError(
-            f"the folder {path} cannot be made: {error.strerror}; choose another `--store`"
+            f"the folder {path} cannot be made, or not be emptied: {error.strerror}; choose another `--store`"
         ) from error
-
-
-def _environment() -> dict[str, str]:
-    """No variable of the agent's, among which may be a password, but those that Python and libraries are found by."""
-    kept = (
-        "PATH",
-        "PYTHONPATH",
-        "PYTHONHOME",
-        "LD_LIBRARY_PATH",
-        "XDG_CACHE_HOME",
-        "HOME",
-        "LANG",
-        "LC_ALL",
-        "SYSTEMROOT",
-    )
-    return {name: os.environ[name] for name in kept if name in os.environ} | {"PYTHONDONTWRITEBYTECODE": "1"}

@@ -31,25 +31,33 @@ class LineEnded(Exception):
 
 
 class TookTooLong(Exception):
-    """Nothing came in time."""
+    """Nothing came in time, or nothing was taken."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """Two ends of pipes. ``wait`` is called before each read, and raises where it is to be given up."""
+    """Two ends of pipes. ``wait`` is called before each read and ``room`` before each write; they raise where it is to be
+    given up."""
 
     read_end: int
     write_end: int
     wait: Callable[[], None] = lambda: None
+    room: Callable[[], None] = lambda: None
 
     def send(self, head: bytes, arrays: Iterable[Array] = ()) -> None:
         """LineEnded if the other side is gone."""
         try:
-            _write(self.write_end, memoryview(len(head).to_bytes(8, "little") + head))
+            self._write(memoryview(len(head).to_bytes(8, "little") + head))
             for array in arrays:
-                _write(self.write_end, memory_of(array))
+                self._write(memory_of(array))
         except OSError as error:
             raise LineEnded from error
+
+    def _write(self, data: memoryview) -> None:
+        while data:
+            self.room()
+            with suppress(BlockingIOError):
+                data = data[os.write(self.write_end, data) :]
 
     def head(self) -> bytes:
         """The next head; LineEnded if there is none any more."""
@@ -97,6 +105,18 @@ def patient(read_end: int, until: Callable[[], float]) -> Callable[[], None]:
     return wait
 
 
+def patient_to_write(write_end: int, until: Callable[[], float]) -> Callable[[], None]:
+    """Waits for room in a pipe as :func:`patient` does for bytes, and makes this end one that does not wait itself."""
+    os.set_blocking(write_end, False)
+
+    def wait() -> None:
+        left = until() - time.monotonic()
+        if not select.select([], [write_end], [], max(0.0, left))[1]:
+            raise TookTooLong
+
+    return wait
+
+
 def widen(end: int) -> None:
     """Room in a pipe for a batch, where the system has that: fewer turns between the two processes."""
     with suppress(ImportError, OSError):
@@ -108,8 +128,3 @@ def widen(end: int) -> None:
 def memory_of(array: Array) -> memoryview:
     """The memory of a contiguous array, byte by byte."""
     return array.reshape(-1).view(np.uint8).data if array.size else memoryview(b"")
-
-
-def _write(end: int, data: memoryview) -> None:
-    while data:
-        data = data[os.write(end, data) :]

@@ -16,6 +16,7 @@ from device_runtime.data.samples import Local, LocalData
 from device_runtime.data.sources import load as load_data
 from device_runtime.engine.base import Engine
 from device_runtime.engine.select import MOST_THREADS, open_engine
+from device_runtime.host import physical_memory
 from device_runtime.policy import Policy, read_policy
 from device_runtime.round.graphs import Step
 from device_runtime.round.runner import RoundResult
@@ -129,7 +130,7 @@ def most_threads(threads: int, *, tune: bool) -> int:
 
 
 def boxed_engine(engine: str, threads: int, most: int, config: AgentConfig) -> Engine:
-    """An engine in a process that is confined to what ``config`` offers."""
+    """An engine in a process that is confined to what ``config`` offers; without a number, to what the machine has."""
     from device_runtime.sandbox.choose import open_sandboxed
 
     return open_sandboxed(
@@ -137,7 +138,7 @@ def boxed_engine(engine: str, threads: int, most: int, config: AgentConfig) -> E
         threads,
         most,
         pages=config.folder / "engine",
-        memory_bytes=config.memory_bytes,
+        memory_bytes=config.memory_bytes or physical_memory(),
         limits=config.limits,
     )
 

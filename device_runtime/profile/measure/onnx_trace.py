@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +26,24 @@ def trace(
     graph: Graph, artifact: bytes, threads: int, run: Callable[[LoadedGraph], None], calls: int
 ) -> Trace:
     """Run the graph ``calls`` times under the profiler, after one call that is not counted."""
-    with tempfile.TemporaryDirectory(prefix="edgefl-trace-") as folder:
-        loaded = _ProfilingEngine(threads, Path(folder) / "trace").load(graph, artifact)
+    with _beginning_of_files() as begin:
+        loaded = _ProfilingEngine(threads, begin).load(graph, artifact)
         for _ in range(calls + _WARM):
             run(loaded)
         return read(json.loads(loaded.end_profiling().read_text()), calls)
+
+
+@contextmanager
+def _beginning_of_files() -> Iterator[Path]:
+    """A path that names of temporary files may begin with; in no folder of its own, which a confined process cannot make."""
+    handle, name = tempfile.mkstemp(prefix="edgefl-trace-")
+    os.close(handle)
+    begin = Path(name)
+    try:
+        yield begin
+    finally:
+        for file in begin.parent.glob(f"{begin.name}*"):
+            file.unlink(missing_ok=True)
 
 
 def read(events: Iterable[Mapping[str, Any]], calls: int) -> Trace:

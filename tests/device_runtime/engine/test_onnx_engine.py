@@ -215,23 +215,44 @@ def test_a_damaged_graph_raises_nothing_but_bundle_error(place: int, value: int)
         return
 
 
+SHORT = b"\x0a\x08"
+LONG = [b"\x0a\x88\x00", b"\x8a\x00\x08", b"\x8a\x80\x80\x00\x88\x80\x80\x80\x00"]
+
+
+def leaking(form: bytes) -> bytes:
+    """A graph whose tensor lies in the file ``secret``, where ``form`` is how the field of the key and its length begin."""
+    key = form + b"location"
+    place = key + b"\x12\x06secret"
+    tensor = bytes([0x08, WIDTH, 0x10, 1, 0x42, 1]) + b"w" + bytes([0x6A, len(place)]) + place + b"\x70\x01"
+    out = onnx.helper.make_tensor_value_info("update.w", onnx.TensorProto.FLOAT, [WIDTH])
+    made = onnx.helper.make_graph([onnx.helper.make_node("Identity", ["w"], ["update.w"])], "leak", [], [out])
+    data = made.SerializeToString() + bytes([0x2A, len(tensor)]) + tensor
+    model = onnx.helper.make_model(
+        onnx.GraphProto(), opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8
+    )
+    model.ClearField("graph")
+    return model.SerializeToString() + bytes([0x3A, len(data)]) + data
+
+
+@pytest.mark.parametrize("form", [SHORT, *LONG])
 def test_a_graph_that_names_a_file_of_the_device_is_refused_before_the_file_is_opened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    form: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """In every way to write a number: some are longer than they have to be, and parsers read them."""
     np.full(WIDTH, 7, np.float32).tofile(tmp_path / "secret")
     monkeypatch.chdir(tmp_path)
-    tensor = onnx.TensorProto(name="w", data_type=onnx.TensorProto.FLOAT, dims=[WIDTH])
-    tensor.data_location = onnx.TensorProto.EXTERNAL
-    tensor.external_data.add(key="location", value="secret")
-    out = onnx.helper.make_tensor_value_info("update.w", onnx.TensorProto.FLOAT, [WIDTH])
-    made = onnx.helper.make_graph(
-        [onnx.helper.make_node("Identity", ["w"], ["update.w"])], "leak", [], [out], [tensor]
-    )
-    model = onnx.helper.make_model(made, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
-
-    data = model.SerializeToString()
+    data = leaking(form)
+    (tensor,) = onnx.ModelProto.FromString(data).graph.initializer
+    assert tensor.external_data[0].key == "location"
     with pytest.raises(BundleError, match="file of this device"):
         ENGINE.load(tiny.graph_of("leak", data, [], [port("update.w", (WIDTH,))]), data)
+
+
+def test_a_graph_that_speaks_of_a_location_otherwise_is_loaded() -> None:
+    model = onnx.load_from_string(TRAIN_BYTES)
+    model.doc_string = model.producer_name = "location"
+    data = model.SerializeToString()
+    ENGINE.load(tiny.graph_of("train", data, list(TRAIN.inputs), list(TRAIN.outputs)), data)
 
 
 def test_an_operator_the_runtime_lacks_is_refused() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import subprocess
 import sys
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -11,15 +14,19 @@ import pytest
 
 from device_runtime.engine.base import LoadedGraph, Outputs
 from device_runtime.engine.executorch import ExecuTorchEngine
+from device_runtime.profile import whole
+from device_runtime.profile.child import Child
 from device_runtime.profile.measure.executorch_trace import trace
+from device_runtime.profile.measure.folder import BundleFolder
 from device_runtime.profile.measure.inputs import Inputs
 from device_runtime.profile.whole import ProfileSettings, profile_bundle
+from device_runtime.sandbox.confine import Confinement
 from edgefl.wire.blobs import describe
 from edgefl.wire.bundle import profiles
-from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.bundle.archive import Bundle, write_bundle
 from edgefl.wire.bundle.manifest import decode_manifest, encode_manifest
 from edgefl.wire.bundle.profiles import BundleProfile
-from edgefl.wire.errors import BundleError, ConfigError
+from edgefl.wire.errors import BundleError, ConfigError, RoundDeclined
 from tests.device_runtime import tiny, tiny_pte
 from tests.device_runtime.profile import made
 
@@ -146,6 +153,58 @@ def test_settings_that_cannot_be_used_are_refused(wrong: dict[str, int]) -> None
 def test_a_process_that_takes_too_long_is_ended() -> None:
     with pytest.raises(BundleError, match=r"not measured within 0\.01 s"):
         profile_bundle(tiny.make_bundle(), ProfileSettings(limit_s=0.01))
+
+
+CONFINED = Confinement(file_bytes=1 << 30)
+
+
+def test_confined_processes_measure_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "bundle.efl"
+    write_bundle(tiny.make_bundle(), path)
+    child = Child(engine="onnx", threads=1, confinement=CONFINED)
+    found, free = child.measure(path, 2, lambda: False, math.inf), made.measured()
+    assert [graph.name for graph in found.graphs] == [graph.name for graph in free.graphs]
+    assert found.bundle == free.bundle and found.peak_bytes > 0
+
+
+def test_a_confined_process_reads_no_file_but_its_bundles(tmp_path: Path) -> None:
+    """As a graph would that names one; here the bundle itself lies elsewhere."""
+    inside, outside = tmp_path / "inside", tmp_path / "outside"
+    inside.mkdir()
+    outside.mkdir()
+    for path in BundleFolder.unpacked(tiny.make_bundle(), outside).path.iterdir():
+        (inside / path.name).symlink_to(path)
+    settings = ProfileSettings(repeat=1)
+    assert whole._run(BundleFolder(inside), "graph:start", "onnx", settings).graph
+    with pytest.raises(BundleError, match="PermissionError"):
+        whole._run(
+            BundleFolder(inside),
+            "graph:start",
+            "onnx",
+            dataclasses.replace(settings, confinement=CONFINED),
+        )
+
+
+def test_no_variable_of_the_agent_reaches_what_measures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def telling(*_: object) -> list[str]:
+        return [sys.executable, "-c", "import os, sys; sys.exit(str('EDGEFL_TOKEN' in os.environ))"]
+
+    monkeypatch.setenv("EDGEFL_TOKEN", "secret")
+    monkeypatch.setattr("device_runtime.profile.child.command", telling)
+    with pytest.raises(RoundDeclined, match="False"):
+        Child(engine="onnx", threads=1).measure(tmp_path / "bundle.efl", 1, lambda: False, math.inf)
+
+
+@pytest.mark.parametrize("written", [b"\xc1", bytes(100)])
+def test_what_a_process_wrote_is_read_as_a_strangers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: bytes
+) -> None:
+    (out := tmp_path / "part").write_bytes(written)
+    monkeypatch.setattr(whole, "_MOST_BYTES", 50)
+    with pytest.raises(BundleError, match=r"cannot be read|more than 50 bytes"):
+        whole._read(out, "round")
 
 
 def test_a_profile_travels_in_a_few_kilobytes(measured: BundleProfile) -> None:

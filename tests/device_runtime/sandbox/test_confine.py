@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from device_runtime.sandbox.confine import Confinement
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what other systems lack is told, not done")
 
+ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = """
 import json, os, sys, socket, signal
 from device_runtime.sandbox.confine import Confinement, confine
@@ -28,11 +30,16 @@ print(json.dumps([result, missing]))
 """
 
 
-def attempted(body: str, **confinement: Any) -> tuple[Any, list[str]]:
+def attempted(body: str, cwd: Path | None = None, **confinement: Any) -> tuple[Any, list[str]]:
     """What the attempt gives, or the name of its error; and what the system does not confine."""
     script = SCRIPT.format(body="\n".join(f"    {line}" for line in body.splitlines()))
     done = subprocess.run(
-        [sys.executable, "-c", script, json.dumps(confinement)], capture_output=True, text=True, check=True
+        [sys.executable, "-c", script, json.dumps(confinement)],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=cwd,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (ROOT, *([cwd] if cwd else []))))},
     )
     result, missing = json.loads(done.stdout)
     return result, missing
@@ -51,6 +58,7 @@ def unless_missing(missing: list[str], what: str) -> None:
         "return socket.socketpair() and 1",
         "return os.execv('/bin/true', ['true'])",
         "return os.posix_spawn('/bin/true', ['true'], {})",
+        "return os.fork() or os._exit(0)",
         "return os.kill(os.getppid(), 0)",
     ],
 )
@@ -73,6 +81,18 @@ def test_it_reads_libraries_and_writes_one_folder(tmp_path: Path) -> None:
     body = f"import tempfile\nreturn tempfile.TemporaryFile(dir={writable!r}).write(b'abc')"
     assert attempted(body, writable=writable)[0] == 3
     assert attempted("import zoneinfo, colorsys\nreturn 1", writable=writable)[0] == 1
+
+
+def test_a_folder_that_modules_are_looked_for_in_is_not_read(tmp_path: Path) -> None:
+    """As the one is that an agent is started in, with its data and keys below it."""
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "secret").write_text("key")
+    for name in (str(tmp_path / "below" / "secret"), "below/secret", str(ROOT / "pyproject.toml")):
+        result, missing = attempted(f"return open({name!r}).read()", cwd=tmp_path)
+        unless_missing(missing, "Landlock")
+        assert result == "PermissionError"
+    body = "import numpy, onnxruntime, edgefl.wire.limits, device_runtime.engine.onnx\nreturn 1"
+    assert attempted(body, cwd=tmp_path)[0] == 1
 
 
 def test_memory_files_and_core_dumps_are_bounded(tmp_path: Path) -> None:

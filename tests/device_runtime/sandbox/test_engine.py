@@ -17,8 +17,10 @@ import pytest
 
 from device_runtime.engine.select import open_engine
 from device_runtime.round import offline
+from device_runtime.sandbox import engine as sandbox
 from device_runtime.sandbox.choose import open_sandboxed
 from device_runtime.sandbox.engine import SandboxedEngine
+from device_runtime.sandbox.messages import Tensor, Tensors
 from edgefl.wire.bundle.manifest import Graph
 from edgefl.wire.errors import BundleError, ConfigError, RoundDeclined
 from edgefl.wire.limits import Limits
@@ -26,6 +28,9 @@ from tests.device_runtime import tiny
 from tests.device_runtime.agent.agents import StartAgent
 from tests.device_runtime.agent.scripted import ScriptedServer
 from tests.device_runtime.tiny import World
+from tests.wire.mqtt.events import wait_until
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture
@@ -107,6 +112,62 @@ def test_a_crash_costs_what_was_computed_and_the_next_round_has_a_new_process(bo
         boxed.read_state(state)
 
 
+def opened_in(folder: Path, code: str, **variables: str) -> str:
+    """What ``code`` prints, with an engine ``e`` in a process of its own, in a program that is started in ``folder``."""
+    script = (
+        "import os, sys; from pathlib import Path; import numpy as np\n"
+        f"{variables.pop('first', '')}\n"
+        "from device_runtime.sandbox.choose import open_sandboxed\n"
+        "from edgefl.wire.limits import Limits\n"
+        "e = open_sandboxed('onnx', 1, 0, pages=Path('store/engine'), memory_bytes=0, limits=Limits())\n"
+        f"{code}\n"
+    )
+    given = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | variables
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=folder, env=given, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_it_starts_from_any_folder_and_by_any_way_to_its_packages(tmp_path: Path) -> None:
+    """Installed or not: the way there may be a variable, or known to the agent alone."""
+    code = "s = e.write_state({'a': np.ones(2)}); print(e.read_state(s)['a'].sum()); e.rest()"
+    assert opened_in(tmp_path, code, PYTHONPATH=str(ROOT)) == "2.0"
+    assert opened_in(tmp_path, code, first=f"sys.path.insert(0, {str(ROOT)!r})") == "2.0"
+    assert opened_in(ROOT, code.replace("e.rest()", "")) == "2.0"
+
+
+def test_a_module_beside_the_agent_or_its_pages_is_not_run(tmp_path: Path) -> None:
+    """Its process imports before it is confined: what it finds first must not be what a graph or a stranger left."""
+    (tmp_path / "store" / "engine").mkdir(parents=True)
+    code = "print('started')"
+    for folder in (tmp_path, tmp_path / "store" / "engine"):
+        (folder / "msgspec.py").write_text("raise SystemExit(7)")
+    first = f"sys.path[:] = [each for each in sys.path if each]; sys.path.insert(0, {str(ROOT)!r})"
+    assert opened_in(tmp_path, code, first=first) == "started"
+
+
+def test_it_works_in_the_folder_of_its_pages_which_is_empty_at_first(tmp_path: Path) -> None:
+    pages = tmp_path / "engine"
+    (pages / "deeper").mkdir(parents=True)
+    for left in (pages / "left", pages / "deeper" / "left"):
+        left.write_text("of a process before")
+    engine = open_sandboxed("onnx", 1, 0, pages=pages, memory_bytes=0, limits=Limits())
+    assert Path(f"/proc/{pid_of(engine)}/cwd").resolve() == pages.resolve()
+    assert not list(pages.iterdir())
+    engine.rest()
+
+
+def test_what_it_complains_of_as_it_ends_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> list[str]:
+        return [sys.executable, "-c", "import sys; sys.exit('no module named so')"]
+
+    monkeypatch.setattr("device_runtime.sandbox.engine.command", broken)
+    with pytest.raises(RoundDeclined, match=r"exited with code 1: .*no module named so"):
+        open_sandboxed("onnx", 1, 0, pages=tmp_path / "pages", memory_bytes=0, limits=Limits())
+
+
 def test_a_step_that_never_ends_is_ended(tmp_path: Path) -> None:
     engine = open_sandboxed("onnx", 1, 0, pages=tmp_path, memory_bytes=0, limits=Limits(max_step_s=0.3))
     graph, artifact = start_graph()
@@ -114,6 +175,28 @@ def test_a_step_that_never_ends_is_ended(tmp_path: Path) -> None:
     os.kill(pid_of(engine), signal.SIGSTOP)
     with pytest.raises(RoundDeclined, match=r"longer than 0\.3 s \(limits\.max_step_s\)"):
         loaded.run(feeds_of(graph), {})
+
+
+def test_a_process_that_stops_reading_is_ended(tmp_path: Path) -> None:
+    limits = Limits(max_step_s=0.3)
+    engine = open_sandboxed("onnx", 1, 0, pages=tmp_path / "pages", memory_bytes=0, limits=limits)
+    os.kill(pid_of(engine), signal.SIGSTOP)
+    with pytest.raises(RoundDeclined, match=r"longer than 0\.3 s"):
+        engine.write_state({"large": np.zeros(1 << 22)})  # more than a pipe holds
+
+
+def test_what_it_started_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the system refuses it no process."""
+    place = tmp_path / "child"
+    code = f"import os\nchild = os.fork()\nif child: open({str(place)!r}, 'w').write(str(child))\n"
+    code += "import device_runtime.sandbox.child as it\nit.main() if child else __import__('time').sleep(60)"
+    monkeypatch.setattr("device_runtime.sandbox.engine.command", lambda *_: [sys.executable, "-c", code])
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    engine = open_sandboxed("onnx", 1, 0, pages=tmp_path / "pages", memory_bytes=0, limits=Limits())
+    below = Path(f"/proc/{place.read_text()}")
+    assert below.exists()
+    engine.rest()
+    wait_until(lambda: not below.exists() or "Z" in (below / "stat").read_text().split()[2], "it ends")
 
 
 def test_the_process_outlives_the_thread_that_started_it(boxed: SandboxedEngine) -> None:
@@ -157,12 +240,51 @@ def test_an_agent_whose_engine_crashes_declines_the_round_and_takes_the_next(
     assert update.nonce == "n2" and update.profile.peak_bytes > 0 and agent.alive
 
 
+def test_an_agent_whose_engine_is_confined_measures_in_confined_processes(
+    start: StartAgent, boxed: SandboxedEngine
+) -> None:
+    measure = start(engine=boxed).agent._profiles._measure
+    child = measure.__self__  # type: ignore[attr-defined]
+    assert child.confinement == boxed.confinement and child.confinement.memory_bytes
+    assert sandbox.confinement(open_engine("onnx")) is None
+
+
 def test_an_answer_of_another_shape_ends_the_process_and_not_the_agent(boxed: SandboxedEngine) -> None:
     graph, artifact = start_graph()
     loaded = boxed.load(graph, artifact)
-    loaded._keeps = {"state.other"}  # as if the process named other state
+    loaded._keeps = {}  # as if the process named other state
     with pytest.raises(RoundDeclined, match="cannot be read"):
         loaded.run(feeds_of(graph), {})
     wrong = msgspec.structs.replace(graph.inputs[0], shape=(9, 9))
     with pytest.raises(BundleError, match="should be"):
         boxed.load(graph, artifact).run({**feeds_of(graph), graph.inputs[0].name: np.ones(wrong.shape)}, {})
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        Tensor(name="a", dtype="<f4", shape=(1 << 40,)),
+        Tensor(name="a", dtype="<f4", shape=(3,)),
+        Tensor(name="a", dtype="<f8", shape=(2,)),
+        Tensor(name="a", dtype="|O", shape=(2,)),
+        Tensor(name="b", dtype="<f4", shape=(2,)),
+    ],
+)
+def test_state_that_is_told_in_another_form_than_it_has_ends_the_process(
+    boxed: SandboxedEngine, told: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = boxed.write_state({"a": np.ones(2, np.float32)})
+    process = boxed._process
+    assert process is not None
+    monkeypatch.setattr(process, "ask", lambda *_: Tensors(tensors=(told,)))
+    monkeypatch.setattr(process, "array", lambda *_: pytest.fail("room was made for it"))
+    with pytest.raises(RoundDeclined, match="cannot be read"):
+        boxed.read_state(state)
+
+
+def test_an_answer_that_there_is_no_memory_for_declines_the_round(boxed: SandboxedEngine) -> None:
+    boxed.write_state({"a": np.ones(2, np.float32)})
+    process = boxed._process
+    assert process is not None
+    with pytest.raises(RoundDeclined, match="no memory"):
+        process.array("float32", (1 << 60,))
