@@ -51,14 +51,20 @@ def change(method: str, start: Row, end: Row, figure: str, *, least: float, most
     return judge
 
 
-def fewer_steps_lower(few: Row, many: Row, figure: str) -> Judge:
-    """With the steps of ``few`` every method ends below itself with those of ``many``, in the mean of the paired
-    differences."""
+def fewer_steps_lower(pairs: Sequence[tuple[Row, Row]], figure: str) -> Judge:
+    """In each pair (few, many) that was run, every method ends below itself with the steps of ``many``, in the mean of the
+    paired differences."""
 
     def judge(results: Results) -> Judged:
-        changed = {m: results.of(few.arm(m), figure) - results.of(many.arm(m), figure) for m in METHODS}
-        held = all(bool(each.mean() < 0) for each in changed.values())
-        return Judged(held, ", ".join(f"{method}: {told(each)}" for method, each in changed.items()))
+        changed = {
+            f"{few.data}, {method}": results.of(few.arm(method), figure)
+            - results.of(many.arm(method), figure)
+            for few, many in pairs
+            for method in METHODS
+            if many.arm(method) in results.figures
+        }
+        held = bool(changed) and all(bool(each.mean() < 0) for each in changed.values())
+        return Judged(held, "; ".join(f"{name}: {told(each)}" for name, each in changed.items()))
 
     return judge
 

@@ -35,7 +35,7 @@ def all_arms(scale: Scale) -> Sequence[Arm]:
     if scale == "smoke":
         sized = [(row, SMOKE) for row in (MNIST_10, *CIFAR_ROWS)]
     else:
-        sized = [(MNIST_10, MNIST_SIZE), *((row, CPU_CIFAR) for row in CIFAR_ROWS)]
+        sized = [(MNIST_10, MNIST_SIZE), *((row, CPU_CIFAR) for row in SHORT_CIFAR)]
     with_matched = arms(MNIST_4, (*METHODS, FOUR_TIMES), SMOKE if scale == "smoke" else MNIST_SIZE)
     return with_matched + [arm for row, size in sized for arm in arms(row, METHODS, size)]
 
@@ -44,7 +44,7 @@ _NOTE = (
     "ELU network 80-60, 50 users in ten groups, 10 of them in each round, batches of 40, HF's step 1e-2 / ||g||; pixels in "
     "[0, 1], not centred, which the paper does not say and which decides the curvature (per_fedavg.md 8.2). Scale `cpu` is "
     "the paper's own configuration (1000 rounds, beta 0.001, a = 196 and 68) with 36 test images of a class on CIFAR-10 in "
-    "place of 14, for less noise, and with FedAvg of as many gradients on MNIST alone. "
+    "place of 14, for less noise, with FedAvg of as many gradients on MNIST alone, and without CIFAR-10's row of tau = 10. "
     "`literal` adapts to the test samples that judge, as the paper's words have it; everything else is adapted to training "
     "samples. `majority` is what always saying a user's own commonest class reaches. `gradients`: batch gradients of a "
     "user that takes part in every round."
@@ -122,15 +122,9 @@ ENTRY = Entry(
         ),
         Claim(
             "5",
-            "4 local steps in place of 10 lower every method, MNIST",
-            "-15.78, -13.45, -8.91",
-            fewer_steps_lower(MNIST_4, MNIST_10, personal.AFTER),
-        ),
-        Claim(
-            "5",
-            "4 local steps in place of 10 lower every method, CIFAR-10",
-            "-2.11, -12.94, -6.71",
-            fewer_steps_lower(CIFAR_4, CIFAR_10, personal.AFTER),
+            "4 local steps in place of 10 lower every method",
+            "MNIST: -15.78, -13.45, -8.91; CIFAR-10: -2.11, -12.94, -6.71",
+            fewer_steps_lower(((MNIST_4, MNIST_10), (CIFAR_4, CIFAR_10)), personal.AFTER),
         ),
         Claim(
             "6",
