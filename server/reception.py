@@ -140,12 +140,16 @@ class Reception:
         return self._gate.admits(device, leaf, size, known=device in devices, devices=len(devices))
 
     def _read(self, device: str, kind: type[_Said], numbers: tuple[int, ...], message: Incoming) -> None:
-        said = self._door.open(kind, device, message.topic, message.payload)
-        # After the signature: nobody else can use up a device's share.
+        visitor = self._door.check(
+            kind, device, message.topic, message.payload, most_devices=self._spec.limits.max_devices
+        )
+        said = visitor.message
+        # After the signature: nobody else can use up a device's share. Before anything is written.
         if not isinstance(said, UpdateChunk) and not self._gate.shares(
             device, known=device in self._state.devices
         ):
             return
+        self._door.admit(visitor)
         match said:
             case UpdateChunk():
                 came = Traffic.of(message.topic, len(message.payload), qos=1)

@@ -10,7 +10,7 @@ import pytest
 
 from edgefl.wire.enrolment import new_token, proof
 from edgefl.wire.errors import IdentityError
-from edgefl.wire.keys import rotate
+from edgefl.wire.keys import MOST_SUCCESSIONS, rotate
 from edgefl.wire.mqtt.envelope import Speaker
 from edgefl.wire.mqtt.messages import Decline, Hello, Message, Progress, Status, UpdateChunk, encode
 from edgefl.wire.mqtt.topics import Topics
@@ -223,6 +223,73 @@ def test_a_rotated_key_is_let_in_and_the_old_one_for_a_while(
         ("retired", "request"),
         ("active", "rotation"),
     ]
+
+
+def rotated(path: Path, number: int, now: float, overlap_s: float = 60.0) -> Speaker:
+    rotate(path, overlap_s=overlap_s, now=now)
+    return speaker_in(path, 1 << (41 + number))
+
+
+def test_a_key_follows_another_only_so_often(lab: Gate, phone: Speaker, tmp_path: Path) -> None:
+    lab.say(phone, hello())
+    lab.say(rotated(tmp_path / "phone.key", 0, lab.now), hello())
+    hasty = rotated(tmp_path / "phone.key", 1, lab.now)
+    lab.refuses_of(hasty, hello(), "too-soon")
+    lab.restart()
+    lab.refuses_of(hasty, hello(), "too-soon")
+    lab.now += 61
+
+    lab.say(hasty, hello())
+
+
+def test_a_device_has_few_keys_however_often_they_follow_each_other(
+    lab: Gate, phone: Speaker, tmp_path: Path
+) -> None:
+    lab.registry.add("phone", b"\x01" * 32, source="request", now=lab.now)
+    lab.registry.revoke("phone")
+    lab.registry.add("phone", phone.keys.public, source="request", now=lab.now)
+    for number in range(12):
+        overlap_s = 1e9 if number == 2 else 60.0  # that one is good for long, whatever came after it
+        phone = rotated(tmp_path / "phone.key", number, lab.now, overlap_s)
+        lab.say(phone, hello())
+        lab.now += 61
+
+    states = [each.state for each in lab.registry.keys("phone")]
+    assert states == ["revoked", *["retired"] * (MOST_SUCCESSIONS - 1), "active"]
+    assert lab.registry.keys("phone")[1].until > lab.now
+    lab.say(phone, CHUNK)
+
+
+def test_names_on_first_use_are_bounded(lab: Gate, phone: Speaker) -> None:
+    def come(name: str) -> None:
+        topic = Topics("demo").device(name).hello
+        payload = phone.seal(topic, hello())
+        lab.door.admit(lab.door.check(Hello, name, topic, payload, most_devices=3))
+
+    for name in ("a", "b", "c", "b"):
+        come(name)
+    lab.restart()
+    with pytest.raises(IdentityError, match=r"limits\.max_devices") as caught:
+        come("d")
+    assert caught.value.reason == "too-many-devices" and lab.registry.devices() == 3
+    come("c")
+    lab.registry.forget("b")
+    come("d")
+
+
+def test_nothing_is_written_of_a_message_that_was_only_checked(
+    lab: Gate, phone: Speaker, tmp_path: Path
+) -> None:
+    def check(speaker: Speaker, message: Message) -> None:
+        before = lab.registry.all()
+        topic = topic_of(message)
+        lab.door.check(type(message), "phone", topic, speaker.seal(topic, message))
+        assert lab.registry.all() == before
+
+    check(phone, hello())
+    lab.say(phone, hello())
+    check(phone, Status(online=True))
+    check(rotated(tmp_path / "phone.key", 0, lab.now), hello())
 
 
 def test_a_device_that_lost_its_store_is_let_in_once_it_was_forgotten(

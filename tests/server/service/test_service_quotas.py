@@ -21,6 +21,7 @@ from server.events import DeviceSeen, Event, Limited, Rejected, RoundClosed, War
 from server.service import Service
 from tests.server.fleet import PATIENCE_S, ScriptedDevice, plan_for, trained, update_for
 from tests.server.service.served import MakeDevice
+from tests.wire.mqtt.speakers import speaker_in
 
 NOBODY = Address("127.0.0.1", 1)
 NUMBERS = dict.fromkeys(("step", "steps", "peak_bytes", "down_bytes", "up_bytes"), 0)
@@ -187,6 +188,20 @@ def test_a_device_may_send_its_update_a_few_times_and_no_more(
     server.work()
     assert server.service._reception._gate.counts["updates too often"] > 100
     assert server.service._reception.intake._assembly.held_bytes < 10_000
+
+
+def test_what_goes_over_a_devices_share_is_not_written(flooded: Any, tmp_path: Path) -> None:
+    server = flooded(min_devices=2)
+    speaker, mine = speaker_in(tmp_path / "device.key"), server.topics.device("strong-0")
+    server.hear("strong-0", "hello", speaker.seal(mine.hello, hello()))
+    server.work()
+    before = server.service._registry._db.total_changes
+    for number in range(1000):
+        status = Status(online=bool(number % 2))
+        server.hear("strong-0", "status", speaker.seal(mine.status, status))
+    server.work()
+    assert server.service._reception._gate.counts["messages too often"] > 700
+    assert server.service._registry._db.total_changes - before < 300
 
 
 # -- a full disk -------------------------------------------------------------------------------------------------
