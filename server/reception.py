@@ -150,6 +150,8 @@ class Reception:
         ):
             return
         self._door.admit(visitor)
+        if (trouble := self._door.trouble()) is not None:
+            self._tellers.troubled(trouble)
         match said:
             case UpdateChunk():
                 came = Traffic.of(message.topic, len(message.payload), qos=1)

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from typing import Generic
 
 from edgefl.wire.enrolment import proves
-from edgefl.wire.errors import ConfigError, IdentityError
+from edgefl.wire.errors import ConfigError, IdentityError, StoreError
 from edgefl.wire.keys import FOREVER, known_after, shown
 from edgefl.wire.mqtt.envelope import Envelope, unwrap, verified
 from edgefl.wire.mqtt.messages import AnyMessage, Hello, Message, Status, UpdateChunk, decode
+from server.identity.ledger import Ledger
 from server.identity.registry import DeviceKey, Registry, Source
 
 _MOST_TOLD = 1024
@@ -65,7 +66,7 @@ class Door:
         enrolled: bool,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._registry = registry
+        self._ledger = Ledger(registry, clock)
         self._note = note
         self._enrolled = enrolled
         self._clock = clock
@@ -90,7 +91,7 @@ class Door:
         """The device's message, of which nothing is stored yet. IdentityError if it is not its own word, or old, or of one
         name more than ``most_devices``; ProtocolError if it is malformed."""
         envelope = unwrap(payload, kind)
-        keys = self._registry.keys(device)
+        keys = self._ledger.keys(device)
         if envelope is None:
             self._check_bare(kind, device, keys)
             return Visitor(device, decode(kind, payload))
@@ -112,13 +113,19 @@ class Door:
         return Visitor(device, message, envelope, known, entry)
 
     def admit(self, visitor: Visitor[AnyMessage]) -> None:
-        """Store what has to be known of a message that was checked: a new key, and its number."""
+        """Store what has to be known of a message that was checked: a new key, and its number. Where a disk is full, that
+        is kept for later: see :meth:`trouble`."""
+        self._ledger.retry()
         if visitor.envelope is None:
             return
         if visitor.entry is not None:
             self._welcome(visitor.device, visitor.envelope.key, visitor.entry)
         if not isinstance(visitor.message, UpdateChunk):  # of these the task's nonce and the digest decide
             self._note_number(type(visitor.message), visitor.device, visitor.envelope, visitor.known)
+
+    def trouble(self) -> StoreError | None:
+        """Why something could not be stored since this was last asked; None if all was."""
+        return self._ledger.trouble()
 
     def is_news(self, device: str, error: IdentityError) -> bool:
         """Whether that is refused for the first time: whoever can send can send it a million times."""
@@ -169,7 +176,7 @@ class Door:
             return _Entry("rotation", until=min(after[key] for key in roots))
         if self._enrolled or keys:
             raise _unknown(device, envelope, keys)
-        if self._registry.devices() >= most_devices:
+        if self._ledger.devices() >= most_devices:
             raise IdentityError(
                 "too-many-devices",
                 f"device {device} is not let in: {most_devices} names are known already; forget some "
@@ -179,7 +186,7 @@ class Door:
         return _Entry("first-use")
 
     def _proven(self, device: str, topic: str, hello: Hello, envelope: Envelope) -> bool:
-        token = self._registry.token(hello.token, self._clock())
+        token = self._ledger.token(hello.token, self._clock())
         return token is not None and token[0] == device and proves(token[1], topic, envelope.key, hello.proof)
 
     def _check_pace(self, device: str, keys: Sequence[DeviceKey]) -> None:
@@ -194,17 +201,11 @@ class Door:
 
     def _welcome(self, device: str, key: bytes, entry: _Entry) -> None:
         now = self._clock()
-        if entry.token:
-            self._redeem(device, key, entry.token, now)
-        else:
-            self._registry.add(device, key, source=entry.source, now=now, until=entry.until)
-        self._note(_WELCOMES[entry.source].format(device=device, key=key.hex()))
-
-    def _redeem(self, device: str, key: bytes, token: str, now: float) -> None:
         try:
-            self._registry.redeem(token, device, key, now=now)
+            self._ledger.add(device, key, source=entry.source, now=now, until=entry.until, token=entry.token)
         except ConfigError as error:
             raise IdentityError("revoked-key", error.message, device=device) from error
+        self._note(_WELCOMES[entry.source].format(device=device, key=key.hex()))
 
     def _check_order(
         self, kind: type[Message], device: str, envelope: Envelope, known: DeviceKey | None
@@ -228,7 +229,7 @@ class Door:
         if len(self._heard) > _MOST_HEARD:
             self._heard.popitem(last=False)
         if news and kind in (Hello, Status):
-            self._registry.heard(
+            self._ledger.heard(
                 device,
                 envelope.key,
                 hello_at=at if kind is Hello else 0,

@@ -147,9 +147,13 @@ class Registry:
         with self._using() as db:
             return _rows(db, f"{_OF_ALL} ORDER BY device, added_at, rowid", self._federation)
 
-    def add(self, device: str, key: bytes, *, source: Source, now: float, until: int = 0) -> None:
-        """Make ``key`` the device's. The one before it is good until ``until``, seconds since 1970; one that was revoked
-        stays so. Of the others it keeps as many as a chain of rotations has. ConfigError for a key that was revoked."""
+    def add(
+        self, device: str, key: bytes, *, source: Source, now: float, until: int = 0, token: str = ""
+    ) -> None:
+        """Make ``key`` the device's, and use up the token of that name. The one before it is good until ``until``, seconds
+        since 1970; one that was revoked stays so. Of the others it keeps as many as a chain of rotations has.
+
+        ConfigError for a key that was revoked."""
         known = self.keys(device)
         if any(each.key == key and each.state == "revoked" for each in known):
             raise ConfigError(
@@ -158,6 +162,8 @@ class Registry:
                 device=device,
             )
         with self._using(durable=source != "first-use", changed=device) as db:
+            if token:
+                db.execute("DELETE FROM tokens WHERE name = ?", (token,))
             db.execute(
                 "UPDATE keys SET state = 'retired', until = ? WHERE federation = ? AND device = ? AND state = 'active' "
                 "AND key != ?",
@@ -221,9 +227,7 @@ class Registry:
 
     def redeem(self, name: str, device: str, key: bytes, *, now: float) -> None:
         """Put ``key`` onto the list by a token, which is used up by that."""
-        self.add(device, key, source="token", now=now)
-        with self._using(durable=True) as db:
-            db.execute("DELETE FROM tokens WHERE name = ?", (name,))
+        self.add(device, key, source="token", now=now, token=name)
 
     # -- numbers ---------------------------------------------------------------------------------------------
 

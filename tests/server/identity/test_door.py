@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -275,6 +276,73 @@ def test_names_on_first_use_are_bounded(lab: Gate, phone: Speaker) -> None:
     come("c")
     lab.registry.forget("b")
     come("d")
+
+
+def full_disk(path: Path, on: bool = True) -> None:
+    with sqlite3.connect(path) as disk:
+        for what in ("insert", "update"):
+            name = f"full_{what}"
+            if on:
+                disk.execute(
+                    f"CREATE TRIGGER {name} BEFORE {what} ON keys BEGIN SELECT raise(abort, 'disk is full'); END"
+                )
+            else:
+                disk.execute(f"DROP TRIGGER {name}")
+
+
+@pytest.mark.parametrize("how", ["first-use", "rotation", "token"])
+def test_a_full_disk_keeps_nobody_out(
+    lab: Gate, phone: Speaker, thief: Speaker, tmp_path: Path, how: str
+) -> None:
+    greeting = hello()
+    if how == "token":
+        token = new_token(b"\x01" * 32)
+        lab.registry.issue(token, "phone", valid_until=lab.now + 1000)
+        greeting = hello(token=token.name, proof=proof(token.secret, MINE.hello, phone.keys.public))
+    if how == "rotation":
+        lab.say(phone, hello())
+        phone = rotated(tmp_path / "phone.key", 0, lab.now)
+    before = lab.registry.all()
+    full_disk(lab.path)
+
+    lab.say(phone, greeting)
+    said = lab.say(phone, greeting)
+    lab.say(phone, Status(online=True))
+    lab.say(phone, CHUNK)
+    assert "disk is full" in str(lab.door.trouble()) and lab.door.trouble() is None
+    lab.refuses_of(thief, hello(), "wrong-key")
+    assert lab.registry.all() == before
+    last = lab.say(phone, greeting)
+
+    full_disk(lab.path, on=False)
+    lab.now += 2
+    lab.say(phone, CHUNK)
+    lab.restart()
+    assert (lab.registry.keys("phone")[-1].key, lab.registry.keys("phone")[-1].source) == (
+        phone.keys.public,
+        how,
+    )
+    lab.refuses(said, greeting, "replayed")
+    lab.take(last, greeting)
+    if how == "token":
+        assert lab.registry.token(token.name, lab.now) is None
+
+
+def test_a_key_that_waits_for_the_disk_gives_way_to_what_was_decided_since(
+    lab: Gate, phone: Speaker, thief: Speaker
+) -> None:
+    full_disk(lab.path)
+    lab.say(thief, hello())
+    full_disk(lab.path, on=False)
+
+    other_process = Registry(lab.path, "demo")
+    other_process.add("phone", phone.keys.public, source="request", now=lab.now)
+    other_process.close()
+
+    lab.refuses_of(thief, CHUNK, "wrong-key")
+    lab.now += 2
+    lab.say(phone, hello())
+    assert [each.key for each in lab.registry.keys("phone")] == [phone.keys.public]
 
 
 def test_nothing_is_written_of_a_message_that_was_only_checked(

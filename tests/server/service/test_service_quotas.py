@@ -224,3 +224,15 @@ def test_a_full_disk_ends_nothing(device: MakeDevice, serve: Any, tmp_path: Path
         one.report(one.tasks.get(timeout=PATIENCE_S), one.wait_open())
     assert server.wait_for(RoundClosed).reports == 1
     server.join()
+
+
+def test_a_device_that_comes_while_the_disk_of_the_list_is_full_is_there(
+    device: MakeDevice, serve: Any, tmp_path: Path
+) -> None:
+    server = serve(rounds=1)
+    with sqlite3.connect(tmp_path / "out" / "devices.sqlite", timeout=30) as devices:
+        devices.execute(FULL.format(what="insert on keys"))
+    device("strong-0", seal=speaker_in(tmp_path / "device.key").seal)
+    assert "disk is full" in server.wait_for(Warned).text
+    assert server.wait_for(RoundClosed).reports == 1
+    server.join()
