@@ -143,6 +143,8 @@ class Reception:
         visitor = self._door.check(
             kind, device, message.topic, message.payload, most_devices=self._spec.limits.max_devices
         )
+        if visitor.again:
+            return
         said = visitor.message
         # After the signature: nobody else can use up a device's share. Before anything is written.
         if not isinstance(said, UpdateChunk) and not self._gate.shares(

@@ -43,13 +43,17 @@ class _Entry:
 
 @dataclass(frozen=True)
 class Visitor(Generic[AnyMessage]):
-    """A message that may come in. Nothing is stored of it before it is admitted."""
+    """A message that may come in. Nothing is stored of it before it is admitted.
+
+    ``again``: it was admitted before. Brokers send twice, and keep what is retained, and so may whoever can write there.
+    """
 
     device: str
     message: AnyMessage
     envelope: Envelope | None = None
     known: DeviceKey | None = None
     entry: _Entry | None = None
+    again: bool = False
 
 
 class Door:
@@ -108,9 +112,8 @@ class Door:
         entry = None
         if known is None and isinstance(message, Hello):
             entry = self._entry(device, topic, message, envelope, keys, most_devices)
-        if not issubclass(kind, UpdateChunk):
-            self._check_order(kind, device, envelope, known)
-        return Visitor(device, message, envelope, known, entry)
+        again = not issubclass(kind, UpdateChunk) and self._is_copy(kind, device, envelope, known)
+        return Visitor(device, message, envelope, known, entry, again)
 
     def admit(self, visitor: Visitor[AnyMessage]) -> None:
         """Store what has to be known of a message that was checked: a new key, and its number. Where a disk is full, that
@@ -207,17 +210,18 @@ class Door:
             raise IdentityError("revoked-key", error.message, device=device) from error
         self._note(_WELCOMES[entry.source].format(device=device, key=key.hex()))
 
-    def _check_order(
-        self, kind: type[Message], device: str, envelope: Envelope, known: DeviceKey | None
-    ) -> None:
-        """IdentityError for what was said before something that was heard already. The same once more is no harm: brokers
-        send twice, and keep what is retained."""
-        if envelope.at < max(self._heard.get((device, envelope.key, kind), 0), _stored(kind, known)):
+    def _is_copy(self, kind: type[Message], device: str, envelope: Envelope, known: DeviceKey | None) -> bool:
+        """Whether this process heard the same already. IdentityError for what was said before something that was heard.
+
+        What an earlier process heard last counts once more: it is retained, and its effect may be lost."""
+        heard = self._heard.get((device, envelope.key, kind), 0)
+        if envelope.at < max(heard, _stored(kind, known)):
             raise IdentityError(
                 "replayed",
                 f"a {kind.__name__} of {device} was said before another one that was heard already: somebody sends it again",
                 device=device,
             )
+        return known is not None and envelope.at == heard
 
     def _note_number(
         self, kind: type[Message], device: str, envelope: Envelope, known: DeviceKey | None

@@ -128,6 +128,21 @@ def test_what_was_said_before_is_not_said_again(lab: Gate, phone: Speaker, messa
         lab.take(new, message)
 
 
+def test_what_was_heard_is_a_copy_and_once_news_to_a_restarted_server(lab: Gate, phone: Speaker) -> None:
+    def again(payload: bytes, message: Message) -> bool:
+        return lab.door.check(type(message), "phone", topic_of(message), payload).again
+
+    said = [(message, lab.say(phone, message)) for message in (hello(), Status(online=True), DECLINE)]
+    assert all(again(payload, message) for message, payload in said)
+    lab.restart()
+    for message, payload in said:
+        assert not again(payload, message)
+        lab.take(payload, message)
+        assert again(payload, message)
+    lab.registry.forget("phone")
+    assert not again(said[0][1], hello())  # it brings its key in
+
+
 def test_a_will_is_old_once_its_device_is_back(lab: Gate, phone: Speaker) -> None:
     def connection() -> tuple[bytes, bytes]:
         number = phone.numbers.next(2)

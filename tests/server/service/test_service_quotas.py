@@ -25,6 +25,7 @@ from tests.wire.mqtt.speakers import speaker_in
 
 NOBODY = Address("127.0.0.1", 1)
 NUMBERS = dict.fromkeys(("step", "steps", "peak_bytes", "down_bytes", "up_bytes"), 0)
+PROGRESS = Progress(round=1, tier="strong", stage="train", loss=1.0, step_ms=1.0, **NUMBERS)
 
 
 class Flooded:
@@ -121,11 +122,10 @@ def test_a_deadline_passes_under_a_flood(flooded: Any) -> None:
     server.work()
     server.service._next()
     assert server.service.state.phase == "open"
-    progress = Progress(round=1, tier="strong", stage="train", loss=1.0, step_ms=1.0, **NUMBERS)
     for _ in range(20):
         server.now += 1.0
-        server.hear("strong-0", "progress", progress)
-        server.hear("strong-0", "progress", progress)  # the inbox is never empty
+        server.hear("strong-0", "progress", PROGRESS)
+        server.hear("strong-0", "progress", PROGRESS)  # the inbox is never empty
         server.service._next()
     assert server.service.state.round is None, "the round should have ended at its deadline"
 
@@ -202,6 +202,36 @@ def test_what_goes_over_a_devices_share_is_not_written(flooded: Any, tmp_path: P
     server.work()
     assert server.service._reception._gate.counts["messages too often"] > 700
     assert server.service._registry._db.total_changes - before < 300
+
+
+def test_copies_of_what_a_device_said_cost_it_nothing_and_change_nothing(
+    flooded: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = flooded(rounds=1)
+    speaker, mine = speaker_in(tmp_path / "device.key"), server.topics.device("strong-0")
+    said = {
+        "status": speaker.seal(mine.status, Status(online=True)),
+        "hello": speaker.seal(mine.hello, hello()),
+        "progress": speaker.seal(mine.progress, PROGRESS),
+    }
+    for leaf, payload in said.items():
+        server.hear("strong-0", leaf, payload)
+    server.work()
+    server.service._next()
+    assert server.service.state.phase == "open"
+    sent: list[Any] = []
+    monkeypatch.setattr(server.service._announcements, "send_task", lambda *task: sent.append(task))
+
+    for _ in range(300):
+        for leaf, payload in said.items():
+            server.hear("strong-0", leaf, payload)
+    server.work()
+
+    assert not sent and not server.service._reception._gate.counts
+    assert len(server.seen(DeviceSeen)) == 1
+    server.hear("strong-0", "hello", speaker.seal(mine.hello, hello(samples=7)))
+    server.work()
+    assert server.service.state.devices["strong-0"].samples == 7 and len(sent) == 1
 
 
 # -- a full disk -------------------------------------------------------------------------------------------------
