@@ -80,7 +80,7 @@ class Intake:
         self._came: dict[str, Traffic] = {}
         """Per known device, what came since its last report and is not in the journal."""
         self._spent: dict[str, int] = {}
-        """Per device with a task, bytes of the messages of this round that held pieces of its update."""
+        """Per device with a task, bytes of the messages of this round that held new pieces of its update."""
 
     def end_round(self, ended: OpenRound) -> None:
         """The round is over: what is not whole will not be; second copies of what was accepted are journaled."""
@@ -119,7 +119,23 @@ class Intake:
         if assignment.status != "open":
             answers = _edge(chunk) and self._gate.answers(device, known=True)
             return Verdict(self._repeated(assignment, number, chunk)) if answers else Verdict()
-        if active is None or not self._may_send(device, came, active.most_bytes(assignment.tier)):
+        return self._fed(assignment, number, chunk, came, state, active) if active is not None else Verdict()
+
+    def _fed(
+        self,
+        assignment: Assignment,
+        number: int,
+        chunk: UpdateChunk,
+        came: Traffic,
+        state: State,
+        active: ActiveRound,
+    ) -> Verdict:
+        """A piece for an open task."""
+        device = assignment.device
+        if self._assembly.holds(device, chunk):  # whoever overheard it can send it again
+            if chunk.index < chunk.count - 1 or not self._gate.answers_copy(device):
+                return Verdict()
+        elif not self._may_send(device, came, active.most_bytes(assignment.tier)):
             return Verdict()
         try:
             return self._piece(assignment, number, chunk, state, active)

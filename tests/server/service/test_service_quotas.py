@@ -234,6 +234,31 @@ def test_copies_of_what_a_device_said_cost_it_nothing_and_change_nothing(
     assert server.service.state.devices["strong-0"].samples == 7 and len(sent) == 1
 
 
+def piece(nonce: str, index: int, **changes: Any) -> UpdateChunk:
+    whole = {"nonce": nonce, "sha256": "0" * 64, "count": 3, "size": 3000, "data": bytes(1000), **changes}
+    return UpdateChunk(index=index, **whole)
+
+
+def test_copies_of_pieces_cost_a_device_nothing(federation: str, limits: Limits, tmp_path: Path) -> None:
+    once = msgspec.structs.replace(limits, update_copies=1)
+    server = Flooded(federation, once, tmp_path, rounds=1)
+    server.hear("strong-0", "hello", hello())
+    server.work()
+    current = server.service.state.round
+    assert current is not None
+    nonce, counts = current.assignments["strong-0"].nonce, server.service._reception._gate.counts
+    for _ in range(500):
+        server.hear("strong-0", "updates/1/0", piece(nonce, 0))
+        server.hear("strong-0", "updates/1/2", piece(nonce, 2))
+    server.work()
+    assert not counts["updates too often"] and counts["copies too often"] > 400
+    for _ in range(500):  # another one each time
+        server.hear("strong-0", "updates/1/0", piece(nonce, 0, sha256="1" * 64))
+        server.hear("strong-0", "updates/1/0", piece(nonce, 0))
+    server.work()
+    assert counts["updates too often"] > 100
+
+
 # -- a full disk -------------------------------------------------------------------------------------------------
 
 FULL = "create trigger full before {what} begin select raise(abort, 'database or disk is full'); end"
