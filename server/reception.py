@@ -29,7 +29,7 @@ from server.coordinator import machine as coordinator
 from server.coordinator.claims import addressed
 from server.coordinator.states import Rules, State
 from server.device_news import DeviceNews, ack_of, objection
-from server.identity.door import Door
+from server.identity.door import Door, Visitor
 from server.intake.declines import reason_of
 from server.intake.gate import Gate
 from server.intake.updates import Intake
@@ -115,23 +115,25 @@ class Reception:
         """What it says is done, or what is wrong with it is told. Never raises for what was sent."""
         if not message.payload:
             return
-        device, leaf = _UNKNOWN, ""
+        device, leaf, proven = _UNKNOWN, "", False
         try:
             device, leaf, numbers = self._topics.parse_device(message.topic)
             kind = _KINDS.get(leaf)
             whole = len(numbers) == (2 if kind is UpdateChunk else 0)
             if kind is not None and whole and self._admitted(device, leaf, len(message.payload)):
-                self._read(device, kind, numbers, message)
+                visitor = self._checked(device, kind, message)
+                proven = True
+                self._let_in(visitor, numbers, message)
         except IdentityError as error:
             # A status comes before the hello that brings its key in.
             if leaf != "status" and self._door.is_news(device, error):
                 text = printable(error.message)
-                self._object(events.Rejected(device=device, round=0, reason=error.reason, text=text))
+                self._object(events.Rejected(device=device, round=0, reason=error.reason, text=text), proven)
         except ProtocolError as error:
             if device in self._state.devices:
                 self._news.heard(device, "sent what cannot be read", self._clock())
             text = printable(error.message)
-            self._object(events.Rejected(device=device, round=0, reason="malformed", text=text))
+            self._object(events.Rejected(device=device, round=0, reason="malformed", text=text), proven)
         except StoreError as error:  # not acknowledged, so it comes again
             self._tellers.troubled(error)
 
@@ -139,10 +141,12 @@ class Reception:
         devices = self._state.devices
         return self._gate.admits(device, leaf, size, known=device in devices, devices=len(devices))
 
-    def _read(self, device: str, kind: type[_Said], numbers: tuple[int, ...], message: Incoming) -> None:
-        visitor = self._door.check(
-            kind, device, message.topic, message.payload, most_devices=self._spec.limits.max_devices
-        )
+    def _checked(self, device: str, kind: type[_Said], message: Incoming) -> Visitor[_Said]:
+        most = self._spec.limits.max_devices
+        return self._door.check(kind, device, message.topic, message.payload, most_devices=most)
+
+    def _let_in(self, visitor: Visitor[_Said], numbers: tuple[int, ...], message: Incoming) -> None:
+        device = visitor.device
         if visitor.again:
             return
         said = visitor.message
@@ -237,9 +241,10 @@ class Reception:
             text = printable(refusal.message)
             self._tellers.emit(events.Rejected(device=device, round=number, reason=refusal.reason, text=text))
 
-    def _object(self, refused: events.Rejected) -> None:
+    def _object(self, refused: events.Rejected, proven: bool = True) -> None:
         """Tell people, and the device itself, what is wrong with a message that is no update."""
-        if not self._gate.answers(refused.device, known=refused.device in self._state.devices):
+        known = refused.device in self._state.devices
+        if not self._gate.answers(refused.device, known=known, proven=proven):
             return
         self._tellers.emit(refused)
         if refused.device != _UNKNOWN:

@@ -14,12 +14,12 @@ import sqlalchemy as sa
 from safetensors.numpy import save
 
 from edgefl.wire.limits import Limits
-from edgefl.wire.mqtt.messages import Hello, Message, Progress, Status, UpdateChunk, encode
+from edgefl.wire.mqtt.messages import Ack, Hello, Message, Progress, Status, Task, UpdateChunk, encode
 from edgefl.wire.mqtt.session import Address, Incoming
 from edgefl.wire.mqtt.topics import Topics
 from server.events import DeviceSeen, Event, Limited, Rejected, RoundClosed, Warned
 from server.service import Service
-from tests.server.fleet import PATIENCE_S, ScriptedDevice, plan_for, trained, update_for
+from tests.server.fleet import PATIENCE_S, ScriptedDevice, chunks_of, plan_for, trained, update_for
 from tests.server.service.served import MakeDevice
 from tests.wire.mqtt.speakers import speaker_in
 
@@ -232,6 +232,45 @@ def test_copies_of_what_a_device_said_cost_it_nothing_and_change_nothing(
     server.hear("strong-0", "hello", speaker.seal(mine.hello, hello(samples=7)))
     server.work()
     assert server.service.state.devices["strong-0"].samples == 7 and len(sent) == 1
+
+
+def test_what_others_send_in_a_devices_name_keeps_no_answer_from_it(flooded: Any, tmp_path: Path) -> None:
+    server = flooded(rounds=2, min_devices=2, min_reports=2)
+    said: list[Ack] = []
+    server.service._reception._tellers = replace(
+        server.service._reception._tellers, answer=lambda _device, ack: said.append(ack)
+    )
+    speaker, mine = speaker_in(tmp_path / "device.key"), server.topics.device("strong-0")
+    server.hear("strong-0", "hello", speaker.seal(mine.hello, hello()))
+    server.hear("strong-1", "hello", hello())
+    server.work()
+    server.service._next()
+    current = server.service.state.round
+    assert current is not None
+    own = current.assignments["strong-0"]
+    task = Task(run=server.service._rules.run, round=1, tier=own.tier, seed=own.seed, nonce=own.nonce)
+    arrays = trained("strong-0", task)
+    [chunk] = chunks_of(
+        encode(update_for("strong-0", task, current.model_version, arrays)), own.nonce, 1 << 20
+    )
+    update = speaker.seal(mine.update(1, 0), chunk)
+    server.hear("strong-0", "updates/1/0", update)
+    server.work()
+    assert said[-1].status == "accepted"
+
+    for number in range(1000):
+        server.hear("strong-0", "updates/1/0", bytes([0xDF, number % 256]))
+        server.hear("strong-0", "updates/1/0", update[:-1] + bytes([update[-1] ^ 1]))
+    server.work()
+    said.clear()
+    for _ in range(1000):
+        server.hear("strong-0", "updates/1/0", update)
+    server.work()
+    assert {ack.status for ack in said} == {"accepted"} and len(said) < 100
+    other = msgspec.structs.replace(chunk, sha256="0" * 64)
+    server.hear("strong-0", "updates/1/0", speaker.seal(mine.update(1, 0), other))
+    server.work()
+    assert said[-1].reason == "other-update"
 
 
 def piece(nonce: str, index: int, **changes: Any) -> UpdateChunk:
