@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from edgefl.wire.errors import IdentityError, ProtocolError, StoreError, UpdateRejected
@@ -26,6 +26,7 @@ from server import events
 from server.active_round import ActiveRound
 from server.announcer import Announcer
 from server.coordinator import machine as coordinator
+from server.coordinator import roster
 from server.coordinator.claims import addressed
 from server.coordinator.states import Rules, State
 from server.device_news import DeviceNews, ack_of, objection
@@ -111,6 +112,14 @@ class Reception:
     def _state(self) -> State:
         return self._course.state
 
+    def at_start(self, state: State) -> State:
+        """``state`` as the journal has it, in which devices that are let in no more are away."""
+        devices = {
+            name: roster.gone(device) if self._door.shuts_out(name) else device
+            for name, device in state.devices.items()
+        }
+        return replace(state, devices=devices)
+
     def take(self, message: Incoming) -> None:
         """What it says is done, or what is wrong with it is told. Never raises for what was sent."""
         if not message.payload:
@@ -125,6 +134,7 @@ class Reception:
                 proven = True
                 self._let_in(visitor, numbers, message)
         except IdentityError as error:
+            self._leave_out(device)
             # A status comes before the hello that brings its key in.
             if leaf != "status" and self._door.is_news(device, error):
                 text = printable(error.message)
@@ -233,6 +243,17 @@ class Reception:
             self._tellers.troubled(error)
         self._tellers.emit(events.Declined(device=device, round=current.number, reason=reason, text=text))
         self._course.advance(coordinator.Declined(device, task.nonce, reason))
+
+    def _leave_out(self, device: str) -> None:
+        """Rounds go on without a device that has no good key any more: that it is offline it cannot say itself."""
+        known = self._state.devices.get(device)
+        if known is None or known == roster.gone(known):
+            return
+        try:
+            if self._door.shuts_out(device):
+                self._course.advance(coordinator.DeviceStatus(device, online=False, for_good=True))
+        except StoreError as error:
+            self._tellers.troubled(error)
 
     # -- what they are told ----------------------------------------------------------------------------------
 

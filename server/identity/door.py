@@ -126,6 +126,12 @@ class Door:
         if not isinstance(visitor.message, UpdateChunk):  # of these the task's nonce and the digest decide
             self._note_number(type(visitor.message), visitor.device, visitor.envelope, visitor.known)
 
+    def shuts_out(self, device: str) -> bool:
+        """Whether no key of the device is good, so that nothing that it may say is let in."""
+        keys, now = self._ledger.keys(device), self._clock()
+        good = any(each.state == "active" or (each.state == "retired" and now < each.until) for each in keys)
+        return not good and (self._enrolled or bool(keys))
+
     def trouble(self) -> StoreError | None:
         """Why something could not be stored since this was last asked; None if all was."""
         return self._ledger.trouble()

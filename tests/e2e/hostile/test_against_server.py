@@ -19,7 +19,7 @@ from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.envelope import bare
 from edgefl.wire.mqtt.messages import Hello, Progress, Round, Status, Task, UpdateChunk, encode
 from edgefl.wire.mqtt.session import Down, Incoming, Refused, Session
-from server.events import Rejected
+from server.events import Rejected, RoundClosed
 from tests.conftest import SessionFactory
 from tests.e2e.hostile.stage import DEVICES, EVERYTHING, TOPICS, Stage, Tap, changed, secured
 from tests.server.fleet import chunks_of, trained, update_for
@@ -221,15 +221,22 @@ def test_what_cannot_be_read_ends_nothing(stage: MakeStage, connect: SessionFact
 
 
 def test_a_revoked_key_is_no_key_at_once(stage: MakeStage) -> None:
-    """write: a theft that was noticed."""
-    fleet = stage(min_reports=1)
-    opened = fleet.opened()
-    _, [task, other] = opened
+    """write: a theft that was noticed. Its round gives the device up, and the next one does not wait for it."""
+    fleet = stage(min_reports=1, rounds=2, offline_grace_s=3.0)
+    honest, revoked = fleet.devices
+    opened, [task, other] = fleet.opened()
     fleet.registry.revoke("strong-1")
-    fleet.devices[1].report(other, opened[0])
+    revoked.report(other, opened)
     assert fleet.server.wait_for(Rejected).reason == "revoked-key"
-    fleet.devices[0].report(task, opened[0])
-    assert fleet.devices[0].acks.get(timeout=60.0).status == "accepted"
+    honest.report(task, opened)
+    assert honest.acks.get(timeout=60.0).status == "accepted"
+    assert fleet.server.wait_for(RoundClosed).reports == 1
+
+    honest.report(fleet.task_of(honest, 2), honest.wait_open(2))
+    closed = fleet.server.wait_for(RoundClosed)
+    fleet.server.join()
+    assert (closed.round, closed.outcome, closed.reports) == (2, "closed", 1)
+    assert all(task.round == 1 for task in revoked.tasks.queue), "the revoked device was selected"
 
 
 # -- the broker ------------------------------------------------------------------------------------------------

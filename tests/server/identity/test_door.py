@@ -218,6 +218,17 @@ def test_a_revoked_key_is_refused_at_once_and_introduces_nobody(
     fleet.refuses_of(speaker_in(tmp_path / "phone.key", 1 << 41), hello(), "unknown-key")
 
 
+def test_whose_keys_are_all_over_is_shut_out(lab: Gate, fleet: Gate, phone: Speaker, tmp_path: Path) -> None:
+    assert fleet.door.shuts_out("phone")  # with a list, names that are not on it
+    lab.registry.forget("phone")
+    lab.say(phone, hello())
+    assert not lab.door.shuts_out("phone")
+    lab.registry.revoke("phone")
+    assert lab.door.shuts_out("phone")
+    lab.registry.add("phone", bytes(32), source="request", now=lab.now)
+    assert not lab.door.shuts_out("phone")
+
+
 @pytest.mark.parametrize("gate", ["lab", "fleet"])
 def test_a_rotated_key_is_let_in_and_the_old_one_for_a_while(
     gate: str, phone: Speaker, tmp_path: Path, request: pytest.FixtureRequest

@@ -17,7 +17,9 @@ from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import Ack, Hello, Message, Progress, Status, Task, UpdateChunk, encode
 from edgefl.wire.mqtt.session import Address, Incoming
 from edgefl.wire.mqtt.topics import Topics
-from server.events import DeviceSeen, Event, Limited, Rejected, RoundClosed, Warned
+from server.coordinator import roster
+from server.coordinator.machine import Tick
+from server.events import DeviceLost, DeviceSeen, Event, Limited, Rejected, RoundClosed, Warned
 from server.service import Service
 from tests.server.fleet import PATIENCE_S, ScriptedDevice, chunks_of, plan_for, trained, update_for
 from tests.server.service.served import MakeDevice
@@ -217,7 +219,7 @@ def test_copies_of_what_a_device_said_cost_it_nothing_and_change_nothing(
     for leaf, payload in said.items():
         server.hear("strong-0", leaf, payload)
     server.work()
-    server.service._next()
+    server.service.advance(Tick())
     assert server.service.state.phase == "open"
     sent: list[Any] = []
     monkeypatch.setattr(server.service._announcements, "send_task", lambda *task: sent.append(task))
@@ -244,7 +246,7 @@ def test_what_others_send_in_a_devices_name_keeps_no_answer_from_it(flooded: Any
     server.hear("strong-0", "hello", speaker.seal(mine.hello, hello()))
     server.hear("strong-1", "hello", hello())
     server.work()
-    server.service._next()
+    server.service.advance(Tick())
     current = server.service.state.round
     assert current is not None
     own = current.assignments["strong-0"]
@@ -271,6 +273,25 @@ def test_what_others_send_in_a_devices_name_keeps_no_answer_from_it(flooded: Any
     server.hear("strong-0", "updates/1/0", speaker.seal(mine.update(1, 0), other))
     server.work()
     assert said[-1].reason == "other-update"
+
+
+def test_a_device_whose_keys_were_revoked_is_away_at_once(flooded: Any, tmp_path: Path) -> None:
+    server = flooded(min_devices=3)
+    for name in ("strong-0", "strong-1"):
+        speaker, mine = speaker_in(tmp_path / f"{name}.key"), server.topics.device(name)
+        server.hear(name, "hello", speaker.seal(mine.hello, hello()))
+    server.work()
+    before = server.service.state
+    assert server.service._reception.at_start(before) == before
+    server.service._registry.revoke("strong-1")
+    server.hear("strong-0", "progress", b"not signed")
+    server.hear("strong-1", "status", speaker.seal(mine.status, Status(online=True)))
+    server.work()
+
+    known = server.service.state.devices
+    assert known["strong-0"].online and known["strong-1"] == roster.gone(known["strong-1"])
+    assert [event.device for event in server.seen(DeviceLost)] == ["strong-1"]
+    assert server.service._reception.at_start(before).devices == known
 
 
 def piece(nonce: str, index: int, **changes: Any) -> UpdateChunk:
