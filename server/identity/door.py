@@ -103,9 +103,8 @@ class Door:
         if known is None and not issubclass(kind, Hello):
             if self._enrolled or keys:
                 raise _unknown(device, envelope, keys)
-            return Visitor(
-                device, verified(kind, topic, envelope)
-            )  # a name that never said hello has no say in anything
+            # A name that never said hello has no say in anything: not even its number is kept.
+            return Visitor(device, verified(kind, topic, envelope))
         if known is not None:
             self._check_good(device, known)
         message = verified(kind, topic, envelope)
