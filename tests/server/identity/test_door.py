@@ -2,94 +2,18 @@
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from edgefl.wire.enrolment import new_token, proof
 from edgefl.wire.errors import IdentityError
-from edgefl.wire.keys import MOST_SUCCESSIONS, rotate
+from edgefl.wire.keys import rotate
 from edgefl.wire.mqtt.envelope import Speaker
-from edgefl.wire.mqtt.messages import Decline, Hello, Message, Progress, Status, UpdateChunk, encode
-from edgefl.wire.mqtt.topics import Topics
-from server.identity.door import Door
+from edgefl.wire.mqtt.messages import Decline, Hello, Message, Progress, Status, encode
 from server.identity.registry import Registry
+from tests.server.identity.lab import CHUNK, DECLINE, MINE, Gate, hello, topic_of
 from tests.wire.mqtt.speakers import speaker_in
-
-MINE = Topics("demo").device("phone")
-CHUNK = UpdateChunk(nonce="n", sha256="ab" * 32, index=0, count=1, size=1, data=b"x")
-DECLINE = Decline(round=1, nonce="n", reason="failed")
-
-
-def hello(samples: int = 1, **fields: object) -> Hello:
-    return Hello(agent="t", memory_bytes=1, cores=1, samples=samples, engines={}, **fields)  # type: ignore[arg-type]
-
-
-def topic_of(message: Message) -> str:
-    topics = {Hello: MINE.hello, Status: MINE.status, Decline: MINE.declines, UpdateChunk: MINE.update(1, 0)}
-    return topics.get(type(message), MINE.progress)
-
-
-@dataclass
-class Gate:
-    """A door of a list of devices, which a test may close and open again."""
-
-    path: Path
-    enrolled: bool = False
-    now: float = 1000.0
-    notes: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.restart()
-
-    def restart(self) -> None:
-        self.registry = Registry(self.path, "demo")
-        self.door = Door(self.registry, self.notes.append, enrolled=self.enrolled, clock=lambda: self.now)
-
-    def take(self, payload: bytes, message: Message) -> Message:
-        return self.door.open(type(message), "phone", topic_of(message), payload)
-
-    def say(self, speaker: Speaker, message: Message) -> bytes:
-        payload = speaker.seal(topic_of(message), message)
-        self.take(payload, message)
-        return payload
-
-    def refuses(self, payload: bytes, message: Message, reason: str) -> None:
-        before = self.registry.all()
-        with pytest.raises(IdentityError) as caught:
-            self.take(payload, message)
-        assert caught.value.reason == reason
-        assert self.registry.all() == before
-
-    def refuses_of(self, speaker: Speaker, message: Message, reason: str) -> None:
-        self.refuses(speaker.seal(topic_of(message), message), message, reason)
-
-
-@pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Gate]:
-    gate = Gate(tmp_path / "devices.sqlite")
-    yield gate
-    gate.registry.close()
-
-
-@pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Gate]:
-    gate = Gate(tmp_path / "devices.sqlite", enrolled=True)
-    yield gate
-    gate.registry.close()
-
-
-@pytest.fixture
-def phone(tmp_path: Path) -> Speaker:
-    return speaker_in(tmp_path / "phone.key")
-
-
-@pytest.fixture
-def thief(tmp_path: Path) -> Speaker:
-    return speaker_in(tmp_path / "thief.key", first=1 << 40)
 
 
 def test_the_first_key_of_a_name_is_trusted_and_it_is_said(lab: Gate, phone: Speaker, thief: Speaker) -> None:
@@ -250,140 +174,6 @@ def test_a_rotated_key_is_let_in_and_the_old_one_for_a_while(
         ("retired", "request"),
         ("active", "rotation"),
     ]
-
-
-def rotated(path: Path, number: int, now: float, overlap_s: float = 60.0) -> Speaker:
-    rotate(path, overlap_s=overlap_s, now=now)
-    return speaker_in(path, 1 << (41 + number))
-
-
-def test_a_key_follows_another_only_so_often(lab: Gate, phone: Speaker, tmp_path: Path) -> None:
-    lab.say(phone, hello())
-    lab.say(rotated(tmp_path / "phone.key", 0, lab.now), hello())
-    hasty = rotated(tmp_path / "phone.key", 1, lab.now)
-    lab.refuses_of(hasty, hello(), "too-soon")
-    lab.restart()
-    lab.refuses_of(hasty, hello(), "too-soon")
-    lab.now += 61
-
-    lab.say(hasty, hello())
-
-
-def test_a_device_has_few_keys_however_often_they_follow_each_other(
-    lab: Gate, phone: Speaker, tmp_path: Path
-) -> None:
-    lab.registry.add("phone", b"\x01" * 32, source="request", now=lab.now)
-    lab.registry.revoke("phone")
-    lab.registry.add("phone", phone.keys.public, source="request", now=lab.now)
-    for number in range(12):
-        overlap_s = 1e9 if number == 2 else 60.0  # that one is good for long, whatever came after it
-        phone = rotated(tmp_path / "phone.key", number, lab.now, overlap_s)
-        lab.say(phone, hello())
-        lab.now += 61
-
-    states = [each.state for each in lab.registry.keys("phone")]
-    assert states == ["revoked", *["retired"] * (MOST_SUCCESSIONS - 1), "active"]
-    assert lab.registry.keys("phone")[1].until > lab.now
-    lab.say(phone, CHUNK)
-
-
-def test_names_on_first_use_are_bounded(lab: Gate, phone: Speaker) -> None:
-    def come(name: str) -> None:
-        topic = Topics("demo").device(name).hello
-        payload = phone.seal(topic, hello())
-        lab.door.admit(lab.door.check(Hello, name, topic, payload, most_devices=3))
-
-    for name in ("a", "b", "c", "b"):
-        come(name)
-    lab.restart()
-    with pytest.raises(IdentityError, match=r"limits\.max_devices") as caught:
-        come("d")
-    assert caught.value.reason == "too-many-devices" and lab.registry.devices() == 3
-    come("c")
-    lab.registry.forget("b")
-    come("d")
-
-
-def full_disk(path: Path, on: bool = True) -> None:
-    with sqlite3.connect(path) as disk:
-        for what in ("insert", "update"):
-            name = f"full_{what}"
-            if on:
-                disk.execute(
-                    f"CREATE TRIGGER {name} BEFORE {what} ON keys BEGIN SELECT raise(abort, 'disk is full'); END"
-                )
-            else:
-                disk.execute(f"DROP TRIGGER {name}")
-
-
-@pytest.mark.parametrize("how", ["first-use", "rotation", "token"])
-def test_a_full_disk_keeps_nobody_out(
-    lab: Gate, phone: Speaker, thief: Speaker, tmp_path: Path, how: str
-) -> None:
-    greeting = hello()
-    if how == "token":
-        token = new_token(b"\x01" * 32)
-        lab.registry.issue(token, "phone", valid_until=lab.now + 1000)
-        greeting = hello(token=token.name, proof=proof(token.secret, MINE.hello, phone.keys.public))
-    if how == "rotation":
-        lab.say(phone, hello())
-        phone = rotated(tmp_path / "phone.key", 0, lab.now)
-    before = lab.registry.all()
-    full_disk(lab.path)
-
-    lab.say(phone, greeting)
-    said = lab.say(phone, greeting)
-    lab.say(phone, Status(online=True))
-    lab.say(phone, CHUNK)
-    assert "disk is full" in str(lab.door.trouble()) and lab.door.trouble() is None
-    lab.refuses_of(thief, hello(), "wrong-key")
-    assert lab.registry.all() == before
-    last = lab.say(phone, greeting)
-
-    full_disk(lab.path, on=False)
-    lab.now += 2
-    lab.say(phone, CHUNK)
-    lab.restart()
-    assert (lab.registry.keys("phone")[-1].key, lab.registry.keys("phone")[-1].source) == (
-        phone.keys.public,
-        how,
-    )
-    lab.refuses(said, greeting, "replayed")
-    lab.take(last, greeting)
-    if how == "token":
-        assert lab.registry.token(token.name, lab.now) is None
-
-
-def test_a_key_that_waits_for_the_disk_gives_way_to_what_was_decided_since(
-    lab: Gate, phone: Speaker, thief: Speaker
-) -> None:
-    full_disk(lab.path)
-    lab.say(thief, hello())
-    full_disk(lab.path, on=False)
-
-    other_process = Registry(lab.path, "demo")
-    other_process.add("phone", phone.keys.public, source="request", now=lab.now)
-    other_process.close()
-
-    lab.refuses_of(thief, CHUNK, "wrong-key")
-    lab.now += 2
-    lab.say(phone, hello())
-    assert [each.key for each in lab.registry.keys("phone")] == [phone.keys.public]
-
-
-def test_nothing_is_written_of_a_message_that_was_only_checked(
-    lab: Gate, phone: Speaker, tmp_path: Path
-) -> None:
-    def check(speaker: Speaker, message: Message) -> None:
-        before = lab.registry.all()
-        topic = topic_of(message)
-        lab.door.check(type(message), "phone", topic, speaker.seal(topic, message))
-        assert lab.registry.all() == before
-
-    check(phone, hello())
-    lab.say(phone, hello())
-    check(phone, Status(online=True))
-    check(rotated(tmp_path / "phone.key", 0, lab.now), hello())
 
 
 def test_a_device_that_lost_its_store_is_let_in_once_it_was_forgotten(
