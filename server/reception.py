@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from edgefl.wire.errors import IdentityError, ProtocolError, StoreError, UpdateRejected
@@ -26,10 +26,11 @@ from server import events
 from server.active_round import ActiveRound
 from server.announcer import Announcer
 from server.coordinator import machine as coordinator
+from server.coordinator import roster
 from server.coordinator.claims import addressed
 from server.coordinator.states import Rules, State
 from server.device_news import DeviceNews, ack_of, objection
-from server.identity.door import Door
+from server.identity.door import Door, Visitor
 from server.intake.declines import reason_of
 from server.intake.gate import Gate
 from server.intake.updates import Intake
@@ -111,27 +112,38 @@ class Reception:
     def _state(self) -> State:
         return self._course.state
 
+    def at_start(self, state: State) -> State:
+        """``state`` as the journal has it, in which devices that are let in no more are away."""
+        devices = {
+            name: roster.gone(device) if self._door.shuts_out(name) else device
+            for name, device in state.devices.items()
+        }
+        return replace(state, devices=devices)
+
     def take(self, message: Incoming) -> None:
         """What it says is done, or what is wrong with it is told. Never raises for what was sent."""
         if not message.payload:
             return
-        device, leaf = _UNKNOWN, ""
+        device, leaf, proven = _UNKNOWN, "", False
         try:
             device, leaf, numbers = self._topics.parse_device(message.topic)
             kind = _KINDS.get(leaf)
             whole = len(numbers) == (2 if kind is UpdateChunk else 0)
             if kind is not None and whole and self._admitted(device, leaf, len(message.payload)):
-                self._read(device, kind, numbers, message)
+                visitor = self._checked(device, kind, message)
+                proven = True
+                self._let_in(visitor, numbers, message)
         except IdentityError as error:
+            self._leave_out(device)
             # A status comes before the hello that brings its key in.
             if leaf != "status" and self._door.is_news(device, error):
                 text = printable(error.message)
-                self._object(events.Rejected(device=device, round=0, reason=error.reason, text=text))
+                self._object(events.Rejected(device=device, round=0, reason=error.reason, text=text), proven)
         except ProtocolError as error:
             if device in self._state.devices:
                 self._news.heard(device, "sent what cannot be read", self._clock())
             text = printable(error.message)
-            self._object(events.Rejected(device=device, round=0, reason="malformed", text=text))
+            self._object(events.Rejected(device=device, round=0, reason="malformed", text=text), proven)
         except StoreError as error:  # not acknowledged, so it comes again
             self._tellers.troubled(error)
 
@@ -139,13 +151,23 @@ class Reception:
         devices = self._state.devices
         return self._gate.admits(device, leaf, size, known=device in devices, devices=len(devices))
 
-    def _read(self, device: str, kind: type[_Said], numbers: tuple[int, ...], message: Incoming) -> None:
-        said = self._door.open(kind, device, message.topic, message.payload)
-        # After the signature: nobody else can use up a device's share.
+    def _checked(self, device: str, kind: type[_Said], message: Incoming) -> Visitor[_Said]:
+        most = self._spec.limits.max_devices
+        return self._door.check(kind, device, message.topic, message.payload, most_devices=most)
+
+    def _let_in(self, visitor: Visitor[_Said], numbers: tuple[int, ...], message: Incoming) -> None:
+        device = visitor.device
+        if visitor.again:
+            return
+        said = visitor.message
+        # After the signature: nobody else can use up a device's share. Before anything is written.
         if not isinstance(said, UpdateChunk) and not self._gate.shares(
             device, known=device in self._state.devices
         ):
             return
+        self._door.admit(visitor)
+        if (trouble := self._door.trouble()) is not None:
+            self._tellers.troubled(trouble)
         match said:
             case UpdateChunk():
                 came = Traffic.of(message.topic, len(message.payload), qos=1)
@@ -222,6 +244,17 @@ class Reception:
         self._tellers.emit(events.Declined(device=device, round=current.number, reason=reason, text=text))
         self._course.advance(coordinator.Declined(device, task.nonce, reason))
 
+    def _leave_out(self, device: str) -> None:
+        """Rounds go on without a device that has no good key any more: that it is offline it cannot say itself."""
+        known = self._state.devices.get(device)
+        if known is None or known == roster.gone(known):
+            return
+        try:
+            if self._door.shuts_out(device):
+                self._course.advance(coordinator.DeviceStatus(device, online=False, for_good=True))
+        except StoreError as error:
+            self._tellers.troubled(error)
+
     # -- what they are told ----------------------------------------------------------------------------------
 
     def _misaddressed(self, device: str, number: int, refusal: UpdateRejected) -> None:
@@ -229,9 +262,10 @@ class Reception:
             text = printable(refusal.message)
             self._tellers.emit(events.Rejected(device=device, round=number, reason=refusal.reason, text=text))
 
-    def _object(self, refused: events.Rejected) -> None:
+    def _object(self, refused: events.Rejected, proven: bool = True) -> None:
         """Tell people, and the device itself, what is wrong with a message that is no update."""
-        if not self._gate.answers(refused.device, known=refused.device in self._state.devices):
+        known = refused.device in self._state.devices
+        if not self._gate.answers(refused.device, known=known, proven=proven):
             return
         self._tellers.emit(refused)
         if refused.device != _UNKNOWN:

@@ -136,8 +136,12 @@ def _hello(
 
 def _seen(state: State, event: DeviceStatus, now: float) -> State:
     known = state.devices.get(event.device)
-    if known is None or known.online == event.online:
-        return state  # a stranger is nobody before its hello; "offline" twice does not restart the grace
+    if known is None:
+        return state  # a stranger is nobody before its hello
+    if event.for_good:
+        return replace(state, devices={**state.devices, event.device: roster.gone(known)})
+    if known.online == event.online:
+        return state  # "offline" twice does not restart the grace
     device = replace(known, online=event.online, seen=now)
     return replace(state, devices={**state.devices, event.device: device})
 

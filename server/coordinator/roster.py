@@ -6,7 +6,7 @@ import hashlib
 import heapq
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from edgefl.system.sizes import mebibytes
@@ -34,6 +34,11 @@ class Device:
     def eligible(self, now: float, grace_s: float) -> bool:
         """Whether a round may select it: it has a tier, and is online or went offline less than ``grace_s`` ago."""
         return bool(self.tier) and (self.online or now - self.seen < grace_s)
+
+
+def gone(device: Device) -> Device:
+    """The device as one that is away, and that nobody expects back."""
+    return replace(device, online=False, seen=0.0)
 
 
 def tier_of(tiers: Sequence[TierRule], device: str, memory_bytes: int) -> str:

@@ -144,10 +144,11 @@ class DeviceHello:
 
 @dataclass(frozen=True)
 class DeviceStatus:
-    """The broker says a device came or went."""
+    """The broker says a device came or went. ``for_good``: it has no grace, as it is let in no more."""
 
     device: str
     online: bool
+    for_good: bool = False
 
 
 @dataclass(frozen=True)

@@ -8,17 +8,52 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic
 
 from edgefl.wire.enrolment import proves
-from edgefl.wire.errors import ConfigError, IdentityError
+from edgefl.wire.errors import ConfigError, IdentityError, StoreError
 from edgefl.wire.keys import FOREVER, known_after, shown
 from edgefl.wire.mqtt.envelope import Envelope, unwrap, verified
 from edgefl.wire.mqtt.messages import AnyMessage, Hello, Message, Status, UpdateChunk, decode
-from server.identity.registry import DeviceKey, Registry
+from server.identity.ledger import Ledger
+from server.identity.registry import DeviceKey, Registry, Source
 
 _MOST_TOLD = 1024
 _MOST_HEARD = 100_000
+_MOST_NAMES = 100_000
+_WELCOMES: dict[Source, str] = {
+    "token": "device {device} is enrolled by a token, with the key {key}",
+    "rotation": "device {device} has a new key {key}, which its old one introduced",
+    "first-use": "trust on first use: device {device} is who has the key {key} from now on",
+}
+_BETWEEN_ROTATIONS_S = 60.0
+"""A device's key follows another at most that often: each is a row, and a write that waits for the disk."""
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """How a new key comes onto the list. ``until``: when the one before it ends."""
+
+    source: Source
+    until: int = 0
+    token: str = ""
+
+
+@dataclass(frozen=True)
+class Visitor(Generic[AnyMessage]):
+    """A message that may come in. Nothing is stored of it before it is admitted.
+
+    ``again``: it was admitted before. Brokers send twice, and keep what is retained, and so may whoever can write there.
+    """
+
+    device: str
+    message: AnyMessage
+    envelope: Envelope | None = None
+    known: DeviceKey | None = None
+    entry: _Entry | None = None
+    again: bool = False
 
 
 class Door:
@@ -35,7 +70,7 @@ class Door:
         enrolled: bool,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._registry = registry
+        self._ledger = Ledger(registry, clock)
         self._note = note
         self._enrolled = enrolled
         self._clock = clock
@@ -43,25 +78,62 @@ class Door:
         self._told: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     def open(self, kind: type[AnyMessage], device: str, topic: str, payload: bytes) -> AnyMessage:
-        """The device's message. IdentityError if it is not its own word, or old; ProtocolError if it is malformed."""
+        """The device's message, checked and admitted."""
+        visitor = self.check(kind, device, topic, payload)
+        self.admit(visitor)
+        return visitor.message
+
+    def check(
+        self,
+        kind: type[AnyMessage],
+        device: str,
+        topic: str,
+        payload: bytes,
+        *,
+        most_devices: int = _MOST_NAMES,
+    ) -> Visitor[AnyMessage]:
+        """The device's message, of which nothing is stored yet. IdentityError if it is not its own word, or old, or of one
+        name more than ``most_devices``; ProtocolError if it is malformed."""
         envelope = unwrap(payload, kind)
-        keys = self._registry.keys(device)
+        keys = self._ledger.keys(device)
         if envelope is None:
             self._check_bare(kind, device, keys)
-            return decode(kind, payload)
+            return Visitor(device, decode(kind, payload))
         known = next((each for each in keys if each.key == envelope.key), None)
         if known is None and not issubclass(kind, Hello):
             if self._enrolled or keys:
                 raise _unknown(device, envelope, keys)
-            return verified(kind, topic, envelope)  # a name that never said hello has no say in anything
+            # A name that never said hello has no say in anything: not even its number is kept.
+            return Visitor(device, verified(kind, topic, envelope))
         if known is not None:
             self._check_good(device, known)
         message = verified(kind, topic, envelope)
+        entry = None
         if known is None and isinstance(message, Hello):
-            self._welcome(device, topic, message, envelope, keys)
-        if not issubclass(kind, UpdateChunk):  # of these the task's nonce and the digest decide
-            self._in_order(kind, device, envelope, known)
-        return message
+            entry = self._entry(device, topic, message, envelope, keys, most_devices)
+        again = not issubclass(kind, UpdateChunk) and self._is_copy(kind, device, envelope, known)
+        return Visitor(device, message, envelope, known, entry, again)
+
+    def admit(self, visitor: Visitor[AnyMessage]) -> None:
+        """Store what has to be known of a message that was checked: a new key, and its number. Where a disk is full, that
+        is kept for later: see :meth:`trouble`."""
+        self._ledger.retry()
+        if visitor.envelope is None:
+            return
+        if visitor.entry is not None:
+            self._welcome(visitor.device, visitor.envelope.key, visitor.entry)
+        if not isinstance(visitor.message, UpdateChunk):  # of these the task's nonce and the digest decide
+            self._note_number(type(visitor.message), visitor.device, visitor.envelope, visitor.known)
+
+    def shuts_out(self, device: str) -> bool:
+        """Whether no key of the device is good, so that nothing that it may say is let in."""
+        keys, now = self._ledger.keys(device), self._clock()
+        good = any(each.state == "active" or (each.state == "retired" and now < each.until) for each in keys)
+        return not good and (self._enrolled or bool(keys))
+
+    def trouble(self) -> StoreError | None:
+        """Why something could not be stored since this was last asked; None if all was."""
+        return self._ledger.trouble()
 
     def is_news(self, device: str, error: IdentityError) -> bool:
         """Whether that is refused for the first time: whoever can send can send it a million times."""
@@ -94,55 +166,79 @@ class Door:
                 device=device,
             )
 
-    def _welcome(
-        self, device: str, topic: str, hello: Hello, envelope: Envelope, keys: list[DeviceKey]
-    ) -> None:
-        """Take a new key onto the list, by a token, by the word of the key before it, or as the first of its name."""
-        now = self._clock()
-        if hello.token and self._redeemed(device, topic, hello, envelope, now):
-            self._note(f"device {device} is enrolled by a token, with the key {envelope.key.hex()}")
-            return
+    def _entry(
+        self,
+        device: str,
+        topic: str,
+        hello: Hello,
+        envelope: Envelope,
+        keys: Sequence[DeviceKey],
+        most_devices: int,
+    ) -> _Entry:
+        """How a new key comes onto the list: by a token, by the word of the key before it, or as the first of its name."""
+        if hello.token and self._proven(device, topic, hello, envelope):
+            return _Entry("token", token=hello.token)
         roots = {each.key: FOREVER for each in keys if each.state == "active"}
         if roots and envelope.key in (after := known_after(roots, envelope.succession)):
-            until = min(after[key] for key in roots)
-            self._registry.add(device, envelope.key, source="rotation", now=now, until=until)
-            self._note(f"device {device} has a new key {envelope.key.hex()}, which its old one introduced")
-            return
+            self._check_pace(device, keys)
+            return _Entry("rotation", until=min(after[key] for key in roots))
         if self._enrolled or keys:
             raise _unknown(device, envelope, keys)
-        self._registry.add(device, envelope.key, source="first-use", now=now)
-        self._note(f"trust on first use: device {device} is who has the key {envelope.key.hex()} from now on")
+        if self._ledger.devices() >= most_devices:
+            raise IdentityError(
+                "too-many-devices",
+                f"device {device} is not let in: {most_devices} names are known already; forget some "
+                "(`edgefl enroll forget`), raise limits.max_devices, or let in devices of a list only",
+                device=device,
+            )
+        return _Entry("first-use")
 
-    def _redeemed(self, device: str, topic: str, hello: Hello, envelope: Envelope, now: float) -> bool:
-        token = self._registry.token(hello.token, now)
-        if token is None or token[0] != device or not proves(token[1], topic, envelope.key, hello.proof):
-            return False
+    def _proven(self, device: str, topic: str, hello: Hello, envelope: Envelope) -> bool:
+        token = self._ledger.token(hello.token, self._clock())
+        return token is not None and token[0] == device and proves(token[1], topic, envelope.key, hello.proof)
+
+    def _check_pace(self, device: str, keys: Sequence[DeviceKey]) -> None:
+        [last] = [each for each in keys if each.state == "active"][-1:]
+        if last.source == "rotation" and 0 <= self._clock() - last.added_at < _BETWEEN_ROTATIONS_S:
+            raise IdentityError(
+                "too-soon",
+                f"key {shown(last.key)} of {device} took another's place less than {_BETWEEN_ROTATIONS_S:g} s ago: "
+                "connect again later",
+                device=device,
+            )
+
+    def _welcome(self, device: str, key: bytes, entry: _Entry) -> None:
+        now = self._clock()
         try:
-            self._registry.redeem(hello.token, device, envelope.key, now=now)
+            self._ledger.add(device, key, source=entry.source, now=now, until=entry.until, token=entry.token)
         except ConfigError as error:
             raise IdentityError("revoked-key", error.message, device=device) from error
-        return True
+        self._note(_WELCOMES[entry.source].format(device=device, key=key.hex()))
 
-    def _in_order(
-        self, kind: type[Message], device: str, envelope: Envelope, known: DeviceKey | None
-    ) -> None:
-        """IdentityError for what was said before something that was heard already. The same once more is no harm: brokers
-        send twice, and keep what is retained."""
-        stored = {Hello: known.hello_at, Status: known.status_at} if known else {Hello: 0, Status: 0}
-        at, place = envelope.at, (device, envelope.key, kind)
-        last = max(self._heard.get(place, 0), stored.get(kind, 0))
-        if at < last:
+    def _is_copy(self, kind: type[Message], device: str, envelope: Envelope, known: DeviceKey | None) -> bool:
+        """Whether this process heard the same already. IdentityError for what was said before something that was heard.
+
+        What an earlier process heard last counts once more: it is retained, and its effect may be lost."""
+        heard = self._heard.get((device, envelope.key, kind), 0)
+        if envelope.at < max(heard, _stored(kind, known)):
             raise IdentityError(
                 "replayed",
                 f"a {kind.__name__} of {device} was said before another one that was heard already: somebody sends it again",
                 device=device,
             )
+        return known is not None and envelope.at == heard
+
+    def _note_number(
+        self, kind: type[Message], device: str, envelope: Envelope, known: DeviceKey | None
+    ) -> None:
+        at, place = envelope.at, (device, envelope.key, kind)
+        news = at > max(self._heard.get(place, 0), _stored(kind, known))
         self._heard[place] = at
         self._heard.move_to_end(place)
         if len(self._heard) > _MOST_HEARD:
             self._heard.popitem(last=False)
-        if at > last and kind in stored:
-            self._registry.heard(
+        if news and kind in (Hello, Status):
+            self._ledger.heard(
                 device,
                 envelope.key,
                 hello_at=at if kind is Hello else 0,
@@ -150,7 +246,12 @@ class Door:
             )
 
 
-def _unknown(device: str, envelope: Envelope, keys: list[DeviceKey]) -> IdentityError:
+def _stored(kind: type[Message], known: DeviceKey | None) -> int:
+    """The number of the last message of a kind, as far as the list has it."""
+    return {Hello: known.hello_at, Status: known.status_at}.get(kind, 0) if known else 0
+
+
+def _unknown(device: str, envelope: Envelope, keys: Sequence[DeviceKey]) -> IdentityError:
     good = ", ".join(shown(each.key) for each in keys if each.state == "active")
     if not good:
         text = f"device {device} with the key {envelope.key.hex()} is not enrolled: give it a token (`edgefl enroll token`)"

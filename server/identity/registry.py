@@ -22,7 +22,7 @@ import msgspec
 
 from edgefl.wire.enrolment import Token
 from edgefl.wire.errors import ConfigError, StoreError
-from edgefl.wire.keys import FOREVER
+from edgefl.wire.keys import FOREVER, MOST_SUCCESSIONS
 
 State = Literal["active", "retired", "revoked"]
 Source = Literal["first-use", "token", "request", "rotation"]
@@ -41,6 +41,11 @@ CREATE TABLE IF NOT EXISTS facts(name TEXT PRIMARY KEY, value TEXT NOT NULL);
 
 _OF_ALL = (
     "SELECT device, key, state, source, until, added_at, hello_at, status_at FROM keys WHERE federation = ?"
+)
+_PRUNE = (
+    # One that is over goes before one that is still good for a while, the older before the younger.
+    "DELETE FROM keys WHERE rowid IN (SELECT rowid FROM keys WHERE federation = ? AND device = ? AND state = 'retired' "
+    "ORDER BY until > ? DESC, added_at DESC, rowid DESC LIMIT -1 OFFSET ?)"
 )
 _MOST_READ = 100_000
 
@@ -72,6 +77,7 @@ class Registry:
         self._federation = federation
         self._lock = threading.Lock()
         self._read: dict[str, list[DeviceKey]] = {}
+        self._count: int | None = None
         self._version = 0
         path.parent.mkdir(parents=True, exist_ok=True)
         # Secrets of tokens that nobody has used lie in it.
@@ -114,31 +120,50 @@ class Registry:
     def keys(self, device: str) -> list[DeviceKey]:
         """All that a device ever had, the oldest first."""
         with self._using() as db:
-            # It is asked for every message: another process's changes show in a number.
-            [(version,)] = db.execute("PRAGMA data_version").fetchall()
-            if version != self._version or len(self._read) > _MOST_READ:
-                self._read, self._version = {}, version
+            self._look(db)
             if device not in self._read:
                 self._read[device] = _rows(
                     db, f"{_OF_ALL} AND device = ? ORDER BY added_at, rowid", self._federation, device
                 )
             return self._read[device]
 
+    def devices(self) -> int:
+        """How many names have keys."""
+        with self._using() as db:
+            self._look(db)
+            if self._count is None:
+                count = "SELECT count(DISTINCT device) FROM keys WHERE federation = ?"
+                [(self._count,)] = db.execute(count, (self._federation,)).fetchall()
+            return int(self._count)
+
+    def _look(self, db: sqlite3.Connection) -> None:
+        """Keys are asked for with every message: another process's changes show in a number."""
+        [(version,)] = db.execute("PRAGMA data_version").fetchall()
+        if version != self._version or len(self._read) > _MOST_READ:
+            self._read, self._count, self._version = {}, None, version
+
     def all(self) -> list[DeviceKey]:
         """Those of all devices, by name, the oldest first."""
         with self._using() as db:
             return _rows(db, f"{_OF_ALL} ORDER BY device, added_at, rowid", self._federation)
 
-    def add(self, device: str, key: bytes, *, source: Source, now: float, until: int = 0) -> None:
-        """Make ``key`` the device's. The one before it is good until ``until``, seconds since 1970; one that was revoked
-        stays so. ConfigError for a key that was revoked."""
-        if any(known.key == key and known.state == "revoked" for known in self.keys(device)):
+    def add(
+        self, device: str, key: bytes, *, source: Source, now: float, until: int = 0, token: str = ""
+    ) -> None:
+        """Make ``key`` the device's, and use up the token of that name. The one before it is good until ``until``, seconds
+        since 1970; one that was revoked stays so. Of the others it keeps as many as a chain of rotations has.
+
+        ConfigError for a key that was revoked."""
+        known = self.keys(device)
+        if any(each.key == key and each.state == "revoked" for each in known):
             raise ConfigError(
                 f"key {key.hex()[:12]} of device {device} was revoked: have the device make another one "
                 "(`edgefl key rotate`, or an empty store)",
                 device=device,
             )
         with self._using(durable=source != "first-use", changed=device) as db:
+            if token:
+                db.execute("DELETE FROM tokens WHERE name = ?", (token,))
             db.execute(
                 "UPDATE keys SET state = 'retired', until = ? WHERE federation = ? AND device = ? AND state = 'active' "
                 "AND key != ?",
@@ -150,6 +175,9 @@ class Registry:
                 "ON CONFLICT DO UPDATE SET state = 'active', until = excluded.until",
                 (self._federation, device, key, source, FOREVER, now),
             )
+            db.execute(_PRUNE, (self._federation, device, now, MOST_SUCCESSIONS - 1))
+        if self._count is not None and not known:
+            self._count += 1
 
     def revoke(self, device: str) -> int:
         """No key of the device is good any more, whatever it introduces. How many there were."""
@@ -162,6 +190,7 @@ class Registry:
 
     def forget(self, device: str) -> int:
         """As if the device had never been seen. How many keys were forgotten, revoked ones too."""
+        self._count = None
         with self._using(durable=True, changed=device) as db:
             gone = db.execute(
                 "DELETE FROM keys WHERE federation = ? AND device = ?", (self._federation, device)
@@ -198,9 +227,7 @@ class Registry:
 
     def redeem(self, name: str, device: str, key: bytes, *, now: float) -> None:
         """Put ``key`` onto the list by a token, which is used up by that."""
-        self.add(device, key, source="token", now=now)
-        with self._using(durable=True) as db:
-            db.execute("DELETE FROM tokens WHERE name = ?", (name,))
+        self.add(device, key, source="token", now=now, token=name)
 
     # -- numbers ---------------------------------------------------------------------------------------------
 

@@ -99,6 +99,13 @@ class Assembly:
         self._make_room()
         return Missing(_gaps(chunk.count, partial.pieces)) if chunk.index == chunk.count - 1 else None
 
+    def holds(self, device: str, chunk: UpdateChunk) -> bool:
+        """Whether the device's unfinished update has this very piece."""
+        partial = self._partial.get(device)
+        if partial is None or not _same(partial.head, chunk):
+            return False
+        return partial.pieces.get(chunk.index) == chunk.data
+
     def drop(self, device: str) -> None:
         """Forget the device's unfinished update."""
         partial = self._partial.pop(device, None)

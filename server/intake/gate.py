@@ -51,6 +51,8 @@ class Gate:
         self._messages = Shares(messages, max(1.0, messages * _AT_ONCE_S), clock)
         self._strangers = Shares(strangers, max(1.0, strangers * _AT_ONCE_S), clock)
         self._objections = Shares(_OBJECTIONS_S, _OBJECTIONS_AT_ONCE, clock)
+        self._unproven = Shares(_OBJECTIONS_S, _OBJECTIONS_AT_ONCE, clock)
+        self._copies = Shares(_OBJECTIONS_S, _OBJECTIONS_AT_ONCE, clock)
         self._online: OrderedDict[str, bool] = OrderedDict()
 
     def admits(self, device: str, leaf: str, size: int, *, known: bool, devices: int) -> bool:
@@ -79,11 +81,21 @@ class Gate:
             self.counts["messages too often"] += 1
         return allowed
 
-    def answers(self, device: str, *, known: bool) -> bool:
-        """Whether what is wrong with a message is told, to people and to the device."""
-        allowed = (self._objections if known else self._strangers).allow(device if known else "")
+    def answers(self, device: str, *, known: bool, proven: bool = True) -> bool:
+        """Whether what is wrong with a message is told, to people and to the device. ``proven``: the device said it, if it
+        signs at all; of what is not, anybody can send more under its name, so that has a share of its own."""
+        shares = self._objections if proven else self._unproven
+        allowed = (shares if known else self._strangers).allow(device if known else "")
         if not allowed:
             self.counts["objections too often"] += 1
+        return allowed
+
+    def answers_copy(self, device: str) -> bool:
+        """Whether a copy of what the server has of a device's update is answered. Anybody can send these, so they take no
+        other share; and whoever sends them has the device hear what it may wait for."""
+        allowed = self._copies.allow(device)
+        if not allowed:
+            self.counts["copies too often"] += 1
         return allowed
 
     def presence(self, device: str, *, online: bool) -> None:

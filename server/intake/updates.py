@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from edgefl.codecs.binarize import warning
@@ -21,16 +21,13 @@ from edgefl.wire.update.size import float32_bytes
 from server.active_round import ActiveRound
 from server.coordinator.claims import Claim, addressed, weigh
 from server.coordinator.machine import Answered, Assignment, OpenRound, Rules, State
-from server.events import REPORTED, DeviceSeen, Event, Rejected, UpdateAccepted, Warned
+from server.events import Event, Rejected, Warned
 from server.intake.assembly import LEAST_PIECE, Assembly, Complete
 from server.intake.gate import Gate
+from server.intake.reports import accepted_news, fetched, finite, report
 from server.storage.journal import Journal
 
-_MOST_METRICS = 64
-_MOST_NAME = 64
 _MOST_TEXT = 1000
-_MOST_BYTES = 2**53
-"""That a device may say it fetched: any journal can add up a million of them."""
 _ENVELOPES = 4
 """Times that the messages around the smallest pieces may be larger than what is in them."""
 _NONCE = re.compile(r"[0-9a-f]{24}")
@@ -79,8 +76,10 @@ class Intake:
         )
         self._came: dict[str, Traffic] = {}
         """Per known device, what came since its last report and is not in the journal."""
+        self._accepted: dict[str, tuple[int, str, str]] = {}
+        """Per device the round, nonce and digest of its last update that was accepted."""
         self._spent: dict[str, int] = {}
-        """Per device with a task, bytes of the messages of this round that held pieces of its update."""
+        """Per device with a task, bytes of the messages of this round that held new pieces of its update."""
 
     def end_round(self, ended: OpenRound) -> None:
         """The round is over: what is not whole will not be; second copies of what was accepted are journaled."""
@@ -112,6 +111,9 @@ class Intake:
         """
         if device in state.devices:  # nobody else has a say in how much is kept
             self._came[device] = self._came.get(device, Traffic()) + came
+        if self._accepted.get(device) == (number, chunk.nonce, chunk.sha256):
+            answers = _edge(chunk) and self._gate.answers_copy(device)
+            return Verdict(_good_news(number, chunk)) if answers else Verdict()
         try:
             assignment = addressed(state, device, number, chunk.nonce)
         except UpdateRejected as refusal:
@@ -119,7 +121,23 @@ class Intake:
         if assignment.status != "open":
             answers = _edge(chunk) and self._gate.answers(device, known=True)
             return Verdict(self._repeated(assignment, number, chunk)) if answers else Verdict()
-        if active is None or not self._may_send(device, came, active.most_bytes(assignment.tier)):
+        return self._fed(assignment, number, chunk, came, state, active) if active is not None else Verdict()
+
+    def _fed(
+        self,
+        assignment: Assignment,
+        number: int,
+        chunk: UpdateChunk,
+        came: Traffic,
+        state: State,
+        active: ActiveRound,
+    ) -> Verdict:
+        """A piece for an open task."""
+        device = assignment.device
+        if self._assembly.holds(device, chunk):  # whoever overheard it can send it again
+            if chunk.index < chunk.count - 1 or not self._gate.answers_copy(device):
+                return Verdict()
+        elif not self._may_send(device, came, active.most_bytes(assignment.tier)):
             return Verdict()
         try:
             return self._piece(assignment, number, chunk, state, active)
@@ -176,23 +194,24 @@ class Intake:
         weight = active.weight(weigh(self._rules, state, claim))
         _check_codec(update, active.readings[update.tier].tier.form)
         checked = active.check(update)
-        down, up = _fetched(update), self._came.pop(assignment.device)
+        down, up = fetched(update), self._came.pop(assignment.device)
         self._journal.accept(
             self._rules.run,
             active.number,
             assignment,
             sha256=whole.sha256,
             weight=weight,
-            metrics=_finite(update.metrics),
+            metrics=finite(update.metrics),
             down=down,
             up=up,
             up_float32_bytes=up.payload - len(update.tensors) + float32_bytes(checked.sent.pieces.shapes),
             data=whole.data,
         )
-        self._emit(_accepted(update, whole.sha256, weight))
+        self._emit(accepted_news(update, whole.sha256, weight))
         active.aggregator.add(checked.added, weight)
-        self._emit(_report(update, down, up))
+        self._emit(report(update, down, up))
         self._warn(update)
+        self._accepted[assignment.device] = active.number, assignment.nonce, whole.sha256
         ack = Ack(round=active.number, nonce=assignment.nonce, status="accepted", sha256=whole.sha256)
         return Verdict(ack, Answered(assignment.device, accepted=True))
 
@@ -207,9 +226,10 @@ class Intake:
         """Add what the journal holds of a round that another process began."""
         for stored in self._journal.accepted(self._rules.run, active.number):
             update = _decoded(stored.data)
+            self._accepted[stored.device] = active.number, update.nonce, stored.sha256
             _check_codec(update, active.readings[update.tier].tier.form)
             self._emit(
-                _accepted(update, stored.sha256, stored.weight)
+                accepted_news(update, stored.sha256, stored.weight)
             )  # the process may have died before it said so
             active.aggregator.add(active.check(update).added, stored.weight)
 
@@ -223,7 +243,7 @@ class Intake:
         if assignment.status == "accepted":
             accepted = self._journal.accepted_sha256(self._rules.run, number, assignment.device, nonce)
             if accepted == chunk.sha256:
-                return Ack(round=number, nonce=nonce, status="accepted", sha256=accepted)
+                return _good_news(number, chunk)
             reason = "other-update"
             text = f"another update ({accepted[:12]}) was accepted for this task: who has this device's name and key?"
         return Ack(round=number, nonce=nonce, status="rejected", reason=reason, text=text, sha256=sha256)
@@ -244,7 +264,7 @@ class Intake:
         if number <= state.next_round and _NONCE.fullmatch(chunk.nonce):
             accepted = self._journal.accepted_sha256(self._rules.run, number, device, chunk.nonce)
             if accepted and accepted == chunk.sha256:
-                return Verdict(Ack(round=number, nonce=chunk.nonce, status="accepted", sha256=accepted))
+                return Verdict(_good_news(number, chunk))
         journaled_as = min(number, state.next_round)
         return self._refuse(device, number, chunk, refusal, final=False, journaled_as=journaled_as)
 
@@ -285,6 +305,11 @@ def _refusal(number: int, chunk: UpdateChunk, refusal: UpdateRejected) -> Ack:
         text=text,
         sha256=chunk.sha256[:64],
     )
+
+
+def _good_news(number: int, copied: UpdateChunk) -> Ack:
+    """Once more that an update was accepted, of which a copy came."""
+    return Ack(round=number, nonce=copied.nonce, status="accepted", sha256=copied.sha256)
 
 
 def _edge(chunk: UpdateChunk) -> bool:
@@ -334,50 +359,3 @@ def _decoded(data: bytes) -> Update:
         return decode(_BareUpdate, data)
     except ProtocolError as error:
         raise UpdateRejected("malformed", error.message) from error
-
-
-def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
-    names = sorted(name for name, value in metrics.items() if math.isfinite(value))
-    return {printable(name, _MOST_NAME): float(metrics[name]) for name in names[:_MOST_METRICS]}
-
-
-def _fetched(update: Update) -> Traffic:
-    """What the device says it downloaded, bounded by what a journal can hold."""
-    counts = (update.profile.down_bytes, update.profile.down_wire_bytes)
-    return Traffic(*(max(0, min(count, _MOST_BYTES)) for count in counts))
-
-
-def _accepted(update: Update, sha256: str, weight: int) -> UpdateAccepted:
-    return UpdateAccepted(
-        device=update.device,
-        tier=update.tier,
-        round=update.round,
-        nonce=update.nonce,
-        sha256=sha256,
-        weight=weight,
-    )
-
-
-def _report(update: Update, down: Traffic, up: Traffic) -> DeviceSeen:
-    return DeviceSeen(
-        device=update.device,
-        tier=update.tier,
-        round=update.round,
-        stage=REPORTED,
-        loss=update.metrics.get("loss", float("nan")),
-        step_ms=update.profile.step_ms,
-        peak_bytes=update.profile.peak_bytes,
-        down_bytes=down.payload,
-        up_bytes=up.payload,
-        down_wire_bytes=down.wire,
-        up_wire_bytes=up.wire,
-        idle_bytes=update.profile.idle_bytes,
-        forward_ms=update.profile.forward_ms,
-        variants=_few(update.profile.variants),
-        dropped=_few(update.profile.dropped),
-    )
-
-
-def _few(told: Mapping[str, str]) -> dict[str, str]:
-    """Short words of a device, and not many."""
-    return {printable(name, _MOST_NAME): printable(told[name], 200) for name in sorted(told)[:_MOST_METRICS]}

@@ -91,9 +91,9 @@ class Stage:
     def opened(self, number: int = 1) -> tuple[Round, list[Task]]:
         """The round's announcement, and the devices' tasks."""
         [opened, *_] = [device.wait_open(number) for device in self.devices]
-        return opened, [self._task(device, number) for device in self.devices]
+        return opened, [self.task_of(device, number) for device in self.devices]
 
-    def _task(self, device: ScriptedDevice, number: int) -> Task:
+    def task_of(self, device: ScriptedDevice, number: int) -> Task:
         while (task := device.tasks.get(timeout=PATIENCE_S)).round != number:
             pass
         return task

@@ -12,18 +12,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.envelope import bare
 from edgefl.wire.mqtt.messages import Hello, Progress, Round, Status, Task, UpdateChunk, encode
-from edgefl.wire.mqtt.session import Down, Incoming, Refused, Session
-from server.events import Rejected
+from edgefl.wire.mqtt.session import Down, Event, Incoming, Refused, Session
+from server.events import Rejected, RoundClosed
 from tests.conftest import SessionFactory
 from tests.e2e.hostile.stage import DEVICES, EVERYTHING, TOPICS, Stage, Tap, changed, secured
 from tests.server.fleet import chunks_of, trained, update_for
-from tests.wire.mqtt.events import wait_for, wait_up
+from tests.wire.mqtt.events import wait_for, wait_until, wait_up
 from tests.wire.mqtt.speakers import speaker_in
 
 HELLO = Hello(agent="t", memory_bytes=1 << 30, cores=1, samples=10, engines={})
@@ -62,22 +63,16 @@ def everything(stage: Stage, connect: SessionFactory) -> Tap:
 # -- an outsider without credentials ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("who", ["nobody", "wrong-password", "another-authority"])
+@pytest.mark.parametrize(
+    "guess", [{"username": "", "password": ""}, {"password": "guessed"}], ids=["nobody", "wrong-password"]
+)
 def test_an_outsider_without_credentials_gets_no_connection(
-    stage: MakeStage, connect: SessionFactory, tmp_path: Path, who: str
+    stage: MakeStage, connect: SessionFactory, guess: dict[str, str]
 ) -> None:
     """read, write, replay, poison: nothing of it without a connection."""
     fleet = stage()
-    address = fleet.broker.user("strong-0")
-    if who == "nobody":
-        address = replace(address, username="", password="")
-    elif who == "wrong-password":
-        address = replace(address, password="guessed")
-    else:
-        with secured(tmp_path / "another", "strong-0") as other:
-            address = replace(address, ca_file=other.user("strong-0").ca_file)
-    refused = wait_for(connect(address), Down)
-    assert ("certificate" if who == "another-authority" else "Not authorized") in refused.reason
+    address = replace(fleet.broker.user("strong-0"), **guess)
+    assert "Not authorized" in wait_for(connect(address), Down).reason
     fleet.goes_on()
 
 
@@ -118,14 +113,14 @@ def test_a_device_hears_and_says_nothing_below_another_name(
     )
     thief.publish(FIRST.status, encode(Status(online=False)), retain=True)
     thief.publish(TOPICS.current_round, b"", retain=True)
-    refused: set[str] = set()
-    while TOPICS.current_round not in refused:  # the last one
-        refused.add(wait_for(thief, Refused).topic)
+    came: list[Event] = []
+    while not any(isinstance(event, Refused) and event.topic == TOPICS.current_round for event in came[-1:]):
+        came.append(thief.inbox.get(timeout=60.0))  # until the last of them was refused
     fleet.goes_on(opened=opened)
-    heard = set()
     while not thief.inbox.empty():
-        event = thief.inbox.get()
-        heard |= {event.topic} if isinstance(event, Incoming) else set()
+        came.append(thief.inbox.get())
+    refused = {event.topic for event in came if isinstance(event, Refused)}
+    heard = {event.topic for event in came if isinstance(event, Incoming)}
     assert refused >= {FIRST.update(1, 0), FIRST.status, TOPICS.current_round}
     assert heard and not any(f"/{DEVICES[0]}/" in topic for topic in heard)
 
@@ -175,12 +170,24 @@ def test_a_device_that_floods_costs_itself(stage: MakeStage, connect: SessionFac
     opened = fleet.opened()
     loud, seal = connect(fleet.broker.user("strong-1")), fleet.speakers["strong-1"].seal
     wait_up(loud)
-    piece = UpdateChunk(nonce="0" * 24, sha256="0" * 64, index=0, count=2, size=900, data=bytes(500))
-    for _ in range(700):
+    nonce, digest = opened[1][1].nonce, "0" * 64
+    pieces = [
+        UpdateChunk(nonce=nonce, sha256=digest, index=index, count=9, size=4500, data=bytes(500))
+        for index in (0, 1)
+    ]
+    stray = msgspec.structs.replace(pieces[0], nonce="0" * 24)
+    for number in range(700):
         loud.publish(SECOND.progress, seal(SECOND.progress, PROGRESS), qos=0)
-        loud.publish(SECOND.update(1, 0), seal(SECOND.update(1, 0), piece), qos=0)
+        for topic, chunk in (
+            (SECOND.update(1, number % 2), pieces[number % 2]),
+            (SECOND.update(1, 0), stray),
+        ):
+            loud.publish(topic, seal(topic, chunk), qos=0)
     last = loud.publish(SECOND.hello, seal(SECOND.hello, HELLO))
     assert last.wait(60.0)
+    wait_until(
+        lambda: fleet.server.service._reception.intake._assembly.held_bytes > 1000, "pieces that are kept"
+    )
     fleet.goes_on(opened=opened)
     assert fleet.turned_away["messages too often"] > 0 and fleet.turned_away["objections too often"] > 0
 
@@ -221,15 +228,22 @@ def test_what_cannot_be_read_ends_nothing(stage: MakeStage, connect: SessionFact
 
 
 def test_a_revoked_key_is_no_key_at_once(stage: MakeStage) -> None:
-    """write: a theft that was noticed."""
-    fleet = stage(min_reports=1)
-    opened = fleet.opened()
-    _, [task, other] = opened
+    """write: a theft that was noticed. Its round gives the device up, and the next one does not wait for it."""
+    fleet = stage(min_reports=1, rounds=2, offline_grace_s=3.0)
+    honest, revoked = fleet.devices
+    opened, [task, other] = fleet.opened()
     fleet.registry.revoke("strong-1")
-    fleet.devices[1].report(other, opened[0])
+    revoked.report(other, opened)
     assert fleet.server.wait_for(Rejected).reason == "revoked-key"
-    fleet.devices[0].report(task, opened[0])
-    assert fleet.devices[0].acks.get(timeout=60.0).status == "accepted"
+    honest.report(task, opened)
+    assert honest.acks.get(timeout=60.0).status == "accepted"
+    assert fleet.server.wait_for(RoundClosed).reports == 1
+
+    honest.report(fleet.task_of(honest, 2), honest.wait_open(2))
+    closed = fleet.server.wait_for(RoundClosed)
+    fleet.server.join()
+    assert (closed.round, closed.outcome, closed.reports) == (2, "closed", 1)
+    assert all(task.round == 1 for task in revoked.tasks.queue), "the revoked device was selected"
 
 
 # -- the broker ------------------------------------------------------------------------------------------------

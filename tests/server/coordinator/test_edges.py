@@ -143,6 +143,17 @@ def test_a_status_that_is_no_news_changes_nothing() -> None:
     assert state.devices["weak-0"].seen == 3.0
 
 
+def test_a_device_that_is_gone_for_good_has_no_grace() -> None:
+    state, _ = hello(RULES, machine.initial(VERSION, 0.0), "weak-0")
+    state, _ = machine.step(RULES, state, machine.DeviceStatus("weak-0", online=False), 100.0)
+    assert roster.eligible(state.devices, 101.0, RULES.offline_grace_s) == ["weak-0"]
+    for _ in range(2):
+        state, _ = machine.step(
+            RULES, state, machine.DeviceStatus("weak-0", online=False, for_good=True), 101.0
+        )
+        assert roster.eligible(state.devices, 101.0, RULES.offline_grace_s) == []
+
+
 def test_an_outage_moves_every_clock_that_runs_and_no_other() -> None:
     rules, state = opened()
     state, _ = machine.step(rules, state, machine.DeviceStatus("weak-0", online=False), 1.0)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -12,83 +10,10 @@ from edgefl.wire.enrolment import new_token, proof
 from edgefl.wire.errors import IdentityError
 from edgefl.wire.keys import rotate
 from edgefl.wire.mqtt.envelope import Speaker
-from edgefl.wire.mqtt.messages import Decline, Hello, Message, Progress, Status, UpdateChunk, encode
-from edgefl.wire.mqtt.topics import Topics
-from server.identity.door import Door
+from edgefl.wire.mqtt.messages import Decline, Hello, Message, Progress, Status, encode
 from server.identity.registry import Registry
+from tests.server.identity.lab import CHUNK, DECLINE, MINE, Gate, hello, topic_of
 from tests.wire.mqtt.speakers import speaker_in
-
-MINE = Topics("demo").device("phone")
-CHUNK = UpdateChunk(nonce="n", sha256="ab" * 32, index=0, count=1, size=1, data=b"x")
-DECLINE = Decline(round=1, nonce="n", reason="failed")
-
-
-def hello(samples: int = 1, **fields: object) -> Hello:
-    return Hello(agent="t", memory_bytes=1, cores=1, samples=samples, engines={}, **fields)  # type: ignore[arg-type]
-
-
-def topic_of(message: Message) -> str:
-    topics = {Hello: MINE.hello, Status: MINE.status, Decline: MINE.declines, UpdateChunk: MINE.update(1, 0)}
-    return topics.get(type(message), MINE.progress)
-
-
-@dataclass
-class Gate:
-    """A door of a list of devices, which a test may close and open again."""
-
-    path: Path
-    enrolled: bool = False
-    now: float = 1000.0
-    notes: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.restart()
-
-    def restart(self) -> None:
-        self.registry = Registry(self.path, "demo")
-        self.door = Door(self.registry, self.notes.append, enrolled=self.enrolled, clock=lambda: self.now)
-
-    def take(self, payload: bytes, message: Message) -> Message:
-        return self.door.open(type(message), "phone", topic_of(message), payload)
-
-    def say(self, speaker: Speaker, message: Message) -> bytes:
-        payload = speaker.seal(topic_of(message), message)
-        self.take(payload, message)
-        return payload
-
-    def refuses(self, payload: bytes, message: Message, reason: str) -> None:
-        before = self.registry.all()
-        with pytest.raises(IdentityError) as caught:
-            self.take(payload, message)
-        assert caught.value.reason == reason
-        assert self.registry.all() == before
-
-    def refuses_of(self, speaker: Speaker, message: Message, reason: str) -> None:
-        self.refuses(speaker.seal(topic_of(message), message), message, reason)
-
-
-@pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Gate]:
-    gate = Gate(tmp_path / "devices.sqlite")
-    yield gate
-    gate.registry.close()
-
-
-@pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Gate]:
-    gate = Gate(tmp_path / "devices.sqlite", enrolled=True)
-    yield gate
-    gate.registry.close()
-
-
-@pytest.fixture
-def phone(tmp_path: Path) -> Speaker:
-    return speaker_in(tmp_path / "phone.key")
-
-
-@pytest.fixture
-def thief(tmp_path: Path) -> Speaker:
-    return speaker_in(tmp_path / "thief.key", first=1 << 40)
 
 
 def test_the_first_key_of_a_name_is_trusted_and_it_is_said(lab: Gate, phone: Speaker, thief: Speaker) -> None:
@@ -125,6 +50,21 @@ def test_what_was_said_before_is_not_said_again(lab: Gate, phone: Speaker, messa
         lab.restart()
         lab.refuses(old, message, "replayed")
         lab.take(new, message)
+
+
+def test_what_was_heard_is_a_copy_and_once_news_to_a_restarted_server(lab: Gate, phone: Speaker) -> None:
+    def again(payload: bytes, message: Message) -> bool:
+        return lab.door.check(type(message), "phone", topic_of(message), payload).again
+
+    said = [(message, lab.say(phone, message)) for message in (hello(), Status(online=True), DECLINE)]
+    assert all(again(payload, message) for message, payload in said)
+    lab.restart()
+    for message, payload in said:
+        assert not again(payload, message)
+        lab.take(payload, message)
+        assert again(payload, message)
+    lab.registry.forget("phone")
+    assert not again(said[0][1], hello())  # it brings its key in
 
 
 def test_a_will_is_old_once_its_device_is_back(lab: Gate, phone: Speaker) -> None:
@@ -200,6 +140,17 @@ def test_a_revoked_key_is_refused_at_once_and_introduces_nobody(
         fleet.refuses_of(phone, message, "revoked-key")
     rotate(tmp_path / "phone.key", overlap_s=1e6, now=fleet.now)
     fleet.refuses_of(speaker_in(tmp_path / "phone.key", 1 << 41), hello(), "unknown-key")
+
+
+def test_whose_keys_are_all_over_is_shut_out(lab: Gate, fleet: Gate, phone: Speaker, tmp_path: Path) -> None:
+    assert fleet.door.shuts_out("phone")  # with a list, names that are not on it
+    lab.registry.forget("phone")
+    lab.say(phone, hello())
+    assert not lab.door.shuts_out("phone")
+    lab.registry.revoke("phone")
+    assert lab.door.shuts_out("phone")
+    lab.registry.add("phone", bytes(32), source="request", now=lab.now)
+    assert not lab.door.shuts_out("phone")
 
 
 @pytest.mark.parametrize("gate", ["lab", "fleet"])

@@ -34,6 +34,13 @@ def test_a_flood_of_one_device_costs_no_other() -> None:
     assert door.counts == {"messages too often": 950}
 
 
+def test_what_anybody_may_send_takes_no_share_of_what_the_device_itself_said() -> None:
+    door = gate()
+    assert sum(door.answers("d", known=True, proven=False) for _ in range(1000)) == 32
+    assert sum(door.answers_copy("d") for _ in range(1000)) == 32
+    assert sum(door.answers("d", known=True) for _ in range(1000)) == 32
+
+
 def test_large_messages_are_not_read() -> None:
     door = gate(hello_bytes=300)
     for leaf, most in (("hello", 300), ("status", 1024), ("progress", 4096), ("declines", 16_384)):

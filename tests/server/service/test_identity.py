@@ -31,7 +31,7 @@ from tests.server.fleet import (
     update_for,
 )
 from tests.server.service.served import MakeDevice
-from tests.wire.mqtt.events import wait_for, wait_up
+from tests.wire.mqtt.events import wait_for, wait_until, wait_up
 from tests.wire.mqtt.speakers import speaker_in
 
 HELLO = Hello(agent="t", memory_bytes=1 << 30, cores=1, samples=10, engines={})
@@ -108,6 +108,7 @@ def test_a_forged_update_counts_for_nothing_beside_a_device_that_signs(
     own = speaker_in(tmp_path / "device.key")
     honest.send(spoiled(honest, task, opened), task, indices=[])
     signing(honest, own)
+    wait_until(lambda: bool(server.service._registry.keys("strong-0")), "the device's key on the list")
     thief = device("strong-1", silent)
     signing(thief, speaker_in(tmp_path / "thief.key"))
     real, thief.mine = thief.mine, honest.mine  # it speaks on the other's topics

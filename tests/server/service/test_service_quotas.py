@@ -14,16 +14,20 @@ import sqlalchemy as sa
 from safetensors.numpy import save
 
 from edgefl.wire.limits import Limits
-from edgefl.wire.mqtt.messages import Hello, Message, Progress, Status, UpdateChunk, encode
+from edgefl.wire.mqtt.messages import Ack, Hello, Message, Progress, Status, Task, UpdateChunk, encode
 from edgefl.wire.mqtt.session import Address, Incoming
 from edgefl.wire.mqtt.topics import Topics
-from server.events import DeviceSeen, Event, Limited, Rejected, RoundClosed, Warned
+from server.coordinator import roster
+from server.coordinator.machine import Tick
+from server.events import DeviceLost, DeviceSeen, Event, Limited, Rejected, RoundClosed, Warned
 from server.service import Service
-from tests.server.fleet import PATIENCE_S, ScriptedDevice, plan_for, trained, update_for
+from tests.server.fleet import PATIENCE_S, ScriptedDevice, chunks_of, plan_for, trained, update_for
 from tests.server.service.served import MakeDevice
+from tests.wire.mqtt.speakers import speaker_in
 
 NOBODY = Address("127.0.0.1", 1)
 NUMBERS = dict.fromkeys(("step", "steps", "peak_bytes", "down_bytes", "up_bytes"), 0)
+PROGRESS = Progress(round=1, tier="strong", stage="train", loss=1.0, step_ms=1.0, **NUMBERS)
 
 
 class Flooded:
@@ -120,11 +124,10 @@ def test_a_deadline_passes_under_a_flood(flooded: Any) -> None:
     server.work()
     server.service._next()
     assert server.service.state.phase == "open"
-    progress = Progress(round=1, tier="strong", stage="train", loss=1.0, step_ms=1.0, **NUMBERS)
     for _ in range(20):
         server.now += 1.0
-        server.hear("strong-0", "progress", progress)
-        server.hear("strong-0", "progress", progress)  # the inbox is never empty
+        server.hear("strong-0", "progress", PROGRESS)
+        server.hear("strong-0", "progress", PROGRESS)  # the inbox is never empty
         server.service._next()
     assert server.service.state.round is None, "the round should have ended at its deadline"
 
@@ -189,6 +192,133 @@ def test_a_device_may_send_its_update_a_few_times_and_no_more(
     assert server.service._reception.intake._assembly.held_bytes < 10_000
 
 
+def test_what_goes_over_a_devices_share_is_not_written(flooded: Any, tmp_path: Path) -> None:
+    server = flooded(min_devices=2)
+    speaker, mine = speaker_in(tmp_path / "device.key"), server.topics.device("strong-0")
+    server.hear("strong-0", "hello", speaker.seal(mine.hello, hello()))
+    server.work()
+    before = server.service._registry._db.total_changes
+    for number in range(1000):
+        status = Status(online=bool(number % 2))
+        server.hear("strong-0", "status", speaker.seal(mine.status, status))
+    server.work()
+    assert server.service._reception._gate.counts["messages too often"] > 700
+    assert server.service._registry._db.total_changes - before < 300
+
+
+def test_copies_of_what_a_device_said_cost_it_nothing_and_change_nothing(
+    flooded: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = flooded(rounds=1)
+    speaker, mine = speaker_in(tmp_path / "device.key"), server.topics.device("strong-0")
+    said = {
+        "status": speaker.seal(mine.status, Status(online=True)),
+        "hello": speaker.seal(mine.hello, hello()),
+        "progress": speaker.seal(mine.progress, PROGRESS),
+    }
+    for leaf, payload in said.items():
+        server.hear("strong-0", leaf, payload)
+    server.work()
+    server.service.advance(Tick())
+    assert server.service.state.phase == "open"
+    sent: list[Any] = []
+    monkeypatch.setattr(server.service._announcements, "send_task", lambda *task: sent.append(task))
+
+    for _ in range(300):
+        for leaf, payload in said.items():
+            server.hear("strong-0", leaf, payload)
+    server.work()
+
+    assert not sent and not server.service._reception._gate.counts
+    assert len(server.seen(DeviceSeen)) == 1
+    server.hear("strong-0", "hello", speaker.seal(mine.hello, hello(samples=7)))
+    server.work()
+    assert server.service.state.devices["strong-0"].samples == 7 and len(sent) == 1
+
+
+def test_what_others_send_in_a_devices_name_keeps_no_answer_from_it(flooded: Any, tmp_path: Path) -> None:
+    server = flooded(rounds=2, min_devices=2, min_reports=2)
+    said: list[Ack] = []
+    server.service._reception._tellers = replace(
+        server.service._reception._tellers, answer=lambda _device, ack: said.append(ack)
+    )
+    speaker, mine = speaker_in(tmp_path / "device.key"), server.topics.device("strong-0")
+    server.hear("strong-0", "hello", speaker.seal(mine.hello, hello()))
+    server.hear("strong-1", "hello", hello())
+    server.work()
+    server.service.advance(Tick())
+    current = server.service.state.round
+    assert current is not None
+    own = current.assignments["strong-0"]
+    task = Task(run=server.service._rules.run, round=1, tier=own.tier, seed=own.seed, nonce=own.nonce)
+    arrays = trained("strong-0", task)
+    [chunk] = chunks_of(
+        encode(update_for("strong-0", task, current.model_version, arrays)), own.nonce, 1 << 20
+    )
+    update = speaker.seal(mine.update(1, 0), chunk)
+    server.hear("strong-0", "updates/1/0", update)
+    server.work()
+    assert said[-1].status == "accepted"
+
+    for number in range(1000):
+        server.hear("strong-0", "updates/1/0", bytes([0xDF, number % 256]))
+        server.hear("strong-0", "updates/1/0", update[:-1] + bytes([update[-1] ^ 1]))
+    server.work()
+    said.clear()
+    for _ in range(1000):
+        server.hear("strong-0", "updates/1/0", update)
+    server.work()
+    assert {ack.status for ack in said} == {"accepted"} and len(said) < 100
+    other = msgspec.structs.replace(chunk, sha256="0" * 64)
+    server.hear("strong-0", "updates/1/0", speaker.seal(mine.update(1, 0), other))
+    server.work()
+    assert said[-1].reason == "other-update"
+
+
+def test_a_device_whose_keys_were_revoked_is_away_at_once(flooded: Any, tmp_path: Path) -> None:
+    server = flooded(min_devices=3)
+    for name in ("strong-0", "strong-1"):
+        speaker, mine = speaker_in(tmp_path / f"{name}.key"), server.topics.device(name)
+        server.hear(name, "hello", speaker.seal(mine.hello, hello()))
+    server.work()
+    before = server.service.state
+    assert server.service._reception.at_start(before) == before
+    server.service._registry.revoke("strong-1")
+    server.hear("strong-0", "progress", b"not signed")
+    server.hear("strong-1", "status", speaker.seal(mine.status, Status(online=True)))
+    server.work()
+
+    known = server.service.state.devices
+    assert known["strong-0"].online and known["strong-1"] == roster.gone(known["strong-1"])
+    assert [event.device for event in server.seen(DeviceLost)] == ["strong-1"]
+    assert server.service._reception.at_start(before).devices == known
+
+
+def piece(nonce: str, index: int, **changes: Any) -> UpdateChunk:
+    whole = {"nonce": nonce, "sha256": "0" * 64, "count": 3, "size": 3000, "data": bytes(1000), **changes}
+    return UpdateChunk(index=index, **whole)
+
+
+def test_copies_of_pieces_cost_a_device_nothing(federation: str, limits: Limits, tmp_path: Path) -> None:
+    once = msgspec.structs.replace(limits, update_copies=1)
+    server = Flooded(federation, once, tmp_path, rounds=1)
+    server.hear("strong-0", "hello", hello())
+    server.work()
+    current = server.service.state.round
+    assert current is not None
+    nonce, counts = current.assignments["strong-0"].nonce, server.service._reception._gate.counts
+    for _ in range(500):
+        server.hear("strong-0", "updates/1/0", piece(nonce, 0))
+        server.hear("strong-0", "updates/1/2", piece(nonce, 2))
+    server.work()
+    assert not counts["updates too often"] and counts["copies too often"] > 400
+    for _ in range(500):  # another one each time
+        server.hear("strong-0", "updates/1/0", piece(nonce, 0, sha256="1" * 64))
+        server.hear("strong-0", "updates/1/0", piece(nonce, 0))
+    server.work()
+    assert counts["updates too often"] > 100
+
+
 # -- a full disk -------------------------------------------------------------------------------------------------
 
 FULL = "create trigger full before {what} begin select raise(abort, 'database or disk is full'); end"
@@ -207,5 +337,17 @@ def test_a_full_disk_ends_nothing(device: MakeDevice, serve: Any, tmp_path: Path
         journal.execute("drop trigger full")
     if what == "insert on updates":  # it was not acknowledged, so a device sends it again
         one.report(one.tasks.get(timeout=PATIENCE_S), one.wait_open())
+    assert server.wait_for(RoundClosed).reports == 1
+    server.join()
+
+
+def test_a_device_that_comes_while_the_disk_of_the_list_is_full_is_there(
+    device: MakeDevice, serve: Any, tmp_path: Path
+) -> None:
+    server = serve(rounds=1)
+    with sqlite3.connect(tmp_path / "out" / "devices.sqlite", timeout=30) as devices:
+        devices.execute(FULL.format(what="insert on keys"))
+    device("strong-0", seal=speaker_in(tmp_path / "device.key").seal)
+    assert "disk is full" in server.wait_for(Warned).text
     assert server.wait_for(RoundClosed).reports == 1
     server.join()

@@ -1,0 +1,70 @@
+"""A door of a list of devices, and what a phone says at it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from edgefl.wire.errors import IdentityError
+from edgefl.wire.keys import rotate
+from edgefl.wire.mqtt.envelope import Speaker
+from edgefl.wire.mqtt.messages import Decline, Hello, Message, Status, UpdateChunk
+from edgefl.wire.mqtt.topics import Topics
+from server.identity.door import Door
+from server.identity.registry import Registry
+from tests.wire.mqtt.speakers import speaker_in
+
+MINE = Topics("demo").device("phone")
+CHUNK = UpdateChunk(nonce="n", sha256="ab" * 32, index=0, count=1, size=1, data=b"x")
+DECLINE = Decline(round=1, nonce="n", reason="failed")
+
+
+def hello(samples: int = 1, **fields: object) -> Hello:
+    return Hello(agent="t", memory_bytes=1, cores=1, samples=samples, engines={}, **fields)  # type: ignore[arg-type]
+
+
+def topic_of(message: Message) -> str:
+    topics = {Hello: MINE.hello, Status: MINE.status, Decline: MINE.declines, UpdateChunk: MINE.update(1, 0)}
+    return topics.get(type(message), MINE.progress)
+
+
+@dataclass
+class Gate:
+    """A door of a list of devices, which a test may close and open again."""
+
+    path: Path
+    enrolled: bool = False
+    now: float = 1000.0
+    notes: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        self.registry = Registry(self.path, "demo")
+        self.door = Door(self.registry, self.notes.append, enrolled=self.enrolled, clock=lambda: self.now)
+
+    def take(self, payload: bytes, message: Message) -> Message:
+        return self.door.open(type(message), "phone", topic_of(message), payload)
+
+    def say(self, speaker: Speaker, message: Message) -> bytes:
+        payload = speaker.seal(topic_of(message), message)
+        self.take(payload, message)
+        return payload
+
+    def refuses(self, payload: bytes, message: Message, reason: str) -> None:
+        before = self.registry.all()
+        with pytest.raises(IdentityError) as caught:
+            self.take(payload, message)
+        assert caught.value.reason == reason
+        assert self.registry.all() == before
+
+    def refuses_of(self, speaker: Speaker, message: Message, reason: str) -> None:
+        self.refuses(speaker.seal(topic_of(message), message), message, reason)
+
+
+def rotated(path: Path, number: int, now: float, overlap_s: float = 60.0) -> Speaker:
+    rotate(path, overlap_s=overlap_s, now=now)
+    return speaker_in(path, 1 << (41 + number))
