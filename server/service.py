@@ -154,7 +154,7 @@ class Service:
         self._refused = ""
         self._stopped = False
         self._said_offline = False
-        self.state = self._rounds.initial_state()
+        self.state = self._reception.at_start(self._rounds.initial_state())
         self.active: ActiveRound | None = None
         if self.state.round is not None:
             self.active = self._rounds.taking(self.state.round)
