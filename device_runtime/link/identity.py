@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -35,17 +36,29 @@ EXECUTABLE = frozenset({"executorch"})
 """Formats whose loading is as good as running code: never without a signature."""
 
 _TRUST = "server-keys"
+_HEARD = "server-numbers"
 _NUMBERS = "numbers"
+_MOST_KEYS = 16
+"""Keys of servers whose numbers are remembered, those that are known apart: an owner may give one after the other."""
 
 Say = Callable[[str, str], None]
 
 
 class _Trusted(msgspec.Struct, frozen=True):
-    """What a device remembers: its first key of the server, what followed from that, and the last announcement's number."""
+    """What a device remembers of whom it follows: its first key of the server, and what followed from that."""
 
     first: bytes = b""
     statements: tuple[Succession, ...] = ()
-    announced: int = 0
+
+
+class _Heard(msgspec.Struct):
+    """The last announcement's number by the key that signed it, and which key signed the last one of all.
+
+    Each key has numbers of its own: whoever has another one cannot use them up.
+    """
+
+    announced: dict[bytes, int] = {}
+    announcer: bytes = b""
 
 
 def speaker_of(folder: Path, store: Store) -> Speaker:
@@ -75,12 +88,13 @@ class ServerTrust:
         self._say = say
         self._clock = clock
         self._lock = threading.Lock()
-        self._trusted = _read(store.fact(_TRUST))
+        self._trusted = _read(store.fact(_TRUST), _Trusted)
+        self._last = _read(store.fact(_HEARD), _Heard)
         if pinned and self._trusted.first not in pinned:  # kept, for a start that is given none
             self._trusted = msgspec.structs.replace(self._trusted, first=pinned[0])
             self._keep()
         self._keys = self._known()
-        self._heard: dict[str, int] = {}
+        self._heard: dict[tuple[str, bytes], int] = {}
         self._bare = False
 
     @property
@@ -92,16 +106,18 @@ class ServerTrust:
 
     def open(self, kind: type[AnyMessage], topic: str, payload: bytes) -> AnyMessage:
         """The server's message. IdentityError if a key is known, and it is not signed by one; ProtocolError if it is
-        malformed. What was said before on the topic, and was followed by something else, is not said again."""
+        malformed. What was said before on the topic, and was followed by something else, is not said again. A first key is
+        learnt from an announcement, which is what all devices see; until then all else is as good as unsigned."""
         envelope = unwrap(payload, kind)
         with self._lock:
             if envelope is None:
                 return self._unsigned(kind, topic, payload)
-            learnt = self._admitted(envelope)
+            learnt = self._admitted(kind, envelope)
             message = verified(kind, topic, envelope)
             if learnt is not None:
                 self._learn(learnt, envelope.key)
-            self._in_order(kind, topic, envelope.at)
+            if self._keys:
+                self._in_order(kind, topic, envelope)
             return message
 
     def check_bundle(self, sha256: str, signature: bytes, format: str) -> None:
@@ -133,7 +149,7 @@ class ServerTrust:
             )
         return message
 
-    def _admitted(self, envelope: Envelope) -> _Trusted | None:
+    def _admitted(self, kind: type[Message], envelope: Envelope) -> _Trusted | None:
         """IdentityError unless the key is known, or becomes so: then what is to be remembered."""
         until = self._keys.get(envelope.key)
         if until is not None:
@@ -143,6 +159,8 @@ class ServerTrust:
                 "old-key", f"server key {shown(envelope.key)} was replaced and is not good any more"
             )
         if not self._keys:
+            if not issubclass(kind, Round):
+                return None
             return msgspec.structs.replace(self._trusted, first=envelope.key)
         if envelope.key in known_after(self._keys, envelope.succession):
             statements = tuple(dict.fromkeys((*self._trusted.statements, *envelope.succession)))
@@ -165,31 +183,57 @@ class ServerTrust:
             text = f"the server has a new key {key.hex()}, which its old one introduced"
         self._say("server-key", text)
 
-    def _in_order(self, kind: type[Message], topic: str, at: int) -> None:
-        announcement = issubclass(kind, Round)
-        last = self._trusted.announced if announcement else self._heard.get(topic, 0)
-        if at < last:
+    def _in_order(self, kind: type[Message], topic: str, envelope: Envelope) -> None:
+        """IdentityError for what the key said before something else, and for rounds of a key that another one followed."""
+        key, at = envelope.key, envelope.at
+        if issubclass(kind, Round):
+            self._announced(topic, key, at)
+            return
+        if at < self._heard.get((topic, key), 0):
+            raise _replayed(kind, topic)
+        self._heard[topic, key] = at
+
+    def _announced(self, topic: str, key: bytes, at: int) -> None:
+        # The server stands still while its key is rotated: the old one has announced its last round by then.
+        if self._keys.get(key) != FOREVER:
             raise IdentityError(
-                "replayed",
-                f"a {kind.__name__} on {topic} was said before, and something else after it: it is not acted on",
+                "old-key", f"server key {shown(key)} was replaced and announces no rounds any more"
             )
-        if not announcement:
-            self._heard[topic] = at
-        elif at > last:
-            self._trusted = msgspec.structs.replace(self._trusted, announced=at)
-            self._keep(durable=False)
+        last = self._last.announced.get(key, -1)
+        if at < last or (at == last and key != self._last.announcer):
+            raise _replayed(Round, topic)
+        if at > last:
+            others = {each: number for each, number in self._last.announced.items() if each != key}
+            if len(others) >= _MOST_KEYS:
+                others = {each: number for each, number in others.items() if each in self._keys}
+            self._last = _Heard(announced={**others, key: at}, announcer=key)
+            self._keep_heard()
 
     def _known(self) -> dict[bytes, int]:
         roots = self._pinned or ((self._trusted.first,) if self._trusted.first else ())
         return known_after(dict.fromkeys(roots, FOREVER), self._trusted.statements)
 
-    def _keep(self, *, durable: bool = True) -> None:
+    def _keep(self) -> None:
         with suppress(StoreError):  # a full disk: it is known as long as this process lives
-            self._store.keep_fact(_TRUST, msgspec.msgpack.encode(self._trusted), durable=durable)
+            self._store.keep_fact(_TRUST, msgspec.msgpack.encode(self._trusted))
+
+    def _keep_heard(self) -> None:
+        with suppress(StoreError):
+            self._store.keep_fact(_HEARD, msgspec.msgpack.encode(self._last), durable=False)
 
 
-def _read(data: bytes | None) -> _Trusted:
+def _replayed(kind: type[Message], topic: str) -> IdentityError:
+    return IdentityError(
+        "replayed",
+        f"a {kind.__name__} on {topic} was said before, and something else after it: it is not acted on",
+    )
+
+
+_Kept = TypeVar("_Kept", _Trusted, _Heard)
+
+
+def _read(data: bytes | None, kind: type[_Kept]) -> _Kept:
     try:
-        return msgspec.msgpack.decode(data, type=_Trusted) if data else _Trusted()
+        return msgspec.msgpack.decode(data, type=kind) if data else kind()
     except MALFORMED:
-        return _Trusted()
+        return kind()

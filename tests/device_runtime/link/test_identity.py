@@ -93,7 +93,7 @@ def test_the_first_key_is_trusted_from_then_on_and_it_is_said(
     device: Device, server: Speaker, stranger: Speaker
 ) -> None:
     trust = device.start()
-    hears(trust, server, TASK)
+    hears(trust, server, announcement())
 
     assert device.said == [
         f"trust on first use: this device follows the server with the key {server.keys.public_key} from now on"
@@ -122,8 +122,69 @@ def test_a_server_that_does_not_sign_is_heard_while_no_key_is_known(device: Devi
     for _ in range(2):
         assert trust.open(Task, MINE.tasks, bare(MINE.tasks, TASK)) == TASK
     assert device.said == ["this server does not sign: whoever reaches the broker can be taken for it"]
-    hears(trust, server, TASK)
+    hears(trust, server, announcement())
     refuses(trust, bare(MINE.tasks, TASK), TASK, "unsigned")
+
+
+def test_a_first_key_is_learnt_from_an_announcement_only(
+    device: Device, server: Speaker, stranger: Speaker
+) -> None:
+    """Until there is one, what is signed by anybody is as good as what is not signed at all."""
+    trust = device.start()
+    for message in (TASK, ACK):
+        hears(trust, stranger, message)
+    assert not trust.keys
+
+    hears(trust, server, announcement())
+
+    assert trust.keys == {server.keys.public}
+    refuses(trust, stranger.seal(MINE.tasks, TASK), TASK, "unknown-key")
+
+
+def test_a_forgers_number_is_no_number_of_the_key_that_the_owner_gives_instead(
+    device: Device, server: Speaker, stranger: Speaker
+) -> None:
+    forged = stranger.seal(TOPICS.current_round, announcement(9), at=1 << 62)
+    device.start().open(Round, TOPICS.current_round, forged)
+
+    trust = device.start(server.keys.public)
+
+    old = hears(trust, server, announcement(1))
+    hears(trust, server, announcement(2))
+    for now in (trust, device.start()):
+        refuses(now, old, announcement(1), "replayed")
+        refuses(now, forged, announcement(9), "unknown-key")
+    hears(device.start(), server, announcement(3))
+
+
+def test_a_key_that_was_replaced_announces_nothing_and_its_number_stops_nobody(
+    device: Device, server: Speaker, tmp_path: Path
+) -> None:
+    trust = device.start()
+    missed = server.seal(TOPICS.current_round, announcement(3))
+    last = server.seal(TOPICS.current_round, announcement(4), at=1 << 62)
+    trust.open(Round, TOPICS.current_round, last)
+    rotate(tmp_path / "server.key", overlap_s=60, now=device.now)
+    renewed = speaker_in(tmp_path / "server.key", 100)
+
+    hears(trust, renewed, announcement(5))
+
+    for now in (trust, device.start()):
+        refuses(now, missed, announcement(3), "old-key")
+        refuses(now, last, announcement(4), "old-key")
+        hears(now, server, ACK)  # it is good for all else for a while
+        hears(now, renewed, announcement(6))
+
+
+def test_of_two_given_keys_the_last_announcement_of_one_is_old_once_the_other_announced(
+    device: Device, server: Speaker, stranger: Speaker
+) -> None:
+    trust = device.start(server.keys.public, stranger.keys.public)
+    last = hears(trust, server, announcement(1))
+    hears(trust, stranger, announcement(2))
+
+    refuses(trust, last, announcement(1), "replayed")
+    hears(trust, server, announcement(3))
 
 
 def test_an_old_announcement_is_not_acted_on_again_also_after_a_restart(
@@ -138,7 +199,7 @@ def test_an_old_announcement_is_not_acted_on_again_also_after_a_restart(
 
 
 def test_an_old_acknowledgement_is_not_acted_on_again(device: Device, server: Speaker) -> None:
-    trust = device.start()
+    trust = device.start(server.keys.public)
     old = hears(trust, server, ACK)
     hears(trust, server, Ack(round=2, nonce="n2", status="missing", missing=[0]))
 
