@@ -22,7 +22,7 @@ from device_runtime.data import sources
 from device_runtime.engine.base import Engine
 from device_runtime.host import agent_version, physical_memory
 from device_runtime.link.fetch import Fetcher
-from device_runtime.link.identity import ServerTrust, speaker_of
+from device_runtime.link.identity import Repeated, ServerTrust, speaker_of
 from device_runtime.link.outbox import Outbox, past_of
 from device_runtime.link.surroundings import Surroundings
 from device_runtime.memory import release_code, return_memory_early, trim_memory
@@ -274,6 +274,7 @@ class Agent:
         self._say(
             "online", f"connected to {self._config.broker} as {self._config.device}", samples=len(self._data)
         )
+        self._declare()
 
     def _rest(self) -> None:
         """Give back what the start or a round took and waiting does not need. The engine's own code stays for the next
@@ -309,6 +310,8 @@ class Agent:
                     self._outbox.deliver(ack)
                 else:
                     self._surroundings.answered(ack)
+        except Repeated:
+            return
         except ProtocolError as error:
             self._say("refused", f"ignored a message on {topic}: {error.message}")
 
@@ -317,6 +320,10 @@ class Agent:
         round are sent again."""
         if self._store.outgoing() is not None:
             self._outbox.send_again()
+        self._declare()
+
+    def _declare(self) -> None:
+        """Say again what was declined of the open round: there is no acknowledgement of it."""
         announced = self._announced
         if announced is not None and announced.state == "open":
             for past in self._store.declined(announced.run, announced.round):

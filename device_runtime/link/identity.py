@@ -4,7 +4,7 @@
 
     speaker, server = speaker_of(folder, store), ServerTrust(store, pinned, say)
     session.publish(topic, speaker.seal(topic, message))
-    task = server.open(Task, topic, payload)     # IdentityError: it is not the server's word
+    task = server.open(Task, topic, payload)     # IdentityError: it is not the server's word, or a copy (Repeated)
 """
 
 from __future__ import annotations
@@ -52,13 +52,20 @@ class _Trusted(msgspec.Struct, frozen=True):
 
 
 class _Heard(msgspec.Struct):
-    """The last announcement's number by the key that signed it, and which key signed the last one of all.
+    """The number of the last message by topic and key, and which key signed the last announcement.
 
     Each key has numbers of its own: whoever has another one cannot use them up.
     """
 
-    announced: dict[bytes, int] = {}
+    numbers: dict[str, dict[bytes, int]] = {}
     announcer: bytes = b""
+
+
+class Repeated(IdentityError):
+    """What the server said last came once more, as brokers send it. Nothing is to be done, nor to be told."""
+
+    def __init__(self, kind: type[Message], topic: str) -> None:
+        super().__init__("repeated", f"a {kind.__name__} on {topic} came once more")
 
 
 def speaker_of(folder: Path, store: Store) -> Speaker:
@@ -89,12 +96,12 @@ class ServerTrust:
         self._clock = clock
         self._lock = threading.Lock()
         self._trusted = _read(store.fact(_TRUST), _Trusted)
-        self._last = _read(store.fact(_HEARD), _Heard)
+        self._heard = _read(store.fact(_HEARD), _Heard)
         if pinned and self._trusted.first not in pinned:  # kept, for a start that is given none
             self._trusted = msgspec.structs.replace(self._trusted, first=pinned[0])
             self._keep()
         self._keys = self._known()
-        self._heard: dict[tuple[str, bytes], int] = {}
+        self._announced = False
         self._bare = False
 
     @property
@@ -107,7 +114,11 @@ class ServerTrust:
     def open(self, kind: type[AnyMessage], topic: str, payload: bytes) -> AnyMessage:
         """The server's message. IdentityError if a key is known, and it is not signed by one; ProtocolError if it is
         malformed. What was said before on the topic, and was followed by something else, is not said again. A first key is
-        learnt from an announcement, which is what all devices see; until then all else is as good as unsigned."""
+        learnt from an announcement, which is what all devices see; until then all else is as good as unsigned.
+
+        Repeated for a copy of the last one on the topic, also after a restart: the server says nothing twice, as an answer
+        that it gives again has a number of its own. The announcement is retained: its first copy in a process is none.
+        """
         envelope = unwrap(payload, kind)
         with self._lock:
             if envelope is None:
@@ -185,29 +196,32 @@ class ServerTrust:
 
     def _in_order(self, kind: type[Message], topic: str, envelope: Envelope) -> None:
         """IdentityError for what the key said before something else, and for rounds of a key that another one followed."""
-        key, at = envelope.key, envelope.at
-        if issubclass(kind, Round):
-            self._announced(topic, key, at)
-            return
-        if at < self._heard.get((topic, key), 0):
-            raise _replayed(kind, topic)
-        self._heard[topic, key] = at
-
-    def _announced(self, topic: str, key: bytes, at: int) -> None:
+        key, at, announces = envelope.key, envelope.at, issubclass(kind, Round)
         # The server stands still while its key is rotated: the old one has announced its last round by then.
-        if self._keys.get(key) != FOREVER:
+        if announces and self._keys.get(key) != FOREVER:
             raise IdentityError(
                 "old-key", f"server key {shown(key)} was replaced and announces no rounds any more"
             )
-        last = self._last.announced.get(key, -1)
-        if at < last or (at == last and key != self._last.announcer):
-            raise _replayed(Round, topic)
+        numbers = self._heard.numbers.get(topic, {})
+        last = numbers.get(key, -1)
+        if at < last or (announces and at == last and key != self._heard.announcer):
+            raise IdentityError(
+                "replayed",
+                f"a {kind.__name__} on {topic} was said before, and something else after it: it is not acted on",
+            )
+        if at == last and (self._announced or not announces):
+            raise Repeated(kind, topic)
+        self._announced = self._announced or announces
         if at > last:
-            others = {each: number for each, number in self._last.announced.items() if each != key}
-            if len(others) >= _MOST_KEYS:
-                others = {each: number for each, number in others.items() if each in self._keys}
-            self._last = _Heard(announced={**others, key: at}, announcer=key)
-            self._keep_heard()
+            self._heard.numbers[topic] = {**self._remembered(numbers), key: at}
+            self._heard.announcer = key if announces else self._heard.announcer
+            with suppress(StoreError):  # a full disk: it is known as long as this process lives
+                self._store.keep_fact(_HEARD, msgspec.msgpack.encode(self._heard), durable=False)
+
+    def _remembered(self, numbers: dict[bytes, int]) -> dict[bytes, int]:
+        if len(numbers) < _MOST_KEYS:
+            return numbers
+        return {key: at for key, at in numbers.items() if key in self._keys}
 
     def _known(self) -> dict[bytes, int]:
         roots = self._pinned or ((self._trusted.first,) if self._trusted.first else ())
@@ -216,17 +230,6 @@ class ServerTrust:
     def _keep(self) -> None:
         with suppress(StoreError):  # a full disk: it is known as long as this process lives
             self._store.keep_fact(_TRUST, msgspec.msgpack.encode(self._trusted))
-
-    def _keep_heard(self) -> None:
-        with suppress(StoreError):
-            self._store.keep_fact(_HEARD, msgspec.msgpack.encode(self._last), durable=False)
-
-
-def _replayed(kind: type[Message], topic: str) -> IdentityError:
-    return IdentityError(
-        "replayed",
-        f"a {kind.__name__} on {topic} was said before, and something else after it: it is not acted on",
-    )
 
 
 _Kept = TypeVar("_Kept", _Trusted, _Heard)

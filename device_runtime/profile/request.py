@@ -25,6 +25,7 @@ from typing import Protocol
 import msgspec
 
 from device_runtime.link.fetch import Fetcher
+from device_runtime.link.identity import Repeated
 from device_runtime.round import bounds
 from device_runtime.round.work import Work
 from edgefl.wire.blobs import BlobRef
@@ -137,10 +138,11 @@ class ProfileDesk:
             self._fetcher.poke()
 
     def take(self, payload: bytes) -> None:
-        """A request came, maybe not for the first time. ProtocolError if it is malformed,
-        or not the server's."""
+        """A request came, maybe not for the first time. ProtocolError if it is malformed, not the server's, or a copy."""
         try:
             request = self._work.trust.open(ProfileRequest, self.topic, payload)
+        except Repeated:
+            raise
         except IdentityError as error:  # whoever asks is told why nothing follows
             self._send(declined(peek(ProfileRequest, payload).nonce, SIGNATURE, error.message))
             raise

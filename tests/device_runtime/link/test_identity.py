@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from device_runtime.link.identity import KEY_FILE, ServerTrust, speaker_of
+from device_runtime.link.identity import KEY_FILE, Repeated, ServerTrust, speaker_of
 from device_runtime.store.database import Store
 from edgefl.wire.bundle.signatures import Signer
-from edgefl.wire.errors import BundleError, IdentityError
+from edgefl.wire.errors import BundleError, IdentityError, StoreError
 from edgefl.wire.keys import rotate
 from edgefl.wire.mqtt.envelope import Speaker, bare
 from edgefl.wire.mqtt.messages import Ack, Message, Round, Task
+from edgefl.wire.mqtt.profile_messages import ProfileRequest
 from edgefl.wire.mqtt.topics import Topics
 from tests.wire.mqtt.speakers import speaker_in
 
@@ -22,6 +23,7 @@ TOPICS = Topics("demo")
 MINE = TOPICS.device("phone")
 TASK = Task(run="run", round=1, tier="weak", seed=1, nonce="n1")
 ACK = Ack(round=1, nonce="n1", status="accepted", sha256="ab" * 32)
+REQUEST = ProfileRequest(nonce="0" * 16, bundles={}, within_s=1.0)
 
 
 def announcement(number: int = 1) -> Round:
@@ -39,7 +41,8 @@ def announcement(number: int = 1) -> Round:
 
 
 def topic_of(message: Message) -> str:
-    return {Round: TOPICS.current_round, Task: MINE.tasks}.get(type(message), MINE.acks)
+    topics = {Round: TOPICS.current_round, Task: MINE.tasks, ProfileRequest: MINE.profile_requests}
+    return topics.get(type(message), MINE.acks)
 
 
 Start = Callable[..., ServerTrust]
@@ -187,23 +190,47 @@ def test_of_two_given_keys_the_last_announcement_of_one_is_old_once_the_other_an
     hears(trust, server, announcement(3))
 
 
+def copied(trust: ServerTrust, payload: bytes, message: Message) -> None:
+    with pytest.raises(Repeated):
+        trust.open(type(message), topic_of(message), payload)
+
+
 def test_an_old_announcement_is_not_acted_on_again_also_after_a_restart(
     device: Device, server: Speaker
 ) -> None:
     trust = device.start()
     old, new = hears(trust, server, announcement(1)), hears(trust, server, announcement(2))
+    copied(trust, new, announcement(2))
+
+    again = device.start()
+    refuses(again, old, announcement(1), "replayed")
+    assert again.open(Round, TOPICS.current_round, new) == announcement(2)  # it is retained
+    copied(again, new, announcement(2))
+    refuses(again, old, announcement(1), "replayed")
+
+
+@pytest.mark.parametrize("message", [TASK, ACK, REQUEST], ids=["task", "ack", "profile-request"])
+def test_what_was_said_is_not_acted_on_again_also_after_a_restart(
+    device: Device, server: Speaker, message: Message
+) -> None:
+    trust = device.start(server.keys.public)
+    old, new = hears(trust, server, message), hears(trust, server, message)
 
     for now in (trust, device.start()):
-        refuses(now, old, announcement(1), "replayed")
-        assert now.open(Round, TOPICS.current_round, new) == announcement(2)  # it is retained
+        refuses(now, old, message, "replayed")
+        copied(now, new, message)
+    hears(trust, server, message)
 
 
-def test_an_old_acknowledgement_is_not_acted_on_again(device: Device, server: Speaker) -> None:
+def test_a_disk_that_takes_nothing_stops_no_message(
+    device: Device, server: Speaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise StoreError("full")
+
+    monkeypatch.setattr(device.store, "keep_fact", full)
     trust = device.start(server.keys.public)
-    old = hears(trust, server, ACK)
-    hears(trust, server, Ack(round=2, nonce="n2", status="missing", missing=[0]))
-
-    refuses(trust, old, ACK, "replayed")
+    copied(trust, hears(trust, server, TASK), TASK)
 
 
 def test_a_task_is_no_task_of_another_device(device: Device, server: Speaker) -> None:
