@@ -18,6 +18,7 @@ from typing import TypeVar
 
 import msgspec
 
+from device_runtime.store.beside import facts_in
 from device_runtime.store.database import Store
 from edgefl.wire.bundle import signatures
 from edgefl.wire.errors import BundleError, IdentityError, StoreError
@@ -79,6 +80,19 @@ def speaker_of(folder: Path, store: Store) -> Speaker:
             store.keep_fact(_NUMBERS, str(number).encode())
 
     return Speaker(KeyPair(folder / KEY_FILE), Sequence(load, save))
+
+
+def follow(store: Store, agent: Path) -> None:
+    """Have ``store`` follow whom the device's own one, in the folder ``agent``, follows, if it follows anybody.
+
+    StoreError if that cannot be read: to trust whoever speaks first instead would be no answer.
+    """
+    facts = facts_in(agent, (_TRUST, _HEARD))
+    if not _read(facts.get(_TRUST), _Trusted).first:
+        return
+    store.keep_fact(_TRUST, facts[_TRUST])
+    if _HEARD in facts and store.fact(_HEARD) is None:
+        store.keep_fact(_HEARD, facts[_HEARD])
 
 
 class ServerTrust:
