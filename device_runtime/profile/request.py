@@ -26,6 +26,7 @@ import msgspec
 
 from device_runtime.link.fetch import Fetcher
 from device_runtime.link.identity import Repeated
+from device_runtime.link.notices import Notices
 from device_runtime.round import bounds
 from device_runtime.round.work import Work
 from edgefl.wire.blobs import BlobRef
@@ -112,6 +113,7 @@ class ProfileDesk:
         self._fetcher: Fetcher | None = None
         self._busy_until = -math.inf
         self._taken: deque[float] = deque()
+        self._strangers = Notices(work.limits.notice_s)
         self._clear()  # of a process that was killed
 
     @property
@@ -143,8 +145,9 @@ class ProfileDesk:
             request = self._work.trust.open(ProfileRequest, self.topic, payload)
         except Repeated:
             raise
-        except IdentityError as error:  # whoever asks is told why nothing follows
-            self._send(declined(peek(ProfileRequest, payload).nonce, SIGNATURE, error.message))
+        except IdentityError as error:  # whoever asks is told why nothing follows, and a flood is not
+            if self._strangers.due(SIGNATURE):
+                self._send(declined(peek(ProfileRequest, payload).nonce, SIGNATURE, error.message))
             raise
         known = self._answers.get(request.nonce)
         if known is not None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from device_runtime.link.notices import Notices
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.signatures import signed_text
 from edgefl.wire.limits import Limits
@@ -73,6 +74,7 @@ def test_a_forged_round_ends_nothing_and_drops_no_carry(
     signing: SigningServer, start: StartAgent, world: World, tmp_path: Path
 ) -> None:
     agent = start()
+    agent.agent._refusals = Notices(0.0)  # each is told
     signing.open(world)
     update = signing.update()
     kept = len(agent.agent._store.carries())
@@ -110,6 +112,32 @@ def test_an_old_round_is_not_begun_again(signing: SigningServer, start: StartAge
     signing.publish(signing.topics.current_round, old, retain=True)
 
     assert "was said before" in agent.event("refused").text
+
+
+def test_forged_messages_cost_a_line_each_now_and_then_and_no_answers(
+    signing: SigningServer, start: StartAgent, world: World, tmp_path: Path
+) -> None:
+    agent = start(server_key=signing.speaker.keys.public.hex())
+    signing.hello()
+    forger, topic = speaker_in(tmp_path / "forger.key"), signing.mine.profile_requests
+    asked = ProfileRequest(nonce="f" * 16, bundles={}, within_s=1.0)
+    for _ in range(50):
+        signing.publish(
+            signing.topics.current_round, forger.seal(signing.topics.current_round, world.announcement())
+        )
+        signing.publish(topic, forger.seal(topic, asked))
+    signing.say(topic, msgspec.structs.replace(asked, nonce="0" * 16, repeat=500))
+
+    answers = [signing.profile_answer().nonce]
+    while answers[-1] != "0" * 16:
+        answers.append(signing.profile_answer().nonce)
+    assert 2 <= len(answers) < 10
+    limited = agent.event("limited")
+    while limited.details["refused"] < 80:
+        limited = agent.event("limited")
+    agent.stop()
+    told = [agent.events.get().event for _ in range(agent.events.qsize())]
+    assert told.count("refused") < 20
 
 
 def sent(signing: SigningServer) -> int:
