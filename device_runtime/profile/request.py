@@ -163,25 +163,26 @@ class ProfileDesk:
             self._send(declined(request.nonce, BUSY, f"{_MOST_WAITING} other requests are waiting"))
         else:
             self._make_room()
-            self._taken.append(time.monotonic())
-            self._waiting.append(_Asked(request, self._taken[-1], self._work.limits.profile_s))
+            self._waiting.append(_Asked(request, time.monotonic(), self._work.limits.profile_s))
             self._session.subscribe([self._offer(request.nonce)])
 
     def _refusal(self, request: ProfileRequest) -> ProfileAnswer | None:
-        """Why a request is not taken: the owner's rules, or more than the device gives."""
+        """Why a request is not taken: more than the device gives, or the owner's rules. These may run a command, so requests
+        are counted before they are asked."""
         limits, now = self._work.limits, time.monotonic()
-        try:
-            self._work.rules.check("profile")
-        except RoundDeclined as error:
-            return declined(request.nonce, error.reason, error.message)
-        if request.repeat > limits.profile_repeat:
-            text = f"{request.repeat} repetitions, and limits.profile_repeat is {limits.profile_repeat} here: ask for fewer"
-            return declined(request.nonce, TOO_LARGE, text)
         while self._taken and now - self._taken[0] > _HOUR_S:
             self._taken.popleft()
         if len(self._taken) >= limits.profiles_an_hour:
             text = f"it was asked {limits.profiles_an_hour} times within an hour (limits.profiles_an_hour)"
             return declined(request.nonce, BUSY, text)
+        self._taken.append(now)
+        if request.repeat > limits.profile_repeat:
+            text = f"{request.repeat} repetitions, and limits.profile_repeat is {limits.profile_repeat} here: ask for fewer"
+            return declined(request.nonce, TOO_LARGE, text)
+        try:
+            self._work.rules.check("profile")
+        except RoundDeclined as error:
+            return declined(request.nonce, error.reason, error.message)
         return None
 
     def step(self, *, busy: bool) -> None:
