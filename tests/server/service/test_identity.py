@@ -110,6 +110,7 @@ def test_a_forged_update_counts_for_nothing_beside_a_device_that_signs(
     own = speaker_in(tmp_path / "device.key")
     honest.send(spoiled(honest, task, opened), task, indices=[])
     signing(honest, own)
+    wait_until(lambda: bool(server.service._registry.keys("strong-0")), "the honest device's key is known")
     thief = device("strong-1", silent)
     signing(thief, speaker_in(tmp_path / "thief.key"))
     real, thief.mine = thief.mine, honest.mine  # it speaks on the other's topics
