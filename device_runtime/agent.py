@@ -22,7 +22,8 @@ from device_runtime.data import sources
 from device_runtime.engine.base import Engine
 from device_runtime.host import agent_version, physical_memory
 from device_runtime.link.fetch import Fetcher
-from device_runtime.link.identity import ServerTrust, speaker_of
+from device_runtime.link.identity import Repeated, ServerTrust, speaker_of
+from device_runtime.link.notices import Notices
 from device_runtime.link.outbox import Outbox, past_of
 from device_runtime.link.surroundings import Surroundings
 from device_runtime.memory import release_code, return_memory_early, trim_memory
@@ -37,7 +38,15 @@ from device_runtime.sandbox import engine as sandbox
 from device_runtime.store.carry_rows import StoredCarry
 from device_runtime.store.database import DECLINED, Outgoing, PastRound, Store
 from edgefl.wire.enrolment import proof
-from edgefl.wire.errors import DataError, EdgeflError, ProtocolError, RoundAborted, RoundDeclined, StoreError
+from edgefl.wire.errors import (
+    DataError,
+    EdgeflError,
+    IdentityError,
+    ProtocolError,
+    RoundAborted,
+    RoundDeclined,
+    StoreError,
+)
 from edgefl.wire.mqtt.client_ids import client_id
 from edgefl.wire.mqtt.messages import WRONG_DATA, Ack, Decline, Hello, Message, Round, Status, Task
 from edgefl.wire.mqtt.session import Delivery, Down, Incoming, Refused, Session, Up, Will
@@ -139,7 +148,8 @@ class Agent:
         self._idle = threading.Event()
         self._begun: set[str] = set()
         self._rest_at = math.inf
-        self._dropped_told = 0
+        self._refusals = Notices(limits.notice_s)
+        self._limited_told = (0, 0)
         self._tell_dropped_at = 0.0
         self._counted_bytes = 0
         self._trouble = ""
@@ -184,12 +194,18 @@ class Agent:
         self._trouble = ""
 
     def _tell_dropped(self) -> None:
-        """How many messages were dropped unread since the start, now and then."""
-        dropped, now = self._session.inbox.dropped + self._fetcher.dropped, time.monotonic()
-        if dropped != self._dropped_told and now >= self._tell_dropped_at:
-            self._dropped_told, self._tell_dropped_at = dropped, now + self._config.limits.notice_s
-            text = f"{dropped} messages so far were dropped unread: more came than this device reads"
-            self._say("limited", text, dropped=dropped)
+        """How many messages were dropped unread, or refused without a word, since the start: now and then."""
+        dropped, hushed = self._session.inbox.dropped + self._fetcher.dropped, self._refusals.hushed
+        now = time.monotonic()
+        if (dropped, hushed) == self._limited_told or now < self._tell_dropped_at:
+            return
+        self._limited_told, self._tell_dropped_at = (dropped, hushed), now + self._config.limits.notice_s
+        told = {
+            "were dropped unread: more came than this device reads": dropped,
+            "were refused like others that were told": hushed,
+        }
+        parts = [f"{count} messages so far {what}" for what, count in told.items() if count]
+        self._say("limited", "; ".join(parts), dropped=dropped, refused=hushed)
 
     def _store_trouble(self, error: StoreError) -> None:
         """Said once for as long as it stays so."""
@@ -276,6 +292,7 @@ class Agent:
         self._say(
             "online", f"connected to {self._config.broker} as {self._config.device}", samples=len(self._data)
         )
+        self._declare()
 
     def _rest(self) -> None:
         """Give back what the start or a round took and waiting does not need. The engine's own code stays for the next
@@ -287,38 +304,50 @@ class Agent:
     def _route(self, message: Incoming) -> None:
         topic = message.topic
         try:
-            if topic.startswith(f"{self._topics.root}/blobs/"):
-                self._fetcher.deliver(topic, message.payload)
-            elif self._profiles.owns(topic):
-                self._profiles.deliver(topic, message.payload)
-            elif not message.payload:
-                return
-            elif topic == self._profiles.topic:
-                self._profiles.take(message.payload)
-            elif topic == self._topics.current_round:
-                self._announced = self._trust.open(Round, topic, message.payload)
-                if self._announced.state == "open" and self._announced.run not in self._seen_open:
-                    self._seen_open.append(self._announced.run)
-                self._surroundings.announced(self._announced)
-                self._drop_abandoned()
-                self._remind()
-            elif topic == self._mine.tasks:
-                self._task = self._trust.open(Task, topic, message.payload)
-                self._remind()
-            elif topic == self._mine.acks:
-                ack = self._trust.open(Ack, topic, message.payload)
-                if ack.nonce:
-                    self._outbox.deliver(ack)
-                else:
-                    self._surroundings.answered(ack)
+            self._take(topic, message.payload)
+        except Repeated:
+            return
         except ProtocolError as error:
-            self._say("refused", f"ignored a message on {topic}: {error.message}")
+            reason = error.reason if isinstance(error, IdentityError) else "malformed"
+            if self._refusals.due((topic, reason)):
+                self._say("refused", f"ignored a message on {topic}: {error.message}")
+
+    def _take(self, topic: str, payload: bytes) -> None:
+        """What it says is done. ProtocolError if it is malformed, not the server's, or a copy (Repeated)."""
+        if topic.startswith(f"{self._topics.root}/blobs/"):
+            self._fetcher.deliver(topic, payload)
+        elif self._profiles.owns(topic):
+            self._profiles.deliver(topic, payload)
+        elif not payload:
+            return
+        elif topic == self._profiles.topic:
+            self._profiles.take(payload)
+        elif topic == self._topics.current_round:
+            self._announced = self._trust.open(Round, topic, payload)
+            if self._announced.state == "open" and self._announced.run not in self._seen_open:
+                self._seen_open.append(self._announced.run)
+            self._surroundings.announced(self._announced)
+            self._drop_abandoned()
+            self._remind()
+        elif topic == self._mine.tasks:
+            self._task = self._trust.open(Task, topic, payload)
+            self._remind()
+        elif topic == self._mine.acks:
+            ack = self._trust.open(Ack, topic, payload)
+            if ack.nonce:
+                self._outbox.deliver(ack)
+            else:
+                self._surroundings.answered(ack)
 
     def _remind(self) -> None:
         """The server speaks of a round: it may have lost what we sent, so updates that wait and what we declined of this
         round are sent again."""
         if self._store.outgoing() is not None:
             self._outbox.send_again()
+        self._declare()
+
+    def _declare(self) -> None:
+        """Say again what was declined of the open round: there is no acknowledgement of it."""
         announced = self._announced
         if announced is not None and announced.state == "open":
             for past in self._store.declined(announced.run, announced.round):

@@ -135,7 +135,7 @@ class Reception:
                 self._let_in(visitor, numbers, message)
         except IdentityError as error:
             self._leave_out(device)
-            # A status comes before the hello that brings its key in.
+            # A status comes before the hello that brings its key in: the door keeps it.
             if leaf != "status" and self._door.is_news(device, error):
                 text = printable(error.message)
                 self._object(events.Rejected(device=device, round=0, reason=error.reason, text=text), proven)
@@ -176,6 +176,8 @@ class Reception:
                 self._progress(device, said)
             case Hello():
                 self._hello(device, said)
+                if (status := self._door.presence(device)) is not None:
+                    self._status(device, status)
             case Status():
                 self._status(device, said)
             case Decline():

@@ -21,7 +21,7 @@ from edgefl.wire.mqtt.session import Delivery, Session
 from edgefl.wire.mqtt.topics import DeviceTopics
 
 _MOST_ACKS = 64
-"""That wait to be read while nothing is sent: whoever can write them may write a million."""
+"""That wait to be read, of reasons to send again too: whoever can write them may write a million."""
 _LONGEST = 16
 """Times ``ack_timeout_s`` that an update waits at most; a reason to send it again ends any wait."""
 
@@ -87,7 +87,8 @@ class Outbox:
 
     def stop(self) -> None:
         self._stopping.set()
-        self.send_again()
+        self._acks.put(None)
+        self._work.set()
         if self._thread.is_alive():
             self._thread.join(timeout=5)
 
@@ -97,13 +98,17 @@ class Outbox:
 
     def send_again(self) -> None:
         """There is a reason to send what waits once more: what was sent may be lost."""
-        self._acks.put(None)
+        self._keep(None)
         self._work.set()
 
     def deliver(self, ack: Ack) -> None:
-        """The server's word arrived. One on another update than the one that is being sent says nothing, and while none is
-        sent a few are kept: it may be about the next."""
-        if ack.nonce == self._sending or (not self._sending and self._acks.qsize() < _MOST_ACKS):
+        """The server's word arrived. One on another update than the one that is being sent says nothing; while none is sent
+        it may be about the next. What finds no room comes again, as the update does."""
+        if self._sending in ("", ack.nonce):
+            self._keep(ack)
+
+    def _keep(self, ack: Ack | None) -> None:
+        if self._acks.qsize() < _MOST_ACKS:
             self._acks.put(ack)
 
     def _run(self) -> None:

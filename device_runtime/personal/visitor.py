@@ -9,10 +9,10 @@ from pathlib import Path
 from types import TracebackType
 
 from device_runtime.link.fetch import Fetcher
-from device_runtime.link.identity import ServerTrust
+from device_runtime.link.identity import Say, ServerTrust, follow
 from device_runtime.round.job import Job
 from device_runtime.store.database import Store
-from edgefl.wire.errors import BrokerError, ConfigError, ProtocolError
+from edgefl.wire.errors import BrokerError, ConfigError, ProtocolError, StoreError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.client_ids import client_id
 from edgefl.wire.mqtt.messages import Round
@@ -26,6 +26,9 @@ _REFUSED = b""
 
 class Guest:
     """A connection beside the device's agent, which may go on meanwhile; ``folder`` keeps what was fetched for next time.
+
+    It listens to ``server_keys``; without any to those that the agent's store, in the folder ``agent``, knows, and only
+    where there are none to the first that it hears. ``say`` is told whom it trusts then.
 
     ::
 
@@ -42,6 +45,9 @@ class Guest:
         folder: Path,
         limits: Limits,
         server_keys: tuple[bytes, ...] = (),
+        *,
+        agent: Path | None = None,
+        say: Say = lambda *_: None,
     ) -> None:
         self._federation, self._broker, self._limits = federation, broker, limits
         self._topics = Topics(federation)
@@ -55,7 +61,13 @@ class Guest:
             federation=federation,
             device=device,
         )
-        self.trust = ServerTrust(self._store, server_keys, lambda *_: None)
+        try:
+            if agent is not None and not server_keys:
+                follow(self._store, agent)
+        except StoreError:
+            self._store.close()
+            raise
+        self.trust = ServerTrust(self._store, server_keys, say)
         self.blobs = Fetcher(self._session, self._topics, self._store, limits, lambda: False)
         self._rounds: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._ending = threading.Event()

@@ -25,6 +25,8 @@ from typing import Protocol
 import msgspec
 
 from device_runtime.link.fetch import Fetcher
+from device_runtime.link.identity import Repeated
+from device_runtime.link.notices import Notices
 from device_runtime.round import bounds
 from device_runtime.round.work import Work
 from edgefl.wire.blobs import BlobRef
@@ -111,6 +113,7 @@ class ProfileDesk:
         self._fetcher: Fetcher | None = None
         self._busy_until = -math.inf
         self._taken: deque[float] = deque()
+        self._strangers = Notices(work.limits.notice_s)
         self._clear()  # of a process that was killed
 
     @property
@@ -137,12 +140,14 @@ class ProfileDesk:
             self._fetcher.poke()
 
     def take(self, payload: bytes) -> None:
-        """A request came, maybe not for the first time. ProtocolError if it is malformed,
-        or not the server's."""
+        """A request came, maybe not for the first time. ProtocolError if it is malformed, not the server's, or a copy."""
         try:
             request = self._work.trust.open(ProfileRequest, self.topic, payload)
-        except IdentityError as error:  # whoever asks is told why nothing follows
-            self._send(declined(peek(ProfileRequest, payload).nonce, SIGNATURE, error.message))
+        except Repeated:
+            raise
+        except IdentityError as error:  # whoever asks is told why nothing follows, and a flood is not
+            if self._strangers.due(SIGNATURE):
+                self._send(declined(peek(ProfileRequest, payload).nonce, SIGNATURE, error.message))
             raise
         known = self._answers.get(request.nonce)
         if known is not None:
@@ -158,25 +163,26 @@ class ProfileDesk:
             self._send(declined(request.nonce, BUSY, f"{_MOST_WAITING} other requests are waiting"))
         else:
             self._make_room()
-            self._taken.append(time.monotonic())
-            self._waiting.append(_Asked(request, self._taken[-1], self._work.limits.profile_s))
+            self._waiting.append(_Asked(request, time.monotonic(), self._work.limits.profile_s))
             self._session.subscribe([self._offer(request.nonce)])
 
     def _refusal(self, request: ProfileRequest) -> ProfileAnswer | None:
-        """Why a request is not taken: the owner's rules, or more than the device gives."""
+        """Why a request is not taken: more than the device gives, or the owner's rules. These may run a command, so requests
+        are counted before they are asked."""
         limits, now = self._work.limits, time.monotonic()
-        try:
-            self._work.rules.check("profile")
-        except RoundDeclined as error:
-            return declined(request.nonce, error.reason, error.message)
-        if request.repeat > limits.profile_repeat:
-            text = f"{request.repeat} repetitions, and limits.profile_repeat is {limits.profile_repeat} here: ask for fewer"
-            return declined(request.nonce, TOO_LARGE, text)
         while self._taken and now - self._taken[0] > _HOUR_S:
             self._taken.popleft()
         if len(self._taken) >= limits.profiles_an_hour:
             text = f"it was asked {limits.profiles_an_hour} times within an hour (limits.profiles_an_hour)"
             return declined(request.nonce, BUSY, text)
+        self._taken.append(now)
+        if request.repeat > limits.profile_repeat:
+            text = f"{request.repeat} repetitions, and limits.profile_repeat is {limits.profile_repeat} here: ask for fewer"
+            return declined(request.nonce, TOO_LARGE, text)
+        try:
+            self._work.rules.check("profile")
+        except RoundDeclined as error:
+            return declined(request.nonce, error.reason, error.message)
         return None
 
     def step(self, *, busy: bool) -> None:

@@ -25,6 +25,9 @@ from edgefl.wire.errors import StoreError
 from edgefl.wire.mqtt.messages import MALFORMED
 from edgefl.wire.tensors import Array
 
+FILE = "store.sqlite3"
+"""In the folder of a device."""
+
 _LOCK_PATIENCE_S = 5.0
 
 _CACHE_KIB = 256
@@ -104,7 +107,7 @@ class Store:
 
     def _open(self) -> None:
         try:
-            path = self.folder / "store.sqlite3"
+            path = self.folder / FILE
             # A cached statement keeps the values bound to it, such as the last update, until it runs again.
             self._db = sqlite3.connect(path, check_same_thread=False, timeout=30, cached_statements=0)
             self._db.execute("PRAGMA journal_mode=WAL")

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from device_runtime.data.samples import Local
 from device_runtime.engine.select import open_engine
+from device_runtime.link.identity import Say
 from device_runtime.personal.personalize import Adapted, Personalizer, Wanted, graphs_of
 from device_runtime.personal.visitor import Guest, job_of
+from device_runtime.round import bounds
 from device_runtime.round.graphs import Blobs
 from device_runtime.round.job import Job
 from device_runtime.round.offline import offline, read_weights
@@ -19,6 +22,7 @@ from edgefl.api.bundle import Bundle
 from edgefl.api.device import broker_address
 from edgefl.wire import folders
 from edgefl.wire.bundle.manifest import Manifest, decode_manifest
+from edgefl.wire.errors import ConfigError
 from edgefl.wire.keys import parse_keys
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address
@@ -43,6 +47,10 @@ def of_files(bundle: Bundle, weights: Path, folder: Path | None = None) -> Model
     return Model(job, manifest, blobs, folder or Path(tempfile.gettempdir()))
 
 
+def _told(_event: str, text: str) -> None:
+    print(text, file=sys.stderr)
+
+
 @contextmanager
 def announced(
     federation: str,
@@ -55,16 +63,33 @@ def announced(
     ca_file: str = "",
     limits: Limits = Limits(),
     engine: str = "onnx",
+    agent: Path | None = None,
+    say: Say = _told,
 ) -> Iterator[Model]:
-    """What the federation announced last, whether or not a round is open; the connection ends with the block."""
+    """What the federation announced last, whether or not a round is open; the connection ends with the block.
+
+    Without ``server_key`` it is the word of the server that the device's agent follows: ``agent`` is the agent's folder, by
+    default where agents keep their store. Where that knows no server ``say`` is told who is believed.
+    """
     checked_name("federation", federation)
     checked_name("device", device)
     place = folder or folders.store(federation, device) / "personalize"
+    if agent is None and not server_key:
+        with suppress(ConfigError):  # without a home there is no store in it
+            agent = folders.store(federation, device)
     with Guest(
-        federation, device, broker_address(broker, ca_file), place, limits, parse_keys(server_key)
+        federation,
+        device,
+        broker_address(broker, ca_file),
+        place,
+        limits,
+        parse_keys(server_key),
+        agent=agent,
+        say=say,
     ) as guest:
         job = job_of(guest.announced(), tier, engine)
         guest.trust.check_bundle(job.bundle.sha256, job.signature, engine)
+        bounds.check_manifest_ref(job.bundle, limits)
         yield Model(job, decode_manifest(guest.blobs.get(job.bundle)), guest.blobs, place)
 
 

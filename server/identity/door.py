@@ -9,11 +9,12 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Generic
 
 from edgefl.wire.enrolment import proves
-from edgefl.wire.errors import ConfigError, IdentityError, StoreError
+from edgefl.wire.errors import ConfigError, IdentityError, ProtocolError, StoreError
 from edgefl.wire.keys import FOREVER, known_after, shown
 from edgefl.wire.mqtt.envelope import Envelope, unwrap, verified
 from edgefl.wire.mqtt.messages import AnyMessage, Hello, Message, Status, UpdateChunk, decode
@@ -21,6 +22,7 @@ from server.identity.ledger import Ledger
 from server.identity.registry import DeviceKey, Registry, Source
 
 _MOST_TOLD = 1024
+_MOST_EARLY = 1024
 _MOST_HEARD = 100_000
 _MOST_NAMES = 100_000
 _WELCOMES: dict[Source, str] = {
@@ -76,6 +78,8 @@ class Door:
         self._clock = clock
         self._heard: OrderedDict[tuple[str, bytes, type[Message]], int] = OrderedDict()
         self._told: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._early: OrderedDict[tuple[str, bytes], tuple[str, bytes]] = OrderedDict()
+        self._newcomers: dict[str, bytes] = {}
 
     def open(self, kind: type[AnyMessage], device: str, topic: str, payload: bytes) -> AnyMessage:
         """The device's message, checked and admitted."""
@@ -102,6 +106,8 @@ class Door:
         known = next((each for each in keys if each.key == envelope.key), None)
         if known is None and not issubclass(kind, Hello):
             if self._enrolled or keys:
+                if issubclass(kind, Status):
+                    self._keep_early(device, envelope.key, topic, payload)
                 raise _unknown(device, envelope, keys)
             # A name that never said hello has no say in anything: not even its number is kept.
             return Visitor(device, verified(kind, topic, envelope))
@@ -122,6 +128,8 @@ class Door:
             return
         if visitor.entry is not None:
             self._welcome(visitor.device, visitor.envelope.key, visitor.entry)
+            if self._enrolled or visitor.entry.source != "first-use":  # else its status was let in
+                self._newcomers[visitor.device] = visitor.envelope.key
         if not isinstance(visitor.message, UpdateChunk):  # of these the task's nonce and the digest decide
             self._note_number(type(visitor.message), visitor.device, visitor.envelope, visitor.known)
 
@@ -135,6 +143,18 @@ class Door:
         """Why something could not be stored since this was last asked; None if all was."""
         return self._ledger.trouble()
 
+    def presence(self, device: str) -> Status | None:
+        """To be asked after a hello: whether the device is there, where that hello brought its key in. A status goes before
+        the hello, and was refused under a key that was not known yet; without one it is there, as it speaks."""
+        key = self._newcomers.pop(device, None)
+        if key is None:
+            return None
+        early = self._early.pop((device, key), None)
+        if early is not None:
+            with suppress(ProtocolError):  # whoever can write can leave anything there
+                return self.open(Status, device, *early)
+        return Status(online=True)
+
     def is_news(self, device: str, error: IdentityError) -> bool:
         """Whether that is refused for the first time: whoever can send can send it a million times."""
         key = device, error.reason
@@ -144,6 +164,13 @@ class Door:
         if len(self._told) > _MOST_TOLD:
             self._told.popitem(last=False)
         return True
+
+    def _keep_early(self, device: str, key: bytes, topic: str, payload: bytes) -> None:
+        """A status whose hello may follow. Unverified: most come of keys that are never let in."""
+        self._early[device, key] = topic, payload
+        self._early.move_to_end((device, key))
+        if len(self._early) > _MOST_EARLY:
+            self._early.popitem(last=False)
 
     def _check_bare(self, kind: type[Message], device: str, keys: list[DeviceKey]) -> None:
         if self._enrolled or keys:

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from device_runtime.link.notices import Notices
 from edgefl.wire.errors import DataError
 from edgefl.wire.mqtt import messages
 from edgefl.wire.mqtt.messages import Status
@@ -35,6 +36,7 @@ def test_garbage_on_every_topic_is_refused_and_the_agent_goes_on(
     server: ScriptedServer, start: StartAgent, world: World
 ) -> None:
     agent = start()
+    agent.agent._refusals = Notices(0.0)  # each is told
     server.hello()
     for garbage in GARBAGE:
         for topic in (server.topics.current_round, server.mine.tasks, server.mine.acks):

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from device_runtime.link.identity import KEY_FILE, ServerTrust, speaker_of
+from device_runtime.link.identity import KEY_FILE, Repeated, ServerTrust, speaker_of
 from device_runtime.store.database import Store
 from edgefl.wire.bundle.signatures import Signer
-from edgefl.wire.errors import BundleError, IdentityError
+from edgefl.wire.errors import BundleError, IdentityError, StoreError
 from edgefl.wire.keys import rotate
 from edgefl.wire.mqtt.envelope import Speaker, bare
 from edgefl.wire.mqtt.messages import Ack, Message, Round, Task
+from edgefl.wire.mqtt.profile_messages import ProfileRequest
 from edgefl.wire.mqtt.topics import Topics
 from tests.wire.mqtt.speakers import speaker_in
 
@@ -22,6 +23,7 @@ TOPICS = Topics("demo")
 MINE = TOPICS.device("phone")
 TASK = Task(run="run", round=1, tier="weak", seed=1, nonce="n1")
 ACK = Ack(round=1, nonce="n1", status="accepted", sha256="ab" * 32)
+REQUEST = ProfileRequest(nonce="0" * 16, bundles={}, within_s=1.0)
 
 
 def announcement(number: int = 1) -> Round:
@@ -39,7 +41,8 @@ def announcement(number: int = 1) -> Round:
 
 
 def topic_of(message: Message) -> str:
-    return {Round: TOPICS.current_round, Task: MINE.tasks}.get(type(message), MINE.acks)
+    topics = {Round: TOPICS.current_round, Task: MINE.tasks, ProfileRequest: MINE.profile_requests}
+    return topics.get(type(message), MINE.acks)
 
 
 Start = Callable[..., ServerTrust]
@@ -93,7 +96,7 @@ def test_the_first_key_is_trusted_from_then_on_and_it_is_said(
     device: Device, server: Speaker, stranger: Speaker
 ) -> None:
     trust = device.start()
-    hears(trust, server, TASK)
+    hears(trust, server, announcement())
 
     assert device.said == [
         f"trust on first use: this device follows the server with the key {server.keys.public_key} from now on"
@@ -122,8 +125,74 @@ def test_a_server_that_does_not_sign_is_heard_while_no_key_is_known(device: Devi
     for _ in range(2):
         assert trust.open(Task, MINE.tasks, bare(MINE.tasks, TASK)) == TASK
     assert device.said == ["this server does not sign: whoever reaches the broker can be taken for it"]
-    hears(trust, server, TASK)
+    hears(trust, server, announcement())
     refuses(trust, bare(MINE.tasks, TASK), TASK, "unsigned")
+
+
+def test_a_first_key_is_learnt_from_an_announcement_only(
+    device: Device, server: Speaker, stranger: Speaker
+) -> None:
+    """Until there is one, what is signed by anybody is as good as what is not signed at all."""
+    trust = device.start()
+    for message in (TASK, ACK):
+        hears(trust, stranger, message)
+    assert not trust.keys
+
+    hears(trust, server, announcement())
+
+    assert trust.keys == {server.keys.public}
+    refuses(trust, stranger.seal(MINE.tasks, TASK), TASK, "unknown-key")
+
+
+def test_a_forgers_number_is_no_number_of_the_key_that_the_owner_gives_instead(
+    device: Device, server: Speaker, stranger: Speaker
+) -> None:
+    forged = stranger.seal(TOPICS.current_round, announcement(9), at=1 << 62)
+    device.start().open(Round, TOPICS.current_round, forged)
+
+    trust = device.start(server.keys.public)
+
+    old = hears(trust, server, announcement(1))
+    hears(trust, server, announcement(2))
+    for now in (trust, device.start()):
+        refuses(now, old, announcement(1), "replayed")
+        refuses(now, forged, announcement(9), "unknown-key")
+    hears(device.start(), server, announcement(3))
+
+
+def test_a_key_that_was_replaced_announces_nothing_and_its_number_stops_nobody(
+    device: Device, server: Speaker, tmp_path: Path
+) -> None:
+    trust = device.start()
+    missed = server.seal(TOPICS.current_round, announcement(3))
+    last = server.seal(TOPICS.current_round, announcement(4), at=1 << 62)
+    trust.open(Round, TOPICS.current_round, last)
+    rotate(tmp_path / "server.key", overlap_s=60, now=device.now)
+    renewed = speaker_in(tmp_path / "server.key", 100)
+
+    hears(trust, renewed, announcement(5))
+
+    for now in (trust, device.start()):
+        refuses(now, missed, announcement(3), "old-key")
+        refuses(now, last, announcement(4), "old-key")
+        hears(now, server, ACK)  # it is good for all else for a while
+        hears(now, renewed, announcement(6))
+
+
+def test_of_two_given_keys_the_last_announcement_of_one_is_old_once_the_other_announced(
+    device: Device, server: Speaker, stranger: Speaker
+) -> None:
+    trust = device.start(server.keys.public, stranger.keys.public)
+    last = hears(trust, server, announcement(1))
+    hears(trust, stranger, announcement(2))
+
+    refuses(trust, last, announcement(1), "replayed")
+    hears(trust, server, announcement(3))
+
+
+def copied(trust: ServerTrust, payload: bytes, message: Message) -> None:
+    with pytest.raises(Repeated):
+        trust.open(type(message), topic_of(message), payload)
 
 
 def test_an_old_announcement_is_not_acted_on_again_also_after_a_restart(
@@ -131,18 +200,37 @@ def test_an_old_announcement_is_not_acted_on_again_also_after_a_restart(
 ) -> None:
     trust = device.start()
     old, new = hears(trust, server, announcement(1)), hears(trust, server, announcement(2))
+    copied(trust, new, announcement(2))
+
+    again = device.start()
+    refuses(again, old, announcement(1), "replayed")
+    assert again.open(Round, TOPICS.current_round, new) == announcement(2)  # it is retained
+    copied(again, new, announcement(2))
+    refuses(again, old, announcement(1), "replayed")
+
+
+@pytest.mark.parametrize("message", [TASK, ACK, REQUEST], ids=["task", "ack", "profile-request"])
+def test_what_was_said_is_not_acted_on_again_also_after_a_restart(
+    device: Device, server: Speaker, message: Message
+) -> None:
+    trust = device.start(server.keys.public)
+    old, new = hears(trust, server, message), hears(trust, server, message)
 
     for now in (trust, device.start()):
-        refuses(now, old, announcement(1), "replayed")
-        assert now.open(Round, TOPICS.current_round, new) == announcement(2)  # it is retained
+        refuses(now, old, message, "replayed")
+        copied(now, new, message)
+    hears(trust, server, message)
 
 
-def test_an_old_acknowledgement_is_not_acted_on_again(device: Device, server: Speaker) -> None:
-    trust = device.start()
-    old = hears(trust, server, ACK)
-    hears(trust, server, Ack(round=2, nonce="n2", status="missing", missing=[0]))
+def test_a_disk_that_takes_nothing_stops_no_message(
+    device: Device, server: Speaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise StoreError("full")
 
-    refuses(trust, old, ACK, "replayed")
+    monkeypatch.setattr(device.store, "keep_fact", full)
+    trust = device.start(server.keys.public)
+    copied(trust, hears(trust, server, TASK), TASK)
 
 
 def test_a_task_is_no_task_of_another_device(device: Device, server: Speaker) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import queue
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -370,3 +371,33 @@ def test_no_more_chunks_than_the_window_are_ahead_of_the_broker(tmp_path: Path, 
 
     outbox.stop()
     store.close()
+
+
+def test_words_of_the_server_pile_up_nowhere_while_an_update_is_sent(
+    server: Server, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device.add("n1")
+    server.copy()
+    go = threading.Event()
+    wait, sending = device.outbox._wait_for, threading.Event()
+
+    def held(nonce: str, sha256: str, patience_s: float) -> Ack | None:
+        sending.set()
+        go.wait(PATIENCE_S)
+        return wait(nonce, sha256, patience_s)
+
+    monkeypatch.setattr(device.outbox, "_wait_for", held)
+    sending.wait(PATIENCE_S)
+    for _ in range(1000):
+        device.outbox.deliver(Ack(round=3, nonce="n1", status="missing", missing=[0], sha256="of another"))
+        device.outbox.send_again()
+    assert device.outbox._acks.qsize() < 100
+    go.set()
+
+    server.ack("n1")
+    device.hear()
+    while device.settled.empty():
+        server.copy()
+        server.ack("n1")
+        device.hear()
+    assert device.verdict() == ("n1", "accepted")

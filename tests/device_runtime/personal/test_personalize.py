@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+from click.testing import Result
 
+from device_runtime.link.identity import ServerTrust
 from device_runtime.personal.personalize import graphs_of
 from device_runtime.round.offline import offline, read_weights
+from device_runtime.store.database import FILE, Store
 from edgefl.cli import app
-from edgefl.wire import tensors
+from edgefl.wire import folders, tensors
 from edgefl.wire.bundle.archive import Bundle, write_bundle
 from edgefl.wire.bundle.signatures import Signer
-from edgefl.wire.errors import BrokerError, BundleError, ConfigError, DataError, IdentityError
+from edgefl.wire.errors import (
+    BrokerError,
+    BundleError,
+    ConfigError,
+    DataError,
+    IdentityError,
+    RoundDeclined,
+    StoreError,
+)
+from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.envelope import Seal, bare
 from edgefl.wire.mqtt.messages import Offer, Round
 from edgefl.wire.mqtt.topics import Topics
@@ -85,7 +97,7 @@ def publish(broker: BrokerProcess, connect: SessionFactory, federation: str) -> 
     return leave
 
 
-def _run(options: list[str], folder: Path, *more: str) -> dict[str, Any]:
+def _invoked(options: list[str], folder: Path, *more: str) -> Result:
     limits = ["--limit=fetch_timeout_s=2", "--limit=fetch_window=4"]
     arguments = [
         "device",
@@ -100,7 +112,11 @@ def _run(options: list[str], folder: Path, *more: str) -> dict[str, Any]:
     done = runner().invoke(app, arguments)
     if done.exception is not None:
         raise done.exception
-    found: dict[str, Any] = json.loads(done.stdout)
+    return done
+
+
+def _run(options: list[str], folder: Path, *more: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(_invoked(options, folder, *more).stdout)
     return found
 
 
@@ -188,6 +204,84 @@ def test_a_bundle_that_the_key_did_not_sign_is_not_run(
         _run(unsigned, tmp_path, "--data", data, "--server-key", signer.public_key)
     with pytest.raises(IdentityError, match="and this device knows"):
         _run(options, tmp_path, "--data", data, "--server-key", Signer(tmp_path / "other").public_key)
+
+
+@pytest.fixture
+def agent(
+    federation: str, limits: Limits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Store]:
+    """The store of the device's agent, which is running."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    folder = folders.store(federation, "phone")
+    made = Store(folder, limit_bytes=1 << 20, history_rounds=1, federation=federation, device="phone")
+    yield made
+    made.close()
+
+
+def _learnt(store: Store, path: Path, federation: str, announced: Round) -> None:
+    """The agent heard the server whose key is in ``path``."""
+    topic = Topics(federation).current_round
+    ServerTrust(store, (), lambda *_: None).open(Round, topic, speaker_in(path).seal(topic, announced))
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_the_servers_key_is_the_one_that_the_devices_agent_knows(
+    publish: Callable[..., list[str]],
+    tier: Tier,
+    tmp_path: Path,
+    agent: Store,
+    federation: str,
+    running: bool,
+) -> None:
+    signer, data = Signer(tmp_path / "key"), str(_samples(tmp_path / "data.npz", tier, 40))
+    announced = _announcement(tier, signed=signer.sign(tier.job(CHUNK).bundle.sha256))
+    _learnt(agent, tmp_path / "key", federation, announced)
+    if not running:
+        agent.close()
+
+    forged = publish(tier, announced, speaker_in(tmp_path / "other").seal)
+    with pytest.raises(IdentityError, match="and this device knows"):
+        _run(forged, tmp_path, "--data", data)
+    options = publish(tier, announced, speaker_in(tmp_path / "key", first=2).seal)
+    assert _run(options, tmp_path, "--data", data)["round"] == 3
+
+
+def test_whom_a_device_believes_that_knows_nobody_is_told(
+    publish: Callable[..., list[str]], tier: Tier, tmp_path: Path, agent: Store, federation: str
+) -> None:
+    signer = Signer(tmp_path / "key")
+    announced = _announcement(tier, signed=signer.sign(tier.job(CHUNK).bundle.sha256))
+    options = publish(tier, announced, speaker_in(tmp_path / "key").seal)
+    data = str(_samples(tmp_path / "data.npz", tier, 40))
+
+    found = _invoked(options, tmp_path, "--data", data)
+
+    assert (
+        f"trust on first use: this device follows the server with the key {signer.public_key}" in found.stderr
+    )
+    assert not _invoked(options, tmp_path, "--data", data).stderr
+
+
+def test_a_store_of_the_agent_that_cannot_be_read_is_no_reason_to_believe_anybody(
+    publish: Callable[..., list[str]], tier: Tier, tmp_path: Path, agent: Store
+) -> None:
+    agent.close()
+    (agent.folder / FILE).write_bytes(b"no database, and long enough to be none" * 99)
+    options = publish(tier, _announcement(tier))
+    data = str(_samples(tmp_path / "data.npz", tier, 40))
+
+    with pytest.raises(StoreError, match="name the server's key by `server_key`"):
+        _run(options, tmp_path, "--data", data)
+
+
+def test_a_manifest_that_is_too_large_is_not_fetched(
+    publish: Callable[..., list[str]], tier: Tier, tmp_path: Path
+) -> None:
+    options = publish(tier, _announcement(tier))
+    data = str(_samples(tmp_path / "data.npz", tier, 40))
+
+    with pytest.raises(RoundDeclined, match="its manifest"):
+        _run(options, tmp_path, "--data", data, "--limit=max_manifest_bytes=16")
 
 
 def test_of_several_tiers_one_has_to_be_named(

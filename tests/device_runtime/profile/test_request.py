@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from device_runtime.policy import Policy
 from edgefl.wire.blobs import BlobRef, describe
 from edgefl.wire.bundle import profiles
 from edgefl.wire.bundle.archive import Bundle
@@ -299,6 +300,23 @@ def test_a_request_beyond_all_bounds_is_refused(
     asker.ask(world.bundle_ref, **change)
 
     assert "ignored a message" in agent.event("refused").text
+
+
+def test_the_owners_rules_are_asked_no_more_often_than_requests_are_taken(
+    start_scripted: StartAgent, asker: Asker, world: World, limits: Limits, tmp_path: Path
+) -> None:
+    """They may run a command of the owner's."""
+    asked = tmp_path / "asked"
+    command = ("sh", "-c", f"echo x >> {asked}; exit 1")
+    policy = Policy(charging=True, commands={"charging": command})
+    ready(start_scripted, asker, policy=policy, limits=patient(limits, profiles_an_hour=3))
+    reasons = []
+    for number in range(6):
+        asker.send(world.bundle_ref, nonce=f"{number:016x}")
+        reasons.append(asker.answer().reason)
+
+    assert reasons == ["policy"] * 3 + ["busy"] * 3
+    assert asked.read_text().count("x") == 3
 
 
 def test_an_agent_that_stops_ends_its_measurement(

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from device_runtime.link.notices import Notices
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.envelope import bare
 from edgefl.wire.mqtt.messages import Ack, Message, Offer
@@ -78,6 +79,7 @@ def scene(tmp_path: Path, limits: Limits, connect: SessionFactory) -> Iterator[S
         agent = RunningAgent(
             FEDERATION, broker.user(DEVICE), tmp_path, limits, server_key=speaker.keys.public.hex()
         )
+        agent.agent._refusals = Notices(0.0)  # each is told, where few are
         stack.callback(agent.stop)
         attacker = connect(broker.user("server"))
         wait_up(attacker)
@@ -143,6 +145,7 @@ def test_what_the_server_said_once_is_not_done_again(scene: Scene) -> None:
 
 def test_a_device_that_is_flooded_trains_on(scene: Scene) -> None:
     """flood, crash: rubbish on each topic that it reads, more than it can look at."""
+    scene.agent.agent._refusals = Notices(scene.agent.agent._config.limits.notice_s)
     rng = np.random.default_rng(0)
     topics = (TOPICS.current_round, MINE.tasks, MINE.acks)
     forged = speaker_in(scene.folder / "forger.key").seal(TOPICS.current_round, scene.world.announcement())
@@ -153,6 +156,9 @@ def test_a_device_that_is_flooded_trains_on(scene: Scene) -> None:
         assert scene.attacker.publish(topic, rng.bytes(100)).wait(60.0)
     scene.goes_on(1)
     assert scene.agent.alive
+    scene.agent.stop()
+    told = [scene.agent.events.get() for _ in range(scene.agent.events.qsize())]
+    assert len(told) < 200, "a flood fills no log"
 
 
 def test_bytes_that_are_not_what_was_announced_are_not_loaded(scene: Scene) -> None:

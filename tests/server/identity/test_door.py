@@ -176,6 +176,36 @@ def test_a_rotated_key_is_let_in_and_the_old_one_for_a_while(
     ]
 
 
+@pytest.mark.parametrize("online", [True, False])
+def test_the_status_before_the_hello_that_brings_a_key_in_counts_after_it(
+    lab: Gate, phone: Speaker, thief: Speaker, tmp_path: Path, online: bool
+) -> None:
+    lab.say(phone, hello())
+    assert lab.door.presence("phone") is None  # the status of a name's first key is let in
+    rotate(tmp_path / "phone.key", overlap_s=60, now=lab.now)
+    renewed = speaker_in(tmp_path / "phone.key", 1 << 41)
+    lab.refuses_of(renewed, Status(online=online), "wrong-key")
+    lab.refuses_of(thief, Status(online=not online), "wrong-key")
+
+    lab.say(renewed, hello())
+
+    assert lab.door.presence("phone") == Status(online=online)
+    lab.say(renewed, hello())
+    assert lab.door.presence("phone") is None
+
+
+def test_a_forged_status_is_none_of_a_key_that_comes_in(lab: Gate, phone: Speaker, tmp_path: Path) -> None:
+    lab.say(phone, hello())
+    rotate(tmp_path / "phone.key", overlap_s=60, now=lab.now)
+    renewed = speaker_in(tmp_path / "phone.key", 1 << 41)
+    elsewhere = renewed.seal("elsewhere", Status(online=False))
+    lab.refuses(elsewhere, Status(online=False), "wrong-key")
+
+    lab.say(renewed, hello())
+
+    assert lab.door.presence("phone") == Status(online=True)
+
+
 def test_a_device_that_lost_its_store_is_let_in_once_it_was_forgotten(
     lab: Gate, phone: Speaker, thief: Speaker
 ) -> None:

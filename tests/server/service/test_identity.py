@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -10,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgefl.wire.enrolment import new_token, proof
 from edgefl.wire.errors import ProtocolError
-from edgefl.wire.keys import KeyPair
+from edgefl.wire.keys import KeyPair, rotate
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.envelope import Speaker, open_message, unwrap
 from edgefl.wire.mqtt.messages import FAILED, LOST_CHUNK, Ack, Hello, Progress, Round, Task, encode
@@ -146,6 +148,40 @@ def test_with_a_list_only_devices_on_it_are_stored(
     assert closed.reports == 1
     assert [each.device for each in registry.all()] == ["strong-0"]
     registry.close()
+
+
+@pytest.mark.parametrize("by", ["rotation", "token"])
+def test_a_device_with_a_new_key_is_there_once_its_hello_brought_it_in(
+    serve: Callable[..., RunningServer], device: MakeDevice, tmp_path: Path, by: str
+) -> None:
+    """Its status comes first, under a key that nobody knows yet."""
+    server = serve(min_devices=1, rounds=1)
+    first = device("strong-0", silent, seal=speaker_in(tmp_path / "device.key").seal)
+    first.wait_open()
+    wait_until(lambda: _online(server, "strong-0"), "the device is there")
+    first.vanish()
+    wait_until(lambda: not _online(server, "strong-0"), "the device is gone")
+    more = {}
+    if by == "rotation":
+        rotate(tmp_path / "device.key", overlap_s=60, now=time.time())
+        renewed = speaker_in(tmp_path / "device.key", 1 << 41)
+    else:
+        renewed, token = speaker_in(tmp_path / "other.key"), new_token(bytes(32))
+        server.service._registry.issue(token, "strong-0", valid_until=time.time() + 600)
+        topic = Topics(server.service._spec.federation).device("strong-0").hello
+        more = {"token": token.name, "proof": proof(token.secret, topic, renewed.keys.public)}
+
+    again = device("strong-0", silent, seal=renewed.seal, **more)
+    opened, task = again.wait_open(), again.tasks.get(timeout=PATIENCE_S)
+
+    wait_until(lambda: _online(server, "strong-0"), "the device is there again")
+    again.report(task, opened)
+    assert server.wait_for(RoundClosed).reports == 1
+
+
+def _online(server: RunningServer, name: str) -> bool:
+    known = server.service.state.devices.get(name)
+    return known is not None and known.online
 
 
 def _announced(session: Session, topics: Topics, key: bytes, after: int) -> int:
