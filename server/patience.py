@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from edgefl.wire.errors import EdgeflError, StoreError
+from edgefl.wire.errors import StoreError
 
 _Written = TypeVar("_Written")
 
@@ -14,10 +14,8 @@ _LONGEST_S = 10.0
 _LOOK_S = 0.05
 
 
-class CannotGoOn(EdgeflError):
+class CannotGoOn(StoreError):
     """What was decided could not be carried out, for want of the disk or the database."""
-
-    exit_code = StoreError.exit_code
 
 
 class Patience:

@@ -34,6 +34,7 @@ from server.identity.door import Door, Visitor
 from server.intake.declines import reason_of
 from server.intake.gate import Gate
 from server.intake.updates import Intake
+from server.patience import CannotGoOn
 from server.publish.watch import Watch
 from server.run_spec import RunSpec
 from server.storage.journal import Journal
@@ -144,6 +145,8 @@ class Reception:
                 self._news.heard(device, "sent what cannot be read", self._clock())
             text = printable(error.message)
             self._object(events.Rejected(device=device, round=0, reason="malformed", text=text), proven)
+        except CannotGoOn:
+            raise
         except StoreError as error:  # not acknowledged, so it comes again
             self._tellers.troubled(error)
 
