@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from device_runtime.engine.select import ENGINES, MOST_THREADS
-from device_runtime.sandbox.engine import SandboxedEngine, SandboxSettings
+from device_runtime.sandbox.engine import SandboxedEngine
+from device_runtime.sandbox.process import SandboxSettings
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.limits import Limits
 

@@ -163,7 +163,7 @@ def test_what_it_complains_of_as_it_ends_is_told(tmp_path: Path, monkeypatch: py
     def broken(*_: object) -> list[str]:
         return [sys.executable, "-c", "import sys; sys.exit('no module named so')"]
 
-    monkeypatch.setattr("device_runtime.sandbox.engine.command", broken)
+    monkeypatch.setattr("device_runtime.sandbox.process.command", broken)
     with pytest.raises(RoundDeclined, match=r"exited with code 1: .*no module named so"):
         open_sandboxed("onnx", 1, 0, pages=tmp_path / "pages", memory_bytes=0, limits=Limits())
 
@@ -190,7 +190,7 @@ def test_what_it_started_ends_with_it(tmp_path: Path, monkeypatch: pytest.Monkey
     place = tmp_path / "child"
     code = f"import os\nchild = os.fork()\nif child: open({str(place)!r}, 'w').write(str(child))\n"
     code += "import device_runtime.sandbox.child as it\nit.main() if child else __import__('time').sleep(60)"
-    monkeypatch.setattr("device_runtime.sandbox.engine.command", lambda *_: [sys.executable, "-c", code])
+    monkeypatch.setattr("device_runtime.sandbox.process.command", lambda *_: [sys.executable, "-c", code])
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     engine = open_sandboxed("onnx", 1, 0, pages=tmp_path / "pages", memory_bytes=0, limits=Limits())
     below = Path(f"/proc/{place.read_text()}")
