@@ -11,11 +11,8 @@ import os
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-
-import msgspec
 
 from device_runtime.config import AgentConfig, AgentEvent
 from device_runtime.data import sources
@@ -30,32 +27,26 @@ from device_runtime.memory import release_code, return_memory_early, trim_memory
 from device_runtime.policy import Rules, asked_of_system, day_of
 from device_runtime.profile.child import Child
 from device_runtime.profile.request import Measure, ProfileDesk
-from device_runtime.round.job import Job, decode_job, encode_job
+from device_runtime.round.desk import RoundDesk
+from device_runtime.round.job import Job
 from device_runtime.round.progress import ProgressMessages
-from device_runtime.round.resume import drop_abandoned
 from device_runtime.round.work import Work
 from device_runtime.sandbox import engine as sandbox
 from device_runtime.store.carry_rows import StoredCarry
-from device_runtime.store.database import DECLINED, Outgoing, PastRound, Store
+from device_runtime.store.database import Outgoing, Store
 from edgefl.wire.enrolment import proof
 from edgefl.wire.errors import (
-    DataError,
-    EdgeflError,
     IdentityError,
     ProtocolError,
-    RoundAborted,
-    RoundDeclined,
     StoreError,
 )
 from edgefl.wire.mqtt.client_ids import client_id
-from edgefl.wire.mqtt.messages import WRONG_DATA, Ack, Decline, Hello, Message, Round, Status, Task
+from edgefl.wire.mqtt.messages import Ack, Hello, Message, Round, Status, Task
 from edgefl.wire.mqtt.session import Delivery, Down, Incoming, Refused, Session, Up, Will
 from edgefl.wire.mqtt.topics import Topics
 from edgefl.wire.printable import printable
 
 _WORKER_END_S = 30.0
-_MOST_RUNS = 16
-"""Runs that are remembered as open: a federation has one after the other."""
 _ENGINE_KEPT_S = 5.0
 """How long the process of an engine waits for another round: starting it takes a part of a second."""
 _QUIET_S = 3.0
@@ -76,6 +67,7 @@ class Agent:
         report: Callable[[AgentEvent], None],
         measure: Measure | None = None,
     ) -> None:
+        self._stopping = threading.Event()
         self._config = config
         self._engine = engine
         self._report = report
@@ -113,6 +105,19 @@ class Agent:
             self._speaker.seal,
         )
         self._progress = ProgressMessages(self._session, self._mine, self._fetcher, self._speaker.seal)
+        self._rounds = RoundDesk(
+            self._store,
+            self._outbox,
+            self._progress,
+            format=engine.format,
+            retry_pause_s=limits.retry_pause_s,
+            stopping=self._stopping,
+            work=self._do,
+            send=lambda decline: self._publish(self._mine.declines, decline),
+            say=self._say,
+            dropped=self._dropped,
+            wake=self._session.wake,
+        )
         self._work = Work(
             device=config.device,
             folder=config.folder,
@@ -127,7 +132,7 @@ class Agent:
             store=self._store,
             begins=self._begins,
             watch=self._progress.watch,
-            aborted=self._round_is_over,
+            aborted=self._rounds.is_over,
             dropped=self._dropped,
             rules=Rules(config.policy, asked_of_system(config.policy.commands), self._store.traffic),
         )
@@ -138,22 +143,12 @@ class Agent:
             self._work, self._session, topics, measure, self._say, self._speaker.seal
         )
         self._surroundings = Surroundings(config.federation, config.device, config.broker, limits, self._say)
-        self._announced: Round | None = None
-        self._task: Task | None = None
-        self._job: Job | None = None
-        self._seen_open: deque[str] = deque(maxlen=_MOST_RUNS)
-        self._failed: dict[str, float] = {}
-        self._told_failure = ("", "")
-        self._worker: threading.Thread | None = None
-        self._idle = threading.Event()
-        self._begun: set[str] = set()
         self._rest_at = math.inf
         self._refusals = Notices(limits.notice_s)
         self._limited_told = (0, 0)
         self._tell_dropped_at = 0.0
         self._counted_bytes = 0
         self._trouble = ""
-        self._stopping = threading.Event()
 
     # -- the inbox -------------------------------------------------------------------------------------------
 
@@ -172,7 +167,7 @@ class Agent:
         try:
             while not self._stopping.is_set():
                 try:
-                    if self._is_done():
+                    if self._config.until_done and self._rounds.is_done():
                         break
                     self._turn()
                 except StoreError as error:  # a full disk: what it was for comes again
@@ -182,12 +177,18 @@ class Agent:
 
     def _turn(self) -> None:
         self._handle_next()
-        self._advance()
-        self._surroundings.step(alone=self._session.connected and self._announced is None)
-        self._surroundings.left_out(self._round_without_us(), self._took_part)
-        self._profiles.step(busy=self._worker is not None)
+        if self._rounds.collect():
+            self._rest()
+            self._rest_at = time.monotonic() + _ENGINE_KEPT_S
+        self._rounds.begin()
+        connected = self._session.connected
+        self._surroundings.step(alone=connected and self._rounds.announced is None)
+        self._surroundings.left_out(
+            self._rounds.round_without_us() if connected else 0, self._rounds.took_part
+        )
+        self._profiles.step(busy=self._rounds.busy)
         self._count_traffic(least=_COUNTED_BYTES)
-        if self._worker is None and time.monotonic() > self._rest_at:
+        if not self._rounds.busy and time.monotonic() > self._rest_at:
             sandbox.rest(self._engine)
             self._rest_at = math.inf
         self._tell_dropped()
@@ -229,8 +230,7 @@ class Agent:
         self._stopping.set()
         self._fetcher.poke()
         self._profiles.stop()
-        if self._worker is not None:
-            self._worker.join(timeout=_WORKER_END_S)
+        ended = self._rounds.join(_WORKER_END_S)
         with suppress(StoreError):
             self._count_traffic(least=1)
         self._outbox.stop()
@@ -238,16 +238,14 @@ class Agent:
         if self._session.connected:
             self._publish(self._mine.status, Status(online=False), retain=True).wait(2.0)
         self._session.stop()
-        if (
-            self._worker is None or not self._worker.is_alive()
-        ):  # else it ends with the process, in a long step
+        if ended:  # else its worker uses it
             self._store.close()
 
     def _handle_next(self) -> None:
         try:
             event = self._session.inbox.get(timeout=_LOOK_S)
         except queue.Empty:
-            if self._quiet_at <= time.monotonic() and self._worker is None:
+            if self._quiet_at <= time.monotonic() and not self._rounds.busy:
                 self._rest()  # of what checking and making signatures took
             return
         self._quiet_at = time.monotonic() + _QUIET_S
@@ -292,7 +290,7 @@ class Agent:
         self._say(
             "online", f"connected to {self._config.broker} as {self._config.device}", samples=len(self._data)
         )
-        self._declare()
+        self._rounds.declare()
 
     def _rest(self) -> None:
         """Give back what the start or a round took and waiting does not need. The engine's own code stays for the next
@@ -323,15 +321,11 @@ class Agent:
         elif topic == self._profiles.topic:
             self._profiles.take(payload)
         elif topic == self._topics.current_round:
-            self._announced = self._trust.open(Round, topic, payload)
-            if self._announced.state == "open" and self._announced.run not in self._seen_open:
-                self._seen_open.append(self._announced.run)
-            self._surroundings.announced(self._announced)
-            self._drop_abandoned()
-            self._remind()
+            announced = self._trust.open(Round, topic, payload)
+            self._surroundings.announced(announced)
+            self._rounds.announce(announced)
         elif topic == self._mine.tasks:
-            self._task = self._trust.open(Task, topic, payload)
-            self._remind()
+            self._rounds.assign(self._trust.open(Task, topic, payload))
         elif topic == self._mine.acks:
             ack = self._trust.open(Ack, topic, payload)
             if ack.nonce:
@@ -339,172 +333,13 @@ class Agent:
             else:
                 self._surroundings.answered(ack)
 
-    def _remind(self) -> None:
-        """The server speaks of a round: it may have lost what we sent, so updates that wait and what we declined of this
-        round are sent again."""
-        if self._store.outgoing() is not None:
-            self._outbox.send_again()
-        self._declare()
+    # -- of rounds -------------------------------------------------------------------------------------------
 
-    def _declare(self) -> None:
-        """Say again what was declined of the open round: there is no acknowledgement of it."""
-        announced = self._announced
-        if announced is not None and announced.state == "open":
-            for past in self._store.declined(announced.run, announced.round):
-                self._send_decline(past)
-
-    # -- rounds ----------------------------------------------------------------------------------------------
+    def _do(self, job: Job) -> None:
+        self._work.run(job)
 
     def _round_is_over(self) -> bool:
-        """Whether the job in hand is of no use any more."""
-        job, announced = self._job, self._announced
-        if self._stopping.is_set():
-            return True
-        if job is None or announced is None:
-            return False
-        return not job.is_open(announced)
-
-    def _round_without_us(self) -> int:
-        """The number of the round that is open, where this process was given no task so far; else 0."""
-        announced = self._announced
-        idle = self._task is None and self._worker is None and self._session.connected
-        return announced.round if idle and announced is not None and announced.state == "open" else 0
-
-    def _took_part(self) -> bool:
-        """Whether this device had a task in the run, in a process before this one."""
-        run = self._announced.run if self._announced is not None else ""
-        return any(past.run == run for past in self._store.history())
-
-    def _is_done(self) -> bool:
-        announced = self._announced
-        if not self._config.until_done or announced is None or announced.state != "done":
-            return False
-        # A retained "done" of an earlier run must not send a device away before the next run begins.
-        ours = announced.run in self._seen_open or any(p.run == announced.run for p in self._store.history())
-        return ours and self._store.outgoing() is None and self._worker is None
-
-    def _advance(self) -> None:
-        """Start the round that is open and ours, unless it is done, failed a moment ago, or already running."""
-        if self._worker is not None:
-            if not self._idle.is_set():
-                return
-            self._worker.join()
-            self._worker = None
-            self._job = None
-            self._drop_abandoned()  # its last step may have been made after its round was over
-            self._rest()
-            self._rest_at = time.monotonic() + _ENGINE_KEPT_S
-        job = self._next_job()
-        if job is None or time.monotonic() < self._failed.get(job.nonce, 0.0):
-            return
-        self._job = job
-        self._idle.clear()
-        self._worker = threading.Thread(
-            target=self._attempt, args=(job,), name=f"round-{job.round}", daemon=True
-        )
-        self._worker.start()
-
-    def _next_job(self) -> Job | None:
-        if self._announced is None:
-            return None
-        kept_job = self._kept_job()
-        if kept_job is not None:
-            return kept_job
-        form = self._engine.format
-        job = Job.of(self._task, self._announced, form) if self._task is not None else None
-        # In this order: the outbox thread may move an update from waiting to past between the two questions.
-        if job is None or self._store.waits(job.nonce) or self._store.past(job.nonce) is not None:
-            return None
-        return self._tried(job, job)
-
-    def _kept_job(self) -> Job | None:
-        """The job of a killed process or a failed attempt, as its round is announced now; dropped if that is over.
-
-        A server that was started again may announce the same round with other chunks, another bundle or another key.
-        """
-        data = self._store.job()
-        if data is None or self._announced is None:
-            return None
-        job = decode_job(data)
-        now = job.following(self._announced, self._engine.format) if job is not None else None
-        if job is None or now is None:
-            self._store.close_job()
-            return None
-        return self._tried(now, job, fresh=now.content != job.content)
-
-    def _tried(self, job: Job, kept: Job, *, fresh: bool = False) -> Job:
-        """The job as it is kept from now on. The first attempt of each process counts: one that ends the process is not made
-        for ever."""
-        if job.nonce not in self._begun:
-            self._begun = {job.nonce}
-            job = msgspec.structs.replace(job, tries=job.tries + 1)
-        if job != kept:
-            self._store.open_job(encode_job(job), fresh=fresh)
-        return job
-
-    def _attempt(self, job: Job) -> None:
-        """The worker thread: one round, from the first blob to the outbox."""
-        try:
-            self._perform(job)
-        except RoundAborted as error:
-            if self._stopping.is_set():
-                with suppress(StoreError):  # it ended in good order
-                    self._store.open_job(encode_job(msgspec.structs.replace(job, tries=job.tries - 1)))
-                text = f"round {job.round} is left as it is: this device goes on with it when it is started again"
-                self._say("stopped", text, round=job.round)
-            else:
-                self._say("aborted", error.message, round=job.round)
-        except EdgeflError as error:
-            self._fail(job, error.message)
-        except Exception as error:  # an engine's own exception must not end the agent
-            self._fail(job, f"{type(error).__name__}: {error}")
-        finally:
-            self._idle.set()
-            self._session.wake()
-
-    def _perform(self, job: Job) -> None:
-        try:
-            self._work.run(job)
-            self._outbox.wake()
-        except RoundDeclined as declined:
-            self._decline(job, declined)
-        except DataError as error:  # another round, or another bundle, may fit
-            self._say("data", error.message, round=job.round)
-            self._decline(job, RoundDeclined(WRONG_DATA, str(error.details.get("told", error.message))))
-
-    def _decline(self, job: Job, declined: RoundDeclined) -> None:
-        """Remembered before it is sent: it is sent again until its round is over, and never worked on again."""
-        past = PastRound(
-            run=job.run,
-            round=job.round,
-            tier=job.tier,
-            nonce=job.nonce,
-            outcome=DECLINED,
-            reason=declined.reason,
-            text=declined.message,
-        )
-        self._store.decline(past)
-        self._send_decline(past)
-        self._say("declined", f"round {job.round} ({declined.reason}): {declined.message}", round=job.round)
-
-    def _send_decline(self, past: PastRound) -> None:
-        decline = Decline(round=past.round, nonce=past.nonce, reason=past.reason, text=past.text)
-        self._publish(self._mine.declines, decline)
-
-    def _drop_abandoned(self) -> None:
-        with suppress(StoreError):  # a full disk: the next announcement finds it again
-            if self._announced is not None:
-                drop_abandoned(self._store, self._announced, self._dropped)
-
-    def _fail(self, job: Job, reason: str) -> None:
-        self._failed[job.nonce] = time.monotonic() + self._config.limits.retry_pause_s
-        self._progress.failed(job, reason)
-        if (job.nonce, reason) == self._told_failure:  # it tries every second, and people have read it
-            return
-        self._told_failure = job.nonce, reason
-        self._say(
-            "failed", f"round {job.round} failed: {reason}; trying again while it is open", round=job.round
-        )
+        return self._rounds.is_over()
 
     def _begins(self, job: Job, rows: int, steps: int, left_out: str) -> None:
         text = f"round {job.round} as {job.tier}: {rows} samples, {steps} steps"
@@ -520,8 +355,6 @@ class Agent:
 
     def _dropped(self, text: str, carry: StoredCarry) -> None:
         self._say("carry", text, run=carry.name.partition("/")[0], round=carry.round)
-
-    # -- telling people --------------------------------------------------------------------------------------
 
     def _say(self, event: str, text: str, **details: str | int | float) -> None:
         """Tell people. Nobody has to listen: a closed standard output must not stop a thread of the device."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-from device_runtime.store.database import FILE
+from device_runtime.store.file import FILE
 from edgefl.wire.errors import StoreError
 
 

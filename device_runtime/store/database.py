@@ -6,38 +6,23 @@ Everything a killed agent needs to go on is here; each method is one transaction
 from __future__ import annotations
 
 import sqlite3
-import threading
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from device_runtime.store import carry_rows, checkpoint_rows, choice_rows
 from device_runtime.store.carry_rows import StoredCarry
 from device_runtime.store.checkpoint_rows import Checkpoint
-from edgefl.system.files import make_folder
-from edgefl.system.folder_lock import FolderHeld, FolderLock
+from device_runtime.store.file import StoreFile, as_bytes
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.errors import StoreError
 from edgefl.wire.mqtt.messages import MALFORMED
 from edgefl.wire.tensors import Array
 
-FILE = "store.sqlite3"
-"""In the folder of a device."""
-
-_LOCK_PATIENCE_S = 5.0
-
-_CACHE_KIB = 256
-"""What SQLite keeps of the file in memory for good, once it wrote that much; its own choice of 2 MiB is no faster."""
-
-_LAYOUT = 3
-"""Of the tables, in SQLite's ``user_version``, which is 0 in a new file. Below it lie those of before the first release."""
-
 _SCHEMA = """
-CREATE TABLE IF NOT EXISTS owner(name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS blobs(sha256 TEXT PRIMARY KEY, size INTEGER NOT NULL, used_at REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS chunks(
   sha256 TEXT NOT NULL REFERENCES blobs ON DELETE CASCADE, idx INTEGER NOT NULL, data BLOB NOT NULL,
@@ -80,7 +65,7 @@ class PastRound(msgspec.Struct, frozen=True, kw_only=True):
     text: str = ""
 
 
-class Store:
+class Store(StoreFile):
     """One agent's memory on disk. Thread-safe.
 
     It belongs to the device and federation that first opened it, and to one process at a time.
@@ -89,107 +74,10 @@ class Store:
     def __init__(
         self, folder: Path, *, limit_bytes: int, history_rounds: int, federation: str = "", device: str = ""
     ) -> None:
-        self.folder = folder
         self._limit = limit_bytes
         self._history_rounds = history_rounds
-        self._lock = threading.RLock()
-        try:
-            make_folder(folder)
-            self._folder_lock = _locked(folder)
-        except OSError as error:
-            raise StoreError(f"the folder {folder} is unusable ({error}): name another one") from error
-        try:
-            self._open()
-            self._own({"federation": federation, "device": device})
-        except StoreError:
-            self._unlock()
-            raise
-
-    def _open(self) -> None:
-        try:
-            path = self.folder / FILE
-            # A cached statement keeps the values bound to it, such as the last update, until it runs again.
-            self._db = sqlite3.connect(path, check_same_thread=False, timeout=30, cached_statements=0)
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=NORMAL")
-            self._db.execute("PRAGMA foreign_keys=ON")
-            self._db.execute(f"PRAGMA cache_size=-{_CACHE_KIB}")
-            self._check_layout(path)
-            self._db.executescript(_SCHEMA + checkpoint_rows.SCHEMA + carry_rows.SCHEMA + choice_rows.SCHEMA)
-        except (sqlite3.Error, OSError) as error:
-            raise StoreError(
-                f"{self.folder / 'store.sqlite3'} cannot be opened: {error}; {_remedy(error)}"
-            ) from error
-
-    def _check_layout(self, path: Path) -> None:
-        """StoreError if another release wrote the file in another layout."""
-        [(layout,)] = self._db.execute("PRAGMA user_version").fetchall()
-        new = not self._db.execute("SELECT 1 FROM sqlite_master").fetchall()
-        if layout != _LAYOUT and not (new and layout == 0):
-            self._db.close()
-            raise StoreError(
-                f"{path} has layout {layout}, this runtime reads {_LAYOUT}: install the edgefl that wrote it, or move the "
-                "file away to start afresh",
-                layout=layout,
-            )
-        self._db.execute(f"PRAGMA user_version={_LAYOUT}")
-
-    def _own(self, claim: dict[str, str]) -> None:
-        """Remember whose store this is; StoreError if it is somebody else's."""
-        owner: dict[str, str] = dict(self._all("SELECT name, value FROM owner"))
-        if any(value and owner.get(name, value) != value for name, value in claim.items()):
-            self._db.close()
-            raise StoreError(
-                f"the store in {self.folder} belongs to device {owner.get('device')} of federation "
-                f"{owner.get('federation')}, not to {claim['device']} of {claim['federation']}: use another folder",
-                **owner,
-            )
-        with self._transaction() as db:
-            rows = [(name, value) for name, value in claim.items() if value]
-            db.executemany("INSERT OR IGNORE INTO owner VALUES(?, ?)", rows)
-
-    def close(self) -> None:
-        with self._lock:
-            self._db.close()
-        self._unlock()
-
-    def _unlock(self) -> None:
-        self._folder_lock.release()
-
-    @contextmanager
-    def _transaction(self, *, durable: bool = False) -> Iterator[sqlite3.Connection]:
-        """One transaction; ``durable`` waits for the disk, so that it survives a power cut too."""
-        with self._lock:
-            if durable:
-                self._db.execute("PRAGMA synchronous=FULL")
-            try:
-                with self._db:
-                    yield self._db
-            except sqlite3.Error as error:
-                raise StoreError(
-                    f"the store in {self.folder} cannot be written: {error}; {_remedy(error)}"
-                ) from error
-            finally:
-                if durable:
-                    self._db.execute("PRAGMA synchronous=NORMAL")
-
-    @contextmanager
-    def _reading(self) -> Iterator[sqlite3.Connection]:
-        try:
-            with self._lock:
-                yield self._db
-        except sqlite3.Error as error:
-            raise StoreError(
-                f"the store in {self.folder} cannot be read: {error}; move it away to start afresh"
-            ) from error
-
-    def _all(self, query: str, *values: object) -> list[tuple[Any, ...]]:
-        with self._reading() as db:
-            return db.execute(query, values).fetchall()
-
-    def _one(self, query: str, *values: object) -> bytes | None:
-        rows = self._all(query, *values)
-        return _as_bytes(rows[0][0]) if rows else None
+        schema = _SCHEMA + checkpoint_rows.SCHEMA + carry_rows.SCHEMA + choice_rows.SCHEMA
+        super().__init__(folder, schema, federation=federation, device=device)
 
     # -- blobs -----------------------------------------------------------------------------------------------
 
@@ -217,14 +105,7 @@ class Store:
                 limit=self._limit,
             )
         with self._transaction() as db:
-            rows = db.execute("SELECT sha256, size FROM blobs ORDER BY used_at").fetchall()
-            others = [(sha256, size) for sha256, size in rows if sha256 not in keep]
-            used = sum(size for _, size in others) + sum(keep.values()) + self._beside_bytes()
-            for sha256, size in others:
-                if used <= self._limit:
-                    break
-                db.execute("DELETE FROM blobs WHERE sha256 = ?", (sha256,))
-                used -= size
+            self._drop_oldest(db, sum(keep.values()) + self._beside_bytes(), keep)
             db.executemany(
                 "UPDATE blobs SET used_at = ? WHERE sha256 = ?", [(time.time(), name) for name in keep]
             )
@@ -241,13 +122,18 @@ class Store:
                 limit=self._limit,
             )
         with self._transaction() as db:
-            rows = db.execute("SELECT sha256, size FROM blobs ORDER BY used_at").fetchall()
-            used = sum(size for _, size in rows) + beside
-            for sha256, size in rows:
-                if used <= self._limit:
-                    break
-                db.execute("DELETE FROM blobs WHERE sha256 = ?", (sha256,))
-                used -= size
+            self._drop_oldest(db, beside, ())
+
+    def _drop_oldest(self, db: sqlite3.Connection, nbytes: int, keep: Collection[str]) -> None:
+        """Drop the least recently used blobs, but those to ``keep``, until the others and ``nbytes`` fit."""
+        rows = db.execute("SELECT sha256, size FROM blobs ORDER BY used_at").fetchall()
+        others = [(sha256, size) for sha256, size in rows if sha256 not in keep]
+        used = nbytes + sum(size for _, size in others)
+        for sha256, size in others:
+            if used <= self._limit:
+                return
+            db.execute("DELETE FROM blobs WHERE sha256 = ?", (sha256,))
+            used -= size
 
     def _beside_bytes(self) -> int:
         """What lies in the folder beside the store: records, and bundles that are measured."""
@@ -337,7 +223,7 @@ class Store:
             return None
         [(row, data)] = rows
         try:
-            return msgspec.msgpack.decode(_as_bytes(data), type=Outgoing)
+            return msgspec.msgpack.decode(as_bytes(data), type=Outgoing)
         except MALFORMED as error:
             with self._transaction() as db:
                 db.execute("DELETE FROM outbox WHERE rowid = ?", (row,))
@@ -394,7 +280,7 @@ class Store:
         """What a trial found for ``key``, if there was one."""
         with self._reading() as db:
             data = choice_rows.find(db, key)
-        return None if data is None else _as_bytes(data)
+        return None if data is None else as_bytes(data)
 
     def keep_choice(self, key: str, data: bytes) -> None:
         """Keep what a trial found, in place of what an earlier one did."""
@@ -435,26 +321,3 @@ class Store:
             for past in self.history()
             if past.outcome == DECLINED and (past.run, past.round) == (run, number)
         ]
-
-
-def _remedy(error: Exception) -> str:
-    """What to do: a full disk damages no store, and one that is damaged is not mended by room."""
-    if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL:
-        return "free some space there, or give the device a folder on another disk by `store`"
-    return "move it away to start afresh if it is damaged"
-
-
-def _locked(folder: Path) -> FolderLock:
-    """Waits a little: an agent that is being stopped may still finish its step."""
-    try:
-        return FolderLock(folder, patience_s=_LOCK_PATIENCE_S)
-    except FolderHeld as held:
-        raise StoreError(
-            f"a device already runs on this store ({folder}, {held.who}): stop it, or give this one another folder "
-            "by `store`, or a name of its own",
-            pid=held.pid,
-        ) from held
-
-
-def _as_bytes(value: object) -> bytes:
-    return value.encode() if isinstance(value, str) else bytes(value)  # type: ignore[call-overload]

@@ -69,8 +69,8 @@ def test_no_message_ends_an_agent_or_fills_its_store(
 
     size = sum(path.stat().st_size for path in (tmp_path / "state").rglob("*") if path.is_file())
     assert size < 2 * STORE_BYTES
-    assert len(agent._seen_open) <= 16
-    assert agent._worker is None
+    assert len(agent._rounds._seen_open) <= 16
+    assert not agent._rounds.busy
     assert all(len(event.text) < 5_000 for event in told), "what is told is bounded"
 
 
@@ -83,7 +83,7 @@ def test_announcements_and_tasks_that_read_well_and_make_no_sense_start_nothing_
         agent._route(Incoming(topics.current_round, mutated(rng, rounds[0], rounds)))
         agent._route(Incoming(topics.device(DEVICE).tasks, mutated(rng, tasks[0], tasks)))
         try:
-            agent._next_job()
+            agent._rounds._next_job()
         except EdgeflError as error:  # said by name, where the agent's loop would end
             raise AssertionError(f"an announcement ends the agent: {error.message}") from error
 

@@ -99,7 +99,7 @@ def test_a_kept_job_follows_a_changed_announcement_of_its_round(
     store.close()
     offline = offline_agent(tmp_path, announced)
 
-    job = offline._kept_job()
+    job = offline._rounds._kept_job()
 
     assert job == msgspec.structs.replace(
         old, bundle=bundles["weak"], units=announced.units, signature=b"another key", tries=1
@@ -121,7 +121,7 @@ def offline_agent(folder: Path, announced: Round | None = None) -> Agent:
         folder=folder / "state",
     )
     agent = Agent(config, OnnxEngine(), lambda _: None)
-    agent._announced = announced
+    agent._rounds.announced = announced
     return agent
 
 
@@ -138,12 +138,14 @@ def test_a_task_whose_update_is_settled_while_the_agent_looks_for_it_is_not_done
 ) -> None:
     start().stop()
     agent = offline_agent(tmp_path, world.announcement())
-    agent._task = world.task()
+    agent._rounds.task = world.task()
     agent._store.finish_job(Outgoing("run", 1, "n1", b"update"), None, "")
     agent._store.close()
-    agent._store = SettledMeanwhile(tmp_path / "state", limit_bytes=1 << 20, history_rounds=5)
+    agent._store = agent._rounds._store = SettledMeanwhile(
+        tmp_path / "state", limit_bytes=1 << 20, history_rounds=5
+    )
 
-    assert agent._next_job() is None
+    assert agent._rounds._next_job() is None
     assert agent._store.job() is None
     assert agent._store.past("n1") is not None
     agent._store.close()
@@ -192,7 +194,7 @@ def test_a_store_that_a_round_still_uses_is_not_closed(
     release = threading.Event()
     worker = threading.Thread(target=release.wait, daemon=True)
     worker.start()  # before the agent, which forgets one that is not alive, may see it
-    agent.agent._worker = worker
+    agent.agent._rounds._worker = worker
 
     agent.stop()
 

@@ -15,7 +15,8 @@ from click.testing import Result
 from device_runtime.link.identity import ServerTrust
 from device_runtime.personal.personalize import graphs_of
 from device_runtime.round.offline import offline, read_weights
-from device_runtime.store.database import FILE, Store
+from device_runtime.store.database import Store
+from device_runtime.store.file import FILE
 from edgefl.cli import app
 from edgefl.wire import folders, tensors
 from edgefl.wire.bundle.archive import Bundle, write_bundle

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from device_runtime.store import database
+from device_runtime.store import database, file
 from device_runtime.store.carry_rows import StoredCarry
 from device_runtime.store.database import DECLINED, Outgoing, PastRound, Store
 from edgefl.wire.blobs import BlobRef, describe, split
@@ -328,7 +328,7 @@ def test_a_store_that_the_disk_has_no_room_for_asks_for_room(
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stores that wait for another agent's end as good as not."""
-    monkeypatch.setattr(database, "_LOCK_PATIENCE_S", 0.05)
+    monkeypatch.setattr(file, "_LOCK_PATIENCE_S", 0.05)
 
 
 def test_two_agents_cannot_share_a_store(impatient: None, tmp_path: Path) -> None:

@@ -1,0 +1,269 @@
+"""Where a device's rounds are taken in: which one is to be worked on, the thread that does it, and what becomes of it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+
+import msgspec
+
+from device_runtime.link.outbox import Outbox
+from device_runtime.round.job import Job, decode_job, encode_job
+from device_runtime.round.progress import ProgressMessages
+from device_runtime.round.resume import Tell, drop_abandoned
+from device_runtime.store.database import DECLINED, PastRound, Store
+from edgefl.wire.errors import DataError, EdgeflError, RoundAborted, RoundDeclined, StoreError
+from edgefl.wire.mqtt.messages import WRONG_DATA, Decline, Round, Task
+
+_MOST_RUNS = 16
+"""Runs that are remembered as open: a federation has one after the other."""
+
+Say = Callable[..., None]
+
+
+class RoundDesk:
+    """One round at a time, in a worker thread; everything else is called on the agent's thread.
+
+    ``work`` does a round, ``send`` publishes what was declined, ``say`` tells people, ``dropped`` of what is of no use any
+    more, and ``wake`` has the agent look around. ``format`` is the engine's, ``retry_pause_s`` the least time between
+    attempts, ``stopping`` the agent's end.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        outbox: Outbox,
+        progress: ProgressMessages,
+        *,
+        format: str,
+        retry_pause_s: float,
+        stopping: threading.Event,
+        work: Callable[[Job], None],
+        send: Callable[[Decline], object],
+        say: Say,
+        dropped: Tell,
+        wake: Callable[[], None],
+    ) -> None:
+        self._store = store
+        self._outbox = outbox
+        self._progress = progress
+        self._format = format
+        self._retry_pause_s = retry_pause_s
+        self._stopping = stopping
+        self._work = work
+        self._send = send
+        self._say = say
+        self._dropped = dropped
+        self._wake = wake
+        self.announced: Round | None = None
+        self.task: Task | None = None
+        self._job: Job | None = None
+        self._worker: threading.Thread | None = None
+        self._idle = threading.Event()
+        self._seen_open: deque[str] = deque(maxlen=_MOST_RUNS)
+        self._failed: dict[str, float] = {}
+        self._told_failure = ("", "")
+        self._begun: set[str] = set()
+
+    # -- what the server says --------------------------------------------------------------------------------
+
+    def announce(self, announced: Round) -> None:
+        """Where the run is."""
+        self.announced = announced
+        if announced.state == "open" and announced.run not in self._seen_open:
+            self._seen_open.append(announced.run)
+        self._drop_abandoned()
+        self._remind()
+
+    def assign(self, task: Task) -> None:
+        """What this device is to do."""
+        self.task = task
+        self._remind()
+
+    def _remind(self) -> None:
+        """The server speaks of a round: it may have lost what we sent, so updates that wait and what we declined of this
+        round are sent again."""
+        if self._store.outgoing() is not None:
+            self._outbox.send_again()
+        self.declare()
+
+    def declare(self) -> None:
+        """Say again what was declined of the open round: there is no acknowledgement of it."""
+        announced = self.announced
+        if announced is not None and announced.state == "open":
+            for past in self._store.declined(announced.run, announced.round):
+                self._send_decline(past)
+
+    # -- where it stands -------------------------------------------------------------------------------------
+
+    @property
+    def busy(self) -> bool:
+        """Whether a worker is there, also one that has just ended."""
+        return self._worker is not None
+
+    def is_over(self) -> bool:
+        """Whether the job in hand is of no use any more."""
+        job, announced = self._job, self.announced
+        if self._stopping.is_set():
+            return True
+        if job is None or announced is None:
+            return False
+        return not job.is_open(announced)
+
+    def round_without_us(self) -> int:
+        """The number of the round that is open, where this process was given no task so far; else 0."""
+        announced = self.announced
+        idle = self.task is None and self._worker is None
+        return announced.round if idle and announced is not None and announced.state == "open" else 0
+
+    def took_part(self) -> bool:
+        """Whether this device had a task in the run, in a process before this one."""
+        run = self.announced.run if self.announced is not None else ""
+        return any(past.run == run for past in self._store.history())
+
+    def is_done(self) -> bool:
+        """Whether the run that this device was part of is over, and nothing of it waits here."""
+        announced = self.announced
+        if announced is None or announced.state != "done":
+            return False
+        # A retained "done" of an earlier run must not send a device away before the next run begins.
+        ours = announced.run in self._seen_open or any(p.run == announced.run for p in self._store.history())
+        return ours and self._store.outgoing() is None and self._worker is None
+
+    # -- working ---------------------------------------------------------------------------------------------
+
+    def collect(self) -> bool:
+        """Whether a round's worker has ended since this was last asked, in whatever way."""
+        if self._worker is None or not self._idle.is_set():
+            return False
+        self._worker.join()
+        self._worker = None
+        self._job = None
+        self._drop_abandoned()  # its last step may have been made after its round was over
+        return True
+
+    def begin(self) -> None:
+        """Start the round that is open and ours, unless it is done, failed a moment ago, or already running."""
+        if self._worker is not None:
+            return
+        job = self._next_job()
+        if job is None or time.monotonic() < self._failed.get(job.nonce, 0.0):
+            return
+        self._job = job
+        self._idle.clear()
+        self._worker = threading.Thread(
+            target=self._attempt, args=(job,), name=f"round-{job.round}", daemon=True
+        )
+        self._worker.start()
+
+    def join(self, timeout_s: float) -> bool:
+        """Whether no worker is left after so many seconds: one in a long step ends with the process."""
+        if self._worker is None:
+            return True
+        self._worker.join(timeout=timeout_s)
+        return not self._worker.is_alive()
+
+    def _next_job(self) -> Job | None:
+        if self.announced is None:
+            return None
+        kept_job = self._kept_job()
+        if kept_job is not None:
+            return kept_job
+        form = self._format
+        job = Job.of(self.task, self.announced, form) if self.task is not None else None
+        # In this order: the outbox thread may move an update from waiting to past between the two questions.
+        if job is None or self._store.waits(job.nonce) or self._store.past(job.nonce) is not None:
+            return None
+        return self._tried(job, job)
+
+    def _kept_job(self) -> Job | None:
+        """The job of a killed process or a failed attempt, as its round is announced now; dropped if that is over.
+
+        A server that was started again may announce the same round with other chunks, another bundle or another key.
+        """
+        data = self._store.job()
+        if data is None or self.announced is None:
+            return None
+        job = decode_job(data)
+        now = job.following(self.announced, self._format) if job is not None else None
+        if job is None or now is None:
+            self._store.close_job()
+            return None
+        return self._tried(now, job, fresh=now.content != job.content)
+
+    def _tried(self, job: Job, kept: Job, *, fresh: bool = False) -> Job:
+        """The job as it is kept from now on. The first attempt of each process counts: one that ends the process is not made
+        for ever."""
+        if job.nonce not in self._begun:
+            self._begun = {job.nonce}
+            job = msgspec.structs.replace(job, tries=job.tries + 1)
+        if job != kept:
+            self._store.open_job(encode_job(job), fresh=fresh)
+        return job
+
+    def _attempt(self, job: Job) -> None:
+        """The worker thread: one round, from the first blob to the outbox."""
+        try:
+            self._perform(job)
+        except RoundAborted as error:
+            if self._stopping.is_set():
+                with suppress(StoreError):  # it ended in good order
+                    self._store.open_job(encode_job(msgspec.structs.replace(job, tries=job.tries - 1)))
+                text = f"round {job.round} is left as it is: this device goes on with it when it is started again"
+                self._say("stopped", text, round=job.round)
+            else:
+                self._say("aborted", error.message, round=job.round)
+        except EdgeflError as error:
+            self._fail(job, error.message)
+        except Exception as error:  # an engine's own exception must not end the agent
+            self._fail(job, f"{type(error).__name__}: {error}")
+        finally:
+            self._idle.set()
+            self._wake()
+
+    def _perform(self, job: Job) -> None:
+        try:
+            self._work(job)
+            self._outbox.wake()
+        except RoundDeclined as declined:
+            self._decline(job, declined)
+        except DataError as error:  # another round, or another bundle, may fit
+            self._say("data", error.message, round=job.round)
+            self._decline(job, RoundDeclined(WRONG_DATA, str(error.details.get("told", error.message))))
+
+    def _decline(self, job: Job, declined: RoundDeclined) -> None:
+        """Remembered before it is sent: it is sent again until its round is over, and never worked on again."""
+        past = PastRound(
+            run=job.run,
+            round=job.round,
+            tier=job.tier,
+            nonce=job.nonce,
+            outcome=DECLINED,
+            reason=declined.reason,
+            text=declined.message,
+        )
+        self._store.decline(past)
+        self._send_decline(past)
+        self._say("declined", f"round {job.round} ({declined.reason}): {declined.message}", round=job.round)
+
+    def _send_decline(self, past: PastRound) -> None:
+        decline = Decline(round=past.round, nonce=past.nonce, reason=past.reason, text=past.text)
+        self._send(decline)
+
+    def _drop_abandoned(self) -> None:
+        with suppress(StoreError):  # a full disk: the next announcement finds it again
+            if self.announced is not None:
+                drop_abandoned(self._store, self.announced, self._dropped)
+
+    def _fail(self, job: Job, reason: str) -> None:
+        self._failed[job.nonce] = time.monotonic() + self._retry_pause_s
+        self._progress.failed(job, reason)
+        if (job.nonce, reason) == self._told_failure:  # it tries every second, and people have read it
+            return
+        self._told_failure = job.nonce, reason
+        self._say(
+            "failed", f"round {job.round} failed: {reason}; trying again while it is open", round=job.round
+        )
