@@ -18,7 +18,7 @@ from edgefl.wire.bundle.archive import write_bundle
 from edgefl.wire.errors import BrokerError, BundleError, ConfigError, DataError, ModelError
 from tests.e2e.inside import edgefl, in_a_process, refused
 from tests.e2e.runs import EDGEFL, TINY, Calm
-from tests.wire.make_golden import example_bundle
+from tests.wire.example_manifests import example_bundle
 
 pytestmark = pytest.mark.e2e
 

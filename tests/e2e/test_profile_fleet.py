@@ -24,7 +24,7 @@ from tests.conftest import BrokerProcess, SessionFactory
 from tests.e2e.inside import Ran, edgefl
 from tests.e2e.runs import EDGEFL, TINY
 from tests.e2e.shared import made_once
-from tests.wire.make_golden import example_bundle
+from tests.wire.example_manifests import example_bundle
 from tests.wire.mqtt.events import PATIENCE_S, wait_message, wait_up
 
 pytestmark = pytest.mark.e2e

@@ -25,7 +25,7 @@ from edgefl.wire.mqtt import messages
 from edgefl.wire.mqtt.envelope import Envelope, open_message
 from edgefl.wire.mqtt.messages import Offer, Profile, Task
 from edgefl.wire.mqtt.topics import Topics
-from tests.wire import make_golden
+from tests.wire import example_manifests, make_golden
 from tests.wire.make_golden import BLOBS, FOLDER, MASK_COUNTS, MASKED, MESSAGES, READERS, TENSORS
 
 
@@ -86,12 +86,12 @@ def test_other_version_is_refused_with_both_versions_in_the_message() -> None:
 
 
 def test_manifest_in_both_directions() -> None:
-    assert manifest.encode_manifest(make_golden.example_manifest()) == golden("manifest")
-    assert manifest.decode_manifest(golden("manifest")) == make_golden.example_manifest()
+    assert manifest.encode_manifest(example_manifests.example_manifest()) == golden("manifest")
+    assert manifest.decode_manifest(golden("manifest")) == example_manifests.example_manifest()
 
 
 def test_manifest_of_several_exchanges_in_both_directions() -> None:
-    wanted = make_golden.example_manifest_of_exchanges()
+    wanted = example_manifests.example_manifest_of_exchanges()
 
     assert manifest.encode_manifest(wanted) == golden("manifest_of_exchanges")
     assert manifest.decode_manifest(golden("manifest_of_exchanges")) == wanted
@@ -101,21 +101,21 @@ def test_unknown_fields_of_a_manifest_are_ignored() -> None:
     data = golden("manifest_with_unknown_fields")
 
     assert data.count(b"added_later") == 3
-    assert manifest.decode_manifest(data) == make_golden.example_manifest()
+    assert manifest.decode_manifest(data) == example_manifests.example_manifest()
 
 
 def test_manifest_of_another_format_in_both_directions() -> None:
-    assert manifest.encode_manifest(make_golden.example_manifest_executorch()) == golden(
+    assert manifest.encode_manifest(example_manifests.example_manifest_executorch()) == golden(
         "manifest_executorch"
     )
     found = manifest.decode_manifest(golden("manifest_executorch"))
-    assert found == make_golden.example_manifest_executorch()
+    assert found == example_manifests.example_manifest_executorch()
     assert found.format == "executorch"
     assert [graph.planned_bytes for graph in found.graphs] == [1 << 20, 70 << 20, 0]
 
 
 def test_manifest_of_texts_in_both_directions() -> None:
-    wanted = make_golden.example_manifest_of_texts()
+    wanted = example_manifests.example_manifest_of_texts()
 
     assert manifest.encode_manifest(wanted) == golden("manifest_of_texts")
     assert manifest.decode_manifest(golden("manifest_of_texts")) == wanted
@@ -147,7 +147,7 @@ def test_a_reader_in_both_directions(name: str) -> None:
 def test_data_that_cannot_be_read_are_refused_with_the_manifest(
     changes: dict[str, Any], message: str
 ) -> None:
-    example = make_golden.example_manifest()
+    example = example_manifests.example_manifest()
     wrong = msgspec.structs.replace(example, data=msgspec.structs.replace(example.data, **changes))
 
     with pytest.raises(BundleError, match=message):
@@ -170,12 +170,12 @@ def test_manifest_of_another_version_is_refused_as_such_even_if_its_fields_chang
 def test_bundle_file_decodes_from_its_vector() -> None:
     found = read_bundle(FOLDER / "bundle.bin")
 
-    assert found == make_golden.example_bundle()
+    assert found == example_manifests.example_bundle()
 
 
 def test_bundle_file_has_the_entries_of_its_vector(tmp_path: Path) -> None:
     """Entries, not file bytes: compressors may differ in how they deflate the same entry."""
-    write_bundle(make_golden.example_bundle(), tmp_path / "b.edgefl")
+    write_bundle(example_manifests.example_bundle(), tmp_path / "b.edgefl")
 
     assert _entries((tmp_path / "b.edgefl").read_bytes()) == _entries(golden("bundle"))
 

@@ -334,45 +334,6 @@ def test_an_update_found_before_its_wake_up_goes_up_once(server: Server, device:
     assert server.silent()
 
 
-class SlowDelivery:
-    """Done once it is told so."""
-
-    def __init__(self) -> None:
-        self.finished = False
-
-    def wait(self, _timeout_s: float) -> bool:
-        return self.finished
-
-
-class SlowSession:
-    """A link that takes messages and delivers none until asked to."""
-
-    connected = True
-
-    def __init__(self) -> None:
-        self.deliveries: list[SlowDelivery] = []
-
-    def publish(self, _topic: str, _payload: bytes) -> SlowDelivery:
-        self.deliveries.append(SlowDelivery())
-        return self.deliveries[-1]
-
-
-def test_no_more_chunks_than_the_window_are_ahead_of_the_broker(tmp_path: Path, limits: Limits) -> None:
-    store = Store(tmp_path, limit_bytes=1000, history_rounds=5)
-    store.finish_job(Outgoing("run", 3, "n1", DATA), None, "")
-    session = SlowSession()
-    limits = msgspec.structs.replace(limits, upload_window=2)
-    outbox = Outbox(session, Topics("demo").device("phone"), store, limits, lambda *_: None)  # type: ignore[arg-type]
-    outbox.start()
-
-    for sent in (2, 3, 4):
-        wait_until(lambda sent=sent: len(session.deliveries) == sent, f"{sent} chunks on their way")  # type: ignore[misc]
-        session.deliveries[sent - 2].finished = True
-
-    outbox.stop()
-    store.close()
-
-
 def test_words_of_the_server_pile_up_nowhere_while_an_update_is_sent(
     server: Server, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:

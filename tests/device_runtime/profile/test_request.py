@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import queue
-from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -21,51 +18,13 @@ from tests.device_runtime import tiny
 from tests.device_runtime.agent.agents import StartAgent
 from tests.device_runtime.agent.asking import NONCE, Asker, Scripted
 from tests.device_runtime.agent.link import publish_blob
-from tests.device_runtime.agent.scripted import RunningAgent, ScriptedServer
 from tests.device_runtime.agent.test_bad_input import GARBAGE
+from tests.device_runtime.profile.asked import patient, ready
 from tests.device_runtime.tiny import World
 from tests.pairs import by_default
 from tests.wire.bundle.example_profile import example_profile
 from tests.wire.mqtt.events import wait_until
 from tests.wire.mqtt.speakers import speaker_in
-
-STALE = "ffeeddccbbaa9988"
-
-
-@pytest.fixture
-def asker(server: ScriptedServer) -> Asker:
-    return Asker(server)
-
-
-@pytest.fixture
-def script() -> Iterator[Scripted]:
-    made = Scripted()
-    yield made
-    made.go.set()
-
-
-@pytest.fixture
-def start_scripted(start: StartAgent, script: Scripted, limits: Limits) -> StartAgent:
-    """Agents that measure what the script says, can send it in one message, and wait long for what comes."""
-    return partial(start, measure=script, limits=patient(limits))
-
-
-def patient(limits: Limits, **changes: float) -> Limits:
-    return msgspec.structs.replace(limits, **{"chunk_bytes": 4096, "fetch_timeout_s": 5.0, **changes})
-
-
-def ready(start: StartAgent, asker: Asker, **options: object) -> RunningAgent:
-    agent = start(**options)
-    asker.server.hello()
-    return agent
-
-
-def next_text(agent: RunningAgent, within_s: float) -> str:
-    """The text of the agent's next event; empty if there is none so soon."""
-    try:
-        return agent.events.get(timeout=within_s).text
-    except queue.Empty:
-        return ""
 
 
 def test_a_device_profiles_what_it_is_asked_to_and_its_answer_reads_back(
@@ -329,79 +288,3 @@ def test_an_agent_that_stops_ends_its_measurement(
     agent.stop()
 
     assert agent.error is None
-
-
-# -- askers that left ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("patience_s", "within_s"), [(0.5, 60.0), (5.0, 0.5)])
-def test_a_request_that_arrives_when_its_asker_left_is_dropped_without_a_word(
-    start_scripted: StartAgent,
-    asker: Asker,
-    world: World,
-    script: Scripted,
-    limits: Limits,
-    patience_s: float,
-    within_s: float,
-) -> None:
-    agent = ready(start_scripted, asker, limits=patient(limits, fetch_timeout_s=patience_s))
-    script.go.set()
-    ref = asker.publish(world.bundle)
-
-    asker.send(ref, within_s=within_s)
-
-    assert "nobody waits" in agent.event("profile").text
-    agent.stop()
-    ready(start_scripted, asker)
-    asker.ask(ref)
-    assert [asker.answer().state for _ in range(2)] == ["taken", "done"]  # nothing was said before
-    assert len(script.files) == 1
-
-
-def test_a_request_that_comes_again_is_kept_until_a_slow_link_brings_its_offer(
-    start_scripted: StartAgent, asker: Asker, world: World, script: Scripted, limits: Limits
-) -> None:
-    agent = ready(start_scripted, asker, limits=patient(limits, fetch_timeout_s=1.5))
-    script.go.set()
-    ref = asker.publish(world.bundle)
-    asker.send(ref)
-    asker.send(ref, nonce=STALE)
-
-    while "nobody waits" not in (text := next_text(agent, within_s=0.1)):
-        asker.send(ref)
-
-    assert STALE in text
-    asker.offer()
-    assert asker.last_word().state == "done"
-
-
-def test_requests_without_an_asker_keep_no_other_from_being_measured(
-    start_scripted: StartAgent, asker: Asker, world: World, script: Scripted
-) -> None:
-    agent = ready(start_scripted, asker)
-    script.go.set()
-    ref = asker.publish(world.bundle)
-    for number in range(4):
-        asker.send(ref, nonce=f"{number:016x}")
-
-    asker.ask(ref)
-
-    assert asker.last_word().state == "done"
-    assert "nobody waits for it any more (0000000000000000)" in agent.event("profile").text
-
-
-def test_a_measurement_whose_asker_leaves_is_stopped_and_the_next_request_is_answered(
-    start_scripted: StartAgent, asker: Asker, world: World, script: Scripted
-) -> None:
-    agent = ready(start_scripted, asker)
-    ref = asker.publish(world.bundle)
-    asker.ask(ref)
-    wait_until(lambda: len(script.files) == 1, "the measurement begins")
-
-    asker.leave()
-
-    while "nobody waits" not in agent.event("profile").text:
-        pass
-    script.go.set()
-    asker.ask(ref)
-    assert asker.last_word().state == "done"

@@ -16,7 +16,8 @@ from edgefl.wire.bundle import manifest
 from edgefl.wire.bundle.archive import MANIFEST_NAME, read_bundle, write_bundle
 from edgefl.wire.bundle.manifest import Graph, Manifest, PhaseSpec, Port
 from edgefl.wire.errors import BundleError, EdgeflError
-from tests.wire.make_golden import bundle_bytes, example_bundle, example_manifest
+from tests.wire.example_manifests import example_bundle, example_manifest
+from tests.wire.make_golden import bundle_bytes
 
 WHOLE = bundle_bytes()
 MANIFEST = manifest.encode_manifest(example_manifest())

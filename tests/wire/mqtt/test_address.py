@@ -1,0 +1,108 @@
+"""How a broker is reached, as text: what may not be used, and what reads back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgefl.wire.errors import BrokerError
+from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.address import Address, read_secret
+from edgefl.wire.mqtt.session import Session
+from server.access.certificates import LabAuthority
+
+
+def test_a_password_without_tls_is_refused_unless_asked_for(limits: Limits) -> None:
+    address = Address("broker.example", 1883, "pi-1", "s3cret")
+    with pytest.raises(
+        BrokerError, match=r"user 'pi-1' would travel to broker\.example:1883 in clear"
+    ) as caught:
+        Session(address, "x", limits=limits)
+    assert "s3cret" not in f"{caught.value}{address!r}"
+    for allowed in (
+        replace(address, insecure_password=True),
+        replace(address, tls=True),
+        replace(address, host="127.0.0.1"),
+        replace(address, password=""),
+    ):
+        Session(allowed, "x", limits=limits)
+
+
+def test_half_a_client_certificate_is_refused(limits: Limits) -> None:
+    with pytest.raises(BrokerError, match=r"two files, and only pi-1\.crt is given"):
+        Session(Address("localhost", cert_file="pi-1.crt"), "x", limits=limits)
+
+
+def test_a_key_of_another_certificate_is_refused(limits: Limits, tmp_path: Path) -> None:
+    authority = LabAuthority(tmp_path)
+    one, other = authority.client("one"), authority.client("other")
+    address = Address("localhost", cert_file=str(one.certificate), key_file=str(other.key))
+    with pytest.raises(BrokerError, match="PEM files that belong together"):
+        Session(address, "x", limits=limits)
+
+
+def test_a_password_comes_from_the_first_line_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "pw"
+    path.write_text("s3 cret\nnotes\n")
+    assert read_secret(path) == "s3 cret"
+    path.write_text("\n")
+    with pytest.raises(BrokerError, match="is empty"):
+        read_secret(path)
+    with pytest.raises(BrokerError, match="cannot be read"):
+        read_secret(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("mqtts://host", Address("host", 8883, tls=True)),
+        ("mqtt://anna:p%40ss@host", Address("host", 1883, "anna", "p@ss")),
+        ("ws://host:8080/a/b", Address("host", 8080, path="/a/b")),
+        ("wss://host", Address("host", 443, tls=True, path="/mqtt")),
+        (
+            "mqtts://host?mqtt=3.1.1&client-ids=short",
+            Address("host", 8883, tls=True, mqtt="3.1.1", client_ids="short"),
+        ),
+    ],
+)
+def test_urls_parse(text: str, expected: Address) -> None:
+    assert Address.parse(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["http://host", "mqtt://host/path", "mqtts://host?mqtt=4", "mqtts://host?pasword=x", "ws://"]
+)
+def test_urls_that_do_not_parse_are_broker_errors(text: str) -> None:
+    with pytest.raises(BrokerError):
+        Address.parse(text)
+
+
+NAMES = st.text("abc:/?@%=& \u00e4", max_size=8)
+
+
+@given(
+    NAMES,
+    NAMES,
+    NAMES,
+    st.sampled_from(["auto", "5", "3.1.1"]),
+    st.booleans(),
+    st.sampled_from(["", "/mqtt"]),
+)
+def test_an_address_reads_back_from_its_url(
+    user: str, secret: str, file: str, version: str, insecure: bool, path: str
+) -> None:
+    address = Address(
+        "host",
+        1,
+        user,
+        secret if user else "",
+        ca_file=file,
+        path=path,
+        mqtt=version,
+        insecure_password=insecure,  # type: ignore[arg-type]
+    )
+    assert Address.parse(address.url) == replace(address, tls=address.secure)
