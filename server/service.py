@@ -40,6 +40,7 @@ from server.device_news import DeviceNews
 from server.device_rows import DeviceRows
 from server.identity.door import Door
 from server.identity.registry import Registry
+from server.link import Link
 from server.load_news import LoadNews
 from server.patience import CannotGoOn, Patience
 from server.publish.watch import Watch
@@ -47,9 +48,10 @@ from server.pulse import Pulse
 from server.reception import Reception, Tellers
 from server.rounds import EndedRound, Rounds
 from server.run_spec import RunSpec
-from server.scoring import Scored, Scorer, last_words, round_closed, told_of
+from server.scoring import Scored, last_words, told_of
 from server.storage.checkpoints import Checkpoints
 from server.storage.journal import Journal
+from server.verdicts import Verdicts
 
 _LONGEST_WAIT_S = 60.0
 _FAREWELL_S = 5.0
@@ -111,7 +113,6 @@ class Service:
             limits=spec.limits,
             deliver=self._inbox.put,
         )
-        self._scorer = Scorer(spec.evaluate, self._model_after, self._inbox.put)
         self._rounds = Rounds(
             spec,
             self._journal,
@@ -124,12 +125,21 @@ class Service:
             persist=self._patience.persist,
         )
         self._rules = self._rounds.rules
+        self._verdicts = Verdicts(
+            spec,
+            self._rules,
+            self._journal,
+            self._patience.persist,
+            self._emit,
+            load=self._model_after,
+            done=self._inbox.put,
+        )
         self._announcements = self._rounds.announcements
         self._publisher = self._announcements.publisher
         self._watch = Watch(self._publisher, self._signer.keys.public, self._emit, clock)
         self._rows = DeviceRows(self._journal)
         self._pulse = Pulse(self._rules)
-        self._down_since: float | None = clock()
+        self._link = Link(address, spec.federation, self._emit, clock)
         self._announcer = Announcer(spec, self._rules, self._emit)
         self._news = DeviceNews(self._rules, spec.limits.notice_s, self._emit)
         see = partial(
@@ -153,7 +163,6 @@ class Service:
         )
         self._refused = ""
         self._stopped = False
-        self._said_offline = False
         self.state = self._reception.at_start(self._rounds.initial_state())
         self.active: ActiveRound | None = None
         if self.state.round is not None:
@@ -178,14 +187,14 @@ class Service:
             self._announce_state()
             self._announcer.announced(self._publisher.current)
             self._session.start()
-            self._score_untold()
+            self._verdicts.take_up()
             self._announcer.waiting(self.state, self._clock())
             while not self._stopped and not self._is_over():
                 self._next()
             if not self._stopped:
                 self._finish()
         finally:
-            self._scorer.stop()
+            self._verdicts.stop()
             self._session.stop()
             self._journal.close()
             self._registry.close()
@@ -196,24 +205,22 @@ class Service:
         self._inbox.put(Stop())
 
     def _is_over(self) -> bool:
-        said = self._down_since is None and not self._publisher.asking
-        return self.state.phase == "done" and not self._scorer.pending and said
+        said = self._link.is_up and not self._publisher.asking
+        return self.state.phase == "done" and not self._verdicts.pending and said
 
     def _next(self) -> None:
-        if (
-            waited := self._patience.take_waited()
-        ):  # for the disk: no deadline passes while nothing can be accepted
+        if waited := self._patience.take_waited():  # for the disk, and nothing could be accepted
             self.advance(coordinator.Outage(waited))
         now = self._clock()
         quiet = self._inbox.empty()
-        if self._down_since is None and self._pulse.due(self.state, now, quiet=quiet):
+        if self._link.is_up and self._pulse.due(self.state, now, quiet=quiet):
             self.advance(coordinator.Tick())
             return
         self._write_rows(quiet=quiet)
         try:
             event = self._inbox.get(timeout=self._timeout())
         except queue.Empty:
-            if self._down_since is None:  # no deadline passes while nobody can reach us
+            if self._link.is_up:  # no deadline passes while nobody can reach us
                 self.advance(coordinator.Tick())
             return
         self._handle(event)
@@ -221,7 +228,7 @@ class Service:
     def _handle(self, event: InboxEvent) -> None:
         match event:
             case Incoming() if event.topic == self._topics.current_round:
-                self._watch.came(event.payload)
+                self._watch.came(event.payload, retained=event.retained)
             case Incoming():
                 self._reception.take(event)
             case Up(resumed):
@@ -231,7 +238,7 @@ class Service:
             case Refused():
                 self._announcer.denied(event.topic, event.text(self._address))
             case Scored():
-                self._scored(event)
+                self._verdicts.tell(event, heard=lambda: not self._stopped)
             case Neighbours():
                 self._announcer.neighbours(self.state, event)
             case Stop():
@@ -239,7 +246,7 @@ class Service:
                 self._emit(events.Stopped(next_round=self.state.next_round, rounds=self._rules.rounds))
 
     def _timeout(self) -> float:
-        if self._down_since is not None:  # without a broker no device can meet a deadline
+        if not self._link.is_up:  # without a broker no device can meet a deadline
             return _LONGEST_WAIT_S
         now = self._clock()
         wake = self._pulse.wake_at(self.state, now)
@@ -256,12 +263,7 @@ class Service:
     def _up(self, resumed: bool) -> None:
         """Connected: whatever happened meanwhile, make the broker and the devices know where the run is."""
         self._news.reconnected()
-        if self._said_offline:
-            self._said_offline = False
-            self._emit(events.Online(broker=str(self._address)))
-        now = self._clock()
-        away, self._down_since = now - (self._down_since or now), None
-        self.advance(coordinator.Outage(away))
+        self.advance(coordinator.Outage(self._link.up()))
         self._announce_state()
         self._watch.connected(resumed=resumed)
         if self.state.round is not None:
@@ -270,11 +272,7 @@ class Service:
 
     def _down(self, event: Down) -> None:
         self._watch.disconnected()
-        if self._down_since is None:
-            self._down_since = self._clock()
-        self._said_offline = True
-        rival = f"another client takes this server's place: does a second server of {self._spec.federation!r} run?"
-        self._emit(events.Offline(text=rival if event.rival else event.reason, retry_s=event.retry_s))
+        self._link.down(event)
 
     def _answer(self, device: str, ack: Ack) -> None:
         # A device that does not get it sends again, and is answered again.
@@ -339,12 +337,11 @@ class Service:
         assert active is not None  # the coordinator ends what it has opened
         self._patience.persist(lambda: self._reception.intake.end_round(ended))
         now = self._clock()
-        done = self._rounds.end(ended, active, outcome, text, keep=self._scorer.pending)
+        done = self._rounds.end(ended, active, outcome, text, keep=self._verdicts.pending)
         self._announcer.ended(self.state, ended, done.outcome, done.failed or text, now)
         if done.undone:
             self._emit(events.RolledBack(round=ended.number, text=done.failed, **told_of(done.metrics or {})))
-        due = self._spec.evaluates(ended.number, done.outcome)
-        self._scorer.submit(ended.number, due=due, known=done.known)
+        self._verdicts.judge(ended.number, done.outcome, done.known)
         return done
 
     def _announce_state(self) -> None:
@@ -381,24 +378,6 @@ class Service:
         return digest
 
     # -- telling people --------------------------------------------------------------------------------------
-
-    def _score_untold(self) -> None:
-        """Rounds that ended while a killed process had not yet told of them."""
-        for number, outcome, details in self._journal.outcomes(self._rules.run):
-            if outcome != "open" and not details.get("told"):
-                due = self._spec.evaluates(number, "closed" if outcome == "closed" else "abandoned")
-                self._scorer.submit(number, due=due)
-
-    def _scored(self, scored: Scored) -> None:
-        """A round's evaluation is in: tell of the round, then journal that it was told."""
-        persist, run = self._patience.persist, self._rules.run
-        outcome, details = persist(lambda: self._journal.outcome(run, scored.round))
-        self._emit(round_closed(scored, outcome, details, self._spec.metric))
-        if self._stopped:  # nobody listens any more: whoever takes up the run tells of it
-            return
-        told = {**scored.told, "told": True}
-        persist(lambda: self._journal.add_to_outcome(run, scored.round, told))
-        self._scorer.pending.discard(scored.round)
 
     def _limited(self, now: float) -> float | None:
         """Tell what was turned away, if it is time. Seconds until it is next; None if there is nothing to tell."""

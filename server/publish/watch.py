@@ -49,10 +49,11 @@ class Watch:
         """The broker is away."""
         self._publisher.disconnected()
 
-    def came(self, payload: bytes) -> None:
+    def came(self, payload: bytes, *, retained: bool = False) -> None:
         """Our own announcement, or somebody else's."""
         if self._publisher.asking:
-            self._publisher.heard(payload)
+            if retained:  # else it was on its way when the connection ended
+                self._publisher.heard(payload)
             return
         if not self._publisher.is_foreign(payload):
             return

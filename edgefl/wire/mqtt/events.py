@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from edgefl.wire.mqtt.address import Address
@@ -39,10 +39,11 @@ class Down:
 
 @dataclass(frozen=True)
 class Incoming:
-    """A message that arrived."""
+    """A message that arrived. ``retained``: it lay at the broker, and came because we subscribed."""
 
     topic: str
     payload: bytes
+    retained: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True)

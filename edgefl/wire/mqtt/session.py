@@ -299,7 +299,7 @@ class Session:
     def _on_message(self, _client: object, _data: object, message: paho.MQTTMessage) -> None:
         payload = bytes(message.payload)
         self.received_bytes += len(payload)
-        self._deliver(Incoming(message.topic, payload))
+        self._deliver(Incoming(message.topic, payload, bool(message.retain)))
 
     def _on_subscribe(
         self, _client: object, _data: object, _mid: int, codes: Sequence[object], properties: object

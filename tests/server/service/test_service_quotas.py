@@ -38,7 +38,7 @@ class Flooded:
         self.events: list[Event] = []
         plan = plan_for(federation, limits, **rules)
         self.service = Service(plan, NOBODY, out, emit=self.events.append, clock=lambda: self.now)
-        self.service._down_since = None
+        self.service._link.down_since = None
         self.topics = Topics(federation)
         self.path = out / "journal.sqlite"
 

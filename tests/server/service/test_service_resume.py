@@ -171,6 +171,6 @@ def test_no_deadline_passes_while_the_broker_is_away(
     monkeypatch.setattr(service, "advance", advanced.append)
     service._next()
     assert not advanced
-    service._down_since = None
+    service._link.down_since = None
     service._next()
     assert len(advanced) == 1
