@@ -52,6 +52,10 @@ class Announcer:
             self._denied.add(kind)
             self._emit(events.Warned(tier="", text=text))
 
+    def noted(self, text: str) -> None:
+        """What is good to know, and nothing is wrong."""
+        self._emit(events.Noted(text=text))
+
     def started(self, state: State, *, resumed: bool, device: str, server_key: str) -> None:
         self._emit(
             events.Started(

@@ -157,7 +157,7 @@ class Service:
             news=self._news,
             announcer=self._announcer,
         )
-        door = Door(self._registry, self._note, enrolled=enrolled is not None, clock=clock)
+        door = Door(self._registry, self._announcer.noted, enrolled=enrolled is not None, clock=clock)
         self._reception = Reception(
             spec, self._rules, self._journal, self, tellers, door=door, watch=self._watch, clock=clock
         )
@@ -234,7 +234,8 @@ class Service:
             case Up(resumed):
                 self._up(resumed)
             case Down():
-                self._down(event)
+                self._watch.disconnected()
+                self._link.down(event)
             case Refused():
                 self._announcer.denied(event.topic, event.text(self._address))
             case Scored():
@@ -269,10 +270,6 @@ class Service:
         if self.state.round is not None:
             for assignment in self.state.round.with_status("open"):
                 self._announcements.send_task(self.state.round, assignment)
-
-    def _down(self, event: Down) -> None:
-        self._watch.disconnected()
-        self._link.down(event)
 
     def _answer(self, device: str, ack: Ack) -> None:
         # A device that does not get it sends again, and is answered again.
@@ -390,9 +387,6 @@ class Service:
     def _keep_number(self, number: int) -> None:
         with suppress(StoreError):  # the clock stays ahead of what a full disk did not keep
             self._registry.keep_number(number)
-
-    def _note(self, text: str) -> None:
-        self._emit(events.Noted(text=text))
 
     def _emit(self, event: events.Event) -> None:
         """Tell; a listener that fails costs its own news only, one that has gone away ends the service."""

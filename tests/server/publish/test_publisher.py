@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from edgefl.wire.mqtt.envelope import peek
 from edgefl.wire.mqtt.messages import Round
 from edgefl.wire.mqtt.topics import Topics
 from server.publish.publisher import Publisher, unit_blobs, version_of
+from server.publish.watch import Watch
+from tests.wire.mqtt.speakers import speaker_in
 
 TOPICS = Topics("demo")
 
@@ -226,3 +229,22 @@ def test_blobs_are_not_restored_again_before_the_last_time_is_over() -> None:
     broker.slow = False
     publisher.restore_blobs()
     assert len(broker.log) == once + 2 * ref.count
+
+
+def test_what_was_on_its_way_when_a_connection_ended_is_not_what_the_broker_retains(tmp_path: Path) -> None:
+    broker, speaker = Broker(), speaker_in(tmp_path / "key")
+    publisher = Publisher(broker, TOPICS, 4, seal=speaker.seal)
+    watch = Watch(publisher, speaker.keys.public, lambda _: None)
+    watch.connected(resumed=False)
+    publisher.offer(b"0123456789")
+    publisher.announce(announcement(1))
+    old = broker.kept[TOPICS.current_round]
+    publisher.announce(announcement(2))
+    watch.disconnected()
+    said = len(broker.log)
+
+    watch.connected(resumed=True)
+    watch.came(old)
+    assert publisher.asking and len(broker.log) == said
+    watch.came(broker.kept[TOPICS.current_round], retained=True)
+    assert publisher.online and len(broker.log) == said
