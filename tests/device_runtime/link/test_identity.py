@@ -17,6 +17,7 @@ from edgefl.wire.mqtt.envelope import Speaker, bare
 from edgefl.wire.mqtt.messages import Ack, Message, Round, Task
 from edgefl.wire.mqtt.profile_messages import ProfileRequest
 from edgefl.wire.mqtt.topics import Topics
+from tests.wire.mqtt.rounds import announcement
 from tests.wire.mqtt.speakers import speaker_in
 
 TOPICS = Topics("demo")
@@ -24,20 +25,6 @@ MINE = TOPICS.device("phone")
 TASK = Task(run="run", round=1, tier="weak", seed=1, nonce="n1")
 ACK = Ack(round=1, nonce="n1", status="accepted", sha256="ab" * 32)
 REQUEST = ProfileRequest(nonce="0" * 16, bundles={}, within_s=1.0)
-
-
-def announcement(number: int = 1) -> Round:
-    return Round(
-        run="run",
-        round=number,
-        state="open",
-        model_version="v",
-        offers={},
-        units={},
-        hyper={},
-        base=0,
-        deadline=0.0,
-    )
 
 
 def topic_of(message: Message) -> str:

@@ -16,6 +16,7 @@ from edgefl.wire.mqtt.messages import Round
 from edgefl.wire.mqtt.topics import Topics
 from server.publish.publisher import Publisher, unit_blobs, version_of
 from server.publish.watch import Watch
+from tests.wire.mqtt.rounds import announcement
 from tests.wire.mqtt.speakers import speaker_in
 
 TOPICS = Topics("demo")
@@ -54,20 +55,6 @@ class Broker:
 
     def forget(self) -> None:
         self.kept.clear()
-
-
-def announcement(number: int) -> Round:
-    return Round(
-        run="r",
-        round=number,
-        state="open",
-        model_version="v",
-        offers={},
-        units={},
-        hyper={},
-        base=0,
-        deadline=0,
-    )
 
 
 def connected() -> tuple[Broker, Publisher]:

@@ -11,12 +11,13 @@ import pytest
 from edgefl.lab.ports import free_port
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt import neighbours
-from edgefl.wire.mqtt.messages import Round, Status, encode
+from edgefl.wire.mqtt.messages import Status, encode
 from edgefl.wire.mqtt.neighbours import Lookout, Neighbours, look, named
 from edgefl.wire.mqtt.session import Address, Down, Session
 from edgefl.wire.mqtt.topics import ALL_ROUNDS, ALL_STATUSES, Topics
 from tests.conftest import BrokerProcess, Mosquitto, SessionFactory, on_both_brokers, require_mosquitto
 from tests.wire.mqtt.events import PATIENCE_S, wait_for, wait_message, wait_up
+from tests.wire.mqtt.rounds import announcement
 
 FILTERS = (ALL_ROUNDS, ALL_STATUSES)
 
@@ -24,17 +25,7 @@ FILTERS = (ALL_ROUNDS, ALL_STATUSES)
 def announce(session: Session, federation: str, state: str = "open", *, online: tuple[str, ...] = ()) -> None:
     """What a server and its devices leave on a broker; ``state`` "" leaves devices only."""
     topics = Topics(federation)
-    announced = Round(
-        run="r",
-        round=1,
-        state=state or "open",  # type: ignore[arg-type]
-        model_version="v",
-        offers={},
-        units={},
-        hyper={},
-        base=0,
-        deadline=0.0,
-    )
+    announced = announcement(state=state or "open")  # type: ignore[arg-type]
     if state:
         assert session.publish(topics.current_round, encode(announced), retain=True).wait(PATIENCE_S)
     for device in online:
