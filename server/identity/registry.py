@@ -20,6 +20,7 @@ from typing import Literal
 
 import msgspec
 
+from edgefl.system.files import make_folder
 from edgefl.wire.enrolment import Token
 from edgefl.wire.errors import ConfigError, StoreError
 from edgefl.wire.keys import FOREVER, MOST_SUCCESSIONS
@@ -79,7 +80,7 @@ class Registry:
         self._read: dict[str, list[DeviceKey]] = {}
         self._count: int | None = None
         self._version = 0
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         # Secrets of tokens that nobody has used lie in it.
         with suppress(FileExistsError):
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))

@@ -60,7 +60,7 @@ class Checkpoints:
 def store(path: Path, data: bytes) -> str:
     """Replace ``path`` by ``data``, on disk before this returns; SHA-256 of ``data``. StoreError if it cannot be written."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         write_whole(path, data, durable=True)
     except OSError as error:
         reason = error.strerror or str(error)
