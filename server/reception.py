@@ -28,6 +28,7 @@ from server.announcer import Announcer
 from server.coordinator import machine as coordinator
 from server.coordinator import roster
 from server.coordinator.claims import addressed
+from server.coordinator.fleet import Devices
 from server.coordinator.states import Rules, State
 from server.device_news import DeviceNews, ack_of, objection
 from server.identity.door import Door, Visitor
@@ -119,7 +120,7 @@ class Reception:
             name: roster.gone(device) if self._door.shuts_out(name) else device
             for name, device in state.devices.items()
         }
-        return replace(state, devices=devices)
+        return replace(state, devices=Devices(devices))
 
     def take(self, message: Incoming) -> None:
         """What it says is done, or what is wrong with it is told. Never raises for what was sent."""

@@ -19,6 +19,7 @@ from server.active_round import ActiveRound, Conclusion, active_round, concluded
 from server.aggregate.accumulator import Accumulator
 from server.coordinator import machine as coordinator
 from server.coordinator.collapse import best_of
+from server.coordinator.fleet import Devices
 from server.coordinator.machine import OpenRound, State
 from server.publish.announcements import Announcements
 from server.publish.downlink import check_counting
@@ -145,7 +146,7 @@ class Rounds:
         state = replace(
             coordinator.initial(self.model.version, self._clock()),
             next_round=self._run.number,
-            devices=self._journal.devices(),
+            devices=Devices(self._journal.devices()),
             position=progress.position,
             base=progress.base,
             members=progress.members,

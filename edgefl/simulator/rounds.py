@@ -31,9 +31,10 @@ from server.aggregate.accumulator import Accumulator
 from server.coordinator import attendance
 from server.coordinator import machine as coordinator
 from server.coordinator.collapse import Best
+from server.coordinator.fleet import Devices
 from server.coordinator.machine import Actions, Answered, Assignment, Declined, OpenRound, State
 from server.coordinator.roster import Device, tier_of
-from server.coordinator.states import Abandon, Close, Finish, Open, Refuse, Status, Warn
+from server.coordinator.states import Abandon, Close, Finish, Open, Refuse, Warn
 from server.publish.model import Model
 from server.run_spec import RunSpec
 
@@ -168,12 +169,14 @@ class Rounds:
 
     # -- clients ---------------------------------------------------------------------------------------------
 
-    def _devices(self) -> dict[str, Device]:
-        return {
-            name: Device(name, tier_of(self._rules.tiers, name, memory), samples, True, 0.0)
-            for name, (samples, memory) in self._clients().items()
-            if not self._fleet.absent(name)
-        }
+    def _devices(self) -> Devices:
+        return Devices(
+            {
+                name: Device(name, tier_of(self._rules.tiers, name, memory), samples, True, 0.0)
+                for name, (samples, memory) in self._clients().items()
+                if not self._fleet.absent(name)
+            }
+        )
 
     def _clients(self) -> dict[str, tuple[int, int]]:
         """Samples and memory of each client: one of a tier that goes by memory reports just this much."""
@@ -376,12 +379,11 @@ def _answered(
     """The state after all ``answers``, of which only the last can end the round: the coordinator looks at them once."""
     if state.round is None or not answers:
         return state, ()
-    tasks = dict(state.round.assignments)
+    tasks = state.round.assignments
     for each in answers[:-1]:
         if isinstance(each, Declined):
-            tasks[each.device] = replace(tasks[each.device], status="declined", reason=each.reason)
+            tasks = tasks.answered(each.device, "declined", each.reason)
         else:
-            status: Status = "accepted" if each.accepted else "rejected"
-            tasks[each.device] = replace(tasks[each.device], status=status, reason=each.reason)
+            tasks = tasks.answered(each.device, "accepted" if each.accepted else "rejected", each.reason)
     counted = replace(state, round=replace(state.round, assignments=tasks))
     return coordinator.step(rules, counted, answers[-1], now)

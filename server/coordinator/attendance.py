@@ -7,7 +7,7 @@ joins if the method begins again.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from edgefl.wire.mqtt.messages import NO_CARRY
@@ -30,14 +30,21 @@ class Presence:
 
 def presence(rules: Rules, state: State, now: float) -> Presence:
     """How many devices the next round has, and how many it needs to open."""
-    names = candidates(rules, state, now)
     least = max(1, rules.min_reports)
     if not rules.all_needed:
         patient = state.next_round == 1 and now < state.waiting_since + rules.ready_timeout_s
-        return Presence(len(names), max(least, rules.min_devices) if patient else least)
+        return Presence(_here(rules, state, now), max(least, rules.min_devices) if patient else least)
+    names = candidates(rules, state, now)
     missing = tuple(name for name in names if not _is_there(state.devices.get(name)))
     needed = len(names) if state.members else max(len(names), least, rules.min_devices)
     return Presence(len(names) - len(missing), needed, missing)
+
+
+def _here(rules: Rules, state: State, now: float) -> int:
+    """How many :func:`candidates` there are, where not all are needed."""
+    if state.benched:
+        return len(candidates(rules, state, now))
+    return state.devices.here(now, rules.offline_grace_s)
 
 
 def candidates(rules: Rules, state: State, now: float) -> list[str]:
@@ -81,8 +88,25 @@ def gone(rules: Rules, state: State, now: float) -> dict[str, str]:
 
 def lacking(rules: Rules, state: State, current: OpenRound, now: float) -> dict[str, str]:
     """The devices of a round from which no update will come, and why, by name."""
-    why = {name: _why(rules, state, current, name, now) for name in sorted(current.assignments)}
+    if not _may_lack(rules, state, current, now):
+        return {}
+    why = {name: _why(rules, state, current, name, now) for name in current.assignments}
     return {name: reason for name, reason in why.items() if reason}
+
+
+def _may_lack(rules: Rules, state: State, current: OpenRound, now: float) -> bool:
+    """Whether there is a reason to look at each device: one has answered, and not by an update, or time is over for one."""
+    if current.count("rejected") or current.count("declined") or now >= current.deadline:
+        return True
+    return any(until <= now for until in _away_until(rules, state, current))
+
+
+def _away_until(rules: Rules, state: State, current: OpenRound) -> Iterator[float]:
+    """When the grace ends of each device of the round that is offline and has not answered."""
+    waited, away = current.assignments.open, state.devices.away
+    for name in waited if len(waited) < len(away) else away:
+        if name in waited and (until := away_until(rules, state, current, name)) is not None:
+            yield until
 
 
 def _why(rules: Rules, state: State, current: OpenRound, name: str, now: float) -> str:
@@ -114,7 +138,7 @@ def missing(rules: Rules, state: State, ended: OpenRound, now: float) -> dict[st
     accepted = {assignment.device for assignment in ended.with_status("accepted")}
     return {
         name: known.get(name) or "the round had enough without it"
-        for name in sorted(ended.assignments)
+        for name in ended.assignments
         if name not in accepted
     }
 
@@ -135,17 +159,17 @@ def given_up_at(rules: Rules, state: State, current: OpenRound) -> float | None:
     Where all are needed, the first of these ends it. Elsewhere a round with enough reports ends when it waits for nobody
     else; None while it lacks reports, or one of those it waits for is online.
     """
-    if not current.whole and current.count("accepted") < max(1, rules.min_reports):
+    if current.whole:
+        return min(_away_until(rules, state, current), default=None)
+    if current.count("accepted") < max(1, rules.min_reports):
         return None
-    known = []
-    for name, assignment in current.assignments.items():
-        if assignment.status == "open":
-            until = away_until(rules, state, current, name)
-            if until is not None:
-                known.append(until)
-            elif not current.whole:
-                return None
-    return min(known, default=None) if current.whole else max(known, default=0.0)
+    last = 0.0
+    for name in current.assignments.open:  # the first that is online ends the search
+        until = away_until(rules, state, current, name)
+        if until is None:
+            return None
+        last = max(last, until)
+    return last
 
 
 def away_until(rules: Rules, state: State, current: OpenRound, name: str) -> float | None:

@@ -11,7 +11,8 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from edgefl.wire.mqtt.messages import NO_CARRY
-from server.coordinator.states import Assignment, OpenRound, Rules, State
+from server.coordinator.fleet import Assignment
+from server.coordinator.states import OpenRound, Rules, State
 
 
 def judged(rules: Rules, state: State, ended: OpenRound, now: float) -> State:

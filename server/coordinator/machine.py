@@ -18,6 +18,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from server.coordinator import attendance, bench, roster
+from server.coordinator.fleet import Assignment, Assignments, Devices, Status
 from server.coordinator.roster import Device
 from server.coordinator.states import (
     MOST_REFUSED,
@@ -26,7 +27,6 @@ from server.coordinator.states import (
     Action,
     Actions,
     Answered,
-    Assignment,
     Close,
     Declined,
     DeviceHello,
@@ -42,7 +42,6 @@ from server.coordinator.states import (
     Rules,
     SendTask,
     State,
-    Status,
     Tick,
     Warn,
 )
@@ -124,7 +123,7 @@ def _hello(
         now if online else known.seen if known is not None else 0.0
     )  # gone before its hello, it is gone for good
     device = Device(event.device, tier, event.samples, online, seen)
-    state = replace(state, devices={**state.devices, event.device: device})
+    state = replace(state, devices=state.devices.with_device(device))
     state, actions = _settle(rules, state, now) if settle else (state, ())
     if state.phase != "open" or state.round is None or any(isinstance(action, Open) for action in actions):
         return state, actions  # opening a round sends every task
@@ -139,11 +138,10 @@ def _seen(state: State, event: DeviceStatus, now: float) -> State:
     if known is None:
         return state  # a stranger is nobody before its hello
     if event.for_good:
-        return replace(state, devices={**state.devices, event.device: roster.gone(known)})
+        return replace(state, devices=state.devices.with_device(roster.gone(known)))
     if known.online == event.online:
         return state  # "offline" twice does not restart the grace
-    device = replace(known, online=event.online, seen=now)
-    return replace(state, devices={**state.devices, event.device: device})
+    return replace(state, devices=state.devices.with_device(replace(known, online=event.online, seen=now)))
 
 
 def _delayed(state: State, seconds: float) -> State:
@@ -153,7 +151,9 @@ def _delayed(state: State, seconds: float) -> State:
         name: device if device.online else replace(device, seen=device.seen + seconds)
         for name, device in state.devices.items()
     }
-    return replace(state, waiting_since=state.waiting_since + seconds, devices=devices, round=current)
+    return replace(
+        state, waiting_since=state.waiting_since + seconds, devices=Devices(devices), round=current
+    )
 
 
 def _answered(state: State, event: Answered) -> State:
@@ -169,12 +169,10 @@ def _declined(state: State, event: Declined) -> State:
 
 
 def _with_answer(state: State, device: str, *, status: Status, reason: str = "") -> State:
-    """An assignment is answered once; what comes after that changes nothing."""
-    task = state.round.assignments.get(device) if state.round is not None else None
-    if state.round is None or task is None or task.status != "open":
+    if state.round is None or device not in state.round.assignments.open:
         return state
-    assignments = {**state.round.assignments, device: replace(task, status=status, reason=reason)}
-    return replace(state, round=replace(state.round, assignments=assignments))
+    tasks = state.round.assignments.answered(device, status, reason)
+    return replace(state, round=replace(state.round, assignments=tasks))
 
 
 def _settle(rules: Rules, state: State, now: float) -> tuple[State, Actions]:
@@ -191,8 +189,8 @@ def _settle(rules: Rules, state: State, now: float) -> tuple[State, Actions]:
 def _maybe_close(rules: Rules, state: State, current: OpenRound, now: float) -> tuple[State, Actions]:
     accepted = current.count("accepted")
     if current.whole:
-        lacking = attendance.lacking(rules, state, current, now)
         if accepted < current.goal:
+            lacking = attendance.lacking(rules, state, current, now)
             return _without(rules, state, current, lacking, now) if lacking else (state, ())
         return replace(state, phase="closing"), (Close(current),)
     given_up = attendance.given_up_at(rules, state, current)
@@ -237,7 +235,7 @@ def _incomplete(rules: Rules, state: State, current: OpenRound, now: float) -> A
 
 
 def _too_few(rules: Rules, current: OpenRound) -> str:
-    accepted, pending = len(current.with_status("accepted")), len(current.with_status("open"))
+    accepted, pending = current.count("accepted"), current.count("open")
     why = "the deadline passed" if pending else "every device has answered"
     declined = attendance.told({each.device: each.reason for each in current.with_status("declined")})
     return (
@@ -369,7 +367,7 @@ def _new_round(rules: Rules, state: State, names: list[str], now: float) -> Open
         now,
         now + rules.deadline_s,
         goal,
-        assignments,
+        Assignments(assignments),
         state.position,
         rules.all_needed,
     )

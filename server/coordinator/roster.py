@@ -21,7 +21,7 @@ class TierRule:
     memory_bytes: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Device:
     """A device the server has heard of. ``tier`` is empty when no tier fits it; ``seen`` is epoch seconds."""
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from server.coordinator.roster import Device, TierRule
+from server.coordinator.fleet import Assignment, Assignments, Devices, Status
+from server.coordinator.roster import TierRule
 
 Outcome = Literal["closed", "abandoned"]
-Status = Literal["open", "accepted", "rejected", "declined"]
 
 MOST_REASON = 32
 """Characters of a reason that are kept: a width any database holds."""
@@ -61,20 +61,6 @@ class Rules:
 
 
 @dataclass(frozen=True)
-class Assignment:
-    """A device's part in a round. ``weight_limit`` is the most its update may claim to weigh, ``reason`` why it declined,
-    or why the update was refused."""
-
-    device: str
-    tier: str
-    seed: int
-    nonce: str
-    weight_limit: int = 1
-    status: Status = "open"
-    reason: str = ""
-
-
-@dataclass(frozen=True)
 class OpenRound:
     """The round under way: closes when ``goal`` updates are accepted. Times are epoch seconds.
 
@@ -86,15 +72,15 @@ class OpenRound:
     opened: float
     deadline: float
     goal: int
-    assignments: Mapping[str, Assignment]
+    assignments: Assignments
     position: int = 0
     whole: bool = False
 
     def with_status(self, status: Status) -> tuple[Assignment, ...]:
-        return tuple(a for _, a in sorted(self.assignments.items()) if a.status == status)
+        return tuple(each for each in self.assignments.values() if each.status == status)
 
     def count(self, status: Status) -> int:
-        return sum(1 for assignment in self.assignments.values() if assignment.status == status)
+        return self.assignments.count(status)
 
     @property
     def weight_limit(self) -> int:
@@ -116,7 +102,7 @@ class State:
     next_round: int
     model_version: str
     waiting_since: float
-    devices: Mapping[str, Device] = field(default_factory=dict)
+    devices: Devices = field(default_factory=Devices)
     round: OpenRound | None = None
     position: int = 0
     base: int = 0

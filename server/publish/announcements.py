@@ -17,7 +17,8 @@ from edgefl.wire.mqtt.messages import Offer, Round, Task
 from edgefl.wire.mqtt.session import Session
 from edgefl.wire.mqtt.topics import Topics
 from edgefl.wire.tensors import Arrays
-from server.coordinator.states import Assignment, OpenRound, State
+from server.coordinator.fleet import Assignment
+from server.coordinator.states import OpenRound, State
 from server.publish.downlink import Downlink
 from server.publish.model import Model
 from server.publish.publisher import Publisher

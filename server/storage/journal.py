@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -16,8 +16,9 @@ from sqlalchemy.engine import Connection
 
 from edgefl.wire.errors import StoreError
 from edgefl.wire.mqtt.packets import Traffic
+from server.coordinator.fleet import Assignment
 from server.coordinator.roster import Device
-from server.coordinator.states import Assignment, OpenRound
+from server.coordinator.states import OpenRound
 from server.storage import round_rows, tables
 from server.storage.round_rows import MethodProgress
 
@@ -164,7 +165,7 @@ class Journal:
                 )
             )
             rows = [
-                {**vars(assignment), "seed": str(assignment.seed), "run": run, "round": opened.number}
+                {**asdict(assignment), "seed": str(assignment.seed), "run": run, "round": opened.number}
                 for assignment in opened.assignments.values()
             ]
             connection.execute(tables.assignments.insert(), rows)

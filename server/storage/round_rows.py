@@ -9,7 +9,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from server.coordinator.states import Assignment, OpenRound
+from server.coordinator.fleet import Assignment, Assignments
+from server.coordinator.states import OpenRound
 from server.storage import tables
 
 
@@ -39,7 +40,7 @@ def open_round(connection: Connection, run: str) -> OpenRound | None:
         row["opened"],
         row["deadline"],
         row["goal"],
-        assignments,
+        Assignments(assignments),
         progress(connection, run).position,
         row["whole"],
     )

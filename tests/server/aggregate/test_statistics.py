@@ -17,7 +17,8 @@ from server.active_round import active_round
 from server.aggregate.aggregator import Aggregator, Clip, layout_of
 from server.aggregate.robust import MeanRule
 from server.aggregate.statistics import bounds_of
-from server.coordinator.states import Assignment, OpenRound
+from server.coordinator.fleet import Assignment, Assignments
+from server.coordinator.states import OpenRound
 from server.publish.model import Model
 from server.run_spec import AggregateSpec
 from tests.server.fleet import plan_for
@@ -224,7 +225,9 @@ def test_a_round_bounds_what_is_not_trained_and_takes_its_median_where_a_file_as
 ) -> None:
     weights = ("stem.weight", "body.weight", "head.weight")
     plan = replace(plan_for("bounded", Limits()), trained=frozenset(weights), aggregate=spec)
-    opened = OpenRound(1, "v", 0.0, 9.0, 1, {"strong-0": Assignment("strong-0", "strong", 0, "n")})
+    opened = OpenRound(
+        1, "v", 0.0, 9.0, 1, Assignments({"strong-0": Assignment("strong-0", "strong", 0, "n")})
+    )
 
     active = active_round(
         plan,

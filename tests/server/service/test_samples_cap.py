@@ -14,6 +14,7 @@ from edgefl.wire.limits import Limits
 from server.active_round import active_round
 from server.coordinator import machine as coordinator
 from server.coordinator.claims import weight_cap
+from server.coordinator.fleet import Assignments
 from server.coordinator.machine import DeviceHello, OpenRound, Rules
 from server.coordinator.roster import TierRule
 from server.publish.model import Model
@@ -94,7 +95,7 @@ def test_the_sums_have_room_for_what_may_come_and_an_update_weighs_no_more_than_
 
     active = active_round(
         spec,
-        replace(current, assignments=tasks),
+        replace(current, assignments=Assignments(tasks)),
         model,
         received=dict,
         device="cpu",

@@ -10,6 +10,7 @@ import pytest
 
 from edgefl.wire.errors import StoreError
 from edgefl.wire.mqtt.packets import Traffic
+from server.coordinator.fleet import Assignments
 from server.coordinator.machine import Assignment, OpenRound
 from server.coordinator.roster import Device
 from server.storage import tables
@@ -20,7 +21,7 @@ ASSIGNMENTS = {
     name: Assignment(name, "strong", 2**63 - 1 - n, f"nonce-{name}", weight_limit=7)
     for n, name in enumerate(["a", "b", "c"])
 }
-ROUND = OpenRound(1, "v" * 64, 10.5, 20.5, 2, ASSIGNMENTS)
+ROUND = OpenRound(1, "v" * 64, 10.5, 20.5, 2, Assignments(ASSIGNMENTS))
 
 
 @pytest.fixture

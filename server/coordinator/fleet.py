@@ -1,0 +1,117 @@
+"""The devices that a server knows, and the tasks of a round: immutable, and an event costs the same however many there are.
+
+Both are persistent maps (a changed copy shares what is the same) with what the coordinator asks of them for each event:
+how many devices are here, how many tasks are answered. Nothing is counted anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from immutables import Map
+
+from server.coordinator.roster import Device
+
+Status = Literal["open", "accepted", "rejected", "declined"]
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """A device's part in a round. ``weight_limit`` is the most its update may claim to weigh, ``reason`` why it declined,
+    or why the update was refused."""
+
+    device: str
+    tier: str
+    seed: int
+    nonce: str
+    weight_limit: int = 1
+    status: Status = "open"
+    reason: str = ""
+
+
+class Devices(Mapping[str, Device]):
+    """Devices by name. ``ready``: how many have a tier and are online; ``away``: those that are offline."""
+
+    __slots__ = ("_all", "away", "ready")
+
+    def __init__(self, devices: Mapping[str, Device] | None = None) -> None:
+        given = dict(devices or {})
+        self._all = Map(given)
+        self.away = Map({name: device for name, device in given.items() if not device.online})
+        self.ready = sum(map(_ready, given.values()))
+
+    def with_device(self, device: Device) -> Devices:
+        """The same devices and ``device``, which takes the place of one of its name."""
+        before = self._all.get(device.name)
+        after = Devices.__new__(Devices)
+        after._all = self._all.set(device.name, device)
+        after.ready = self.ready + _ready(device) - (before is not None and _ready(before))
+        after.away = self.away
+        if not device.online:
+            after.away = self.away.set(device.name, device)
+        elif device.name in self.away:
+            after.away = self.away.delete(device.name)
+        return after
+
+    def here(self, now: float, grace_s: float) -> int:
+        """How many a round may select: those that are online, and those that went offline less than ``grace_s`` ago."""
+        return self.ready + sum(device.eligible(now, grace_s) for device in self.away.values())
+
+    def __getitem__(self, name: str) -> Device:
+        return self._all[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._all
+
+
+class Assignments(Mapping[str, Assignment]):
+    """A round's tasks by device, in the order of the devices' names. ``open``: those that are not answered."""
+
+    __slots__ = ("_all", "_counts", "_names", "open")
+
+    def __init__(self, tasks: Mapping[str, Assignment]) -> None:
+        self._names = tuple(sorted(tasks))
+        self._all = Map(tasks)
+        self.open = Map({name: task for name, task in tasks.items() if task.status == "open"})
+        self._counts = {"open": 0, "accepted": 0, "rejected": 0, "declined": 0}
+        for task in tasks.values():
+            self._counts[task.status] += 1
+
+    def answered(self, name: str, status: Status, reason: str = "") -> Assignments:
+        """The same tasks, of which that of ``name`` is answered. One is answered once: later words change nothing."""
+        task = self.open.get(name)
+        if task is None or status == "open":
+            return self
+        after = Assignments.__new__(Assignments)
+        after._names = self._names
+        after._all = self._all.set(name, replace(task, status=status, reason=reason))
+        after.open = self.open.delete(name)
+        after._counts = {**self._counts, "open": len(after.open), status: self._counts[status] + 1}
+        return after
+
+    def count(self, status: Status) -> int:
+        return self._counts[status]
+
+    def __getitem__(self, name: str) -> Assignment:
+        return self._all[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._all
+
+
+def _ready(device: Device) -> bool:
+    return device.online and bool(device.tier)

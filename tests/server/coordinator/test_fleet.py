@@ -1,0 +1,51 @@
+"""What devices and tasks carry along is what counting them anew gives."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.coordinator.fleet import Assignment, Assignments, Devices, Status
+from server.coordinator.roster import Device
+
+NAMES = st.sampled_from("abcdef")
+STATUSES = st.sampled_from(("open", "accepted", "rejected", "declined"))
+DEVICES = st.builds(
+    Device, NAMES, st.sampled_from(("", "strong")), st.integers(0, 9), st.booleans(), st.floats(0, 9)
+)
+
+
+@given(st.lists(DEVICES), st.lists(DEVICES), st.floats(0, 20), st.floats(0, 9))
+def test_devices_know_who_is_here(
+    before: list[Device], changes: list[Device], now: float, grace_s: float
+) -> None:
+    by_name = {device.name: device for device in before}
+    devices = Devices(by_name)
+    for device in changes:
+        by_name[device.name] = device
+        devices = devices.with_device(device)
+
+    assert dict(devices) == by_name and len(devices) == len(by_name)
+    assert devices.here(now, grace_s) == sum(each.eligible(now, grace_s) for each in by_name.values())
+    assert dict(devices.away) == {name: each for name, each in by_name.items() if not each.online}
+    assert devices == Devices(by_name)
+
+
+@given(st.dictionaries(NAMES, STATUSES), st.lists(st.tuples(NAMES, STATUSES)))
+def test_a_task_is_answered_once_and_counted(
+    before: dict[str, Status], answers: list[tuple[str, Status]]
+) -> None:
+    tasks = {name: Assignment(name, "strong", 1, "n", status=status) for name, status in before.items()}
+    assigned, expected = Assignments(tasks), dict(before)
+    for name, status in answers:
+        kept, assigned = assigned, assigned.answered(name, status, "why")
+        if expected.get(name) == "open":
+            expected[name] = status
+        else:
+            assert assigned is kept
+
+    assert {name: task.status for name, task in assigned.items()} == expected
+    assert list(assigned) == sorted(expected)
+    assert set(assigned.open) == {name for name, status in expected.items() if status == "open"}
+    for status in ("open", "accepted", "rejected", "declined"):
+        assert assigned.count(status) == list(expected.values()).count(status)
