@@ -61,8 +61,6 @@ class DeviceNews:
         self._heard: dict[str, tuple[float, str]] = {}
         self._failures: set[tuple[str, int, str]] = set()
         self._failed_round = 0
-        self._looked_at: OpenRound | None = None
-        self._pending = 0
         self._greetings: dict[str, deque[float]] = {}
         self._answers = (0, 0)
         self._pause = notice_s
@@ -146,9 +144,7 @@ class DeviceNews:
         current = state.round if state.phase == "open" else None
         if current is None:
             return None
-        if current is not self._looked_at:  # this is asked for each message
-            self._looked_at, self._pending = current, current.count("open")
-        pending = self._pending
+        pending = current.count("open")
         if self._answers != (current.number, pending):
             self._answers, self._pause = (current.number, pending), self._notice_s
             self._next = now + self._pause

@@ -6,11 +6,28 @@ and hellos that come one after the other are only noted, and looked at together.
 
 from __future__ import annotations
 
+import time
+
 from server.coordinator import machine as coordinator
 from server.coordinator.states import Rules, State
 
 _TOGETHER_S = 0.05
 """Between two looks while messages come one after the other."""
+
+
+class Chores:
+    """What is done by time, and need not be thought of for each message of a flood."""
+
+    def __init__(self) -> None:
+        self._done = 0.0
+
+    def due(self) -> bool:
+        """Whether it is time again; if so, it is not for a while."""
+        now = time.monotonic()
+        due = now - self._done >= _TOGETHER_S
+        if due:
+            self._done = now
+        return due
 
 
 class Pulse:

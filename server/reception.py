@@ -187,6 +187,22 @@ class Reception:
             case Decline():
                 self._declined(device, said)
 
+    def commit(self) -> None:
+        """Journal the updates that have come and are good, and tell their devices; nothing where there are none."""
+        active = self._course.active
+        if not self.intake.pending or active is None:
+            return
+        try:
+            acks = self.intake.commit(active)
+        except StoreError as error:  # not acknowledged, so they come again
+            self._tellers.troubled(error)
+            return
+        for device, ack in acks:
+            self._tellers.answer(device, ack)
+        self._course.advance(
+            coordinator.Answers(tuple(coordinator.Answered(device, True) for device, _ in acks))
+        )
+
     # -- what devices say ------------------------------------------------------------------------------------
 
     def _progress(self, device: str, progress: Progress) -> None:
@@ -223,6 +239,8 @@ class Reception:
             stage = f"sending its update, chunk {chunk.index + 1} of {chunk.count}"
             self._news.heard(device, stage, self._clock())
         verdict = self.intake.take(device, number, chunk, came, self._state, self._course.active)
+        if self.intake.wait(self._state) == 0.0:
+            self.commit()
         if verdict.ack is not None:
             self._tellers.answer(device, verdict.ack)
         if verdict.answered is not None:

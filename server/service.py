@@ -44,7 +44,7 @@ from server.link import Link
 from server.load_news import LoadNews
 from server.patience import CannotGoOn, Patience
 from server.publish.watch import Watch
-from server.pulse import Pulse
+from server.pulse import Chores, Pulse
 from server.reception import Reception, Tellers
 from server.rounds import EndedRound, Rounds
 from server.run_spec import RunSpec
@@ -103,7 +103,8 @@ class Service:
         self._speaker = Speaker(self._signer.keys, Sequence(self._registry.number, self._keep_number, clock))
         self._topics = Topics(spec.federation)
         self._checkpoints = Checkpoints(out)
-        self._journal = Journal(database or f"sqlite:///{out.resolve() / 'journal.sqlite'}", spec.federation)
+        journal = database or f"sqlite:///{out.resolve() / 'journal.sqlite'}"
+        self._journal = Journal(journal, spec.federation, out / "updates")
         self._inbox: Inbox[InboxEvent] = broker.inbox_of(spec.limits)
         self._load = LoadNews(spec.limits.notice_s, self._emit)
         self._patience = Patience(spec.limits.retry_pause_s, self._troubled)
@@ -139,6 +140,7 @@ class Service:
         self._watch = Watch(self._publisher, self._signer.keys.public, self._emit, clock)
         self._rows = DeviceRows(self._journal)
         self._pulse = Pulse(self._rules)
+        self._chores = Chores()
         self._link = Link(address, spec.federation, self._emit, clock)
         self._announcer = Announcer(spec, self._rules, self._emit)
         self._news = DeviceNews(self._rules, spec.limits.notice_s, self._emit)
@@ -211,6 +213,8 @@ class Service:
     def _next(self) -> None:
         if waited := self._patience.take_waited():  # for the disk, and nothing could be accepted
             self.advance(coordinator.Outage(waited))
+        if self._reception.intake.wait(self.state) == 0.0:
+            self._reception.commit()
         now = self._clock()
         quiet = self._inbox.empty()
         if self._link.is_up and self._pulse.due(self.state, now, quiet=quiet):
@@ -218,10 +222,10 @@ class Service:
             return
         self._write_rows(quiet=quiet)
         try:
-            event = self._inbox.get(timeout=self._timeout())
+            event = self._inbox.get(timeout=self._timeout() if quiet or self._chores.due() else 0.0)
         except queue.Empty:
-            if self._link.is_up:  # no deadline passes while nobody can reach us
-                self.advance(coordinator.Tick())
+            if self._link.is_up and not self._reception.intake.pending:
+                self.advance(coordinator.Tick())  # no deadline passes while nobody can reach us
             return
         self._handle(event)
 
@@ -254,6 +258,7 @@ class Service:
         waits = (
             None if wake is None else wake - now,
             self._rows.wait(),
+            self._reception.intake.wait(self.state),
             self._limited(now),
             self._news.step(self.state, now),
             self._watch.step(),
@@ -280,9 +285,12 @@ class Service:
 
     def advance(self, event: coordinator.Event, hello: bytes | None = None) -> None:
         """The coordinator's next step, and all that follows from it. ``hello``: as a device said it, for the journal."""
-        before, now = self.state, self._clock()
+        now = self._clock()
         about_device = isinstance(event, coordinator.DeviceHello | coordinator.DeviceStatus)
         settle = self._pulse.settles(now, at_once=not about_device or self._inbox.empty())
+        if settle and not isinstance(event, coordinator.Answers):
+            self._reception.commit()  # what came before counts before: a round may close now
+        before = self.state
         self.state, actions = coordinator.step(self._rules, before, event, now, settle=settle)
         if isinstance(event, coordinator.DeviceHello | coordinator.DeviceStatus):
             self._rows.take(before, self.state, event.device, hello)

@@ -379,11 +379,4 @@ def _answered(
     """The state after all ``answers``, of which only the last can end the round: the coordinator looks at them once."""
     if state.round is None or not answers:
         return state, ()
-    tasks = state.round.assignments
-    for each in answers[:-1]:
-        if isinstance(each, Declined):
-            tasks = tasks.answered(each.device, "declined", each.reason)
-        else:
-            tasks = tasks.answered(each.device, "accepted" if each.accepted else "rejected", each.reason)
-    counted = replace(state, round=replace(state.round, assignments=tasks))
-    return coordinator.step(rules, counted, answers[-1], now)
+    return coordinator.step(rules, state, coordinator.Answers(tuple(answers)), now)

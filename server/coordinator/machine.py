@@ -27,6 +27,7 @@ from server.coordinator.states import (
     Action,
     Actions,
     Answered,
+    Answers,
     Close,
     Declined,
     DeviceHello,
@@ -47,7 +48,7 @@ from server.coordinator.states import (
 )
 
 __all__ = [
-    "MOST_SAMPLES", "Abandon", "Action", "Actions", "Answered", "Assignment", "Close", "Declined",
+    "MOST_SAMPLES", "Abandon", "Action", "Actions", "Answered", "Answers", "Assignment", "Close", "Declined",
     "DeviceHello", "DeviceStatus", "Event", "Finish", "ModelReady", "Open", "OpenRound", "Outage", "Outcome", "Refuse",
     "Rules", "SendTask", "State", "Tick", "Warn", "initial", "step", "wake_at",
 ]  # fmt: skip
@@ -91,10 +92,11 @@ def step(
             return _seen(state, event, now), ()
         case DeviceStatus():
             state = _seen(state, event, now)
-        case Answered():
+        case Answered() | Declined():
             state = _answered(state, event)
-        case Declined():
-            state = _declined(state, event)
+        case Answers():
+            for each in event.answers:
+                state = _answered(state, each)
         case Outage():
             state = _delayed(state, event.seconds)
         case ModelReady() if state.phase == "closing" and state.round is not None:
@@ -156,12 +158,10 @@ def _delayed(state: State, seconds: float) -> State:
     )
 
 
-def _answered(state: State, event: Answered) -> State:
-    status: Status = "accepted" if event.accepted else "rejected"
-    return _with_answer(state, event.device, status=status, reason=event.reason)
-
-
-def _declined(state: State, event: Declined) -> State:
+def _answered(state: State, event: Answered | Declined) -> State:
+    if isinstance(event, Answered):
+        status: Status = "accepted" if event.accepted else "rejected"
+        return _with_answer(state, event.device, status=status, reason=event.reason)
     task = state.round.assignments.get(event.device) if state.phase == "open" and state.round else None
     if task is None or task.nonce != event.nonce:
         return state

@@ -156,6 +156,13 @@ class Declined:
 
 
 @dataclass(frozen=True)
+class Answers:
+    """What several devices answered, as one step: only then is looked whether the round closes."""
+
+    answers: tuple[Answered | Declined, ...]
+
+
+@dataclass(frozen=True)
 class ModelReady:
     """The closing round's model has been computed and saved. ``failed`` says why there is none, if the model stays;
     ``undone``: because it was bad (:mod:`server.coordinator.collapse`), which the next one need not be."""
@@ -177,7 +184,7 @@ class Tick:
     """Time has passed."""
 
 
-Event = DeviceHello | DeviceStatus | Answered | Declined | ModelReady | Outage | Tick
+Event = DeviceHello | DeviceStatus | Answered | Declined | Answers | ModelReady | Outage | Tick
 
 # -- actions ---------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""From a chunk on a topic to an update in the journal and in the sum: assemble, judge, check, journal, acknowledge, add."""
+"""From a chunk on a topic to an update in the journal and in the sum: assemble, judge, check, journal, add, acknowledge."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ from server.coordinator.machine import Answered, Assignment, OpenRound, Rules, S
 from server.events import Event, Rejected, Warned
 from server.intake.assembly import LEAST_PIECE, Assembly, Complete
 from server.intake.gate import Gate
+from server.intake.group import GoodUpdate, Group
 from server.intake.reports import accepted_news, fetched, finite, report
 from server.storage.journal import Journal
+from server.storage.update_rows import AcceptedUpdate
 
 _MOST_TEXT = 1000
 _ENVELOPES = 4
@@ -46,7 +48,8 @@ class _BareUpdate(Update, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a chunk led to: a word for the device, and news for the coordinator."""
+    """What a chunk led to at once: a word for the device, and news for the coordinator. An update that is whole and good
+    leads to nothing before :meth:`Intake.commit`."""
 
     ack: Ack | None = None
     answered: Answered | None = None
@@ -80,6 +83,7 @@ class Intake:
         """Per device the round, nonce and digest of its last update that was accepted."""
         self._spent: dict[str, int] = {}
         """Per device with a task, bytes of the messages of this round that held new pieces of its update."""
+        self._group = Group()
 
     def end_round(self, ended: OpenRound) -> None:
         """The round is over: what is not whole will not be; second copies of what was accepted are journaled."""
@@ -111,6 +115,8 @@ class Intake:
         """
         if device in state.devices:  # nobody else has a say in how much is kept
             self._came[device] = self._came.get(device, Traffic()) + came
+        if device in self._group:  # it hears of it in a moment
+            return Verdict()
         if self._accepted.get(device) == (number, chunk.nonce, chunk.sha256):
             answers = _edge(chunk) and self._gate.answers_copy(device)
             return Verdict(_good_news(number, chunk)) if answers else Verdict()
@@ -154,7 +160,8 @@ class Intake:
         if piece is None:
             return Verdict()
         if isinstance(piece, Complete):
-            return self._accept(assignment, piece, state, active)
+            self._group.add(self._good(assignment, piece, state, active))
+            return Verdict()
         ack = Ack(
             round=number,
             nonce=chunk.nonce,
@@ -173,7 +180,38 @@ class Intake:
             self._gate.counts["updates too often"] += 1
         return allowed
 
-    def _accept(self, assignment: Assignment, whole: Complete, state: State, active: ActiveRound) -> Verdict:
+    def wait(self, state: State) -> float | None:
+        """Seconds until :meth:`commit` is not to wait for more: at once where there is enough for one step, or for the round
+        to close. None if there is nothing to commit."""
+        enough = (
+            state.round is not None and state.round.count("accepted") + len(self._group) >= state.round.goal
+        )
+        return 0.0 if enough and self._group else self._group.wait()
+
+    @property
+    def pending(self) -> bool:
+        """Whether there are updates to commit."""
+        return len(self._group) > 0
+
+    def commit(self, active: ActiveRound) -> list[tuple[str, Ack]]:
+        """Journal the good updates that came, then add them to the sums: what their devices are told. StoreError if they
+        could not be kept: then nobody is told, and they come again."""
+        updates = self._group.take()
+        self._journal.accept(self._rules.run, active.number, [each.row for each in updates])
+        acks = []
+        for each in updates:
+            row = each.row
+            self._emit(accepted_news(each.update, row.sha256, row.weight))
+            active.aggregator.add(each.added, row.weight)
+            self._emit(report(each.update, row.down, row.up))
+            self._warn(each.update)
+            nonce = row.assignment.nonce
+            self._accepted[each.device] = active.number, nonce, row.sha256
+            ack = Ack(round=active.number, nonce=nonce, status="accepted", sha256=row.sha256)
+            acks.append((each.device, ack))
+        return acks
+
+    def _good(self, assignment: Assignment, whole: Complete, state: State, active: ActiveRound) -> GoodUpdate:
         update = _decoded(whole.data)
         if update.device != assignment.device:
             raise UpdateRejected(
@@ -195,9 +233,7 @@ class Intake:
         _check_codec(update, active.readings[update.tier].tier.form)
         checked = active.check(update)
         down, up = fetched(update), self._came.pop(assignment.device)
-        self._journal.accept(
-            self._rules.run,
-            active.number,
+        row = AcceptedUpdate(
             assignment,
             sha256=whole.sha256,
             weight=weight,
@@ -207,13 +243,7 @@ class Intake:
             up_float32_bytes=up.payload - len(update.tensors) + float32_bytes(checked.sent.pieces.shapes),
             data=whole.data,
         )
-        self._emit(accepted_news(update, whole.sha256, weight))
-        active.aggregator.add(checked.added, weight)
-        self._emit(report(update, down, up))
-        self._warn(update)
-        self._accepted[assignment.device] = active.number, assignment.nonce, whole.sha256
-        ack = Ack(round=active.number, nonce=assignment.nonce, status="accepted", sha256=whole.sha256)
-        return Verdict(ack, Answered(assignment.device, accepted=True))
+        return GoodUpdate(row, update, checked.added)
 
     def _warn(self, update: Update) -> None:
         """Once for a tier: what the metrics say that a person should know."""

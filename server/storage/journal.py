@@ -1,14 +1,16 @@
 """The server's journal on disk: what has to survive ``kill -9`` at any instant.
 
 SQLite in write-ahead mode by default; any SQLAlchemy URL works. Every method is one transaction: it happened or it
-did not. An update is journaled before it is acknowledged, and its bytes go when its round is over.
+did not. Updates are journaled before they are acknowledged. Their bytes lie in a file of their own, which is on disk before
+the journal names them, and goes when the round is over.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
@@ -16,16 +18,18 @@ from sqlalchemy.engine import Connection
 
 from edgefl.wire.errors import StoreError
 from edgefl.wire.mqtt.packets import Traffic
-from server.coordinator.fleet import Assignment
 from server.coordinator.roster import Device
 from server.coordinator.states import OpenRound
-from server.storage import round_rows, tables
+from server.storage import round_rows, tables, update_rows
 from server.storage.round_rows import MethodProgress
+from server.storage.update_files import Place, UpdateFiles
+from server.storage.update_rows import AcceptedUpdate, Tally
 
 _FEW = 500
 """Names that a statement lists: databases have a limit."""
-MOST_REJECTED = 16
-"""Rows of refused updates per device and round: nobody may fill the disk with them."""
+MOST_ROWS = 20_000
+"""Tasks, and updates, that are kept of rounds that are over: about twenty rounds of a thousand devices, a thousand of
+twenty."""
 
 
 @dataclass(frozen=True)
@@ -47,29 +51,16 @@ class StoredUpdate:
     data: bytes
 
 
-@dataclass(frozen=True)
-class Tally:
-    """A round's updates in figures; ``train_loss`` is the mean over the devices that named one.
+class Journal:
+    """The journal of one federation; ``folder`` is for the bytes of updates. StoreError if the database cannot be opened.
 
-    Bytes are those of accepted updates: payloads of their messages, and with ``wire`` the messages' headers too;
-    ``up_float32_bytes`` is what ``up_bytes`` would be if they were float32 tensors.
+    ``most_rows``: how many tasks of rounds that are over it remembers.
     """
 
-    reports: int
-    rejected: int
-    train_loss: float | None
-    down_bytes: int
-    up_bytes: int
-    down_wire_bytes: int
-    up_wire_bytes: int
-    up_float32_bytes: int
-
-
-class Journal:
-    """The journal of one federation. StoreError if the database cannot be opened."""
-
-    def __init__(self, url: str, federation: str) -> None:
+    def __init__(self, url: str, federation: str, folder: Path, *, most_rows: int = MOST_ROWS) -> None:
         self._federation = federation
+        self._files = UpdateFiles(folder)
+        self._most_rows = most_rows
         self._engine = sa.create_engine(url)
         if self._engine.dialect.name == "sqlite":
             sa.event.listen(self._engine, "connect", tables.use_write_ahead_log)
@@ -202,19 +193,20 @@ class Journal:
             return [row[0] for row in connection.execute(query.limit(2))]
 
     def end_round(self, run: str, number: int, *, state: str, outcome: Mapping[str, Any]) -> None:
-        """Close (or abandon) a round: the run moves on to the next one, the bytes of its updates go."""
+        """Close (or abandon) a round: the run moves on to the next one, the bytes of its updates go, and old rows."""
         with self._transaction() as connection:
             connection.execute(
                 tables.rounds.update()
                 .where((tables.rounds.c.run == run) & (tables.rounds.c.round == number))
                 .values(state=state, outcome=dict(outcome))
             )
-            connection.execute(
-                tables.updates.update()
-                .where((tables.updates.c.run == run) & (tables.updates.c.round == number))
-                .values(bytes=None)
-            )
             connection.execute(tables.runs.update().where(tables.runs.c.run == run).values(number=number + 1))
+            before = (tables.rounds.c.run == run) & (tables.rounds.c.round < number - 1)
+            connection.execute(
+                tables.rounds.update().where(before & (tables.rounds.c.units != b"")).values(units=b"")
+            )
+            update_rows.prune(connection, run, number, self._most_rows)
+        self._files.drop()
 
     def add_to_outcome(self, run: str, number: int, more: Mapping[str, Any]) -> None:
         """Complete an ended round's outcome, with an evaluation for example."""
@@ -244,46 +236,11 @@ class Journal:
 
     # -- updates ---------------------------------------------------------------------------------------------
 
-    def accept(
-        self,
-        run: str,
-        number: int,
-        assignment: Assignment,
-        *,
-        sha256: str,
-        weight: int,
-        metrics: Mapping[str, float],
-        down: Traffic,
-        up: Traffic,
-        up_float32_bytes: int,
-        data: bytes,
-    ) -> None:
-        """Keep an accepted update and mark its assignment; after this it may be acknowledged.
-
-        ``down`` and ``up`` are what the device fetched and sent for the round so far, ``up_float32_bytes`` what it would
-        have sent as float32.
-        """
+    def accept(self, run: str, number: int, updates: Sequence[AcceptedUpdate]) -> None:
+        """Keep accepted updates and mark their assignments, all or none; after this they may be acknowledged."""
+        places = self._files.append(number, [update.data for update in updates])
         with self._transaction() as connection:
-            round_rows.answer(connection, run, number, assignment.device, "accepted")
-            connection.execute(
-                tables.updates.insert().values(
-                    run=run,
-                    round=number,
-                    device=assignment.device,
-                    nonce=assignment.nonce,
-                    sha256=sha256,
-                    reason="",
-                    text="",
-                    weight=weight,
-                    metrics=dict(metrics),
-                    down_bytes=down.payload,
-                    up_bytes=up.payload,
-                    down_wire_bytes=down.wire,
-                    up_wire_bytes=up.wire,
-                    up_float32_bytes=up_float32_bytes,
-                    bytes=data,
-                )
-            )
+            update_rows.accept(connection, run, number, updates, places)
 
     def reject(
         self,
@@ -302,63 +259,24 @@ class Journal:
         ``final`` also ends the device's part in that round.
         """
         key = {"run": run, "round": number, "device": device, "nonce": nonce, "sha256": sha256}
-        same = sa.and_(*(tables.updates.c[name] == value for name, value in key.items()))
-        empty: dict[str, object] = {
-            "weight": 0,
-            "metrics": {},
-            **dict.fromkeys(tables.SIZES, 0),
-            "bytes": None,
-        }
         with self._transaction() as connection:
             if final:
                 round_rows.answer(connection, run, number, device, "rejected")
-            if connection.execute(sa.select(tables.updates.c.reason).where(same)).first() is not None:
-                return False
-            of_round = sa.and_(*(tables.updates.c[name] == key[name] for name in ("run", "round", "device")))
-            query = sa.select(sa.func.count()).where(of_round & (tables.updates.c.reason != ""))
-            if connection.execute(query).scalar_one() >= MOST_REJECTED:
-                return False
-            connection.execute(tables.updates.insert().values(**key, **empty, reason=reason, text=text))
-            return True
+            return update_rows.reject(connection, key, reason, text)
 
     def add_traffic(self, run: str, number: int, came: Mapping[str, Traffic]) -> None:
         """What more the devices of accepted updates sent for that round."""
-        of_round = (
-            (tables.updates.c.run == run)
-            & (tables.updates.c.round == number)
-            & (tables.updates.c.reason == "")
-        )
         with self._transaction() as connection:
-            for device, more in came.items():
-                values = {
-                    "up_bytes": tables.updates.c.up_bytes + more.payload,
-                    "up_wire_bytes": tables.updates.c.up_wire_bytes + more.wire,
-                    "up_float32_bytes": tables.updates.c.up_float32_bytes + more.payload,
-                }
-                key = of_round & (tables.updates.c.device == device)
-                connection.execute(tables.updates.update().where(key).values(**values))
+            update_rows.add_traffic(connection, run, number, came)
 
     def tally(self, run: str, number: int) -> Tally:
         """What the updates of a round come to."""
-        query = sa.select(
-            tables.updates.c.reason,
-            tables.updates.c.metrics,
-            *(tables.updates.c[name] for name in tables.SIZES),
-        )
-        which = (tables.updates.c.run == run) & (tables.updates.c.round == number)
         with self._transaction() as connection:
-            rows = connection.execute(query.where(which).order_by(tables.updates.c.device)).all()
-        accepted = [row for row in rows if not row[0]]
-        losses = [row[1]["loss"] for row in accepted if "loss" in row[1]]
-        return Tally(
-            reports=len(accepted),
-            rejected=len(rows) - len(accepted),
-            train_loss=sum(losses) / len(losses) if losses else None,
-            **{name: sum(row[at] for row in accepted) for at, name in enumerate(tables.SIZES, 2)},
-        )
+            return update_rows.tally(connection, run, number)
 
     def accepted_sha256(self, run: str, number: int, device: str, nonce: str) -> str:
-        """The digest of this device's update for a task that was accepted, in any round of the run; empty if none was."""
+        """The digest of this device's update for a task that was accepted, in any round that has its rows; empty if none
+        was."""
         query = sa.select(tables.updates.c.sha256).where(
             (tables.updates.c.run == run)
             & (tables.updates.c.round == number)
@@ -372,22 +290,13 @@ class Journal:
 
     def accepted(self, run: str, number: int) -> Iterator[StoredUpdate]:
         """The accepted updates of an open round, one at a time: memory stays at one update."""
-        query = sa.select(tables.updates.c.device, tables.updates.c.sha256, tables.updates.c.weight).where(
-            (tables.updates.c.run == run)
-            & (tables.updates.c.round == number)
-            & (tables.updates.c.reason == "")
-        )
+        columns = tables.updates.c
+        query = sa.select(columns.device, columns.sha256, columns.weight, columns.offset, columns.size)
+        which = update_rows.of_round(run, number) & (columns.reason == "")
         with self._transaction() as connection:
-            heads = connection.execute(query.order_by(tables.updates.c.device)).all()
-        for device, sha256, weight in heads:
-            which = (
-                (tables.updates.c.run == run)
-                & (tables.updates.c.round == number)
-                & (tables.updates.c.device == device)
-            )
-            body = sa.select(tables.updates.c.bytes).where(which & (tables.updates.c.sha256 == sha256))
-            with self._transaction() as connection:
-                yield StoredUpdate(device, sha256, weight, connection.execute(body).scalar_one())
+            rows = connection.execute(query.where(which).order_by(columns.device)).all()
+        for device, sha256, weight, offset, size in rows:
+            yield StoredUpdate(device, sha256, weight, self._files.read(number, Place(offset, size)))
 
 
 def _device_row(device: Device) -> dict[str, object]:

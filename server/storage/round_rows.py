@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,6 +68,15 @@ def answer(connection: Connection, run: str, number: int, device: str, status: s
         & (tables.assignments.c.device == device)
     )
     connection.execute(tables.assignments.update().where(key).values(status=status, reason=reason))
+
+
+def answer_all(connection: Connection, run: str, number: int, devices: Sequence[str], status: str) -> None:
+    """The same answer of several devices."""
+    columns = tables.assignments.c
+    key = (columns.run == run) & (columns.round == number) & (columns.device == sa.bindparam("name"))
+    connection.execute(
+        tables.assignments.update().where(key).values(status=status), [{"name": name} for name in devices]
+    )
 
 
 def _devices_of(connection: Connection, run: str, number: int) -> tuple[str, ...]:

@@ -47,7 +47,7 @@ class Flooded:
         self.service._inbox.put(Incoming(f"{self.topics.root}/devices/{name}/{leaf}", payload))
 
     def work(self) -> None:
-        while not self.service._inbox.empty():
+        while not self.service._inbox.empty() or self.service._reception.intake.pending:
             self.service._next()
         self.service._write_rows(quiet=True)
 

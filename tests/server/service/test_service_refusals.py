@@ -22,7 +22,7 @@ from server.events import Rejected, RoundClosed
 from server.publish.downlink import check_counting
 from server.run_spec import DownlinkSpec, RunSpec
 from server.service import Service
-from server.storage.journal import MOST_REJECTED
+from server.storage.update_rows import MOST_REJECTED
 from tests.server.fleet import (
     PATIENCE_S,
     WEIGHTS,
@@ -107,13 +107,28 @@ def test_a_second_copy_is_acknowledged_and_counted_once(device: MakeDevice, serv
     server = serve(rounds=1, min_devices=2)
     opened = eager.wait_open()
     task = eager.tasks.get(timeout=PATIENCE_S)
-    eager.report(task, opened)
-    eager.report(task, opened)
-    statuses = [eager.acks.get(timeout=PATIENCE_S).status for _ in range(2)]
+    statuses = []
+    for _ in range(2):
+        eager.report(task, opened)
+        statuses.append(eager.acks.get(timeout=PATIENCE_S).status)
     slow.report(slow.tasks.get(timeout=PATIENCE_S), opened)
     closed = server.wait_for(RoundClosed)
     server.join()
     assert statuses == ["accepted", "accepted"]
+    assert (closed.reports, closed.rejected) == (2, 0)
+
+
+def test_copies_that_come_before_the_first_is_kept_are_counted_once(device: MakeDevice, serve: Any) -> None:
+    eager, slow = device("strong-0", silent), device("strong-1", silent)
+    server = serve(rounds=1, min_devices=2)
+    opened = eager.wait_open()
+    task = eager.tasks.get(timeout=PATIENCE_S)
+    for _ in range(5):
+        eager.report(task, opened)
+    assert eager.acks.get(timeout=PATIENCE_S).status == "accepted"
+    slow.report(slow.tasks.get(timeout=PATIENCE_S), opened)
+    closed = server.wait_for(RoundClosed)
+    server.join()
     assert (closed.reports, closed.rejected) == (2, 0)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from server.coordinator import machine
 from server.coordinator.machine import Abandon, Close, ModelReady, Open, Rules, State
 from server.storage.journal import Journal, Run
 from server.storage.round_rows import MethodProgress
+from server.storage.update_rows import AcceptedUpdate
 from tests.server.aggregate.members import EVENTS, NAMES, RULES, VERSION, addressed, decline, hello
 
 
@@ -24,7 +27,8 @@ class Server:
     def __init__(self, rules: Rules, url: str = "sqlite://") -> None:
         self.rules, self.now = rules, 0.0
         self.state = machine.initial(VERSION, 0.0)
-        self.journal = Journal(url, "demo")
+        self.folder = tempfile.TemporaryDirectory()
+        self.journal = Journal(url, "demo", Path(self.folder.name))
         self.journal.begin_run(Run("run", "digest", 1))
 
     def take(self, event: Any) -> None:
@@ -37,10 +41,9 @@ class Server:
     def _answered(self, number: int, task: machine.Assignment, event: Any) -> None:
         match event:
             case machine.Answered(accepted=True):
-                traffic = {"down": Traffic(), "up": Traffic(), "up_float32_bytes": 0}
-                self.journal.accept(
-                    "run", number, task, sha256="s", weight=1, metrics={}, data=b"", **traffic
-                )
+                figures = {"metrics": {}, "down": Traffic(), "up": Traffic(), "up_float32_bytes": 0}
+                update = AcceptedUpdate(task, sha256="s", weight=1, data=b"", **figures)
+                self.journal.accept("run", number, [update])
             case machine.Answered():
                 self.journal.reject("run", number, task.device, task.nonce, "s", "nan", "", final=True)
             case machine.Declined(nonce=task.nonce):

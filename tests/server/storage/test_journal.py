@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,9 @@ from edgefl.wire.mqtt.packets import Traffic
 from server.coordinator.fleet import Assignments
 from server.coordinator.machine import Assignment, OpenRound
 from server.coordinator.roster import Device
-from server.storage import tables
+from server.storage import tables, update_files
 from server.storage.journal import Journal, Run
+from server.storage.update_rows import AcceptedUpdate
 
 RUN = Run("run", "digest", 1)
 ASSIGNMENTS = {
@@ -32,7 +34,7 @@ def url(tmp_path: Path) -> str:
 @pytest.fixture
 def journal(url: str) -> Journal:
     """A journal with an open round: ``a`` accepted, ``b`` refused, ``c`` silent. Never closed, as after kill -9."""
-    journal = Journal(url, "demo")
+    journal = opened(url)
     journal.begin_run(RUN)
     journal.save_devices([(Device("a", "strong", 7, True, 1.0), b"hello")])
     journal.open_round("run", ROUND, b"units")
@@ -41,10 +43,20 @@ def journal(url: str) -> Journal:
     return journal
 
 
+def opened(url: str, federation: str = "demo", most_rows: int = 1000) -> Journal:
+    return Journal(url, federation, folder_of(url) / "updates", most_rows=most_rows)
+
+
+def folder_of(url: str) -> Path:
+    return Path(url.removeprefix("sqlite:///")).parent
+
+
 def accept(journal: Journal, device: str, data: bytes, number: int = 1) -> None:
-    journal.accept(
-        "run",
-        number,
+    journal.accept("run", number, [good(device, data)])
+
+
+def good(device: str, data: bytes) -> AcceptedUpdate:
+    return AcceptedUpdate(
         ASSIGNMENTS[device],
         sha256="s",
         weight=3,
@@ -67,12 +79,12 @@ def test_a_journal_that_the_disk_had_no_room_for_is_begun_when_there_is(
     with monkeypatch.context() as patch:
         patch.setattr(tables, "use_write_ahead_log", full)
         with pytest.raises(StoreError, match="full; free some space"):
-            Journal(url, "demo")
-    Journal(url, "demo").close()
+            opened(url)
+    opened(url).close()
 
 
 def test_a_new_process_finds_the_open_round_as_it_was(journal: Journal, url: str) -> None:
-    again = Journal(url, "demo")
+    again = opened(url)
     found = again.current_round("run")
     assert found is not None
     assert {name: a.status for name, a in found.assignments.items()} == {
@@ -85,7 +97,7 @@ def test_a_new_process_finds_the_open_round_as_it_was(journal: Journal, url: str
     assert again.latest_run() == RUN and again.devices() == {"a": Device("a", "strong", 7, True, 1.0)}
 
 
-@pytest.mark.parametrize("number", [None, 0, 2])
+@pytest.mark.parametrize("number", [None, 0, 1])
 def test_a_journal_of_another_layout_is_refused(journal: Journal, url: str, number: int | None) -> None:
     """None: one of before there was a number."""
     journal.close()
@@ -93,21 +105,21 @@ def test_a_journal_of_another_layout_is_refused(journal: Journal, url: str, numb
     with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as database, database:
         database.execute(change)
 
-    with pytest.raises(StoreError, match=f"has layout {number or 0}, this server reads 1: .*another folder"):
-        Journal(url, "demo")
+    with pytest.raises(StoreError, match=f"has layout {number or 0}, this server reads 2: .*another folder"):
+        opened(url)
 
 
 def test_a_new_process_replays_accepted_updates_only(journal: Journal, url: str) -> None:
-    stored = list(Journal(url, "demo").accepted("run", 1))
+    stored = list(opened(url).accepted("run", 1))
     assert [(update.device, update.weight, update.data) for update in stored] == [("a", 3, b"bytes of a")]
 
 
 def test_the_bytes_go_when_the_round_ends_and_the_facts_stay(journal: Journal, url: str) -> None:
     journal.end_round("run", 1, state="closed", outcome={"seconds": 1.5})
-    again = Journal(url, "demo")
+    again = opened(url)
     assert again.current_round("run") is None
     assert again.latest_run() == Run("run", "digest", 2)
-    assert [update.data for update in again.accepted("run", 1)] == [None]
+    assert list((folder_of(url) / "updates").iterdir()) == []
     assert again.accepted_sha256("run", 1, "a", "nonce-a") and not again.accepted_sha256(
         "run", 1, "b", "nonce-b"
     )
@@ -119,9 +131,61 @@ def test_the_bytes_go_when_the_round_ends_and_the_facts_stay(journal: Journal, u
 
 def test_second_copies_are_added_to_what_accepted_updates_took(journal: Journal, url: str) -> None:
     journal.add_traffic("run", 1, {"a": Traffic(5, 6), "b": Traffic(100, 100), "c": Traffic(100, 100)})
-    tally = Journal(url, "demo").tally("run", 1)
+    tally = opened(url).tally("run", 1)
     assert (tally.up_bytes, tally.up_wire_bytes) == (25, 28)
     assert (tally.down_bytes, tally.down_wire_bytes) == (10, 11)
+
+
+def test_updates_are_accepted_together_or_not_at_all(journal: Journal, url: str) -> None:
+    with pytest.raises(StoreError):
+        journal.accept("run", 1, [good("c", b"of c"), good("a", b"again")])
+    assert [each.device for each in opened(url).accepted("run", 1)] == ["a"]
+
+    journal.accept("run", 1, [good("c", b"of c"), good("b", b"")])
+
+    stored = [(each.device, each.data) for each in opened(url).accepted("run", 1)]
+    assert stored == [("a", b"bytes of a"), ("b", b""), ("c", b"of c")]
+    found = journal.current_round("run")
+    assert found is not None and found.count("accepted") == 3
+
+
+def test_a_disk_without_room_for_the_bytes_accepts_nothing(
+    journal: Journal, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(update_files.os, "fsync", full)
+        with pytest.raises(StoreError, match="No space left on device; free some space"):
+            accept(journal, "c", b"of c")
+    accept(journal, "c", b"of c, later")
+
+    assert [each.data for each in opened(url).accepted("run", 1)] == [b"bytes of a", b"of c, later"]
+    [file] = (folder_of(url) / "updates").iterdir()
+    assert file.read_bytes() == b"bytes of aof c, later"
+
+
+def test_bytes_that_are_gone_are_missed(journal: Journal, url: str) -> None:
+    [file] = (folder_of(url) / "updates").iterdir()
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(StoreError, match="in the midst of an update"):
+        list(journal.accepted("run", 1))
+
+
+def test_rows_of_old_rounds_go_and_how_they_ended_stays(url: str) -> None:
+    journal = opened(url, most_rows=7)
+    journal.begin_run(RUN)
+    for number in range(1, 9):
+        journal.open_round("run", replace(ROUND, number=number), b"units")
+        journal.accept("run", number, [good(device, b"data") for device in ASSIGNMENTS])
+        journal.end_round("run", number, state="closed", outcome={"number": number})
+
+    assert [journal.tally("run", number).reports for number in range(1, 9)] == [0] * 6 + [3, 3]
+    assert [outcome["number"] for _, _, outcome in journal.outcomes("run")] == list(range(1, 9))
+    assert not journal.accepted_sha256("run", 6, "a", "nonce-a")
+    assert journal.accepted_sha256("run", 7, "a", "nonce-a")
+    assert journal.progress("run").position == 8
 
 
 def test_an_update_is_accepted_once(journal: Journal) -> None:
@@ -154,10 +218,10 @@ def test_presence_is_updated_without_losing_the_hello(journal: Journal) -> None:
 
 
 def test_federations_share_a_database(journal: Journal, url: str) -> None:
-    other = Journal(url, "other")
+    other = opened(url, "other")
     assert other.latest_run() is None and other.devices() == {}
 
 
 def test_a_database_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="nowhere"):
-        Journal(f"sqlite:///{tmp_path}/nowhere/journal.sqlite", "demo")
+        opened(f"sqlite:///{tmp_path}/nowhere/journal.sqlite")

@@ -62,7 +62,7 @@ def _acknowledged(op: Op) -> bool:
 def _kept(out: Path, federation: str) -> int:
     """Updates that a server finds here: in the model of the rounds that ended, and in the journal."""
     try:
-        with closing(Journal(f"sqlite:///{out / 'journal.sqlite'}", federation)) as journal:
+        with closing(Journal(f"sqlite:///{out / 'journal.sqlite'}", federation, out / "updates")) as journal:
             run = journal.latest_run()
             if run is None:
                 return 0

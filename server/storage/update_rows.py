@@ -1,0 +1,152 @@
+"""Updates as the journal's tables hold them, within one transaction of :mod:`server.storage.journal`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from edgefl.wire.mqtt.packets import Traffic
+from server.coordinator.fleet import Assignment
+from server.storage import round_rows, tables
+from server.storage.update_files import Place
+
+MOST_REJECTED = 16
+"""Rows of refused updates per device and round: nobody may fill the disk with them."""
+
+_updates = tables.updates.c
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptedUpdate:
+    """What the journal keeps of an update that is accepted: its bytes ``data`` as they came, what it weighs, and figures.
+
+    ``down`` and ``up`` are what the device fetched and sent for the round so far, ``up_float32_bytes`` what it would have
+    sent as float32.
+    """
+
+    assignment: Assignment
+    sha256: str
+    weight: int
+    metrics: Mapping[str, float]
+    down: Traffic
+    up: Traffic
+    up_float32_bytes: int
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Tally:
+    """A round's updates in figures; ``train_loss`` is the mean over the devices that named one.
+
+    Bytes are those of accepted updates: payloads of their messages, and with ``wire`` the messages' headers too;
+    ``up_float32_bytes`` is what ``up_bytes`` would be if they were float32 tensors.
+    """
+
+    reports: int
+    rejected: int
+    train_loss: float | None
+    down_bytes: int
+    up_bytes: int
+    down_wire_bytes: int
+    up_wire_bytes: int
+    up_float32_bytes: int
+
+
+def of_round(run: str, number: int) -> sa.ColumnElement[bool]:
+    return (_updates.run == run) & (_updates.round == number)
+
+
+def accept(
+    connection: Connection, run: str, number: int, updates: Sequence[AcceptedUpdate], places: Sequence[Place]
+) -> None:
+    """Rows of updates whose bytes lie in ``places``, and the answers of their devices: a statement for many."""
+    devices = [update.assignment.device for update in updates]
+    round_rows.answer_all(connection, run, number, devices, "accepted")
+    connection.execute(
+        tables.updates.insert(),
+        [
+            {
+                "run": run,
+                "round": number,
+                "device": update.assignment.device,
+                "nonce": update.assignment.nonce,
+                "sha256": update.sha256,
+                "reason": "",
+                "text": "",
+                "weight": update.weight,
+                "metrics": dict(update.metrics),
+                "down_bytes": update.down.payload,
+                "up_bytes": update.up.payload,
+                "down_wire_bytes": update.down.wire,
+                "up_wire_bytes": update.up.wire,
+                "up_float32_bytes": update.up_float32_bytes,
+                "offset": place.offset,
+                "size": place.size,
+            }
+            for update, place in zip(updates, places, strict=True)
+        ],
+    )
+
+
+def reject(connection: Connection, key: Mapping[str, object], reason: str, text: str) -> bool:
+    """A row of a refused update; False if there is one of ``key``, or the device has had MOST_REJECTED in that round."""
+    same = sa.and_(*(_updates[name] == value for name, value in key.items()))
+    if connection.execute(sa.select(_updates.reason).where(same)).first() is not None:
+        return False
+    of_device = sa.and_(*(_updates[name] == key[name] for name in ("run", "round", "device")))
+    query = sa.select(sa.func.count()).where(of_device & (_updates.reason != ""))
+    if connection.execute(query).scalar_one() >= MOST_REJECTED:
+        return False
+    empty: dict[str, object] = {"weight": 0, "metrics": {}, "offset": 0, "size": 0}
+    empty |= dict.fromkeys(tables.SIZES, 0)
+    connection.execute(tables.updates.insert().values(**key, **empty, reason=reason, text=text))
+    return True
+
+
+def add_traffic(connection: Connection, run: str, number: int, came: Mapping[str, Traffic]) -> None:
+    """What more the devices of accepted updates sent for that round."""
+    key = of_round(run, number) & (_updates.reason == "") & (_updates.device == sa.bindparam("name"))
+    more = {"up_bytes": "payload", "up_wire_bytes": "wire", "up_float32_bytes": "payload"}
+    values = {column: _updates[column] + sa.bindparam(part) for column, part in more.items()}
+    rows = [
+        {"name": device, "payload": traffic.payload, "wire": traffic.wire} for device, traffic in came.items()
+    ]
+    if rows:
+        connection.execute(tables.updates.update().where(key).values(values), rows)
+
+
+def tally(connection: Connection, run: str, number: int) -> Tally:
+    """What the updates of a round come to."""
+    query = sa.select(_updates.reason, _updates.metrics, *(_updates[name] for name in tables.SIZES))
+    rows = connection.execute(query.where(of_round(run, number)).order_by(_updates.device)).all()
+    accepted = [row for row in rows if not row[0]]
+    losses = [row[1]["loss"] for row in accepted if "loss" in row[1]]
+    return Tally(
+        reports=len(accepted),
+        rejected=len(rows) - len(accepted),
+        train_loss=sum(losses) / len(losses) if losses else None,
+        **{name: sum(row[at] for row in accepted) for at, name in enumerate(tables.SIZES, 2)},
+    )
+
+
+def prune(connection: Connection, run: str, number: int, most: int) -> None:
+    """Delete the tasks and updates of the oldest rounds, so that not many more than ``most`` rows of each are left; those of
+    rounds ``number`` and ``number - 1`` stay in any case. How a round ended stays in its own row."""
+    tasks = tables.assignments.c
+    query = (
+        sa.select(tasks.round, sa.func.count())
+        .where(tasks.run == run)
+        .group_by(tasks.round)
+        .order_by(tasks.round.desc())
+    )
+    total = 0
+    for each, count in connection.execute(query):
+        total += count
+        if total > most and each < number - 1:
+            for table in (tables.assignments, tables.updates):
+                old = (table.c.run == run) & (table.c.round <= each)
+                connection.execute(table.delete().where(old))
+            return
