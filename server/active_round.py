@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -45,7 +46,8 @@ class CheckedUpdate:
 class ActiveRound:
     """Round ``number``: the exchange that it is, how each tier's updates are read, and what they are added to.
 
-    ``weight_cap`` is the most that an update weighs. ``sent_bytes`` is what the server had sent in all when the round began.
+    ``weight_cap`` is the most that an update weighs. ``sent_bytes`` is what the server had sent in all when the round began;
+    ``by_turns``: its updates are too many bytes to come all at once.
     """
 
     number: int
@@ -54,6 +56,7 @@ class ActiveRound:
     aggregator: Aggregator
     weight_cap: int
     sent_bytes: int = 0
+    by_turns: bool = False
 
     @cached_property
     def _expected(self) -> dict[str, Mapping[str, tuple[str, tuple[int, ...]]]]:
@@ -83,6 +86,11 @@ class ActiveRound:
     def most_bytes(self, tier: str) -> int:
         """The largest update that a device of ``tier`` has a reason to send: its tensors, and what is told of them."""
         return self._most_bytes[tier]
+
+    def fits(self, opened: OpenRound, nbytes: int) -> bool:
+        """Whether all updates of the round together have at most ``nbytes``."""
+        holders = Counter(assignment.tier for assignment in opened.assignments.values())
+        return sum(count * self.most_bytes(tier) for tier, count in holders.items()) <= nbytes
 
     def weight(self, claimed: int) -> int:
         """What an update weighs that claims so many samples."""
@@ -158,7 +166,8 @@ def active_round(
         if statistics
         else None,
     )
-    return ActiveRound(opened.number, exchange, readings, aggregator, cap, sent_bytes)
+    active = ActiveRound(opened.number, exchange, readings, aggregator, cap, sent_bytes)
+    return replace(active, by_turns=not active.fits(opened, spec.limits.asked_bytes))
 
 
 @dataclass(frozen=True)

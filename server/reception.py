@@ -187,6 +187,12 @@ class Reception:
             case Decline():
                 self._declined(device, said)
 
+    def ask(self) -> None:
+        """Tell the devices whose turn it is to send their updates."""
+        active = self._course.active
+        for device, ack in self.intake.asked(active) if active is not None else ():
+            self._tellers.answer(device, ack)
+
     def commit(self) -> None:
         """Journal the updates that have come and are good, and tell their devices; nothing where there are none."""
         active = self._course.active
@@ -245,6 +251,7 @@ class Reception:
             self._tellers.answer(device, verdict.ack)
         if verdict.answered is not None:
             self._course.advance(verdict.answered)
+        self.ask()
 
     def _declined(self, device: str, decline: Decline) -> None:
         """Journal it before the round goes on without the device. Old news, of a round that is over, is no news."""

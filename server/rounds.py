@@ -186,7 +186,7 @@ class Rounds:
         active = self.taking(opened)
         self.announce(state)
         for assignment in opened.assignments.values():
-            self.announcements.send_task(opened, assignment)
+            self.announcements.send_task(opened, assignment, ask=active.by_turns)
         return active
 
     def announce(self, state: State) -> None:

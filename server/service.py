@@ -215,6 +215,7 @@ class Service:
             self.advance(coordinator.Outage(waited))
         if self._reception.intake.wait(self.state) == 0.0:
             self._reception.commit()
+            self._reception.ask()
         now = self._clock()
         quiet = self._inbox.empty()
         if self._link.is_up and self._pulse.due(self.state, now, quiet=quiet):
@@ -274,7 +275,11 @@ class Service:
         self._watch.connected(resumed=resumed)
         if self.state.round is not None:
             for assignment in self.state.round.with_status("open"):
-                self._announcements.send_task(self.state.round, assignment)
+                self._send_task(self.state.round, assignment)
+
+    def _send_task(self, opened: OpenRound, assignment: coordinator.Assignment) -> None:
+        by_turns = self.active is not None and self.active.by_turns
+        self._announcements.send_task(opened, assignment, ask=by_turns)
 
     def _answer(self, device: str, ack: Ack) -> None:
         # A device that does not get it sends again, and is answered again.
@@ -321,7 +326,7 @@ class Service:
                     self.active = self._rounds.open(action.round, self.state)
                     self._announcer.opened(action.round)
                 case SendTask() if self.state.round is not None:
-                    self._announcements.send_task(self.state.round, action.assignment)
+                    self._send_task(self.state.round, action.assignment)
                 case Close():
                     done = self._end(action.round, "closed")
                     self.advance(coordinator.ModelReady(done.model_version, done.failed, done.undone))

@@ -6,7 +6,7 @@ import hashlib
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -135,22 +135,36 @@ class Outbox:
         room = max(self._limits.chunk_bytes // 2, self._limits.chunk_bytes - ENVELOPE_BYTES)
         pieces = list(split(outgoing.data, room))
         sha256 = hashlib.sha256(outgoing.data).hexdigest()
-        wanted: Iterable[int] = range(len(pieces))
+        every = range(len(pieces))
+        first = None if outgoing.ask and len(pieces) > 1 else every
+        wanted: Sequence[int] | None = first
         patience_s = self._limits.ack_timeout_s
         while not self._stopping.is_set() and self._session.connected:
             self._drain()
-            self._send(outgoing, sha256, pieces, wanted)
+            if wanted is None:
+                self._offer(outgoing, sha256, len(pieces))
+            else:
+                self._send(outgoing, sha256, pieces, wanted)
             ack = self._wait_for(outgoing.nonce, sha256, patience_s)
             if ack is None:
                 # A server with a backlog gets no shorter one by hearing everything twice.
                 patience_s = min(2 * patience_s, _LONGEST * self._limits.ack_timeout_s)
-                wanted = range(len(pieces))
+                wanted = first
             elif ack.status == "missing":
                 # Each once: whoever can write acknowledgements could ask for one piece a thousand times.
-                wanted = [index for index in dict.fromkeys(ack.missing) if 0 <= index < len(pieces)]
+                wanted = [index for index in dict.fromkeys(ack.missing) if index in every]
             else:
                 self._settled(outgoing, ack)
                 return
+
+    def _offer(self, outgoing: Outgoing, sha256: str, count: int) -> None:
+        """Say that there is an update, whose pieces go out when the server asks for them."""
+        topic = self._topics.update(outgoing.round, 0)
+        size = len(outgoing.data)
+        offer = UpdateChunk(nonce=outgoing.nonce, sha256=sha256, index=0, count=count, size=size, data=b"")
+        payload = self._seal(topic, offer)
+        self.sent_bytes += len(payload)
+        self._session.publish(topic, payload)
 
     def _send(self, outgoing: Outgoing, sha256: str, pieces: list[bytes], wanted: Iterable[int]) -> None:
         """Publish chunks, at most a window of them ahead of the broker."""

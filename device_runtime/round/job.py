@@ -31,6 +31,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     base: int = 0
     format: str = "onnx"
     tries: int = 0
+    ask: bool = False
+    progress_s: float = 0.0
 
     @classmethod
     def of(cls, task: Task, announced: Round, format: str = "onnx") -> Job | None:
@@ -57,6 +59,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             signature=offer.signatures.get(task.tier, b""),
             base=announced.base,
             format=format_name,
+            ask=task.ask is True,
+            progress_s=task.progress_s if isinstance(task.progress_s, float) else 0.0,
         )
 
     def following(self, announced: Round, format: str = "onnx") -> Job | None:
@@ -68,6 +72,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             seed=self.seed,
             nonce=self.nonce,
             samples=self.samples,
+            ask=self.ask,
+            progress_s=self.progress_s,
         )
         job = Job.of(task, announced, format)
         return None if job is None else msgspec.structs.replace(job, tries=self.tries)

@@ -18,7 +18,7 @@ _MOST_REASON = 300
 
 
 class ProgressMessages:
-    """Publishes the steps of rounds, at most five a second, and attempts that failed."""
+    """Publishes the steps of rounds, at most five a second or as the task says, and attempts that failed."""
 
     def __init__(self, session: Session, topics: DeviceTopics, fetcher: Fetcher, seal: Seal) -> None:
         self._session = session
@@ -28,9 +28,10 @@ class ProgressMessages:
         self._last = 0.0
 
     def watch(self, job: Job, step: Step) -> None:
-        """A step was made. The last one of a stage is always told."""
+        """A step was made. The last one of a stage is told, unless the server wants to hear less."""
         now = time.monotonic()
-        if now - self._last >= _PERIOD_S or step.step >= step.steps:
+        paced = job.progress_s > _PERIOD_S  # by the server, which hears many
+        if now - self._last >= max(_PERIOD_S, job.progress_s) or (step.step >= step.steps and not paced):
             self._last = now
             self._publish(job, step)
 

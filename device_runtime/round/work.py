@@ -184,6 +184,6 @@ class Work:
             codec_version=manifest.codec_version,
             tensors=tensors.dump(result.update, result.masks),
         )
-        outgoing = Outgoing(job.run, job.round, job.nonce, encode(update))
+        outgoing = Outgoing(job.run, job.round, job.nonce, encode(update), job.ask)
         carry = tensors.dump(result.carry) if result.carry else None
         self.store.finish_job(outgoing, carry, carry_name(job, manifest))

@@ -40,12 +40,13 @@ DECLINED = "declined"
 
 
 class Outgoing(msgspec.Struct, frozen=True):
-    """An update that waits for the server's word. ``data`` is an encoded Update."""
+    """An update that waits for the server's word. ``data`` is an encoded Update; ``ask``: it is offered before it goes."""
 
     run: str
     round: int
     nonce: str
     data: bytes
+    ask: bool = False
 
 
 class PastRound(msgspec.Struct, frozen=True, kw_only=True):

@@ -69,6 +69,12 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Bytes of unfinished updates the server holds over all devices before it drops the oldest; never more than a quarter of
     the machine's memory."""
 
+    asked_bytes: Bytes = 64 << 20
+    """Bytes of updates that a server has on their way at a time. Where those of a round are more, devices take turns."""
+
+    progress_messages_s: Rate = 100.0
+    """Messages of progress a second that a server reads, of all devices together. It asks them to send no more."""
+
     update_copies: Count = 8
     """Times over that a device may send its update within a round: links break, and the server asks again. What it sends
     beyond that is dropped unread."""

@@ -74,12 +74,18 @@ class Assembly:
         self.held_bytes = 0
         self.forgotten = 0
 
+    def gaps(self, device: str, chunk: UpdateChunk) -> list[int]:
+        """What is missing of the update that ``chunk`` is of, as far as it may be named at a time."""
+        partial = self._partial.get(device)
+        known = partial.pieces if partial is not None and _same(partial.head, chunk) else {}
+        return _gaps(chunk.count, known)
+
     def add(self, device: str, chunk: UpdateChunk) -> Complete | Missing | None:
         """Take a chunk; a duplicate changes nothing, another ``sha256`` replaces the update in progress.
 
         Raises UpdateRejected for a chunk that cannot be part of an acceptable update.
         """
-        self._check(chunk)
+        self.check(chunk)
         partial = self._partial.get(device)
         if partial is None or not _same(partial.head, chunk):
             self.drop(device)
@@ -117,7 +123,8 @@ class Assembly:
         self._damaged.clear()
         self.held_bytes = 0
 
-    def _check(self, chunk: UpdateChunk) -> None:
+    def check(self, chunk: UpdateChunk) -> None:
+        """UpdateRejected for what is no piece, and no offer, of an acceptable update."""
         if len(chunk.sha256) != _DIGEST_LETTERS or len(chunk.nonce) > _NONCE_LETTERS:
             raise _malformed(
                 f"its sha256 has {len(chunk.sha256)} letters and its nonce {len(chunk.nonce)}: they have {_DIGEST_LETTERS} "
@@ -135,7 +142,7 @@ class Assembly:
         crumbs = f"every chunk but the last has at least {self._least_piece} bytes"
         if chunk.count > max(0, chunk.size) // self._least_piece + 1:
             raise _malformed(f"it has {chunk.size} bytes in {chunk.count} chunks: {crumbs}")
-        if chunk.index < chunk.count - 1 and len(chunk.data) < self._least_piece:
+        if not chunk.is_offer and chunk.index < chunk.count - 1 and len(chunk.data) < self._least_piece:
             raise _malformed(f"chunk {chunk.index} of {chunk.count} has {len(chunk.data)} bytes: {crumbs}")
 
     def _complete(self, device: str, partial: _Partial) -> Complete | Missing:

@@ -50,6 +50,7 @@ class Gate:
         messages, strangers = limits.device_messages_s, limits.stranger_messages_s
         self._messages = Shares(messages, max(1.0, messages * _AT_ONCE_S), clock)
         self._strangers = Shares(strangers, max(1.0, strangers * _AT_ONCE_S), clock)
+        self._progress = Shares(limits.progress_messages_s, 2 * limits.progress_messages_s, clock)
         self._objections = Shares(_OBJECTIONS_S, _OBJECTIONS_AT_ONCE, clock)
         self._unproven = Shares(_OBJECTIONS_S, _OBJECTIONS_AT_ONCE, clock)
         self._copies = Shares(_OBJECTIONS_S, _OBJECTIONS_AT_ONCE, clock)
@@ -65,6 +66,10 @@ class Gate:
     def _why_not(self, device: str, leaf: str, size: int, *, known: bool, devices: int) -> str:
         if size > (self._limits.hello_bytes if leaf == "hello" else _SIZES.get(leaf, size)):
             return f"{leaf} too large"
+        if leaf == "progress" and not self._progress.allow(
+            ""
+        ):  # for people, who cannot read a thousand a second
+            return "progress too often"
         if known:
             return ""
         if leaf == "hello":

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from edgefl.codecs.binarize import warning
-from edgefl.codecs.catalog import CODECS
 from edgefl.system.memory import most_bytes
-from edgefl.wire.errors import ProtocolError, UpdateRejected
+from edgefl.wire.errors import UpdateRejected
 from edgefl.wire.limits import Limits
-from edgefl.wire.mqtt.messages import Ack, Profile, Update, UpdateChunk, decode
+from edgefl.wire.mqtt.messages import Ack, Update, UpdateChunk
 from edgefl.wire.mqtt.packets import Traffic
 from edgefl.wire.printable import printable
-from edgefl.wire.update.form import Form
 from edgefl.wire.update.size import float32_bytes
 from server.active_round import ActiveRound
 from server.coordinator.claims import Claim, addressed, weigh
@@ -25,7 +22,9 @@ from server.events import Event, Rejected, Warned
 from server.intake.assembly import LEAST_PIECE, Assembly, Complete
 from server.intake.gate import Gate
 from server.intake.group import GoodUpdate, Group
+from server.intake.reading import check_codec, check_size, decoded
 from server.intake.reports import accepted_news, fetched, finite, report
+from server.intake.turns import Turns
 from server.storage.journal import Journal
 from server.storage.update_rows import AcceptedUpdate
 
@@ -33,17 +32,6 @@ _MOST_TEXT = 1000
 _ENVELOPES = 4
 """Times that the messages around the smallest pieces may be larger than what is in them."""
 _NONCE = re.compile(r"[0-9a-f]{24}")
-
-
-class _BareProfile(Profile, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    pass
-
-
-class _BareUpdate(Update, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An update and nothing else. Elsewhere unknown fields are passed over; but an update is kept as it came, for a second
-    server process to add up, and whatever else is in it would be kept with it."""
-
-    profile: _BareProfile
 
 
 @dataclass(frozen=True)
@@ -84,6 +72,7 @@ class Intake:
         self._spent: dict[str, int] = {}
         """Per device with a task, bytes of the messages of this round that held new pieces of its update."""
         self._group = Group()
+        self._turns = Turns(limits.asked_bytes)
 
     def end_round(self, ended: OpenRound) -> None:
         """The round is over: what is not whole will not be; second copies of what was accepted are journaled."""
@@ -91,6 +80,7 @@ class Intake:
         more = {device: self._came.pop(device) for device in reporting}
         self._journal.add_traffic(self._rules.run, ended.number, more)
         self._assembly.clear()
+        self._turns.clear()
         self._spent.clear()
 
     @property
@@ -149,17 +139,28 @@ class Intake:
             return self._piece(assignment, number, chunk, state, active)
         except UpdateRejected as refusal:
             self._assembly.drop(device)
+            self._turns.over(device)
             return self._refuse(device, number, chunk, refusal, final=True, journaled_as=number)
 
     def _piece(
         self, assignment: Assignment, number: int, chunk: UpdateChunk, state: State, active: ActiveRound
     ) -> Verdict:
         """A piece of the update that a task asks for; UpdateRejected if it, or the whole, is not acceptable."""
-        _check_size(chunk, assignment.tier, active)
+        check_size(chunk, assignment.tier, active)
+        if chunk.is_offer:
+            self._assembly.check(chunk)
+            if self._turns.has_heard(assignment.device, chunk) and not self._gate.answers_copy(
+                assignment.device
+            ):
+                return Verdict()
+            self._turns.offer(assignment.device, chunk)
+            return Verdict()
+        self._turns.fed(assignment.device)
         piece = self._assembly.add(assignment.device, chunk)
         if piece is None:
             return Verdict()
         if isinstance(piece, Complete):
+            self._turns.over(assignment.device)
             self._group.add(self._good(assignment, piece, state, active))
             return Verdict()
         ack = Ack(
@@ -186,12 +187,30 @@ class Intake:
         enough = (
             state.round is not None and state.round.count("accepted") + len(self._group) >= state.round.goal
         )
-        return 0.0 if enough and self._group else self._group.wait()
+        if enough and self._group:
+            return 0.0
+        waits = [wait for wait in (self._group.wait(), self._turns.wait()) if wait is not None]
+        return min(waits, default=None)
 
     @property
     def pending(self) -> bool:
         """Whether there are updates to commit."""
         return len(self._group) > 0
+
+    def asked(self, active: ActiveRound) -> list[tuple[str, Ack]]:
+        """The devices whose turn it is from now on to send what they offered, and what they are told."""
+        acks = []
+        for device, offer in self._turns.next():
+            missing = self._assembly.gaps(device, offer)
+            ack = Ack(
+                round=active.number,
+                nonce=offer.nonce,
+                status="missing",
+                missing=missing,
+                sha256=offer.sha256,
+            )
+            acks.append((device, ack))
+        return acks
 
     def commit(self, active: ActiveRound) -> list[tuple[str, Ack]]:
         """Journal the good updates that came, then add them to the sums: what their devices are told. StoreError if they
@@ -212,7 +231,7 @@ class Intake:
         return acks
 
     def _good(self, assignment: Assignment, whole: Complete, state: State, active: ActiveRound) -> GoodUpdate:
-        update = _decoded(whole.data)
+        update = decoded(whole.data)
         if update.device != assignment.device:
             raise UpdateRejected(
                 "wrong-device",
@@ -230,7 +249,7 @@ class Intake:
             update.samples,
         )
         weight = active.weight(weigh(self._rules, state, claim))
-        _check_codec(update, active.readings[update.tier].tier.form)
+        check_codec(update, active.readings[update.tier].tier.form)
         checked = active.check(update)
         down, up = fetched(update), self._came.pop(assignment.device)
         row = AcceptedUpdate(
@@ -255,9 +274,9 @@ class Intake:
     def replay(self, active: ActiveRound) -> None:
         """Add what the journal holds of a round that another process began."""
         for stored in self._journal.accepted(self._rules.run, active.number):
-            update = _decoded(stored.data)
+            update = decoded(stored.data)
             self._accepted[stored.device] = active.number, update.nonce, stored.sha256
-            _check_codec(update, active.readings[update.tier].tier.form)
+            check_codec(update, active.readings[update.tier].tier.form)
             self._emit(
                 accepted_news(update, stored.sha256, stored.weight)
             )  # the process may have died before it said so
@@ -344,48 +363,3 @@ def _good_news(number: int, copied: UpdateChunk) -> Ack:
 
 def _edge(chunk: UpdateChunk) -> bool:
     return chunk.index in (0, chunk.count - 1)
-
-
-def _check_size(chunk: UpdateChunk, tier: str, active: ActiveRound) -> None:
-    """UpdateRejected, before anything is kept, for an update that claims more bytes than its tier's may have."""
-    most = active.most_bytes(tier)
-    if chunk.size > most:
-        raise UpdateRejected(
-            "too-large",
-            f"the update has {chunk.size} bytes, and one of tier {tier!r} has {most} at most: send its tensors and "
-            "nothing else",
-            size=chunk.size,
-        )
-
-
-def _check_codec(update: Update, form: Form) -> None:
-    """UpdateRejected unless the update is coded as its tier is told to."""
-    if update.codec == form.codec and update.codec_version == form.version:
-        wrong = sorted(name for name, value in update.metrics.items() if not math.isfinite(value))
-        if form.sections and wrong:  # a NaN has no code, but it shows in what training reports
-            raise UpdateRejected(
-                "not-finite",
-                f"metric {wrong[0][:64]} is not finite: training diverged on this device; lower the learning rate",
-                name=wrong[0][:64],
-            )
-        if form.silent and "loss" not in update.metrics:
-            raise UpdateRejected(
-                "malformed",
-                f"the update reports no metric 'loss', and codes of {form.codec!r} cannot show that training diverged: "
-                "report the loss, or choose a codec that sends scales",
-            )
-        return
-    own = f"{update.codec[:64]!r} version {update.codec_version}"
-    wanted = f"{form.codec!r} version {form.version}"
-    if update.codec not in CODECS:
-        text = f"the update is coded by {own}, which this server does not know; its tier is coded by {wanted}"
-        raise UpdateRejected("unknown-codec", text, codec=update.codec[:64])
-    text = f"the update is coded by {own}, its tier by {wanted}; fetch the tier's bundle again"
-    raise UpdateRejected("wrong-codec", text, codec=update.codec[:64])
-
-
-def _decoded(data: bytes) -> Update:
-    try:
-        return decode(_BareUpdate, data)
-    except ProtocolError as error:
-        raise UpdateRejected("malformed", error.message) from error

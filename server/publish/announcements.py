@@ -29,6 +29,10 @@ Sign = Callable[[str], bytes]
 """The signature of a manifest's digest; empty for none."""
 
 
+_PROGRESS_S = 0.2
+"""How often a device tells of its progress if it is not told otherwise."""
+
+
 class Announcements:
     """Publishes for one run, whose bundles are offered from the start. ``folder`` keeps what devices were given."""
 
@@ -105,7 +109,9 @@ class Announcements:
         self.publisher.announce(message)
         self.publisher.keep_only(self._bundles | {ref.sha256 for ref in self.published})
 
-    def send_task(self, opened: OpenRound, assignment: Assignment) -> None:
+    def send_task(self, opened: OpenRound, assignment: Assignment, *, ask: bool) -> None:
+        """``ask``: the device is to offer its update before it sends it."""
+        period_s = len(opened.assignments) / self._spec.limits.progress_messages_s
         task = Task(
             run=self._run,
             round=opened.number,
@@ -113,6 +119,8 @@ class Announcements:
             seed=assignment.seed,
             nonce=assignment.nonce,
             samples=self._spec.rules.samples,
+            ask=ask or msgspec.UNSET,
+            progress_s=period_s if period_s > _PROGRESS_S else msgspec.UNSET,
         )
         topic = self._topics.device(assignment.device).tasks
         self._session.publish(topic, self._seal(topic, task), expires_s=opened.deadline - opened.opened)

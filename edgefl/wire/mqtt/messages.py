@@ -91,7 +91,8 @@ class Task(Message, frozen=True, kw_only=True):
     """``devices/<id>/tasks``: take part in ``round`` as ``tier``.
 
     ``seed`` decides batches and noise. ``samples`` bounds the local rows used; 0 means all of them.
-    ``nonce`` identifies the answer together with round and device.
+    ``nonce`` identifies the answer together with round and device. ``ask``: an update of several chunks is offered before it
+    is sent (:class:`UpdateChunk`). ``progress_s``: seconds between two messages of progress, at least.
     """
 
     run: str
@@ -100,6 +101,8 @@ class Task(Message, frozen=True, kw_only=True):
     seed: int
     nonce: str
     samples: int = 0
+    ask: bool | msgspec.UnsetType = msgspec.UNSET
+    progress_s: float | msgspec.UnsetType = msgspec.UNSET
 
 
 class Progress(Message, frozen=True, kw_only=True):
@@ -160,7 +163,11 @@ class Update(Message, frozen=True, kw_only=True):
 
 
 class UpdateChunk(Message, frozen=True, kw_only=True):
-    """``devices/<id>/updates/<round>/<index>``: piece ``index`` of ``count`` of the update named ``sha256``."""
+    """``devices/<id>/updates/<round>/<index>``: piece ``index`` of ``count`` of the update named ``sha256``.
+
+    One without ``data``, of an update that has some, is an offer: the device sends the update when the server asks for it,
+    by an :class:`Ack` that names the chunks as missing.
+    """
 
     nonce: str
     sha256: str
@@ -168,6 +175,10 @@ class UpdateChunk(Message, frozen=True, kw_only=True):
     count: int
     size: int
     data: bytes
+
+    @property
+    def is_offer(self) -> bool:
+        return not self.data and self.size > 0
 
 
 class Ack(Message, frozen=True, kw_only=True):

@@ -362,3 +362,33 @@ def test_words_of_the_server_pile_up_nowhere_while_an_update_is_sent(
         server.ack("n1")
         device.hear()
     assert device.verdict() == ("n1", "accepted")
+
+
+def test_an_update_that_is_to_be_offered_is_sent_when_it_is_asked_for(device: Device, server: Server) -> None:
+    device.store.finish_job(Outgoing("run", 3, "n1", DATA, ask=True), None, "")
+    device.outbox.wake()
+    offer = server.chunk()
+    assert offer.is_offer and (offer.index, offer.size) == (0, len(DATA)) and offer.count > 1
+    assert server.silent()
+
+    server.ack("n1", "missing", missing=list(range(offer.count)))
+    device.hear()
+    chunks = server.copy()
+    assert b"".join(chunk.data for chunk in chunks) == DATA
+    server.ack("n1")
+    device.hear()
+    assert device.verdict() == ("n1", "accepted")
+
+
+def test_an_offer_that_nobody_answers_is_made_again(device: Device, server: Server) -> None:
+    device.store.finish_job(Outgoing("run", 3, "n1", DATA, ask=True), None, "")
+    device.outbox.wake()
+    assert server.chunk().is_offer
+    device.outbox.send_again()
+    assert server.chunk().is_offer
+
+
+def test_an_update_of_one_chunk_is_sent_at_once(device: Device, server: Server) -> None:
+    device.store.finish_job(Outgoing("run", 3, "n1", b"small", ask=True), None, "")
+    device.outbox.wake()
+    assert server.chunk().data == b"small"

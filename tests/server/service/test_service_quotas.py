@@ -222,14 +222,14 @@ def test_copies_of_what_a_device_said_cost_it_nothing_and_change_nothing(
     server.service.advance(Tick())
     assert server.service.state.phase == "open"
     sent: list[Any] = []
-    monkeypatch.setattr(server.service._announcements, "send_task", lambda *task: sent.append(task))
+    monkeypatch.setattr(server.service._announcements, "send_task", lambda *task, **_: sent.append(task))
 
     for _ in range(300):
         for leaf, payload in said.items():
             server.hear("strong-0", leaf, payload)
     server.work()
 
-    assert not sent and not server.service._reception._gate.counts
+    assert not sent and set(server.service._reception._gate.counts) <= {"progress too often"}
     assert len(server.seen(DeviceSeen)) == 1
     server.hear("strong-0", "hello", speaker.seal(mine.hello, hello(samples=7)))
     server.work()

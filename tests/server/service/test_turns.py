@@ -1,0 +1,139 @@
+"""A round whose updates are too many bytes for all at once: devices offer, and the server asks one after the other."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from edgefl.wire import tensors
+from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.messages import Task, encode
+from server.events import Finished, RoundClosed
+from tests.conftest import Mosquitto
+from tests.server.fleet import (
+    PATIENCE_S,
+    WEIGHTS,
+    RunningServer,
+    ScriptedDevice,
+    chunks_of,
+    expected_mean,
+    plan_for,
+    silent,
+    trained,
+    update_for,
+)
+from tests.server.service.served import MakeDevice
+
+NAMES = ("strong-0", "strong-1", "strong-2")
+
+
+class Offering:
+    """A device that offers its update, and sends what it is asked for."""
+
+    def __init__(self, device: ScriptedDevice) -> None:
+        self.device = device
+        opened = device.wait_open()
+        self.task: Task = device.tasks.get(timeout=PATIENCE_S)
+        arrays = trained(device.name, self.task)
+        self.data = encode(update_for(device.name, self.task, opened.model_version, arrays))
+
+    def offer(self) -> None:
+        first = next(iter(chunks_of(self.data, self.task.nonce, self.device.limits.chunk_bytes)))
+        self.device.say(self.device.mine.update(self.task.round, 0), msgspec.structs.replace(first, data=b""))
+
+    def word(self) -> Any:
+        return self.device.acks.get(timeout=PATIENCE_S)
+
+    def send(self, indices: list[int]) -> None:
+        self.device.send(self.data, self.task, indices=indices)
+
+
+def _settled(each: Offering) -> Any:
+    """Its next word that is not the same request once more."""
+    return next(word for word in iter(each.word, None) if word.status != "missing")
+
+
+def _asked_one(waiting: list[Offering]) -> Offering:
+    """The one of these that is asked next."""
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        for each in waiting:
+            if not each.device.acks.empty():
+                return each
+        time.sleep(0.005)
+    raise AssertionError("nobody is asked")
+
+
+def serve_by_turns(mosquitto: Mosquitto, federation: str, limits: Limits, out: Path) -> RunningServer:
+    limits = msgspec.structs.replace(limits, asked_bytes=4000)
+    plan = plan_for(federation, limits, rounds=1, min_devices=len(NAMES))
+    return RunningServer.start(plan, mosquitto.address, out)
+
+
+def test_devices_are_asked_one_after_the_other(
+    device: MakeDevice, mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path
+) -> None:
+    scripted = [device(name, silent) for name in NAMES]
+    server = serve_by_turns(mosquitto, federation, limits, tmp_path / "out")
+    devices = [Offering(each) for each in scripted]
+    assert all(each.task.ask is True for each in devices)
+
+    devices[0].offer()
+    asked = devices[0].word()
+    for each in devices:
+        each.offer()
+        each.offer()  # a copy changes nothing
+    order = []
+    while waiting := [each for each in devices if each not in order]:
+        current = _asked_one(waiting) if order else devices[0]
+        assert all(each.device.acks.empty() for each in waiting if each is not current)
+        current.send(asked.missing)
+        assert _settled(current).status == "accepted"
+        order.append(current)
+
+    assert server.wait_for(RoundClosed).reports == 3
+    server.wait_for(Finished)
+    server.join()
+    model = tensors.load((tmp_path / "out" / "model.safetensors").read_bytes())
+    for name, value in expected_mean(WEIGHTS, [(name, "strong", 1) for name in NAMES]).items():
+        np.testing.assert_allclose(model[name], value, atol=1e-6)
+
+
+def test_one_that_has_its_turn_and_is_silent_holds_nobody_up(
+    device: MakeDevice, mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path
+) -> None:
+    scripted = [device(name, silent) for name in NAMES]
+    server = serve_by_turns(mosquitto, federation, limits, tmp_path / "out")
+    dead, lossy, old = (Offering(each) for each in scripted)
+    dead.offer()
+    assert dead.word().status == "missing"
+    lossy.offer()
+    old.send(list(range(9)))  # it knows no offers
+    assert old.word().status == "accepted"
+    asked = lossy.word()  # once the first one's turn is over
+    lossy.send(asked.missing[:1] + asked.missing[-1:])
+    again = lossy.word()
+    assert (again.status, again.missing) == ("missing", asked.missing[1:-1])
+    lossy.send(again.missing)
+    assert lossy.word().status == "accepted"
+    dead.offer()
+    dead.send(dead.word().missing)
+    assert server.wait_for(RoundClosed).reports == 3
+    server.join()
+
+
+def test_an_offer_of_what_would_be_refused_is_refused(
+    device: MakeDevice, mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path
+) -> None:
+    scripted = [device(name, silent) for name in NAMES]
+    server = serve_by_turns(mosquitto, federation, limits, tmp_path / "out")
+    large = Offering(scripted[0])
+    large.data = large.data + bytes(1 << 20)
+    large.offer()
+    refused = large.word()
+    assert (refused.status, refused.reason) == ("rejected", "too-large")
+    server.stop()
