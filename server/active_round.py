@@ -17,6 +17,7 @@ from edgefl.wire.errors import ProtocolError, StepError, UpdateRejected
 from edgefl.wire.mqtt.messages import Update
 from edgefl.wire.regions import Entries, Region
 from edgefl.wire.tensors import Arrays
+from edgefl.wire.update.size import float32_bytes
 from server.aggregate.accumulator import Accumulator
 from server.aggregate.aggregator import Aggregator, Checked, Clip, layout_of
 from server.aggregate.statistics import bounds_of
@@ -86,6 +87,17 @@ class ActiveRound:
     def most_bytes(self, tier: str) -> int:
         """The largest update that a device of ``tier`` has a reason to send: its tensors, and what is told of them."""
         return self._most_bytes[tier]
+
+    @cached_property
+    def _float32_bytes(self) -> dict[str, int]:
+        return {
+            tier: float32_bytes(self.aggregator.pieces(reading.sent, reading.tier.form).shapes)
+            for tier, reading in self.readings.items()
+        }
+
+    def float32_bytes(self, tier: str) -> int:
+        """Bytes of the tensors of an update of ``tier``, if they were float32 and nothing else."""
+        return self._float32_bytes[tier]
 
     def fits(self, opened: OpenRound, nbytes: int) -> bool:
         """Whether all updates of the round together have at most ``nbytes``."""

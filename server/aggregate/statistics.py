@@ -21,15 +21,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from edgefl.wire.regions import Entries, Region, pieces
+from edgefl.wire.regions import Entries, Region, local_shape, pieces
 from edgefl.wire.tensors import Array, Arrays
 from edgefl.wire.update.decode import decode, read, split
 from edgefl.wire.update.form import Form
+from server.aggregate.entries import Reader, reader
 from server.aggregate.robust import MeanRule, combine
 
 MEAN, VARIANCE = "running_mean", "running_var"
@@ -37,6 +39,27 @@ MEAN, VARIANCE = "running_mean", "running_var"
 
 Reals = npt.NDArray[np.float32]
 Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class _Look:
+    """Of an update of ``form``: the tensors that are ``held``, how they are read (None: not at once), which of their entries
+    are bounded, and by what."""
+
+    form: Form
+    regions: Mapping[str, Region]
+    held: tuple[str, ...]
+    read: Reader | None
+    chosen: npt.NDArray[np.int64]
+    low: Reals
+    high: Reals
+
+    def inside(self, arrays: Mapping[str, Array]) -> bool:
+        """Whether all of them lie within; False where that is not seen at once."""
+        if self.read is None:
+            return False
+        found = self.read(arrays)[self.chosen]
+        return bool(((self.low <= found) & (found <= self.high)).all())
 
 
 @dataclass(frozen=True)
@@ -50,6 +73,7 @@ class Bounds:
     low: Mapping[str, Reals]
     high: Mapping[str, Reals]
     median: bool = False
+    _looks: dict[int, _Look] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def names(self) -> frozenset[str]:
@@ -59,8 +83,13 @@ class Bounds:
         self, form: Form, arrays: Mapping[str, Array], regions: Mapping[str, Region], shapes: Shapes
     ) -> Arrays | None:
         """The update, decoded, with every entry of :attr:`names` moved to where it may lie; None if all of them do."""
-        held = [name for name, region in regions.items() if self.names & _global_names(name, region)]
-        if not held or all(
+        look = self._looks.get(id(regions))
+        if look is None or (look.form, look.regions) != (form, regions):
+            look = self._looks[id(regions)] = self._look(form, regions, shapes)
+        held = look.held
+        if not held or look.inside(arrays):
+            return None
+        if look.read is None and all(
             self._inside(form, *each, shapes) for each in _of(held, form, arrays, regions, shapes)
         ):
             return None
@@ -102,6 +131,20 @@ class Bounds:
             if not ((low <= flat[where]) & (flat[where] <= high)).all():
                 return False
         return True
+
+    def _look(self, form: Form, regions: Mapping[str, Region], shapes: Shapes) -> _Look:
+        """How to see at once whether all that an update of a tier says of :attr:`names` lies within."""
+        held = tuple(name for name, region in regions.items() if self.names & _global_names(name, region))
+        read = reader(form, held, regions, shapes)
+        chosen, lows, highs, start = [], [], [], 0
+        for name in read.names if read is not None else ():
+            for part, where, positions in self._parts(name, regions[name], shapes):
+                low, high = self._between(form, part, positions)
+                chosen.append(np.arange(start + where.start, start + where.stop))
+                lows.append(low)
+                highs.append(high)
+            start += math.prod(local_shape(name, regions[name], shapes))
+        return _Look(form, regions, held, read, _joined(chosen, np.int64), _joined(lows), _joined(highs))
 
     def _parts(
         self, name: str, region: Region, shapes: Shapes
@@ -173,6 +216,10 @@ def _of(
     for coded in split(form, arrays, regions, shapes):
         if coded.name in held:
             yield coded.name, regions[coded.name], read(coded, regions[coded.name], shapes)
+
+
+def _joined(parts: Sequence[npt.NDArray[Any]], dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
+    return np.concatenate([np.empty(0, dtype), *parts])
 
 
 def _global_names(name: str, region: Region) -> set[str]:

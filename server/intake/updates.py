@@ -14,7 +14,6 @@ from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import Ack, Update, UpdateChunk
 from edgefl.wire.mqtt.packets import Traffic
 from edgefl.wire.printable import printable
-from edgefl.wire.update.size import float32_bytes
 from server.active_round import ActiveRound
 from server.coordinator.claims import Claim, addressed, weigh
 from server.coordinator.machine import Answered, Assignment, OpenRound, Rules, State
@@ -259,7 +258,7 @@ class Intake:
             metrics=finite(update.metrics),
             down=down,
             up=up,
-            up_float32_bytes=up.payload - len(update.tensors) + float32_bytes(checked.sent.pieces.shapes),
+            up_float32_bytes=up.payload - len(update.tensors) + active.float32_bytes(update.tier),
             data=whole.data,
         )
         return GoodUpdate(row, update, checked.added)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+from functools import lru_cache
 
 import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
@@ -83,8 +84,14 @@ def largest_packet(properties: object) -> int:
 
 def expiring(seconds: float) -> Properties:
     """Properties of a PUBLISH that no longer matters after ``seconds``; MQTT 3.1.1 leaves them out."""
+    return _expiring(max(1, min(round(seconds), 0xFFFF_FFFF)))
+
+
+@lru_cache(maxsize=64)
+def _expiring(seconds: int) -> Properties:
+    """Made once, as that takes longer than the message does; who publishes reads them only."""
     properties = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
-    properties.MessageExpiryInterval = max(1, min(round(seconds), 0xFFFF_FFFF))
+    properties.MessageExpiryInterval = seconds
     return properties
 
 
