@@ -20,6 +20,7 @@ from device_runtime.engine.base import Engine
 from device_runtime.host import agent_version, physical_memory
 from device_runtime.link.fetch import Fetcher
 from device_runtime.link.identity import Repeated, ServerTrust, speaker_of
+from device_runtime.link.listening import Listening
 from device_runtime.link.notices import Notices
 from device_runtime.link.outbox import Outbox, past_of
 from device_runtime.link.surroundings import Surroundings
@@ -118,6 +119,7 @@ class Agent:
             dropped=self._dropped,
             wake=self._session.wake,
         )
+        self._listening = Listening(self._session, topics.current_round, self._rounds.is_idle)
         self._work = Work(
             device=config.device,
             folder=config.folder,
@@ -269,6 +271,7 @@ class Agent:
         return self._session.publish(topic, self._speaker.seal(topic, message), retain=retain)
 
     def _greet(self) -> None:
+        self._listening.begin()
         online = self._speaker.seal(self._mine.status, Status(online=True), self._online_at)
         self._session.publish(self._mine.status, online, retain=True)
         token = self._config.token
@@ -324,8 +327,10 @@ class Agent:
             announced = self._trust.open(Round, topic, payload)
             self._surroundings.announced(announced)
             self._rounds.announce(announced)
+            self._listening.heard(announced)
         elif topic == self._mine.tasks:
             self._rounds.assign(self._trust.open(Task, topic, payload))
+            self._listening.begin()
         elif topic == self._mine.acks:
             ack = self._trust.open(Ack, topic, payload)
             if ack.nonce:

@@ -93,6 +93,8 @@ class Rounds:
         self._device = device
         self._clock = clock
         self._sums: Accumulator | None = None
+        self._last: Collection[str] = frozenset()
+        """The devices of the last round that this process opened."""
         forms = {name: tier.form for name, tier in spec.tiers.items()}
         own = [name for name, tier in spec.tiers.items() if tier.published not in spec.units]
         check_counting(spec.count, spec.downlink.encoding, forms, own)
@@ -184,6 +186,7 @@ class Rounds:
         published = msgspec.msgpack.encode(self.announcements.published)
         self._persist(lambda: self._journal.open_round(self.rules.run, opened, published))
         active = self.taking(opened)
+        self._last = frozenset(opened.assignments)
         self.announce(state)
         for assignment in opened.assignments.values():
             self.announcements.send_task(opened, assignment, ask=active.by_turns)
@@ -192,6 +195,21 @@ class Rounds:
     def announce(self, state: State) -> None:
         """Say where the run is."""
         self.announcements.announce(state, self.model.version)
+
+    def announce_end(self, state: State) -> None:
+        """The run is over. Devices that took no part in its last round may have stopped listening: they are called."""
+        self.announce(state)
+        number = max(1, state.next_round - 1)
+        for device in state.devices.values():
+            if device.online and device.tier and device.name not in self._last:
+                self.announcements.call(number, device.name, device.tier)
+
+    def finish(self) -> str:
+        """Write the trained model; its digest."""
+        weights = self._spec.model_of(self.model.weights)
+        digest = self._persist(lambda: self._checkpoints.finish(weights))
+        self._checkpoints.prune(self.rules.rounds)
+        return digest
 
     def end(
         self,

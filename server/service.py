@@ -29,7 +29,6 @@ from edgefl.wire.mqtt.messages import (
 from edgefl.wire.mqtt.neighbours import Lookout, Neighbours, look
 from edgefl.wire.mqtt.session import Address, Down, Incoming, Refused, Up
 from edgefl.wire.mqtt.topics import ALL_ROUNDS, ALL_STATUSES, Topics
-from edgefl.wire.tensors import Arrays
 from server import events
 from server.active_round import ActiveRound
 from server.announcer import Announcer
@@ -132,7 +131,7 @@ class Service:
             self._journal,
             self._patience.persist,
             self._emit,
-            load=self._model_after,
+            load=lambda number: spec.model_of(self._checkpoints.load(number)),
             done=self._inbox.put,
         )
         self._announcements = self._rounds.announcements
@@ -171,9 +170,6 @@ class Service:
             self.active = self._rounds.taking(self.state.round)
             self._reception.intake.replay(self.active)
 
-    def _model_after(self, number: int) -> Arrays:
-        return self._spec.model_of(self._checkpoints.load(number))
-
     # -- the loop --------------------------------------------------------------------------------------------
 
     def run(self) -> None:
@@ -186,7 +182,7 @@ class Service:
                 server_key=self._signer.public_key,
             )
             self._session.subscribe(self._topics.server_filters)
-            self._announce_state()
+            self._rounds.announce(self.state)
             self._announcer.announced(self._publisher.current)
             self._session.start()
             self._verdicts.take_up()
@@ -271,7 +267,7 @@ class Service:
         """Connected: whatever happened meanwhile, make the broker and the devices know where the run is."""
         self._news.reconnected()
         self.advance(coordinator.Outage(self._link.up()))
-        self._announce_state()
+        self._rounds.announce(self.state)
         self._watch.connected(resumed=resumed)
         if self.state.round is not None:
             for assignment in self.state.round.with_status("open"):
@@ -308,7 +304,7 @@ class Service:
             return
         current = self._publisher.current
         if self.state.phase == "waiting" and current is not None and current.state == "open":
-            self._announce_state()
+            self._rounds.announce(self.state)
         self._announcer.waiting(self.state, self._clock())
 
     def _write_rows(self, *, quiet: bool) -> None:
@@ -340,7 +336,7 @@ class Service:
                 case Refuse():
                     self._refuse(action.text)
                 case Finish():
-                    self._announce_state()
+                    self._rounds.announce_end(self.state)
 
     def _end(self, ended: OpenRound, outcome: coordinator.Outcome, text: str = "") -> EndedRound:
         active, self.active = self.active, None
@@ -354,18 +350,15 @@ class Service:
         self._verdicts.judge(ended.number, done.outcome, done.known)
         return done
 
-    def _announce_state(self) -> None:
-        self._rounds.announce(self.state)
-
     def _refuse(self, text: str) -> None:
         """End the run as it is: devices that wait for its end leave, and the journal is there for another start."""
         self._refused = text
         self._emit(events.Refused(text=text))
-        self._announce_state()
+        self._rounds.announce_end(self.state)
 
     def _finish(self) -> None:
         """Write the model if it is trained, make sure the devices know, and leave nothing queued for us at the broker."""
-        digest = "" if self._refused else self._save_model()
+        digest = "" if self._refused else self._rounds.finish()
         self._publisher.wait_delivered(_FAREWELL_S)
         self._session.unsubscribe(self._topics.server_filters)
         if self._refused:
@@ -380,12 +373,6 @@ class Service:
                 **last_words(last, self._spec.metric),
             )
         )
-
-    def _save_model(self) -> str:
-        weights = self._spec.model_of(self._rounds.model.weights)
-        digest = self._patience.persist(lambda: self._checkpoints.finish(weights))
-        self._checkpoints.prune(self._rules.rounds)
-        return digest
 
     # -- telling people --------------------------------------------------------------------------------------
 

@@ -104,6 +104,10 @@ class RoundDesk:
         """Whether a worker is there, also one that has just ended."""
         return self._worker is not None
 
+    def is_idle(self) -> bool:
+        """Whether nothing is being worked on, and nothing waits to be sent."""
+        return self._worker is None and self._store.job() is None and self._store.outgoing() is None
+
     def is_over(self) -> bool:
         """Whether the job in hand is of no use any more."""
         job, announced = self._job, self.announced

@@ -125,6 +125,12 @@ class Announcements:
         topic = self._topics.device(assignment.device).tasks
         self._session.publish(topic, self._seal(topic, task), expires_s=opened.deadline - opened.opened)
 
+    def call(self, number: int, device: str, tier: str) -> None:
+        """Have a device that stopped listening look where the run is, after round ``number``: a task that is none."""
+        topic = self._topics.device(device).tasks
+        task = Task(run=self._run, round=number, tier=tier, seed=0, nonce="")
+        self._session.publish(topic, self._seal(topic, task), expires_s=self._spec.limits.round_deadline_s)
+
     def _offer(self, exchange: ExchangeSpec, sign: Sign) -> dict[str, Offer]:
         """The bundles of an exchange, by format and tier."""
         refs: dict[str, dict[str, BlobRef]] = {}
