@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
 from device_runtime.link.fetch import Fetcher
 from device_runtime.link.identity import Say, ServerTrust, follow
+from device_runtime.link.mirrors import Mirrors
 from device_runtime.round.job import Job
+from device_runtime.round.pages import whole_of
 from device_runtime.store.database import Store
 from edgefl.wire.errors import BrokerError, ConfigError, ProtocolError, StoreError
 from edgefl.wire.limits import Limits
+from edgefl.wire.mirrors import Mirror
 from edgefl.wire.mqtt.client_ids import client_id
 from edgefl.wire.mqtt.messages import Round
 from edgefl.wire.mqtt.session import Address, Down, Event, Incoming, Refused, Session, Up
@@ -47,6 +51,7 @@ class Guest:
         server_keys: tuple[bytes, ...] = (),
         *,
         agent: Path | None = None,
+        mirrors: Sequence[Mirror] = (),
         say: Say = lambda *_: None,
     ) -> None:
         self._federation, self._broker, self._limits = federation, broker, limits
@@ -68,7 +73,8 @@ class Guest:
             self._store.close()
             raise
         self.trust = ServerTrust(self._store, server_keys, say)
-        self.blobs = Fetcher(self._session, self._topics, self._store, limits, lambda: False)
+        asked = Mirrors(limits, mirrors, ca_file=broker.ca_file, tell=lambda text: say("mirror", text))
+        self.blobs = Fetcher(self._session, self._topics, self._store, limits, lambda: False, asked)
         self._rounds: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._ending = threading.Event()
         self._trouble = ""
@@ -98,7 +104,9 @@ class Guest:
             payload = self._rounds.get(timeout=patience)
             if not payload:
                 raise BrokerError(self._trouble, federation=self._federation)
-            return self.trust.open(Round, self._topics.current_round, payload)
+            announced = self.trust.open(Round, self._topics.current_round, payload)
+            self.blobs.mirrors.announced(announced)
+            return whole_of(announced, self.blobs, self._limits)
         except queue.Empty:
             why = self._trouble or "no round was ever announced there"
             raise BrokerError(
