@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from edgefl.wire import tensors
-from edgefl.wire.blobs import BlobRef
+from edgefl.wire.blobs import BlobRef, describe
 from edgefl.wire.compression import Compression, packed
 from edgefl.wire.errors import ConfigError, StoreError
 from edgefl.wire.limits import Limits
@@ -131,10 +131,10 @@ class Publisher:
         ConfigError if it is larger than the broker takes (:attr:`message_limit`), what can be paged apart.
         """
         topic = self._topics.current_round
-        payload, self._page = self._seal(topic, message), None
+        payload, page = self._seal(topic, message), b""
         if len(payload) > min(self._most_bytes, self.message_limit or self._most_bytes):
-            self._page = self.offer(message.page, plain=True)
-            payload = self._seal(topic, message.paged(self._page))
+            page = message.page
+            payload = self._seal(topic, message.paged(describe(page, self._chunk)))
         if self.message_limit and len(payload) > self.message_limit:
             raise ConfigError(
                 f"the announcement of a round takes {len(payload)} bytes, and the broker {self.message_limit} a "
@@ -142,6 +142,7 @@ class Publisher:
                 size=len(payload),
                 limit=self.message_limit,
             )
+        self._page = self.offer(page, plain=True) if page else None
         self.current, self._delivery = message, None
         if self.online:
             self._said, self._announced = payload, message
