@@ -232,7 +232,7 @@ class Cache:
         return {name: nbytes for _, name, nbytes in sorted(found)}
 
     def _make_room(self, nbytes: int, wanted_by: _Download | None) -> None:
-        """Drop the longest unused until ``nbytes`` more fit, which are that download's then; MirrorError if they never do."""
+        """Drop the longest unused until ``nbytes`` more fit, that download's from now on; MirrorError if they never do."""
         most = self._upstream.most_bytes
         with self._lock:
             coming = sum(each.size or 0 for each in self._running.values())
