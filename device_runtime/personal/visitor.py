@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +16,6 @@ from device_runtime.round.pages import whole_of
 from device_runtime.store.database import Store
 from edgefl.wire.errors import BrokerError, ConfigError, ProtocolError, StoreError
 from edgefl.wire.limits import Limits
-from edgefl.wire.mirrors import Mirror
 from edgefl.wire.mqtt.client_ids import client_id
 from edgefl.wire.mqtt.messages import Round
 from edgefl.wire.mqtt.session import Address, Down, Event, Incoming, Refused, Session, Up
@@ -51,7 +49,6 @@ class Guest:
         server_keys: tuple[bytes, ...] = (),
         *,
         agent: Path | None = None,
-        mirrors: Sequence[Mirror] = (),
         say: Say = lambda *_: None,
     ) -> None:
         self._federation, self._broker, self._limits = federation, broker, limits
@@ -73,7 +70,7 @@ class Guest:
             self._store.close()
             raise
         self.trust = ServerTrust(self._store, server_keys, say)
-        asked = Mirrors(limits, mirrors, ca_file=broker.ca_file, tell=lambda text: say("mirror", text))
+        asked = Mirrors(limits, ca_file=broker.ca_file, tell=lambda text: say("mirror", text))
         self.blobs = Fetcher(self._session, self._topics, self._store, limits, lambda: False, asked)
         self._rounds: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._ending = threading.Event()

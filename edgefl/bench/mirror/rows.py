@@ -1,4 +1,4 @@
-"""A model of random bytes, published by the server's publisher and fetched by a device's fetcher through a real Mosquitto."""
+"""A model of random bytes, from the server's publisher to a device's fetcher, beside or through a real Mosquitto."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ def measure(way: Way, nbytes: int, unit_bytes: int = UNIT_BYTES) -> MirrorRow:
             url = _line(mirror, folder / "mirror.log").rpartition(" at ")[2].partition('"')[0]
         trial = Trial(way=way, port=port, nbytes=nbytes, unit_bytes=unit_bytes, folder=str(blobs), mirror=url)
         server = stack.enter_context(_side("server", trial, folder))
-        published = _told(server, Published, folder / "server.log")
+        published = _told(server, Published, folder / "server-side.log")
         own = msgspec.structs.replace(trial, folder=str(folder / "store"))
         device = stack.enter_context(_side("device", own, folder))
-        fetched = _told(device, Fetched, folder / "device.log")
+        fetched = _told(device, Fetched, folder / "device-side.log")
         return MirrorRow(
             way=way,
             bytes=nbytes,
@@ -83,7 +83,7 @@ def measure(way: Way, nbytes: int, unit_bytes: int = UNIT_BYTES) -> MirrorRow:
 
 def _side(name: str, trial: Trial, folder: Path) -> AbstractContextManager[_Process]:
     command = [sys.executable, "-m", f"edgefl.bench.mirror.{name}", msgspec.json.encode(trial).decode()]
-    return _process(command, folder / f"{name}.log")
+    return _process(command, folder / f"{name}-side.log")
 
 
 @contextmanager

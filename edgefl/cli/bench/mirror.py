@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
@@ -41,8 +41,9 @@ def mirror(
 ) -> None:
     from edgefl.bench.mirror.rows import measure
 
-    total, each = parse_bytes(nbytes, "--bytes"), parse_bytes(unit, "--unit")
-    rows, failed = measured(way or list(Way), lambda name, _: measure(name.value, total, each), _line)
+    total, unit_bytes = parse_bytes(nbytes, "--bytes"), parse_bytes(unit, "--unit")
+    ways = [cast(Literal["broker", "mirror"], each.value) for each in way or Way]
+    rows, failed = measured(ways, lambda name, _: measure(name, total, unit_bytes), _line)
     report("mirror", f"{nbytes} in units of {unit}", rows, _columns, as_json, failed)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -10,7 +10,6 @@ import numpy as np
 from device_runtime.personal.visitor import Guest
 from edgefl.wire.blobs import describe
 from edgefl.wire.limits import Limits
-from edgefl.wire.mirrors import Mirror
 from edgefl.wire.mqtt.messages import Round
 from tests.conftest import BrokerProcess
 from tests.device_runtime import tiny
@@ -38,7 +37,7 @@ def test_a_round_in_pages_is_trained_like_any(
     server.ack(plain)
     whole = world.announcement(number=2)
     server.announce(paged(server, whole))
-    server.assign(dataclasses.replace(world).task(number=2))
+    server.assign(world.task(number=2))
     update = server.update(2)
     server.ack(update)
     server.announce(paged(server, msgspec.structs.replace(whole, state="closed")))
@@ -121,21 +120,15 @@ def test_a_guest_reads_pages_too(
     world: World,
     broker: BrokerProcess,
     federation: str,
-    tmp_path: object,
+    tmp_path: Path,
     limits: Limits,
 ) -> None:
     whole = world.announcement()
-    server.announce(paged(server, whole))
-    with (
-        ScriptedMirror(lambda talk: talk.good(whole.page)) as mirror,
-        Guest(
-            federation,
-            "guest",
-            broker.address,
-            tmp_path / "guest",  # type: ignore[operator]
-            limits,
-            mirrors=[Mirror.parse(mirror.url)],
-        ) as guest,
-    ):
-        assert msgspec.structs.replace(guest.announced(), v=1) == whole
-        assert len(mirror.asked) == 1
+    head = paged(server, whole, published=False)
+    with ScriptedMirror(lambda talk: talk.good(whole.page)) as mirror:
+        server.announce(msgspec.structs.replace(head, mirrors=(mirror.url,)))
+        with Guest(federation, "guest", broker.address, tmp_path / "guest", limits) as guest:
+            found = guest.announced()
+
+    assert msgspec.structs.replace(found, v=1, mirrors=()) == whole
+    assert len(mirror.asked) == 1
