@@ -190,7 +190,7 @@ class Rounds:
 
     def announce(self, state: State) -> None:
         """Say where the run is."""
-        self.announcements.announce(state, self.model.version)
+        self._persist(lambda: self.announcements.announce(state, self.model.version))
 
     def end(
         self,

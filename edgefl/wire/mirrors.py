@@ -5,7 +5,6 @@ Nobody has to trust one: what comes from there is held against the digests that 
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -16,6 +15,7 @@ MOST_MIRRORS = 8
 """That an announcement names and a device asks."""
 MOST_LETTERS = 500
 _PORTS = {"http": 80, "https": 443}
+_HOST = re.compile(r"[a-z0-9._-]+|[0-9a-f:.]*:[0-9a-f:.]*(%[a-z0-9._-]+)?")
 _PATH = re.compile(r"(/[A-Za-z0-9._~!$&'()*+,;=:@%-]+)*")
 _REMEDY = "write it like https://weights.example.org/demo or http://gateway.lan:8480"
 
@@ -40,7 +40,7 @@ class Mirror:
         path = parts.path.rstrip("/")
         good = (
             parts.scheme in _PORTS
-            and host
+            and _HOST.fullmatch(host)
             and port != 0
             and not (parts.username or parts.password or parts.query or parts.fragment)
             and _PATH.fullmatch(path)
@@ -73,6 +73,8 @@ class Mirror:
 
 def is_near(address: str) -> bool:
     """Whether an IP address belongs to this machine or to a private network."""
+    import ipaddress  # a device without mirrors has no use for it
+
     try:
         found = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

@@ -78,7 +78,7 @@ def test_announcements_and_tasks_that_read_well_and_make_no_sense_start_nothing_
     agent: Agent,
 ) -> None:
     rng, topics = random.Random(8), Topics("f")
-    rounds, tasks = golden("round_open*"), golden("task.bin")
+    rounds, tasks = golden("round_*"), golden("task.bin")
     for _ in range(200):
         agent._route(Incoming(topics.current_round, mutated(rng, rounds[0], rounds)))
         agent._route(Incoming(topics.device(DEVICE).tasks, mutated(rng, tasks[0], tasks)))

@@ -19,13 +19,14 @@ from edgefl.wire.mirrors import Mirror
 from edgefl.wire.mqtt.topics import Topics
 from tests.conftest import BrokerProcess, SessionFactory
 from tests.device_runtime.agent.link import Inbox, publish_blob
-from tests.e2e.runs import EDGEFL, ONE_EACH, PATIENCE_S, TINY, Calm
+from tests.e2e.runs import EDGEFL, PATIENCE_S, TINY, Calm
 from tests.mirror.hostile import ScriptedMirror, Talk
 
 pytestmark = pytest.mark.e2e
 ROUNDS = 3
 ARGUMENTS = ["--rounds", str(ROUNDS), "--seed", "3"]
 PAGED = "announcement_bytes = 700"
+TWO = "\n[tiers.strong]\ncount = 2\n"
 
 
 class MirrorProcess:
@@ -61,7 +62,7 @@ def config(folder: Path, *urls: str, only: bool = False) -> str:
     return (
         TINY
         + PAGED
-        + ONE_EACH
+        + TWO
         + f'[downlink]\nmirrors = [{named}]\nmirrors_only = {str(only).lower()}\nmirror_folder = "{folder}"\n'
     )
 
@@ -69,7 +70,7 @@ def config(folder: Path, *urls: str, only: bool = False) -> str:
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory: pytest.TempPathFactory) -> Calm:
     """The same federation over the broker alone, and its announcements whole."""
-    return Calm.of(tmp_path_factory.mktemp("mirror") / "run", ARGUMENTS, TINY + ONE_EACH)
+    return Calm.of(tmp_path_factory.mktemp("mirror") / "run", ARGUMENTS, TINY + TWO)
 
 
 @pytest.mark.slow
