@@ -21,6 +21,7 @@ from device_runtime.host import agent_version, physical_memory
 from device_runtime.link.fetch import Fetcher
 from device_runtime.link.identity import Repeated, ServerTrust, speaker_of
 from device_runtime.link.listening import Listening
+from device_runtime.link.mirrors import Mirrors
 from device_runtime.link.notices import Notices
 from device_runtime.link.outbox import Outbox, past_of
 from device_runtime.link.surroundings import Surroundings
@@ -30,6 +31,7 @@ from device_runtime.profile.child import Child
 from device_runtime.profile.request import Measure, ProfileDesk
 from device_runtime.round.desk import RoundDesk
 from device_runtime.round.job import Job
+from device_runtime.round.pages import whole_of
 from device_runtime.round.progress import ProgressMessages
 from device_runtime.round.work import Work
 from device_runtime.sandbox import engine as sandbox
@@ -95,7 +97,14 @@ class Agent:
         self._trust = ServerTrust(self._store, config.server_keys, self._say)
         self._online_at = 0
         self._quiet_at = math.inf
-        self._fetcher = Fetcher(self._session, topics, self._store, limits, self._round_is_over)
+        mirrors = Mirrors(
+            limits,
+            config.mirrors,
+            allowed=config.policy.mirrors,
+            ca_file=config.broker.ca_file,
+            tell=lambda text: self._say("mirror", text),
+        )
+        self._fetcher = Fetcher(self._session, topics, self._store, limits, self._round_is_over, mirrors)
         self._outbox = Outbox(
             self._session,
             self._mine,
@@ -114,6 +123,7 @@ class Agent:
             retry_pause_s=limits.retry_pause_s,
             stopping=self._stopping,
             work=self._do,
+            read=lambda announced: whole_of(announced, self._fetcher, limits),
             send=lambda decline: self._publish(self._mine.declines, decline),
             say=self._say,
             dropped=self._dropped,
@@ -219,7 +229,8 @@ class Agent:
 
     def _count_traffic(self, least: int) -> None:
         """Keep what went over the link, once it is so many bytes more, where the owner's policy asks for it."""
-        total = self._session.received_bytes + self._session.sent_bytes
+        mirrored = self._fetcher.mirrors.received_bytes
+        total = self._session.received_bytes + self._session.sent_bytes + mirrored
         if self._config.policy.most_bytes and total - self._counted_bytes >= max(1, least):
             self._store.add_traffic(day_of(time.localtime()), total - self._counted_bytes)
             self._counted_bytes = total
@@ -326,6 +337,7 @@ class Agent:
         elif topic == self._topics.current_round:
             announced = self._trust.open(Round, topic, payload)
             self._surroundings.announced(announced)
+            self._fetcher.mirrors.announced(announced)
             self._rounds.announce(announced)
             self._listening.heard(announced)
         elif topic == self._mine.tasks:

@@ -12,6 +12,7 @@ import msgspec
 from device_runtime.policy import Policy as OwnerPolicy
 from edgefl.wire.enrolment import Token
 from edgefl.wire.limits import Limits
+from edgefl.wire.mirrors import Mirror
 from edgefl.wire.mqtt.address import Address
 
 Source = Callable[[], Any]
@@ -45,6 +46,8 @@ class AgentConfig:
     server_keys: tuple[bytes, ...] = ()
     """Public keys of the server: this device acts on nothing that they did not sign. Without any, the first that it sees is
     trusted from then on."""
+    mirrors: tuple[Mirror, ...] = ()
+    """Of its own, such as a gateway's cache: asked before those that the server names."""
     token: Token | None = None
     """Brings this device's key onto the server's list of devices."""
     until_done: bool = False

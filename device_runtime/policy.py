@@ -4,6 +4,7 @@
 
     train = true                    # whether it takes tasks at all
     profile = false                 # whether it measures bundles for whoever asks
+    mirrors = false                 # whether weights may come by mirrors that the server names (its own ones always)
     charging = true                 # only on mains power
     unmetered = true                # only on a link that costs nothing
     quiet = ["22:00-07:00"]         # not in these hours of the day
@@ -45,6 +46,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     train: bool = True
     profile: bool = True
+    mirrors: bool = True
     charging: bool = False
     unmetered: bool = False
     quiet: tuple[str, ...] = ()

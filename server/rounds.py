@@ -194,7 +194,7 @@ class Rounds:
 
     def announce(self, state: State) -> None:
         """Say where the run is."""
-        self.announcements.announce(state, self.model.version)
+        self._persist(lambda: self.announcements.announce(state, self.model.version))
 
     def announce_end(self, state: State) -> None:
         """The run is over. Devices that took no part in its last round may have stopped listening: they are called."""

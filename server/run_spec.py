@@ -108,11 +108,15 @@ class ExchangeSpec:
 @dataclass(frozen=True)
 class DownlinkSpec:
     """How weights travel to the devices (:mod:`server.publish.downlink`). ``compression`` is for every blob but
-    manifests."""
+    manifests. ``mirrors``: URLs where blobs are, too; ``mirrors_only``: and not at the broker. ``mirror_folder``: where the
+    server writes them to, "" for ``mirror`` in its own folder, if there are ``mirrors``."""
 
     encoding: Encoding = "float32"
     keyframe_every: int = 10
     compression: Compression = "zstd"
+    mirrors: tuple[str, ...] = ()
+    mirrors_only: bool = False
+    mirror_folder: str = ""
 
 
 @dataclass(frozen=True)

@@ -194,6 +194,7 @@ class Service:
         finally:
             self._verdicts.stop()
             self._session.stop()
+            self._publisher.close()
             self._journal.close()
             self._registry.close()
 

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from device_runtime.link.mirrors import Mirrors
 from device_runtime.store.database import Store
 from edgefl.wire.blobs import BlobRef, verified
 from edgefl.wire.compression import unpacked
@@ -49,16 +50,24 @@ _SILENCE = ("", b"silence")
 
 
 class Fetcher:
-    """Brings blobs from the broker into the store. ``deliver`` is called by whoever reads the session's inbox."""
+    """Brings blobs from the broker into the store, where ``mirrors`` have not. ``deliver`` is called by whoever reads the
+    session's inbox."""
 
     def __init__(
-        self, session: Subscriber, topics: Topics, store: Store, limits: Limits, aborted: Callable[[], bool]
+        self,
+        session: Subscriber,
+        topics: Topics,
+        store: Store,
+        limits: Limits,
+        aborted: Callable[[], bool],
+        mirrors: Mirrors | None = None,
     ) -> None:
         self._session = session
         self._topics = topics
         self._store = store
         self._limits = limits
         self._aborted = aborted
+        self.mirrors = mirrors or Mirrors(limits)
         self._arrived: queue.SimpleQueue[tuple[str, bytes]] = queue.SimpleQueue()
         self._received = Traffic()
         self._counting = threading.Lock()
@@ -93,13 +102,14 @@ class Fetcher:
         self._arrived.put(_POKE)
 
     def get(self, ref: BlobRef) -> bytes:
-        """The blob ``ref``, from the store or the broker, unfolded if it travelled compressed."""
+        """The blob ``ref``, from the store, a mirror or the broker, unfolded if it travelled compressed."""
         return next(self.get_all([ref]))
 
     def get_all(self, refs: Sequence[BlobRef]) -> Iterator[bytes]:
         """The blobs ``refs``, whole and checked: all are in the store before this returns, and are read one by one.
 
-        BundleError if the broker keeps giving wrong or no bytes, or if they do not unfold to what they should.
+        BundleError if nobody gives the right bytes, or if they do not unfold to what they should. RoundDeclined where they
+        are at mirrors only, and the device may use none.
         """
         limit = self._limits.max_blob_bytes
         for ref in refs:
@@ -109,11 +119,17 @@ class Fetcher:
 
     def _bring(self, refs: Sequence[BlobRef]) -> None:
         """Have all chunks of ``refs`` in the store."""
-        once = {ref.sha256: ref for ref in refs}.values()
-        missing = [(ref, index) for ref in once for index in self._store.missing_chunks(ref)]
-        if missing:
-            self._store.make_room(list(once))
+        once = list({ref.sha256: ref for ref in refs}.values())
+        if not self._missing(once):
+            return
+        self._store.make_room(once)
+        self.mirrors.bring(once, self._store, self._aborted)
+        if missing := self._missing(once):
+            self.mirrors.check_broker()
             self._collect(_Window(waiting=missing))
+
+    def _missing(self, refs: Sequence[BlobRef]) -> list[tuple[BlobRef, int]]:
+        return [(ref, index) for ref in refs for index in self._store.missing_chunks(ref)]
 
     def _whole(self, ref: BlobRef, beside: Sequence[BlobRef]) -> bytes:
         """The blob as it travels. If it has to be fetched again, those ``beside`` it stay."""

@@ -10,7 +10,9 @@ from types import TracebackType
 
 from device_runtime.link.fetch import Fetcher
 from device_runtime.link.identity import Say, ServerTrust, follow
+from device_runtime.link.mirrors import Mirrors
 from device_runtime.round.job import Job
+from device_runtime.round.pages import whole_of
 from device_runtime.store.database import Store
 from edgefl.wire.errors import BrokerError, ConfigError, ProtocolError, StoreError
 from edgefl.wire.limits import Limits
@@ -68,7 +70,8 @@ class Guest:
             self._store.close()
             raise
         self.trust = ServerTrust(self._store, server_keys, say)
-        self.blobs = Fetcher(self._session, self._topics, self._store, limits, lambda: False)
+        asked = Mirrors(limits, ca_file=broker.ca_file, tell=lambda text: say("mirror", text))
+        self.blobs = Fetcher(self._session, self._topics, self._store, limits, lambda: False, asked)
         self._rounds: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._ending = threading.Event()
         self._trouble = ""
@@ -98,7 +101,9 @@ class Guest:
             payload = self._rounds.get(timeout=patience)
             if not payload:
                 raise BrokerError(self._trouble, federation=self._federation)
-            return self.trust.open(Round, self._topics.current_round, payload)
+            announced = self.trust.open(Round, self._topics.current_round, payload)
+            self.blobs.mirrors.announced(announced)
+            return whole_of(announced, self.blobs, self._limits)
         except queue.Empty:
             why = self._trouble or "no round was ever announced there"
             raise BrokerError(

@@ -15,6 +15,7 @@ from device_runtime.round.job import Job, decode_job, encode_job
 from device_runtime.round.progress import ProgressMessages
 from device_runtime.round.resume import Tell, drop_abandoned
 from device_runtime.store.database import DECLINED, PastRound, Store
+from edgefl.wire.blobs import BlobRef
 from edgefl.wire.errors import DataError, EdgeflError, RoundAborted, RoundDeclined, StoreError
 from edgefl.wire.mqtt.messages import WRONG_DATA, Decline, Round, Task
 
@@ -27,9 +28,9 @@ Say = Callable[..., None]
 class RoundDesk:
     """One round at a time, in a worker thread; everything else is called on the agent's thread.
 
-    ``work`` does a round, ``send`` publishes what was declined, ``say`` tells people, ``dropped`` of what is of no use any
-    more, and ``wake`` has the agent look around. ``format`` is the engine's, ``retry_pause_s`` the least time between
-    attempts, ``stopping`` the agent's end.
+    ``work`` does a round, ``read`` reads an announcement whose offers are elsewhere, ``send`` publishes what was declined,
+    ``say`` tells people, ``dropped`` of what is of no use any more, and ``wake`` has the agent look around. ``format`` is
+    the engine's, ``retry_pause_s`` the least time between attempts, ``stopping`` the agent's end.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class RoundDesk:
         retry_pause_s: float,
         stopping: threading.Event,
         work: Callable[[Job], None],
+        read: Callable[[Round], Round],
         send: Callable[[Decline], object],
         say: Say,
         dropped: Tell,
@@ -54,12 +56,16 @@ class RoundDesk:
         self._retry_pause_s = retry_pause_s
         self._stopping = stopping
         self._work = work
+        self._read = read
         self._send = send
         self._say = say
         self._dropped = dropped
         self._wake = wake
         self.announced: Round | None = None
         self.task: Task | None = None
+        self._reading: BlobRef | None = None
+        self._page: tuple[BlobRef, Round] | None = None
+        """The last page that was read, and the announcement with what it offers."""
         self._job: Job | None = None
         self._worker: threading.Thread | None = None
         self._idle = threading.Event()
@@ -113,6 +119,8 @@ class RoundDesk:
         job, announced = self._job, self.announced
         if self._stopping.is_set():
             return True
+        if self._reading is not None:
+            return announced is None or announced.state != "open" or announced.pages != self._reading
         if job is None or announced is None:
             return False
         return not job.is_open(announced)
@@ -151,17 +159,68 @@ class RoundDesk:
 
     def begin(self) -> None:
         """Start the round that is open and ours, unless it is done, failed a moment ago, or already running."""
-        if self._worker is not None:
+        if self._worker is not None or self.announced is None:
             return
-        job = self._next_job()
+        whole = self._whole(self.announced)
+        if whole is None:
+            self._begin_page(self.announced)
+            return
+        job = self._next_job(whole)
         if job is None or time.monotonic() < self._failed.get(job.nonce, 0.0):
             return
         self._job = job
+        self._start(f"round-{job.round}", lambda: self._attempt(job))
+
+    def _start(self, name: str, work: Callable[[], None]) -> None:
         self._idle.clear()
-        self._worker = threading.Thread(
-            target=self._attempt, args=(job,), name=f"round-{job.round}", daemon=True
-        )
+        self._worker = threading.Thread(target=work, name=name, daemon=True)
         self._worker.start()
+
+    def _whole(self, announced: Round) -> Round | None:
+        """With all that it offers; None while that is to be read."""
+        if announced.pages is None:
+            return announced
+        if self._page is None or self._page[0] != announced.pages:
+            return None
+        read = self._page[1]
+        return msgspec.structs.replace(announced, offers=read.offers, units=read.units, pages=None)
+
+    def _begin_page(self, announced: Round) -> None:
+        """Have it read what the announcement offers, if this device takes part."""
+        page = announced.pages
+        due = page is not None and time.monotonic() >= self._failed.get(page.sha256, 0.0)
+        if page is not None and due and self._takes_part(announced):
+            self._reading = page
+            self._start("page", lambda: self._attempt_page(page, announced))
+
+    def _takes_part(self, announced: Round) -> bool:
+        data, task = self._store.job(), self.task
+        job = None if data is None else decode_job(data)
+        if job is not None and job.is_open(announced):
+            return True
+        if data is not None:
+            self._store.close_job()
+        if task is None or (task.run, task.round, "open") != (
+            announced.run,
+            announced.round,
+            announced.state,
+        ):
+            return False
+        return not self._store.waits(task.nonce) and self._store.past(task.nonce) is None
+
+    def _attempt_page(self, page: BlobRef, announced: Round) -> None:
+        """The worker thread."""
+        try:
+            self._page = page, self._read(announced)
+        except RoundAborted:
+            pass  # another one is announced
+        except EdgeflError as error:
+            tier = self.task.tier if self.task is not None else ""
+            self._fail(page.sha256, announced.round, tier, error.message)
+        finally:
+            self._reading = None
+            self._idle.set()
+            self._wake()
 
     def join(self, timeout_s: float) -> bool:
         """Whether no worker is left after so many seconds: one in a long step ends with the process."""
@@ -170,29 +229,27 @@ class RoundDesk:
         self._worker.join(timeout=timeout_s)
         return not self._worker.is_alive()
 
-    def _next_job(self) -> Job | None:
-        if self.announced is None:
-            return None
-        kept_job = self._kept_job()
+    def _next_job(self, announced: Round) -> Job | None:
+        kept_job = self._kept_job(announced)
         if kept_job is not None:
             return kept_job
         form = self._format
-        job = Job.of(self.task, self.announced, form) if self.task is not None else None
+        job = Job.of(self.task, announced, form) if self.task is not None else None
         # In this order: the outbox thread may move an update from waiting to past between the two questions.
         if job is None or self._store.waits(job.nonce) or self._store.past(job.nonce) is not None:
             return None
         return self._tried(job, job)
 
-    def _kept_job(self) -> Job | None:
+    def _kept_job(self, announced: Round) -> Job | None:
         """The job of a killed process or a failed attempt, as its round is announced now; dropped if that is over.
 
         A server that was started again may announce the same round with other chunks, another bundle or another key.
         """
         data = self._store.job()
-        if data is None or self.announced is None:
+        if data is None:
             return None
         job = decode_job(data)
-        now = job.following(self.announced, self._format) if job is not None else None
+        now = job.following(announced, self._format) if job is not None else None
         if job is None or now is None:
             self._store.close_job()
             return None
@@ -221,9 +278,9 @@ class RoundDesk:
             else:
                 self._say("aborted", error.message, round=job.round)
         except EdgeflError as error:
-            self._fail(job, error.message)
+            self._fail(job.nonce, job.round, job.tier, error.message)
         except Exception as error:  # an engine's own exception must not end the agent
-            self._fail(job, f"{type(error).__name__}: {error}")
+            self._fail(job.nonce, job.round, job.tier, f"{type(error).__name__}: {error}")
         finally:
             self._idle.set()
             self._wake()
@@ -262,12 +319,11 @@ class RoundDesk:
             if self.announced is not None:
                 drop_abandoned(self._store, self.announced, self._dropped)
 
-    def _fail(self, job: Job, reason: str) -> None:
-        self._failed[job.nonce] = time.monotonic() + self._retry_pause_s
-        self._progress.failed(job, reason)
-        if (job.nonce, reason) == self._told_failure:  # it tries every second, and people have read it
+    def _fail(self, key: str, number: int, tier: str, reason: str) -> None:
+        """An attempt at what ``key`` names, of round ``number``."""
+        self._failed[key] = time.monotonic() + self._retry_pause_s
+        self._progress.failed(number, tier, reason)
+        if (key, reason) == self._told_failure:  # it tries every second, and people have read it
             return
-        self._told_failure = job.nonce, reason
-        self._say(
-            "failed", f"round {job.round} failed: {reason}; trying again while it is open", round=job.round
-        )
+        self._told_failure = key, reason
+        self._say("failed", f"round {number} failed: {reason}; trying again while it is open", round=number)

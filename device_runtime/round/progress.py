@@ -33,23 +33,23 @@ class ProgressMessages:
         paced = job.progress_s > _PERIOD_S  # by the server, which hears many
         if now - self._last >= max(_PERIOD_S, job.progress_s) or (step.step >= step.steps and not paced):
             self._last = now
-            self._publish(job, step)
+            self._publish(job.round, job.tier, step)
 
-    def failed(self, job: Job, reason: str) -> None:
+    def failed(self, round: int, tier: str, reason: str) -> None:
         """An attempt ended; there will be another while the round is open."""
-        self._publish(job, Step(f"{FAILED}{reason[:_MOST_REASON]}", 0, 0, float("nan"), 0.0))
+        self._publish(round, tier, Step(f"{FAILED}{reason[:_MOST_REASON]}", 0, 0, float("nan"), 0.0))
 
-    def _publish(self, job: Job, step: Step) -> None:
+    def _publish(self, round: int, tier: str, step: Step) -> None:
         progress = Progress(
-            round=job.round,
-            tier=job.tier,
+            round=round,
+            tier=tier,
             stage=step.stage,
             step=step.step,
             steps=step.steps,
             loss=step.loss,
             step_ms=step.step_ms,
             peak_bytes=peak_bytes(),
-            down_bytes=self._fetcher.received_bytes,
+            down_bytes=self._fetcher.received_bytes + self._fetcher.mirrors.fresh_bytes,
             up_bytes=0,
         )
         self._session.publish(self._topic, self._seal(self._topic, progress), qos=0)

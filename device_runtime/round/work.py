@@ -167,6 +167,7 @@ class Work:
             down_wire_bytes=received.wire,
             variants=forms.used,
             dropped=forms.dropped,
+            mirror_bytes=self.fetcher.mirrors.take_received(),
         )
 
     def _hand_over(self, job: Job, manifest: Manifest, result: RoundResult, profile: Profile) -> None:

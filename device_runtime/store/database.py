@@ -5,6 +5,7 @@ Everything a killed agent needs to go on is here; each method is one transaction
 
 from __future__ import annotations
 
+import io
 import sqlite3
 import time
 from collections.abc import Collection, Iterable
@@ -163,8 +164,11 @@ class Store(StoreFile):
         """The whole blob, unchecked; fewer bytes than ``ref.size`` if chunks are missing."""
         with self._transaction() as db:
             db.execute("UPDATE blobs SET used_at = ? WHERE sha256 = ?", (time.time(), ref.sha256))
-        rows = self._all("SELECT data FROM chunks WHERE sha256 = ? ORDER BY idx", ref.sha256)
-        return b"".join(row[0] for row in rows)
+        whole = io.BytesIO()  # one chunk after the other, in memory once
+        with self._reading() as db:
+            for (data,) in db.execute("SELECT data FROM chunks WHERE sha256 = ? ORDER BY idx", (ref.sha256,)):
+                whole.write(data)
+        return whole.getvalue()
 
     def drop_blob(self, ref: BlobRef) -> None:
         with self._transaction() as db:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +27,7 @@ from edgefl.wire.enrolment import parse_token
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.keys import parse_keys
 from edgefl.wire.limits import Limits
+from edgefl.wire.mirrors import Mirror
 from edgefl.wire.mqtt.address import Address
 from edgefl.wire.mqtt.topics import checked_name
 from edgefl.wire.tensors import Array
@@ -54,6 +55,8 @@ class Agent:
     they are tuned (ONNX Runtime); what is not tuned has 1 then. ``sandbox``: whether the engine has a process of its own
     that may little (:mod:`device_runtime.sandbox`): ``always``, ``never``, or ``auto`` for where no ``server_key`` vouches
     for what it loads. ``policy`` is what the owner lets the device do, and when (:mod:`device_runtime.policy`), or a file.
+    ``mirrors`` are URLs of this device's own, such as a gateway's cache, asked before those that the server names and before
+    the broker (:mod:`device_runtime.link.mirrors`).
     ``report`` is told what happens, from the threads of the agent.
 
     ConfigError for an argument that cannot be used.
@@ -79,6 +82,7 @@ class Agent:
         tune: bool = True,
         sandbox: str = "auto",
         policy: Policy | str | Path | None = None,
+        mirrors: Sequence[str] = (),
         limits: Limits = Limits(),
         report: Callable[[AgentEvent], None] = lambda _: None,
     ) -> None:
@@ -101,6 +105,7 @@ class Agent:
             tune=tune,
             limits=limits,
             policy=owner_policy(policy),
+            mirrors=tuple(Mirror.parse(text) for text in mirrors),
         )
         most = most_threads(threads, tune=tune)
         chosen = (

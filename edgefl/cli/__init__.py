@@ -117,5 +117,6 @@ _SERVER = ("torch", "onnx", "onnxscript", "amqtt", "sqlalchemy", "pydantic", "ps
 _EXTRAS = {
     **dict.fromkeys(_SERVER, "server"),
     "scipy": "analysis",
+    **dict.fromkeys(("starlette", "uvicorn", "anyio"), "mirror"),
 }
 """Which extra brings a module."""

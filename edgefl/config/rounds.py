@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from edgefl.config.tables import Table
+from edgefl.wire.errors import ConfigError
+from edgefl.wire.mirrors import MOST_MIRRORS, Mirror
 
 
 class RoundTable(Table):
@@ -140,3 +142,30 @@ class DownlinkTable(Table):
         10, ge=1, description="rounds from one whole model in float32 to the next, for encoding int8"
     )
     compression: Literal["zstd", "none"] = Field("zstd", description="of blobs that it makes 3 % smaller")
+    mirrors: tuple[str, ...] = Field(
+        (),
+        max_length=MOST_MIRRORS,
+        description="URLs where devices find what the server publishes, before they ask the broker (docs/mirrors.md)",
+    )
+    mirrors_only: bool = Field(
+        False, description="nothing but messages goes through the broker: it cannot carry the model"
+    )
+    mirror_folder: str = Field(
+        "",
+        description="folder that the server writes it to, for `edgefl mirror`; default: mirror, in the server's own, where "
+        "there are mirrors",
+    )
+
+    @field_validator("mirrors")
+    @classmethod
+    def _urls(cls, mirrors: tuple[str, ...]) -> tuple[str, ...]:
+        try:
+            return tuple(str(Mirror.parse(text)) for text in mirrors)
+        except ConfigError as error:
+            raise ValueError(error.message) from error
+
+    @model_validator(mode="after")
+    def _there_is_a_way(self) -> DownlinkTable:
+        if self.mirrors_only and not self.mirrors:
+            raise ValueError("mirrors_only needs mirrors: name one, or leave it out")
+        return self

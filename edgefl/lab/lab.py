@@ -39,7 +39,7 @@ _LAST_WORDS_S = 0.2
 """How long the lines that a process has left behind are waited for."""
 
 _LEFT_BY_A_RUN = (
-    *("devices", "bundles", "checkpoints", "published", "updates", "logs", "broker", "clocks"),
+    *("devices", "bundles", "checkpoints", "published", "updates", "mirror", "logs", "broker", "clocks"),
     *(
         "journal.sqlite*",
         "devices.sqlite*",

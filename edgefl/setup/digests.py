@@ -17,7 +17,7 @@ UNDECIDING: Mapping[str, IncEx | bool] = {
     "simulation": True,
     "limits": True,
     "data": {"dir", "download"},
-    "downlink": {"compression"},
+    "downlink": {"compression", "mirrors", "mirrors_only", "mirror_folder"},
     "aggregate": {"threads"},
     "tiers": {"__all__": {"count"}},
 }

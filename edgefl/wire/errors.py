@@ -117,3 +117,9 @@ class StepError(EdgeflError):
     """A server step of a program that failed, or gave no model that could go on."""
 
     exit_code = 15
+
+
+class MirrorError(EdgeflError):
+    """A mirror that cannot be served, or that does not give the bytes it is asked for."""
+
+    exit_code = 16

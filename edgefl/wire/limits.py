@@ -34,6 +34,16 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Attempts without a single good chunk before a blob is given up: a damaged or missing blob must not
     keep a device awake for ever."""
 
+    mirror_bytes_s: Bytes = 64 << 10
+    """Slower than that, over ``fetch_timeout_s``, a mirror is left for the broker. What came from it stays."""
+
+    mirror_pause_s: Seconds = 10.0
+    """How long a device leaves a mirror that failed; doubled each time in a row, up to 64 times that."""
+
+    announcement_bytes: Bytes = 128 * 1024
+    """Largest announcement that is one message: every device gets it, and the strictest hosted broker takes no more. What a
+    larger one offers becomes a blob, for devices that take part."""
+
     max_blob_bytes: Bytes = 1 << 30
     """Largest blob a device accepts. A device is told sizes by a server it may not trust."""
 
@@ -128,7 +138,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Past rounds a device remembers. At least one: by it the device knows that a task is done."""
 
     max_manifest_bytes: Bytes = 16 << 20
-    """Largest manifest a device reads: it is read before anything that it says is known."""
+    """Largest manifest a device reads, and largest page of an announcement: they are read before anything that they say is
+    known."""
 
     max_steps: Annotated[int, msgspec.Meta(ge=1, le=1 << 40)] = 1_000_000
     """Most local steps of a round that a device begins."""

@@ -13,13 +13,14 @@ from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import encode_manifest
 from edgefl.wire.bundle.readers import Text
 from edgefl.wire.mqtt.envelope import Seal, bare
-from edgefl.wire.mqtt.messages import Offer, Round, Task
+from edgefl.wire.mqtt.messages import ELSEWHERE, VERSION, Offer, Round, Task
 from edgefl.wire.mqtt.session import Session
 from edgefl.wire.mqtt.topics import Topics
 from edgefl.wire.tensors import Arrays
 from server.coordinator.fleet import Assignment
 from server.coordinator.states import OpenRound, State
 from server.publish.downlink import Downlink
+from server.publish.kept import MirrorFolder
 from server.publish.model import Model
 from server.publish.publisher import Publisher
 from server.run_spec import ExchangeSpec, RunSpec
@@ -52,8 +53,17 @@ class Announcements:
         self._seal = seal
         self._topics = Topics(spec.federation)
         limits, downlink = spec.limits, spec.downlink
+        mirrored = downlink.mirror_folder or (str(folder / "mirror") if downlink.mirrors else "")
         self.publisher = Publisher(
-            session, self._topics, limits.chunk_bytes, downlink.compression, limits.max_blob_bytes, seal
+            session,
+            self._topics,
+            limits.chunk_bytes,
+            downlink.compression,
+            limits.max_blob_bytes,
+            seal,
+            kept=MirrorFolder(Path(mirrored)) if mirrored else None,
+            by_broker=not downlink.mirrors_only,
+            most_bytes=limits.announcement_bytes,
         )
         self.publisher.message_limit = spec.message_limit
         self._downlink = Downlink(
@@ -69,8 +79,9 @@ class Announcements:
 
     @property
     def published(self) -> list[BlobRef]:
-        """Every blob of the current weights."""
-        return [ref for refs in self._downlink.units.values() for ref in refs]
+        """Every blob of the current weights, and what the last announcement was too large for."""
+        weights = [ref for refs in self._downlink.units.values() for ref in refs]
+        return [*weights, *self.publisher.pages]
 
     def publish(self, model: Model) -> None:
         """Offer the parts of a new model."""
@@ -95,7 +106,9 @@ class Announcements:
         number = current.number if current else max(0, state.next_round - 1)
         # Between rounds the main exchange is offered: the one that adapts the model to a user, if any does.
         position = current.position if current else spec.next_main(state.position)
+        downlink = spec.downlink
         message = Round(
+            v=ELSEWHERE if downlink.mirrors_only else VERSION,
             run=self._run,
             round=number,
             state=_public_state(state),
@@ -105,6 +118,8 @@ class Announcements:
             hyper=spec.hyper_at(max(1, number), position),
             base=state.base,
             deadline=current.deadline if current else 0.0,
+            mirrors=downlink.mirrors,
+            mirrors_only=downlink.mirrors_only,
         )
         self.publisher.announce(message)
         self.publisher.keep_only(self._bundles | {ref.sha256 for ref in self.published})

@@ -8,21 +8,27 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Protocol
 
 from edgefl.wire import tensors
-from edgefl.wire.blobs import BlobRef, split
+from edgefl.wire.blobs import BlobRef, describe
 from edgefl.wire.compression import Compression, packed
-from edgefl.wire.errors import ConfigError
+from edgefl.wire.errors import ConfigError, StoreError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.envelope import Seal, bare
 from edgefl.wire.mqtt.messages import Round
 from edgefl.wire.mqtt.session import Delivery
 from edgefl.wire.mqtt.topics import Topics
 from edgefl.wire.tensors import Array, Arrays
+from server.publish.kept import InMemory, Kept
 
 _MOST_ECHOES = 64
+_MOST_WAITING = 64 << 20
+"""Bytes of chunks that wait for the broker: each is a copy in memory until it has them."""
+_BROKER_S = 10.0
+"""For the broker to take one more; after that the rest waits in memory, as it must."""
 
 
 class Publishes(Protocol):
@@ -35,7 +41,8 @@ class Publisher:
     """Keeps the live set of blobs and the announcement, here and at the broker.
 
     Nothing is published before :meth:`connected`; blobs offered while the broker is away follow with the next one.
-    None has more than ``blob_limit`` bytes, which devices refuse.
+    None has more than ``blob_limit`` bytes, which devices refuse. ``kept`` holds their bytes; only there are they unless
+    they go out ``by_broker``. An announcement of more than ``most_bytes`` bytes, or than the broker takes, is paged.
     """
 
     def __init__(
@@ -46,6 +53,10 @@ class Publisher:
         compression: Compression = "none",
         blob_limit: int = Limits().max_blob_bytes,
         seal: Seal = bare,
+        *,
+        kept: Kept | None = None,
+        by_broker: bool = True,
+        most_bytes: int = Limits().announcement_bytes,
     ) -> None:
         self._session = session
         self._topics = topics
@@ -56,7 +67,13 @@ class Publisher:
         self._said = b""
         self._announced: Round | None = None
         self._echoes: deque[bytes] = deque(maxlen=_MOST_ECHOES)
-        self._blobs: dict[str, tuple[BlobRef, bytes]] = {}
+        self._kept: Kept = kept or InMemory()
+        self._by_broker = by_broker
+        self._most_bytes = most_bytes
+        self._blobs: dict[str, BlobRef] = {}
+        self._page: BlobRef | None = None
+        self._waiting: deque[tuple[Delivery, int]] = deque()
+        self._waiting_bytes = 0
         self._stale: dict[str, BlobRef] = {}
         self._delivery: Delivery | None = None
         self._cleared: Delivery | None = None
@@ -72,7 +89,12 @@ class Publisher:
     @property
     def live(self) -> Mapping[str, BlobRef]:
         """References of the blobs that devices may fetch, by SHA-256."""
-        return {sha256: ref for sha256, (ref, _) in self._blobs.items()}
+        return dict(self._blobs)
+
+    @property
+    def pages(self) -> tuple[BlobRef, ...]:
+        """What the last announcement was too large for; it stays as long as that does."""
+        return () if self._page is None else (self._page,)
 
     def offer(self, data: bytes, chunk: int = 0, *, plain: bool = False) -> BlobRef:
         """Add a blob to the live set, cut into ``chunk`` bytes (0: the default); an equal one is not published twice.
@@ -92,23 +114,27 @@ class Publisher:
     def put(self, ref: BlobRef, data: bytes) -> BlobRef:
         """Add a blob whose bytes are ready to travel."""
         if ref.sha256 not in self._blobs:
-            self._blobs[ref.sha256] = (ref, data)
+            self._kept.keep(ref.sha256, data)
+            self._blobs[ref.sha256] = ref
             self._stale.pop(ref.sha256, None)
             if self.online:
                 self._send(ref.sha256)
-        return self._blobs[ref.sha256][0]
+        return self._blobs[ref.sha256]
 
     def travelling(self, sha256: str) -> bytes:
         """The bytes of a live blob as they travel."""
-        return self._blobs[sha256][1]
+        return self._kept.whole(sha256)
 
     def announce(self, message: Round) -> None:
         """Make ``message`` the retained ``rounds/current``. Offer what it names first.
 
-        ConfigError if it is larger than the broker takes (:attr:`message_limit`).
+        ConfigError if it is larger than the broker takes (:attr:`message_limit`), what can be paged apart.
         """
         topic = self._topics.current_round
-        payload = self._seal(topic, message)
+        payload, page = self._seal(topic, message), b""
+        if len(payload) > min(self._most_bytes, self.message_limit or self._most_bytes):
+            page = message.page
+            payload = self._seal(topic, message.paged(describe(page, self._chunk)))
         if self.message_limit and len(payload) > self.message_limit:
             raise ConfigError(
                 f"the announcement of a round takes {len(payload)} bytes, and the broker {self.message_limit} a "
@@ -116,6 +142,7 @@ class Publisher:
                 size=len(payload),
                 limit=self.message_limit,
             )
+        self._page = self.offer(page, plain=True) if page else None
         self.current, self._delivery = message, None
         if self.online:
             self._said, self._announced = payload, message
@@ -129,9 +156,12 @@ class Publisher:
 
     def keep_only(self, wanted: Iterable[str]) -> None:
         """Clear every live blob whose SHA-256 is not ``wanted``. Announce the round that no longer names it first."""
-        keep = set(wanted)
+        keep = {*wanted, *(ref.sha256 for ref in self.pages)}
         for sha256 in [name for name in self._blobs if name not in keep]:
-            self.clear(self._blobs.pop(sha256)[0])
+            ref = self._blobs.pop(sha256)
+            if self._by_broker:
+                self.clear(ref)
+        self._kept.keep_only(self._blobs.keys())
 
     def clear(self, ref: BlobRef) -> None:
         """Take a blob's chunks off the broker, also one that an earlier process left there."""
@@ -202,14 +232,44 @@ class Publisher:
             for sha256 in self._blobs:
                 self._restored = self._send(sha256) or self._restored
 
+    def lost(self) -> str:
+        """What is wrong with the blobs that are kept; empty if they are all there."""
+        try:
+            for ref in self._blobs.values():
+                for _ in self._kept.pieces(ref):
+                    break
+        except StoreError as error:
+            return error.message
+        return ""
+
+    def close(self) -> None:
+        """Nothing more is published."""
+        self._kept.close()
+
     def _send(self, sha256: str) -> Delivery | None:
         """Publish a blob; the last chunk's delivery."""
-        ref, data = self._blobs[sha256]
+        ref, last, patient = self._blobs[sha256], None, True
         self._sent.add(sha256)
-        last = None
-        for index, piece in enumerate(split(data, ref.chunk)):
-            last = self._session.publish(self._topics.blob_chunk(sha256, index), piece, retain=True)
+        if not self._by_broker:
+            return None
+        with suppress(StoreError):  # a device that misses it says so, and people are told
+            for index, piece in enumerate(self._kept.pieces(ref)):
+                patient = patient and self._room_for(len(piece))
+                last = self._session.publish(self._topics.blob_chunk(sha256, index), piece, retain=True)
+                self._waiting.append((last, len(piece)))
+                self._waiting_bytes += len(piece)
         return last
+
+    def _room_for(self, nbytes: int) -> bool:
+        """Whether the broker has taken enough of what was published; False where it takes nothing for a while."""
+        while self._waiting and self._waiting_bytes + nbytes > _MOST_WAITING:
+            oldest, size = self._waiting.popleft()
+            self._waiting_bytes -= size
+            if not oldest.wait(_BROKER_S):
+                self._waiting.clear()
+                self._waiting_bytes = 0
+                return False
+        return True
 
 
 def of_units(weights: Mapping[str, Array], units: Iterable[str]) -> dict[str, Arrays]:
@@ -221,14 +281,16 @@ def of_units(weights: Mapping[str, Array], units: Iterable[str]) -> dict[str, Ar
     return {unit: own for unit, own in by_unit.items() if own}
 
 
-def unit_blobs(weights: Mapping[str, Array], units: Iterable[str]) -> dict[str, bytes]:
-    """One safetensors blob per unit with its tensors under their global names; a unit without tensors has none."""
-    return {unit: tensors.dump(own) for unit, own in of_units(weights, units).items()}
+def unit_blobs(weights: Mapping[str, Array], units: Iterable[str]) -> Iterator[tuple[str, bytes]]:
+    """One safetensors blob per unit with its tensors under their global names, one after the other; a unit without tensors
+    has none."""
+    return ((unit, tensors.dump(own)) for unit, own in of_units(weights, units).items())
 
 
-def version_of(units: Mapping[str, bytes]) -> str:
+def version_of(units: Iterable[tuple[str, bytes]]) -> str:
     """The model version: SHA-256 over the SHA-256 of each unit's blob, by unit."""
+    digests = {unit: hashlib.sha256(data).hexdigest() for unit, data in units}
     whole = hashlib.sha256()
-    for unit in sorted(units):
-        whole.update(f"{unit}={hashlib.sha256(units[unit]).hexdigest()}\n".encode())
+    for unit in sorted(digests):
+        whole.update(f"{unit}={digests[unit]}\n".encode())
     return whole.hexdigest()

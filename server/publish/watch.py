@@ -39,6 +39,7 @@ class Watch:
         self._announced = self._sent = self._heard_by = 0.0
         self._due = False
         self._told = False
+        self._lost = ""
 
     def connected(self, *, resumed: bool) -> None:
         """The broker is there; ``resumed``: it knows our session, and is waited for to say what it retains."""
@@ -75,6 +76,10 @@ class Watch:
         if self._publisher.online and self._clock() - self._sent >= _BLOBS_S:
             self._sent = self._clock()
             self._publisher.restore_blobs()
+            if (lost := self._publisher.lost()) != self._lost:
+                self._lost = lost
+                if lost:
+                    self._emit(Warned(tier="", text=lost))
 
     def step(self) -> float | None:
         """Seconds until something is to be restored; None if nothing is."""

@@ -24,7 +24,7 @@ def test_every_cell_is_a_promise_with_a_test_or_a_limit() -> None:
             tests = {name for each in re.findall(r"\*([^*]+)\*", cell) for name in each.split(", ")}
             assert tests or "limit" in cell, (who, cell)
             used |= tests
-    assert len(matrix) == 5 and used == named
+    assert len(matrix) == 6 and used == named
 
 
 def test_the_tests_are_there() -> None:

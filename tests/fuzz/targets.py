@@ -15,10 +15,12 @@ from edgefl.wire.bundle import profiles
 from edgefl.wire.bundle.archive import read_bundle
 from edgefl.wire.bundle.manifest import decode_manifest
 from edgefl.wire.errors import EdgeflError
+from edgefl.wire.mirrors import Mirror
 from edgefl.wire.mqtt import messages, profile_messages
 from edgefl.wire.mqtt.envelope import open_message, peek
 from edgefl.wire.mqtt.messages import decode
 from edgefl.wire.mqtt.topics import Topics
+from tests.wire.mqtt.rounds import announcement
 
 MOST_BYTES = 1 << 20
 _BLOB_BYTES = 1 << 16
@@ -102,12 +104,30 @@ def envelope(data: bytes) -> None:
                 open_message(kind, "edgefl/v1/f/rounds/current", data)
 
 
+def page(data: bytes) -> None:
+    """Of an announcement, and what its references say of themselves."""
+    head = announcement().paged(describe(data, 1024))
+    with suppress(EdgeflError):
+        whole = head.whole(data)
+        for ref in (ref for line in whole.units.values() for ref in line):
+            ref.check(_BLOB_BYTES)
+
+
+def mirror(data: bytes) -> None:
+    with suppress(EdgeflError):
+        found = Mirror.parse(data.decode("utf-8", "replace"))
+        assert found == Mirror.parse(str(found)) and found.target("x").isprintable()
+        assert not set(found.target("x") + found.netloc) & set(" \r\n#?")
+
+
 TARGETS: Mapping[str, tuple[Callable[[bytes], None], tuple[str, ...]]] = {
     "messages": (
         any_message,
         ("ack_*", "decline*", "hello*", "pro*", "round*", "status*", "task*", "update*"),
     ),
     "envelopes": (envelope, ("signed_*", "hello*", "round*")),
+    "pages": (page, ("round_page*",)),
+    "mirrors": (mirror, ("topics*",)),
     "topics": (any_topic, ("topics*",)),
     "tensors": (tensor_file, ("tensors*", "patch_*")),
     "patches": (patch, ("patch*",)),

@@ -105,6 +105,21 @@ PATCH_GOAL = {
 }
 PATCH = patches.patch(PATCH_OLD, PATCH_GOAL, {"head.weight", "head.bias", "stem.scale"}) or b""
 
+PAGED = Round(
+    run="run-7",
+    round=3,
+    state="open",
+    model_version="9f" * 32,
+    offers={"onnx": Offer(bundles={"weak": describe(b"weak bundle", 131072)})},
+    units={"stem": (describe(b"stem weights", 131072),), "head": (describe(bytes(range(10)), 4),)},
+    hyper={"lr": 0.05},
+    base=1,
+    deadline=1767225600.5,
+    mirrors=("https://weights.example.org/demo",),
+    mirrors_only=True,
+    v=3,
+)
+
 MESSAGES: dict[str, Message] = {
     "round_open": Round(
         run="run-7",
@@ -129,6 +144,19 @@ MESSAGES: dict[str, Message] = {
         base=1,
         deadline=1767225600.5,
     ),
+    "round_with_mirrors": Round(
+        run="run-7",
+        round=3,
+        state="open",
+        model_version="9f" * 32,
+        offers={"onnx": Offer(bundles={"weak": describe(b"weak bundle", 131072)})},
+        units={"stem": (describe(b"stem weights", 131072),)},
+        hyper={"lr": 0.05},
+        base=1,
+        deadline=1767225600.5,
+        mirrors=("https://weights.example.org/demo", "http://10.0.0.7:8480"),
+    ),
+    "round_paged": PAGED.paged(describe(PAGED.page, 131072)),
     "status_offline": Status(online=False),
     "status_online": Status(online=True),
     "hello": Hello(
@@ -314,6 +342,7 @@ def vectors() -> dict[str, bytes]:
     found |= {name: msgspec.msgpack.encode(ref) for name, ref in BLOBS.items()}
     found["task_with_unknown_field"] = _with_extra_field(MESSAGES["task"])
     found["task_of_version_2"] = messages.encode(msgspec.structs.replace(MESSAGES["task"], v=2))
+    found["round_page"] = PAGED.page
     found["manifest"] = manifest.encode_manifest(example_manifest())
     found["manifest_of_exchanges"] = manifest.encode_manifest(example_manifest_of_exchanges())
     found["manifest_of_texts"] = manifest.encode_manifest(example_manifest_of_texts())

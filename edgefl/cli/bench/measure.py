@@ -11,6 +11,7 @@ import typer
 from edgefl.cli.bench import codecs as bench_codecs
 from edgefl.cli.bench import faults as bench_faults
 from edgefl.cli.bench import footprint as bench_footprint
+from edgefl.cli.bench import mirror as bench_mirror
 from edgefl.cli.bench import models as bench_models
 from edgefl.cli.bench import peer as bench_peer
 from edgefl.cli.bench import programs as bench_programs
@@ -50,6 +51,8 @@ Examples:
 
   edgefl bench footprint --json
 
+  edgefl bench mirror --bytes 2GiB --json
+
   edgefl bench peer flower
 """
 _SUBMODELS = """
@@ -76,6 +79,7 @@ def register(app: typer.Typer) -> None:
     bench_codecs.register(group)
     bench_faults.register(group)
     bench_footprint.register(group)
+    bench_mirror.register(group)
     bench_models.register(group)
     bench_peer.register(group)
     bench_programs.register(group)

@@ -31,6 +31,7 @@ from edgefl.cli.options import (
     token_text,
 )
 from edgefl.wire import folders
+from edgefl.wire.mirrors import Mirror
 from edgefl.wire.mqtt.topics import checked_name
 
 _EXAMPLES = """
@@ -108,6 +109,12 @@ def device(
     policy: Annotated[
         Path | None, typer.Option(help="a TOML file of what this device may do, and when")
     ] = None,
+    mirror: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="URL of a mirror of this device's own, like http://gateway.lan:8480; asked before all others"
+        ),
+    ] = None,
     until_done: Annotated[bool, typer.Option(help="stop when the training is done")] = False,
     limit: Annotated[list[str] | None, typer.Option(help="a limit as key=value, e.g. fetch_window=4")] = None,
     server_key: Annotated[
@@ -160,6 +167,7 @@ def device(
         tune=tune,
         sandbox=sandbox.value,
         policy=str(policy or ""),
+        mirrors=tuple(str(Mirror.parse(text)) for text in mirror or ()),
         as_json=as_json,
     )
     if isinstance(ctx.obj, Told):

@@ -38,6 +38,7 @@ class DeviceSettings(msgspec.Struct, frozen=True, kw_only=True):
     tune: bool = True
     sandbox: str = "auto"
     policy: str = ""
+    mirrors: tuple[str, ...] = ()
     as_json: bool = False
 
 
@@ -68,6 +69,7 @@ def run(settings: DeviceSettings) -> None:
         tune=settings.tune,
         sandbox=settings.sandbox,
         policy=settings.policy or None,
+        mirrors=settings.mirrors,
         until_done=settings.until_done,
         server_key=settings.server_key,
         token=settings.token,

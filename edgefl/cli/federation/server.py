@@ -47,6 +47,12 @@ def server(
     key_file: KeyFile = "",
     password_file: PasswordFile = "",
     insecure_password: InsecurePassword = False,
+    mirror: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="URL where devices find what this server publishes, like https://weights.example.org; may be repeated"
+        ),
+    ] = None,
     database: Annotated[
         str, typer.Option(help="SQLAlchemy URL of the journal; default: SQLite in --out")
     ] = "",
@@ -79,6 +85,7 @@ def server(
         "broker.key_file": key_file,
         "broker.password_file": password_file,
         "broker.insecure_password": insecure_password,
+        "downlink.mirrors": mirror,
         "broker.password": "" if password_file else os.environ.get("EDGEFL_BROKER_PASSWORD", ""),
     }
     served = Server(

@@ -14,6 +14,9 @@ from edgefl.wire.blobs import BlobRef
 from edgefl.wire.errors import ProtocolError
 
 VERSION = 1
+ELSEWHERE = 3
+"""``v`` of a :class:`Round` that means nothing to whoever reads version 1: what it offers stands in a blob, or its blobs are
+not at the broker."""
 ENVELOPE_BYTES = 512
 """More than any UpdateChunk needs around its data, so that the whole payload stays within ``chunk_bytes``."""
 
@@ -34,7 +37,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     signatures: dict[str, bytes] = {}
 
 
-class Round(Message, frozen=True, kw_only=True):
+class Round(Message, frozen=True, kw_only=True, omit_defaults=True):
     """``rounds/current``, retained: the open round, or the closed one while nothing is open.
 
     ``run`` names one training run of the federation; a device drops what belongs to another run.
@@ -43,8 +46,14 @@ class Round(Message, frozen=True, kw_only=True):
     ``model_version``, in order (:mod:`edgefl.wire.patches`); most often there are none.
     ``base`` is the last round whose updates are in the model, 0 before the first: what a device kept of a later round
     is void, as that round was abandoned. ``deadline`` is seconds since the epoch.
+
+    ``mirrors``: where blobs lie beside the broker (:mod:`edgefl.wire.mirrors`); with ``mirrors_only`` nowhere else. Where
+    ``pages`` is given, ``offers`` and ``units`` are empty and stand in that blob (:class:`Page`).
     """
 
+    v: int = msgspec.field(
+        default_factory=lambda: VERSION
+    )  # so that it is written, as all but the last three are
     run: str
     round: int
     state: Literal["open", "closed", "done"]
@@ -54,6 +63,9 @@ class Round(Message, frozen=True, kw_only=True):
     hyper: dict[str, float]
     base: int
     deadline: float
+    mirrors: tuple[str, ...] = ()
+    mirrors_only: bool = False
+    pages: BlobRef | None = None
 
     def offer(self, format: str) -> Offer:
         """What the round offers to devices whose engine runs ``format``; empty if that is nothing."""
@@ -62,6 +74,32 @@ class Round(Message, frozen=True, kw_only=True):
     def formats_of(self, tier: str) -> tuple[str, ...]:
         """The formats in which a tier is offered, by name."""
         return tuple(sorted(name for name, offer in self.offers.items() if tier in offer.bundles))
+
+    @property
+    def page(self) -> bytes:
+        """The part that grows with the model, as it stands in a blob."""
+        return _encoder.encode(Page(offers=self.offers, units=self.units))
+
+    def paged(self, pages: BlobRef) -> Round:
+        """Without that part, which is the blob ``pages``."""
+        return msgspec.structs.replace(self, v=ELSEWHERE, offers={}, units={}, pages=pages)
+
+    def whole(self, page: bytes) -> Round:
+        """With the part that ``pages`` names, whose bytes have been checked; ProtocolError if they are malformed."""
+        try:
+            read = _page.decode(page)
+        except MALFORMED as error:
+            raise ProtocolError(
+                f"the page of the announcement of round {self.round} is malformed: {error}"
+            ) from error
+        return msgspec.structs.replace(self, offers=read.offers, units=read.units, pages=None)
+
+
+class Page(msgspec.Struct, frozen=True, kw_only=True):
+    """What a :class:`Round` offers, in a blob of its own."""
+
+    offers: dict[str, Offer]
+    units: dict[str, tuple[BlobRef, ...]]
 
 
 class Status(Message, frozen=True, kw_only=True):
@@ -128,7 +166,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     ``down_bytes``: payloads of the blob messages that it got since its last update; ``down_wire_bytes``: with their
     headers (:mod:`edgefl.wire.mqtt.packets`). ``variants``: the form in use of each graph that has several and was tried, ""
-    for its own; ``dropped``: "graph/variant" of those that cannot run on this device, and why.
+    for its own; ``dropped``: "graph/variant" of those that cannot run on this device, and why. ``mirror_bytes``: of blobs
+    that came by mirrors, which the two others do not count.
     """
 
     step_ms: float
@@ -140,6 +179,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     down_wire_bytes: int
     variants: dict[str, str] = {}
     dropped: dict[str, str] = {}
+    mirror_bytes: int = 0
 
 
 class Update(Message, frozen=True, kw_only=True):
@@ -244,7 +284,10 @@ AnyMessage = TypeVar("AnyMessage", bound=Message)
 
 _encoder = msgspec.msgpack.Encoder()
 _version = msgspec.msgpack.Decoder(Message)
+_page = msgspec.msgpack.Decoder(Page)
 _decoders: dict[type[Message], msgspec.msgpack.Decoder[Any]] = {}
+_VERSIONS: dict[type[Message], tuple[int, ...]] = {Round: (VERSION, ELSEWHERE)}
+"""That are read, where it is not :data:`VERSION` alone."""
 
 
 def encode(message: Message) -> bytes:
@@ -264,15 +307,31 @@ def decode(kind: type[AnyMessage], payload: bytes) -> AnyMessage:
     """The message in ``payload``; ProtocolError if it is malformed or of another version."""
     try:
         version = _version.decode(payload).v
-        if version != VERSION:
+        known = _VERSIONS.get(kind, (VERSION,))
+        if version not in known:
             raise ProtocolError(
-                f"{kind.__name__} has protocol version {version}, this side speaks {VERSION}: "
+                f"{kind.__name__} has protocol version {version}, this side speaks {' and '.join(map(str, known))}: "
                 "install the edgefl release that the other side runs",
                 version=version,
             )
         if kind not in _decoders:
             _decoders[kind] = msgspec.msgpack.Decoder(kind)
         message: AnyMessage = _decoders[kind].decode(payload)
+        if isinstance(message, Round):
+            _check_round(message)
         return message
     except MALFORMED as error:
         raise ProtocolError(f"{kind.__name__} message is malformed: {error}") from error
+
+
+def _check_round(message: Round) -> None:
+    """ProtocolError for one that says two things."""
+    elsewhere = message.pages is not None or message.mirrors_only
+    if elsewhere and message.v != ELSEWHERE:
+        raise ProtocolError(
+            f"a Round of version {message.v} has no pages and no mirrors_only, found them: it is refused"
+        )
+    if message.pages is not None and (message.offers or message.units):
+        raise ProtocolError(
+            "a Round with pages has its offers and units there, found some beside them: it is refused"
+        )

@@ -99,7 +99,7 @@ def test_a_kept_job_follows_a_changed_announcement_of_its_round(
     store.close()
     offline = offline_agent(tmp_path, announced)
 
-    job = offline._rounds._kept_job()
+    job = offline._rounds._kept_job(announced)
 
     assert job == msgspec.structs.replace(
         old, bundle=bundles["weak"], units=announced.units, signature=b"another key", tries=1
@@ -145,7 +145,7 @@ def test_a_task_whose_update_is_settled_while_the_agent_looks_for_it_is_not_done
         tmp_path / "state", limit_bytes=1 << 20, history_rounds=5
     )
 
-    assert agent._rounds._next_job() is None
+    assert agent._rounds._next_job(world.announcement()) is None
     assert agent._store.job() is None
     assert agent._store.past("n1") is not None
     agent._store.close()

@@ -238,7 +238,7 @@ def blobs_for(bundle: Bundle, placement: Placement, weights: Arrays) -> dict[str
     """What the server publishes of a round for this bundle, by the names the device fetches."""
     if placement.payload:
         return {bundle.manifest.suffix[0]: tensors.dump(placement.payload, placement.masks)}
-    return unit_blobs(weights, bundle.manifest.suffix)
+    return dict(unit_blobs(weights, bundle.manifest.suffix))
 
 
 def train_on_device(

@@ -194,13 +194,13 @@ def test_clearing_waits_for_the_broker() -> None:
 
 def test_units_become_blobs_and_a_version() -> None:
     weights = {"stem.w": np.ones(2, np.float32), "stem2.w": np.zeros(3, np.float32)}
-    blobs = unit_blobs(weights, ["stem", "pool", "stem2"])
+    blobs = dict(unit_blobs(weights, ["stem", "pool", "stem2"]))
     assert {unit: set(tensors.load(data)) for unit, data in blobs.items()} == {
         "stem": {"stem.w"},
         "stem2": {"stem2.w"},
     }
-    one, other = version_of({"a": b"1", "b": b"2"}), version_of({"b": b"2", "a": b"1"})
-    assert one == other != version_of({"a": b"2", "b": b"1"})
+    one, other = version_of([("a", b"1"), ("b", b"2")]), version_of([("b", b"2"), ("a", b"1")])
+    assert one == other != version_of([("a", b"2"), ("b", b"1")])
 
 
 def test_blobs_are_not_restored_again_before_the_last_time_is_over() -> None:

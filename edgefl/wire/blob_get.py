@@ -1,0 +1,292 @@
+"""One blob from a mirror, as far as the mirror goes along: bounded in time and bytes, and nothing that it says is believed.
+
+::
+
+    with Alarm(aborted) as alarm, Line(mirror, alarm, patience_s=10) as line:
+        for piece in line.pieces(sha256, size, first=0, last=size, step=131072):
+            ...                                             # MirrorError where there is not the next one
+"""
+
+from __future__ import annotations
+
+import http.client
+import math
+import re
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from types import TracebackType
+
+from edgefl.wire.errors import MirrorError
+from edgefl.wire.mirrors import Mirror, is_near
+
+_LOOK_S = 0.1
+_MOST_ADDRESSES = 4
+"""Of one name that are tried, in all within the patience for a piece."""
+_OK, _PART = 200, 206
+_GONE = (404, 410)
+_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)")
+_BROKEN = (OSError, http.client.HTTPException, ValueError, EOFError)
+"""What hostile bytes and broken links raise: of sockets, TLS, HTTP, and numbers that are none."""
+
+
+class Lacks(MirrorError):
+    """The mirror works, and has not this blob."""
+
+
+class Alarm(threading.Thread):
+    """Ends a connection that keeps us waiting, in whatever it does: connecting, TLS, or one byte after the other.
+
+    ``aborted`` is asked all the time, and ends it too.
+    """
+
+    def __init__(self, aborted: Callable[[], bool] = lambda: False) -> None:
+        super().__init__(name="mirror-alarm", daemon=True)
+        self._aborted = aborted
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+        self._deadline = math.inf
+        self.rang = False
+
+    def __enter__(self) -> Alarm:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self.join()
+
+    def guard(self, connection: socket.socket | None) -> None:
+        """What is to be ended; None: nothing."""
+        with self._lock:
+            self._socket = connection
+
+    def wind(self, seconds: float) -> None:
+        """From now on it has so long."""
+        self._deadline, self.rang = time.monotonic() + seconds, False
+
+    def rest(self) -> None:
+        """It waits for us."""
+        self._deadline = math.inf
+
+    @property
+    def left_s(self) -> float:
+        return max(0.01, self._deadline - time.monotonic())
+
+    def run(self) -> None:
+        while not self._ended.wait(_LOOK_S):
+            with self._lock:
+                late = time.monotonic() > self._deadline
+                if self._socket is not None and (late or self._aborted()):
+                    self.rang = late
+                    with suppress(
+                        OSError
+                    ):  # not SSLSocket's own method, which forgets its state under a reader
+                        socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
+
+class Line:
+    """A connection to one mirror, kept for the next blob; one at a time.
+
+    ``patience_s`` is how long asking may take, with all that goes before it, and each piece. ``near``: without TLS only
+    machines of a private network are asked. ``ca_file``: an authority beside the system's.
+    """
+
+    def __init__(
+        self, mirror: Mirror, alarm: Alarm, *, patience_s: float, near: bool = True, ca_file: str = ""
+    ) -> None:
+        self._mirror = mirror
+        self._alarm = alarm
+        self._patience_s = patience_s
+        self._near = near
+        self._ca_file = ca_file
+        self._connection: http.client.HTTPConnection | None = None
+
+    def __enter__(self) -> Line:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._alarm.guard(None)
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(OSError):
+                connection.close()
+
+    def pieces(self, sha256: str, size: int, *, first: int, last: int, step: int) -> Iterator[bytes]:
+        """Bytes ``first`` to ``last`` of the blob of ``size`` bytes, ``step`` at a time, unchecked. MirrorError where they
+        end early, or the mirror says something else; Lacks if it has not the blob."""
+        self._alarm.wind(self._patience_s)
+        try:
+            response = self._asked(sha256, None if (first, last) == (0, size) else (first, last))
+            skip = self._checked(response, size, first, last)
+            for start in range(0, skip, step):
+                self._read(response, min(step, skip - start))
+            for start in range(first, last, step):
+                yield self._read(response, min(step, last - start))
+            if response.length != 0:  # more than it is about, or who knows how much
+                self.close()
+            else:
+                response.close()
+        except _BROKEN as error:
+            self.close()
+            raise MirrorError(self._why(error)) from error
+        except BaseException:
+            self.close()
+            raise
+
+    def whole(self, sha256: str, step: int) -> tuple[int, Iterator[bytes]]:
+        """The bytes that the mirror says a blob has, and all of them, ``step`` at a time, unchecked; for who knows its name
+        only. MirrorError, Lacks like :meth:`pieces`."""
+        self._alarm.wind(self._patience_s)
+        try:
+            response = self._asked(sha256, None)
+            self._check_status(response, (_OK,))
+            size = response.length
+        except _BROKEN as error:
+            self.close()
+            raise MirrorError(self._why(error)) from error
+        if size is None:
+            self.close()
+            raise MirrorError("it does not say how many bytes it sends")
+        return size, self._rest(response, size, step)
+
+    def _rest(self, response: http.client.HTTPResponse, size: int, step: int) -> Iterator[bytes]:
+        try:
+            for start in range(0, size, step):
+                yield self._read(response, min(step, size - start))
+            response.close()
+        except _BROKEN as error:
+            self.close()
+            raise MirrorError(self._why(error)) from error
+        except BaseException:
+            self.close()
+            raise
+
+    def _why(self, error: BaseException) -> str:
+        if self._alarm.rang or isinstance(error, TimeoutError):
+            return f"it gave nothing of use in {self._patience_s:g} s"
+        return f"{type(error).__name__}: {error}"[:200]
+
+    # -- asking ----------------------------------------------------------------------------------------------
+
+    def _asked(self, sha256: str, part: tuple[int, int] | None) -> http.client.HTTPResponse:
+        """A mirror may have closed a connection that was kept: then it is asked once more, on a new one."""
+        if self._connection is not None:
+            with suppress(*_BROKEN):
+                return self._ask(self._connection, sha256, part)
+            self.close()
+        self._connection = self._connected()
+        return self._ask(self._connection, sha256, part)
+
+    def _ask(
+        self, connection: http.client.HTTPConnection, sha256: str, part: tuple[int, int] | None
+    ) -> http.client.HTTPResponse:
+        connection.putrequest("GET", self._mirror.target(sha256), skip_host=True, skip_accept_encoding=True)
+        connection.putheader("Host", self._mirror.netloc)
+        connection.putheader("Accept-Encoding", "identity")
+        if part is not None:
+            connection.putheader("Range", f"bytes={part[0]}-{part[1] - 1}")
+        connection.endheaders()
+        return connection.getresponse()
+
+    def _connected(self) -> http.client.HTTPConnection:
+        mirror = self._mirror
+        plain = self._dialled()
+        if not mirror.secure and self._near and not is_near(plain.getpeername()[0]):
+            plain.close()
+            raise MirrorError(
+                f"{mirror.host} is no machine of a private network, and http is not secret: name an https mirror, or name "
+                "this one to the device as its own (`mirror`)"
+            )
+        connection = http.client.HTTPConnection(mirror.host, mirror.port)
+        connection.auto_open = 0  # what is closed is opened here, under the same rules
+        connection.sock = self._secured(plain) if mirror.secure else plain
+        return connection
+
+    def _dialled(self) -> socket.socket:
+        found = socket.getaddrinfo(self._mirror.host, self._mirror.port, type=socket.SOCK_STREAM)
+        error: OSError = OSError("the name has no address")
+        for family, kind, protocol, _, address in found[:_MOST_ADDRESSES]:
+            made = socket.socket(family, kind, protocol)
+            try:
+                made.settimeout(self._alarm.left_s)
+                self._alarm.guard(made)
+                made.connect(address)
+                made.settimeout(self._patience_s)
+                return made
+            except OSError as failed:
+                error = failed
+                self._alarm.guard(None)
+                made.close()
+        raise error
+
+    def _secured(self, plain: socket.socket) -> ssl.SSLSocket:
+        try:
+            context = ssl.create_default_context()
+            if self._ca_file:
+                context.load_verify_locations(self._ca_file)
+            self._alarm.guard(None)
+            secured = context.wrap_socket(
+                plain, server_hostname=self._mirror.host, do_handshake_on_connect=False
+            )
+        except _BROKEN:
+            plain.close()
+            raise
+        try:
+            self._alarm.guard(secured)
+            secured.do_handshake()
+        except _BROKEN:
+            self._alarm.guard(None)
+            secured.close()
+            raise
+        return secured
+
+    # -- what comes back -------------------------------------------------------------------------------------
+
+    def _check_status(self, response: http.client.HTTPResponse, wanted: tuple[int, ...]) -> None:
+        status = response.status
+        if status in wanted:
+            return
+        self.close()
+        if status in _GONE:
+            raise Lacks(f"it has not the blob (HTTP {status})")
+        if 300 <= status < 400:
+            raise MirrorError(
+                f"it sends elsewhere (HTTP {status}), which is not followed: name the last address"
+            )
+        raise MirrorError(f"it answers HTTP {status}")
+
+    def _checked(self, response: http.client.HTTPResponse, size: int, first: int, last: int) -> int:
+        """How many bytes come before those that were asked for."""
+        self._check_status(response, (_OK, _PART))
+        if response.status == _OK:
+            promised, skip = size, first
+        else:
+            told = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
+            if told is None or (int(told[1]), int(told[2])) != (first, last - 1):
+                self.close()
+                raise MirrorError("it sends other bytes than those that were asked for")
+            promised, skip = last - first, 0
+        if response.length is not None and response.length != promised:
+            self.close()
+            raise MirrorError(f"it sends {response.length} bytes, and the blob has {promised} there")
+        return skip
+
+    def _read(self, response: http.client.HTTPResponse, nbytes: int) -> bytes:
+        self._alarm.wind(self._patience_s)
+        data = response.read(nbytes)
+        if len(data) < nbytes:
+            raise EOFError("it ended early")
+        self._alarm.rest()
+        return data

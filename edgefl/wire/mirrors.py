@@ -1,0 +1,83 @@
+"""Mirrors: where blobs lie beside the broker, each at ``BASE/<sha256>``, for whoever speaks HTTP.
+
+Nobody has to trust one: what comes from there is held against the digests that the server signed.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from edgefl.wire.errors import ConfigError
+
+MOST_MIRRORS = 8
+"""That an announcement names and a device asks."""
+MOST_LETTERS = 500
+_PORTS = {"http": 80, "https": 443}
+_HOST = re.compile(r"[a-z0-9._-]+|[0-9a-f:.]*:[0-9a-f:.]*(%[a-z0-9._-]+)?")
+_PATH = re.compile(r"(/[A-Za-z0-9._~!$&'()*+,;=:@%-]+)*")
+_REMEDY = "write it like https://weights.example.org/demo or http://gateway.lan:8480"
+
+
+@dataclass(frozen=True)
+class Mirror:
+    """A mirror's address; ``path`` is empty or begins with a slash, and ends with none."""
+
+    scheme: str
+    host: str
+    port: int
+    path: str
+
+    @classmethod
+    def parse(cls, text: str) -> Mirror:
+        """``http(s)://host[:port][/path]``; ConfigError for anything else, user names and queries among it."""
+        try:
+            parts = urlsplit(text)
+            port, host = parts.port, parts.hostname or ""
+        except ValueError as error:
+            raise ConfigError(f"{text[:MOST_LETTERS]!r} is no mirror ({error}): {_REMEDY}") from error
+        path = parts.path.rstrip("/")
+        good = (
+            parts.scheme in _PORTS
+            and _HOST.fullmatch(host)
+            and port != 0
+            and not (parts.username or parts.password or parts.query or parts.fragment)
+            and _PATH.fullmatch(path)
+            and len(text) <= MOST_LETTERS
+            and text.isascii()
+            and text.isprintable()
+        )
+        if not good:
+            raise ConfigError(f"{text[:MOST_LETTERS]!r} is no mirror: {_REMEDY}")
+        return cls(parts.scheme, host, port or _PORTS[parts.scheme], path)
+
+    @property
+    def secure(self) -> bool:
+        """Whether nobody on the way sees which blobs are asked for."""
+        return self.scheme == "https"
+
+    @property
+    def netloc(self) -> str:
+        """What the Host header has."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == _PORTS[self.scheme] else f"{host}:{self.port}"
+
+    def target(self, sha256: str) -> str:
+        """What is asked for."""
+        return f"{self.path}/{sha256}"
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.netloc}{self.path}"
+
+
+def is_near(address: str) -> bool:
+    """Whether an IP address belongs to this machine or to a private network."""
+    import ipaddress  # a device without mirrors has no use for it
+
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return False
+    plain = getattr(found, "ipv4_mapped", None) or found
+    return bool(plain.is_private and not plain.is_link_local and not plain.is_unspecified)

@@ -1,0 +1,143 @@
+"""Where the bytes of live blobs are kept on the server's side: in memory, or in a folder that mirrors serve."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Protocol
+
+from edgefl.system.files import make_folder, write_whole
+from edgefl.system.folder_lock import FolderHeld, FolderLock
+from edgefl.wire.blobs import SHA256, BlobRef, split
+from edgefl.wire.errors import StoreError
+
+_LOCK = "lock"
+_READ = 1 << 20
+
+
+class Kept(Protocol):
+    """The bytes of blobs, as they travel, by SHA-256."""
+
+    def keep(self, sha256: str, data: bytes) -> None:
+        """StoreError if there is no room."""
+        ...
+
+    def whole(self, sha256: str) -> bytes:
+        """StoreError if they are gone."""
+        ...
+
+    def pieces(self, ref: BlobRef) -> Iterator[bytes]:
+        """Chunk by chunk; StoreError if they are gone."""
+        ...
+
+    def keep_only(self, wanted: Collection[str]) -> None:
+        """Drop all others, also those that an earlier process kept."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class InMemory:
+    """As long as the process lives."""
+
+    def __init__(self) -> None:
+        self._blobs: dict[str, bytes] = {}
+
+    def keep(self, sha256: str, data: bytes) -> None:
+        self._blobs[sha256] = data
+
+    def whole(self, sha256: str) -> bytes:
+        return self._blobs[sha256]
+
+    def pieces(self, ref: BlobRef) -> Iterator[bytes]:
+        return split(self._blobs[ref.sha256], ref.chunk)
+
+    def keep_only(self, wanted: Collection[str]) -> None:
+        for sha256 in self._blobs.keys() - wanted:
+            del self._blobs[sha256]
+
+    def close(self) -> None:
+        self._blobs.clear()
+
+
+class MirrorFolder:
+    """``folder/<sha256>``, each whole or not there, for `edgefl mirror` or any other server of files.
+
+    It is one server's alone, which drops what it does not publish any more; files of other names are left alone.
+    StoreError if another one has it, or it cannot be written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        try:
+            make_folder(folder)
+            self._lock = FolderLock(folder, _LOCK)
+        except OSError as error:
+            raise self._unusable(error) from error
+        except FolderHeld as held:
+            raise StoreError(
+                f"another server publishes into the mirror's folder {folder} ({held.who}): give each its own "
+                "(downlink.mirror_folder)",
+                folder=str(folder),
+            ) from held
+
+    def keep(self, sha256: str, data: bytes) -> None:
+        path = self.folder / sha256
+        try:
+            # A power cut may leave a file that is not whole: nothing here is worth waiting for the disk.
+            if not (path.is_file() and path.stat().st_size == len(data) and _digest(path) == sha256):
+                write_whole(path, data)
+        except OSError as error:
+            raise self._unusable(error) from error
+
+    def whole(self, sha256: str) -> bytes:
+        try:
+            return (self.folder / sha256).read_bytes()
+        except OSError as error:
+            raise self._gone(sha256, error) from error
+
+    def pieces(self, ref: BlobRef) -> Iterator[bytes]:
+        try:
+            with (self.folder / ref.sha256).open("rb") as file:
+                for start in range(0, max(1, ref.size), ref.chunk):
+                    piece = file.read(ref.chunk)
+                    if len(piece) != min(ref.chunk, ref.size - start):
+                        raise OSError(f"it has not {ref.size} bytes")
+                    yield piece
+        except OSError as error:
+            raise self._gone(ref.sha256, error) from error
+
+    def keep_only(self, wanted: Collection[str]) -> None:
+        try:
+            for path in self.folder.iterdir():
+                if SHA256.fullmatch(path.name) and path.name not in wanted:
+                    path.unlink(missing_ok=True)
+        except OSError as error:
+            raise self._unusable(error) from error
+
+    def close(self) -> None:
+        self._lock.release()
+
+    def _unusable(self, error: OSError) -> StoreError:
+        reason = error.strerror or str(error)
+        return StoreError(
+            f"the mirror's folder {self.folder} cannot be written ({reason}): free some space there, or name another one "
+            "(downlink.mirror_folder)",
+            folder=str(self.folder),
+        )
+
+    def _gone(self, sha256: str, error: OSError) -> StoreError:
+        return StoreError(
+            f"blob {sha256[:12]} is gone from the mirror's folder {self.folder} ({error.strerror or error}): start the "
+            "server again, which writes it anew, and let nobody else clean up there",
+            folder=str(self.folder),
+        )
+
+
+def _digest(path: Path) -> str:
+    whole = hashlib.sha256()
+    with path.open("rb") as file:
+        while data := file.read(_READ):
+            whole.update(data)
+    return whole.hexdigest()
