@@ -10,6 +10,7 @@ import typer
 
 from edgefl.cli.bench import codecs as bench_codecs
 from edgefl.cli.bench import faults as bench_faults
+from edgefl.cli.bench import fleet as bench_fleet
 from edgefl.cli.bench import footprint as bench_footprint
 from edgefl.cli.bench import models as bench_models
 from edgefl.cli.bench import peer as bench_peer
@@ -75,6 +76,7 @@ def register(app: typer.Typer) -> None:
     group.command("submodels", help=_SUBMODELS)(submodels)
     bench_codecs.register(group)
     bench_faults.register(group)
+    bench_fleet.register(group)
     bench_footprint.register(group)
     bench_models.register(group)
     bench_peer.register(group)
