@@ -27,10 +27,11 @@ class FleetRow(msgspec.Struct, frozen=True, kw_only=True):
     ``connect_s``: from the first connection until the server had taken in all devices but one. ``round_*``: from a round's
     opening to its end as the server tells them; ``cycle_p50_s``: from one opening to the next. ``updates_per_s``: accepted
     over the time of all cycles. ``server_start_bytes``: resident before a device was there; ``server_idle_bytes``: with
-    all connected and no round so far; ``server_peak_bytes``: the highest since then. ``ack_*``: from an update's first chunk to the
-    server's word. ``resent_share``: of all updates, those that were sent again. ``dropped_messages``: by the broker.
-    ``journal_bytes``, ``out_bytes``: the most that journal, and all of the server's folder, took. ``closed`` of ``rounds``
-    were closed.
+    all of them connected and no round so far; ``server_peak_bytes``: the highest since then; children count too. ``ack_*``:
+    from an update's first chunk to the server's word. ``resent_share``: of all updates, those that were sent again.
+    ``dropped_messages``: by the broker. ``journal_bytes``, ``out_bytes``: the most that the journal, and all of the server's
+    folder, took. ``closed`` of ``rounds`` were closed. ``fates``: what the server said to updates of which manner, in all
+    rounds.
     """
 
     devices: int

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 
@@ -84,7 +84,7 @@ class _Counters:
 
 
 class Run:
-    """Connects the fleet once the server is up, lets the last device in once all others are, and ends after the last round."""
+    """Connects the fleet once the server is up, lets the last device in once all others are, ends after the last round."""
 
     def __init__(
         self,
@@ -104,8 +104,8 @@ class Run:
         self._folder = folder
         self._broker, self._server = broker, server
         self._line = b""
-        self._joined = 0
-        self._open = 0
+        self._joined: set[str] = set()
+        self._over = False
         self._began = 0.0
         self._heard = time.monotonic()
         self._error: EdgeflError | None = None
@@ -119,7 +119,7 @@ class Run:
         pipe = self._server.process.stdout
         assert pipe is not None
         self._tell(f"{self.case}: the server starts, and exports its tier")
-        self._loop.watch(pipe, READ, lambda _: self._read(pipe.fileno()))
+        self._loop.watch(pipe, READ, lambda _: self._read(pipe))
         self._look()
         try:
             self._loop.run()
@@ -131,8 +131,11 @@ class Run:
 
     # -- the server's events ---------------------------------------------------------------------------------
 
-    def _read(self, pipe: int) -> None:
-        data = os.read(pipe, _PIPE_BYTES)
+    def _read(self, pipe: IO[bytes]) -> None:
+        data = os.read(pipe.fileno(), _PIPE_BYTES)
+        if not data and self._over:
+            self._loop.forget(pipe)
+            return
         if not data:
             self._fail(last_words(self._folder / "server.log", "server"))
             return
@@ -147,21 +150,19 @@ class Run:
             case "started":
                 self._loop.later(_SETTLE_S, self._begin)
             case "devicejoined":
-                self._joined += 1
-                if self._joined == self.case.devices - self._hold:
+                self._joined.add(event["device"])
+                if not self.measured.connect_s and len(self._joined) == self.case.devices - self._hold:
                     self.measured.connect_s = time.monotonic() - self._began
                     self._loop.later(_SETTLE_S, self._release)
             case "roundopened":
                 self._mark()
-                self._open = event["round"]
-                self._tell(f"{self.case}: round {self._open} of {self.case.rounds + 1}")
+                self._tell(f"{self.case}: round {event['round']} of {self.case.rounds + 1}")
             case "roundended":
                 self.measured.seconds.append(event["seconds"])
                 self.measured.reports.append(event["reports"])
                 self.measured.outcomes.append(event["outcome"])
             case "roundclosed" if event["round"] > self.case.rounds:
-                self._mark()
-                self._loop.later(_SETTLE_S + _LOOK_S, self._finish)
+                self._finish()
 
     def _begin(self) -> None:
         self.measured.start_bytes = self._server.resident_bytes()
@@ -177,9 +178,12 @@ class Run:
         self.fleet.release()
 
     def _finish(self) -> None:
+        """The server ends by itself; the broker tells its counters once more."""
+        self._over = True
+        self._mark()
         self.measured.peak_bytes = self._server.peak_bytes()
         self.measured.broker_peak_bytes = self._broker.peak_bytes()
-        self._loop.stop()
+        self._loop.later(_SETTLE_S + _LOOK_S, self._loop.stop)
 
     def _mark(self) -> None:
         own = os.times()

@@ -1,4 +1,4 @@
-"""``edgefl bench fleet``: real connections of many devices."""
+"""``edgefl bench fleet`` and ``edgefl bench coordinator``: what many devices cost."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgefl.cli.bench.report import measured, mebibytes, report
+from edgefl.cli.bench.report import measured, mebibytes, print_rows, report
 
 if TYPE_CHECKING:
     from edgefl.bench.fleet.rows import FleetRow
@@ -19,8 +19,8 @@ Mosquitto runs with the configuration that edgefl ships, the server is `edgefl s
 one process that trains nothing (`edgefl load`): broker, server and generator share this machine. Updates are dense (a
 ResNet-20, 1.1 MB), onebit (the same in one bit an entry), middle (321 KB) or small (3 KB). The first round is not counted.
 
-Without --devices the rows are: 1,000 devices with dense and with onebit updates; 100 of 100 and 100 of 10,000 selected; 3,000
-with 321 KB. That takes some minutes.
+Without --devices the rows are: 1,000 devices with dense and with onebit updates; 100 of 100 and 100 of 10,000 selected;
+3,000 with 321 KB. That takes some minutes.
 
 Examples:
 
@@ -30,11 +30,23 @@ Examples:
 
   edgefl bench fleet --devices 10000 --selected 100 --update onebit --json
 """
+_COORDINATOR = """
+Time of the coordinator's step for one event, while a round with so many assignments is open.
+
+Events are the answers of devices, hellos and statuses as the server takes them in between two of its ticks, and ticks. No
+broker and no process of its own is involved.
+
+Example:
+
+  edgefl bench coordinator --json
+"""
+_Json = Annotated[bool, typer.Option("--json", help="one JSON object: bench, machine, results")]
 _Share = Annotated[float, typer.Option(min=0, max=1, help="share of the tasks, as in `edgefl load`")]
 
 
 def register(group: typer.Typer) -> None:
     group.command("fleet", help=_HELP)(fleet)
+    group.command("coordinator", help=_COORDINATOR)(coordinator)
 
 
 def fleet(
@@ -50,7 +62,7 @@ def fleet(
     duplicate: _Share = 0.0,
     garbage: _Share = 0.0,
     keep: Annotated[Path | None, typer.Option(help="folder for what server and broker leave behind")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object: bench, machine, results")] = False,
+    as_json: _Json = False,
 ) -> None:
     from edgefl.bench.fleet.rows import Case, measure
     from edgefl.lab.generator.settings import Shares
@@ -62,10 +74,8 @@ def fleet(
         "fetch": fetch,
         "shares": Shares(vanish, late, duplicate, garbage),
     }
-    if devices:
-        cases = [Case(devices, selected, update, **common)]
-    else:
-        cases = [Case(*each, **common) for each in _CASES]
+    wanted = [(devices, selected, update)] if devices else _CASES
+    cases = [Case(*each, **common) for each in wanted]
     rows, failed = measured(cases, lambda case, tell: measure(case, tell, keep), _line)
     report("fleet", "rounds of a fleet", rows, _columns, as_json, failed)
 
@@ -78,6 +88,18 @@ _CASES = (
     (3000, 0, "middle"),
 )
 """Devices, selected, updates."""
+
+
+def coordinator(
+    assignments: Annotated[
+        list[int] | None, typer.Option(min=1, help="may be repeated; default: 100, 1000 and 10000")
+    ] = None,
+    events: Annotated[int, typer.Option(min=1, help="of each kind that are timed, at most")] = 500,
+    as_json: _Json = False,
+) -> None:
+    from edgefl.bench.coordinator import measure
+
+    print_rows("coordinator", measure(assignments or [100, 1000, 10_000], events), as_json)
 
 
 def _line(row: FleetRow) -> str:

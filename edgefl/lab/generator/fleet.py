@@ -53,6 +53,7 @@ class Fleet:
         self.blobs = f"{self.topics.root}/blobs/"
         self.hello = greeting(load.tier, load.memory_bytes, load.samples)
         self.target = _target(broker)
+        self.client_ids = broker.client_ids
         check_room(load.devices)
         self._broker = broker
         self._say = say
@@ -180,7 +181,7 @@ class Fleet:
 
     # -- what all devices know alike -------------------------------------------------------------------------
 
-    def announcement(self, payload: bytes) -> Round | None:
+    def announcement(self, payload: bytes) -> Round:
         """What an announcement says: one object for all devices that get the same bytes."""
         if self._announced is not None and self._announced[0] == payload:
             return self._announced[1]

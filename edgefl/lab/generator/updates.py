@@ -8,7 +8,6 @@ thousand updates of a megabyte cost one of them, and a signature for each chunk.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -186,10 +185,3 @@ def _opened(fields: int, first: dict[str, object]) -> bytes:
 def _rest(fields: dict[str, object]) -> bytes:
     """Keys and values of a map, without its head."""
     return _encoder.encode(fields)[1:]
-
-
-def indices(outgoing: Outgoing, wanted: Sequence[int] | None) -> list[int]:
-    """Those chunks of ``wanted`` that there are, each once; all of them for None."""
-    if wanted is None:
-        return list(range(outgoing.count))
-    return [index for index in dict.fromkeys(wanted) if 0 <= index < outgoing.count]
