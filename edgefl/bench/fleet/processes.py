@@ -101,7 +101,7 @@ def running_server(case: Case, port: int, folder: Path) -> Iterator[Watched]:
     ]
     command += ["--json", "--broker", f"127.0.0.1:{port}", "--sign-key", str(folder / "signing.key")]
     environment = {**os.environ, **quiet_environment(), PARENT: str(os.getpid())}
-    with (folder / "server.log").open("wb") as log:
+    with (folder / "server-log").open("wb") as log:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, env=environment
         )

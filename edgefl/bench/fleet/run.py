@@ -137,7 +137,7 @@ class Run:
             self._loop.forget(pipe)
             return
         if not data:
-            self._fail(last_words(self._folder / "server.log", "server"))
+            self._fail(last_words(self._folder / "server-log", "server"))
             return
         self._heard = time.monotonic()
         *lines, self._line = (self._line + data).split(b"\n")

@@ -171,7 +171,8 @@ class Device:
         self._begin()
 
     def _assigned(self, task: Task) -> None:
-        self._task = task
+        if self._task is None or self._task.nonce != task.nonce:  # it may come any number of times
+            self._task = task
         self._outbox.send_again()
         self._begin()
 
@@ -197,7 +198,7 @@ class Device:
             return
         self._begun = task.nonce
         fleet = self._fleet
-        self._manner = fleet.load.shares.manner(fleet.load.seed, self.name, task.nonce)
+        self._manner = fleet.load.shares.manner(fleet.load.seed, self.name, task.round)
         if self._manner == "vanish" and self._vanished != task.nonce:
             self._vanish(task)
         else:

@@ -31,6 +31,9 @@ from edgefl.wire.mqtt.topics import Topics
 
 Say = Callable[[str], None]
 
+_ANNOUNCEMENTS = 16
+"""That are remembered: devices get the same one at different times."""
+
 
 class Fleet:
     """``say`` is told what a person should know. ``connected`` is called each time that the broker has the hello of all
@@ -64,8 +67,8 @@ class Fleet:
         self._dialling: set[Device] = set()
         self._wanted = len(self._next)
         self._random = random.Random(load.seed)
-        self._announced: tuple[bytes, Round] | None = None
-        self._opened: set[str] = set()
+        self._announced: dict[bytes, Round] = {}
+        self._opened: set[tuple[str, int]] = set()
         self._manifests: dict[str, Manifest] = {}
         self._values: dict[str, bytes] = {}
         self._templates: dict[str, Template] = {}
@@ -183,17 +186,25 @@ class Fleet:
 
     def announcement(self, payload: bytes) -> Round:
         """What an announcement says: one object for all devices that get the same bytes."""
-        if self._announced is not None and self._announced[0] == payload:
-            return self._announced[1]
+        known = self._announced.get(payload)
+        if known is not None:
+            return known
         announced = peek(Round, payload)
-        self._announced = payload, announced
-        if announced.state == "open":
-            self._opened.add(announced.run)
+        if len(self._announced) >= _ANNOUNCEMENTS:
+            self._announced.clear()
+        self._announced[payload] = announced
+        name = announced.run, announced.round
+        if announced.state == "open" and name not in self._opened:
+            self._opened.add(name)
             self.tally.rounds += 1
             self._say(f"round {announced.round} is open")
-        elif announced.state == "done" and announced.run in self._opened and self.load.until_done:
+        elif announced.state == "done" and self.load.until_done and self._saw(announced.run):
             self.loop.stop()
         return announced
+
+    def _saw(self, run: str) -> bool:
+        """Whether a round of it was open: an older run's end, which is retained, sends nobody away."""
+        return any(run == opened for opened, _ in self._opened)
 
     def bundle(self, device: Device, task: Task, announced: Round) -> None:
         """Have ``device`` go on once the manifest of its tier is here: the first one that needs it fetches it."""
@@ -229,6 +240,11 @@ class Fleet:
             made = Template.of(manifest, values, announced, task, self.load.limits.chunk_bytes)
             self._templates[task.tier] = made
         return made
+
+    @property
+    def manifests(self) -> list[Manifest]:
+        """Those of the tiers that devices had tasks of."""
+        return list(self._manifests.values())
 
     def wanted(self, task: Task, announced: Round) -> list[BlobRef]:
         """What a device fetches for the task: graphs, and the weights of its tier's units."""

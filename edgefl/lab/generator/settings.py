@@ -36,9 +36,9 @@ class Shares:
             told = ", ".join(f"--{name} {share:g}" for name, share in given.items() if share)
             raise ConfigError(f"{told} are more than all tasks together: their sum is at most 1")
 
-    def manner(self, seed: str, device: str, nonce: str) -> Manner:
-        """How ``device`` deals with the task: the same in each run of one seed, where the nonces are the same."""
-        digest = hashlib.sha256(f"{seed}/{device}/{nonce}".encode()).digest()
+    def manner(self, seed: str, device: str, round: int) -> Manner:
+        """How ``device`` deals with a task of ``round``: the same in each run of one seed."""
+        digest = hashlib.sha256(f"{seed}/{device}/{round}".encode()).digest()
         drawn = int.from_bytes(digest[:7]) / (1 << 56)
         names: tuple[Manner, ...] = ("vanish", "late", "duplicate", "garbage")
         for name in names:
