@@ -24,14 +24,14 @@ __all__ = ["Case", "FleetRow", "measure"]
 class FleetRow(msgspec.Struct, frozen=True, kw_only=True):
     """Times in seconds, sizes in bytes, over the rounds after the first.
 
-    ``connect_s``: from the first connection until the server had taken in all devices but one. ``round_*``: from a round's
-    opening to its end as the server tells them; ``cycle_p50_s``: from one opening to the next. ``updates_per_s``: accepted
-    over the time of all cycles. ``server_start_bytes``: resident before a device was there; ``server_idle_bytes``: with
-    all of them connected and no round so far; ``server_peak_bytes``: the highest since then; children count too. ``ack_*``:
-    from an update's first chunk to the server's word. ``resent_share``: of all updates, those that were sent again.
-    ``dropped_messages``: by the broker. ``journal_bytes``, ``out_bytes``: the most that the journal, and all of the server's
-    folder, took. ``closed`` of ``rounds`` were closed. ``fates``: what the server said to updates of which manner, in all
-    rounds.
+    ``connect_s``: from the first connection until the server had taken in all devices but one. ``round_*``: from a
+    round's opening to its end as the server tells them; ``cycle_p50_s``: from one opening to the next.
+    ``updates_per_s``: accepted over the time of all cycles. ``server_start_bytes``: resident before a device was there;
+    ``server_idle_bytes``: with all of them connected and no round so far; ``server_peak_bytes``: the highest since then;
+    children count too. ``idle_device_bytes``: what an idle device costs the server. ``ack_*``: from an update's first
+    chunk to the server's word. ``resent_share``: of all updates, those that were sent again. ``dropped_messages``: by
+    the broker. ``journal_bytes``, ``out_bytes``: the most that the journal, and all of the server's folder, took.
+    ``closed`` of ``rounds`` were closed. ``fates``: what the server said to updates of which manner, in all rounds.
     """
 
     devices: int
@@ -54,6 +54,7 @@ class FleetRow(msgspec.Struct, frozen=True, kw_only=True):
     server_start_bytes: int
     server_idle_bytes: int
     server_peak_bytes: int
+    idle_device_bytes: int
     broker_peak_bytes: int
     ack_p50_s: float
     ack_p99_s: float
@@ -121,6 +122,7 @@ def _row(case: Case, measured: Measured, run: Run) -> FleetRow:
         server_start_bytes=measured.start_bytes,
         server_idle_bytes=measured.idle_bytes,
         server_peak_bytes=measured.peak_bytes,
+        idle_device_bytes=max(0, measured.idle_bytes - measured.start_bytes) // case.devices,
         broker_peak_bytes=measured.broker_peak_bytes,
         ack_p50_s=round(quantile(acks, 0.5), 4),
         ack_p99_s=round(quantile(acks, 0.99), 4),

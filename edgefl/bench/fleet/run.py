@@ -111,7 +111,13 @@ class Run:
         self._error: EdgeflError | None = None
         self._target = Target(2, ("127.0.0.1", port))
         self._hold = min(1, case.devices - 1)
-        self.fleet = Fleet(load, Address("127.0.0.1", port), loop=self._loop, say=tell, hold=self._hold)
+        self.fleet = Fleet(
+            load,
+            Address("127.0.0.1", port),
+            loop=self._loop,
+            say=lambda text: tell(f"{case}: {text}"),
+            hold=self._hold,
+        )
         self._counters: _Counters | None = None
 
     def go(self) -> None:

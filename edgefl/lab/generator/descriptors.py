@@ -19,7 +19,7 @@ def check_room(connections: int) -> None:
     if hard != resource.RLIM_INFINITY and hard < needed:
         raise ConfigError(
             f"{connections} connections need {needed} open files, and this process may have {hard}: raise the limit "
-            f"(`ulimit -Hn {needed}` as root, LimitNOFILE in a systemd unit), or load with fewer --devices",
+            f"(`ulimit -Hn {needed}` as root, LimitNOFILE in a systemd unit), or load with fewer devices",
             needed=needed,
             limit=hard,
         )
@@ -29,7 +29,7 @@ def check_room(connections: int) -> None:
     if ports and connections > ports:
         raise ConfigError(
             f"{connections} connections from one address need as many ports, and this system gives {ports} "
-            f"({_PORTS}): widen that range, or load from several machines by --first",
+            f"({_PORTS}): widen that range, or load from several machines, each with another `first`",
             limit=ports,
         )
 

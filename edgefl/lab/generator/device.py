@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import Protocol
 
+from edgefl.lab.generator.common import Common, Got
 from edgefl.lab.generator.connection import Connection
 from edgefl.lab.generator.fetching import Fetch
 from edgefl.lab.generator.outbox import Outbox
@@ -15,13 +16,9 @@ from edgefl.lab.generator.updates import Outgoing, garbage
 from edgefl.lab.generator.voice import Voice
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.errors import ProtocolError
-from edgefl.wire.mqtt.client_ids import client_id
 from edgefl.wire.mqtt.envelope import peek
 from edgefl.wire.mqtt.events import Will
-from edgefl.wire.mqtt.messages import Ack, Hello, Progress, Round, Status, Task
-
-if TYPE_CHECKING:
-    from edgefl.lab.generator.fleet import Fleet
+from edgefl.wire.mqtt.messages import Ack, Progress, Round, Status, Task
 
 _RUBBISH_BYTES = 1000
 _PING_PART = 0.7
@@ -30,18 +27,27 @@ _AFTER_S = 1.0
 """How long after its round's deadline a late update comes."""
 
 
+class Host(Protocol):
+    """Who lets devices in."""
+
+    def greeted(self, device: Device) -> None: ...
+
+    def lost(self, device: Device, reason: str, attempt: int) -> None: ...
+
+
 class Device:
     """One connection, one task at a time, one update on its way."""
 
     __slots__ = (
         "_at",
         "_begun",
+        "_common",
         "_connection",
         "_down",
         "_fetched",
         "_fetches",
-        "_fleet",
         "_greeted",
+        "_host",
         "_manner",
         "_mine",
         "_outbox",
@@ -52,12 +58,13 @@ class Device:
         "name",
     )
 
-    def __init__(self, fleet: Fleet, name: str) -> None:
+    def __init__(self, common: Common, host: Host, name: str) -> None:
         self.name = name
-        self._fleet = fleet
-        self._mine = fleet.topics.device(name)
-        self._voice = Voice(fleet.load.seed, name)
-        self._outbox = Outbox(fleet.loop, fleet.tally, fleet.load.limits, self._mine, self._voice)
+        self._common = common
+        self._host = host
+        self._mine = common.topics.device(name)
+        self._voice = Voice(common.load.seed, name)
+        self._outbox = Outbox(common.loop, common.tally, common.load.limits, self._mine, self._voice)
         self._connection: Connection | None = None
         self._greeted = False
         self._down = -1  # attempts to connect since the last connection
@@ -74,23 +81,22 @@ class Device:
 
     def connect(self) -> None:
         """Dial; a connection that does not come, or breaks, is tried again."""
-        fleet = self._fleet
+        common = self._common
         self._at = self._voice.next()
         offline = self._voice.seal(self._mine.status, Status(online=False))
-        name = client_id("device", fleet.load.federation, self.name, style=fleet.client_ids)
-        hello = fleet.hello_packet(name, Will(self._mine.status, offline))
-        connection = self._connection = Connection(fleet.loop, fleet.target, self, hello)
+        hello = common.connect_packet(self.name, Will(self._mine.status, offline))
+        connection = self._connection = Connection(common.loop, common.target, self, hello)
         self._keep_alive(connection)
 
     def on_up(self) -> None:
-        connection, fleet, mine = self._connection, self._fleet, self._mine
+        connection, common, mine = self._connection, self._common, self._mine
         assert connection is not None
         self._down = -1
-        standing = [fleet.topics.current_round, mine.tasks, mine.acks, mine.profile_requests]
+        standing = [common.topics.current_round, mine.tasks, mine.acks, mine.profile_requests]
         connection.subscribe(standing, qos=1)
         online = self._voice.seal(mine.status, Status(online=True), self._at)
         connection.publish(mine.status, [online], retain=True)
-        hello = self._voice.seal(mine.hello, fleet.hello)
+        hello = self._voice.seal(mine.hello, common.hello)
         connection.publish(mine.hello, [hello], retain=True, sent=self._known)
         for fetch in self._fetches:
             fetch.begin(connection)
@@ -99,13 +105,13 @@ class Device:
     def _known(self) -> None:
         """The broker has the hello."""
         self._greeted = True
-        self._fleet.greeted(self)
+        self._host.greeted(self)
 
     def on_down(self, reason: str) -> None:
         """The connection ended, or never began."""
         self._lose()
         self._down += 1
-        self._fleet.lost(self, reason, self._down)
+        self._host.lost(self, reason, self._down)
 
     def _lose(self) -> None:
         self._outbox.down()
@@ -113,15 +119,15 @@ class Device:
             fetch.stop()
         if self._greeted:
             self._greeted = False
-            self._fleet.tally.up -= 1
+            self._common.tally.up -= 1
 
     def _keep_alive(self, connection: Connection) -> None:
         """Also while it is dialled: that a broker has no time to answer is no reason to forget the rest."""
         if connection.open:
             if connection.up:
                 connection.ping()
-            wait_s = _PING_PART * self._fleet.load.limits.keepalive_s
-            self._fleet.loop.later(wait_s, lambda: self._keep_alive(connection))
+            wait_s = _PING_PART * self._common.load.limits.keepalive_s
+            self._common.loop.later(wait_s, lambda: self._keep_alive(connection))
 
     def leave(self) -> None:
         """In good order: offline, and no will."""
@@ -144,26 +150,26 @@ class Device:
     # -- what the server says --------------------------------------------------------------------------------
 
     def on_message(self, topic: str, payload: bytes) -> None:
-        tally, mine = self._fleet.tally, self._mine
+        tally, mine = self._common.tally, self._mine
         tally.received_messages += 1
         tally.received_bytes += len(payload)
         if not payload:
             return
         try:
-            if topic == self._fleet.topics.current_round:
+            if topic == self._common.topics.current_round:
                 self._announced(payload)
             elif topic == mine.acks:
                 self._acknowledged(peek(Ack, payload))
             elif topic == mine.tasks:
                 self._assigned(peek(Task, payload))
-            elif topic.startswith(self._fleet.blobs):
+            elif topic.startswith(self._common.blobs):
                 for fetch in tuple(self._fetches):
                     fetch.deliver(topic, payload)
         except ProtocolError as error:
-            self._fleet.odd(f"{topic}: {error.message}")
+            self._common.odd(f"{topic}: {error.message}")
 
     def _announced(self, payload: bytes) -> None:
-        announced = self._fleet.announcement(payload)
+        announced = self._common.announcement(payload)
         if announced is self._round:  # a copy
             return
         self._round = announced
@@ -178,7 +184,7 @@ class Device:
 
     def _acknowledged(self, ack: Ack) -> None:
         if not ack.nonce:
-            self._fleet.odd(f"the server refuses what {self.name} says ({ack.reason}): {ack.text}")
+            self._common.odd(f"the server refuses what {self.name} says ({ack.reason}): {ack.text}")
         elif self._outbox.deliver(ack):
             self._begin()
 
@@ -197,42 +203,47 @@ class Device:
         if (task.run, task.round, "open") != (announced.run, announced.round, announced.state):
             return
         self._begun = task.nonce
-        fleet = self._fleet
-        self._manner = fleet.load.shares.manner(fleet.load.seed, self.name, task.round)
+        common = self._common
+        self._manner = common.load.shares.manner(common.load.seed, self.name, task.round)
         if self._manner == "vanish" and self._vanished != task.nonce:
             self._vanish(task)
         else:
-            fleet.tally.tasks += 1
-            fleet.bundle(self, task, announced)
+            common.tally.tasks += 1
+            common.bundle(
+                task,
+                announced,
+                lambda refs, got: self._fetch(refs, got, keep=True),
+                lambda: self._take_up(task, announced),
+            )
 
     def _vanish(self, task: Task) -> None:
         """The link breaks; it is there again after a while, and then the task is dealt with if it comes again."""
         self._vanished, self._begun, self._task = task.nonce, "", None
-        self._fleet.tally.vanished += 1
+        self._common.tally.vanished += 1
         self._lose()
         self.close()
-        self._fleet.loop.later(self._fleet.load.away_s, self.connect)
+        self._common.loop.later(self._common.load.away_s, self.connect)
 
-    def fetch(self, refs: Sequence[BlobRef], done: Callable[[dict[str, bytes]], None], *, keep: bool) -> None:
+    def _fetch(self, refs: Sequence[BlobRef], done: Got, *, keep: bool) -> None:
         """Fetch this, on this connection and the next ones."""
-        fleet = self._fleet
+        common = self._common
 
         def fetched(found: dict[str, bytes]) -> None:
             self._fetches.remove(fetch)
             done(found)
 
-        fetch = Fetch(fleet.loop, fleet.topics, fleet.load.limits, refs, fetched, keep=keep)
+        fetch = Fetch(common.loop, common.topics, common.load.limits, refs, fetched, keep=keep)
         self._fetches.append(fetch)
         if (line := self._line) is not None:
             fetch.begin(line)
 
-    def take_up(self, task: Task, announced: Round) -> None:
+    def _take_up(self, task: Task, announced: Round) -> None:
         """The tier's manifest is known: fetch what a real device fetches for its task, if that is wanted; then train."""
-        wanted = self._fleet.wanted(task, announced) if self._fleet.load.fetch else []
+        wanted = self._common.wanted(task, announced) if self._common.load.fetch else []
         refs = [ref for ref in wanted if ref.sha256 not in self._fetched]
         self._fetched = frozenset(ref.sha256 for ref in wanted)
         if refs:
-            self.fetch(refs, lambda _: self._train(task, announced), keep=False)
+            self._fetch(refs, lambda _: self._train(task, announced), keep=False)
         else:
             self._train(task, announced)
 
@@ -241,7 +252,7 @@ class Device:
         but not the update of a late device, which waits in its outbox."""
         if self._task is not task or self._outbox.outgoing is not None:
             return
-        load = self._fleet.load
+        load = self._common.load
         seconds = load.train_s
         if self._manner == "late":
             seconds = load.late_s or max(seconds, announced.deadline - time.time() + _AFTER_S)
@@ -249,7 +260,7 @@ class Device:
         if load.progress_s and seconds:
             self._progress(task, time.monotonic(), seconds)
         if seconds:
-            self._fleet.loop.later(seconds, lambda: self._trained(task, announced))
+            self._common.loop.later(seconds, lambda: self._trained(task, announced))
         else:
             self._trained(task, announced)
 
@@ -260,8 +271,8 @@ class Device:
             return
         if (line := self._line) is not None:
             line.publish(topic, [self._voice.seal(topic, _progress(task, passed, seconds))], qos=0)
-        pause_s = 1.0 / self._fleet.load.progress_s
-        self._fleet.loop.later(pause_s, lambda: self._progress(task, began, seconds))
+        pause_s = 1.0 / self._common.load.progress_s
+        self._common.loop.later(pause_s, lambda: self._progress(task, began, seconds))
 
     def _trained(self, task: Task, announced: Round) -> None:
         """Send the update, unless another task came in the meantime."""
@@ -276,19 +287,12 @@ class Device:
 
     def _make(self, task: Task, announced: Round) -> Outgoing:
         """Put the update into the outbox."""
-        fleet = self._fleet
-        outgoing = fleet.template(task, announced).update(self.name, task, fleet.load.samples)
+        common = self._common
+        outgoing = common.template(task, announced).update(self.name, task, common.load.samples)
         if self._manner == "garbage":
             outgoing = garbage(outgoing, os.urandom(min(_RUBBISH_BYTES, outgoing.size)))
         self._outbox.put(outgoing, self._manner)
         return outgoing
-
-
-def greeting(tier: str, memory_bytes: int, samples: int) -> Hello:
-    """What all generated devices say of themselves."""
-    return Hello(
-        agent="edgefl load", memory_bytes=memory_bytes, cores=1, samples=samples, engines={}, tier=tier
-    )
 
 
 def _progress(task: Task, passed: float, seconds: float) -> Progress:

@@ -29,11 +29,9 @@ class Shares:
         given = {field.name: float(getattr(self, field.name)) for field in fields(self)}
         for name, share in given.items():
             if not 0.0 <= share <= 1.0:
-                raise ConfigError(
-                    f"--{name} is a share of the tasks from 0 to 1, found {share:g}", option=name
-                )
+                raise ConfigError(f"{name} is a share of the tasks from 0 to 1, found {share:g}", option=name)
         if sum(given.values()) > 1.0:
-            told = ", ".join(f"--{name} {share:g}" for name, share in given.items() if share)
+            told = ", ".join(f"{name} {share:g}" for name, share in given.items() if share)
             raise ConfigError(f"{told} are more than all tasks together: their sum is at most 1")
 
     def manner(self, seed: str, device: str, round: int) -> Manner:

@@ -97,9 +97,9 @@ class Outgoing:
 class Template:
     """The updates of one tier in one round, in chunks of ``room`` bytes and a shorter last one."""
 
-    def __init__(self, common: bytes, room: int, round: int) -> None:
+    def __init__(self, common: bytes, room: int, run: str, round: int) -> None:
         self.room = room
-        self.round = round
+        self.run, self.round = run, round
         self._common = memoryview(common)
         self._begun = hashlib.sha256(common)
         self._pieces: dict[tuple[int, int], Piece] = {}
@@ -130,7 +130,7 @@ class Template:
             "codec_version": manifest.codec_version,
         }
         room = max(chunk_bytes // 2, chunk_bytes - ENVELOPE_BYTES)
-        return cls(_opened(_UPDATE_FIELDS, common), room, task.round)
+        return cls(_opened(_UPDATE_FIELDS, common), room, task.run, task.round)
 
     def update(self, device: str, task: Task, samples: int) -> Outgoing:
         """A device's own one."""
@@ -173,7 +173,7 @@ class Template:
 def garbage(outgoing: Outgoing, rubbish: bytes) -> Outgoing:
     """An update that is well cut and signed, and no update: ``rubbish`` in place of the device's own part."""
     whole = hashlib.sha256(rubbish)
-    template = Template(b"", outgoing.template.room, outgoing.round)
+    template = Template(b"", outgoing.template.room, outgoing.template.run, outgoing.round)
     return Outgoing(outgoing.round, outgoing.nonce, whole.hexdigest(), len(rubbish), template, rubbish)
 
 

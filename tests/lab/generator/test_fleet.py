@@ -92,7 +92,7 @@ def test_the_servers_mean_is_what_was_sent(
     fleet = fleet_of(federation, mosquitto, limits, 3)
     fleet.run(60.0)
     server.join()
-    [manifest] = fleet.manifests
+    [manifest] = fleet.common.manifests
     sent = tensors.load(values_of(manifest, seed=0))
     model = tensors.load((tmp_path / "out" / "model.safetensors").read_bytes())
     for name, array in sent.items():
@@ -191,5 +191,5 @@ def test_a_format_that_is_not_offered_is_refused(
     mosquitto: BrokerProcess, federation: str, limits: Limits, serve: Serve
 ) -> None:
     serve(mosquitto, 2)
-    with pytest.raises(ConfigError, match="offered in onnx, not in executorch"):
+    with pytest.raises(ConfigError, match="are in onnx, and these devices take executorch"):
         fleet_of(federation, mosquitto, limits, 2, format="executorch").run(60.0)
