@@ -10,6 +10,7 @@ import typer
 
 from edgefl.cli.bench import codecs as bench_codecs
 from edgefl.cli.bench import faults as bench_faults
+from edgefl.cli.bench import fleet as bench_fleet
 from edgefl.cli.bench import footprint as bench_footprint
 from edgefl.cli.bench import mirror as bench_mirror
 from edgefl.cli.bench import models as bench_models
@@ -78,6 +79,7 @@ def register(app: typer.Typer) -> None:
     group.command("submodels", help=_SUBMODELS)(submodels)
     bench_codecs.register(group)
     bench_faults.register(group)
+    bench_fleet.register(group)
     bench_footprint.register(group)
     bench_mirror.register(group)
     bench_models.register(group)

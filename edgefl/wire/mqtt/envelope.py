@@ -91,7 +91,12 @@ class Opened(Generic[AnyMessage]):
 
 def signed_text(kind: type[Message], topic: str, at: int, body: bytes) -> bytes:
     """The exact bytes that are signed. Of the message its digest: Ed25519 goes over its text twice, by a slower hash."""
-    return f"edgefl/{_CONTEXTS[kind]}/1\n{topic}\n{at}\n".encode() + hashlib.sha256(body).digest()
+    return text_of_digest(kind, topic, at, hashlib.sha256(body).digest())
+
+
+def text_of_digest(kind: type[Message], topic: str, at: int, digest: bytes) -> bytes:
+    """The same for who has the SHA-256 of the message already."""
+    return f"edgefl/{_CONTEXTS[kind]}/1\n{topic}\n{at}\n".encode() + digest
 
 
 def unwrap(payload: bytes, kind: type[Message] = Message) -> Envelope | None:

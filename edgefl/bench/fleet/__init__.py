@@ -1,0 +1,1 @@
+"""Real connections of many devices to a real server, and what a round of them costs."""
