@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 
@@ -14,7 +15,8 @@ from edgefl.lab.generator.settings import Shares
 from edgefl.wire.errors import ConfigError
 from tests.conftest import BrokerProcess, require_mosquitto
 
-LOAD = [sys.executable, "-m", "edgefl", "load", "--broker", "127.0.0.1:1"]
+EDGEFL = [sys.executable, "-m", "edgefl"]
+LOAD = [*EDGEFL, "load", "--broker", "127.0.0.1:1"]
 
 
 @pytest.mark.e2e
@@ -67,24 +69,25 @@ def test_load_says_that_nobody_answers() -> None:
     assert ended.returncode == 7 and "Connection refused" in ended.stderr and not ended.stdout
 
 
-def test_load_tells_its_numbers(mosquitto: BrokerProcess) -> None:
+def test_load_tells_its_numbers_when_it_is_stopped(mosquitto: BrokerProcess) -> None:
     """Of a federation without a server: connected, and nothing else."""
     command = [
-        sys.executable,
-        "-m",
-        "edgefl",
+        *EDGEFL,
         "load",
         "--broker",
         str(mosquitto.address),
         "--federation",
         "nobody",
+        "--devices",
+        "5",
     ]
-    ended = subprocess.run(
-        [*command, "--devices", "5", "--seconds", "1", "--json"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    summary = msgspec.json.decode(ended.stdout)
+    with subprocess.Popen(
+        [*command, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as running:
+        assert running.stderr is not None
+        assert any("5 of 5 connected" in line for line in running.stderr)
+        running.send_signal(signal.SIGINT)
+        said, _ = running.communicate(timeout=60)
+    assert running.returncode == 0
+    summary = msgspec.json.decode(said)
     assert (summary["devices"], summary["connected"], summary["tasks"], summary["fates"]) == (5, 5, 0, {})

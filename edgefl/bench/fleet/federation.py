@@ -32,7 +32,10 @@ UPDATES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """``devices`` connect, ``selected`` of them get a task in each of ``rounds`` rounds, after one that is not counted."""
+    """``devices`` connect, ``selected`` of them get a task in each of ``rounds`` rounds, after one that is not counted.
+
+    ``workers`` are the server's; all else is of the devices, as in :class:`edgefl.lab.generator.settings.Load`.
+    """
 
     devices: int
     selected: int = 0
@@ -41,6 +44,9 @@ class Case:
     workers: int = 1
     deadline_s: float = 120.0
     fetch: bool = False
+    train_s: float = 0.0
+    progress_s: float = 0.0
+    away_s: float = 30.0
     shares: Shares = field(default_factory=Shares)
 
     def __post_init__(self) -> None:

@@ -32,6 +32,7 @@ class FleetRow(msgspec.Struct, frozen=True, kw_only=True):
     chunk to the server's word. ``resent_share``: of all updates, those that were sent again. ``dropped_messages``: by
     the broker. ``journal_bytes``, ``out_bytes``: the most that the journal, and all of the server's folder, took.
     ``closed`` of ``rounds`` were closed. ``fates``: what the server said to updates of which manner, in all rounds.
+    ``unanswered``: those on which it said nothing before the last round's end, late ones of that round.
     """
 
     devices: int
@@ -64,6 +65,7 @@ class FleetRow(msgspec.Struct, frozen=True, kw_only=True):
     journal_bytes: int
     out_bytes: int
     vanished: int
+    unanswered: int
     fates: Mapping[str, int]
 
 
@@ -84,6 +86,9 @@ def measure(case: Case, tell: Callable[[str], None], keep: Path | None = None) -
                 prefix=f"{TIER}-",
                 until_done=False,
                 fetch=case.fetch,
+                train_s=case.train_s,
+                progress_s=case.progress_s,
+                away_s=case.away_s,
                 shares=case.shares,
             )
             run = Run(case, load, port, broker, server, folder, tell)
@@ -132,5 +137,6 @@ def _row(case: Case, measured: Measured, run: Run) -> FleetRow:
         journal_bytes=measured.journal_bytes,
         out_bytes=measured.out_bytes,
         vanished=summary.vanished,
+        unanswered=summary.unanswered,
         fates=summary.fates,
     )

@@ -57,10 +57,15 @@ def fleet(
     workers: Annotated[int, typer.Option(min=1, help="processes that take updates in")] = 1,
     deadline: Annotated[float, typer.Option(min=1, help="seconds after which a round closes")] = 120.0,
     fetch: Annotated[bool, typer.Option("--fetch", help="devices fetch bundle and weights too")] = False,
+    train: Annotated[float, typer.Option(min=0, help="seconds from a task to its update")] = 0.0,
+    progress_rate: Annotated[
+        float, typer.Option("--progress", min=0, max=5, help="messages a second while they train")
+    ] = 0.0,
     vanish: _Share = 0.0,
     late: _Share = 0.0,
     duplicate: _Share = 0.0,
     garbage: _Share = 0.0,
+    away: Annotated[float, typer.Option(min=0, help="seconds until one that vanished is back")] = 30.0,
     keep: Annotated[Path | None, typer.Option(help="folder for what server and broker leave behind")] = None,
     as_json: _Json = False,
 ) -> None:
@@ -72,6 +77,9 @@ def fleet(
         "workers": workers,
         "deadline_s": deadline,
         "fetch": fetch,
+        "train_s": train,
+        "progress_s": progress_rate,
+        "away_s": away,
         "shares": Shares(vanish, late, duplicate, garbage),
     }
     wanted = [(devices, selected, update)] if devices else _CASES
