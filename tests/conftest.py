@@ -24,6 +24,7 @@ from hypothesis import settings
 from edgefl.lab.ports import free_port
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.session import Address, Session
+from server.broker import mosquitto_base
 from tests.rings import record
 
 START_S = 120.0
@@ -189,11 +190,8 @@ class Mosquitto(BrokerProcess):
         lines = [
             f"listener {self.port} 127.0.0.1",
             f"allow_anonymous {str(self._allow_anonymous).lower()}",
-            "persistence false",
-            "set_tcp_nodelay true",
+            *mosquitto_base(),
         ]
-        if os.geteuid() == 0:  # otherwise it becomes the user mosquitto, who cannot read our folder
-            lines.append("user root")
         config = self._folder / f"mosquitto-{self.port}.conf"
         config.write_text("\n".join(lines) + "\n")
         return [program, "-c", str(config)]

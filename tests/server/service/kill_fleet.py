@@ -1,0 +1,27 @@
+"""A server of the tiny plan for many devices, to be killed: see :mod:`tests.server.service.kill_me`."""
+
+from __future__ import annotations
+
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from server.run_spec import RunSpec
+from tests.server.fleet import plan_for
+from tests.server.service.kill_me import LIMITS, run
+
+ROUNDS = 6
+
+
+def plan_of(federation: str, devices: int) -> RunSpec:
+    """Rounds that need every device: each has one right result."""
+    return plan_for(
+        federation, LIMITS, rounds=ROUNDS, min_devices=devices, min_reports=devices, deadline_s=120.0
+    )
+
+
+def serve_200(events: Connection, port: int, federation: str, out: Path) -> None:
+    run(plan_of(federation, 200), events, port, out)
+
+
+def serve_24(events: Connection, port: int, federation: str, out: Path) -> None:
+    run(plan_of(federation, 24), events, port, out)
