@@ -145,7 +145,7 @@ class DownlinkTable(Table):
     mirrors: tuple[str, ...] = Field(
         (),
         max_length=MOST_MIRRORS,
-        description="URLs where devices find what the server publishes, before they ask the broker (docs/mirrors.md)",
+        description="URLs where devices find what the server publishes, before they ask the broker (docs/fleets/mirrors.md)",
     )
     mirrors_only: bool = Field(
         False, description="nothing but messages goes through the broker: it cannot carry the model"

@@ -14,7 +14,7 @@ from edgefl.wire.mirrors import Mirror
 _EXAMPLES = """
 Serve weights over HTTP beside the broker: the folder that a server writes, or a gateway's cache of another mirror.
 
-Devices check all that comes from a mirror, and turn to the broker where it fails. See docs/mirrors.md.
+Devices check all that comes from a mirror, and turn to the broker where it fails. See docs/fleets/mirrors.md.
 
 Examples:
 
