@@ -215,6 +215,11 @@ class Journal:
             )
             connection.execute(tables.runs.update().where(tables.runs.c.run == run).values(number=number + 1))
 
+    def undo(self, run: str, after: int, text: str) -> None:
+        """The rounds behind round ``after`` count no more, as if they had been abandoned for ``text``."""
+        with self._transaction() as connection:
+            round_rows.undo(connection, run, after, text)
+
     def add_to_outcome(self, run: str, number: int, more: Mapping[str, Any]) -> None:
         """Complete an ended round's outcome, with an evaluation for example."""
         key = (tables.rounds.c.run == run) & (tables.rounds.c.round == number)
@@ -390,9 +395,4 @@ class Journal:
 
 
 def _device_row(device: Device) -> dict[str, object]:
-    return {
-        "tier": device.tier,
-        "samples": device.samples,
-        "online": device.online,
-        "last_seen": device.seen,
-    }
+    return {"tier": device.tier, "samples": device.samples, "online": device.online, "last_seen": device.seen}

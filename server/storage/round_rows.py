@@ -69,6 +69,16 @@ def answer(connection: Connection, run: str, number: int, device: str, status: s
     connection.execute(tables.assignments.update().where(key).values(status=status, reason=reason))
 
 
+def undo(connection: Connection, run: str, after: int, text: str) -> None:
+    """Rounds behind round ``after`` that were closed are abandoned for ``text``."""
+    columns = tables.rounds.c
+    which = (columns.run == run) & (columns.round > after) & (columns.state == "closed")
+    for number, outcome in connection.execute(sa.select(columns.round, columns.outcome).where(which)).all():
+        key = (columns.run == run) & (columns.round == number)
+        values = {"state": "abandoned", "outcome": {**outcome, "text": text}}
+        connection.execute(tables.rounds.update().where(key).values(**values))
+
+
 def _devices_of(connection: Connection, run: str, number: int) -> tuple[str, ...]:
     key = (tables.assignments.c.run == run) & (tables.assignments.c.round == number)
     return tuple(
