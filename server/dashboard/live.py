@@ -68,7 +68,7 @@ class Listener:
 
 
 def _changed(now: dict[str, Html], before: dict[str, Html]) -> dict[str, str]:
-    return {key: each for key, each in now.items() if before.get(key) != each}
+    return {key: str(each) for key, each in now.items() if before.get(key) != each}
 
 
 async def stream(glance_of: Any, look: Look, *, charts: bool) -> AsyncIterator[bytes]:

@@ -7,6 +7,9 @@
   let newest = null;
   const plots = new Map();
   const shapes = new Map();
+  const HEIGHT = 170;
+  const FROM_0 = {x: {time: false}, y: {range: (_, __, most) => [0, most * 1.1 || 1]}};
+  let jobs = [];
   let asked = false;
 
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -18,13 +21,15 @@
     return [{...style, ...x}, {...style, size: 62, ...y}, ...(more || []).map((each) => ({...style, ...each}))];
   }
 
+  // What is to be drawn is noted first: a figure's width is known once all that have something are shown.
   function draw(name, series, data, options) {
     const figure = document.querySelector(`[data-chart="${name}"]`);
-    const there = data[0].length > 0;
     if (!figure) return;
-    figure.hidden = !there;
-    if (!there) return;
-    const box = figure.querySelector(".plot");
+    figure.hidden = !data[0].length;
+    if (!figure.hidden) jobs.push([figure.querySelector(".plot"), name, series, data, options]);
+  }
+
+  function drawn(box, name, series, data, options) {
     const shape = series.map((each) => each.label).join("|");
     const plot = plots.get(name);
     if (plot && shapes.get(name) === shape) {
@@ -34,7 +39,7 @@
     if (plot) plot.destroy();
     shapes.set(name, shape);
     const made = new uPlot({
-      width: Math.max(200, box.clientWidth), height: Math.max(120, box.clientHeight - 30),
+      width: Math.max(200, box.clientWidth), height: HEIGHT,
       scales: {x: {time: false}}, series: [{label: "round"}, ...series], axes: axes(), cursor: {y: false}, ...options,
     }, data, box);
     plots.set(name, made);
@@ -66,7 +71,7 @@
     const x = histogram.counts.map((_, at) => histogram.low + histogram.width * (at + 0.5));
     const filled = {fill: colour("--c1") + "66", paths: uPlot.paths.bars({size: [0.95, 60]}), points: {show: false}};
     draw(name, [line("devices", 0, filled)], [x, histogram.counts],
-      {series: [{label}, line("devices", 0, filled)], axes: axes({}, {})});
+      {series: [{label}, line("devices", 0, filled)], axes: axes({}, {}), scales: FROM_0});
   }
 
   function all() {
@@ -78,15 +83,21 @@
     const stale = Object.entries(newest.staleness);
     const filled = {fill: colour("--c4") + "66", paths: uPlot.paths.bars({size: [0.6, 60]}), points: {show: false}};
     draw("staleness", [line("updates", 3, filled)], [stale.map(([key]) => Number(key)), stale.map(([, value]) => value)],
-      {series: [{label: "versions"}, line("updates", 3, filled)]});
+      {series: [{label: "versions"}, line("updates", 3, filled)], scales: FROM_0});
     draw("lag", [line("server", 0), line("broker", 3, {spanGaps: true})],
       [vitals.map((each) => each.at), vitals.map((each) => each.server_lag_s),
         vitals.map((each) => each.broker_lag_s < 0 ? null : each.broker_lag_s)],
       {scales: {x: {time: true}}, series: [{label: "time"}, line("server", 0), line("broker", 3, {spanGaps: true})]});
   }
 
+  function allDrawn() {
+    all();
+    for (const job of jobs) drawn(...job);
+    jobs = [];
+  }
+
   function soon() {
-    if (!asked) requestAnimationFrame(all);
+    if (!asked) requestAnimationFrame(allDrawn);
     asked = true;
   }
 
