@@ -60,7 +60,7 @@ def application(hub: Hub, desk: Desk, *, hosts: frozenset[str] | None) -> Starle
         elif "round" in asked:
             look = boards.round_(_number(asked["round"]))
         charts = not {"device", "round"} & set(asked)
-        return _events(stream(hub.now, look, charts=charts))
+        return _events(stream(hub, look, charts=charts))
 
     async def listing(request: Request) -> Response:
         found = api.TABLES.get(request.path_params["table"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 
 from starlette.applications import Starlette
 
@@ -23,13 +23,24 @@ class Hub:
         self.glance = Glance(Fleet())
         self.ready = False
         self._followers: set[Callable[[bytes], None]] = set()
+        self._ending = asyncio.Event()
 
     @property
     def fleet(self) -> Fleet:
         return self.glance.fleet
 
-    def now(self) -> Glance:
-        return self.glance
+    @property
+    def ending(self) -> bool:
+        """Whether the page's process is to end: streams, which would go on for ever, do so by themselves."""
+        return self._ending.is_set()
+
+    def end(self) -> None:
+        self._ending.set()
+
+    async def pause(self, seconds: float) -> None:
+        """Wait so long, or until the process is to end."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._ending.wait(), seconds)
 
     @contextmanager
     def following(self, take: Callable[[bytes], None]) -> Iterator[None]:
@@ -58,9 +69,9 @@ class Hub:
         fleet = await asyncio.to_thread(self._source.begin)
         fleet.tick += 1
         self.glance, self.ready = Glance(fleet), True
-        while True:
+        while not self.ending:
             # What changes from here on has the next tick: whoever looked before must be told of it.
             fleet.tick += 1
             if not self._source.poll(fleet, self._line):
                 fleet.tick -= 1
-            await asyncio.sleep(_PAUSE_S)
+            await self.pause(_PAUSE_S)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
 
 import msgspec
 
 from server.dashboard.boards import Board, Look
 from server.dashboard.glance import Charts, Glance
 from server.dashboard.html import Html
+from server.dashboard.hub import Hub
 
 PAUSE_S = 1.0
 _HEARTBEAT_S = 15.0
@@ -47,7 +46,7 @@ class Listener:
         order = {
             name: list(each)
             for name, each in board.tables.items()
-            if list(each) != list(self._sent.tables.get(name, {}))
+            if name not in self._sent.tables or list(each) != list(self._sent.tables[name])
         }
         self._sent = board
         rows = {name: each for name, each in rows.items() if each}
@@ -71,18 +70,18 @@ def _changed(now: dict[str, Html], before: dict[str, Html]) -> dict[str, str]:
     return {key: str(each) for key, each in now.items() if before.get(key) != each}
 
 
-async def stream(glance_of: Any, look: Look, *, charts: bool) -> AsyncIterator[bytes]:
-    """Server-sent events for a page that shows ``look``; ``glance_of()`` is what is known now."""
+async def stream(hub: Hub, look: Look, *, charts: bool) -> AsyncIterator[bytes]:
+    """Server-sent events for a page that shows ``look``."""
     listener = Listener(look, charts=charts)
     yield b"retry: %d\n\n" % RETRY_MS
     quiet = 0.0
-    while True:
-        news = listener.news(glance_of())
+    while not hub.ending:
+        news = listener.news(hub.glance)
         if news is not None:
             yield b"data: " + msgspec.json.encode(news) + b"\n\n"
             quiet = 0.0
         elif quiet >= _HEARTBEAT_S:
             yield b": still here\n\n"
             quiet = 0.0
-        await asyncio.sleep(PAUSE_S)
+        await hub.pause(PAUSE_S)
         quiet += PAUSE_S

@@ -6,6 +6,7 @@ import errno
 import ipaddress
 import socket
 from pathlib import Path
+from types import FrameType
 
 import uvicorn
 
@@ -87,12 +88,24 @@ def serve(hub: Hub, desk: Desk, bound: socket.socket, host: str) -> None:
         log_level="warning",
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=1,
+        timeout_graceful_shutdown=3,
         ws="none",
         http="h11",
         loop="asyncio",
     )
-    uvicorn.Server(config).run(sockets=[bound])
+    _Server(config, hub).run(sockets=[bound])
+
+
+class _Server(uvicorn.Server):
+    """Lets streams end before it waits for them."""
+
+    def __init__(self, config: uvicorn.Config, hub: Hub) -> None:
+        super().__init__(config)
+        self._hub = hub
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._hub.end()
+        super().handle_exit(sig, frame)
 
 
 def _unbound(host: str, port: int, error: OSError) -> ConfigError:

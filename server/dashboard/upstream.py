@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import http.client
 import queue
 import threading
@@ -49,15 +48,15 @@ async def feed(hub: Hub) -> AsyncIterator[bytes]:
             lines.append(line)
 
     with hub.following(take):
-        while not hub.ready:
-            await asyncio.sleep(_PAUSE_S)
+        while not (hub.ready or hub.ending):
+            await hub.pause(_PAUSE_S)
         edition = hub.fleet.edition
         lines.clear()
         yield b"event: fleet\ndata: " + _encode(_bare(hub.fleet)) + b"\n\n"
         quiet = 0.0
         # One that cannot keep up, or has seen another run, begins anew.
-        while not overrun and hub.fleet.edition == edition:
-            await asyncio.sleep(_PAUSE_S)
+        while not (overrun or hub.ending) and hub.fleet.edition == edition:
+            await hub.pause(_PAUSE_S)
             quiet += _PAUSE_S
             if lines:
                 new, lines[:] = list(lines), []

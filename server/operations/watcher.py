@@ -46,6 +46,7 @@ class Watcher:
         self._timed_at = 0.0
         self._broker_lag_s = -1.0
         self._due = self._time_again = 0.0
+        self._probing = False
         self._ended, self._wake = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="operations", daemon=True)
 
@@ -70,6 +71,7 @@ class Watcher:
 
     def vitals(self, probe: Probe, inbox: int) -> events.Vitals:
         """How the server fares, now that it looks at ``probe`` while ``inbox`` messages wait."""
+        self._probing = False
         return events.Vitals(
             inbox=inbox,
             server_lag_s=round(time.monotonic() - probe.at, 6),
@@ -85,8 +87,8 @@ class Watcher:
                 self._time()
                 continue
             self._look()
-            if time.monotonic() >= self._due:
-                self._due = time.monotonic() + _VITALS_S
+            if time.monotonic() >= self._due and not self._probing:
+                self._due, self._probing = time.monotonic() + _VITALS_S, True
                 self._put(Probe(time.monotonic()))
 
     def _look(self) -> None:
