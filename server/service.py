@@ -52,8 +52,7 @@ from server.storage.checkpoints import Checkpoints
 from server.storage.journal import Journal
 from server.verdicts import Verdicts
 
-_LONGEST_WAIT_S = 60.0
-_FAREWELL_S = 5.0
+_LONGEST_WAIT_S, _FAREWELL_S = 60.0, 5.0
 
 
 @dataclass(frozen=True)
@@ -211,8 +210,7 @@ class Service:
     def _next(self) -> None:
         if waited := self._patience.take_waited():  # for the disk, and nothing could be accepted
             self.advance(coordinator.Outage(waited))
-        if self._link.is_up:
-            self._operations.step(judged=not self._verdicts.pending)
+        self._operations.step(judged=self._link.is_up and not self._verdicts.pending)
         now = self._clock()
         quiet = self._inbox.empty()
         if self._link.is_up and self._pulse.due(self.state, now, quiet=quiet):
@@ -277,7 +275,8 @@ class Service:
     def _answer(self, device: str, ack: Ack) -> None:
         # A device that does not get it sends again, and is answered again.
         topic, expires_s = self._topics.device(device).acks, self._spec.limits.round_deadline_s
-        self._operations.sent(self._session.publish(topic, self._speaker.seal(topic, ack), expires_s=expires_s))
+        sealed = self._speaker.seal(topic, ack)
+        self._operations.sent(self._session.publish(topic, sealed, expires_s=expires_s))
 
     # -- what the coordinator decides ------------------------------------------------------------------------
 

@@ -50,8 +50,8 @@ from server.coordinator.states import (
 
 __all__ = [
     "MOST_SAMPLES", "Abandon", "Action", "Actions", "Answered", "Assignment", "Close", "Declined",
-    "DeviceHello", "DeviceStatus", "Event", "Finish", "Hold", "ModelReady", "Open", "OpenRound", "Outage", "Outcome", "Refuse",
-    "Rules", "SendTask", "State", "Tick", "Warn", "initial", "step", "wake_at",
+    "DeviceHello", "DeviceStatus", "Event", "Finish", "Hold", "ModelReady", "Open", "OpenRound", "Outage", "Outcome",
+    "Refuse", "Rules", "SendTask", "State", "Tick", "Warn", "initial", "step", "wake_at",
 ]  # fmt: skip
 
 

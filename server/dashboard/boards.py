@@ -16,7 +16,8 @@ ROUNDS_SHOWN, LOG_SHOWN = 12, 40
 
 @dataclass(frozen=True)
 class Board:
-    """``pieces`` are the contents of elements by id; ``tables`` the rows of a table, or the lines of a list, by id and key."""
+    """``pieces`` are the contents of elements by id; ``tables`` the rows of a table, or the lines of a list, by id and
+    key."""
 
     pieces: dict[str, Html] = field(default_factory=dict)
     tables: dict[str, dict[str, Html]] = field(default_factory=dict)
@@ -78,7 +79,9 @@ def device(name: str) -> Look:
                 ("engines", ", ".join(f"{engine} {version}" for engine, version in facts.engines.items())),
             ]
         told += [(f"cannot run {graph}", why) for graph, why in found.dropped.items()]
-        board.pieces["tiles"] = joined(*(el("div", el("dt", key), el("dd", value or "-")) for key, value in told))
+        board.pieces["tiles"] = joined(
+            *(el("div", el("dt", key), el("dd", value or "-")) for key, value in told)
+        )
         board.tables["parts"] = {
             str(number): parts.part(found.parts[number]) for number in sorted(found.parts, reverse=True)[:200]
         }

@@ -57,14 +57,18 @@ class Desk:
 
         A page of somebody else cannot make a browser send that header, so no cookie and no form gives orders.
         """
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
         if not self.open:
             return _said("this page is read-only: start it with --operator-token-file", 403)
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not self._knows(token):
             await asyncio.sleep(_PAUSE_S)
             return _said("the operator's token is missing or wrong", 401)
         if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
             return _said("an order is JSON, with content type application/json", 415)
+        return await self._given(request, token)
+
+    async def _given(self, request: Request, token: str) -> Response:
+        """The order of one who may give it."""
         try:
             order = mailbox.read(await _body(request))
         except ValueError as error:

@@ -107,7 +107,9 @@ def _(event: events.Ordered, fleet: Fleet, at: float) -> None:
             if row.number > event.version and row.state == "closed":
                 row.state, row.changed = "undone", fleet.tick
     outcome = "" if event.done else " was refused"
-    fleet.entry(at, "order", f"{event.order} by {event.by}{outcome}" + (f": {event.text}" if event.text else ""))
+    fleet.entry(
+        at, "order", f"{event.order} by {event.by}{outcome}" + (f": {event.text}" if event.text else "")
+    )
 
 
 @take.register
@@ -195,7 +197,16 @@ def known(fleet: Fleet, event: events.RoundClosed) -> None:
     row = fleet.round(event.round)
     if row.state not in _ENDED:
         row.state = event.outcome
-    for name in ("accuracy", "loss", "train_loss", "metric", "metrics", "seconds", "reports", "weights_sha256"):
+    for name in (
+        "accuracy",
+        "loss",
+        "train_loss",
+        "metric",
+        "metrics",
+        "seconds",
+        "reports",
+        "weights_sha256",
+    ):
         setattr(row, name, getattr(event, name))
     row.down_bytes, row.up_bytes = event.down_bytes, event.up_bytes
     row.server_down_bytes, row.text = event.server_down_bytes, event.text or row.text

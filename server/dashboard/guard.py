@@ -19,8 +19,8 @@ HEADERS = {
 
 
 class Guard:
-    """``hosts``: the names in a request's Host header that are answered. A page that is bound to this machine alone knows its
-    own: else a website could make its name lead here and read the fleet through a visitor's browser."""
+    """``hosts``: the names in a request's Host header that are answered. A page that is bound to this machine alone knows
+    its own: else a website could make its name lead here and read the fleet through a visitor's browser."""
 
     def __init__(self, app: ASGIApp, hosts: frozenset[str] | None) -> None:
         self._app = app

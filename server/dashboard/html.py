@@ -58,7 +58,10 @@ class Cell(msgspec.Struct, frozen=True):
 def row(key: str, cells: list[Cell], kind: str = "") -> Html:
     """A row of a table that is found again by its ``key``."""
     return el(
-        "tr", *(el("td", each.content, class_=each.classes) for each in cells), data_key=key, class_=kind or None
+        "tr",
+        *(el("td", each.content, class_=each.classes) for each in cells),
+        data_key=key,
+        class_=kind or None,
     )
 
 

@@ -18,8 +18,8 @@ RETRY_MS = 2000
 
 
 class News(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``html``: contents of elements by id; ``rows``: of tables, by id and key; ``order``: the keys of a table that has other
-    rows than before, all of them."""
+    """``html``: contents of elements by id; ``rows``: of tables, by id and key; ``order``: the keys of a table that has
+    other rows than before, all of them."""
 
     html: dict[str, str] = {}
     rows: dict[str, dict[str, str]] = {}

@@ -43,7 +43,9 @@ def _gauge(name: str, text: str, value: float | None, federation: str) -> Iterat
 def _run(glance: Glance) -> Iterator[Metric]:
     run = rows.run_row(glance.fleet)
     name = run.federation
-    phase = GaugeMetricFamily("edgefl_phase", "1 for the phase that the run is in", labels=["federation", "phase"])
+    phase = GaugeMetricFamily(
+        "edgefl_phase", "1 for the phase that the run is in", labels=["federation", "phase"]
+    )
     for each in _PHASES:
         phase.add_metric([name, each], float(each == run.phase))
     yield phase
@@ -53,13 +55,17 @@ def _run(glance: Glance) -> Iterator[Metric]:
     yield from _gauge("accuracy", "of the newest model that was evaluated", run.accuracy, name)
     yield from _gauge("loss", "of the newest model that was evaluated", run.loss, name)
     yield from _gauge("server_silent_seconds", "since the server last told anything", run.silent_s, name)
-    yield from _gauge("broker_up", "0 while the server cannot reach its broker", float(not run.broker_offline), name)
+    yield from _gauge(
+        "broker_up", "0 while the server cannot reach its broker", float(not run.broker_offline), name
+    )
 
 
 def _rounds(glance: Glance) -> Iterator[Metric]:
     fleet, name = glance.fleet, glance.fleet.federation
     ended = [row for row in glance.rounds() if row.state != "open"]
-    outcomes = CounterMetricFamily("edgefl_rounds", "rounds that ended, by how", labels=["federation", "outcome"])
+    outcomes = CounterMetricFamily(
+        "edgefl_rounds", "rounds that ended, by how", labels=["federation", "outcome"]
+    )
     for outcome, count in sorted(Counter(row.state for row in ended).items()):
         outcomes.add_metric([name, outcome], count)
     yield outcomes
@@ -69,7 +75,9 @@ def _rounds(glance: Glance) -> Iterator[Metric]:
     for fate in ("arrived", "rejected", "declined", "missing", "late"):
         fates.add_metric([name, fate], sum(getattr(row, fate) for row in ended))
     yield fates
-    moved = CounterMetricFamily("edgefl_bytes", "payloads of updates and of weights", labels=["federation", "way"])
+    moved = CounterMetricFamily(
+        "edgefl_bytes", "payloads of updates and of weights", labels=["federation", "way"]
+    )
     for way in ("up", "down"):
         moved.add_metric([name, way], sum(getattr(row, f"{way}_bytes") for row in ended))
     yield moved
@@ -77,7 +85,9 @@ def _rounds(glance: Glance) -> Iterator[Metric]:
         yield from _gauge("round_seconds", "of the newest round that ended", ended[0].seconds, name)
         yield from _gauge("round_arrived", "updates of the newest round that ended", ended[0].arrived, name)
         yield from _gauge("round_selected", "devices of the newest round that ended", ended[0].selected, name)
-    turned = CounterMetricFamily("edgefl_turned_away", "messages left unread, by why", labels=["federation", "reason"])
+    turned = CounterMetricFamily(
+        "edgefl_turned_away", "messages left unread, by why", labels=["federation", "reason"]
+    )
     for reason, count in sorted(fleet.turned_away.items()):
         turned.add_metric([name, reason], count)
     yield turned
@@ -86,7 +96,9 @@ def _rounds(glance: Glance) -> Iterator[Metric]:
 def _devices(glance: Glance) -> Iterator[Metric]:
     fleet, name = glance.fleet, glance.fleet.federation
     counts = Counter((device.tier, rows.state_of(fleet, device)) for device in fleet.devices.values())
-    devices = GaugeMetricFamily("edgefl_devices", "devices, by tier and state", labels=["federation", "tier", "state"])
+    devices = GaugeMetricFamily(
+        "edgefl_devices", "devices, by tier and state", labels=["federation", "tier", "state"]
+    )
     for (tier, state), count in sorted(counts.items()):
         devices.add_metric([name, tier, state], count)
     yield devices
@@ -108,11 +120,17 @@ def _server(glance: Glance) -> Iterator[Metric]:
     if not fleet.vitals:
         return
     last = fleet.vitals[-1]
-    yield from _gauge("server_lag_seconds", "that a message waits until the server looks at it", last.server_lag_s, name)
+    yield from _gauge(
+        "server_lag_seconds", "that a message waits until the server looks at it", last.server_lag_s, name
+    )
     if last.broker_lag_s >= 0:
-        yield from _gauge("broker_lag_seconds", "that the broker takes to confirm a message", last.broker_lag_s, name)
+        yield from _gauge(
+            "broker_lag_seconds", "that the broker takes to confirm a message", last.broker_lag_s, name
+        )
     yield from _gauge("server_inbox", "messages that wait at the server", last.inbox, name)
     yield from _gauge("server_resident_bytes", "memory of the server's process", last.rss_bytes, name)
-    cpu = CounterMetricFamily("edgefl_server_cpu_seconds", "processor time of the server", labels=["federation"])
+    cpu = CounterMetricFamily(
+        "edgefl_server_cpu_seconds", "processor time of the server", labels=["federation"]
+    )
     cpu.add_metric([name], last.cpu_s)
     yield cpu

@@ -82,7 +82,9 @@ def round_(fleet: Fleet, number: int, board: Board) -> Html:
 
 def missing(what: str) -> Html:
     """There is no such page."""
-    return _document("not here", el("main", el("h1", "not here"), el("p", what), el("p", link("/", "the fleet"))))
+    return _document(
+        "not here", el("main", el("h1", "not here"), el("p", what), el("p", link("/", "the fleet")))
+    )
 
 
 def _page(fleet: Fleet, board: Board, *sections: Html | None, title: str = "", live: str) -> Html:
@@ -124,7 +126,12 @@ def _document(title: str, content: Html, live: str = "") -> Html:
 
 def _chart(name: str, text: str) -> Html:
     return el(
-        "figure", el("figcaption", text), el("div", class_="plot"), class_="chart", data_chart=name, hidden=True
+        "figure",
+        el("figcaption", text),
+        el("div", class_="plot"),
+        class_="chart",
+        data_chart=name,
+        hidden=True,
     )
 
 
@@ -132,7 +139,11 @@ def _filter(fleet: Fleet, view: View) -> Html:
     tiers = sorted({device.tier for device in fleet.devices.values() if device.tier} | set(fleet.tiers))
     return el(
         "form",
-        el("label", "name ", el("input", type="search", name="q", value=view.q, placeholder="part of a name (/)")),
+        el(
+            "label",
+            "name ",
+            el("input", type="search", name="q", value=view.q, placeholder="part of a name (/)"),
+        ),
         el("label", "tier ", _select("tier", tiers, view.tier)),
         el("label", "state ", _select("state", STATES, view.state)),
         el("button", "show"),
@@ -149,7 +160,9 @@ def _select(name: str, values: list[str] | tuple[str, ...], chosen: str) -> Html
 
 def _log(board: Board) -> Html:
     lines = board.tables.get("log", {}).values()
-    return el("section", el("h2", "Log"), el("ol", *lines, id="log", class_="log", tabindex=0, aria_label="log"))
+    return el(
+        "section", el("h2", "Log"), el("ol", *lines, id="log", class_="log", tabindex=0, aria_label="log")
+    )
 
 
 def _operator(fleet: Fleet) -> Html:
@@ -172,10 +185,7 @@ def _operator(fleet: Fleet) -> Html:
 
 
 def _exports() -> Html:
-    links = [
-        joined(name, ": ", *_downloads(f"/api/{name}"), "; ")
-        for name in _TABLES
-    ]
+    links = [joined(name, ": ", *_downloads(f"/api/{name}"), "; ") for name in _TABLES]
     return el("footer", el("p", "All of it: ", *links, link("/metrics", "Prometheus")))
 
 

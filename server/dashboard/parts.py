@@ -71,7 +71,10 @@ def head(run: RunRow) -> Html:
     silent = run.silent_s is not None and run.silent_s > SILENT_S
     over = run.phase in ("done", "stopped", "refused")
     state = f"{run.phase}, paused" if run.paused else run.phase
-    notes: list[Child] = [el("strong", state, class_=f"phase {run.phase}"), f" {run.text}" if run.text else ""]
+    notes: list[Child] = [
+        el("strong", state, class_=f"phase {run.phase}"),
+        f" {run.text}" if run.text else "",
+    ]
     if run.broker_offline and not over:
         notes.append(el("span", " the broker is away", class_="bad"))
     if silent and not over:

@@ -88,7 +88,17 @@ class Past:
             known.state, known.opened = row["state"], row["opened"]
             known.deadline, known.goal = row["deadline"], row["goal"]
             outcome: dict[str, Any] = row["outcome"]
-            for name in ("seconds", "accuracy", "loss", "train_loss", "metrics", "reports", "text", "down_bytes", "up_bytes"):
+            for name in (
+                "seconds",
+                "accuracy",
+                "loss",
+                "train_loss",
+                "metrics",
+                "reports",
+                "text",
+                "down_bytes",
+                "up_bytes",
+            ):
                 if outcome.get(name) is not None:
                     setattr(known, name, outcome[name])
             self._parts(fleet, run, row["round"])

@@ -44,11 +44,11 @@ class Folder:
     """The folder of a run, which is only read. ConfigError if it is none. ``database``: SQLAlchemy URL of its journal.
     ``watch`` is told each event that is new."""
 
-    def __init__(self, folder: Path, database: str = "", watch: Watch = lambda _at, _event: None) -> None:
+    def __init__(self, folder: Path, database: str = "", watch: Watch | None = None) -> None:
         if not any((folder / name).exists() for name in SIGNS):
             raise ConfigError(
-                f"{folder} is not the folder of a run (none of {', '.join(SIGNS)} is there): name what --out of `edgefl run` "
-                "or `edgefl server` was",
+                f"{folder} is not the folder of a run (none of {', '.join(SIGNS)} is there): name what --out of "
+                "`edgefl run` or `edgefl server` was",
                 path=str(folder),
             )
         self.folder = folder
@@ -77,7 +77,8 @@ class Folder:
             if (new := told(each)) is not None:
                 line(each)
                 fold.apply(fleet, new.at, new.event)
-                self._watch(new.at, new.event)
+                if self._watch is not None:
+                    self._watch(new.at, new.event)
                 changed = True
         if changed and time.monotonic() > self._looked + _LOOK_S:
             self._look(fleet)

@@ -17,7 +17,7 @@ TOKEN = "EDGEFL_OPERATOR_TOKEN"
 
 def hub_of(run: Path | None, server: str, *, database: str = "", otlp: str = "") -> Hub:
     """What the page shows: the folder ``run``, or the page at ``server``. ConfigError where there is none."""
-    watch: Watch = lambda _at, _event: None
+    watch: Watch | None = None
     if otlp:
         from server.dashboard.traces import Traces
 

@@ -70,12 +70,16 @@ async def feed(hub: Hub) -> AsyncIterator[bytes]:
 class Upstream:
     """Follows the page at ``url``. ConfigError if that is no address, or nothing answers there."""
 
-    def __init__(self, url: str, watch: Watch = lambda _at, _event: None) -> None:
+    def __init__(self, url: str, watch: Watch | None = None) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"--server is the address of another page, such as http://gateway:8090, found {url!r}")
+            raise ConfigError(
+                f"--server is the address of another page, such as http://gateway:8090, found {url!r}"
+            )
         if parts.username or parts.password:
-            raise ConfigError("--server holds a password, which logs would show: put it into a proxy of your own")
+            raise ConfigError(
+                "--server holds a password, which logs would show: put it into a proxy of your own"
+            )
         self.url = url.rstrip("/")
         self._watch = watch
         self._news: queue.Queue[tuple[str, Any]] = queue.Queue()
@@ -91,8 +95,8 @@ class Upstream:
         except (OSError, http.client.HTTPException, ValueError) as error:
             why = str(getattr(error, "reason", error)) or type(error).__name__
         raise ConfigError(
-            f"the page at {self.url} does not answer ({why}): start it there with `edgefl dashboard RUN --listen HOST:PORT`, "
-            "and look at the address and at what lies between",
+            f"the page at {self.url} does not answer ({why}): start it there with `edgefl dashboard RUN --listen "
+            "HOST:PORT`, and look at the address and at what lies between",
             url=self.url,
         )
 
@@ -119,7 +123,8 @@ class Upstream:
             elif (new := told(content)) is not None:
                 line(content)
                 fold.apply(fleet, new.at, new.event)
-                self._watch(new.at, new.event)
+                if self._watch is not None:
+                    self._watch(new.at, new.event)
 
     def close(self) -> None:
         self._ended.set()
@@ -131,7 +136,9 @@ class Upstream:
                 why = "it ended the connection"
             except (OSError, http.client.HTTPException, ValueError) as error:
                 why = str(getattr(error, "reason", error)) or type(error).__name__
-            self._news.put(("problem", f"the page at {self.url} is away ({why}): what is shown is what it told last"))
+            self._news.put(
+                ("problem", f"the page at {self.url} is away ({why}): what is shown is what it told last")
+            )
             self._ended.wait(_AGAIN_S)
 
     def _read(self) -> None:

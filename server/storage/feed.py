@@ -84,9 +84,7 @@ class Feed:
                 file.write(lines if self._begun else b"\n" + lines)  # begins anew behind half a line
             self._begun = True
         except OSError as error:
-            self._problem = (
-                f"{path} lacks events ({error.strerror or error}), and the fleet's page with it: free some space"
-            )
+            self._problem = f"{path} lacks events ({error.strerror or error}), and the fleet's page with it: free some space"
 
     def _taken(self, *, all_of_it: bool) -> list[tuple[float, Event]]:
         """What is to be written now, in its order."""

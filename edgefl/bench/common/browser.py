@@ -1,8 +1,8 @@
 """A real headless Chromium, driven over its debugging pipe: what a page asks the network for, and what it looks like.
 
-    with Browser() as browser:
-        page = browser.open("http://127.0.0.1:8090")
-        browser.until("document.title === 'demo'")
+with Browser() as browser:
+    page = browser.open("http://127.0.0.1:8090")
+    browser.until("document.title === 'demo'")
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ class Browser:
             shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
         )
         if program is None:
-            raise ConfigError("a page is opened in a real browser, and there is none: apt-get install chromium")
+            raise ConfigError(
+                "a page is opened in a real browser, and there is none: apt-get install chromium"
+            )
         self._folder = tempfile.TemporaryDirectory(prefix="edgefl-browser-")
         read, self._write = os.pipe()
         answers, write = os.pipe()
@@ -95,9 +97,7 @@ class Browser:
 
     def value(self, expression: str) -> Any:
         """What a JavaScript expression is in the page."""
-        found = self._send(
-            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
-        )
+        found = self._send("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 

@@ -89,9 +89,7 @@ class Made:
             name: Assignment(name, tier_of(name), number, f"{number:024x}", weight_limit=600)
             for name in self.names
         }
-        opened = OpenRound(
-            number, "0" * 64, self._now, self._now + _ROUND_S, len(self.names), assignments
-        )
+        opened = OpenRound(number, "0" * 64, self._now, self._now + _ROUND_S, len(self.names), assignments)
         self._journal.open_round(RUN, opened, b"")
         self.feed.take(
             events.RoundOpened(
@@ -176,7 +174,16 @@ class Made:
         )
         outcome = {
             name: getattr(closed, name)
-            for name in ("accuracy", "loss", "train_loss", "seconds", "reports", "metrics", "down_bytes", "up_bytes")
+            for name in (
+                "accuracy",
+                "loss",
+                "train_loss",
+                "seconds",
+                "reports",
+                "metrics",
+                "down_bytes",
+                "up_bytes",
+            )
         }
         self._journal.end_round(RUN, number, state="closed", outcome=outcome)
         self.feed.take(ended)

@@ -65,9 +65,7 @@ def page_beside(listen: str, folder: Path, database: str = "") -> Iterator[None]
     place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     command = [sys.executable, "-m", "edgefl", "dashboard", str(folder), "--listen", place]
     with (folder / "logs" / "dashboard.log").open("ab") as log:
-        page = subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-        )
+        page = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     open_to_all = "" if is_loopback(host) else ", which anybody who reaches this machine may read"
     errors.print(f"the fleet's page: {url}{open_to_all}", soft_wrap=True, highlight=False)
     try:

@@ -14,7 +14,15 @@ from server.dashboard.fleet import Fleet
 from server.dashboard.glance import Glance, histogram
 from server.dashboard.rows import View
 from server.dashboard.source import Folder
-from server.events import DeviceJoined, DeviceSeen, Declined, Rejected, RoundEnded, RoundOpened, UpdateAccepted
+from server.events import (
+    Declined,
+    DeviceJoined,
+    DeviceSeen,
+    Rejected,
+    RoundEnded,
+    RoundOpened,
+    UpdateAccepted,
+)
 
 DEVICES = ("strong-0", "strong-1", "weak-0", "weak-1")
 
@@ -89,7 +97,10 @@ def test_a_device_stands_where_it_said_last() -> None:
     assert states == dict(zip(DEVICES, ["reported", "offline", "declined", "working"], strict=True))
     row = rows.device_row(fleet, fleet.devices["weak-1"])
     assert (row.stage, row.step, row.steps, row.loss) == ("train", 3, 10, 0.7)
-    found = [[each.name for each in view.of(fleet)] for view in (View(q="WEAK"), View(tier="strong", state="offline"))]
+    found = [
+        [each.name for each in view.of(fleet)]
+        for view in (View(q="WEAK"), View(tier="strong", state="offline"))
+    ]
     assert found == [["weak-0", "weak-1"], ["strong-1"]]
 
 
@@ -161,7 +172,16 @@ def test_the_journal_and_the_feed_of_a_run_tell_the_same_rounds(tmp_path: Path) 
     assert whole.devices.keys() == alone.devices.keys()
     for number in (1, 2, 3):
         ours, theirs = Glance(whole).round(number), Glance(alone).round(number)
-        for name in ("selected", "arrived", "declined", "missing", "accuracy", "seconds", "up_bytes", "state"):
+        for name in (
+            "selected",
+            "arrived",
+            "declined",
+            "missing",
+            "accuracy",
+            "seconds",
+            "up_bytes",
+            "state",
+        ):
             assert getattr(ours, name) == getattr(theirs, name), name
     facts = alone.devices["weak-0002"].facts
     assert facts is not None and (facts.cores, facts.samples) == (2, 600)

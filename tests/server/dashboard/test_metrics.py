@@ -19,7 +19,10 @@ _NAME = re.compile(r"\bedgefl_\w+")
 def samples(page: PageProcess) -> dict[tuple[str, tuple[str, ...]], float]:
     """By name, and by the values of its labels but the federation's."""
     return {
-        (sample.name, tuple(value for key, value in sorted(sample.labels.items()) if key != "federation")): sample.value
+        (
+            sample.name,
+            tuple(value for key, value in sorted(sample.labels.items()) if key != "federation"),
+        ): sample.value
         for family in text_string_to_metric_families(page.get("/metrics").text)
         for sample in family.samples
     }
@@ -45,7 +48,9 @@ def test_grafanas_dashboard_and_the_alerts_ask_for_metrics_that_there_are(page: 
     there = {name for name, _ in samples(page)}
     panels = json.loads(GRAFANA.read_text())["panels"]
     rules = yaml.safe_load(ALERTS.read_text())["groups"][0]["rules"]
-    asked = [target["expr"] for panel in panels for target in panel["targets"]] + [rule["expr"] for rule in rules]
+    asked = [target["expr"] for panel in panels for target in panel["targets"]] + [
+        rule["expr"] for rule in rules
+    ]
 
     assert len(panels) > 10 and len(rules) > 5
     assert {name for text in asked for name in _NAME.findall(text)} <= there

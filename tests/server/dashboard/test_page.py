@@ -76,9 +76,19 @@ def test_a_name_that_leads_here_from_elsewhere_gets_nothing(page: PageProcess) -
 
 
 def test_what_is_not_there_is_told(page: PageProcess) -> None:
-    for path in ("/nothing", "/devices/nobody", "/rounds/99", "/api/nothing.csv", "/api/rounds/1.xml", "/api/rounds/99.csv"):
+    for path in (
+        "/nothing",
+        "/devices/nobody",
+        "/rounds/99",
+        "/api/nothing.csv",
+        "/api/rounds/1.xml",
+        "/api/rounds/99.csv",
+    ):
         assert page.get(path).status == 404, path
-    assert "There is no device" in page.get("/devices/%3Cb%3E").text and "<b>" not in page.get("/devices/%3Cb%3E").text
+    assert (
+        "There is no device" in page.get("/devices/%3Cb%3E").text
+        and "<b>" not in page.get("/devices/%3Cb%3E").text
+    )
 
 
 def test_health_and_readiness(page: PageProcess) -> None:
@@ -97,7 +107,9 @@ def test_orders_need_the_token(page: PageProcess, folder: Path) -> None:
     assert [answer.status for answer in wrong] == [401] * 4
     assert page.order({"order": "pause"}, **{"Content-Type": "text/plain"}).status == 415
     assert page.ask("GET", "/api/orders", {}).status == 405
-    assert [page.order(bad).status for bad in ({"order": "sing"}, {"order": "rollback"}, [], "x" * 5000)] == [400] * 4
+    assert [page.order(bad).status for bad in ({"order": "sing"}, {"order": "rollback"}, [], "x" * 5000)] == [
+        400
+    ] * 4
     assert list(box.waiting()) == []
 
     assert page.order({"order": "pause"}).status == 202
@@ -117,9 +129,16 @@ def test_a_page_without_a_token_is_read_only(folder: Path) -> None:
     assert list(Mailbox(folder).waiting()) == []
 
 
-def test_a_page_that_follows_another_shows_the_same_and_hands_orders_on(page: PageProcess, folder: Path) -> None:
+def test_a_page_that_follows_another_shows_the_same_and_hands_orders_on(
+    page: PageProcess, folder: Path
+) -> None:
     with PageProcess(["--server", page.url]) as second:
-        for path in ("/api/rounds.json", "/api/devices.json", "/api/tiers.json", "/api/devices/weak-0002/rounds.json"):
+        for path in (
+            "/api/rounds.json",
+            "/api/devices.json",
+            "/api/tiers.json",
+            "/api/devices/weak-0002/rounds.json",
+        ):
             assert second.get(path).json == page.get(path).json
         refused = second.order({"order": "drain"}, token="not-the-token-at-all")
         assert refused.status == 502 and "missing or wrong" in refused.json["text"]

@@ -168,7 +168,9 @@ def test_an_order_that_waited_for_a_killed_server_is_carried_out_before_any_roun
     assert order_of(second, Ordered, RoundOpened) == ["resume", "rollback", "round 3"]
 
 
-def test_what_is_no_order_is_thrown_away_and_told(device: MakeDevice, serve: Serve, box: Mailbox, tmp_path: Path) -> None:
+def test_what_is_no_order_is_thrown_away_and_told(
+    device: MakeDevice, serve: Serve, box: Mailbox, tmp_path: Path
+) -> None:
     server = serve(rounds=1)
     server.wait_for(Started)
     folder = tmp_path / "out" / "orders"
@@ -187,4 +189,3 @@ def test_an_order_is_json() -> None:
     for bad in (b"", b"{}", b'{"order":"rollback"}', b'{"order":"rollback","version":"x"}', b"\xff"):
         with pytest.raises(ValueError):
             read(bad)
-
