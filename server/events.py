@@ -196,7 +196,8 @@ class Limited(Event, frozen=True, kw_only=True):
 class Vitals(Event, frozen=True, kw_only=True):
     """How the server itself fares, now and then. ``inbox`` messages wait; one that came now would be looked at
     ``server_lag_s`` later. ``broker_lag_s``: what the broker took to confirm the last message that was timed, -1 before
-    there was one. ``cpu_s`` is the processor time of the process so far, ``rss_bytes`` what it holds of memory, 0 if unknown."""
+    there was one. ``cpu_s`` is the processor time of the process so far, ``rss_bytes`` what it holds of memory, 0 if
+    unknown."""
 
     inbox: int
     server_lag_s: float

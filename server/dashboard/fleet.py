@@ -18,7 +18,7 @@ _Kept = TypeVar("_Kept")
 MOST_LOG, MOST_DEVICE_LOG, MOST_VITALS = 500, 60, 720
 
 
-class Part(msgspec.Struct, kw_only=True):
+class Part(msgspec.Struct, kw_only=True, gc=False):
     """A device in a round. ``status``: open, accepted, rejected, declined, or missing once the round is over without it.
 
     ``seconds``: from the round's opening until its update was here; ``staleness``: versions that its update was behind.
@@ -208,11 +208,12 @@ class Fleet(msgspec.Struct, kw_only=True):
         round_, device = self.round(number), self.device(name, tier)
         found = round_.parts.get(name)
         if found is None:
-            found = Part(device=name, round=number, tier=tier or device.tier)
-            round_.parts[name] = device.parts[number] = found
+            # One and the same text for all of a device's parts.
+            found = Part(device=device.name, round=number, tier=device.tier)
+            round_.parts[device.name] = device.parts[number] = found
             self.kept += 1
         elif tier:
-            found.tier = tier
+            found.tier = device.tier
         return found
 
     def entry(self, at: float, kind: str, text: str, *, device: str = "", number: int = 0) -> None:

@@ -16,7 +16,7 @@ from server import events
 from server.dashboard import fold
 from server.dashboard.fleet import Fleet, Tier
 from server.dashboard.past import Past
-from server.dashboard.tail import Tail, Told, told
+from server.dashboard.tail import Tail, told
 from server.storage.feed import NAME
 from server.storage.history import rounds_of
 
@@ -60,14 +60,19 @@ class Folder:
     def begin(self) -> Fleet:
         """The journal, the history and all events that are kept."""
         fleet = Fleet()
-        lines = _of_last_run([each for line in self._tail.lines() if (each := told(line)) is not None])
-        runs = [each.event.run for each in lines if isinstance(each.event, events.Started)]
+        runs = _runs(self.folder)
         fleet.run = runs[-1] if runs else ""
         self._past.tell(fleet)
         for row in rounds_of(self.folder):
             fold.known(fleet, row)
-        for each in lines:
-            fold.apply(fleet, each.at, each.event)
+        foreign = bool(runs) and runs[0] != fleet.run  # what an earlier run left is passed over
+        for each in map(told, self._tail.lines()):
+            if each is None:
+                continue
+            if isinstance(each.event, events.Started):
+                foreign = bool(runs) and each.event.run != runs[-1]
+            if not foreign:
+                fold.apply(fleet, each.at, each.event)
         self._look(fleet)
         return fleet
 
@@ -101,12 +106,13 @@ class Folder:
                 return
 
 
-def _of_last_run(lines: list[Told]) -> list[Told]:
-    """Without what an earlier run left."""
-    starts = [(at, each.event.run) for at, each in enumerate(lines) if isinstance(each.event, events.Started)]
-    own = [at for at, run in starts if run == starts[-1][1]]
-    foreign = [at for at, run in starts if run != starts[-1][1]]
-    return lines[min(at for at in own if at > foreign[-1]) :] if foreign else lines
+def _runs(folder: Path) -> list[str]:
+    """The runs that the feed tells of, one for each start of a server."""
+    tail = Tail(folder)
+    starts = (told(line) for line in tail.lines() if b'"event":"started"' in line)
+    found = [each.event.run for each in starts if each is not None and isinstance(each.event, events.Started)]
+    tail.close()
+    return found
 
 
 def checkpoints(folder: Path) -> tuple[int, ...]:

@@ -23,6 +23,7 @@ from server.events import (
     RoundOpened,
     UpdateAccepted,
 )
+from server.storage.feed import Feed
 
 DEVICES = ("strong-0", "strong-1", "weak-0", "weak-1")
 
@@ -197,3 +198,16 @@ def test_all_values_lie_in_a_histogram() -> None:
     made = histogram(3, [1.0, 2.0, 2.5, 9.0])
     assert sum(made.counts) == 4 and made.counts[0] >= 1 and made.counts[-1] == 1
     assert sum(histogram(1, [0.0, 0.0]).counts) == 2
+
+
+def test_of_an_earlier_run_in_the_feed_nothing_is_shown(tmp_path: Path) -> None:
+    feed = Feed(tmp_path, lambda: 5.0)
+    feed.take(DeviceJoined(device="of-the-first", tier="strong"))
+    for run in ("first", "second", "second"):
+        feed.take(started(run))
+        feed.take(DeviceJoined(device=f"of-{run}", tier="strong"))
+    feed.close()
+
+    fleet = Folder(tmp_path).begin()
+
+    assert (fleet.run, list(fleet.devices)) == ("second", ["of-second"])
