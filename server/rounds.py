@@ -253,9 +253,11 @@ class Rounds:
         devices keep of them is void. Done again after a kill it comes to the same."""
         run, last = self.rules.run, state.next_round - 1
         weights = self._checkpoints.load(to)
-        text = f"undone: an operator took the model back to round {to}"
-        self._persist(lambda: self._journal.undo(run, to, text))
-        self._persist(lambda: self._checkpoints.save(last, weights))
+        facts = {
+            "text": f"undone: an operator took the model back to round {to}",
+            "weights_sha256": self._persist(lambda: self._checkpoints.save(last, weights)),
+        }
+        self._persist(lambda: self._journal.undo(run, to, facts))
         self.model = self._persist(lambda: self._checkpoint(last))
         self._persist(lambda: self.announcements.publish(self.model))
         self.best = self._best()

@@ -215,10 +215,10 @@ class Journal:
             )
             connection.execute(tables.runs.update().where(tables.runs.c.run == run).values(number=number + 1))
 
-    def undo(self, run: str, after: int, text: str) -> None:
-        """The rounds behind round ``after`` count no more, as if they had been abandoned for ``text``."""
+    def undo(self, run: str, after: int, more: Mapping[str, Any]) -> None:
+        """The rounds behind round ``after`` count no more, as if they had been abandoned; ``more`` is in their outcomes."""
         with self._transaction() as connection:
-            round_rows.undo(connection, run, after, text)
+            round_rows.undo(connection, run, after, more)
 
     def add_to_outcome(self, run: str, number: int, more: Mapping[str, Any]) -> None:
         """Complete an ended round's outcome, with an evaluation for example."""

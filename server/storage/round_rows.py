@@ -69,13 +69,13 @@ def answer(connection: Connection, run: str, number: int, device: str, status: s
     connection.execute(tables.assignments.update().where(key).values(status=status, reason=reason))
 
 
-def undo(connection: Connection, run: str, after: int, text: str) -> None:
-    """Rounds behind round ``after`` that were closed are abandoned for ``text``."""
+def undo(connection: Connection, run: str, after: int, more: Mapping[str, Any]) -> None:
+    """Rounds behind round ``after`` that were closed are abandoned, with ``more`` in their outcomes."""
     columns = tables.rounds.c
     which = (columns.run == run) & (columns.round > after) & (columns.state == "closed")
     for number, outcome in connection.execute(sa.select(columns.round, columns.outcome).where(which)).all():
         key = (columns.run == run) & (columns.round == number)
-        values = {"state": "abandoned", "outcome": {**outcome, "text": text}}
+        values = {"state": "abandoned", "outcome": {**outcome, **more}}
         connection.execute(tables.rounds.update().where(key).values(**values))
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from server.events import Event, Finished, Ordered, RoundClosed, RoundOpened, Started, Stopped
 from server.operations.mailbox import Drain, Mailbox, Order, Pause, Resume, RollBack, read
+from server.storage.journal import Journal
 from tests.server.fleet import RunningServer, ScriptedDevice, silent
 from tests.server.service.served import MakeDevice
 
@@ -92,7 +94,7 @@ def test_a_drain_lets_the_open_round_end_and_another_start_goes_on(
 
 
 def test_a_model_is_rolled_back_between_rounds_and_stays_so(
-    device: MakeDevice, serve: Serve, box: Mailbox
+    device: MakeDevice, serve: Serve, box: Mailbox, federation: str, tmp_path: Path
 ) -> None:
     phone = device("strong-0", silent)
     server = serve(rounds=4)
@@ -110,8 +112,13 @@ def test_a_model_is_rolled_back_between_rounds_and_stays_so(
     began.append(report(phone, 4))
     again.join()
     assert began[3] == began[1] and len({began[0], began[1], began[2]}) == 3
-    (finished,) = again.seen_of(Finished)
-    assert finished.weights_sha256
+    with closing(Journal(f"sqlite:///{tmp_path / 'out' / 'journal.sqlite'}", federation)) as journal:
+        run = journal.latest_run()
+        assert run is not None
+        told = journal.outcomes(run.run)
+    assert [state for _, state, _ in told] == ["closed", "abandoned", "abandoned", "closed"]
+    assert told[1][2]["text"] == "undone: an operator took the model back to round 1"
+    assert told[2][2]["weights_sha256"] == told[0][2]["weights_sha256"] != told[3][2]["weights_sha256"]
 
 
 def test_a_version_that_is_not_there_is_refused_with_the_reason(
