@@ -238,7 +238,8 @@ def _(event: events.DeviceFailed, fleet: Fleet, at: float) -> None:
 @take.register
 def _(event: events.DeviceSeen, fleet: Fleet, at: float) -> None:
     device = fleet.device(event.device, event.tier)
-    device.online, device.seen = True, max(device.seen, at)
+    if at >= device.seen:
+        device.online, device.seen = True, at
     device.round, device.stage = event.round, event.stage
     device.loss = event.loss if math.isfinite(event.loss) else device.loss
     device.step_ms = event.step_ms or device.step_ms

@@ -17,6 +17,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     """A round in the charts; by tier: median seconds until the report, bytes up, bytes down."""
 
     round: int
+    over: bool
     score: float | None
     loss: float | None
     train_loss: float | None
@@ -103,6 +104,7 @@ class Glance:
 def point(row: RoundRow) -> Point:
     return Point(
         round=row.round,
+        over=row.state != "open",
         score=row.metrics.get(row.metric) if row.metric != "loss" else row.loss,
         loss=row.loss,
         train_loss=row.train_loss,

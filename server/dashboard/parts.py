@@ -206,7 +206,7 @@ def _iso(at: float) -> str:
 
 
 def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+    return "" if value is None else f"{value:.3g}" if abs(value) < 999.5 else f"{value:,.0f}"
 
 
 def size_of(count: int) -> str:

@@ -56,6 +56,13 @@ class Feed:
             if isinstance(event, events.DeviceSeen) and event.stage != events.REPORTED:
                 self._progress[event.device] = now, event
             else:
+                # What a device said before is not to stand behind what became of it.
+                device = getattr(event, "device", None)
+                if device is None and isinstance(event, events.RoundOpened):
+                    self._told += self._progress.values()
+                    self._progress.clear()
+                elif device in self._progress:
+                    self._told.append(self._progress.pop(device))
                 self._told.append((now, event))
         if not self._problem or self._complained:
             return None

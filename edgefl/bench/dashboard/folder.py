@@ -16,7 +16,7 @@ from server.storage.feed import Feed
 from server.storage.history import History
 from server.storage.journal import Journal, Run
 
-FEDERATION, RUN = "bench-dashboard", "0123456789abcdef"
+FEDERATION, RUN = "orchard", "0123456789abcdef"
 _ROUND_S = 12.0
 _TIERS = ("moderate", "strong", "weak")
 
@@ -99,9 +99,9 @@ class Made:
         return opened
 
     def _round(self, number: int) -> None:
-        """One round: most devices report, some decline, some say nothing."""
+        """One round: most devices report, some decline, some say nothing, or too late."""
         opened = self._opened(number)
-        began, missing = self._now, dict[str, str]()
+        began, missing, late = self._now, dict[str, str](), list[str]()
         for at, name in enumerate(self.names):
             self._now = began + (_ROUND_S - 2) * (at + 1) / len(self.names)
             luck = self._random.random()
@@ -111,10 +111,14 @@ class Made:
                 missing[name] = "it declined (policy)"
             elif luck < 0.04:
                 missing[name] = "it did not report in time"
+                late += [name] if luck < 0.03 else []
             else:
                 self._report(number, opened.assignments[name])
         self._now = began + _ROUND_S
         self._ended(number, missing)
+        for name in late:
+            text = f"round {number} takes no updates, it is over; drop the update"
+            self.feed.take(events.Rejected(device=name, round=number, reason="closed-round", text=text))
 
     def _report(self, number: int, task: Assignment) -> None:
         loss, memory = 2.0 / number + self._random.random() / 10, 64 << 20
@@ -145,7 +149,7 @@ class Made:
                 stage=events.REPORTED,
                 loss=loss,
                 step_ms=self._random.lognormvariate(3.5, 0.3),
-                peak_bytes=memory + int(self._random.uniform(30, 40) * 2**20),
+                peak_bytes=memory + int(self._random.uniform(10, 14) * 2**20),
                 idle_bytes=memory,
                 down_bytes=down.payload,
                 up_bytes=up.payload,

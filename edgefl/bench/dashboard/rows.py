@@ -32,10 +32,12 @@ _NEWS = "Number(document.body.dataset.news || 0)"
 
 class DashboardRow(msgspec.Struct, frozen=True, kw_only=True):
     """``ready_s``: from the start of the page's process until it has read all that the run left. ``first_paint_s``: from
-    asking for the page until its first content is seen, the median of several times, in headless Chromium. While all devices
-    tell of their progress 5 times a second for ``seconds``: ``updates_per_s`` words that reach the page (of a device one a second),
-    ``news_per_s`` times that the browser is sent what changed, and the shares of a core that the page's process and the
-    browser take. ``rss_bytes`` is the process's memory then, ``feed_bytes`` and ``journal_bytes`` what it reads."""
+    asking for the page until its first content is seen, the median of several times, in headless Chromium.
+
+    While all devices tell of their progress 5 times a second for ``seconds``: ``updates_per_s`` words that reach the page (of
+    a device one a second), ``news_per_s`` times that the browser is sent what changed, and the shares of a core that the
+    page's process and the browser take. ``rss_bytes`` is the process's memory then, ``feed_bytes`` and ``journal_bytes``
+    what it reads."""
 
     devices: int
     rounds: int
@@ -64,7 +66,7 @@ def measure(
         made.open(rounds + 1)
         try:
             began = time.monotonic()
-            with _served(folder) as (url, process), Browser() as browser:
+            with served(folder) as (url, process), Browser() as browser:
                 ready_s = time.monotonic() - began
                 tell("looking at the page")
                 paints = [_painted(browser, url) for _ in range(_OPENED)]
@@ -113,7 +115,7 @@ def _kept_new(
 
 
 @contextmanager
-def _served(folder: Path) -> Iterator[tuple[str, psutil.Process]]:
+def served(folder: Path) -> Iterator[tuple[str, psutil.Process]]:
     """The page's address and its process, once it has read everything."""
     command = [sys.executable, "-m", "edgefl", "dashboard", str(folder), "--listen", "0", "--json"]
     environment = {**os.environ, PARENT: str(os.getpid())}

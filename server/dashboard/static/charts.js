@@ -13,7 +13,10 @@
   let asked = false;
 
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const line = (label, at, more) => ({label, stroke: colour("--c" + (1 + (at % 6))), width: 2, points: {size: 4}, ...more});
+  const line = (label, at, more) => ({
+    label, stroke: colour("--c" + (1 + (at % 6))), width: 2, points: {size: 4}, ...more,
+    value: (_, value) => value === null || value === undefined ? "" : Number(value.toPrecision(4)).toLocaleString("en"),
+  });
   const bytes = (value) => value >= 2 ** 20 ? (value / 2 ** 20).toFixed(1) + " MiB" : Math.round(value / 1024) + " KiB";
 
   function axes(x, y, more) {
@@ -55,10 +58,11 @@
       [scored ? x : [], all.map((each) => each.score), all.map((each) => each.loss), all.map((each) => each.train_loss)],
       {axes: axes(whole, {}, [{side: 1, scale: "loss", size: 50, grid: {show: false}}])});
     draw("fates", [line("selected", 0), line("arrived", 2), line("without", 1), line("late", 3)],
-      [x, ...["selected", "arrived", "lacking", "late"].map((name) => all.map((each) => each[name]))],
+      [x, all.map((each) => each.selected),
+        ...["arrived", "lacking", "late"].map((name) => all.map((each) => each.over ? each[name] : null))],
       {axes: axes(whole)});
     const tiers = [...new Set(all.flatMap((each) => Object.keys(each.tiers)))].sort();
-    const of = (tier, at) => all.map((each) => each.tiers[tier] ? each.tiers[tier][at] : null);
+    const of = (tier, at) => all.map((each) => each.over && each.tiers[tier] ? each.tiers[tier][at] : null);
     draw("time", tiers.map((tier, at) => line(tier || "none", at, {spanGaps: true})),
       [x, ...tiers.map((tier) => of(tier, 0))], {axes: axes(whole)});
     const up = tiers.map((tier, at) => line(`${tier || "none"} up`, at));

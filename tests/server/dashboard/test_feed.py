@@ -67,6 +67,15 @@ def test_of_a_devices_progress_the_newest_word_is_written_and_every_report(tmp_p
     assert len(steps) < 10 and steps[-1] in (0, 999) and 999 in steps
 
 
+def test_what_became_of_a_device_stands_behind_what_it_said_before(tmp_path: Path) -> None:
+    opened = events.RoundOpened(round=2, goal=1, devices=("a",), deadline=9.0)
+    written(tmp_path, seen("train", 5), events.DeviceLost(device="a", tier="strong"), seen("train", 6), opened)
+
+    kinds = [type(each.event).__name__ for each in followed(Tail(tmp_path))]
+
+    assert kinds == ["DeviceSeen", "DeviceLost", "DeviceSeen", "RoundOpened"]
+
+
 def test_a_full_file_makes_room_and_whoever_follows_misses_nothing(tmp_path: Path) -> None:
     tail, texts = Tail(tmp_path), []
     for number in range(9):
