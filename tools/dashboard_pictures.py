@@ -1,7 +1,7 @@
 """The pictures of docs/dashboard.md, taken anew in headless Chromium: python tools/dashboard_pictures.py [FOLDER]
 
-The run is made up, as for `edgefl bench dashboard`; the bundles of a run in FOLDER, such as that of `make demo`, give the tiers
-their planned memory.
+The run is made up, as for `edgefl bench dashboard`; the bundles of a run in FOLDER, such as that of `make demo`, give the
+tiers their planned memory.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ class DashboardRow(msgspec.Struct, frozen=True, kw_only=True):
     """``ready_s``: from the start of the page's process until it has read all that the run left. ``first_paint_s``: from
     asking for the page until its first content is seen, the median of several times, in headless Chromium.
 
-    While all devices tell of their progress 5 times a second for ``seconds``: ``updates_per_s`` words that reach the page (of
-    a device one a second), ``news_per_s`` times that the browser is sent what changed, and the shares of a core that the
+    While all devices tell of their progress 5 times a second for ``seconds``: ``updates_per_s`` words that reach the page
+    (of a device one a second), ``news_per_s`` times that the browser is sent what changed, and the shares of a core that the
     page's process and the browser take. ``rss_bytes`` is the process's memory then, ``feed_bytes`` and ``journal_bytes``
     what it reads."""
 

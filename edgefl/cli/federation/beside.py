@@ -51,7 +51,7 @@ def page_beside(listen: str, folder: Path, database: str = "") -> Iterator[None]
     if not listen:
         yield
         return
-    from server.dashboard.serve import bind, is_loopback, parse_listen, url_of
+    from server.dashboard.web.serve import bind, is_loopback, parse_listen, url_of
     from server.storage import feed
 
     host, port = parse_listen(listen)

@@ -67,8 +67,8 @@ def dashboard(
         return
     if (run is None) == (not server):
         raise ConfigError("name the folder of a run, or the page to follow by --server URL, and not both")
-    from server.dashboard.serve import bind, is_loopback, parse_listen, serve, url_of
-    from server.dashboard.start import desk_of, hub_of
+    from server.dashboard.web.serve import bind, is_loopback, parse_listen, serve, url_of
+    from server.dashboard.web.start import desk_of, hub_of
 
     host, port = parse_listen(listen)
     hub = hub_of(run, server, database=database, otlp=otlp)

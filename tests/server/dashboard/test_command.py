@@ -15,9 +15,9 @@ import pytest
 
 from edgefl.cli.federation.beside import DEFAULT, page_beside, with_place
 from edgefl.wire.errors import ConfigError
-from server.dashboard.serve import check_token, is_loopback, parse_listen, read_token
-from server.dashboard.source import Folder
-from server.dashboard.upstream import Upstream
+from server.dashboard.known.source import Folder
+from server.dashboard.web.serve import check_token, is_loopback, parse_listen, read_token
+from server.dashboard.web.upstream import Upstream
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_a_page_that_does_not_answer_is_named(taken: int) -> None:
     ):
         Upstream(f"http://127.0.0.1:{free}/")
     for bad in ("127.0.0.1:8090", "ftp://a", "http://", "nonsense"):
-        with pytest.raises(ConfigError, match="--server is the address of another page"):
+        with pytest.raises(ConfigError, match="`server` is the address of another page"):
             Upstream(bad)
     with pytest.raises(ConfigError, match="holds a password"):
         Upstream("http://me:secret@host")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from server import events
-from server.dashboard.tail import AnyEvent, Tail, Told, told
+from server.dashboard.known.tail import AnyEvent, Tail, Told, told
 from server.events import DeviceSeen, Noted, RoundClosed, UpdateAccepted
 from server.storage import feed
 from server.storage.feed import Feed
@@ -69,7 +69,9 @@ def test_of_a_devices_progress_the_newest_word_is_written_and_every_report(tmp_p
 
 def test_what_became_of_a_device_stands_behind_what_it_said_before(tmp_path: Path) -> None:
     opened = events.RoundOpened(round=2, goal=1, devices=("a",), deadline=9.0)
-    written(tmp_path, seen("train", 5), events.DeviceLost(device="a", tier="strong"), seen("train", 6), opened)
+    written(
+        tmp_path, seen("train", 5), events.DeviceLost(device="a", tier="strong"), seen("train", 6), opened
+    )
 
     kinds = [type(each.event).__name__ for each in followed(Tail(tmp_path))]
 

@@ -8,12 +8,13 @@ import pytest
 
 from edgefl.bench.dashboard.folder import FEDERATION, Made
 from server import events
-from server.dashboard import fleet as fleets
-from server.dashboard import fold, rows
-from server.dashboard.fleet import Fleet
-from server.dashboard.glance import Glance, histogram
-from server.dashboard.rows import View
-from server.dashboard.source import Folder
+from server.dashboard.known import fleet as fleets
+from server.dashboard.known import fold
+from server.dashboard.known.fleet import Fleet
+from server.dashboard.known.source import Folder
+from server.dashboard.shown import rows
+from server.dashboard.shown.glance import Glance, histogram
+from server.dashboard.shown.rows import View
 from server.events import (
     Declined,
     DeviceJoined,

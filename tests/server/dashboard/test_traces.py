@@ -6,7 +6,7 @@ import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from edgefl.wire.errors import ConfigError
-from server.dashboard.traces import Traces
+from server.dashboard.web.traces import Traces
 from server.events import RoundEnded, RoundOpened, UpdateAccepted
 
 
@@ -27,5 +27,5 @@ def test_a_round_is_a_trace_of_its_devices() -> None:
 
 
 def test_what_is_no_address_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--otlp is the address of a collector"):
+    with pytest.raises(ConfigError, match="`otlp` is the address of a collector"):
         Traces("localhost:4318")

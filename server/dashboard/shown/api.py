@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
-from server.dashboard import rows
-from server.dashboard.fleet import Entry, Part, Vital
-from server.dashboard.glance import Glance
-from server.dashboard.rows import DeviceRow, RoundRow, RunRow, TierRow, View
+from server.dashboard.known.fleet import Entry, Part, Vital
+from server.dashboard.shown import rows
+from server.dashboard.shown.glance import Glance
+from server.dashboard.shown.rows import DeviceRow, RoundRow, RunRow, TierRow, View
 
 
 @dataclass(frozen=True)

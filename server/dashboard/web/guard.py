@@ -12,7 +12,7 @@ HEADERS = {
         "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
     ),
     "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
+    "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
@@ -36,7 +36,7 @@ class Guard:
                 headers = MutableHeaders(scope=message)
                 headers.update(HEADERS)
                 if not scope["path"].startswith("/static/"):
-                    headers.setdefault("Cache-Control", "no-store")
+                    headers.setdefault("Cache-Control", "no-store, max-age=0")
             await send(message)
 
         name = _name(Headers(scope=scope).get("host", ""))

@@ -14,19 +14,19 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from server.dashboard import api, boards, pages
-from server.dashboard.api import Listing
-from server.dashboard.boards import Look
-from server.dashboard.csv_text import csv_text
-from server.dashboard.desk import Desk
-from server.dashboard.guard import Guard
-from server.dashboard.hub import Hub
-from server.dashboard.live import stream
-from server.dashboard.metrics import CONTENT_TYPE, exposition
-from server.dashboard.rows import View
-from server.dashboard.upstream import feed
+from server.dashboard.shown import api, boards, pages
+from server.dashboard.shown.api import Listing
+from server.dashboard.shown.boards import Look
+from server.dashboard.shown.csv_text import csv_text
+from server.dashboard.shown.metrics import CONTENT_TYPE, exposition
+from server.dashboard.shown.rows import View
+from server.dashboard.web.desk import Desk
+from server.dashboard.web.guard import Guard
+from server.dashboard.web.hub import Hub
+from server.dashboard.web.live import stream
+from server.dashboard.web.upstream import feed
 
-STATIC = Path(__file__).with_name("static")
+STATIC = Path(__file__).parents[1] / "static"
 _MOST_PAGE = 10**6
 
 Answer = Callable[[Request], Awaitable[Response]]

@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 
 from starlette.applications import Starlette
 
-from server.dashboard.fleet import Fleet
-from server.dashboard.glance import Glance
-from server.dashboard.source import Source
+from server.dashboard.known.fleet import Fleet
+from server.dashboard.known.source import Source
+from server.dashboard.shown.glance import Glance
 
 _PAUSE_S = 0.5
 

@@ -13,7 +13,7 @@ from sqlalchemy.engine import Connection
 from edgefl.wire.errors import ProtocolError
 from edgefl.wire.mqtt.messages import Hello, decode
 from edgefl.wire.printable import printable
-from server.dashboard.fleet import Facts, Fleet, Part
+from server.dashboard.known.fleet import Facts, Fleet, Part
 from server.storage import tables
 
 _MOST_NAME = 64

@@ -12,9 +12,9 @@ import uvicorn
 
 from edgefl.system.files import naming
 from edgefl.wire.errors import ConfigError
-from server.dashboard.app import application
-from server.dashboard.desk import Desk
-from server.dashboard.hub import Hub
+from server.dashboard.web.app import application
+from server.dashboard.web.desk import Desk
+from server.dashboard.web.hub import Hub
 
 LOOPBACK, PORT = "127.0.0.1", 8090
 _MOST_TOKEN = 4096
@@ -115,4 +115,4 @@ def _unbound(host: str, port: int, error: OSError) -> ConfigError:
         why = "may not be used by this user: take a port above 1023"
     else:
         why = f"cannot be used ({error.strerror or error}): name an address of this machine"
-    return ConfigError(f"--listen {host}:{port} {why}", host=host, port=port)
+    return ConfigError(f"`listen` {host}:{port} {why}", host=host, port=port)

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from urllib.parse import urlencode
 
-from server.dashboard import parts, rows
-from server.dashboard.glance import Glance
-from server.dashboard.html import Html, el, joined
-from server.dashboard.rows import PAGE, View
+from server.dashboard.shown import parts, rows
+from server.dashboard.shown.glance import Glance
+from server.dashboard.shown.html import Html, el, joined
+from server.dashboard.shown.rows import PAGE, View
 
 ROUNDS_SHOWN, LOG_SHOWN = 12, 40
 

@@ -6,9 +6,9 @@ import time
 from urllib.parse import urlencode
 
 from edgefl.system.sizes import size
-from server.dashboard.fleet import Entry, Fleet, Part
-from server.dashboard.html import Cell, Child, Html, device_path, el, joined, link, row
-from server.dashboard.rows import SILENT_S, DeviceRow, RoundRow, RunRow, TierRow
+from server.dashboard.known.fleet import Entry, Fleet, Part
+from server.dashboard.shown.html import Cell, Child, Html, device_path, el, joined, link, row
+from server.dashboard.shown.rows import SILENT_S, DeviceRow, RoundRow, RunRow, TierRow
 
 DEVICE_HEADS = [
     Cell("device"),

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from server.dashboard import rows
-from server.dashboard.glance import Glance
+from server.dashboard.shown import rows
+from server.dashboard.shown.glance import Glance
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _PHASES = ("starting", "waiting", "open", "done", "stopped", "refused")

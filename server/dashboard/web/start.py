@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from server.dashboard.desk import Desk, ToFolder
-from server.dashboard.hub import Hub
-from server.dashboard.serve import check_token, read_token
-from server.dashboard.source import Folder, Watch
-from server.dashboard.upstream import ToUpstream, Upstream
+from server.dashboard.known.source import Folder, Watch
+from server.dashboard.web.desk import Desk, ToFolder
+from server.dashboard.web.hub import Hub
+from server.dashboard.web.serve import check_token, read_token
+from server.dashboard.web.upstream import ToUpstream, Upstream
 from server.operations.mailbox import Mailbox
 
 TOKEN = "EDGEFL_OPERATOR_TOKEN"
@@ -19,7 +19,7 @@ def hub_of(run: Path | None, server: str, *, database: str = "", otlp: str = "")
     """What the page shows: the folder ``run``, or the page at ``server``. ConfigError where there is none."""
     watch: Watch | None = None
     if otlp:
-        from server.dashboard.traces import Traces
+        from server.dashboard.web.traces import Traces
 
         watch = Traces(otlp).take
     return Hub(Folder(run, database, watch) if run is not None else Upstream(server, watch))

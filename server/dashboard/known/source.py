@@ -13,10 +13,10 @@ import sqlalchemy as sa
 from edgefl.wire.bundle.archive import read_manifest
 from edgefl.wire.errors import ConfigError, EdgeflError
 from server import events
-from server.dashboard import fold
-from server.dashboard.fleet import Fleet, Tier
-from server.dashboard.past import Past
-from server.dashboard.tail import Tail, told
+from server.dashboard.known import fold
+from server.dashboard.known.fleet import Fleet, Tier
+from server.dashboard.known.past import Past
+from server.dashboard.known.tail import Tail, told
 from server.storage.feed import NAME
 from server.storage.history import rounds_of
 
@@ -47,8 +47,7 @@ class Folder:
     def __init__(self, folder: Path, database: str = "", watch: Watch | None = None) -> None:
         if not any((folder / name).exists() for name in SIGNS):
             raise ConfigError(
-                f"{folder} is not the folder of a run (none of {', '.join(SIGNS)} is there): name what --out of "
-                "`edgefl run` or `edgefl server` was",
+                f"{folder} is not the folder of a run (none of {', '.join(SIGNS)} is there); name what `out` was",
                 path=str(folder),
             )
         self.folder = folder

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
-from server.dashboard.boards import Board, Look
-from server.dashboard.glance import Charts, Glance
-from server.dashboard.html import Html
-from server.dashboard.hub import Hub
+from server.dashboard.shown.boards import Board, Look
+from server.dashboard.shown.glance import Charts, Glance
+from server.dashboard.shown.html import Html
+from server.dashboard.web.hub import Hub
 
 PAUSE_S = 1.0
 _HEARTBEAT_S = 15.0

@@ -59,7 +59,9 @@ class Desk:
         """
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         if not self.open:
-            return _said("this page is read-only: start it with --operator-token-file", 403)
+            return _said(
+                "this page is read-only: start it by `edgefl dashboard --operator-token-file FILE`", 403
+            )
         if scheme.lower() != "bearer" or not self._knows(token):
             await asyncio.sleep(_PAUSE_S)
             return _said("the operator's token is missing or wrong", 401)
@@ -97,4 +99,4 @@ async def _body(request: Request) -> bytes:
 
 
 def _said(text: str, status: int) -> Response:
-    return JSONResponse({"text": text}, status, headers={"Cache-Control": "no-store"})
+    return JSONResponse({"text": text}, status, headers={"Cache-Control": "no-store, max-age=0"})

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from server.dashboard import parts
-from server.dashboard.boards import Board
-from server.dashboard.fleet import Fleet
-from server.dashboard.html import Cell, Html, device_path, el, joined, link, table
-from server.dashboard.rows import STATES, View
+from server.dashboard.known.fleet import Fleet
+from server.dashboard.shown import parts
+from server.dashboard.shown.boards import Board
+from server.dashboard.shown.html import Cell, Html, device_path, el, joined, link, table
+from server.dashboard.shown.rows import STATES, View
 
 CHARTS = {
     "score": "how good the model is, by round",

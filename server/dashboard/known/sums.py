@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from statistics import median
 
-from server.dashboard.fleet import Part, Round, Sum
+from server.dashboard.known.fleet import Part, Round, Sum
 
 _FIELDS = {"accepted": "arrived", "rejected": "rejected", "declined": "declined", "missing": "missing"}
 

@@ -9,8 +9,8 @@ from statistics import median
 
 import msgspec
 
-from server.dashboard.fleet import Device, Fleet, Part, Round, Sum
-from server.dashboard.sums import sums_of, total
+from server.dashboard.known.fleet import Device, Fleet, Part, Round, Sum
+from server.dashboard.known.sums import sums_of, total
 
 STATES = ("working", "reported", "declined", "rejected", "missing", "idle", "offline")
 SILENT_S = 20.0

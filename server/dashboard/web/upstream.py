@@ -14,14 +14,14 @@ from urllib.parse import urlsplit
 import msgspec
 
 from edgefl.wire.errors import ConfigError, EdgeflError
-from server.dashboard import fold
-from server.dashboard.fleet import Fleet
-from server.dashboard.source import Watch
-from server.dashboard.tail import told
+from server.dashboard.known import fold
+from server.dashboard.known.fleet import Fleet
+from server.dashboard.known.source import Watch
+from server.dashboard.known.tail import told
 from server.operations.mailbox import AnyOrder
 
 if TYPE_CHECKING:
-    from server.dashboard.hub import Hub
+    from server.dashboard.web.hub import Hub
 
 _PAUSE_S = 0.5
 _ANSWER_S = 10.0
@@ -74,11 +74,11 @@ class Upstream:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(
-                f"--server is the address of another page, such as http://gateway:8090, found {url!r}"
+                f"`server` is the address of another page, such as http://gateway:8090, found {url!r}"
             )
         if parts.username or parts.password:
             raise ConfigError(
-                "--server holds a password, which logs would show: put it into a proxy of your own"
+                "`server` holds a password, which logs would show: put it into a proxy of your own"
             )
         self.url = url.rstrip("/")
         self._watch = watch

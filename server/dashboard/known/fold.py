@@ -6,8 +6,8 @@ import math
 from functools import singledispatch
 
 from server import events
-from server.dashboard.fleet import MOST_PARTS, MOST_VITALS, Fleet, Part, Round, Vital, keep
-from server.dashboard.sums import sums_of
+from server.dashboard.known.fleet import MOST_PARTS, MOST_VITALS, Fleet, Part, Round, Vital, keep
+from server.dashboard.known.sums import sums_of
 
 _MOST_SHOWN = 5
 _ENDED = ("closed", "abandoned", "undone")

@@ -1,5 +1,5 @@
-"""What is known of a run and its fleet: plain data, changed by :mod:`server.dashboard.fold`, shown by
-:mod:`server.dashboard.rows`. Times are epoch seconds, sizes bytes, ``*_ms`` milliseconds.
+"""What is known of a run and its fleet: plain data, changed by :mod:`server.dashboard.known.fold`, shown by
+:mod:`server.dashboard.shown.rows`. Times are epoch seconds, sizes bytes, ``*_ms`` milliseconds.
 
 Every thing that changes is stamped with the fleet's ``tick``, so that a page that has seen everything up to one tick can be
 told of what changed since.

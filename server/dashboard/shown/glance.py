@@ -6,9 +6,9 @@ from statistics import mean
 
 import msgspec
 
-from server.dashboard import rows
-from server.dashboard.fleet import Fleet, Vital
-from server.dashboard.rows import RoundRow, TierRow
+from server.dashboard.known.fleet import Fleet, Vital
+from server.dashboard.shown import rows
+from server.dashboard.shown.rows import RoundRow, TierRow
 
 _BINS = 24
 
