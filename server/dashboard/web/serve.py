@@ -46,7 +46,8 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise _unbound(host, port, error) from error
     try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if port:  # of free ports the system would else hand out one that another process is about to take
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind((host, port))
         made.listen(128)
     except OSError as error:

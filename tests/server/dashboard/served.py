@@ -49,7 +49,9 @@ class PageProcess:
         environment = {**os.environ, "EDGEFL_OPERATOR_TOKEN": self.token}
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
         assert self.process.stdout is not None
-        self.url = json.loads(self.process.stdout.readline())["url"]
+        line = self.process.stdout.readline()
+        assert line, f"the page ended with {self.process.wait(30)}"
+        self.url = json.loads(line)["url"]
         while self.get("/readyz").status != 200:
             pass
         return self
