@@ -193,6 +193,30 @@ class Limited(Event, frozen=True, kw_only=True):
     counts: dict[str, int]
 
 
+class Vitals(Event, frozen=True, kw_only=True):
+    """How the server itself fares, now and then. ``inbox`` messages wait; one that came now would be looked at
+    ``server_lag_s`` later. ``broker_lag_s``: what the broker took to confirm the last message that was timed, -1 before
+    there was one. ``cpu_s`` is the processor time of the process so far, ``rss_bytes`` what it holds of memory, 0 if
+    unknown."""
+
+    inbox: int
+    server_lag_s: float
+    broker_lag_s: float = -1.0
+    cpu_s: float = 0.0
+    rss_bytes: int = 0
+
+
+class Ordered(Event, frozen=True, kw_only=True):
+    """What became of an operator's order. ``by`` is where it came from; ``text`` is why it was not ``done``, or what it did.
+    ``version``: the round whose model it made the run's again, -1 where it did not."""
+
+    order: str
+    by: str
+    done: bool
+    text: str = ""
+    version: int = -1
+
+
 class Refused(Event, frozen=True, kw_only=True):
     """The run ends unfinished: its program needs a device that is missing. The process exits with an error."""
 

@@ -187,6 +187,12 @@ class Reception:
             case Decline():
                 self._declined(device, said)
 
+    def step(self) -> None:
+        """What is due by time."""
+        if self.intake.wait(self._state) == 0.0:
+            self.commit()
+            self.ask()
+
     def ask(self) -> None:
         """Tell the devices whose turn it is to send their updates."""
         active = self._course.active

@@ -18,7 +18,7 @@ from edgefl.wire.mqtt.session import Session
 from server.active_round import ActiveRound, Conclusion, active_round, concluded
 from server.aggregate.accumulator import Accumulator
 from server.coordinator import machine as coordinator
-from server.coordinator.collapse import best_of
+from server.coordinator.collapse import Best, best_of
 from server.coordinator.fleet import Devices
 from server.coordinator.machine import OpenRound, State
 from server.publish.announcements import Announcements
@@ -112,9 +112,7 @@ class Rounds:
             seal=seal,
         )
         self.model = self._taken_up() if self.resumed else self._begun()
-        told = journal.outcomes(self._run.run) if spec.rollback.on else []
-        closed = [details for _, outcome, details in told if outcome == "closed"]
-        self.best = best_of({name: details.get(name) for name in ("accuracy", "loss")} for details in closed)
+        self.best = self._best()
 
     # -- beginning and resuming ------------------------------------------------------------------------------
 
@@ -142,7 +140,7 @@ class Rounds:
                 run=run.run,
             )
 
-    def initial_state(self) -> State:
+    def initial_state(self, *, held: bool = False) -> State:
         """The coordinator's state as the journal has it. An open round's time starts anew: nobody could report."""
         progress = self._journal.progress(self._run.run)
         state = replace(
@@ -152,6 +150,7 @@ class Rounds:
             position=progress.position,
             base=progress.base,
             members=progress.members,
+            held=held,
         )
         opened = self._journal.current_round(self._run.run)
         if opened is not None:
@@ -257,6 +256,40 @@ class Rounds:
         self._checkpoints.prune(ended.number, keep)
         self._sums = active.aggregator.released()
         return EndedRound(self.model.version, outcome, done.failed, done.metrics, done.undone)
+
+    def refusal(self, state: State, to: int) -> str:
+        """Why the model cannot become that after round ``to`` again; empty if it can."""
+        if self.rules.whole:
+            return "the program needs every device in every round, and what devices keep belongs to the rounds since"
+        if not 0 <= to < state.next_round - 1:
+            return f"the model is that after round {state.next_round - 1}; name an earlier one"
+        if not self._checkpoints.path(to).exists():
+            return f"the model after round {to} is not kept any more: name one of checkpoints/"
+        return ""
+
+    def go_back(self, state: State, to: int) -> State:
+        """Between rounds: make the model that after round ``to`` again. The rounds since count as abandoned, so that what
+        devices keep of them is void. Done again after a kill it comes to the same."""
+        run, last = self.rules.run, state.next_round - 1
+        weights = self._checkpoints.load(to)
+        facts = {
+            "text": f"undone: an operator took the model back to round {to}",
+            "weights_sha256": self._persist(lambda: self._checkpoints.save(last, weights)),
+        }
+        self._persist(lambda: self._journal.undo(run, to, facts))
+        self.model = self._persist(lambda: self._checkpoint(last))
+        self._persist(lambda: self.announcements.publish(self.model))
+        self.best = self._best()
+        progress = self._journal.progress(run)
+        return replace(
+            state, model_version=self.model.version, position=progress.position, base=progress.base
+        )
+
+    def _best(self) -> Best:
+        """Of the rounds that count so far; nobody asks where there is no rule."""
+        told = self._journal.outcomes(self.rules.run) if self._spec.rollback.on else []
+        closed = [details for _, outcome, details in told if outcome == "closed"]
+        return best_of({name: details.get(name) for name in ("accuracy", "loss")} for details in closed)
 
     def _devices(self) -> int:
         """How many devices the method is about: its members, or all that were ever seen and have a tier."""

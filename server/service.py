@@ -23,9 +23,7 @@ from edgefl.wire.mqtt import session as broker
 from edgefl.wire.mqtt.client_ids import client_id
 from edgefl.wire.mqtt.envelope import Sequence, Speaker
 from edgefl.wire.mqtt.inbox import Inbox
-from edgefl.wire.mqtt.messages import (
-    Ack,
-)
+from edgefl.wire.mqtt.messages import Ack
 from edgefl.wire.mqtt.neighbours import Lookout, Neighbours, look
 from edgefl.wire.mqtt.session import Address, Down, Incoming, Refused, Up
 from edgefl.wire.mqtt.topics import ALL_ROUNDS, ALL_STATUSES, Topics
@@ -41,6 +39,7 @@ from server.identity.door import Door
 from server.identity.registry import Registry
 from server.link import Link
 from server.load_news import LoadNews
+from server.operations.operations import Given, Operations, Probe
 from server.patience import CannotGoOn, Patience
 from server.publish.watch import Watch
 from server.pulse import Chores, Pulse
@@ -52,10 +51,7 @@ from server.storage.checkpoints import Checkpoints
 from server.storage.journal import Journal
 from server.verdicts import Verdicts
 
-_LONGEST_WAIT_S = 60.0
-_FAREWELL_S = 5.0
-_MOST_ROUNDS = 2**31
-_UNKNOWN = "?"  # who sent what came on a topic that cannot be read
+_LONGEST_WAIT_S, _FAREWELL_S = 60.0, 5.0
 
 
 @dataclass(frozen=True)
@@ -63,8 +59,8 @@ class Stop:
     """Put into the inbox to end the loop; the run can be taken up later."""
 
 
-InboxEvent = broker.Event | Scored | Neighbours | Stop
-"""What the service waits for: news of the broker's session, of an evaluation, of who else is there, or that it is to end."""
+InboxEvent = broker.Event | Scored | Neighbours | Given | Probe | Stop
+"""What the service waits for: news of the session, of evaluations and neighbours, orders, or that it is to end."""
 
 
 class Service:
@@ -143,13 +139,8 @@ class Service:
         self._link = Link(address, spec.federation, self._emit, clock)
         self._announcer = Announcer(spec, self._rules, self._emit)
         self._news = DeviceNews(self._rules, spec.limits.notice_s, self._emit)
-        see = partial(
-            look,
-            address,
-            client_id("look-server", spec.federation, style=address.client_ids),
-            (ALL_ROUNDS, ALL_STATUSES),
-            spec.limits,
-        )
+        name = client_id("look-server", spec.federation, style=address.client_ids)
+        see = partial(look, address, name, (ALL_ROUNDS, ALL_STATUSES), spec.limits)
         self._lookout = Lookout(see, self._inbox.put, spec.limits.notice_s)
         tellers = Tellers(
             answer=self._answer,
@@ -162,9 +153,10 @@ class Service:
         self._reception = Reception(
             spec, self._rules, self._journal, self, tellers, door=door, watch=self._watch, clock=clock
         )
+        self._operations = Operations(out, self, self._rounds, self._inbox, self._emit)
         self._refused = ""
         self._stopped = False
-        self.state = self._reception.at_start(self._rounds.initial_state())
+        self.state = self._reception.at_start(self._rounds.initial_state(held=self._operations.holds))
         self.active: ActiveRound | None = None
         if self.state.round is not None:
             self.active = self._rounds.taking(self.state.round)
@@ -184,6 +176,7 @@ class Service:
             self._session.subscribe(self._topics.server_filters)
             self._rounds.announce(self.state)
             self._announcer.announced(self._publisher.current)
+            self._operations.start()
             self._session.start()
             self._verdicts.take_up()
             self._announcer.waiting(self.state, self._clock())
@@ -193,6 +186,7 @@ class Service:
                 self._finish()
         finally:
             self._verdicts.stop()
+            self._operations.stop()
             self._session.stop()
             self._publisher.close()
             self._journal.close()
@@ -203,6 +197,11 @@ class Service:
         self._patience.end()
         self._inbox.put(Stop())
 
+    def halt(self) -> None:
+        """End :meth:`run` behind what it does now, on its own thread."""
+        self._stopped = True
+        self._emit(events.Stopped(next_round=self.state.next_round, rounds=self._rules.rounds))
+
     def _is_over(self) -> bool:
         said = self._link.is_up and not self._publisher.asking
         return self.state.phase == "done" and not self._verdicts.pending and said
@@ -210,9 +209,8 @@ class Service:
     def _next(self) -> None:
         if waited := self._patience.take_waited():  # for the disk, and nothing could be accepted
             self.advance(coordinator.Outage(waited))
-        if self._reception.intake.wait(self.state) == 0.0:
-            self._reception.commit()
-            self._reception.ask()
+        self._reception.step()
+        self._operations.step(judged=self._link.is_up and not self._verdicts.pending)
         now = self._clock()
         quiet = self._inbox.empty()
         if self._link.is_up and self._pulse.due(self.state, now, quiet=quiet):
@@ -244,9 +242,10 @@ class Service:
                 self._verdicts.tell(event, heard=lambda: not self._stopped)
             case Neighbours():
                 self._announcer.neighbours(self.state, event)
+            case Given() | Probe():
+                self._operations.take(event)
             case Stop():
-                self._stopped = True
-                self._emit(events.Stopped(next_round=self.state.next_round, rounds=self._rules.rounds))
+                self.halt()
 
     def _timeout(self) -> float:
         if not self._link.is_up:  # without a broker no device can meet a deadline
@@ -281,7 +280,8 @@ class Service:
     def _answer(self, device: str, ack: Ack) -> None:
         # A device that does not get it sends again, and is answered again.
         topic, expires_s = self._topics.device(device).acks, self._spec.limits.round_deadline_s
-        self._session.publish(topic, self._speaker.seal(topic, ack), expires_s=expires_s)
+        sealed = self._speaker.seal(topic, ack)
+        self._operations.sent(self._session.publish(topic, sealed, expires_s=expires_s))
 
     # -- what the coordinator decides ------------------------------------------------------------------------
 

@@ -51,6 +51,7 @@ from server.events import Event, RoundClosed
 from server.rounds import AnotherConfiguration
 from server.service import Service
 from server.storage.audit import Audit
+from server.storage.feed import Feed
 from server.storage.history import History, rounds_of
 
 MODEL_NAME = "model.safetensors"
@@ -283,7 +284,8 @@ class Server:
         read = federation if isinstance(federation, Federation) else load_federation(federation)
         folder = Path(out)
         self._lock = held(folder, _SERVER_LOCK, "server")
-        written = History(folder), Audit(folder)
+        self._feed = Feed(folder)
+        written = History(folder), Audit(folder), self._feed
 
         def told(event: Event) -> None:
             emit(event)
@@ -304,10 +306,10 @@ class Server:
             )
             _write_down(read, folder / CONFIG_NAME)
         except AnotherConfiguration as error:
-            self._lock.release()
+            self._release()
             raise ConfigError(f"{error.message}: {_changed(read, folder)}", **error.details) from error
         except BaseException:
-            self._lock.release()
+            self._release()
             raise
 
     def run(self) -> None:
@@ -315,11 +317,16 @@ class Server:
         try:
             self._service.run()
         finally:
-            self._lock.release()
+            self._release()
 
     def stop(self) -> None:
         """End :meth:`run` soon, from another thread or a signal handler; the run can be taken up later."""
         self._service.stop()
+
+    def _release(self) -> None:
+        """Give the folder back, with all written that was told."""
+        self._feed.close()
+        self._lock.release()
 
 
 def _address(federation: Federation, broker: str | Address, ca_file: str) -> Address:

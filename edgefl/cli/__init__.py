@@ -73,8 +73,9 @@ def _told(error: OSError) -> str:
 def _run(arguments: list[str]) -> None:
     if arguments[:1] != ["device"]:
         from edgefl.cli.commands import app
+        from edgefl.cli.federation.beside import with_place
 
-        app()
+        app(with_place(arguments))
     elif arguments[1:2] == ["--help"] or not arguments[1:2] or not arguments[1].startswith("-"):
         _device()()
     else:
@@ -118,5 +119,7 @@ _EXTRAS = {
     **dict.fromkeys(_SERVER, "server"),
     "scipy": "analysis",
     **dict.fromkeys(("starlette", "uvicorn", "anyio"), "mirror"),
+    "prometheus_client": "dashboard",
+    "opentelemetry": "otel",
 }
 """Which extra brings a module."""

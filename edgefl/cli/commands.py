@@ -8,7 +8,7 @@ from edgefl.cli.bench import measure as bench
 from edgefl.cli.catalog import cache, inspection
 from edgefl.cli.device import agent as device
 from edgefl.cli.device import data, tune
-from edgefl.cli.federation import acl, audit, broker, load, mirror, run, server, simulate
+from edgefl.cli.federation import acl, audit, broker, dashboard, load, mirror, run, server, simulate
 from edgefl.cli.identity import enroll, key
 from edgefl.cli.models import check, deploy, export, plan, profile, verify
 
@@ -22,6 +22,7 @@ for module in (
     mirror,
     load,
     audit,
+    dashboard,
     device,
     enroll,
     key,

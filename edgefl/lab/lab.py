@@ -39,13 +39,25 @@ _LAST_WORDS_S = 0.2
 """How long the lines that a process has left behind are waited for."""
 
 _LEFT_BY_A_RUN = (
-    *("devices", "bundles", "checkpoints", "published", "updates", "mirror", "logs", "broker", "clocks"),
+    *(
+        "devices",
+        "bundles",
+        "checkpoints",
+        "published",
+        "updates",
+        "mirror",
+        "logs",
+        "broker",
+        "clocks",
+        "orders",
+    ),
     *(
         "journal.sqlite*",
         "devices.sqlite*",
         "signing.key*",
         "history.jsonl",
         "audit.jsonl",
+        "events*.jsonl",
         "model.safetensors",
         "processes.json*",
         f"{CONFIG_NAME}*",

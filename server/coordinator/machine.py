@@ -34,6 +34,7 @@ from server.coordinator.states import (
     DeviceStatus,
     Event,
     Finish,
+    Hold,
     ModelReady,
     Open,
     OpenRound,
@@ -49,8 +50,8 @@ from server.coordinator.states import (
 
 __all__ = [
     "MOST_SAMPLES", "Abandon", "Action", "Actions", "Answered", "Answers", "Assignment", "Close", "Declined",
-    "DeviceHello", "DeviceStatus", "Event", "Finish", "ModelReady", "Open", "OpenRound", "Outage", "Outcome", "Refuse",
-    "Rules", "SendTask", "State", "Tick", "Warn", "initial", "step", "wake_at",
+    "DeviceHello", "DeviceStatus", "Event", "Finish", "Hold", "ModelReady", "Open", "OpenRound", "Outage", "Outcome",
+    "Refuse", "Rules", "SendTask", "State", "Tick", "Warn", "initial", "step", "wake_at",
 ]  # fmt: skip
 
 
@@ -99,6 +100,8 @@ def step(
                 state = _answered(state, each)
         case Outage():
             state = _delayed(state, event.seconds)
+        case Hold():
+            state = replace(state, held=event.on)
         case ModelReady() if state.phase == "closing" and state.round is not None:
             if event.failed:
                 return _failed(rules, state, state.round, event, now)
@@ -111,7 +114,7 @@ def wake_at(rules: Rules, state: State, now: float) -> float | None:
     if state.phase == "open" and state.round is not None:
         given_up = attendance.given_up_at(rules, state, state.round)
         return state.round.deadline if given_up is None else min(given_up, state.round.deadline)
-    return attendance.opens_at(rules, state, now) if state.phase == "waiting" else None
+    return attendance.opens_at(rules, state, now) if state.phase == "waiting" and not state.held else None
 
 
 def _hello(
@@ -328,6 +331,8 @@ def _maybe_open(rules: Rules, state: State, now: float) -> tuple[State, Actions]
         if rules.whole and (only_begun or not state.base):
             return done, (Refuse(_nothing_trained(rules)),)
         return done, (Finish(),)
+    if state.held:
+        return state, ()
     there = attendance.presence(rules, state, now)
     if there.known < there.needed:
         gone = attendance.gone(rules, state, now)

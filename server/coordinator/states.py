@@ -95,7 +95,7 @@ class State:
     was closed. ``members`` are the devices that must take part until the method begins again, where all are needed.
     ``refused`` counts the tries of the exchange at hand, one after the other, that ended for nothing but refused updates,
     declined tasks, or a step of the server that failed. ``strikes`` counts, by device, the rounds in a row that it spoiled;
-    ``benched`` says before which round it is not selected again.
+    ``benched`` says before which round it is not selected again. ``held``: an operator lets no other round open.
     """
 
     phase: Literal["waiting", "open", "closing", "done"]
@@ -110,6 +110,7 @@ class State:
     refused: int = 0
     strikes: Mapping[str, int] = field(default_factory=dict)
     benched: Mapping[str, int] = field(default_factory=dict)
+    held: bool = False
 
 
 # -- events ----------------------------------------------------------------------------------------------------
@@ -180,11 +181,18 @@ class Outage:
 
 
 @dataclass(frozen=True)
+class Hold:
+    """No other round is to open, or (not ``on``) rounds may open again."""
+
+    on: bool
+
+
+@dataclass(frozen=True)
 class Tick:
     """Time has passed."""
 
 
-Event = DeviceHello | DeviceStatus | Answered | Declined | Answers | ModelReady | Outage | Tick
+Event = DeviceHello | DeviceStatus | Answered | Declined | Answers | ModelReady | Outage | Hold | Tick
 
 # -- actions ---------------------------------------------------------------------------------------------------
 

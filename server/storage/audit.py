@@ -35,9 +35,12 @@ million messages."""
 
 _TOLD = (
     *(events.Started, events.RoundOpened, events.UpdateAccepted, events.Declined, events.RoundEnded),
-    *(events.RoundClosed, events.Refused, events.Stopped, events.Finished),
+    *(events.RoundClosed, events.Refused, events.Stopped, events.Finished, events.Ordered),
 )
-_LASTS = (events.RoundEnded, events.RoundClosed, events.Finished, events.Refused, events.Stopped)
+_LASTS = (
+    *(events.RoundEnded, events.RoundClosed, events.Finished, events.Refused, events.Stopped),
+    events.Ordered,
+)
 """After these the file is on disk before the run goes on."""
 _HASH = b',"hash":"'
 

@@ -208,6 +208,11 @@ class Journal:
             update_rows.prune(connection, run, number, self._most_rows)
         self._files.drop()
 
+    def undo(self, run: str, after: int, more: Mapping[str, Any]) -> None:
+        """The rounds behind round ``after`` count no more, as if they had been abandoned; ``more`` is in their outcomes."""
+        with self._transaction() as connection:
+            round_rows.undo(connection, run, after, more)
+
     def add_to_outcome(self, run: str, number: int, more: Mapping[str, Any]) -> None:
         """Complete an ended round's outcome, with an evaluation for example."""
         key = (tables.rounds.c.run == run) & (tables.rounds.c.round == number)
@@ -300,9 +305,4 @@ class Journal:
 
 
 def _device_row(device: Device) -> dict[str, object]:
-    return {
-        "tier": device.tier,
-        "samples": device.samples,
-        "online": device.online,
-        "last_seen": device.seen,
-    }
+    return {"tier": device.tier, "samples": device.samples, "online": device.online, "last_seen": device.seen}

@@ -79,6 +79,16 @@ def answer_all(connection: Connection, run: str, number: int, devices: Sequence[
     )
 
 
+def undo(connection: Connection, run: str, after: int, more: Mapping[str, Any]) -> None:
+    """Rounds behind round ``after`` that were closed are abandoned, with ``more`` in their outcomes."""
+    columns = tables.rounds.c
+    which = (columns.run == run) & (columns.round > after) & (columns.state == "closed")
+    for number, outcome in connection.execute(sa.select(columns.round, columns.outcome).where(which)).all():
+        key = (columns.run == run) & (columns.round == number)
+        values = {"state": "abandoned", "outcome": {**outcome, **more}}
+        connection.execute(tables.rounds.update().where(key).values(**values))
+
+
 def _devices_of(connection: Connection, run: str, number: int) -> tuple[str, ...]:
     key = (tables.assignments.c.run == run) & (tables.assignments.c.round == number)
     return tuple(

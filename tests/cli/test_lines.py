@@ -147,6 +147,15 @@ LINES: list[tuple[events.Event, str | None]] = [
         ),
         "round 2 closed after 1.3 s with 1 update, without a (it declined (x))",
     ),
+    (events.Vitals(inbox=3, server_lag_s=0.5), None),
+    (
+        events.Ordered(order="pause", by="10.0.0.7", done=True),
+        "the order 'pause' of 10.0.0.7 is carried out",
+    ),
+    (
+        events.Ordered(order="rollback", by="", done=False, text="there is no such model"),
+        "the order 'rollback' of somebody is refused: there is no such model",
+    ),
     (
         events.RoundEnded(
             round=2, outcome="abandoned", reports=0, missing={"a": "b"}, seconds=1.0, text="too few"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from edgefl.cli.bench import codecs as bench_codecs
+from edgefl.cli.bench import dashboard as bench_dashboard
 from edgefl.cli.bench import faults as bench_faults
 from edgefl.cli.bench import fleet as bench_fleet
 from edgefl.cli.bench import footprint as bench_footprint
@@ -78,6 +79,7 @@ def register(app: typer.Typer) -> None:
     group.command("round")(round_)
     group.command("submodels", help=_SUBMODELS)(submodels)
     bench_codecs.register(group)
+    bench_dashboard.register(group)
     bench_faults.register(group)
     bench_fleet.register(group)
     bench_footprint.register(group)

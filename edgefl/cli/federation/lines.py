@@ -149,6 +149,12 @@ def _(event: events.Limited) -> str:
 
 
 @text_of.register
+def _(event: events.Ordered) -> str:
+    fate = "is carried out" if event.done else "is refused"
+    return f"the order {event.order!r} of {event.by or 'somebody'} {fate}: {event.text}".removesuffix(": ")
+
+
+@text_of.register
 def _(event: events.Refused) -> str:
     return f"the run ends unfinished: {event.text}"
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edgefl.cli.federation.beside import Dashboard, page_beside
 from edgefl.cli.federation.scores import shown
 from edgefl.cli.options import Engine
 from edgefl.cli.output import console, errors, print_json, progress
@@ -40,6 +41,8 @@ Examples:
   edgefl run --program my/file.py:mine:lr=0.1 --out runs/own      (docs/tutorials/new-method.md)
 
   edgefl run --engine executorch --out runs/phones      (needs 'edgefl-tiers\\[executorch]'; per tier: engine in the file)
+
+  edgefl run --dashboard --out runs/watched      (the fleet in a browser, docs/fleets/dashboard.md)
 
   edgefl run --faults faults.toml --out runs/disturbed      (docs/security/faults.md has such a schedule)
 
@@ -100,6 +103,7 @@ def run(
         Path | None, typer.Option(help="faults on purpose: bad links, killed processes, ... (TOML or JSON)")
     ] = None,
     fresh: Annotated[bool, typer.Option(help="discard what an earlier run left in --out")] = False,
+    dashboard: Dashboard = "",
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object per round, nothing else")] = False,
 ) -> None:
     from edgefl.api.federation import demo_federation, load_federation
@@ -148,7 +152,8 @@ def run(
             console.print(
                 f"the unigram model of its training text has {shown('perplexity', unigram)} on its test text"
             )
-    _watch(prepared, as_json)
+    with page_beside(dashboard, prepared.lab.folder):
+        _watch(prepared, as_json)
 
 
 def _run_by(federation: Federation, engine: Engine) -> Federation:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgefl.cli.broker_options import Broker, CaFile, CertFile, InsecurePassword, KeyFile, PasswordFile
+from edgefl.cli.federation.beside import Dashboard, page_beside
 from edgefl.cli.output import console, print_json
 from edgefl.system.clock import clock
 
@@ -70,6 +71,7 @@ def server(
             help="list of the devices that are let in (`edgefl enroll`); default: the first key of each name is"
         ),
     ] = None,
+    dashboard: Dashboard = "",
     as_json: Annotated[bool, typer.Option("--json", help="events as JSON lines")] = False,
 ) -> None:
     if not as_json:  # what follows loads torch, which takes seconds
@@ -88,19 +90,21 @@ def server(
         "downlink.mirrors": mirror,
         "broker.password": "" if password_file else os.environ.get("EDGEFL_BROKER_PASSWORD", ""),
     }
-    served = Server(
-        load_federation(config, {key: value for key, value in given.items() if value}),
-        out,
-        broker=broker,
-        database=database,
-        device=device,
-        sign_key=sign_key,
-        enrolled=enrolled,
-        emit=print_json if as_json else _say,
-    )
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: served.stop())
-    served.run()
+    federation = load_federation(config, {key: value for key, value in given.items() if value})
+    with page_beside(dashboard, out, database):
+        served = Server(
+            federation,
+            out,
+            broker=broker,
+            database=database,
+            device=device,
+            sign_key=sign_key,
+            enrolled=enrolled,
+            emit=print_json if as_json else _say,
+        )
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: served.stop())
+        served.run()
 
 
 def _say(event: Event) -> None:

@@ -13,8 +13,8 @@ import pytest
 from edgefl.analysis.profiles import rows
 from edgefl.analysis.profiles.accuracy import Accuracy
 from edgefl.analysis.profiles.page import page
+from edgefl.bench.common.browser import Browser, Page
 from edgefl.wire.bundle.profiles import BundleProfile, Split, Timeline
-from tests.analysis.profiles.browser import Browser, Page
 from tests.device_runtime.profile import made
 
 _SVGS = "[...document.querySelectorAll('svg')].map(s => { const b = s.getBoundingClientRect(); return [b.width, b.height] })"

@@ -1,19 +1,28 @@
-"""A real headless Chromium, driven over its debugging pipe: what a page asks the network for, and what it looks like."""
+"""A real headless Chromium, driven over its debugging pipe: what a page asks the network for, and what it looks like.
+
+with Browser() as browser:
+    page = browser.open("http://127.0.0.1:8090")
+    browser.until("document.title === 'demo'")
+"""
 
 from __future__ import annotations
 
+import base64
 import itertools
 import json
 import os
 import shutil
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import pytest
+from edgefl.wire.errors import ConfigError
 
+_PATIENCE_S = 60.0
+_PAUSE_S = 0.05
 _FLAGS = (
     "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-sync "
     "--remote-debugging-pipe about:blank"
@@ -36,7 +45,9 @@ class Browser:
             shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
         )
         if program is None:
-            pytest.fail("this test opens the page in a real browser: apt-get install chromium")
+            raise ConfigError(
+                "a page is opened in a real browser, and there is none: apt-get install chromium"
+            )
         self._folder = tempfile.TemporaryDirectory(prefix="edgefl-browser-")
         read, self._write = os.pipe()
         answers, write = os.pipe()
@@ -71,19 +82,56 @@ class Browser:
         self._answers.close()
         self._folder.cleanup()
 
-    def open(self, path: Path) -> Page:
-        """The page of a file, loaded."""
+    @property
+    def pid(self) -> int:
+        """Of the browser's first process."""
+        return self._process.pid
+
+    def open(self, place: Path | str) -> Page:
+        """The page of a file, or at an address, loaded."""
         self._page = Page()
-        self._send("Page.navigate", url=path.resolve().as_uri())
+        self._send("Page.navigate", url=place if isinstance(place, str) else place.resolve().as_uri())
         while self._event() != "Page.loadEventFired":
             pass
         return self._page
 
     def value(self, expression: str) -> Any:
         """What a JavaScript expression is in the page."""
-        found = self._send("Runtime.evaluate", expression=expression, returnByValue=True)
+        found = self._send("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
+
+    def until(self, expression: str) -> Any:
+        """The value of a JavaScript expression once it is true, or as good as true."""
+        deadline = time.monotonic() + _PATIENCE_S
+        while not (value := self.value(expression)):
+            assert time.monotonic() < deadline, f"never so: {expression}"
+            time.sleep(_PAUSE_S)
+        return value
+
+    def type(self, text: str) -> None:
+        """Keys, one after the other, to what has the focus."""
+        for key in text:
+            self._send("Input.dispatchKeyEvent", type="keyDown", text=key, key=key)
+            self._send("Input.dispatchKeyEvent", type="keyUp", key=key)
+
+    def press(self, key: str, code: int) -> None:
+        """A key that types nothing, such as Tab (9) or Enter (13)."""
+        for kind in ("rawKeyDown", "char", "keyUp"):
+            text = {"text": "\r"} if key == "Enter" and kind == "char" else {}
+            if kind != "char" or text:
+                self._send("Input.dispatchKeyEvent", type=kind, key=key, windowsVirtualKeyCode=code, **text)
+
+    def screen(self, width: int, height: int, *, dark: bool = False, phone: bool = False) -> None:
+        """Look at pages on a screen of this size, in pixels."""
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": phone}
+        self._send("Emulation.setDeviceMetricsOverride", **size)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self._send("Emulation.setEmulatedMedia", features=[scheme])
+
+    def picture(self) -> bytes:
+        """What is on the screen, as PNG."""
+        return base64.b64decode(self._send("Page.captureScreenshot", format="png")["data"])
 
     def _send(self, method: str, **params: object) -> dict[str, Any]:
         number = next(self._numbers)

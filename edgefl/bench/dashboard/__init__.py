@@ -1,0 +1,1 @@
+"""What the fleet's page costs, in a real browser."""

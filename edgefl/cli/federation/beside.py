@@ -1,0 +1,79 @@
+"""The fleet's page beside a run: a process of its own, whose end changes nothing in the run."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edgefl.cli.output import errors
+from edgefl.system.parent import PARENT
+
+FLAG = "--dashboard"
+DEFAULT = "127.0.0.1:8090"
+_PLACE = re.compile(r"([^/\s]*:)?\d{1,5}")
+_END_S = 5.0
+
+Dashboard = Annotated[
+    str,
+    typer.Option(
+        FLAG,
+        metavar="[HOST:PORT]",
+        help=f"show the fleet in a browser meanwhile (`edgefl dashboard`); by default at {DEFAULT}",
+    ),
+]
+
+
+def with_place(arguments: Sequence[str]) -> list[str]:
+    """The words of a command line, where ``--dashboard`` is followed by an address: by the default one if by none."""
+    found: list[str] = []
+    for at, word in enumerate(arguments):
+        found.append(word)
+        following = arguments[at + 1] if at + 1 < len(arguments) else ""
+        if word == FLAG and not _PLACE.fullmatch(following):
+            found.append(DEFAULT)
+    return found
+
+
+@contextmanager
+def page_beside(listen: str, folder: Path, database: str = "") -> Iterator[None]:
+    """Serve the page of ``folder`` at ``listen`` while the block runs; nothing if that is empty.
+
+    ConfigError, before anything is started, where nobody can listen there. What the page says is in ``logs/dashboard.log``.
+    """
+    if not listen:
+        yield
+        return
+    from server.dashboard.web.serve import bind, is_loopback, parse_listen, url_of
+    from server.storage import feed
+
+    host, port = parse_listen(listen)
+    with bind(host, port) as tried:
+        url, port = url_of(tried), tried.getsockname()[1]
+    feed.begin(folder)
+    environment = {**os.environ, PARENT: str(os.getpid())}
+    if database:
+        environment["EDGEFL_DATABASE"] = database
+    (folder / "logs").mkdir(exist_ok=True)
+    place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    command = [sys.executable, "-m", "edgefl", "dashboard", str(folder), "--listen", place]
+    with (folder / "logs" / "dashboard.log").open("ab") as log:
+        page = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    open_to_all = "" if is_loopback(host) else ", which anybody who reaches this machine may read"
+    errors.print(f"the fleet's page: {url}{open_to_all}", soft_wrap=True, highlight=False)
+    try:
+        yield
+    finally:
+        page.terminate()
+        try:
+            page.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            page.kill()
+            page.wait()

@@ -1,0 +1,1 @@
+"""What is known as rows, tables, charts, pages and metrics."""

@@ -1,0 +1,80 @@
+"""Markup that cannot be broken out of: text is escaped where it becomes markup, and nowhere else."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import TypeAlias
+from urllib.parse import quote
+
+import msgspec
+
+
+class Html(str):
+    """Text that is markup already."""
+
+    __slots__ = ()
+
+
+Child: TypeAlias = "str | Html | None"
+_EMPTY = frozenset({"input", "link", "meta", "br"})
+
+
+def el(name: str, /, *children: Child, **attributes: str | int | float | bool | None) -> Html:
+    """An element. A child that is no :class:`Html` is text. ``class_`` is ``class``, ``data_x`` is ``data-x``; an attribute
+    that is True stands alone, one that is None or False is not there."""
+    told = "".join(_attribute(name, value) for name, value in attributes.items())
+    if name in _EMPTY:
+        return Html(f"<{name}{told}>")
+    return Html(f"<{name}{told}>{joined(*children)}</{name}>")
+
+
+def joined(*children: Child) -> Html:
+    """One after the other."""
+    return Html("".join(each if isinstance(each, Html) else escape(each or "") for each in children))
+
+
+def link(path: str, *children: Child, **attributes: str | int | None) -> Html:
+    return el("a", *children, href=path, **attributes)
+
+
+def device_path(name: str) -> str:
+    """Of a device's page."""
+    return f"/devices/{quote(name, safe='')}"
+
+
+class Cell(msgspec.Struct, frozen=True):
+    """Of a table. ``wide``: hidden on a narrow screen."""
+
+    content: Child
+    number: bool = False
+    wide: bool = False
+
+    @property
+    def classes(self) -> str | None:
+        names = [name for name, on in (("n", self.number), ("wide", self.wide)) if on]
+        return " ".join(names) or None
+
+
+def row(key: str, cells: list[Cell], kind: str = "") -> Html:
+    """A row of a table that is found again by its ``key``."""
+    return el(
+        "tr",
+        *(el("td", each.content, class_=each.classes) for each in cells),
+        data_key=key,
+        class_=kind or None,
+    )
+
+
+def table(name: str, caption: str, heads: list[Cell], rows: list[Html]) -> Html:
+    """A table that is changed by its ``name``, in a box of its own that scrolls where the screen is narrow."""
+    head = el("tr", *(el("th", each.content, scope="col", class_=each.classes) for each in heads))
+    body = el("tbody", *rows, id=name)
+    made = el("table", el("caption", caption), el("thead", head), body)
+    return el("div", made, class_="scroll", tabindex=0, role="region", aria_label=caption)
+
+
+def _attribute(name: str, value: str | int | float | bool | None) -> str:
+    if value is None or value is False:
+        return ""
+    name = name.rstrip("_").replace("_", "-")
+    return f" {name}" if value is True else f' {name}="{escape(str(value))}"'

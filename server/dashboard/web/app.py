@@ -1,0 +1,131 @@
+"""What the page serves. Whoever reaches it may read; orders need the operator's token."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from server.dashboard.shown import api, boards, pages
+from server.dashboard.shown.api import Listing
+from server.dashboard.shown.boards import Look
+from server.dashboard.shown.csv_text import csv_text
+from server.dashboard.shown.metrics import CONTENT_TYPE, exposition
+from server.dashboard.shown.rows import View
+from server.dashboard.web.desk import Desk
+from server.dashboard.web.guard import Guard
+from server.dashboard.web.hub import Hub
+from server.dashboard.web.live import stream
+from server.dashboard.web.upstream import feed
+
+STATIC = Path(__file__).parents[1] / "static"
+_MOST_PAGE = 10**6
+
+Answer = Callable[[Request], Awaitable[Response]]
+
+
+def application(hub: Hub, desk: Desk, *, hosts: frozenset[str] | None) -> Starlette:
+    """The page of ``hub``; orders go to ``desk``. ``hosts``: names by which it may be asked for; None for any."""
+
+    async def overview(request: Request) -> Response:
+        view = _view(request)
+        board = boards.overview(view)(hub.glance)
+        return HTMLResponse(pages.overview(hub.fleet, board, view, orders=desk.open))
+
+    async def device(request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in hub.fleet.devices:
+            return HTMLResponse(pages.missing(f"There is no device {name!r}."), 404)
+        return HTMLResponse(pages.device(hub.fleet, name, boards.device(name)(hub.glance)))
+
+    async def round_(request: Request) -> Response:
+        number = request.path_params["number"]
+        if number not in hub.fleet.rounds:
+            return HTMLResponse(pages.missing(f"There is no round {number}."), 404)
+        return HTMLResponse(pages.round_(hub.fleet, number, boards.round_(number)(hub.glance)))
+
+    async def live(request: Request) -> Response:
+        asked = request.query_params
+        look: Look = boards.overview(_view(request))
+        if "device" in asked:
+            look = boards.device(asked["device"])
+        elif "round" in asked:
+            look = boards.round_(_number(asked["round"]))
+        charts = not {"device", "round"} & set(asked)
+        return _events(stream(hub, look, charts=charts))
+
+    async def listing(request: Request) -> Response:
+        found = api.TABLES.get(request.path_params["table"])
+        return _listed(request, found) if found else _no_table(request)
+
+    async def of_device(request: Request) -> Response:
+        name = request.path_params["name"]
+        kind = api.log_of(name) if request.path_params["what"] == "log" else api.of_device(name)
+        return _listed(request, kind) if name in hub.fleet.devices else _no_table(request)
+
+    async def of_round(request: Request) -> Response:
+        number = request.path_params["number"]
+        return _listed(request, api.of_round(number)) if number in hub.fleet.rounds else _no_table(request)
+
+    def _listed(request: Request, listing: Listing) -> Response:
+        found = listing.of(hub.glance, _view(request))
+        if request.path_params["format"] not in ("csv", "json"):
+            return _no_table(request)
+        if request.path_params["format"] == "csv":
+            return Response(csv_text(listing.kind, found), media_type="text/csv; charset=utf-8")
+        return Response(msgspec.json.encode(found), media_type="application/json")
+
+    async def metrics(_: Request) -> Response:
+        return Response(exposition(hub.glance), media_type=CONTENT_TYPE)
+
+    async def healthz(_: Request) -> Response:
+        return PlainTextResponse("ok\n")
+
+    async def readyz(_: Request) -> Response:
+        return PlainTextResponse("ready\n" if hub.ready else "reading\n", 200 if hub.ready else 503)
+
+    async def whole(_: Request) -> Response:
+        return _events(feed(hub))
+
+    routes = [
+        Route("/", overview),
+        Route("/devices/{name}", device),
+        Route("/rounds/{number:int}", round_),
+        Route("/live", live),
+        Route("/feed", whole),
+        Route("/api/orders", desk.take, methods=["POST"]),
+        Route("/api/rounds/{number:int}.{format}", of_round),
+        Route("/api/devices/{name}/{what}.{format}", of_device),
+        Route("/api/{table}.{format}", listing),
+        Route("/metrics", metrics),
+        Route("/healthz", healthz),
+        Route("/readyz", readyz),
+        Mount("/static", StaticFiles(directory=STATIC)),
+    ]
+    return Starlette(routes=routes, middleware=[Middleware(Guard, hosts=hosts)], lifespan=hub.running)
+
+
+def _events(events: Any) -> StreamingResponse:
+    return StreamingResponse(events, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+
+
+def _no_table(request: Request) -> Response:
+    return PlainTextResponse(f"there is no {request.url.path}\n", 404)
+
+
+def _view(request: Request) -> View:
+    asked = request.query_params
+    page = min(_MOST_PAGE, max(1, _number(asked.get("page", "1"))))
+    return View(q=asked.get("q", ""), tier=asked.get("tier", ""), state=asked.get("state", ""), page=page)
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdecimal() and len(text) < 10 else 0

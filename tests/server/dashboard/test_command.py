@@ -1,0 +1,149 @@
+"""``edgefl dashboard`` and ``--dashboard``: where it listens, and what it says to those who call it wrongly."""
+
+from __future__ import annotations
+
+import http.server
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from edgefl.cli.federation.beside import DEFAULT, page_beside, with_place
+from edgefl.wire.errors import ConfigError
+from server.dashboard.known.source import Folder
+from server.dashboard.web.serve import check_token, is_loopback, parse_listen, read_token
+from server.dashboard.web.upstream import Upstream
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        yield listening.getsockname()[1]
+
+
+def said(*arguments: str) -> tuple[int, str]:
+    command = [sys.executable, "-m", "edgefl", "dashboard", *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert "Traceback" not in ended.stderr
+    return ended.returncode, ended.stderr
+
+
+def test_a_port_in_use_is_an_error_with_its_code(folder: Path, taken: int) -> None:
+    code, text = said(str(folder), "--listen", str(taken))
+
+    assert code == 2 and f"127.0.0.1:{taken} is in use by another process" in text
+
+
+def test_a_folder_that_is_none_of_a_run_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is not the folder of a run"):
+        Folder(tmp_path)
+    with pytest.raises(ConfigError, match="is not the folder of a run"):
+        Folder(tmp_path / "nothing")
+
+
+def test_a_page_that_does_not_answer_is_named(taken: int) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        free = probe.getsockname()[1]
+    with pytest.raises(
+        ConfigError, match=rf"the page at http://127.0.0.1:{free} does not answer \(.*refused"
+    ):
+        Upstream(f"http://127.0.0.1:{free}/")
+    for bad in ("127.0.0.1:8090", "ftp://a", "http://", "nonsense"):
+        with pytest.raises(ConfigError, match="`server` is the address of another page"):
+            Upstream(bad)
+    with pytest.raises(ConfigError, match="holds a password"):
+        Upstream("http://me:secret@host")
+
+
+def test_what_answers_and_is_no_page_is_named() -> None:
+    other = http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
+    threading.Thread(target=other.handle_request, daemon=True).start()
+    try:
+        with pytest.raises(ConfigError, match="does not answer"):
+            Upstream(f"http://127.0.0.1:{other.server_port}")
+    finally:
+        other.server_close()
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("8090", ("127.0.0.1", 8090)),
+        ("0.0.0.0:80", ("0.0.0.0", 80)),
+        ("[::1]:0", ("::1", 0)),
+        (":81", ("127.0.0.1", 81)),
+    ],
+)
+def test_places_to_listen_at(text: str, place: tuple[str, int]) -> None:
+    assert parse_listen(text) == place
+
+
+@pytest.mark.parametrize("text", ["", "host", "host:", "host:99999", "host:-1"])
+def test_what_is_no_place_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="a page listens at HOST:PORT"):
+        parse_listen(text)
+
+
+def test_this_machine_alone_is_known() -> None:
+    assert [
+        is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "10.0.0.1", "host")
+    ] == [
+        *(True, True, True),
+        *(False, False, False),
+    ]
+
+
+def test_the_address_may_be_left_out() -> None:
+    assert with_place(["run", "--dashboard"]) == ["run", "--dashboard", DEFAULT]
+    assert with_place(["run", "--dashboard", "a.toml", "--json"]) == [
+        "run",
+        "--dashboard",
+        DEFAULT,
+        "a.toml",
+        "--json",
+    ]
+    for given in ("8091", "0.0.0.0:8091", "[::1]:80"):
+        assert with_place(["run", "--dashboard", given]) == ["run", "--dashboard", given]
+    assert with_place(["run", "--dashboard=8091"]) == ["run", "--dashboard=8091"]
+
+
+def test_a_token_that_can_be_guessed_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("0123456789abcdef0123\nmore\n")
+    assert read_token(file) == "0123456789abcdef0123"
+    for bad in ("", "short", "with a space in it and long", "umlaute-äöü-äöü-äöü"):
+        with pytest.raises(ConfigError, match="no operator's token"):
+            check_token(bad, "here")
+
+
+def test_a_page_beside_a_run_refuses_a_taken_port_before_anything_begins(tmp_path: Path, taken: int) -> None:
+    with pytest.raises(ConfigError, match="is in use"), page_beside(str(taken), tmp_path / "out"):
+        pytest.fail("nothing begins")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_page_beside_a_run_ends_with_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with page_beside("0", tmp_path / "out"):
+        url = capfd.readouterr().err.split()[-1]
+    port = int(url.rpartition(":")[2])
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", port)) != 0
+    assert os.listdir(tmp_path / "out" / "logs") == ["dashboard.log"]
+
+
+def test_a_page_for_everybody_says_so(folder: Path) -> None:
+    command = [sys.executable, "-m", "edgefl", "dashboard", str(folder), "--listen", "0.0.0.0:0"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    lines = [process.stderr.readline(), process.stderr.readline()]
+    process.terminate()
+    process.communicate(timeout=30)
+    assert "read-only" in lines[0] and "shows the fleet to anybody" in lines[1]

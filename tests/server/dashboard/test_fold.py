@@ -1,0 +1,214 @@
+"""What is known of a fleet, from what a server told of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgefl.bench.dashboard.folder import FEDERATION, Made
+from server import events
+from server.dashboard.known import fleet as fleets
+from server.dashboard.known import fold
+from server.dashboard.known.fleet import Fleet
+from server.dashboard.known.source import Folder
+from server.dashboard.shown import rows
+from server.dashboard.shown.glance import Glance, histogram
+from server.dashboard.shown.rows import View
+from server.events import (
+    Declined,
+    DeviceJoined,
+    DeviceSeen,
+    Rejected,
+    RoundEnded,
+    RoundOpened,
+    UpdateAccepted,
+)
+from server.storage.feed import Feed
+
+DEVICES = ("strong-0", "strong-1", "weak-0", "weak-1")
+
+
+def started(run: str = "r") -> events.Started:
+    return events.Started(
+        federation="f", run=run, rounds=3, next_round=1, resumed=False, model_version="v", device="cpu"
+    )
+
+
+def told(*more: events.Event) -> Fleet:
+    """A round of four devices that is open since second 10, and what happened then, a second each."""
+    fleet = Fleet()
+    beginning = [started(), *(DeviceJoined(device=name, tier=name[:-2]) for name in DEVICES)]
+    opened = RoundOpened(round=1, goal=4, devices=DEVICES, deadline=60.0)
+    for event in beginning:
+        fold.apply(fleet, 1.0, event)
+    for at, event in enumerate((opened, *more)):
+        fold.apply(fleet, 10.0 + at, event)
+    return fleet
+
+
+def report(device: str, number: int = 1) -> list[events.Event]:
+    tier = device[:-2]
+    accepted = UpdateAccepted(device=device, tier=tier, round=number, nonce="", sha256="", weight=5)
+    seen = DeviceSeen(
+        device=device, tier=tier, round=number, stage="reported", loss=0.5, step_ms=20.0,
+        peak_bytes=150, idle_bytes=100, down_bytes=7, up_bytes=3,
+    )  # fmt: skip
+    return [accepted, seen]
+
+
+ENDED = RoundEnded(
+    round=1,
+    outcome="closed",
+    reports=2,
+    missing={"weak-0": "it declined (policy)", "weak-1": "it did not report in time"},
+    seconds=5.0,
+)
+DECLINED = Declined(device="weak-0", round=1, reason="policy", text="not at night")
+
+
+def test_a_round_counts_what_became_of_each_of_its_devices() -> None:
+    late = Rejected(device="weak-1", round=1, reason="closed-round", text="it is over")
+    fleet = told(*report("strong-0"), *report("strong-1"), DECLINED, ENDED, late)
+
+    row = Glance(fleet).round(1)
+
+    assert (row.selected, row.arrived, row.declined, row.missing, row.late) == (4, 2, 1, 1, 1)
+    assert row.reasons == {"policy": 1, "it did not report in time": 1}
+    assert row.tiers["strong"].seconds == 2.0 and row.tiers["strong"].used_bytes == 50
+    assert (row.tiers["strong"].up_bytes, row.tiers["weak"].arrived) == (6, 0)
+    assert rows.staleness(fleet) == {0: 2, 1: 1}, "the late update was one version behind"
+
+
+def test_what_is_told_twice_changes_nothing() -> None:
+    once = told(*report("strong-0"), DECLINED, ENDED)
+    twice = told(*report("strong-0"), *report("strong-0"), DECLINED, DECLINED, ENDED, ENDED)
+
+    for name in DEVICES:
+        first, second = (rows.device_row(fleet, fleet.devices[name]) for fleet in (once, twice))
+        assert (first.reports, first.missed, first.seconds) == (second.reports, second.missed, second.seconds)
+    assert Glance(once).round(1).reasons == Glance(twice).round(1).reasons
+
+
+def test_a_device_stands_where_it_said_last() -> None:
+    seen = DeviceSeen(device="weak-1", tier="weak", round=1, stage="train", step=3, steps=10, loss=0.7)
+    fleet = told(*report("strong-0"), DECLINED, seen, events.DeviceLost(device="strong-1", tier="strong"))
+
+    states = {name: rows.state_of(fleet, device) for name, device in fleet.devices.items()}
+
+    assert states == dict(zip(DEVICES, ["reported", "offline", "declined", "working"], strict=True))
+    row = rows.device_row(fleet, fleet.devices["weak-1"])
+    assert (row.stage, row.step, row.steps, row.loss) == ("train", 3, 10, 0.7)
+    found = [
+        [each.name for each in view.of(fleet)]
+        for view in (View(q="WEAK"), View(tier="strong", state="offline"))
+    ]
+    assert found == [["weak-0", "weak-1"], ["strong-1"]]
+
+
+def test_a_refused_update_ends_the_part_of_its_device() -> None:
+    refused = Rejected(device="weak-1", round=1, reason="not-finite", text="NaN")
+    fleet = told(refused)
+
+    assert rows.state_of(fleet, fleet.devices["weak-1"]) == "rejected"
+    assert Glance(fleet).round(1).reasons == {"not-finite": 1}
+
+
+def test_another_run_begins_with_nothing_of_the_last() -> None:
+    fleet = told(*report("strong-0"))
+    fold.apply(fleet, 20.0, started("another"))
+
+    assert (fleet.run, fleet.devices, fleet.rounds, fleet.edition) == ("another", {}, {}, 1)
+
+
+def test_a_run_that_was_rolled_back_says_which_rounds_count_no_more() -> None:
+    undone = events.Ordered(order="rollback", by="operator", done=True, version=0)
+    fleet = told(*report("strong-0"), ENDED, undone)
+
+    assert fleet.rounds[1].state == "undone"
+
+
+def test_orders_and_phases_are_known() -> None:
+    fleet = told()
+    fold.apply(fleet, 11.0, events.Ordered(order="pause", by="operator", done=True))
+    assert (fleet.phase, fleet.paused) == ("open", True)
+    fold.apply(fleet, 12.0, events.Ordered(order="resume", by="operator", done=True))
+    fold.apply(fleet, 13.0, events.Stopped(next_round=2, rounds=3))
+    assert (fleet.phase, fleet.paused, fleet.log[-1].text) == ("stopped", False, "stopped; round 2 is next")
+
+
+def test_of_rounds_that_are_long_over_the_sums_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fold, "MOST_PARTS", 8)
+    fleet = told(*report("strong-0"), ENDED)
+    before = Glance(fleet).round(1)
+
+    for number in (2, 3):
+        fold.apply(fleet, 30.0, RoundOpened(round=number, goal=4, devices=DEVICES, deadline=60.0))
+
+    assert fleet.rounds[1].parts == {} and fleet.kept == 4 + 4
+    assert Glance(fleet).round(1) == before
+    assert 1 not in fleet.devices["strong-0"].parts
+
+
+def test_logs_are_bounded() -> None:
+    fleet = told()
+    for number in range(10 * fleets.MOST_LOG):
+        fold.apply(fleet, 20.0, events.DeviceFailed(device="weak-0", round=1, text=str(number)))
+
+    assert fleets.MOST_LOG <= len(fleet.log) < 2 * fleets.MOST_LOG
+    assert len(fleet.devices["weak-0"].log) < 2 * fleets.MOST_DEVICE_LOG
+    assert fleet.log[-1].text == str(10 * fleets.MOST_LOG - 1)
+
+
+def test_the_journal_and_the_feed_of_a_run_tell_the_same_rounds(tmp_path: Path) -> None:
+    made = Made(tmp_path, devices=9, rounds=3)
+    made.past()
+    made.close()
+    whole = Folder(tmp_path).begin()
+    for name in ("events.jsonl", "history.jsonl"):
+        (tmp_path / name).unlink()
+
+    alone = Folder(tmp_path).begin()
+
+    assert (whole.federation, whole.problem, alone.problem) == (FEDERATION, "", "")
+    assert whole.devices.keys() == alone.devices.keys()
+    for number in (1, 2, 3):
+        ours, theirs = Glance(whole).round(number), Glance(alone).round(number)
+        for name in (
+            "selected",
+            "arrived",
+            "declined",
+            "missing",
+            "accuracy",
+            "seconds",
+            "up_bytes",
+            "state",
+        ):
+            assert getattr(ours, name) == getattr(theirs, name), name
+    facts = alone.devices["weak-0002"].facts
+    assert facts is not None and (facts.cores, facts.samples) == (2, 600)
+
+
+def test_a_journal_that_cannot_be_read_is_a_problem_that_is_told(tmp_path: Path) -> None:
+    (tmp_path / "journal.sqlite").write_bytes(b"no database at all" * 100)
+
+    assert "the journal cannot be read" in Folder(tmp_path).begin().problem
+
+
+def test_all_values_lie_in_a_histogram() -> None:
+    made = histogram(3, [1.0, 2.0, 2.5, 9.0])
+    assert sum(made.counts) == 4 and made.counts[0] >= 1 and made.counts[-1] == 1
+    assert sum(histogram(1, [0.0, 0.0]).counts) == 2
+
+
+def test_of_an_earlier_run_in_the_feed_nothing_is_shown(tmp_path: Path) -> None:
+    feed = Feed(tmp_path, lambda: 5.0)
+    feed.take(DeviceJoined(device="of-the-first", tier="strong"))
+    for run in ("first", "second", "second"):
+        feed.take(started(run))
+        feed.take(DeviceJoined(device=f"of-{run}", tier="strong"))
+    feed.close()
+
+    fleet = Folder(tmp_path).begin()
+
+    assert (fleet.run, list(fleet.devices)) == ("second", ["of-second"])

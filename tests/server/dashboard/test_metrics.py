@@ -1,0 +1,62 @@
+"""What Prometheus reads, and that the files for it and for Grafana ask for what there is."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from server.dashboard.shipped import ALERTS, GRAFANA
+from tests.server.dashboard.served import PageProcess
+
+_NAME = re.compile(r"\bedgefl_\w+")
+
+
+def samples(page: PageProcess) -> dict[tuple[str, tuple[str, ...]], float]:
+    """By name, and by the values of its labels but the federation's."""
+    return {
+        (
+            sample.name,
+            tuple(value for key, value in sorted(sample.labels.items()) if key != "federation"),
+        ): sample.value
+        for family in text_string_to_metric_families(page.get("/metrics").text)
+        for sample in family.samples
+    }
+
+
+def test_prometheus_reads_the_fleet(page: PageProcess) -> None:
+    found = samples(page)
+
+    rounds = page.get("/api/rounds.json").json
+    assert found["edgefl_round", ()] == 3 and found["edgefl_rounds_total", ("closed",)] == 3
+    assert found["edgefl_updates_total", ("arrived",)] == sum(row["arrived"] for row in rounds)
+    assert found["edgefl_phase", ("waiting",)] == 1 and found["edgefl_phase", ("done",)] == 0
+    assert found["edgefl_devices", ("idle", "strong")] == 20
+    assert found["edgefl_server_cpu_seconds_total", ()] == 9.0
+    assert page.get("/metrics").headers["content-type"].startswith("text/plain; version=0.0.4")
+
+
+def test_the_number_of_metrics_does_not_grow_with_the_fleet(page: PageProcess) -> None:
+    assert len(samples(page)) < 100
+
+
+def test_grafanas_dashboard_and_the_alerts_ask_for_metrics_that_there_are(page: PageProcess) -> None:
+    there = {name for name, _ in samples(page)}
+    panels = json.loads(GRAFANA.read_text())["panels"]
+    rules = yaml.safe_load(ALERTS.read_text())["groups"][0]["rules"]
+    asked = [target["expr"] for panel in panels for target in panel["targets"]] + [
+        rule["expr"] for rule in rules
+    ]
+
+    assert len(panels) > 10 and len(rules) > 5
+    assert {name for text in asked for name in _NAME.findall(text)} <= there
+
+
+def test_the_command_prints_both_files() -> None:
+    for flag, file in (("--grafana", GRAFANA), ("--alerts", ALERTS)):
+        command = [sys.executable, "-m", "edgefl", "dashboard", flag]
+        assert subprocess.run(command, capture_output=True, check=True, text=True).stdout == file.read_text()
