@@ -1,6 +1,6 @@
 """The command line: a thin layer over the Python API. Each command imports what it needs when it runs.
 
-``edgefl device`` loads no other command; all of them are registered in :mod:`edgefl.cli.commands`.
+``edgefl device`` and ``edgefl dashboard`` load no other command; all of them are registered in :mod:`edgefl.cli.commands`.
 """
 
 from __future__ import annotations
@@ -71,7 +71,9 @@ def _told(error: OSError) -> str:
 
 
 def _run(arguments: list[str]) -> None:
-    if arguments[:1] != ["device"]:
+    if arguments[:1] == ["dashboard"]:
+        _dashboard()()
+    elif arguments[:1] != ["device"]:
         from edgefl.cli.commands import app
         from edgefl.cli.federation.beside import with_place
 
@@ -91,6 +93,15 @@ def _device() -> typer.Typer:
     return alone
 
 
+def _dashboard() -> typer.Typer:
+    """The command line with this command alone: other commands need the server's packages."""
+    from edgefl.cli.federation import dashboard
+
+    alone = bare_app()
+    dashboard.register(alone)
+    return alone
+
+
 def _in_flags(message: str) -> str:
     """As :func:`edgefl.cli.flags.in_flags`; only a message that names an argument loads the commands."""
     if "`" not in message:
@@ -100,7 +111,8 @@ def _in_flags(message: str) -> str:
     from edgefl.cli.flags import in_flags
 
     arguments = sys.argv[1:]
-    known = _device() if arguments[:1] == ["device"] else __getattr__("app")
+    alone = {"device": _device, "dashboard": _dashboard}.get(arguments[0])
+    known = alone() if alone is not None else __getattr__("app")
     return in_flags(message, typer.main.get_command(known), arguments)
 
 

@@ -31,6 +31,11 @@ WANTED = (
     "device_runtime/engine/executorch/native.cpp",
     "edgefl/data/digits.csv.gz",
     "edgefl/facts/facts.json",
+    "server/dashboard/monitoring/alerts.yml",
+    "server/dashboard/monitoring/grafana.json",
+    "server/dashboard/static/page.js",
+    "server/dashboard/static/uPlot.LICENSE",
+    "server/dashboard/static/uPlot.iife.min.js",
     *(f"{package}/py.typed" for package in PACKAGES),
 )
 EXTRAS = {"device", "server"}

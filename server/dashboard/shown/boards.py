@@ -38,6 +38,7 @@ def overview(view: View) -> Look:
         query = urlencode({name: value for name in ("q", "tier", "state") if (value := getattr(view, name))})
         shown = matching[(page - 1) * PAGE : page * PAGE]
         board = _frame(glance)
+        board.pieces["versions"] = parts.versions(fleet)
         board.pieces["pager"] = parts.pager(fleet, len(matching), page, pages, query)
         board.tables["devices"] = {
             device.name: parts.device(rows.device_row(fleet, device)) for device in shown

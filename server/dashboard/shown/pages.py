@@ -44,7 +44,7 @@ def overview(fleet: Fleet, board: Board, view: View, *, orders: bool) -> Html:
             id="fleet",
         ),
         _log(board),
-        _operator(fleet) if orders else None,
+        _operator(board) if orders else None,
         _exports(),
         live="overview",
     )  # fmt: skip
@@ -165,8 +165,8 @@ def _log(board: Board) -> Html:
     )
 
 
-def _operator(fleet: Fleet) -> Html:
-    versions = [el("option", str(number), value=number) for number in reversed(fleet.checkpoints)]
+def _operator(board: Board) -> Html:
+    versions = board.pieces["versions"]
     return el(
         "details",
         el("summary", "Operator"),
@@ -176,7 +176,7 @@ def _operator(fleet: Fleet) -> Html:
             el("button", "pause", type="button", data_order="pause"),
             el("button", "resume", type="button", data_order="resume"),
             el("button", "drain", type="button", data_order="drain"),
-            el("label", "round ", el("select", *versions, name="version")),
+            el("label", "round ", el("select", versions, name="version", id="versions")),
             el("button", "roll back", type="button", data_order="rollback"),
             el("output", "", name="answer"),
             id="operator",

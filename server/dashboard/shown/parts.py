@@ -69,7 +69,7 @@ _MOST_REASONS = 4
 def head(run: RunRow) -> Html:
     """What the run is about and whether it lives."""
     silent = run.silent_s is not None and run.silent_s > SILENT_S
-    over = run.phase in ("done", "stopped", "refused")
+    over = run.phase in ("starting", "done", "stopped", "refused")
     state = f"{run.phase}, paused" if run.paused else run.phase
     notes: list[Child] = [
         el("strong", state, class_=f"phase {run.phase}"),
@@ -187,6 +187,12 @@ def entry(found: Entry) -> Html:
     when = el("time", time.strftime("%H:%M:%S", time.localtime(found.at)), datetime=_iso(found.at))
     whose = joined(link(device_path(found.device), found.device), " ") if found.device else Html("")
     return el("li", when, " ", el("b", found.kind), " ", whose, found.text, data_key=str(found.n))
+
+
+def versions(fleet: Fleet) -> Html:
+    """The rounds to which the model can be taken back, as options."""
+    earlier = [number for number in fleet.checkpoints if number < fleet.next_round - 1]
+    return joined(*(el("option", str(number), value=number) for number in reversed(earlier)))
 
 
 def pager(fleet: Fleet, matching: int, page: int, pages: int, query: str) -> Html:

@@ -147,3 +147,21 @@ def test_a_page_for_everybody_says_so(folder: Path) -> None:
     process.terminate()
     process.communicate(timeout=30)
     assert "read-only" in lines[0] and "shows the fleet to anybody" in lines[1]
+
+
+def test_the_page_alone_needs_none_of_the_servers_packages() -> None:
+    script = (
+        "import sys\n"
+        "import server.dashboard.web.start, server.dashboard.web.serve\n"
+        "sys.argv = ['edgefl', 'dashboard', '--alerts']\n"
+        "import edgefl.cli\n"
+        "try:\n"
+        "    edgefl.cli.main()\n"
+        "except SystemExit:\n"
+        "    pass\n"
+        "heavy = {'torch', 'onnx', 'numba', 'amqtt', 'psutil', 'exporters'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+
+    assert ended.stdout.splitlines()[-1] == "[]"
