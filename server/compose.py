@@ -29,6 +29,7 @@ from exporters.front.tier import Exchange, Tier, exchanges_of, trained_names
 from server.access.limits import HOSTED
 from server.aggregate.robust import SHARED, MeanRule, buffered_bytes
 from server.coordinator.collapse import Rollback
+from server.coordinator.eligibility import Selection
 from server.coordinator.machine import Rules
 from server.coordinator.roster import TierRule
 from server.events import Compiled, Event, Exporting, Noted, Warned
@@ -298,7 +299,19 @@ def _rules(federation: Federation, tables: Mapping[str, TierTable], method: Prog
         whole=method.whole,
         absent=table.absent,
         opening=len(method.opening),
+        selection=_selection(federation, method),
     )
+
+
+def _selection(federation: Federation, method: Program) -> Selection:
+    table = federation.selection
+    if method.whole and (table.policy != "uniform" or table.measured or table.quorum):
+        raise ConfigError(
+            f"program {method.name!r} needs every device in every round, and the table selection chooses among them: leave "
+            "policy, measured and quorum out, or choose a program that samples devices",
+            program=method.name,
+        )
+    return Selection(**{**dict(table), "quotas": tuple(table.quotas.items())})
 
 
 def _aggregate(federation: Federation) -> AggregateSpec:

@@ -52,12 +52,16 @@ class Noted(Event, frozen=True, kw_only=True):
 
 
 class Waiting(Event, frozen=True, kw_only=True):
-    """No round is open: ``known`` of the ``needed`` devices are there, ``missing`` are not (where their names are known)."""
+    """No round is open: ``known`` of the ``needed`` devices are there, ``missing`` are not (where their names are known).
+
+    ``reason`` says why so many are needed, where that is not what the federation file says, and who does not count.
+    """
 
     next_round: int
     known: int
     needed: int
     missing: tuple[str, ...] = ()
+    reason: str = ""
 
 
 class Offline(Event, frozen=True, kw_only=True):
@@ -235,7 +239,8 @@ class RoundClosed(Event, frozen=True, kw_only=True):
     that comes after its round counts in the device's next report); with ``wire`` the headers of these PUBLISH packets
     are in (:mod:`edgefl.wire.mqtt.packets`). ``up_float32_bytes`` is what ``up_bytes`` would be if the same messages
     held the updates as float32 tensors. ``server_down_bytes`` is what the server itself published. ``weights_sha256``
-    is the digest of the round's checkpoint file.
+    is the digest of the round's checkpoint file. ``fairness``: Jain's index of how often each device has reported so far, 1
+    if all did as often; None before any did.
     """
 
     round: int
@@ -256,6 +261,7 @@ class RoundClosed(Event, frozen=True, kw_only=True):
     text: str = ""
     metric: str = "accuracy"
     metrics: dict[str, float] = {}
+    fairness: float | None = None
 
 
 class Stopped(Event, frozen=True, kw_only=True):

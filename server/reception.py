@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from edgefl.wire.errors import IdentityError, ProtocolError, StoreError, UpdateRejected
+from edgefl.wire.mqtt.conditions import UNKNOWN, Conditions, understood
 from edgefl.wire.mqtt.messages import (
     FAILED,
     LOST_CHUNK,
@@ -231,8 +232,10 @@ class Reception:
             self._object(refused)
         samples = max(0, min(hello.samples, coordinator.MOST_SAMPLES))
         online = device in self._state.devices or self._gate.greeted(device)
-        told = coordinator.DeviceHello(device, hello.memory_bytes, samples, online)
-        self._course.advance(told, hello=encode(hello))
+        told = hello.conditions
+        conditions = understood(told) if isinstance(told, Conditions) else UNKNOWN
+        greeting = coordinator.DeviceHello(device, hello.memory_bytes, samples, online, conditions)
+        self._course.advance(greeting, hello=encode(hello))
         self._tellers.announcer.newcomer(self._state, device, self._state.devices[device].tier)
 
     def _chunk(self, device: str, number: int, chunk: UpdateChunk, came: Traffic) -> None:

@@ -19,6 +19,7 @@ from server.active_round import ActiveRound, Conclusion, active_round, concluded
 from server.aggregate.accumulator import Accumulator
 from server.coordinator import machine as coordinator
 from server.coordinator.collapse import best_of
+from server.coordinator.eligibility import unfit
 from server.coordinator.fleet import Devices
 from server.coordinator.machine import OpenRound, State
 from server.publish.announcements import Announcements
@@ -28,6 +29,7 @@ from server.run_spec import RunSpec
 from server.scoring import told_of
 from server.storage.checkpoints import Checkpoints
 from server.storage.journal import Journal, Run
+from server.storage.participation_rows import TURNOUT
 
 _Published = list[BlobRef]
 _Written = TypeVar("_Written")
@@ -148,7 +150,8 @@ class Rounds:
         state = replace(
             coordinator.initial(self.model.version, self._clock()),
             next_round=self._run.number,
-            devices=Devices(self._journal.devices()),
+            devices=self._known_devices(),
+            record=self._journal.record(self._run.run),
             position=progress.position,
             base=progress.base,
             members=progress.members,
@@ -166,6 +169,13 @@ class Rounds:
         for units in self._journal.published_units(self._run.run):
             self.announcements.clear(msgspec.msgpack.decode(units, type=_Published))
         return state
+
+    def _known_devices(self) -> Devices:
+        rule = self.rules.selection
+        known = self._journal.devices()
+        return Devices(
+            {name: replace(each, unfit=unfit(rule, each.conditions)) for name, each in known.items()}
+        )
 
     # -- rounds ----------------------------------------------------------------------------------------------
 
@@ -218,14 +228,15 @@ class Rounds:
         outcome: coordinator.Outcome,
         text: str = "",
         *,
+        state: State,
         keep: Collection[int] = (),
     ) -> EndedRound:
         """Save the round's model (of its updates, or the old one) and journal its end. A round is abandoned whose server
         step fails, or whose model is worse by the rule.
 
-        Old checkpoints go, except those of the rounds in ``keep``.
+        ``state`` is the coordinator's after its end. Old checkpoints go, except those of the rounds in ``keep``.
         """
-        done = Conclusion(self.model.weights)
+        record, done = state.record, Conclusion(self.model.weights)
         if outcome == "closed":
             done = concluded(
                 self._spec,
@@ -247,12 +258,20 @@ class Rounds:
             "weights_sha256": digest,
             "server_down_bytes": self.announcements.sent_bytes - active.sent_bytes,
             "text": text,
+            TURNOUT: msgspec.to_builtins(record.turnout(ended.number)),
+            "fairness": record.fairness(state.devices.members),
         }
         if done.metrics is not None and not done.undone:  # no second look at what has been judged
             facts |= told_of(done.metrics)
             self.best = self.best.after(done.metrics)
         self._persist(
-            lambda: self._journal.end_round(self.rules.run, ended.number, state=outcome, outcome=facts)
+            lambda: self._journal.end_round(
+                self.rules.run,
+                ended.number,
+                state=outcome,
+                outcome=facts,
+                took_part=record.of_round(ended.number, ended.assignments),
+            )
         )
         self._checkpoints.prune(ended.number, keep)
         self._sums = active.aggregator.released()

@@ -344,7 +344,7 @@ class Service:
         assert active is not None  # the coordinator ends what it has opened
         self._patience.persist(lambda: self._reception.intake.end_round(ended))
         now = self._clock()
-        done = self._rounds.end(ended, active, outcome, text, keep=self._verdicts.pending)
+        done = self._rounds.end(ended, active, outcome, text, state=self.state, keep=self._verdicts.pending)
         self._announcer.ended(self.state, ended, done.outcome, done.failed or text, now)
         if done.undone:
             self._emit(events.RolledBack(round=ended.number, text=done.failed, **told_of(done.metrics or {})))

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from edgefl.config.broker import BrokerTable
 from edgefl.config.rounds import AggregateTable, DownlinkTable, RoundTable
+from edgefl.config.selection import SelectionTable
 from edgefl.config.simulation import SimulationTable
 from edgefl.config.tables import (
     CodecTable,
@@ -29,8 +30,8 @@ from edgefl.wire.mqtt.topics import checked_name
 class Federation(Table):
     """A federation file: who trains what together, and how.
 
-    Its tables are ``federation``, ``model``, ``loss``, ``program``, ``optimizer``, ``data``, ``round``, ``tiers``,
-    ``export``, ``codec``, ``aggregate``, ``downlink``, ``broker``, ``simulation`` and ``limits``.
+    Its tables are ``federation``, ``model``, ``loss``, ``program``, ``optimizer``, ``data``, ``round``, ``selection``,
+    ``tiers``, ``export``, ``codec``, ``aggregate``, ``downlink``, ``broker``, ``simulation`` and ``limits``.
     """
 
     federation: FederationTable = FederationTable()
@@ -40,6 +41,7 @@ class Federation(Table):
     optimizer: OptimizerTable = OptimizerTable()
     data: DataTable = DataTable()
     round: RoundTable = RoundTable()
+    selection: SelectionTable = SelectionTable()
     tiers: dict[str, TierTable] = Field(default_factory=dict, description="one table per tier")
     export: ExportTable = ExportTable()
     codec: CodecTable = CodecTable()
@@ -69,6 +71,10 @@ class Federation(Table):
         if self.tiers and (strangers := sorted(self.simulation.tiers.keys() - self.tiers.keys())):
             problems.append(
                 f"simulation.tiers has {', '.join(strangers)}, and the tiers are {', '.join(self.tiers)}: use their names"
+            )
+        if self.tiers and (strangers := sorted(self.selection.quotas.keys() - self.tiers.keys())):
+            problems.append(
+                f"selection.quotas has {', '.join(strangers)}, and the tiers are {', '.join(self.tiers)}: use their names"
             )
         if problems:
             raise ValueError("; ".join(problems))

@@ -32,15 +32,18 @@ class Assignment:
 
 
 class Devices(Mapping[str, Device]):
-    """Devices by name. ``ready``: how many have a tier and are online; ``away``: those that are offline."""
+    """Devices by name. ``ready``: how many are usable and online; ``left_out``: how many are online, have a tier, and are
+    kept out by their conditions; ``away``: those that are offline; ``members``: how many have a tier."""
 
-    __slots__ = ("_all", "away", "ready")
+    __slots__ = ("_all", "away", "left_out", "members", "ready")
 
     def __init__(self, devices: Mapping[str, Device] | None = None) -> None:
         given = dict(devices or {})
         self._all = Map(given)
         self.away = Map({name: device for name, device in given.items() if not device.online})
         self.ready = sum(map(_ready, given.values()))
+        self.left_out = sum(map(_left_out, given.values()))
+        self.members = sum(bool(device.tier) for device in given.values())
 
     def with_device(self, device: Device) -> Devices:
         """The same devices and ``device``, which takes the place of one of its name."""
@@ -48,6 +51,8 @@ class Devices(Mapping[str, Device]):
         after = Devices.__new__(Devices)
         after._all = self._all.set(device.name, device)
         after.ready = self.ready + _ready(device) - (before is not None and _ready(before))
+        after.left_out = self.left_out + _left_out(device) - (before is not None and _left_out(before))
+        after.members = self.members + bool(device.tier) - (before is not None and bool(before.tier))
         after.away = self.away
         if not device.online:
             after.away = self.away.set(device.name, device)
@@ -114,4 +119,8 @@ class Assignments(Mapping[str, Assignment]):
 
 
 def _ready(device: Device) -> bool:
-    return device.online and bool(device.tier)
+    return device.online and device.usable
+
+
+def _left_out(device: Device) -> bool:
+    return device.online and bool(device.tier) and bool(device.unfit)

@@ -17,8 +17,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from server.coordinator import attendance, bench, roster
+from server.coordinator import attendance, bench, roster, selection
+from server.coordinator.eligibility import unfit
 from server.coordinator.fleet import Assignment, Assignments, Devices, Status
+from server.coordinator.record import recorded, turnout_of
 from server.coordinator.roster import Device
 from server.coordinator.states import (
     MOST_REFUSED,
@@ -124,7 +126,8 @@ def _hello(
     seen = (
         now if online else known.seen if known is not None else 0.0
     )  # gone before its hello, it is gone for good
-    device = Device(event.device, tier, event.samples, online, seen)
+    why = unfit(rules.selection, event.conditions)
+    device = Device(event.device, tier, event.samples, online, seen, event.conditions, why)
     state = replace(state, devices=state.devices.with_device(device))
     state, actions = _settle(rules, state, now) if settle else (state, ())
     if state.phase != "open" or state.round is None or any(isinstance(action, Open) for action in actions):
@@ -192,12 +195,12 @@ def _maybe_close(rules: Rules, state: State, current: OpenRound, now: float) -> 
         if accepted < current.goal:
             lacking = attendance.lacking(rules, state, current, now)
             return _without(rules, state, current, lacking, now) if lacking else (state, ())
-        return replace(state, phase="closing"), (Close(current),)
+        return replace(_noted(state, current, now), phase="closing"), (Close(current),)
     given_up = attendance.given_up_at(rules, state, current)
     until = current.deadline if given_up is None else min(given_up, current.deadline)
     if accepted < current.goal and now < until and current.count("open"):
         return state, ()
-    before, state = state, bench.judged(rules, state, current, now)
+    before, state = state, _noted(bench.judged(rules, state, current, now), current, now)
     left_out = _left_out(before, state)
     if accepted >= max(1, rules.min_reports):
         closing = (*_incomplete(rules, state, current, now), Close(current))
@@ -207,6 +210,13 @@ def _maybe_close(rules: Rules, state: State, current: OpenRound, now: float) -> 
         return _begin_again(state, current, lost, now)
     abandon = Abandon(current, _too_few(rules, current))
     return _between_rounds(state, current, now), (*left_out, abandon)
+
+
+def _noted(state: State, current: OpenRound, now: float) -> State:
+    """With what a round that takes no more updates says of its devices."""
+    late = now >= current.deadline
+    turnout = {} if current.whole else turnout_of(current.assignments, state.devices, late=late)
+    return replace(state, record=recorded(state.record, current.number, current.assignments, turnout))
 
 
 def _left_out(before: State, after: State) -> Actions:
@@ -354,12 +364,10 @@ def _lost(state: State, gone: dict[str, str]) -> Refuse:
 
 
 def _new_round(rules: Rules, state: State, names: list[str], now: float) -> OpenRound:
-    number, least = state.next_round, max(1, rules.min_reports)
-    goal, chosen = len(names), len(names)
+    number = state.next_round
+    goal, selected = len(names), names
     if not rules.all_needed:
-        goal = max(least, roster.share(rules.fraction, len(names)))
-        chosen = max(goal, roster.share(rules.fraction * rules.over_selection, len(names)))
-    selected = roster.sample(rules.seed, number, names, chosen)
+        goal, selected = selection.goal_of(rules, len(names)), selection.chosen(rules, state, names)
     assignments = {name: _assign(rules, number, state.devices[name]) for name in selected}
     return OpenRound(
         number,

@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from edgefl.wire.mqtt.conditions import UNKNOWN, Conditions
+from server.coordinator.eligibility import EVERYONE, Selection
 from server.coordinator.fleet import Assignment, Assignments, Devices, Status
+from server.coordinator.record import Record
 from server.coordinator.roster import TierRule
 
 Outcome = Literal["closed", "abandoned"]
@@ -53,6 +56,7 @@ class Rules:
     opening: int = 0
     strikes: int = 3
     bench_rounds: int = 8
+    selection: Selection = EVERYONE
 
     @property
     def all_needed(self) -> bool:
@@ -95,7 +99,7 @@ class State:
     was closed. ``members`` are the devices that must take part until the method begins again, where all are needed.
     ``refused`` counts the tries of the exchange at hand, one after the other, that ended for nothing but refused updates,
     declined tasks, or a step of the server that failed. ``strikes`` counts, by device, the rounds in a row that it spoiled;
-    ``benched`` says before which round it is not selected again.
+    ``benched`` says before which round it is not selected again. ``record``: what the rounds so far say of the devices.
     """
 
     phase: Literal["waiting", "open", "closing", "done"]
@@ -110,6 +114,7 @@ class State:
     refused: int = 0
     strikes: Mapping[str, int] = field(default_factory=dict)
     benched: Mapping[str, int] = field(default_factory=dict)
+    record: Record = field(default_factory=Record)
 
 
 # -- events ----------------------------------------------------------------------------------------------------
@@ -126,6 +131,7 @@ class DeviceHello:
     memory_bytes: int
     samples: int
     online: bool = True
+    conditions: Conditions = UNKNOWN
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,8 @@ def _(event: events.Noted) -> str:
 @text_of.register
 def _(event: events.Waiting) -> str:
     whom = f", missing {named(event.missing)}" if event.missing else ""
-    return f"round {event.next_round} waits for devices: {event.known} of {event.needed} are there{whom}"
+    why = f" ({event.reason})" if event.reason else ""
+    return f"round {event.next_round} waits for devices: {event.known} of {event.needed} are there{whom}{why}"
 
 
 @text_of.register

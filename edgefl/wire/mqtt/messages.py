@@ -12,6 +12,7 @@ import msgspec
 
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.errors import ProtocolError
+from edgefl.wire.mqtt.conditions import Conditions
 
 VERSION = 1
 ELSEWHERE = 3
@@ -109,7 +110,7 @@ class Status(Message, frozen=True, kw_only=True):
 
 
 class Hello(Message, frozen=True, kw_only=True):
-    """``devices/<id>/hello``, retained: what the device is. Sent after each connection.
+    """``devices/<id>/hello``, retained: what the device is. Sent after each connection, and when its ``conditions`` change.
 
     ``token`` names a one-time token of `edgefl enroll token`, and ``proof`` shows that the device has it
     (:mod:`edgefl.wire.enrolment`).
@@ -123,6 +124,7 @@ class Hello(Message, frozen=True, kw_only=True):
     tier: str = ""
     token: str = ""
     proof: bytes = b""
+    conditions: Conditions | msgspec.UnsetType = msgspec.UNSET
 
 
 class Task(Message, frozen=True, kw_only=True):
