@@ -14,6 +14,9 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
+from msgspec import UNSET
+
+from device_runtime import conditions
 from device_runtime.config import AgentConfig, AgentEvent
 from device_runtime.data import sources
 from device_runtime.engine.base import Engine
@@ -44,6 +47,7 @@ from edgefl.wire.errors import (
     StoreError,
 )
 from edgefl.wire.mqtt.client_ids import client_id
+from edgefl.wire.mqtt.conditions import UNKNOWN
 from edgefl.wire.mqtt.messages import Ack, Hello, Message, Round, Status, Task
 from edgefl.wire.mqtt.session import Delivery, Down, Incoming, Refused, Session, Up, Will
 from edgefl.wire.mqtt.topics import Topics
@@ -130,6 +134,8 @@ class Agent:
             wake=self._session.wake,
         )
         self._listening = Listening(self._session, topics.current_round, self._rounds.is_idle)
+        rules = Rules(config.policy, asked_of_system(config.policy.commands), self._store.traffic)
+        self._conditions = conditions.Watch(conditions.Look(rules), limits.conditions_s, self._session.wake)
         self._work = Work(
             device=config.device,
             folder=config.folder,
@@ -146,7 +152,7 @@ class Agent:
             watch=self._progress.watch,
             aborted=self._rounds.is_over,
             dropped=self._dropped,
-            rules=Rules(config.policy, asked_of_system(config.policy.commands), self._store.traffic),
+            rules=rules,
         )
         bounds = sandbox.confinement(engine)
         child = Child(engine=engine.format, threads=config.threads, confinement=bounds)
@@ -174,6 +180,8 @@ class Agent:
         self._session.subscribe(
             [self._topics.current_round, self._mine.tasks, self._mine.acks, self._profiles.topic]
         )
+        if self._config.policy.tell:
+            self._conditions.begin()
         self._session.start()
         self._outbox.start()
         try:
@@ -198,6 +206,8 @@ class Agent:
         self._surroundings.left_out(
             self._rounds.round_without_us() if connected else 0, self._rounds.took_part
         )
+        if self._config.policy.tell and self._conditions.step() and connected:
+            self._say_hello(again=True)
         self._profiles.step(busy=self._rounds.busy)
         self._count_traffic(least=_COUNTED_BYTES)
         if not self._rounds.busy and time.monotonic() > self._rest_at:
@@ -285,7 +295,18 @@ class Agent:
         self._listening.begin()
         online = self._speaker.seal(self._mine.status, Status(online=True), self._online_at)
         self._session.publish(self._mine.status, online, retain=True)
-        token = self._config.token
+        self._say_hello()
+        self._fetcher.poke()
+        self._profiles.poke()
+        self._outbox.send_again()
+        self._say(
+            "online", f"connected to {self._config.broker} as {self._config.device}", samples=len(self._data)
+        )
+        self._rounds.declare()
+
+    def _say_hello(self, *, again: bool = False) -> None:
+        """``again``: only the conditions are others than before."""
+        told, token = self._conditions.tell(), self._config.token
         hello = Hello(
             agent=agent_version(),
             memory_bytes=self._memory_bytes,
@@ -295,16 +316,11 @@ class Agent:
             tier=self._config.tier,
             token=token.name if token else "",
             proof=proof(token.secret, self._mine.hello, self._speaker.keys.public) if token else b"",
+            conditions=told if told != UNKNOWN else UNSET,
+            again=again or UNSET,
         )
         # Retained: a server that starts after its devices must still learn of them.
         self._publish(self._mine.hello, hello, retain=True)
-        self._fetcher.poke()
-        self._profiles.poke()
-        self._outbox.send_again()
-        self._say(
-            "online", f"connected to {self._config.broker} as {self._config.device}", samples=len(self._data)
-        )
-        self._rounds.declare()
 
     def _rest(self) -> None:
         """Give back what the start or a round took and waiting does not need. The engine's own code stays for the next

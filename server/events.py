@@ -97,6 +97,15 @@ class DeviceLost(Event, frozen=True, kw_only=True):
     until: float = 0.0
 
 
+class DeviceFitness(Event, frozen=True, kw_only=True):
+    """A device that is there says that it is in other conditions, so that rounds may select it again (``unfit`` is empty),
+    or no longer, and why."""
+
+    device: str
+    tier: str
+    unfit: str
+
+
 class DeviceFailed(Event, frozen=True, kw_only=True):
     """A device's attempt at a round failed, in its own words; it tries again while the round is open."""
 

@@ -234,7 +234,9 @@ class Reception:
         online = device in self._state.devices or self._gate.greeted(device)
         told = hello.conditions
         conditions = understood(told) if isinstance(told, Conditions) else UNKNOWN
-        greeting = coordinator.DeviceHello(device, hello.memory_bytes, samples, online, conditions)
+        greeting = coordinator.DeviceHello(
+            device, hello.memory_bytes, samples, online, conditions, hello.again is True
+        )
         self._course.advance(greeting, hello=encode(hello))
         self._tellers.announcer.newcomer(self._state, device, self._state.devices[device].tier)
 

@@ -127,6 +127,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ready_timeout_s: Pause = 120.0
     """How long the server waits for ``min_devices`` before the first round."""
 
+    conditions_s: Seconds = 60.0
+    """How often a device looks in what conditions it is (power, link, heat, its owner's rules); where they are others than
+    before it says hello again, so no more often."""
+
     retry_pause_s: Pause = 1.0
     """Pause of a device after a failed attempt at a round, before it tries again."""
 

@@ -133,7 +133,7 @@ def _hello(
     if state.phase != "open" or state.round is None or any(isinstance(action, Open) for action in actions):
         return state, actions  # opening a round sends every task
     assignment = state.round.assignments.get(event.device)
-    if assignment is None or assignment.status != "open":
+    if assignment is None or assignment.status != "open" or event.again:
         return state, actions
     return state, (*actions, SendTask(assignment))
 

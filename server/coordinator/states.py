@@ -124,7 +124,7 @@ class State:
 class DeviceHello:
     """A device's introduction: live, after each connection it makes, or retained, after each of ours.
 
-    ``online``: what its status said, where that came before the first hello.
+    ``online``: what its status said, where that came before the first hello. ``again``: only its conditions are new.
     """
 
     device: str
@@ -132,6 +132,7 @@ class DeviceHello:
     samples: int
     online: bool = True
     conditions: Conditions = UNKNOWN
+    again: bool = False
 
 
 @dataclass(frozen=True)

@@ -92,6 +92,14 @@ LINES: list[tuple[events.Event, str | None]] = [
         "weak-0 is gone: it was stopped or killed, or its link broke; round 3 gives it until 12:01:01 to come back",
     ),
     (
+        events.DeviceFitness(device="weak-0", tier="weak", unfit="it is hot"),
+        "weak-0 is left out of rounds for now: it is hot",
+    ),
+    (
+        events.DeviceFitness(device="weak-0", tier="weak", unfit=""),
+        "weak-0 may be selected again",
+    ),
+    (
         events.DeviceLost(device="weak-0", tier="weak"),
         "weak-0 is gone: it was stopped or killed, or its link broke",
     ),

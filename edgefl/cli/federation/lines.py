@@ -89,6 +89,13 @@ def _(event: events.DeviceLost) -> str:
 
 
 @text_of.register
+def _(event: events.DeviceFitness) -> str:
+    if event.unfit:
+        return f"{event.device} is left out of rounds for now: {event.unfit}"
+    return f"{event.device} may be selected again"
+
+
+@text_of.register
 def _(event: events.DeviceFailed) -> str:
     return f"{event.device} failed in round {event.round} and tries again: {event.text}"
 

@@ -113,7 +113,8 @@ class Hello(Message, frozen=True, kw_only=True):
     """``devices/<id>/hello``, retained: what the device is. Sent after each connection, and when its ``conditions`` change.
 
     ``token`` names a one-time token of `edgefl enroll token`, and ``proof`` shows that the device has it
-    (:mod:`edgefl.wire.enrolment`).
+    (:mod:`edgefl.wire.enrolment`). ``again``: nothing but the conditions is new since the hello before, on the same
+    connection, so the device has its task.
     """
 
     agent: str
@@ -125,6 +126,7 @@ class Hello(Message, frozen=True, kw_only=True):
     token: str = ""
     proof: bytes = b""
     conditions: Conditions | msgspec.UnsetType = msgspec.UNSET
+    again: bool | msgspec.UnsetType = msgspec.UNSET
 
 
 class Task(Message, frozen=True, kw_only=True):

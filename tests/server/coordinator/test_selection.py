@@ -20,7 +20,9 @@ from server.coordinator.record import Participation, Record, Turnout
 from server.coordinator.roster import TierRule, sample, share
 
 TIERS = (TierRule("strong", ("strong-*",)), TierRule("weak", ("weak-*",)))
-RULES = Rules(run="run", seed=3, rounds=1000, tiers=TIERS, deadline_s=10, offline_grace_s=0, ready_timeout_s=5)
+RULES = Rules(
+    run="run", seed=3, rounds=1000, tiers=TIERS, deadline_s=10, offline_grace_s=0, ready_timeout_s=5
+)
 WORDS = st.sampled_from(("", *POWER, *LINK, *THERMAL, "nuclear"))
 CONDITIONS = st.builds(
     Conditions, power=WORDS, link=WORDS, thermal=WORDS, available=st.sampled_from((None, True, False))
@@ -52,7 +54,9 @@ def rounds(
         selected.append([task.device for task in tasks])
         for task in tasks:
             said = (
-                Answered(task.device, True) if answers(task.device) else Declined(task.device, task.nonce, "policy")
+                Answered(task.device, True)
+                if answers(task.device)
+                else Declined(task.device, task.nonce, "policy")
             )
             state, _ = machine.step(rules, state, said, now)
         if state.phase == "closing":
@@ -90,7 +94,9 @@ def test_words_that_nobody_knows_are_unknown_and_equal_conditions_are_one_object
 def test_a_round_selects_a_device_from_when_it_charges_until_it_does_not() -> None:
     rules = replace(RULES, selection=Selection(power="charging"))
     state = fleet(rules, "strong-0", conditions=Conditions(power="charging"))
-    state, _ = machine.step(rules, state, DeviceHello("strong-1", 8, 50, True, Conditions(power="battery")), 0.0)
+    state, _ = machine.step(
+        rules, state, DeviceHello("strong-1", 8, 50, True, Conditions(power="battery")), 0.0
+    )
     assert state.round is not None and set(state.round.assignments) == {"strong-0"}
     assert "battery" in attendance.unreported(rules, state, state.round, 0.0)["strong-1"]
 
@@ -118,7 +124,7 @@ def test_by_default_it_draws_as_it_always_did(
     rules = replace(RULES, seed=seed, fraction=fraction, over_selection=over)
     all_names = [f"weak-{n}" for n in sorted(numbers)]
     state = fleet(rules, *all_names)
-    count = max(max(1, share(fraction, len(all_names))), share(fraction * over, len(all_names)))
+    count = max(1, share(fraction, len(all_names)), share(fraction * over, len(all_names)))
     assert selection.chosen(rules, state, all_names) == sample(seed, 1, all_names, count)
 
 
@@ -227,9 +233,7 @@ def test_who_was_cut_off_by_others_is_not_lost_and_who_went_offline_is() -> None
 
 def tail(tasks: int, wanted: int, lost: float) -> float:
     """The probability that ``wanted`` or more of the tasks are answered."""
-    return sum(
-        math.comb(tasks, n) * (1 - lost) ** n * lost ** (tasks - n) for n in range(wanted, tasks + 1)
-    )
+    return sum(math.comb(tasks, n) * (1 - lost) ** n * lost ** (tasks - n) for n in range(wanted, tasks + 1))
 
 
 @given(st.integers(1, 40), st.floats(0.01, 0.66), st.floats(0.5, 0.99))

@@ -108,7 +108,9 @@ def test_a_journal_of_another_layout_is_refused(journal: Journal, url: str, numb
     with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as database, database:
         database.execute(change)
 
-    with pytest.raises(StoreError, match=f"has layout {number or 0}, this server reads {tables.LAYOUT}: .*another folder"):
+    with pytest.raises(
+        StoreError, match=f"has layout {number or 0}, this server reads {tables.LAYOUT}: .*another folder"
+    ):
         opened(url)
 
 
