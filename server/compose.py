@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -28,6 +29,7 @@ from exporters.front.program import check_lies_like_weights
 from exporters.front.tier import Exchange, Tier, exchanges_of, trained_names
 from server.access.limits import HOSTED
 from server.aggregate.robust import SHARED, MeanRule, buffered_bytes
+from server.candidate import candidate_of, candidates_of, rollout_of, with_candidates
 from server.coordinator.collapse import Rollback
 from server.coordinator.eligibility import Selection
 from server.coordinator.machine import Rules
@@ -50,7 +52,10 @@ def compose(
     Raises ConfigError, ModelError or ExportError, each with what to change.
     """
     made = _Bundles(federation, dataset, out / "bundles", emit)
-    spec = composed(federation, dataset, made.of, emit=emit, device=device)
+    other = made
+    if federation.rollout.on:
+        other = _Bundles(candidate_of(federation), dataset, out / "bundles" / "candidate", emit)
+    spec = composed(federation, dataset, made.of, other.of, emit=emit, device=device)
     emit(made.told())
     return spec
 
@@ -63,11 +68,12 @@ def composed(
     federation: Federation,
     dataset: Dataset,
     bundle_for: BundleFor,
+    candidate_for: BundleFor | None = None,
     *,
     emit: Callable[[Event], None] = lambda _: None,
     device: str = "auto",
 ) -> RunSpec:
-    """:func:`compose` with bundles from elsewhere."""
+    """:func:`compose` with bundles from elsewhere; without ``candidate_for`` no candidate is tried."""
     spec = federation_model(federation, dataset)
     model = _arrays(spec, rounded=federation.downlink.encoding != "float32")
     tiers = tiers_of(federation, spec)
@@ -81,7 +87,14 @@ def composed(
         emit(Noted(text=text))
     for warned in _warnings(federation, tiers, model, initial, aggregate):
         emit(warned)
+    candidates = candidates_of(federation, spec, tiers) if candidate_for is not None else {}
     exchanges = [_exchange(federation, tiers, exchange, bundle_for) for exchange in exchanges_of(method)]
+    if candidates and candidate_for is not None:
+        other, compiled = candidate_of(federation), candidate_for
+        exchanges = with_candidates(
+            exchanges, candidates, lambda tier, each: _tier_spec(other, tier, each, compiled)
+        )
+        rules = replace(rules, rollout=rollout_of(federation))
     main = exchanges[-1]
     for tier, table in federation.tiers.items():
         for warned in _offers(tier, table.memory_bytes, [each.tiers[tier] for each in exchanges]):

@@ -226,6 +226,22 @@ class RoundEnded(Event, frozen=True, kw_only=True):
     text: str = ""
 
 
+class RolloutStarted(Event, frozen=True, kw_only=True):
+    """The trial of a candidate began: in round ``round`` so many ``devices`` of each tier train with it."""
+
+    round: int
+    devices: dict[str, int]
+
+
+class RolloutJudged(Event, frozen=True, kw_only=True):
+    """The trial of a candidate is over: from the next round on all devices of its tiers train with it (``promoted``), or
+    none does. ``text`` has the figures."""
+
+    round: int
+    promoted: bool
+    text: str
+
+
 class RolledBack(Event, frozen=True, kw_only=True):
     """A round's updates made the model worse than the federation's rule allows: it is undone, and the model is the one that
     the round began with. Metrics, as in :class:`RoundClosed`, are those of the model that was thrown away."""

@@ -22,6 +22,7 @@ from server.coordinator.collapse import best_of
 from server.coordinator.eligibility import unfit
 from server.coordinator.fleet import Devices
 from server.coordinator.machine import OpenRound, State
+from server.coordinator.rollout import Trial, counted
 from server.publish.announcements import Announcements
 from server.publish.downlink import check_counting
 from server.publish.model import Model
@@ -30,6 +31,7 @@ from server.scoring import told_of
 from server.storage.checkpoints import Checkpoints
 from server.storage.journal import Journal, Run
 from server.storage.participation_rows import TURNOUT
+from server.storage.trial_rows import ROLLOUT
 
 _Published = list[BlobRef]
 _Written = TypeVar("_Written")
@@ -55,6 +57,7 @@ class EndedRound:
     """How a round ended: the model after it, and why that is the old one, if it ``failed``.
 
     ``metrics``: of the model that the updates gave, if it has been judged; ``undone``: it is not the one that stays.
+    ``trial``: that of a candidate with this round; None where there is none under way.
     """
 
     model_version: str
@@ -62,6 +65,7 @@ class EndedRound:
     failed: str = ""
     metrics: Mapping[str, float] | None = None
     undone: bool = False
+    trial: Trial | None = None
 
     @property
     def known(self) -> Mapping[str, float] | None:
@@ -152,6 +156,7 @@ class Rounds:
             next_round=self._run.number,
             devices=self._known_devices(),
             record=self._journal.record(self._run.run),
+            trial=self._journal.trial(self._run.run),
             position=progress.position,
             base=progress.base,
             members=progress.members,
@@ -194,7 +199,8 @@ class Rounds:
     def open(self, opened: OpenRound, state: State) -> ActiveRound:
         """Journal the state's round, announce it, send every task."""
         published = msgspec.msgpack.encode(self.announcements.published)
-        self._persist(lambda: self._journal.open_round(self.rules.run, opened, published))
+        known = {ROLLOUT: msgspec.to_builtins(state.trial)} if state.trial is not None else {}
+        self._persist(lambda: self._journal.open_round(self.rules.run, opened, published, known))
         active = self.taking(opened)
         self._last = frozenset(opened.assignments)
         self.announce(state)
@@ -261,6 +267,9 @@ class Rounds:
             TURNOUT: msgspec.to_builtins(record.turnout(ended.number)),
             "fairness": record.fairness(state.devices.members),
         }
+        trial = self._persist(lambda: self._tried(state, ended.number))
+        if state.trial is not None:
+            facts[ROLLOUT] = msgspec.to_builtins(trial or state.trial)
         if done.metrics is not None and not done.undone:  # no second look at what has been judged
             facts |= told_of(done.metrics)
             self.best = self.best.after(done.metrics)
@@ -275,7 +284,15 @@ class Rounds:
         )
         self._checkpoints.prune(ended.number, keep)
         self._sums = active.aggregator.released()
-        return EndedRound(self.model.version, outcome, done.failed, done.metrics, done.undone)
+        return EndedRound(self.model.version, outcome, done.failed, done.metrics, done.undone, trial)
+
+    def _tried(self, state: State, number: int) -> Trial | None:
+        """The trial with a round more; None if none is under way."""
+        rollout, trial = self.rules.rollout, state.trial
+        if rollout is None or trial is None or trial.verdict:
+            return None
+        reports = self._journal.reports(self.rules.run, number)
+        return counted(rollout, trial, state.record.turnout(number), reports)
 
     def _devices(self) -> int:
         """How many devices the method is about: its members, or all that were ever seen and have a tier."""

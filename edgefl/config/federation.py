@@ -6,6 +6,7 @@ import msgspec
 from pydantic import Field, model_validator
 
 from edgefl.config.broker import BrokerTable
+from edgefl.config.rollout import RolloutTable
 from edgefl.config.rounds import AggregateTable, DownlinkTable, RoundTable
 from edgefl.config.selection import SelectionTable
 from edgefl.config.simulation import SimulationTable
@@ -31,7 +32,7 @@ class Federation(Table):
     """A federation file: who trains what together, and how.
 
     Its tables are ``federation``, ``model``, ``loss``, ``program``, ``optimizer``, ``data``, ``round``, ``selection``,
-    ``tiers``, ``export``, ``codec``, ``aggregate``, ``downlink``, ``broker``, ``simulation`` and ``limits``.
+    ``rollout``, ``tiers``, ``export``, ``codec``, ``aggregate``, ``downlink``, ``broker``, ``simulation`` and ``limits``.
     """
 
     federation: FederationTable = FederationTable()
@@ -42,6 +43,7 @@ class Federation(Table):
     data: DataTable = DataTable()
     round: RoundTable = RoundTable()
     selection: SelectionTable = SelectionTable()
+    rollout: RolloutTable = RolloutTable()
     tiers: dict[str, TierTable] = Field(default_factory=dict, description="one table per tier")
     export: ExportTable = ExportTable()
     codec: CodecTable = CodecTable()
@@ -75,6 +77,10 @@ class Federation(Table):
         if self.tiers and (strangers := sorted(self.selection.quotas.keys() - self.tiers.keys())):
             problems.append(
                 f"selection.quotas has {', '.join(strangers)}, and the tiers are {', '.join(self.tiers)}: use their names"
+            )
+        if strangers := sorted(self.rollout.tiers.keys() - self.tiers.keys()):
+            problems.append(
+                f"rollout.tiers has {', '.join(strangers)}, and the tiers are {', '.join(self.tiers)}: use their names"
             )
         if problems:
             raise ValueError("; ".join(problems))

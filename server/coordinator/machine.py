@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from server.coordinator import attendance, bench, roster, selection
+from server.coordinator import attendance, bench, rollout, roster, selection
 from server.coordinator.eligibility import unfit
 from server.coordinator.fleet import Assignment, Assignments, Devices, Status
 from server.coordinator.record import recorded, turnout_of
@@ -46,13 +46,14 @@ from server.coordinator.states import (
     SendTask,
     State,
     Tick,
+    TrialCounted,
     Warn,
 )
 
 __all__ = [
     "MOST_SAMPLES", "Abandon", "Action", "Actions", "Answered", "Answers", "Assignment", "Close", "Declined",
     "DeviceHello", "DeviceStatus", "Event", "Finish", "ModelReady", "Open", "OpenRound", "Outage", "Outcome", "Refuse",
-    "Rules", "SendTask", "State", "Tick", "Warn", "initial", "step", "wake_at",
+    "Rules", "SendTask", "State", "Tick", "TrialCounted", "Warn", "initial", "step", "wake_at",
 ]  # fmt: skip
 
 
@@ -90,6 +91,8 @@ def step(
     match event:
         case DeviceHello():
             return _hello(rules, state, event, now, settle=settle)
+        case TrialCounted():
+            return replace(state, trial=event.trial), ()
         case DeviceStatus() if not settle:
             return _seen(state, event, now), ()
         case DeviceStatus():
@@ -343,6 +346,8 @@ def _maybe_open(rules: Rules, state: State, now: float) -> tuple[State, Actions]
         gone = attendance.gone(rules, state, now)
         return (replace(state, phase="done"), (_lost(state, gone),)) if gone else (state, ())
     names = attendance.candidates(rules, state, now)
+    if rules.rollout is not None and state.trial is None:
+        state = replace(state, trial=rollout.begun(rules.rollout, state.next_round, state.devices, names))
     opened = _new_round(rules, state, names, now)
     members = tuple(names) if rules.all_needed else ()
     return replace(state, phase="open", round=opened, members=members), (Open(opened),)
@@ -368,7 +373,7 @@ def _new_round(rules: Rules, state: State, names: list[str], now: float) -> Open
     goal, selected = len(names), names
     if not rules.all_needed:
         goal, selected = selection.goal_of(rules, len(names)), selection.chosen(rules, state, names)
-    assignments = {name: _assign(rules, number, state.devices[name]) for name in selected}
+    assignments = {name: _assign(rules, state, number, state.devices[name]) for name in selected}
     return OpenRound(
         number,
         state.model_version,
@@ -381,11 +386,11 @@ def _new_round(rules: Rules, state: State, names: list[str], now: float) -> Open
     )
 
 
-def _assign(rules: Rules, number: int, device: Device) -> Assignment:
+def _assign(rules: Rules, state: State, number: int, device: Device) -> Assignment:
     rows = min(device.samples, rules.samples or device.samples, rules.most_samples)
     return Assignment(
         device.name,
-        device.tier,
+        rollout.tier_for(rules.rollout, state.trial, device),
         roster.task_seed(rules.seed, number, device.name),
         roster.task_nonce(rules.run, rules.seed, number, device.name),
         weight_limit=max(1, rows) if rules.weighted else 1,

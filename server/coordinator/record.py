@@ -10,6 +10,7 @@ import msgspec
 from immutables import Map
 
 from server.coordinator.fleet import Assignment, Assignments, Devices
+from server.coordinator.tier_names import base_of
 
 WINDOW = 8
 """Rounds from which it is estimated how many devices answer."""
@@ -75,10 +76,10 @@ class Record:
         return self.reports**2 / (most * self.squares) if self.squares else None
 
     def lost_share(self, tier: str = "") -> float | None:
-        """The share of the tasks of the last rounds to which no update came, of one tier or of all; None if there were
-        none."""
+        """The share of the tasks of the last rounds to which no update came, of one tier, with its candidate, or of
+        all; None if there were none."""
         tallies = [
-            each for turnout in self.turnouts for name, each in turnout.items() if not tier or name == tier
+            each for turnout in self.turnouts for name, each in turnout.items() if tier in ("", base_of(name))
         ]
         tasks = sum(each.tasks for each in tallies)
         return sum(each.lost for each in tallies) / tasks if tasks else None

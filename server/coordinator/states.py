@@ -10,6 +10,7 @@ from edgefl.wire.mqtt.conditions import UNKNOWN, Conditions
 from server.coordinator.eligibility import EVERYONE, Selection
 from server.coordinator.fleet import Assignment, Assignments, Devices, Status
 from server.coordinator.record import Record
+from server.coordinator.rollout import Rollout, Trial
 from server.coordinator.roster import TierRule
 
 Outcome = Literal["closed", "abandoned"]
@@ -57,6 +58,7 @@ class Rules:
     strikes: int = 3
     bench_rounds: int = 8
     selection: Selection = EVERYONE
+    rollout: Rollout | None = None
 
     @property
     def all_needed(self) -> bool:
@@ -99,7 +101,8 @@ class State:
     was closed. ``members`` are the devices that must take part until the method begins again, where all are needed.
     ``refused`` counts the tries of the exchange at hand, one after the other, that ended for nothing but refused updates,
     declined tasks, or a step of the server that failed. ``strikes`` counts, by device, the rounds in a row that it spoiled;
-    ``benched`` says before which round it is not selected again. ``record``: what the rounds so far say of the devices.
+    ``benched`` says before which round it is not selected again. ``record``: what the rounds so far say of the devices;
+    ``trial``: how the candidate of a rollout does.
     """
 
     phase: Literal["waiting", "open", "closing", "done"]
@@ -115,6 +118,7 @@ class State:
     strikes: Mapping[str, int] = field(default_factory=dict)
     benched: Mapping[str, int] = field(default_factory=dict)
     record: Record = field(default_factory=Record)
+    trial: Trial | None = None
 
 
 # -- events ----------------------------------------------------------------------------------------------------
@@ -180,6 +184,13 @@ class ModelReady:
 
 
 @dataclass(frozen=True)
+class TrialCounted:
+    """The trial of a candidate, with the round that ended last, which the journal has."""
+
+    trial: Trial
+
+
+@dataclass(frozen=True)
 class Outage:
     """The server could not be reached for ``seconds``: what it waits for may take that much longer."""
 
@@ -191,7 +202,7 @@ class Tick:
     """Time has passed."""
 
 
-Event = DeviceHello | DeviceStatus | Answered | Declined | Answers | ModelReady | Outage | Tick
+Event = DeviceHello | DeviceStatus | Answered | Declined | Answers | ModelReady | TrialCounted | Outage | Tick
 
 # -- actions ---------------------------------------------------------------------------------------------------
 

@@ -21,9 +21,10 @@ from edgefl.wire.mqtt.conditions import UNKNOWN, Conditions, understood
 from edgefl.wire.mqtt.messages import Hello, decode
 from edgefl.wire.mqtt.packets import Traffic
 from server.coordinator.record import Participation, Record
+from server.coordinator.rollout import Reports, Trial
 from server.coordinator.roster import Device
 from server.coordinator.states import OpenRound
-from server.storage import participation_rows, round_rows, tables, update_rows
+from server.storage import participation_rows, round_rows, tables, trial_rows, update_rows
 from server.storage.round_rows import MethodProgress
 from server.storage.update_files import Place, UpdateFiles
 from server.storage.update_rows import AcceptedUpdate, Tally
@@ -148,8 +149,11 @@ class Journal:
 
     # -- rounds ----------------------------------------------------------------------------------------------
 
-    def open_round(self, run: str, opened: OpenRound, units: bytes) -> None:
-        """Begin a round. ``units`` is opaque: what was published for it, so that it can be cleared later."""
+    def open_round(
+        self, run: str, opened: OpenRound, units: bytes, outcome: Mapping[str, Any] | None = None
+    ) -> None:
+        """Begin a round. ``units`` is opaque: what was published for it, so that it can be cleared later. ``outcome``: what
+        of it is known already."""
         with self._transaction() as connection:
             connection.execute(
                 tables.rounds.insert().values(
@@ -162,7 +166,7 @@ class Journal:
                     goal=opened.goal,
                     whole=opened.whole,
                     units=units,
-                    outcome={},
+                    outcome=dict(outcome or {}),
                 )
             )
             rows = [
@@ -206,6 +210,16 @@ class Journal:
         """What the rounds that ended say of the devices."""
         with self._transaction() as connection:
             return participation_rows.read(connection, run)
+
+    def trial(self, run: str) -> Trial | None:
+        """The trial of a candidate as it stands; None if none has begun."""
+        with self._transaction() as connection:
+            return trial_rows.trial(connection, run)
+
+    def reports(self, run: str, number: int) -> dict[str, Reports]:
+        """What the updates of a round that counted say, by the tier of their tasks."""
+        with self._transaction() as connection:
+            return trial_rows.reports(connection, run, number)
 
     def end_round(
         self,

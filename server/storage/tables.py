@@ -80,6 +80,7 @@ updates = sa.Table(
     sa.Column("text", sa.Text, nullable=False),
     sa.Column("weight", sa.BigInteger, nullable=False),
     sa.Column("metrics", sa.JSON, nullable=False),
+    sa.Column("train_ms", sa.Float, nullable=False),
     sa.Column("down_bytes", sa.BigInteger, nullable=False),
     sa.Column("up_bytes", sa.BigInteger, nullable=False),
     sa.Column("down_wire_bytes", sa.BigInteger, nullable=False),

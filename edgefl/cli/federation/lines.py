@@ -96,6 +96,18 @@ def _(event: events.DeviceFitness) -> str:
 
 
 @text_of.register
+def _(event: events.RolloutStarted) -> str:
+    whom = ", ".join(f"{count} of tier {tier}" for tier, count in event.devices.items())
+    return f"round {event.round} begins the trial of the candidate: {whom} try it"
+
+
+@text_of.register
+def _(event: events.RolloutJudged) -> str:
+    what = "promoted: all its devices train with it from now on" if event.promoted else "taken back"
+    return f"after round {event.round} the candidate is {what} ({event.text})"
+
+
+@text_of.register
 def _(event: events.DeviceFailed) -> str:
     return f"{event.device} failed in round {event.round} and tries again: {event.text}"
 
