@@ -119,6 +119,14 @@ LINES: list[tuple[events.Event, str | None]] = [
         ),
         "round 3 waits until 13:00:00 for a (offline since 12:00:00), b (train 3/10 at 12:00:01), c (silent)",
     ),
+    (
+        events.RolloutStarted(round=1, devices={"strong": 2, "weak": 0}),
+        "round 1 begins the trial of the candidate: 2 of tier strong, 0 of tier weak try it",
+    ),
+    (
+        events.RolloutJudged(round=5, promoted=False, text="it is slow"),
+        "after round 5 the candidate is taken back (it is slow)",
+    ),
     (events.RolledBack(round=2, text="worse", accuracy=0.1, loss=2.0), None),
     (
         events.RoundOpened(round=1, goal=1, devices=("a",), deadline=NOON + 120),
