@@ -99,6 +99,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_devices: Count = 100_000
     """Names of devices that the server keeps. Whoever may write to the broker can make names up."""
 
+    come_later_s: Seconds = 60.0
+    """How long a device that finds no room is told to stay away, at least, and up to twice as long by chance; the more there
+    are, the longer."""
+
     max_strangers: Count = 10_000
     """Names of which the server knows nothing but whether they are online: those that said no hello."""
 

@@ -33,6 +33,7 @@ from server.coordinator.states import (
     Close,
     Declined,
     DeviceHello,
+    DeviceLeft,
     DeviceStatus,
     Event,
     Finish,
@@ -52,8 +53,8 @@ from server.coordinator.states import (
 
 __all__ = [
     "MOST_SAMPLES", "Abandon", "Action", "Actions", "Answered", "Answers", "Assignment", "Close", "Declined",
-    "DeviceHello", "DeviceStatus", "Event", "Finish", "ModelReady", "Open", "OpenRound", "Outage", "Outcome", "Refuse",
-    "Rules", "SendTask", "State", "Tick", "TrialCounted", "Warn", "initial", "step", "wake_at",
+    "DeviceHello", "DeviceLeft", "DeviceStatus", "Event", "Finish", "ModelReady", "Open", "OpenRound", "Outage", "Outcome",
+    "Refuse", "Rules", "SendTask", "State", "Tick", "TrialCounted", "Warn", "initial", "step", "wake_at",
 ]  # fmt: skip
 
 
@@ -91,6 +92,8 @@ def step(
     match event:
         case DeviceHello():
             return _hello(rules, state, event, now, settle=settle)
+        case DeviceLeft():
+            return replace(state, devices=state.devices.without(event.device)), ()
         case TrialCounted():
             return replace(state, trial=event.trial), ()
         case DeviceStatus() if not settle:

@@ -149,6 +149,13 @@ class DeviceStatus:
 
 
 @dataclass(frozen=True)
+class DeviceLeft:
+    """A device gave its place to another, before it ever had a task."""
+
+    device: str
+
+
+@dataclass(frozen=True)
 class Answered:
     """A device's update was accepted, or refused for good. ``reason``, for people, says why it was refused."""
 
@@ -202,7 +209,18 @@ class Tick:
     """Time has passed."""
 
 
-Event = DeviceHello | DeviceStatus | Answered | Declined | Answers | ModelReady | TrialCounted | Outage | Tick
+Event = (
+    DeviceHello
+    | DeviceStatus
+    | DeviceLeft
+    | Answered
+    | Declined
+    | Answers
+    | ModelReady
+    | TrialCounted
+    | Outage
+    | Tick
+)
 
 # -- actions ---------------------------------------------------------------------------------------------------
 

@@ -230,7 +230,8 @@ class Ack(Message, frozen=True, kw_only=True):
 
     ``sha256`` is the digest of the update that it is about: one with another digest is not meant. ``missing`` lists chunk
     indices to send again; ``reason`` is a short code for ``rejected``, ``text`` explains. One with
-    round 0 and no nonce is about the device's :class:`Hello`: it has no tier, or another than it asked for.
+    round 0 and no nonce is about the device's :class:`Hello`: it has no tier, or another than it asked for,
+    or is to come again in ``later_s`` seconds (:data:`COME_LATER`).
     """
 
     round: int
@@ -240,7 +241,11 @@ class Ack(Message, frozen=True, kw_only=True):
     reason: str = ""
     text: str = ""
     sha256: str = ""
+    later_s: float | msgspec.UnsetType = msgspec.UNSET
 
+
+COME_LATER = "come-later"
+"""Why a device that said hello is not let in: there is no room for it now. It is to say hello again in ``later_s``."""
 
 NO_CARRY = "no-carry"
 """Why a device declines: the program needs what it kept of the exchange before, and it has none."""

@@ -1,14 +1,17 @@
-"""What an agent tells its server of the conditions that it is in, and when."""
+"""When an agent says hello, and what it tells its server of the conditions that it is in."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import msgspec
+import pytest
 
+from device_runtime.link import greeting
 from device_runtime.policy import Policy
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.conditions import Conditions
+from edgefl.wire.mqtt.messages import COME_LATER, Ack, encode
 from tests.device_runtime.agent.agents import StartAgent
 from tests.device_runtime.agent.scripted import ScriptedServer
 
@@ -39,3 +42,15 @@ def test_a_device_whose_owner_does_not_want_it_tells_nothing(
 ) -> None:
     start(policy=Policy(tell=False))
     assert server.hello().conditions is msgspec.UNSET
+
+
+def test_a_device_that_is_told_to_come_later_says_hello_again_then(
+    server: ScriptedServer, start: StartAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(greeting, "SOONEST_S", 0.0)
+    agent = start()
+    server.hello()
+    ack = Ack(round=0, nonce="", status="rejected", reason=COME_LATER, text="no room", later_s=0.05)
+    server.publish(server.mine.acks, encode(ack))
+    assert agent.event("refused").text == "no room"
+    assert server.hello().again is msgspec.UNSET

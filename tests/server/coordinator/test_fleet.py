@@ -28,8 +28,12 @@ def test_devices_know_who_is_here(
     by_name = {device.name: device for device in before}
     devices = Devices(by_name)
     for device in changes:
-        by_name[device.name] = device
-        devices = devices.with_device(device)
+        if device.samples:
+            by_name[device.name] = device
+            devices = devices.with_device(device)
+        else:
+            by_name.pop(device.name, None)
+            devices = devices.without(device.name)
 
     assert dict(devices) == by_name and len(devices) == len(by_name)
     assert devices.here(now, grace_s) == sum(each.eligible(now, grace_s) for each in by_name.values())
