@@ -176,8 +176,7 @@ class Rounds:
 
     def _waited(self, state: State) -> tuple[State, Actions]:
         """No round opens by itself: what follows once the coordinator's patience is over."""
-        later = coordinator.wake_at(self._rules, state, self._now)
-        if later is None:
+        if (later := coordinator.wake_at(self._rules, state, self._now)) is None:
             return state, ()
         self._now = later
         return coordinator.step(self._rules, state, coordinator.Tick(), later)

@@ -9,11 +9,11 @@ import pytest
 from edgefl.config import Federation, parse
 from edgefl.data.datasets import digits
 from edgefl.setup.bundles import outline_of
+from edgefl.setup.candidate import candidate_of
 from edgefl.setup.digests import run_digest
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.errors import ConfigError
 from exporters.front.tier import Exchange, Tier
-from server.candidate import candidate_of
 from server.compose import BundleFor, composed
 from server.run_spec import RunSpec
 
