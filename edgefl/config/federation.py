@@ -6,7 +6,9 @@ import msgspec
 from pydantic import Field, model_validator
 
 from edgefl.config.broker import BrokerTable
+from edgefl.config.rollout import RolloutTable
 from edgefl.config.rounds import AggregateTable, DownlinkTable, RoundTable
+from edgefl.config.selection import SelectionTable
 from edgefl.config.simulation import SimulationTable
 from edgefl.config.tables import (
     CodecTable,
@@ -29,8 +31,8 @@ from edgefl.wire.mqtt.topics import checked_name
 class Federation(Table):
     """A federation file: who trains what together, and how.
 
-    Its tables are ``federation``, ``model``, ``loss``, ``program``, ``optimizer``, ``data``, ``round``, ``tiers``,
-    ``export``, ``codec``, ``aggregate``, ``downlink``, ``broker``, ``simulation`` and ``limits``.
+    Its tables are ``federation``, ``model``, ``loss``, ``program``, ``optimizer``, ``data``, ``round``, ``selection``,
+    ``rollout``, ``tiers``, ``export``, ``codec``, ``aggregate``, ``downlink``, ``broker``, ``simulation`` and ``limits``.
     """
 
     federation: FederationTable = FederationTable()
@@ -40,6 +42,8 @@ class Federation(Table):
     optimizer: OptimizerTable = OptimizerTable()
     data: DataTable = DataTable()
     round: RoundTable = RoundTable()
+    selection: SelectionTable = SelectionTable()
+    rollout: RolloutTable = RolloutTable()
     tiers: dict[str, TierTable] = Field(default_factory=dict, description="one table per tier")
     export: ExportTable = ExportTable()
     codec: CodecTable = CodecTable()
@@ -69,6 +73,14 @@ class Federation(Table):
         if self.tiers and (strangers := sorted(self.simulation.tiers.keys() - self.tiers.keys())):
             problems.append(
                 f"simulation.tiers has {', '.join(strangers)}, and the tiers are {', '.join(self.tiers)}: use their names"
+            )
+        if self.tiers and (strangers := sorted(self.selection.quotas.keys() - self.tiers.keys())):
+            problems.append(
+                f"selection.quotas has {', '.join(strangers)}, and the tiers are {', '.join(self.tiers)}: use their names"
+            )
+        if strangers := sorted(self.rollout.tiers.keys() - self.tiers.keys()):
+            problems.append(
+                f"rollout.tiers has {', '.join(strangers)}, and the tiers are {', '.join(self.tiers)}: use their names"
             )
         if problems:
             raise ValueError("; ".join(problems))

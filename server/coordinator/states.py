@@ -6,7 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from edgefl.wire.mqtt.conditions import UNKNOWN, Conditions
+from server.coordinator.eligibility import EVERYONE, Selection
 from server.coordinator.fleet import Assignment, Assignments, Devices, Status
+from server.coordinator.record import Record
+from server.coordinator.rollout import Rollout, Trial
 from server.coordinator.roster import TierRule
 
 Outcome = Literal["closed", "abandoned"]
@@ -53,6 +57,8 @@ class Rules:
     opening: int = 0
     strikes: int = 3
     bench_rounds: int = 8
+    selection: Selection = EVERYONE
+    rollout: Rollout | None = None
 
     @property
     def all_needed(self) -> bool:
@@ -96,6 +102,7 @@ class State:
     ``refused`` counts the tries of the exchange at hand, one after the other, that ended for nothing but refused updates,
     declined tasks, or a step of the server that failed. ``strikes`` counts, by device, the rounds in a row that it spoiled;
     ``benched`` says before which round it is not selected again. ``held``: an operator lets no other round open.
+    ``record``: what the rounds so far say of the devices; ``trial``: how the candidate of a rollout does.
     """
 
     phase: Literal["waiting", "open", "closing", "done"]
@@ -111,6 +118,8 @@ class State:
     strikes: Mapping[str, int] = field(default_factory=dict)
     benched: Mapping[str, int] = field(default_factory=dict)
     held: bool = False
+    record: Record = field(default_factory=Record)
+    trial: Trial | None = None
 
 
 # -- events ----------------------------------------------------------------------------------------------------
@@ -120,13 +129,15 @@ class State:
 class DeviceHello:
     """A device's introduction: live, after each connection it makes, or retained, after each of ours.
 
-    ``online``: what its status said, where that came before the first hello.
+    ``online``: what its status said, where that came before the first hello. ``again``: only its conditions are new.
     """
 
     device: str
     memory_bytes: int
     samples: int
     online: bool = True
+    conditions: Conditions = UNKNOWN
+    again: bool = False
 
 
 @dataclass(frozen=True)
@@ -136,6 +147,13 @@ class DeviceStatus:
     device: str
     online: bool
     for_good: bool = False
+
+
+@dataclass(frozen=True)
+class DeviceLeft:
+    """A device gave its place to another, before it ever had a task."""
+
+    device: str
 
 
 @dataclass(frozen=True)
@@ -174,6 +192,13 @@ class ModelReady:
 
 
 @dataclass(frozen=True)
+class TrialCounted:
+    """The trial of a candidate, with the round that ended last, which the journal has."""
+
+    trial: Trial
+
+
+@dataclass(frozen=True)
 class Outage:
     """The server could not be reached for ``seconds``: what it waits for may take that much longer."""
 
@@ -192,7 +217,19 @@ class Tick:
     """Time has passed."""
 
 
-Event = DeviceHello | DeviceStatus | Answered | Declined | Answers | ModelReady | Outage | Hold | Tick
+Event = (
+    DeviceHello
+    | DeviceStatus
+    | DeviceLeft
+    | Answered
+    | Declined
+    | Answers
+    | ModelReady
+    | TrialCounted
+    | Outage
+    | Hold
+    | Tick
+)
 
 # -- actions ---------------------------------------------------------------------------------------------------
 

@@ -16,11 +16,15 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from edgefl.wire.errors import StoreError
+from edgefl.wire.errors import ProtocolError, StoreError
+from edgefl.wire.mqtt.conditions import UNKNOWN, Conditions, understood
+from edgefl.wire.mqtt.messages import Hello, decode
 from edgefl.wire.mqtt.packets import Traffic
+from server.coordinator.record import Participation, Record
+from server.coordinator.rollout import Reports, Trial
 from server.coordinator.roster import Device
 from server.coordinator.states import OpenRound
-from server.storage import round_rows, tables, update_rows
+from server.storage import participation_rows, round_rows, tables, trial_rows, update_rows
 from server.storage.round_rows import MethodProgress
 from server.storage.update_files import Place, UpdateFiles
 from server.storage.update_rows import AcceptedUpdate, Tally
@@ -132,14 +136,24 @@ class Journal:
         with self._transaction() as connection:
             rows = connection.execute(query).mappings().all()
         return {
-            row["device"]: Device(row["device"], row["tier"], row["samples"], row["online"], row["last_seen"])
+            row["device"]: Device(
+                row["device"],
+                row["tier"],
+                row["samples"],
+                row["online"],
+                row["last_seen"],
+                _conditions(row["hello"]),
+            )
             for row in rows
         }
 
     # -- rounds ----------------------------------------------------------------------------------------------
 
-    def open_round(self, run: str, opened: OpenRound, units: bytes) -> None:
-        """Begin a round. ``units`` is opaque: what was published for it, so that it can be cleared later."""
+    def open_round(
+        self, run: str, opened: OpenRound, units: bytes, outcome: Mapping[str, Any] | None = None
+    ) -> None:
+        """Begin a round. ``units`` is opaque: what was published for it, so that it can be cleared later. ``outcome``: what
+        of it is known already."""
         with self._transaction() as connection:
             connection.execute(
                 tables.rounds.insert().values(
@@ -152,7 +166,7 @@ class Journal:
                     goal=opened.goal,
                     whole=opened.whole,
                     units=units,
-                    outcome={},
+                    outcome=dict(outcome or {}),
                 )
             )
             rows = [
@@ -192,8 +206,34 @@ class Journal:
         with self._transaction() as connection:
             return [row[0] for row in connection.execute(query.limit(2))]
 
-    def end_round(self, run: str, number: int, *, state: str, outcome: Mapping[str, Any]) -> None:
-        """Close (or abandon) a round: the run moves on to the next one, the bytes of its updates go, and old rows."""
+    def record(self, run: str) -> Record:
+        """What the rounds that ended say of the devices."""
+        with self._transaction() as connection:
+            return participation_rows.read(connection, run)
+
+    def trial(self, run: str) -> Trial | None:
+        """The trial of a candidate as it stands; None if none has begun."""
+        with self._transaction() as connection:
+            return trial_rows.trial(connection, run)
+
+    def reports(self, run: str, number: int) -> dict[str, Reports]:
+        """What the updates of a round that counted say, by the tier of their tasks."""
+        with self._transaction() as connection:
+            return trial_rows.reports(connection, run, number)
+
+    def end_round(
+        self,
+        run: str,
+        number: int,
+        *,
+        state: str,
+        outcome: Mapping[str, Any],
+        took_part: Mapping[str, Participation] | None = None,
+    ) -> None:
+        """Close (or abandon) a round: the run moves on to the next one, the bytes of its updates go, and old rows.
+
+        ``took_part``: its devices' rows from now on.
+        """
         with self._transaction() as connection:
             connection.execute(
                 tables.rounds.update()
@@ -205,6 +245,7 @@ class Journal:
             connection.execute(
                 tables.rounds.update().where(before & (tables.rounds.c.units != b"")).values(units=b"")
             )
+            participation_rows.keep(connection, run, took_part or {})
             update_rows.prune(connection, run, number, self._most_rows)
         self._files.drop()
 
@@ -302,6 +343,15 @@ class Journal:
             rows = connection.execute(query.where(which).order_by(columns.device)).all()
         for device, sha256, weight, offset, size in rows:
             yield StoredUpdate(device, sha256, weight, self._files.read(number, Place(offset, size)))
+
+
+def _conditions(hello: bytes) -> Conditions:
+    """Those of a hello as it is kept; what an earlier release kept may be no hello of this one."""
+    try:
+        told = decode(Hello, hello).conditions if hello else UNKNOWN
+    except ProtocolError:
+        return UNKNOWN
+    return understood(told) if isinstance(told, Conditions) else UNKNOWN
 
 
 def _device_row(device: Device) -> dict[str, object]:

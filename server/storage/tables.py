@@ -59,6 +59,15 @@ assignments = sa.Table(
     sa.Column("status", sa.String(16), nullable=False),
     sa.Column("reason", sa.String(MOST_REASON), nullable=False),
 )
+participations = sa.Table(
+    "participations",
+    _tables,
+    sa.Column("run", sa.String(64), primary_key=True),
+    sa.Column("device", sa.String(64), primary_key=True),
+    sa.Column("tasks", sa.Integer, nullable=False),
+    sa.Column("reports", sa.Integer, nullable=False),
+    sa.Column("last", sa.Integer, nullable=False),
+)
 updates = sa.Table(
     "updates",
     _tables,
@@ -71,6 +80,7 @@ updates = sa.Table(
     sa.Column("text", sa.Text, nullable=False),
     sa.Column("weight", sa.BigInteger, nullable=False),
     sa.Column("metrics", sa.JSON, nullable=False),
+    sa.Column("train_ms", sa.Float, nullable=False),
     sa.Column("down_bytes", sa.BigInteger, nullable=False),
     sa.Column("up_bytes", sa.BigInteger, nullable=False),
     sa.Column("down_wire_bytes", sa.BigInteger, nullable=False),
@@ -82,7 +92,7 @@ updates = sa.Table(
 SIZES = ("down_bytes", "up_bytes", "down_wire_bytes", "up_wire_bytes", "up_float32_bytes")
 
 
-LAYOUT = 2
+LAYOUT = 3
 """Of the tables and of what lies in them; another number is another release's journal."""
 layout = sa.Table(
     "journal_layout", _tables, sa.Column("number", sa.Integer, primary_key=True, autoincrement=False)

@@ -24,7 +24,7 @@ class AcceptedUpdate:
     """What the journal keeps of an update that is accepted: its bytes ``data`` as they came, what it weighs, and figures.
 
     ``down`` and ``up`` are what the device fetched and sent for the round so far, ``up_float32_bytes`` what it would have
-    sent as float32.
+    sent as float32. ``train_ms``: what its local steps took in all, as it says.
     """
 
     assignment: Assignment
@@ -35,6 +35,7 @@ class AcceptedUpdate:
     up: Traffic
     up_float32_bytes: int
     data: bytes
+    train_ms: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,7 @@ def accept(
                 "text": "",
                 "weight": update.weight,
                 "metrics": dict(update.metrics),
+                "train_ms": update.train_ms,
                 "down_bytes": update.down.payload,
                 "up_bytes": update.up.payload,
                 "down_wire_bytes": update.down.wire,
@@ -100,7 +102,7 @@ def reject(connection: Connection, key: Mapping[str, object], reason: str, text:
     query = sa.select(sa.func.count()).where(of_device & (_updates.reason != ""))
     if connection.execute(query).scalar_one() >= MOST_REJECTED:
         return False
-    empty: dict[str, object] = {"weight": 0, "metrics": {}, "offset": 0, "size": 0}
+    empty: dict[str, object] = {"weight": 0, "metrics": {}, "train_ms": 0.0, "offset": 0, "size": 0}
     empty |= dict.fromkeys(tables.SIZES, 0)
     connection.execute(tables.updates.insert().values(**key, **empty, reason=reason, text=text))
     return True
