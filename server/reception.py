@@ -27,7 +27,6 @@ from edgefl.wire.mqtt.session import Incoming
 from edgefl.wire.mqtt.topics import Topics
 from edgefl.wire.printable import printable
 from server import events
-from server.active_round import ActiveRound
 from server.announcer import Announcer
 from server.coordinator import machine as coordinator
 from server.coordinator import roster
@@ -44,6 +43,7 @@ from server.patience import CannotGoOn
 from server.publish.watch import Watch
 from server.run_spec import RunSpec
 from server.storage.journal import Journal
+from server.taking import ActiveRound
 
 _MOST_ROUNDS = 2**31
 _UNKNOWN = "?"  # who sent what came on a topic that cannot be read

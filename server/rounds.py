@@ -15,7 +15,7 @@ from edgefl.wire.bundle.signatures import Signer
 from edgefl.wire.errors import ConfigError, StoreError
 from edgefl.wire.mqtt.envelope import Seal
 from edgefl.wire.mqtt.session import Session
-from server.active_round import ActiveRound, Conclusion, active_round, concluded
+from server.active_round import Conclusion, active_round, concluded
 from server.aggregate.accumulator import Accumulator
 from server.coordinator import machine as coordinator
 from server.coordinator.collapse import Best, best_of
@@ -32,6 +32,7 @@ from server.storage.checkpoints import Checkpoints
 from server.storage.journal import Journal, Run
 from server.storage.participation_rows import TURNOUT
 from server.storage.trial_rows import ROLLOUT
+from server.taking import ActiveRound
 
 _Published = list[BlobRef]
 _Written = TypeVar("_Written")

@@ -28,7 +28,6 @@ from edgefl.wire.mqtt.neighbours import Lookout, Neighbours, look
 from edgefl.wire.mqtt.session import Address, Down, Incoming, Refused, Up
 from edgefl.wire.mqtt.topics import ALL_ROUNDS, ALL_STATUSES, Topics
 from server import events
-from server.active_round import ActiveRound
 from server.announcer import Announcer
 from server.coordinator import machine as coordinator
 from server.coordinator.machine import Actions, OpenRound
@@ -49,6 +48,7 @@ from server.run_spec import RunSpec
 from server.scoring import Scored, last_words, told_of
 from server.storage.checkpoints import Checkpoints
 from server.storage.journal import Journal
+from server.taking import ActiveRound
 from server.verdicts import Verdicts
 
 _LONGEST_WAIT_S, _FAREWELL_S = 60.0, 5.0

@@ -7,14 +7,13 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from edgefl.codecs.binarize import warning
+from edgefl.codecs.growth import warning
 from edgefl.system.memory import most_bytes
 from edgefl.wire.errors import UpdateRejected
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import Ack, Update, UpdateChunk
 from edgefl.wire.mqtt.packets import Traffic
 from edgefl.wire.printable import printable
-from server.active_round import ActiveRound
 from server.coordinator.claims import Claim, addressed, weigh
 from server.coordinator.machine import Answered, Assignment, OpenRound, Rules, State
 from server.events import Event, Rejected, Warned
@@ -26,6 +25,7 @@ from server.intake.reports import accepted_news, fetched, finite, report, train_
 from server.intake.turns import Turns
 from server.storage.journal import Journal
 from server.storage.update_rows import AcceptedUpdate
+from server.taking import ActiveRound
 
 _MOST_TEXT = 1000
 _ENVELOPES = 4
@@ -248,7 +248,7 @@ class Intake:
             update.samples,
         )
         weight = active.weight(weigh(self._rules, state, claim))
-        check_codec(update, active.readings[update.tier].tier.form)
+        check_codec(update, active.readings[update.tier].form)
         checked = active.check(update)
         down, up = fetched(update), self._came.pop(assignment.device)
         row = AcceptedUpdate(
@@ -276,7 +276,7 @@ class Intake:
         for stored in self._journal.accepted(self._rules.run, active.number):
             update = decoded(stored.data)
             self._accepted[stored.device] = active.number, update.nonce, stored.sha256
-            check_codec(update, active.readings[update.tier].tier.form)
+            check_codec(update, active.readings[update.tier].form)
             self._emit(
                 accepted_news(update, stored.sha256, stored.weight)
             )  # the process may have died before it said so
