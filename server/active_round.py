@@ -20,7 +20,7 @@ from server.coordinator.collapse import Best, collapse
 from server.coordinator.states import OpenRound
 from server.publish.model import Model
 from server.run_spec import ExchangeSpec, RunSpec
-from server.taking import ActiveRound, Recipe
+from server.taking.active import ActiveRound, Recipe
 
 Received = Callable[[], Arrays]
 """The weights as devices have them: worked out only where it matters."""

@@ -43,7 +43,7 @@ from server.patience import CannotGoOn
 from server.publish.watch import Watch
 from server.run_spec import RunSpec
 from server.storage.journal import Journal
-from server.taking import ActiveRound
+from server.taking.active import ActiveRound
 
 _MOST_ROUNDS = 2**31
 _UNKNOWN = "?"  # who sent what came on a topic that cannot be read

@@ -32,7 +32,7 @@ from server.storage.checkpoints import Checkpoints
 from server.storage.journal import Journal, Run
 from server.storage.participation_rows import TURNOUT
 from server.storage.trial_rows import ROLLOUT
-from server.taking import ActiveRound
+from server.taking.active import ActiveRound
 
 _Published = list[BlobRef]
 _Written = TypeVar("_Written")

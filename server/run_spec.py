@@ -19,7 +19,7 @@ from server.aggregate.robust import MEAN as MEAN_RULE
 from server.aggregate.robust import MeanRule
 from server.coordinator.collapse import NEVER, Rollback
 from server.coordinator.machine import Outcome, Rules
-from server.taking import UpdateReading
+from server.taking.active import UpdateReading
 
 Evaluate = Callable[[Arrays], Mapping[str, float]]
 """Metrics of a global model by name, ``loss`` among them."""

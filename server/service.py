@@ -48,7 +48,7 @@ from server.run_spec import RunSpec
 from server.scoring import Scored, last_words, told_of
 from server.storage.checkpoints import Checkpoints
 from server.storage.journal import Journal
-from server.taking import ActiveRound
+from server.taking.active import ActiveRound
 from server.verdicts import Verdicts
 
 _LONGEST_WAIT_S, _FAREWELL_S = 60.0, 5.0

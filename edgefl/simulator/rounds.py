@@ -38,7 +38,7 @@ from server.coordinator.roster import Device, tier_of
 from server.coordinator.states import Abandon, Close, Finish, Open, Refuse, Warn
 from server.publish.model import Model
 from server.run_spec import RunSpec
-from server.taking import ActiveRound
+from server.taking.active import ActiveRound
 
 RUN = "simulation"
 

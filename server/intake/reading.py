@@ -8,7 +8,7 @@ from edgefl.facts import shipped
 from edgefl.wire.errors import ProtocolError, UpdateRejected
 from edgefl.wire.mqtt.messages import Profile, Update, UpdateChunk, decode
 from edgefl.wire.update.form import Form
-from server.taking import ActiveRound
+from server.taking.active import ActiveRound
 
 
 class _BareProfile(Profile, frozen=True, kw_only=True, forbid_unknown_fields=True):

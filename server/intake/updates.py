@@ -25,7 +25,7 @@ from server.intake.reports import accepted_news, fetched, finite, report, train_
 from server.intake.turns import Turns
 from server.storage.journal import Journal
 from server.storage.update_rows import AcceptedUpdate
-from server.taking import ActiveRound
+from server.taking.active import ActiveRound
 
 _MOST_TEXT = 1000
 _ENVELOPES = 4

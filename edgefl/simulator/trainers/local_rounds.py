@@ -22,7 +22,7 @@ from edgefl.wire.tensors import Arrays
 from edgefl.wire.update.size import float32_bytes
 from server.coordinator.claims import Claim, weight_of
 from server.run_spec import RunSpec
-from server.taking import ActiveRound
+from server.taking.active import ActiveRound
 
 
 class LocalRounds:

@@ -15,7 +15,7 @@ from edgefl.simulator.trainers.tasks import Portion, ReadCarry, Report, RoundTas
 from edgefl.simulator.trainers.worker import Failed, Method, Told
 from edgefl.wire.errors import EdgeflError
 from server.aggregate.aggregator import PartialSum
-from server.taking import ActiveRound
+from server.taking.active import ActiveRound
 
 _AHEAD = 2
 """Deals that a worker has at a time: one to train, one that waits for it."""

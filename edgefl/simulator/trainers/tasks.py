@@ -10,7 +10,7 @@ from typing import Protocol
 from edgefl.wire.tensors import Arrays
 from server.coordinator.states import OpenRound
 from server.publish.model import Model
-from server.taking import ActiveRound
+from server.taking.active import ActiveRound
 
 ReadCarry = Callable[[int], Arrays]
 """What a client kept, by the number that :class:`Portion` has."""

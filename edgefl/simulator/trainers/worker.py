@@ -26,7 +26,7 @@ from server.active_round import active_round
 from server.aggregate.accumulator import Accumulator
 from server.aggregate.aggregator import PartialSum
 from server.run_spec import RunSpec
-from server.taking import ActiveRound
+from server.taking.active import ActiveRound
 
 Method = Literal["build", "begin", "train", "collect"]
 Dealt = Sequence[tuple[Portion, Mapping[str, Arrays]]]
