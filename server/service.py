@@ -48,6 +48,7 @@ from server.run_spec import RunSpec
 from server.scoring import Scored, last_words, told_of
 from server.storage.checkpoints import Checkpoints
 from server.storage.journal import Journal
+from server.storage.update_files import UpdateFiles
 from server.taking.active import ActiveRound
 from server.verdicts import Verdicts
 
@@ -99,7 +100,7 @@ class Service:
         self._topics = Topics(spec.federation)
         self._checkpoints = Checkpoints(out)
         journal = database or f"sqlite:///{out.resolve() / 'journal.sqlite'}"
-        self._journal = Journal(journal, spec.federation, out / "updates")
+        self._journal = Journal(journal, spec.federation, UpdateFiles(out / "updates"))
         self._inbox: Inbox[InboxEvent] = broker.inbox_of(spec.limits)
         self._load = LoadNews(spec.limits.notice_s, self._emit)
         self._patience = Patience(spec.limits.retry_pause_s, self._troubled)

@@ -134,8 +134,8 @@ class Task(Message, frozen=True, kw_only=True):
 
     ``seed`` decides batches and noise. ``samples`` bounds the local rows used; 0 means all of them.
     ``nonce`` identifies the answer together with round and device. ``ask``: an update of several chunks is offered before it
-    is sent (:class:`UpdateChunk`). ``progress_s``: seconds between two messages of progress, at least. ``shard``: below which
-    topics the update goes (:meth:`edgefl.wire.mqtt.topics.DeviceTopics.update`).
+    is sent (:class:`UpdateChunk`). ``progress_s``: seconds between two messages of progress, at least. ``shard``: below
+    which topics the update goes (:meth:`edgefl.wire.mqtt.topics.DeviceTopics.update`).
     """
 
     run: str
@@ -209,7 +209,7 @@ class Update(Message, frozen=True, kw_only=True):
 
 
 class UpdateChunk(Message, frozen=True, kw_only=True):
-    """``devices/<id>/updates/<round>/<index>``, or ``devices/<id>/shards/<shard>/<round>/<index>`` where the task names a shard:
+    """``devices/<id>/updates/<round>/<index>`` (``devices/<id>/shards/<shard>/<round>/<index>`` if the task names a shard):
     piece ``index`` of ``count`` of the update named ``sha256``.
 
     One without ``data``, of an update that has some, is an offer: the device sends the update when the server asks for it,
