@@ -197,15 +197,13 @@ class Rounds:
         )
 
     def open(self, opened: OpenRound, state: State) -> ActiveRound:
-        """Journal the state's round, announce it, send every task."""
+        """Journal the state's round and announce it."""
         published = msgspec.msgpack.encode(self.announcements.published)
         known = {ROLLOUT: msgspec.to_builtins(state.trial)} if state.trial is not None else {}
         self._persist(lambda: self._journal.open_round(self.rules.run, opened, published, known))
         active = self.taking(opened)
         self._last = frozenset(opened.assignments)
         self.announce(state)
-        for assignment in opened.assignments.values():
-            self.announcements.send_task(opened, assignment, ask=active.by_turns)
         return active
 
     def announce(self, state: State) -> None:
