@@ -111,9 +111,9 @@ class Worker:
     def run(self) -> None:
         """Until it is told to stop. StoreError where that comes while the journal cannot be opened."""
         told = self._told
-        files = store_at(told.updates, f"{told.worker}-{os.getpid()}-{secrets.token_hex(4)}")
+        writer = f"{told.worker}-{os.getpid()}-{secrets.token_hex(4)}"
         self._journal = self._patience.persist(
-            lambda: Journal(told.database, told.federation, files, shard_of=shard_of)
+            lambda: Journal(told.database, told.federation, store_at(told.updates, writer), shard_of=shard_of)
         )
         self._intake = Intake(told.rules, self._journal, told.limits, self._events.append, self._gate)
         try:

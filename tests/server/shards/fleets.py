@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,29 +12,34 @@ from edgefl.wire.limits import Limits
 from server.shards.crew import Hand, Hire
 from server.shards.hiring import Workers
 from server.shards.process import ProcessHand
-from server.shards.words import News, Order, Told
+from server.shards.words import News, Told
 from tests.server.fleet import RunningServer, plan_for
-from tests.server.service.served import MakeDevice
 
 NAMES = tuple(f"strong-{number}" for number in range(8)) + tuple(f"weak-{number}" for number in range(4))
-DIGESTS = "all workers end with these bits"
-
-StartFleet = Callable[..., RunningServer]
 
 
 class Known:
-    """Hires workers as processes, and keeps them in hand by their numbers."""
+    """Hires workers as processes, and keeps them in hand by their numbers. The first of each number is killed, and not
+    heard, as it says something of the kind ``silenced``."""
 
-    def __init__(self, hire: Hire = ProcessHand) -> None:
-        self._hire = hire
+    def __init__(self, silenced: type[News] | None = None) -> None:
+        self._silenced = silenced
         self.hands: dict[int, list[ProcessHand]] = {}
-        self.orders: list[Order] = []
+        self.silences = 0
 
     def __call__(self, told: Told, deliver: Callable[[News], None]) -> Hand:
-        hand = self._hire(told, deliver)
-        assert isinstance(hand, ProcessHand)
-        self.hands.setdefault(told.worker, []).append(hand)
-        return hand
+        hands = self.hands.setdefault(told.worker, [])
+        first = not hands
+
+        def heard(news: News) -> None:
+            if first and self._silenced is not None and isinstance(news, self._silenced):
+                self.silences += 1
+                os.kill(hands[0].pid, signal.SIGKILL)
+            else:
+                deliver(news)
+
+        hands.append(ProcessHand(told, heard))
+        return hands[-1]
 
     def pid(self, worker: int) -> int:
         """Of the newest with that number."""
@@ -59,7 +66,3 @@ def started(
 
 def model_of(out: Path) -> bytes:
     return (out / "model.safetensors").read_bytes()
-
-
-def all_of(device: MakeDevice, answer: Any = None) -> dict[str, Any]:
-    return {name: device(name, answer) for name in NAMES}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,18 +11,14 @@ from typing import Any
 import pytest
 
 from edgefl.wire.limits import Limits
-from edgefl.wire.mqtt.messages import encode
-from server.events import Noted, Rejected, RoundClosed, RoundOpened, UpdateAccepted, Warned
+from edgefl.wire.mqtt.messages import Round, Task
+from server.events import RoundClosed, RoundOpened, UpdateAccepted, Warned
 from server.shards.slots import SHARDS, shard_of, shards_of, worker_of
+from server.shards.words import Summed, Took
 from tests.conftest import Mosquitto
 from tests.server.fleet import (
-    PATIENCE_S,
-    WEIGHTS,
     RunningServer,
     ScriptedDevice,
-    expected_mean,
-    trained,
-    update_for,
 )
 from tests.server.shards.fleets import NAMES, Known, model_of, started
 
@@ -58,9 +53,7 @@ def test_each_shard_has_one_worker_whatever_their_number() -> None:
 SHARDS_OF_NAMES = [34, 52, 14, 24]
 
 
-def test_one_two_and_four_workers_end_with_the_same_bits(
-    fleet: Any, federation: str, tmp_path: Path
-) -> None:
+def test_one_two_and_four_workers_end_with_the_same_bits(fleet: Any, federation: str, tmp_path: Path) -> None:
     servers = {
         workers: fleet(f"{federation}-{workers}", f"out-{workers}", workers=workers) for workers in (0, 2, 4)
     }
@@ -74,3 +67,84 @@ def test_one_two_and_four_workers_end_with_the_same_bits(
     assert sorted((each.round, each.device) for each in accepted) == [
         (number, name) for number in (1, 2) for name in sorted(NAMES)
     ]
+
+
+def test_killed_workers_lose_nothing_and_count_nothing_twice(
+    fleet: Any, federation: str, tmp_path: Path
+) -> None:
+    known = Known()
+    server = fleet(federation, "out", workers=2, hire=known, rounds=3)
+    # In the middle of a round; as one begins; and before the rest of its devices have been heard.
+    server.wait_for(UpdateAccepted, lambda event: event.round == 1 and worker_of(event.device, 2) == 0)
+    os.kill(known.pid(0), signal.SIGKILL)
+    server.wait_for(RoundOpened, lambda event: event.round == 2)
+    os.kill(known.pid(1), signal.SIGKILL)
+    server.wait_for(UpdateAccepted, lambda event: event.round == 3)
+    for worker in (0, 1):
+        os.kill(known.pid(worker), signal.SIGKILL)
+    closed = server.wait_for(RoundClosed, lambda event: event.round == 3)
+    server.join()
+
+    assert closed.reports == len(NAMES)
+    assert model_of(tmp_path / "out") == model_of(undisturbed(fleet, federation, tmp_path, rounds=3))
+    told = [event.text for event in server.seen_of(Warned)]
+    assert any("worker 0 was killed by signal 9; another one takes up" in text for text in told), told
+    assert not list((tmp_path / "out" / "updates").glob("*"))
+
+
+def test_a_worker_that_dies_before_it_could_speak_of_what_it_journaled(
+    fleet: Any, federation: str, tmp_path: Path
+) -> None:
+    known = Known(silenced=Took)
+    server = fleet(federation, "out", workers=2, hire=known, rounds=1)
+    closed = server.wait_for(RoundClosed)
+    server.join()
+
+    assert closed.reports == len(NAMES) and known.silences == 2
+    assert model_of(tmp_path / "out") == model_of(undisturbed(fleet, federation, tmp_path, rounds=1))
+
+
+def test_a_worker_that_dies_as_the_round_ends_and_the_server_does_its_sum(
+    fleet: Any, federation: str, tmp_path: Path
+) -> None:
+    known = Known(silenced=Summed)
+    server = fleet(federation, "out", workers=2, hire=known, rounds=1)
+    closed = server.wait_for(RoundClosed)
+    server.join()
+
+    assert closed.reports == len(NAMES) and known.silences == 2
+    assert model_of(tmp_path / "out") == model_of(undisturbed(fleet, federation, tmp_path, rounds=1))
+
+
+def test_a_run_goes_on_with_another_number_of_workers(
+    mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path, fleet: Any
+) -> None:
+    held: list[Any] = []
+
+    def first_six(device: ScriptedDevice, task: Task, opened: Round) -> None:
+        if device.name in NAMES[:6]:
+            device.report(task, opened)
+        else:
+            held.append((device, task, opened))
+
+    server = fleet(federation, "out", first_six, workers=4, rounds=1)
+    for _ in range(6):
+        server.wait_for(UpdateAccepted)
+    server.stop()
+    fewer = started(federation, mosquitto.address, tmp_path / "out", limits, workers=2, rounds=1)
+    accepted = {fewer.wait_for(UpdateAccepted).device for _ in range(6)}
+    fewer.stop()
+    alone = started(federation, mosquitto.address, tmp_path / "out", limits, rounds=1)
+    for device, task, opened in {each[0].name: each for each in held}.values():
+        device.report(task, opened)  # below the shard that it was told
+    closed = alone.wait_for(RoundClosed)
+    alone.join()
+
+    assert accepted == set(NAMES[:6]) and closed.reports == len(NAMES)
+    assert model_of(tmp_path / "out") == model_of(undisturbed(fleet, federation, tmp_path, rounds=1))
+
+
+def undisturbed(fleet: Any, federation: str, tmp_path: Path, *, rounds: int) -> Path:
+    """The folder of the same run without workers."""
+    fleet(f"{federation}-calm", "calm", rounds=rounds).join()
+    return tmp_path / "calm"
