@@ -1,4 +1,4 @@
-"""The bytes of accepted updates as objects, wherever fsspec reaches: an object for each group of updates that is journaled."""
+"""The bytes of accepted updates as objects, wherever fsspec reaches: one for each group that is journaled."""
 
 from __future__ import annotations
 

@@ -72,6 +72,18 @@ def server(
         ),
     ] = None,
     dashboard: Dashboard = "",
+    workers: Annotated[
+        int, typer.Option(help="processes that take updates; default: server.workers of the file", min=0)
+    ] = 0,
+    ray: Annotated[
+        str, typer.Option(help="address of a Ray cluster on which they run; default: server.ray of the file")
+    ] = "",
+    updates: Annotated[
+        str,
+        typer.Option(
+            help="where the bytes of updates go, a folder or an fsspec URL; default: server.updates of the file"
+        ),
+    ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="events as JSON lines")] = False,
 ) -> None:
     if not as_json:  # what follows loads torch, which takes seconds
@@ -82,6 +94,9 @@ def server(
     from edgefl.api.run import Server
 
     given = {
+        "server.workers": workers,
+        "server.ray": ray,
+        "server.updates": updates,
         "broker.ca_file": ca_file,
         "broker.cert_file": cert_file,
         "broker.key_file": key_file,
