@@ -114,7 +114,8 @@ def engine(url: str) -> sa.Engine:
             made = sa.create_engine(url)
             sa.event.listen(made, "connect", use_write_ahead_log)
             return made
-        options = {"connect_timeout": _CONNECT_S} if url.startswith("postgresql") else {}
+        postgres = url.startswith("postgresql")
+        options = {"connect_timeout": _CONNECT_S, "client_encoding": "utf8"} if postgres else {}
         # A connection that a restart of the database cut is noticed before it is used.
         return sa.create_engine(url, connect_args=options, pool_pre_ping=True)
     except ImportError as error:
