@@ -257,9 +257,7 @@ class Crew:
                 keys = self._around.keys(device) if known else None
                 self._tell(member, Know({device: keys}))
             case Troubled(text):
-                if member.trouble_since is None:
-                    member.trouble_since = self._around.clock()
-                self._around.troubled(StoreError(text))
+                self._in_trouble(member, StoreError(text))
             case TurnedAway(counts):
                 member.counts = counts
             case Died(why):
@@ -286,11 +284,17 @@ class Crew:
             return None
         return Answers(took.answers)
 
+    def _in_trouble(self, member: _Member, error: StoreError) -> None:
+        """Until it says that it takes updates again: what it waits for is tried again and again."""
+        if member.trouble_since is None:
+            member.trouble_since = self._around.clock()
+        self._around.troubled(error)
+
     def _lost(self, member: _Member, why: str) -> None:
         if member.hand is None:
             return
         member.hand.kill()
-        member.hand, member.ready, member.trouble_since = None, 0, None
+        member.hand, member.ready = None, 0
         now = self._around.clock()
         lived = now - member.hired_at >= _LONGEST_PAUSE_S
         member.pause_s = _FIRST_PAUSE_S if lived else min(2 * member.pause_s, _LONGEST_PAUSE_S)
@@ -326,12 +330,14 @@ class Crew:
         try:
             member.hand = self._hire(replace(self._told, worker=member.number), deliver)
         except StoreError as error:
-            self._around.troubled(error)
+            self._in_trouble(member, error)
             member.pause_s = min(2 * member.pause_s, _LONGEST_PAUSE_S)
             member.again_at = now + member.pause_s
             return
         current = self._around.state().round
-        if current is not None:
+        if current is None:
+            member.trouble_since = None  # else once it is ready for the round
+        else:
             self._tell_round(member, member.hand, current)
 
     def _tell_keys(self) -> None:

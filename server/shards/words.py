@@ -84,8 +84,8 @@ Order = Begin | Know | Declined | End | Stop
 
 @dataclass(frozen=True)
 class Ready:
-    """The worker takes updates of that round now, and whatever was sent before may be lost: devices are to hear of their
-    tasks (again)."""
+    """The worker takes updates of that round now (0: there is none), and whatever was sent before may be lost: devices are
+    to hear of their tasks (again)."""
 
     round: int
 

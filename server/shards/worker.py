@@ -191,9 +191,9 @@ class Worker:
         self._state = replace(self._state, devices=Devices(known))
 
     def _maybe_ready(self) -> None:
-        if self._to_say_ready and self._active is not None and self._session.settled:
+        if self._to_say_ready and (self._active is None or self._session.settled):
             self._to_say_ready = False
-            self._say(Ready(self._active.number))
+            self._say(Ready(0 if self._active is None else self._active.number))
 
     def _end(self, order: End) -> None:
         """What came and is not journaled is refused: the round is closed in the journal already."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +20,21 @@ NAMES = tuple(f"strong-{number}" for number in range(8)) + tuple(f"weak-{number}
 
 class Known:
     """Hires workers as processes, and keeps them in hand by their numbers. The first of each number is killed, and not
-    heard, as it says something of the kind ``silenced``."""
+    heard, as it says something of the kind that ``silencing`` has for its number."""
 
-    def __init__(self, silenced: type[News] | None = None) -> None:
-        self._silenced = silenced
+    def __init__(self, silencing: Mapping[int, type[News]] | None = None) -> None:
+        self._silencing = silencing or {}
         self.hands: dict[int, list[ProcessHand]] = {}
-        self.silences = 0
+        self.silenced: set[int] = set()
 
     def __call__(self, told: Told, deliver: Callable[[News], None]) -> Hand:
         hands = self.hands.setdefault(told.worker, [])
         first = not hands
 
         def heard(news: News) -> None:
-            if first and self._silenced is not None and isinstance(news, self._silenced):
-                self.silences += 1
+            kind = self._silencing.get(told.worker)
+            if first and kind is not None and isinstance(news, kind):
+                self.silenced.add(told.worker)
                 os.kill(hands[0].pid, signal.SIGKILL)
             else:
                 deliver(news)
