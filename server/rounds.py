@@ -23,11 +23,12 @@ from server.coordinator.eligibility import unfit
 from server.coordinator.fleet import Devices
 from server.coordinator.machine import OpenRound, State
 from server.coordinator.rollout import Trial, counted
+from server.events import Finished
 from server.publish.announcements import Announcements
 from server.publish.downlink import check_counting
 from server.publish.model import Model
 from server.run_spec import RunSpec
-from server.scoring import told_of
+from server.scoring import last_words, told_of
 from server.storage.checkpoints import Checkpoints
 from server.storage.journal import Journal, Run
 from server.storage.participation_rows import TURNOUT
@@ -218,13 +219,6 @@ class Rounds:
             if device.online and device.tier and device.name not in self._last:
                 self.announcements.call(number, device.name, device.tier)
 
-    def finish(self) -> str:
-        """Write the trained model; its digest."""
-        weights = self._spec.model_of(self.model.weights)
-        digest = self._persist(lambda: self._checkpoints.finish(weights))
-        self._checkpoints.prune(self.rules.rounds)
-        return digest
-
     def end(
         self,
         ended: OpenRound,
@@ -325,6 +319,15 @@ class Rounds:
         told = self._journal.outcomes(self.rules.run) if self._spec.rollback.on else []
         closed = [details for _, outcome, details in told if outcome == "closed"]
         return best_of({name: details.get(name) for name in ("accuracy", "loss")} for details in closed)
+
+    def finish(self) -> Finished:
+        """All rounds are over: write the model. What is told of it."""
+        weights, rounds = self._spec.model_of(self.model.weights), self.rules.rounds
+        digest = self._persist(lambda: self._checkpoints.finish(weights))
+        self._checkpoints.prune(rounds)
+        _, last = self._persist(lambda: self._journal.outcome(self.rules.run, rounds))
+        said = last_words(last, self._spec.metric)
+        return Finished(rounds=rounds, model=str(self._checkpoints.model), weights_sha256=digest, **said)
 
     def _devices(self) -> int:
         """How many devices the method is about: its members, or all that were ever seen and have a tier."""

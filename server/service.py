@@ -46,7 +46,7 @@ from server.pulse import Chores, Pulse
 from server.reception import Reception, Tellers
 from server.rounds import EndedRound, Rounds
 from server.run_spec import RunSpec
-from server.scoring import Scored, last_words, told_of
+from server.scoring import Scored, told_of
 from server.shards.crew import Around, Crew
 from server.shards.hiring import ALONE, Workers
 from server.shards.slots import shard_of
@@ -167,22 +167,17 @@ class Service:
         self._stopped = False
         self.state = self._reception.at_start(self._rounds.initial_state(held=self._operations.holds))
         self.active: ActiveRound | None = None
-        self._crew = Crew(
-            crew.told(spec, self._rules, address, journal, updates, enrolled=enrolled is not None),
-            self._journal,
-            crew.hire,
-            Around(
-                state=lambda: self.state,
-                keys=lambda device: tuple(self._registry.keys(device)),
-                send_task=self._send_task,
-                answer=self._answer,
-                emit=self._emit,
-                troubled=self._troubled,
-                deliver=self._inbox.put,
-                persist=self._patience.persist,
-                clock=clock,
-            ),
+        around = Around(
+            course=self,
+            tellers=tellers,
+            keys=lambda device: tuple(self._registry.keys(device)),
+            send_task=self._send_task,
+            deliver=self._inbox.put,
+            persist=self._patience.persist,
+            clock=clock,
         )
+        told = crew.told(spec, self._rules, address, journal, updates, enrolled=enrolled is not None)
+        self._crew = Crew(told, self._journal, crew.hire, around)
         if self.state.round is not None:
             self._take_up(self.state.round)
 
@@ -411,21 +406,12 @@ class Service:
 
     def _finish(self) -> None:
         """Write the model if it is trained, make sure the devices know, and leave nothing queued for us at the broker."""
-        digest = "" if self._refused else self._rounds.finish()
+        finished = None if self._refused else self._rounds.finish()
         self._publisher.wait_delivered(_FAREWELL_S)
         self._session.unsubscribe(self._topics.server_filters)
-        if self._refused:
+        if finished is None:
             raise ParticipationError(self._refused)
-        rules = self._rules
-        _, last = self._patience.persist(lambda: self._journal.outcome(rules.run, rules.rounds))
-        self._emit(
-            events.Finished(
-                rounds=self._rules.rounds,
-                model=str(self._checkpoints.model),
-                weights_sha256=digest,
-                **last_words(last, self._spec.metric),
-            )
-        )
+        self._emit(finished)
 
     # -- telling people --------------------------------------------------------------------------------------
 

@@ -21,14 +21,14 @@ import msgspec
 from edgefl.system.cores import cores
 from edgefl.wire.errors import StoreError
 from edgefl.wire.limits import Limits
-from edgefl.wire.mqtt.messages import Ack
 from server.aggregate.aggregator import PartialSum
 from server.coordinator import machine as coordinator
 from server.coordinator.fleet import Assignment, Assignments
-from server.coordinator.states import Answers, OpenRound, Outage, State
-from server.events import Event, Noted, Warned
+from server.coordinator.states import Answers, OpenRound, Outage
+from server.events import Noted, Warned
 from server.identity.registry import DeviceKey
 from server.intake.updates import added
+from server.reception import Course, Tellers
 from server.shards.slots import SHARDS, shards_of, worker_of
 from server.shards.words import (
     Begin,
@@ -85,12 +85,10 @@ class Persist(Protocol):
 class Around:
     """What the crew needs of the server: its state, the keys of devices, and whom it tells."""
 
-    state: Callable[[], State]
+    course: Course
+    tellers: Tellers
     keys: Callable[[str], tuple[DeviceKey, ...]]
     send_task: Callable[[OpenRound, Assignment], None]
-    answer: Callable[[str, Ack], None]
-    emit: Callable[[Event], None]
-    troubled: Callable[[StoreError], None]
     deliver: Callable[[FromWorker], None]
     persist: Persist
     clock: Callable[[], float]
@@ -167,7 +165,7 @@ class Crew:
                 f"there are {len(self._members)} workers, and round {opened.number} has {len(opened.assignments)} devices: "
                 "some have nothing to do"
             )
-            self._around.emit(Noted(text=text))
+            self._around.tellers.emit(Noted(text=text))
         for member in self._members:
             if member.hand is not None:
                 self._tell_round(member, member.hand, opened)
@@ -227,7 +225,7 @@ class Crew:
         """The updates of these shards, from the journal; all anew where a part of it could not be read."""
         active = recipe.made()
         for update, stored in added(self._journal, self._told.rules.run, active, shards):
-            self._around.emit(update)
+            self._around.tellers.emit(update)
             active.aggregator.add(stored, update.weight)
         return active.aggregator.partial()
 
@@ -253,7 +251,7 @@ class Crew:
             case Took():
                 return self._took(said.news)
             case WhoIs(device):
-                known = device in self._around.state().devices
+                known = device in self._around.course.state.devices
                 keys = self._around.keys(device) if known else None
                 self._tell(member, Know({device: keys}))
             case Troubled(text):
@@ -267,7 +265,7 @@ class Crew:
     def _ready(self, member: _Member, number: int) -> Outage | None:
         member.ready = number
         since, member.trouble_since = member.trouble_since, None
-        current = self._around.state().round
+        current = self._around.course.state.round
         if current is not None and current.number == number:
             for task in current.with_status("open"):
                 if self._of(task.device) is member:
@@ -276,10 +274,10 @@ class Crew:
 
     def _took(self, took: Took) -> Answers | None:
         for event in took.events:
-            self._around.emit(event)
+            self._around.tellers.emit(event)
         for device, ack in took.acks:
-            self._around.answer(device, ack)
-        current = self._around.state().round
+            self._around.tellers.answer(device, ack)
+        current = self._around.course.state.round
         if not took.answers or current is None or current.number != took.round:
             return None
         return Answers(took.answers)
@@ -288,7 +286,7 @@ class Crew:
         """Until it says that it takes updates again: what it waits for is tried again and again."""
         if member.trouble_since is None:
             member.trouble_since = self._around.clock()
-        self._around.troubled(error)
+        self._around.tellers.troubled(error)
 
     def _lost(self, member: _Member, why: str) -> None:
         if member.hand is None:
@@ -300,7 +298,7 @@ class Crew:
         member.pause_s = _FIRST_PAUSE_S if lived else min(2 * member.pause_s, _LONGEST_PAUSE_S)
         member.again_at = now + member.pause_s
         text = f"worker {member.number} {why}; another one takes up what the journal has of its devices"
-        self._around.emit(Warned(tier="", text=text))
+        self._around.tellers.emit(Warned(tier="", text=text))
 
     # -- by time ---------------------------------------------------------------------------------------------
 
@@ -334,14 +332,14 @@ class Crew:
             member.pause_s = min(2 * member.pause_s, _LONGEST_PAUSE_S)
             member.again_at = now + member.pause_s
             return
-        current = self._around.state().round
+        current = self._around.course.state.round
         if current is None:
             member.trouble_since = None  # else once it is ready for the round
         else:
             self._tell_round(member, member.hand, current)
 
     def _tell_keys(self) -> None:
-        current = self._around.state().round
+        current = self._around.course.state.round
         if current is None:
             return
         changed: dict[int, dict[str, tuple[DeviceKey, ...] | None]] = {}
