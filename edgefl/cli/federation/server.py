@@ -93,10 +93,9 @@ def server(
     from edgefl.api.federation import load_federation
     from edgefl.api.run import Server
 
+    own = {"workers": workers, "ray": ray, "updates": updates}
     given = {
-        "server.workers": workers,
-        "server.ray": ray,
-        "server.updates": updates,
+        **{f"server.{key}": value for key, value in own.items()},
         "broker.ca_file": ca_file,
         "broker.cert_file": cert_file,
         "broker.key_file": key_file,

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from edgefl.wire.limits import Limits
@@ -18,6 +21,7 @@ from server.shards.slots import SHARDS, shard_of, shards_of, worker_of
 from server.shards.words import Summed, Took
 from tests.conftest import Mosquitto
 from tests.server.fleet import (
+    PATIENCE_S,
     RunningServer,
     ScriptedDevice,
 )
@@ -137,3 +141,28 @@ def undisturbed(fleet: Any, federation: str, tmp_path: Path, *, rounds: int) -> 
     """The folder of the same run without workers."""
     fleet(f"{federation}-calm", "calm", rounds=rounds).join()
     return tmp_path / "calm"
+
+
+HIRING = """
+import sys, time
+from pathlib import Path
+from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.address import Address
+from server.coordinator.states import Rules
+from server.shards.process import ProcessHand
+from server.shards.words import Told
+out = Path(sys.argv[1])
+rules = Rules(run="r", seed=0, rounds=1, tiers=())
+told = Told(0, 2, "demo", rules, Limits(), Address("127.0.0.1", 1), f"sqlite:///{out}/j.sqlite", str(out), False)
+print(ProcessHand(told, print).pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_worker_ends_with_its_server_even_where_that_is_killed(tmp_path: Path) -> None:
+    server = subprocess.Popen([sys.executable, "-c", HIRING, str(tmp_path)], stdout=subprocess.PIPE)
+    assert server.stdout is not None
+    worker = psutil.Process(int(server.stdout.readline()))
+    server.kill()
+    server.wait()
+    worker.wait(PATIENCE_S)
