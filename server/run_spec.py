@@ -87,6 +87,7 @@ class ExchangeSpec:
         averaged = server_state.states_given(self.server, spec.sends, sorted(trained))
         return UpdateReading(
             spec.form,
+            spec.bundle.manifest,
             spec.mask_bits,
             server_state.regions_of(placement, spec.sends, trained),
             server_state.regions_of(placement, averaged, trained),

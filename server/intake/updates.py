@@ -284,7 +284,7 @@ class Intake:
             up=up,
             up_float32_bytes=up.payload - len(update.tensors) + active.float32_bytes(update.tier),
             data=whole.data,
-            train_ms=train_ms(update, active.readings[update.tier].tier.bundle.manifest),
+            train_ms=train_ms(update, active.readings[update.tier].manifest),
         )
         return GoodUpdate(row, update, checked.added)
 

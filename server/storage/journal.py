@@ -20,9 +20,9 @@ from edgefl.wire.errors import ProtocolError, StoreError
 from edgefl.wire.mqtt.conditions import UNKNOWN, Conditions, understood
 from edgefl.wire.mqtt.messages import Hello, decode
 from edgefl.wire.mqtt.packets import Traffic
+from edgefl.wire.mqtt.topics import NO_SHARD
 from server.coordinator.record import Participation, Record
 from server.coordinator.rollout import Reports, Trial
-from edgefl.wire.mqtt.topics import NO_SHARD
 from server.coordinator.roster import Device
 from server.coordinator.states import OpenRound
 from server.storage import participation_rows, round_rows, tables, trial_rows, update_rows

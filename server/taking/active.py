@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edgefl.wire import tensors
+from edgefl.wire.bundle.manifest import Manifest
 from edgefl.wire.errors import ProtocolError, UpdateRejected
 from edgefl.wire.mqtt.messages import Update
 from edgefl.wire.regions import Region
@@ -41,11 +42,12 @@ and the message around them."""
 class UpdateReading:
     """How to read the updates of a tier in a round: where the tensors lie that travel, and those that are averaged.
 
-    ``mask_bits``: most bits that the masks of an update may unfold to. ``unfolds``: what is averaged is made of what
+    ``manifest``: of its bundle. ``mask_bits``: most bits that the masks of an update may unfold to. ``unfolds``: what is averaged is made of what
     travelled.
     """
 
     form: Form
+    manifest: Manifest
     mask_bits: int
     sent: Mapping[str, Region]
     averaged: Mapping[str, Region]
