@@ -42,8 +42,8 @@ and the message around them."""
 class UpdateReading:
     """How to read the updates of a tier in a round: where the tensors lie that travel, and those that are averaged.
 
-    ``manifest``: of its bundle. ``mask_bits``: most bits that the masks of an update may unfold to. ``unfolds``: what is averaged is made of what
-    travelled.
+    ``manifest``: of its bundle. ``mask_bits``: most bits that the masks of an update may unfold to. ``unfolds``: what is
+    averaged is made of what travelled.
     """
 
     form: Form
