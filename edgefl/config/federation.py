@@ -9,6 +9,7 @@ from edgefl.config.broker import BrokerTable
 from edgefl.config.rollout import RolloutTable
 from edgefl.config.rounds import AggregateTable, DownlinkTable, RoundTable
 from edgefl.config.selection import SelectionTable
+from edgefl.config.serving import ServerTable
 from edgefl.config.simulation import SimulationTable
 from edgefl.config.tables import (
     CodecTable,
@@ -32,7 +33,8 @@ class Federation(Table):
     """A federation file: who trains what together, and how.
 
     Its tables are ``federation``, ``model``, ``loss``, ``program``, ``optimizer``, ``data``, ``round``, ``selection``,
-    ``rollout``, ``tiers``, ``export``, ``codec``, ``aggregate``, ``downlink``, ``broker``, ``simulation`` and ``limits``.
+    ``rollout``, ``tiers``, ``export``, ``codec``, ``aggregate``, ``downlink``, ``broker``, ``server``, ``simulation`` and
+    ``limits``.
     """
 
     federation: FederationTable = FederationTable()
@@ -50,6 +52,7 @@ class Federation(Table):
     aggregate: AggregateTable = AggregateTable()
     downlink: DownlinkTable = DownlinkTable()
     broker: BrokerTable = BrokerTable()
+    server: ServerTable = ServerTable()
     simulation: SimulationTable = SimulationTable()
     limits: dict[str, float] = Field(default_factory=dict, description="any of edgefl.wire.limits.Limits")
 
@@ -69,6 +72,15 @@ class Federation(Table):
             problems.append(
                 f"aggregate.rule {self.aggregate.rule} takes all devices that hold an entry: choose round.count "
                 "holders, or the rule mean"
+            )
+        if self.server.workers > 1 and self.aggregate.rule != "mean":
+            problems.append(
+                f"aggregate.rule {self.aggregate.rule} looks at all updates of a round at once, which no worker has: set "
+                "server.workers to 0, or choose the rule mean"
+            )
+        if self.server.ray and self.server.workers < 2:
+            problems.append(
+                "server.ray is where workers run: set server.workers to 2 or more, or leave ray out"
             )
         if self.tiers and (strangers := sorted(self.simulation.tiers.keys() - self.tiers.keys())):
             problems.append(

@@ -15,7 +15,7 @@ from edgefl.wire.bundle.readers import Text
 from edgefl.wire.mqtt.envelope import Seal, bare
 from edgefl.wire.mqtt.messages import ELSEWHERE, VERSION, Offer, Round, Task
 from edgefl.wire.mqtt.session import Session
-from edgefl.wire.mqtt.topics import Topics
+from edgefl.wire.mqtt.topics import NO_SHARD, Topics
 from edgefl.wire.tensors import Arrays
 from server.coordinator.fleet import Assignment
 from server.coordinator.states import OpenRound, State
@@ -124,8 +124,10 @@ class Announcements:
         self.publisher.announce(message)
         self.publisher.keep_only(self._bundles | {ref.sha256 for ref in self.published})
 
-    def send_task(self, opened: OpenRound, assignment: Assignment, *, ask: bool) -> None:
-        """``ask``: the device is to offer its update before it sends it."""
+    def send_task(
+        self, opened: OpenRound, assignment: Assignment, *, ask: bool, shard: int = NO_SHARD
+    ) -> None:
+        """``ask``: the device is to offer its update before it sends it; ``shard``: below which topics."""
         period_s = len(opened.assignments) / self._spec.limits.progress_messages_s
         task = Task(
             run=self._run,
@@ -136,6 +138,7 @@ class Announcements:
             samples=self._spec.rules.samples,
             ask=ask or msgspec.UNSET,
             progress_s=period_s if period_s > _PROGRESS_S else msgspec.UNSET,
+            shard=msgspec.UNSET if shard == NO_SHARD else shard,
         )
         topic = self._topics.device(assignment.device).tasks
         self._session.publish(topic, self._seal(topic, task), expires_s=opened.deadline - opened.opened)

@@ -20,9 +20,9 @@ from edgefl.wire import tensors
 from edgefl.wire.errors import UpdateRejected
 from edgefl.wire.tensors import Arrays
 from edgefl.wire.update.size import float32_bytes
-from server.active_round import ActiveRound
 from server.coordinator.claims import Claim, weight_of
 from server.run_spec import RunSpec
+from server.taking.active import ActiveRound
 
 
 class LocalRounds:
@@ -96,7 +96,7 @@ class LocalRounds:
         if not self._attack.by(client):
             return result.update
         reading = active.readings[tier]
-        return self._attack.sent(result.update, self._task.model.weights, reading.sent, reading.tier.form)
+        return self._attack.sent(result.update, self._task.model.weights, reading.sent, reading.form)
 
 
 @contextmanager

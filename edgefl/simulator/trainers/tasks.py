@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from edgefl.wire.tensors import Arrays
-from server.active_round import ActiveRound
 from server.coordinator.states import OpenRound
 from server.publish.model import Model
+from server.taking.active import ActiveRound
 
 ReadCarry = Callable[[int], Arrays]
 """What a client kept, by the number that :class:`Portion` has."""
