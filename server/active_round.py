@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 
 from edgefl.contract.server import MEAN
-from edgefl.contract.server_state import stepped, unfolded
+from edgefl.contract.server_state import stepped
 from edgefl.wire import tensors
 from edgefl.wire.errors import ProtocolError, StepError, UpdateRejected
 from edgefl.wire.mqtt.messages import Update
@@ -123,7 +123,7 @@ class ActiveRound:
         sent = self.aggregator.check(arrays, reading.sent, reading.tier.form)
         if not reading.unfolds:
             return CheckedUpdate(sent, sent)
-        unfolded_arrays = unfolded(self.exchange.server, sent.named)
+        unfolded_arrays = self.exchange.server.unfolded(sent.named)
         return CheckedUpdate(
             sent, self.aggregator.check(unfolded_arrays, reading.averaged, reading.tier.form)
         )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from edgefl.contract import server_state
-from edgefl.contract.program import Schedule, constant
+from edgefl.contract.schedule import Schedule, constant
 from edgefl.contract.server import MEAN, ServerOpt
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.compression import Compression
@@ -101,7 +101,7 @@ class ExchangeSpec:
             spec,
             server_state.regions_of(placement, spec.sends, trained),
             server_state.regions_of(placement, averaged, trained),
-            self.server.unfold is not MEAN.unfold,
+            self.server.unfolds,
         )
 
 

@@ -8,7 +8,7 @@ sum over the batch is built in the cache, so the sums in memory are read and wri
 lock of Python's: several threads may run them on disjoint blocks. They are not numba's own parallel loops, whose thread
 pool must not be used from several threads at once.
 
-What these loops are compiled with stands in this file and in two that they share (:mod:`server.aggregate.native` says
+What these loops are compiled with stands in this file and in three that they share (:mod:`server.aggregate.native` says
 why).
 
 ``near`` (bool [updates]) says of an update that none of its values times its factor reaches :data:`NEAR`: a sum with
@@ -19,18 +19,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from server.aggregate.blocks import (
-    BLOCK,
-    FIRST,
-    LENGTH,
-    SOURCE,
-    TARGET,
-    few,
-    last_word,
-    overwritten,
-    place,
-    spread,
-)
+from server.aggregate.blocks import few, last_word, overwritten, place, spread
+from server.aggregate.columns import BLOCK, FIRST, LENGTH, SOURCE, TARGET
 from server.aggregate.native import (
     Number,
     Numbers,

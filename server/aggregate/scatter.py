@@ -1,6 +1,6 @@
 """Where every entry of a packed update belongs in the flat model: compiled once per tier into arrays that kernels read.
 
-An update's tensors are cut into *blocks*: stretches of at most :data:`server.aggregate.blocks.BLOCK` entries that
+An update's tensors are cut into *blocks*: stretches of at most :data:`server.aggregate.columns.BLOCK` entries that
 lie one after the other in the update, share a scale, and go to neighbouring entries of one part of the model
 (:data:`PART`) or to positions listed in ``index``. Regions name no entry twice, so no two blocks write the same place and
 threads need no locks.
@@ -22,7 +22,7 @@ from edgefl.wire.errors import ConfigError
 from edgefl.wire.regions import Positions, Region, local_shape, pieces
 from edgefl.wire.tensors import Array
 from edgefl.wire.update.form import DENSE, Codes, Encoding, Form, Section, Sparse, Values
-from server.aggregate.blocks import BLOCK, FIRST, LENGTH, ROW, SOURCE, TARGET
+from server.aggregate.columns import BLOCK, FIRST, LENGTH, ROW, SOURCE, TARGET
 
 Floats = npt.NDArray[np.floating]
 Integers = npt.NDArray[np.int64]

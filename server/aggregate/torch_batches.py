@@ -22,7 +22,7 @@ import torch
 
 from edgefl.wire.update.form import Codes, Sparse, Values
 from server.aggregate.adders import Checked, code_values
-from server.aggregate.blocks import FIRST, LENGTH, ROW, SOURCE, TARGET
+from server.aggregate.columns import FIRST, LENGTH, ROW, SOURCE, TARGET
 from server.aggregate.scatter import Pieces, Work
 
 SLAB = 1 << 20

@@ -30,7 +30,7 @@ import torch
 import triton
 import triton.language as tl
 
-from server.aggregate.blocks import BLOCK
+from server.aggregate.columns import BLOCK
 from server.aggregate.scatter import Integers
 
 GROUP = 4

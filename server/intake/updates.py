@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from edgefl.codecs.binarize import warning
+from edgefl.codecs.runaway import warning
 from edgefl.system.memory import most_bytes
 from edgefl.wire.errors import UpdateRejected
 from edgefl.wire.limits import Limits

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from edgefl.contract.program import Program, Schedule
+from edgefl.contract.program import Program
+from edgefl.contract.schedule import Schedule
 from edgefl.contract.server import Scalars
 from edgefl.models.exit_loss import WEIGHT, ExitLoss
 from edgefl.objective.objective import Objective

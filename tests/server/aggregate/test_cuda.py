@@ -20,7 +20,7 @@ from edgefl.wire.update.form import Codes, Encoding, Form, Section, Sparse, Valu
 from server.aggregate import torch_batches
 from server.aggregate.accumulator import CpuAccumulator
 from server.aggregate.adders import Checked
-from server.aggregate.blocks import BLOCK
+from server.aggregate.columns import BLOCK
 from server.aggregate.cuda import TorchAccumulator, measure_signs
 from server.aggregate.scatter import compiled
 from server.aggregate.triton_kernels import sign_tables

@@ -31,7 +31,7 @@ from server.aggregate import averaging
 from server.aggregate.accumulator import CpuAccumulator
 from server.aggregate.adders import Checked
 from server.aggregate.aggregator import Aggregator, layout_of
-from server.aggregate.blocks import BLOCK, LENGTH
+from server.aggregate.columns import BLOCK, LENGTH
 from server.aggregate.scatter import Integers, compiled
 
 OLD: Arrays = {
