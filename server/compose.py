@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from edgefl.config import Federation, TierTable
@@ -20,6 +21,7 @@ from edgefl.setup.evaluation import evaluation
 from edgefl.setup.model import federation_model, submodel_warnings
 from edgefl.setup.training import program_of, replaced_program, tier_tables, tiers_of
 from edgefl.submodels.output_side.submodel import OutputSide
+from edgefl.submodels.submodel import Submodel
 from edgefl.system.sizes import mebibytes
 from edgefl.wire.bundle.archive import Bundle, write_bundle
 from edgefl.wire.errors import ConfigError, ModelError
@@ -38,7 +40,7 @@ from server.coordinator.roster import TierRule
 from server.coordinator.tier_names import CANDIDATE
 from server.events import Compiled, Event, Exporting, Noted, Warned
 from server.publish.downlink import check_counting
-from server.run_spec import AggregateSpec, DownlinkSpec, ExchangeSpec, RunSpec, TierSpec
+from server.run_spec import AggregateSpec, DownlinkSpec, ExchangeSpec, Place, RunSpec, Steady, TierSpec
 
 
 def compose(
@@ -72,10 +74,11 @@ def composed(
     bundle_for: BundleFor,
     candidate_for: BundleFor | None = None,
     *,
-    emit: Callable[[Event], None] = lambda _: None,
+    emit: Callable[[Event], None] | None = None,
     device: str = "auto",
 ) -> RunSpec:
-    """:func:`compose` with bundles from elsewhere; without ``candidate_for`` no candidate is tried."""
+    """:func:`compose` with bundles from elsewhere; without ``candidate_for`` no candidate is tried. Without ``emit`` nothing is
+    looked for that a person should know."""
     spec = federation_model(federation, dataset)
     model = _arrays(spec, rounded=federation.downlink.encoding != "float32")
     tiers = tiers_of(federation, spec)
@@ -85,17 +88,20 @@ def composed(
     _check_counting(federation, tiers)
     trained = frozenset(trained_names(spec))
     initial = model | server_state.initial(method.server_state, model, trained)
-    if text := replaced_program(federation):
-        emit(Noted(text=text))
-    for warned in _warnings(federation, tiers, model, initial, aggregate):
-        emit(warned)
+    if emit is not None:
+        if text := replaced_program(federation):
+            emit(Noted(text=text))
+        for warned in _warnings(federation, tiers, model, initial, aggregate):
+            emit(warned)
     candidates = candidates_of(federation, spec, tiers) if candidate_for is not None else {}
-    exchanges = [_exchange(federation, tiers, exchange, bundle_for) for exchange in exchanges_of(method)]
+    places = {name: _place(tier.submodel, model) for name, tier in tiers.items()}
+    made = exchanges_of(method)
+    exchanges = [_exchange(federation, tiers, exchange, bundle_for, places) for exchange in made]
     if candidates and candidate_for is not None:
-        exchanges = _with_candidates(candidate_of(federation), exchanges, candidates, candidate_for)
+        exchanges = _with_candidates(candidate_of(federation), exchanges, candidates, candidate_for, model)
         rules = replace(rules, rollout=_rollout(federation))
     main = exchanges[-1]
-    for tier, table in federation.tiers.items():
+    for tier, table in federation.tiers.items() if emit is not None else ():
         for warned in _offers(tier, table.memory_bytes, [each.tiers[tier] for each in exchanges]):
             emit(warned)
     return RunSpec(
@@ -161,17 +167,38 @@ class _Bundles:
         )
 
 
+def _place(submodel: Submodel, model: Arrays) -> Place:
+    """As the submodel places it; where that is the same in every round, without the submodel."""
+    if submodel.moves:
+        return submodel.place
+    placed = submodel.place(model, 1)
+    steady = Steady(placed.regions, bool(placed.payload))
+    again = steady(model, 1).payload
+    alike = again.keys() == placed.payload.keys() and not placed.masks
+    alike = alike and all(np.array_equal(array, placed.payload[name]) for name, array in again.items())
+    return steady if alike else submodel.place
+
+
 def _exchange(
-    federation: Federation, tiers: Mapping[str, Tier], exchange: Exchange, bundle_for: BundleFor
+    federation: Federation,
+    tiers: Mapping[str, Tier],
+    exchange: Exchange,
+    bundle_for: BundleFor,
+    places: Mapping[str, Place],
 ) -> ExchangeSpec:
     """``exchange`` of the method, with the bundles of each tier."""
     own = {name: tier.exchange(exchange.name) for name, tier in tiers.items()}
     hyper = _scalars({name: each.program for name, each in own.items()})  # first: bundles take minutes
-    specs = {name: _tier_spec(federation, tier, own[name], bundle_for) for name, tier in tiers.items()}
+    specs = {
+        name: _tier_spec(federation, tier, own[name], bundle_for, places[name])
+        for name, tier in tiers.items()
+    }
     return ExchangeSpec(specs, hyper, exchange.program.schedule, exchange.program.server)
 
 
-def _tier_spec(federation: Federation, tier: Tier, exchange: Exchange, bundle_for: BundleFor) -> TierSpec:
+def _tier_spec(
+    federation: Federation, tier: Tier, exchange: Exchange, bundle_for: BundleFor, place: Place
+) -> TierSpec:
     bundle, *further = (bundle_for(tier, exchange, format) for format in federation.formats_of(tier.name))
     form = exchange.program.form
     finish = bundle.manifest.graph(bundle.manifest.finish)
@@ -179,7 +206,7 @@ def _tier_spec(federation: Federation, tier: Tier, exchange: Exchange, bundle_fo
     weights_only = (server_state.WEIGHTS,)
     sends = weights_only if form.sections else server_state.states_of(labels, tier.program.server_state)
     _check_sent(federation, tier, sends)
-    return TierSpec(bundle, tier.submodel.place, form, exchange.reads, sends, tuple(further))
+    return TierSpec(bundle, place, form, exchange.reads, sends, tuple(further))
 
 
 def _with_candidates(
@@ -187,13 +214,15 @@ def _with_candidates(
     exchanges: Sequence[ExchangeSpec],
     tiers: Mapping[str, Tier],
     bundle_for: BundleFor,
+    model: Arrays,
 ) -> list[ExchangeSpec]:
     """The exchanges, in which tasks may be of a tier's candidate, too."""
+    places = {name: _place(tier.submodel, model) for name, tier in tiers.items()}
     whole = []
     for index, exchange in enumerate(exchanges):
         own = {}
         for name, tier in tiers.items():
-            spec = _tier_spec(candidate, tier, tier.exchanges[index], bundle_for)
+            spec = _tier_spec(candidate, tier, tier.exchanges[index], bundle_for, places[name])
             _check_alike(name, exchange.tiers[name], spec)
             own[name + CANDIDATE] = spec
         whole.append(replace(exchange, tiers={**exchange.tiers, **own}))

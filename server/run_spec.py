@@ -12,7 +12,7 @@ from edgefl.contract.server import MEAN, ServerOpt
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.compression import Compression
 from edgefl.wire.limits import Limits
-from edgefl.wire.regions import Placement, Region
+from edgefl.wire.regions import Placement, Region, extract
 from edgefl.wire.tensors import Arrays
 from edgefl.wire.update.form import DENSE, Form
 from server.aggregate.robust import MEAN as MEAN_RULE
@@ -34,6 +34,17 @@ Encoding = Literal["float32", "float16", "int8"]
 
 Place = Callable[[Arrays, int], Placement]
 """A tier's share of the global weights in a round, counted from 1 (:meth:`edgefl.submodels.submodel.Submodel.place`)."""
+
+
+@dataclass(frozen=True)
+class Steady:
+    """A share of the same entries in every round; ``payload``: devices get them under the tier's own name."""
+
+    regions: Mapping[str, Region]
+    payload: bool = False
+
+    def __call__(self, weights: Arrays, number: int) -> Placement:
+        return Placement(self.regions, extract(weights, self.regions) if self.payload else {})
 
 
 @dataclass(frozen=True)

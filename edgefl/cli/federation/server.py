@@ -74,12 +74,16 @@ def server(
     dashboard: Dashboard = "",
     as_json: Annotated[bool, typer.Option("--json", help="events as JSON lines")] = False,
 ) -> None:
-    if not as_json:  # what follows loads torch, which takes seconds
+    from server.workshop.process import Process
+
+    process = Process()  # it loads torch, which takes seconds, beside all that follows
+    if not as_json:
         console.print(
             f"{clock(time.time())}  starting: {config}, folder {out}", soft_wrap=True, highlight=False
         )
-    from edgefl.api.federation import load_federation
-    from edgefl.api.run import Server
+    from edgefl.api.serve import Server
+    from edgefl.config import load
+    from server.workshop.workshop import Workshop
 
     given = {
         "broker.ca_file": ca_file,
@@ -90,8 +94,8 @@ def server(
         "downlink.mirrors": mirror,
         "broker.password": "" if password_file else os.environ.get("EDGEFL_BROKER_PASSWORD", ""),
     }
-    federation = load_federation(config, {key: value for key, value in given.items() if value})
-    with page_beside(dashboard, out, database):
+    federation = load(config, {key: value for key, value in given.items() if value})
+    with page_beside(dashboard, out, database), Workshop(process) as workshop:
         served = Server(
             federation,
             out,
@@ -101,6 +105,7 @@ def server(
             sign_key=sign_key,
             enrolled=enrolled,
             emit=print_json if as_json else _say,
+            workshop=workshop,
         )
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: served.stop())

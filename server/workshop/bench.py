@@ -1,0 +1,127 @@
+"""What a workshop does: it composes the run with torch, and then calls the run's functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from edgefl.config import Federation
+from edgefl.contract.schedule import Scalars, Schedule, constant
+from edgefl.contract.server import MEAN
+from edgefl.models.user_factory import files_of, remember
+from edgefl.setup.data import open_data
+from edgefl.setup.digests import run_digest
+from edgefl.setup.processor import processor
+from edgefl.wire.bundle.archive import Bundle, read_bundle
+from edgefl.wire.errors import ConfigError
+from exporters.front.folder import bundle_name
+from exporters.front.tier import Exchange, Tier, exchange_names
+from server.compose import compose, composed
+from server.events import Event
+from server.run_spec import RunSpec, Steady
+from server.workshop import words
+from server.workshop.words import (
+    PAGE,
+    Again,
+    Announce,
+    Bundled,
+    Compose,
+    Composed,
+    Judge,
+    Judged,
+    Mean,
+    Move,
+    Name,
+    Optimizer,
+    Place,
+    Placed,
+    Scheduled,
+    Unfold,
+)
+
+Answer = tuple[object, Mapping[int, Name]]
+"""A value, and what stands for functions and bundles in it, by their ids."""
+
+
+class Bench:
+    """The run, once it is composed; before that, only how to do so."""
+
+    def __init__(self) -> None:
+        self._spec: RunSpec | None = None
+
+    def answer(self, word: words.Word, tell: Callable[[Event], None]) -> Answer:
+        """What the server asked for. Whatever the run's functions raise."""
+        match word:
+            case Compose(federation, folder, device):
+                self._spec = compose(federation, open_data(federation), folder, emit=tell, device=device)
+                about = Composed(processor(device), files_of(_own(federation)))
+                return (self._spec, about), dict(_names(self._spec))
+            case Again():
+                self._spec = _again(word)
+                return None, {}
+            case Place(weights, number):
+                moving = _moving(self._run)
+                return {tier: self._run.tiers[tier].place(weights, number) for tier in moving}, {}
+            case Move(exchange, before, mean, hyper):
+                return self._run.exchanges[exchange].server.moved(before, mean, hyper), {}
+            case Unfold(exchange, update):
+                return self._run.exchanges[exchange].server.unfolded(update), {}
+            case Announce(exchange, first, stop, rounds):
+                return _values(self._run.exchanges[exchange].schedule, first, stop, rounds), {}
+            case Judge(weights):
+                assert self._run.evaluate is not None  # else nobody asks
+                return self._run.evaluate(weights), {}
+
+    @property
+    def _run(self) -> RunSpec:
+        assert self._spec is not None  # composing comes first
+        return self._spec
+
+
+def _again(word: Again) -> RunSpec:
+    """The run as another process composed it; ConfigError where its files have changed since."""
+    federation, folder = word.compose.federation, word.compose.folder
+    remember(word.sources)
+    if run_digest(federation) != word.digest:
+        raise ConfigError(
+            "a module of the model, of the program or of the loss has been changed, or another release of edgefl installed, "
+            "since the server began: undo that, or start the server again in another folder"
+        )
+
+    def bundle_for(tier: Tier, exchange: Exchange, format: str) -> Bundle:
+        return read_bundle(folder / "bundles" / bundle_name(tier.name, exchange.name, format))
+
+    return composed(federation, open_data(federation), bundle_for, device=word.compose.device)
+
+
+def _own(federation: Federation) -> list[str]:
+    """Names that may say where factories of the user's own are."""
+    return [federation.model.name, federation.program.name, federation.loss.name]
+
+
+def _moving(spec: RunSpec) -> list[str]:
+    return [name for name, tier in spec.tiers.items() if not isinstance(tier.place, Steady)]
+
+
+def _values(schedule: Schedule, first: int, stop: int, rounds: int) -> list[Scalars]:
+    return [dict(schedule(position, rounds)) for position in range(first, stop)]
+
+
+def _names(spec: RunSpec) -> Iterator[tuple[int, Name]]:
+    """What stands for the functions and the bundles of a run, by their ids."""
+    yield id(MEAN), Mean()
+    if spec.evaluate is not None:
+        yield id(spec.evaluate), Judged()
+    called = exchange_names(len(spec.opening), len(spec.ahead))
+    for number, (own, exchange) in enumerate(zip(called, spec.exchanges, strict=True)):
+        server, schedule = exchange.server, exchange.schedule
+        if server is not MEAN:
+            state, options = dict(server.state), server.options
+            yield id(server), Optimizer(number, server.name, state, server.unfolds, options)
+        if schedule is not constant:
+            rounds = spec.rules.rounds
+            yield id(schedule), Scheduled(number, _values(schedule, 0, min(PAGE, rounds), rounds))
+        for name, tier in exchange.tiers.items():
+            for bundle in tier.bundles.values():
+                yield id(bundle), Bundled(bundle_name(name, own, bundle.manifest.format))
+            if not isinstance(tier.place, Steady):
+                yield id(tier.place), Placed(name)
