@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from edgefl.system.clock import steady_time
+from edgefl.system.given_back import give_back_code
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.signatures import Signer
 from edgefl.wire.errors import ConfigError, StoreError
@@ -32,6 +33,9 @@ from server.storage.checkpoints import Checkpoints
 from server.storage.journal import Journal, Run
 from server.storage.participation_rows import TURNOUT
 from server.storage.trial_rows import ROLLOUT
+
+COMPILER = "libllvmlite"
+"""What loads the loops that updates are added by, and then has nothing to do."""
 
 _Published = list[BlobRef]
 _Written = TypeVar("_Written")
@@ -283,6 +287,7 @@ class Rounds:
         )
         self._checkpoints.prune(ended.number, keep)
         self._sums = active.aggregator.released()
+        give_back_code(COMPILER)
         return EndedRound(self.model.version, outcome, done.failed, done.metrics, done.undone, trial)
 
     def _tried(self, state: State, number: int) -> Trial | None:
