@@ -101,9 +101,10 @@ def composed(
         exchanges = _with_candidates(candidate_of(federation), exchanges, candidates, candidate_for, model)
         rules = replace(rules, rollout=_rollout(federation))
     main = exchanges[-1]
-    for tier, table in federation.tiers.items() if emit is not None else ():
+    for tier, table in federation.tiers.items():
         for warned in _offers(tier, table.memory_bytes, [each.tiers[tier] for each in exchanges]):
-            emit(warned)
+            if emit is not None:
+                emit(warned)
     return RunSpec(
         federation=federation.federation.name,
         digest=run_digest(federation),

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from device_runtime.round.offline import read_weights
 from edgefl.api.federation import load_federation
-from edgefl.setup.places import found_from_anywhere, held
 from edgefl.api.serve import SERVER_LOCK
 from edgefl.config import Federation, load
 from edgefl.data.dataset import Dataset
@@ -24,6 +23,7 @@ from edgefl.lab.written import CONFIG_NAME
 from edgefl.models.user_factory import refuse_while_loading
 from edgefl.setup.data import open_data, own_data, partition
 from edgefl.setup.model import federation_model
+from edgefl.setup.places import found_from_anywhere, held
 from edgefl.setup.tiers import completed, device_names
 from edgefl.setup.updates import update_sizes
 from edgefl.system.folder_lock import FolderLock

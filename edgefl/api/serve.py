@@ -9,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgefl.setup.places import found_from_anywhere, held
 from edgefl.config import Federation, load
 from edgefl.config.broker import REACHED_BY
 from edgefl.config.text import changes, dump
 from edgefl.lab.written import CONFIG_NAME, PASSWORD, without_password
 from edgefl.models.user_factory import refuse_while_loading
 from edgefl.setup.digests import UNDECIDING
+from edgefl.setup.places import found_from_anywhere, held
 from edgefl.system.files import write_text
 from edgefl.wire import folders
 from edgefl.wire.bundle.signatures import Signer
@@ -65,7 +65,7 @@ class Server:
         workshop: Workshop | None = None,
     ) -> None:
         refuse_while_loading("start a server")
-        read = federation if isinstance(federation, Federation) else load_federation(federation)
+        read = federation if isinstance(federation, Federation) else load(Path(federation))
         folder = Path(out)
         self._lock = held(folder, SERVER_LOCK, "server")
         self._feed = Feed(folder)

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from edgefl.contract.program import CarryRule, Function, Phase, Program
-    from edgefl.contract.server import Scalars, ServerOpt, beside, state_of
+    from edgefl.contract.schedule import Scalars
+    from edgefl.contract.server import ServerOpt, beside, state_of
     from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, role_of, select
 
 _PLACES = {
     "program": ("CarryRule", "Function", "Phase", "Program"),
-    "server": ("Scalars", "ServerOpt", "beside", "state_of"),
+    "schedule": ("Scalars",),
+    "server": ("ServerOpt", "beside", "state_of"),
     "tensors": ("TensorSpec", "Tensors", "prefixed", "role_of", "select"),
 }
 _FROM = {name: f"{__name__}.{place}" for place, names in _PLACES.items() for name in names}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from edgefl.contract.schedule import Scalars as Scalars
+from edgefl.contract.schedule import Scalars
 from edgefl.wire.errors import StepError
 from edgefl.wire.tensors import Array, Arrays
 from edgefl.wire.update.form import VALUE_LIMIT
@@ -65,8 +65,12 @@ class ServerOpt:
             return {}
         try:
             after = _arrays(self.step(_tensors(before), _tensors(mean), hyper))
-        except Exception as error:  # of the user's own: it may raise anything, and must not take the server with it
-            raise StepError(f"the server's step {self.name!r} failed: {type(error).__name__}: {error}") from error
+        except (
+            Exception
+        ) as error:  # of the user's own: it may raise anything, and must not take the server with it
+            raise StepError(
+                f"the server's step {self.name!r} failed: {type(error).__name__}: {error}"
+            ) from error
         for name, array in after.items():
             self._check(name, array, mean)
         return {name: array.astype(mean[name].dtype, copy=False) for name, array in after.items()}

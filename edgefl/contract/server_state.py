@@ -9,7 +9,8 @@ from collections.abc import Collection, Iterable, Mapping
 
 import numpy as np
 
-from edgefl.contract.server import Scalars, ServerOpt
+from edgefl.contract.schedule import Scalars
+from edgefl.contract.server import ServerOpt
 from edgefl.wire.regions import Placement, Region
 from edgefl.wire.tensors import Array, Arrays
 

@@ -1,4 +1,4 @@
-"""Memory that a process has and most likely does not need again, given back to the system. Linux; elsewhere nothing happens."""
+"""Memory that a process most likely does not need again, given back to the system (Linux; elsewhere nothing happens)."""
 
 from __future__ import annotations
 

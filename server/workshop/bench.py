@@ -50,6 +50,7 @@ class Bench:
 
     def answer(self, word: words.Word, tell: Callable[[Event], None]) -> Answer:
         """What the server asked for. Whatever the run's functions raise."""
+        value: object = None
         match word:
             case Compose(federation, folder, device):
                 self._spec = compose(federation, open_data(federation), folder, emit=tell, device=device)
@@ -57,19 +58,20 @@ class Bench:
                 return (self._spec, about), dict(_names(self._spec))
             case Again():
                 self._spec = _again(word)
-                return None, {}
             case Place(weights, number):
-                moving = _moving(self._run)
-                return {tier: self._run.tiers[tier].place(weights, number) for tier in moving}, {}
+                tiers = self._run.tiers.items()
+                moving = {name: tier.place for name, tier in tiers if not isinstance(tier.place, Steady)}
+                value = {name: place(weights, number) for name, place in moving.items()}
             case Move(exchange, before, mean, hyper):
-                return self._run.exchanges[exchange].server.moved(before, mean, hyper), {}
+                value = self._run.exchanges[exchange].server.moved(before, mean, hyper)
             case Unfold(exchange, update):
-                return self._run.exchanges[exchange].server.unfolded(update), {}
+                value = self._run.exchanges[exchange].server.unfolded(update)
             case Announce(exchange, first, stop, rounds):
-                return _values(self._run.exchanges[exchange].schedule, first, stop, rounds), {}
+                value = _values(self._run.exchanges[exchange].schedule, first, stop, rounds)
             case Judge(weights):
                 assert self._run.evaluate is not None  # else nobody asks
-                return self._run.evaluate(weights), {}
+                value = dict(self._run.evaluate(weights))
+        return value, {}
 
     @property
     def _run(self) -> RunSpec:
@@ -96,10 +98,6 @@ def _again(word: Again) -> RunSpec:
 def _own(federation: Federation) -> list[str]:
     """Names that may say where factories of the user's own are."""
     return [federation.model.name, federation.program.name, federation.loss.name]
-
-
-def _moving(spec: RunSpec) -> list[str]:
-    return [name for name, tier in spec.tiers.items() if not isinstance(tier.place, Steady)]
 
 
 def _values(schedule: Schedule, first: int, stop: int, rounds: int) -> list[Scalars]:

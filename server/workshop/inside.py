@@ -23,7 +23,10 @@ _Tell = Callable[[Told], None]
 
 def main(first: int, beside: int) -> None:
     """Answer what comes on these two sockets."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # whoever stops the server means the server, which ends this process
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+    ):  # whoever stops the server means the server, which ends this process
         signal.signal(number, signal.SIG_IGN)
     end_with_input()
     os.dup2(2, 1)  # what a user's model prints is no line of the server's

@@ -74,7 +74,9 @@ class _Placing:
     def __call__(self, tier: str, weights: Arrays, number: int) -> Placement:
         same = self._asked is not None and self._asked[0] is weights and self._asked[1] == number
         if not same or tier not in self._left:
-            own = {name: array for name, array in weights.items() if "/" not in name}  # without the server's state
+            own = {
+                name: array for name, array in weights.items() if "/" not in name
+            }  # without the server's state
             self._left, self._asked = dict(self._ask(Place(own, number))), (weights, number)
         placement = self._left.pop(tier)
         if not self._left:

@@ -16,7 +16,6 @@ from edgefl.wire.errors import EdgeflError
 from edgefl.wire.tensors import Arrays
 from server.events import Event
 
-
 PAGE = 256
 """Values of a schedule that go over together."""
 
@@ -102,7 +101,7 @@ class Done:
 
 @dataclass(frozen=True)
 class Failed:
-    """An error in place of an answer: its class by the name that both sides know, ``kept`` where it is one of Python's own."""
+    """An error in place of an answer: its class by a name that both sides know, ``kept`` where it is one of Python's own."""
 
     name: str
     message: str

@@ -94,8 +94,8 @@ class Workshop:
                 with self._lock:
                     self._asking, self._asked_at = self._asking - 1, time.monotonic()
         raise WorkshopError(
-            f"the process that computes with models ended {_TRIES} times while it was asked to {type(word).__name__.lower()} "
-            f"({ended}): give the machine more memory, or look who ends it"
+            f"the process that computes with models ended {_TRIES} times ({ended}) when it was asked to "
+            f"{type(word).__name__.lower()}: give the machine more memory, or look who ends it"
         )
 
     def _ready(self) -> Process:

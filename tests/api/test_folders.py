@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 import edgefl
-from edgefl.api import places
 from edgefl.api import run as runs
 from edgefl.api import serve
 from edgefl.config import Federation
 from edgefl.data.dataset import write_client
 from edgefl.data.datasets import digits
 from edgefl.lab.written import CONFIG_NAME
+from edgefl.setup import places
 from edgefl.system.folder_lock import FolderLock
 from edgefl.wire.errors import ConfigError, StoreError
 

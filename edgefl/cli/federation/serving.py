@@ -44,8 +44,6 @@ def load() -> Process:
     """Load what a server needs; the process that it begins loads torch meanwhile, which takes seconds."""
     process = Process()
     on_first_use("urllib.request")  # of paho: see edgefl.cli.device.process
-    import edgefl.api.serve
-    import edgefl.cli.federation.lines
     import server.workshop.workshop  # noqa: F401
 
     return process

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from edgefl.contract.program import Program
-from edgefl.contract.schedule import Schedule
-from edgefl.contract.server import Scalars
+from edgefl.contract.schedule import Scalars, Schedule
 from edgefl.models.exit_loss import WEIGHT, ExitLoss
 from edgefl.objective.objective import Objective
 from edgefl.programs.baselines.sgd import sgd

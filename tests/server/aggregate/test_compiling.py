@@ -17,7 +17,10 @@ def test_compiled_loops_take_nothing_from_files_that_numbas_cache_does_not_look_
     """A number that another file defines would be frozen into the cache, and stale once that file is changed."""
     tree = ast.parse((Path(server.__file__).parent / "aggregate" / f"{module}.py").read_text())
     taken = [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    assert set(taken) <= {"__future__", *(f"server.aggregate.{each}" for each in ("native", "blocks", "columns"))}
+    assert set(taken) <= {
+        "__future__",
+        *(f"server.aggregate.{each}" for each in ("native", "blocks", "columns")),
+    }
 
 
 def test_the_kernels_work_where_no_cache_can_be_written() -> None:
