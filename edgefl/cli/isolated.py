@@ -34,7 +34,7 @@ class Life(Generic[_Settings, _Loaded]):
 
 @dataclass(frozen=True)
 class Told:
-    """The way from the child that reads options to the process they are for; the command finds it as its context's object."""
+    """The way from the child that reads options to the process they are for; the command has it as its context's object."""
 
     descriptor: int
 
