@@ -128,4 +128,4 @@ class MirrorError(EdgeflError):
 class WorkshopError(EdgeflError):
     """The process beside a server that computes with models ends again and again."""
 
-    exit_code = 19
+    exit_code = 17
