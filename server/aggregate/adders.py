@@ -12,8 +12,7 @@ import numpy.typing as npt
 from edgefl.wire.tensors import Array
 from edgefl.wire.update.decode import widen
 from edgefl.wire.update.form import Codes, Sparse, Values
-from server.aggregate.columns import FIRST, LENGTH
-from server.aggregate.scatter import Integers, Pieces, Work
+from server.aggregate.scatter import FIRST, LENGTH, Integers, Pieces, Work
 
 Factors = npt.NDArray[np.float64]
 

@@ -12,9 +12,8 @@ from edgefl.wire.tensors import Array
 from server.aggregate import krum
 from server.aggregate.accumulator import Accumulator, Ended
 from server.aggregate.adders import Checked, Waiting
-from server.aggregate.columns import LENGTH, TARGET
 from server.aggregate.robust import BLOCK, MeanRule, combine
-from server.aggregate.scatter import Floats, Integers, Layout, Pieces
+from server.aggregate.scatter import LENGTH, TARGET, Floats, Integers, Layout, Pieces
 
 _BATCH = 64
 """Updates that wait at most, whatever their size."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from server.aggregate.columns import LENGTH, TARGET
 from server.aggregate.native import Number, Numbers, bytes_at, compiled
+from server.aggregate.scatter import LENGTH, TARGET
 
 
 @compiled

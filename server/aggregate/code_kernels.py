@@ -12,8 +12,8 @@ from __future__ import annotations
 import numpy as np
 
 from server.aggregate.blocks import few, last_word, overwritten, place, spread
-from server.aggregate.columns import BLOCK, FIRST, ROW, SOURCE
 from server.aggregate.native import Number, Numbers, compiled, longs_at, words_at
+from server.aggregate.scatter import BLOCK, FIRST, ROW, SOURCE
 
 _TABLE = 256
 """Sums of a group's table."""

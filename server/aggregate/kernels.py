@@ -20,7 +20,6 @@ from __future__ import annotations
 import numpy as np
 
 from server.aggregate.blocks import few, last_word, overwritten, place, spread
-from server.aggregate.columns import BLOCK, FIRST, LENGTH, SOURCE, TARGET
 from server.aggregate.native import (
     Number,
     Numbers,
@@ -32,6 +31,7 @@ from server.aggregate.native import (
     shorts_at,
     words_at,
 )
+from server.aggregate.scatter import BLOCK, FIRST, LENGTH, SOURCE, TARGET
 
 NEAR = 2.0**51
 """Below it, a number plus ``_SHIFT`` has one for the value of its lowest bit, and the same exponent."""

@@ -26,6 +26,7 @@ from server.run_spec import RunSpec, Steady
 from server.workshop import process
 from server.workshop.words import Compose, Judge
 from server.workshop.workshop import Workshop
+from tests.server.workshop.processes import gone, wait_until_gone
 from tests.server.workshop.runs import TABLES, alike, federation, moved
 
 PATIENCE_S = 120.0
@@ -160,20 +161,6 @@ def test_several_exchanges_a_schedule_and_updates_that_are_unfolded_are_the_same
             update = moved(here.initial, 3)
             assert alike(theirs.server.unfolded(update), ours.server.unfolded(update))
         assert len(made.lost()) == 1
-
-
-def gone(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
-
-
-def wait_until_gone(pid: int) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not gone(pid):
-        assert time.monotonic() < deadline, f"process {pid} outlived its server"
-        time.sleep(0.02)
 
 
 def test_a_workshop_that_nobody_needs_ends() -> None:
