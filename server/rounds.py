@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from edgefl.system.clock import steady_time
-from edgefl.system.given_back import give_back_code
+from edgefl.system.given_back import give_back
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.signatures import Signer
 from edgefl.wire.errors import ConfigError, StoreError
@@ -34,7 +34,7 @@ from server.storage.journal import Journal, Run
 from server.storage.participation_rows import TURNOUT
 from server.storage.trial_rows import ROLLOUT
 
-COMPILER = "libllvmlite"
+_COMPILER = "libllvmlite"
 """What loads the loops that updates are added by, and then has nothing to do."""
 
 _Published = list[BlobRef]
@@ -103,6 +103,7 @@ class Rounds:
         self._device = device
         self._clock = clock
         self._sums: Accumulator | None = None
+        self._littered = False
         self._last: Collection[str] = frozenset()
         """The devices of the last round that this process opened."""
         forms = {name: tier.form for name, tier in spec.tiers.items()}
@@ -287,7 +288,7 @@ class Rounds:
         )
         self._checkpoints.prune(ended.number, keep)
         self._sums = active.aggregator.released()
-        give_back_code(COMPILER)
+        self._littered = True
         return EndedRound(self.model.version, outcome, done.failed, done.metrics, done.undone, trial)
 
     def _tried(self, state: State, number: int) -> Trial | None:
@@ -331,6 +332,12 @@ class Rounds:
         told = self._journal.outcomes(self.rules.run) if self._spec.rollback.on else []
         closed = [details for _, outcome, details in told if outcome == "closed"]
         return best_of({name: details.get(name) for name in ("accuracy", "loss")} for details in closed)
+
+    def tidy(self) -> None:
+        """While nothing else is to be done: give back the memory that the last round needed, once."""
+        if self._littered:
+            self._littered = False
+            give_back(_COMPILER)
 
     def _devices(self) -> int:
         """How many devices the method is about: its members, or all that were ever seen and have a tier."""

@@ -217,6 +217,8 @@ class Service:
             self.advance(coordinator.Tick())
             return
         self._write_rows(quiet=quiet)
+        if quiet:
+            self._rounds.tidy()
         try:
             event = self._inbox.get(timeout=self._timeout() if quiet or self._chores.due() else 0.0)
         except queue.Empty:

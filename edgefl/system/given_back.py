@@ -12,18 +12,20 @@ _DONT_NEED = 4  # MADV_DONTNEED
 _NOTICEABLE = 8 << 20
 
 
-def give_back_code(library: str) -> int:
-    """Forget the pages of a loaded library that stand in its file as they are in memory, where these are many, and what
-    the allocator keeps of freed memory. Bytes of the pages: they are read again if anybody calls the library."""
+def give_back(library: str) -> int:
+    """Give back what the allocator keeps of freed memory, and forget the pages of a loaded library that stand in its file as
+    they are in memory, where these are many. Bytes of the pages: they are read again if anybody calls the library."""
+    if not _MAPPINGS.exists():
+        return 0
+    libc = ctypes.CDLL(None)
+    with suppress(AttributeError):  # another C library than GNU's
+        libc.malloc_trim(0)
     found = list(_unchanged(library))
     nbytes = sum(resident for _, _, resident in found)
     if nbytes < _NOTICEABLE:
         return 0
-    libc = ctypes.CDLL(None)
     for start, length, _ in found:
         libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), _DONT_NEED)
-    with suppress(AttributeError):  # another C library than GNU's
-        libc.malloc_trim(0)
     return nbytes
 
 

@@ -15,6 +15,8 @@ from edgefl.system.parent import sign_of_life
 if TYPE_CHECKING:
     from server.workshop.line import Line
 
+INSIDE = "server.workshop.inside"
+"""The module that it runs: its command names it."""
 _END_S = 5.0
 
 
@@ -81,5 +83,5 @@ def _how(code: int) -> str:
 
 def _command(*lines: int) -> list[str]:
     """It imports what this process would, and nothing from a folder that it happens to be started in."""
-    begin = f"import sys; sys.path[:] = {sys.path!r}; from server.workshop.inside import main; main{lines!r}"
+    begin = f"import sys; sys.path[:] = {sys.path!r}; from {INSIDE} import main; main{lines!r}"
     return [sys.executable, "-P", "-c", begin]
