@@ -15,7 +15,7 @@ import msgspec
 
 from edgefl.cli.isolated import Life
 from edgefl.system.clock import clock
-from edgefl.system.lazy_modules import on_first_use
+from edgefl.system.lazy_modules import not_here, on_first_use
 from server.workshop.process import Process
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ def load() -> Process:
     """Load what a server needs; the process that it begins loads torch meanwhile, which takes seconds."""
     process = Process()
     on_first_use("urllib.request")  # of paho: see edgefl.cli.device.process
+    not_here("coverage", "scipy")  # numba would take 18 MB for them
     import server.workshop.workshop  # noqa: F401
 
     return process
