@@ -6,12 +6,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from edgefl.config import Federation, TierTable
 from edgefl.contract import server_state
 from edgefl.contract.program import Program
+from edgefl.contract.tensors import arrays
 from edgefl.data.dataset import Dataset
 from edgefl.models.spec import ModelSpec
 from edgefl.setup.bundles import bundle_of
@@ -21,7 +21,6 @@ from edgefl.setup.evaluation import evaluation
 from edgefl.setup.model import federation_model, submodel_warnings
 from edgefl.setup.training import program_of, replaced_program, tier_tables, tiers_of
 from edgefl.submodels.output_side.submodel import OutputSide
-from edgefl.submodels.submodel import Submodel
 from edgefl.system.sizes import mebibytes
 from edgefl.wire.bundle.archive import Bundle, write_bundle
 from edgefl.wire.errors import ConfigError, ModelError
@@ -40,7 +39,10 @@ from server.coordinator.roster import TierRule
 from server.coordinator.tier_names import CANDIDATE
 from server.events import Compiled, Event, Exporting, Noted, Warned
 from server.publish.downlink import check_counting
-from server.run_spec import AggregateSpec, DownlinkSpec, ExchangeSpec, Place, RunSpec, Steady, TierSpec
+from server.run_spec import AggregateSpec, DownlinkSpec, ExchangeSpec, RunSpec, TierSpec, steady
+
+BUNDLES, CANDIDATES = "bundles", "candidate"
+"""Folders: of a run's bundles in the run's own, and of those of candidates below it."""
 
 
 def compose(
@@ -55,10 +57,10 @@ def compose(
 
     Raises ConfigError, ModelError or ExportError, each with what to change.
     """
-    made = _Bundles(federation, dataset, out / "bundles", emit)
+    made = _Bundles(federation, dataset, out / BUNDLES, emit)
     other = made
     if federation.rollout.on:
-        other = _Bundles(candidate_of(federation), dataset, out / "bundles" / "candidate", emit)
+        other = _Bundles(candidate_of(federation), dataset, out / BUNDLES / CANDIDATES, emit)
     spec = composed(federation, dataset, made.of, other.of, emit=emit, device=device)
     emit(made.told())
     return spec
@@ -77,7 +79,7 @@ def composed(
     emit: Callable[[Event], None] | None = None,
     device: str = "auto",
 ) -> RunSpec:
-    """:func:`compose` with bundles from elsewhere; without ``candidate_for`` no candidate is tried. Without ``emit`` nothing is
+    """:func:`compose` with bundles from elsewhere; without ``candidate_for`` no candidate is tried, without ``emit`` nothing
     looked for that a person should know."""
     spec = federation_model(federation, dataset)
     model = _arrays(spec, rounded=federation.downlink.encoding != "float32")
@@ -94,11 +96,9 @@ def composed(
         for warned in _warnings(federation, tiers, model, initial, aggregate):
             emit(warned)
     candidates = candidates_of(federation, spec, tiers) if candidate_for is not None else {}
-    places = {name: _place(tier.submodel, model) for name, tier in tiers.items()}
-    made = exchanges_of(method)
-    exchanges = [_exchange(federation, tiers, exchange, bundle_for, places) for exchange in made]
+    exchanges = [_exchange(federation, tiers, exchange, bundle_for) for exchange in exchanges_of(method)]
     if candidates and candidate_for is not None:
-        exchanges = _with_candidates(candidate_of(federation), exchanges, candidates, candidate_for, model)
+        exchanges = _with_candidates(candidate_of(federation), exchanges, candidates, candidate_for)
         rules = replace(rules, rollout=_rollout(federation))
     main = exchanges[-1]
     for tier, table in federation.tiers.items():
@@ -168,38 +168,17 @@ class _Bundles:
         )
 
 
-def _place(submodel: Submodel, model: Arrays) -> Place:
-    """As the submodel places it; where that is the same in every round, without the submodel."""
-    if submodel.moves:
-        return submodel.place
-    placed = submodel.place(model, 1)
-    steady = Steady(placed.regions, bool(placed.payload))
-    again = steady(model, 1).payload
-    alike = again.keys() == placed.payload.keys() and not placed.masks
-    alike = alike and all(np.array_equal(array, placed.payload[name]) for name, array in again.items())
-    return steady if alike else submodel.place
-
-
 def _exchange(
-    federation: Federation,
-    tiers: Mapping[str, Tier],
-    exchange: Exchange,
-    bundle_for: BundleFor,
-    places: Mapping[str, Place],
+    federation: Federation, tiers: Mapping[str, Tier], exchange: Exchange, bundle_for: BundleFor
 ) -> ExchangeSpec:
     """``exchange`` of the method, with the bundles of each tier."""
     own = {name: tier.exchange(exchange.name) for name, tier in tiers.items()}
     hyper = _scalars({name: each.program for name, each in own.items()})  # first: bundles take minutes
-    specs = {
-        name: _tier_spec(federation, tier, own[name], bundle_for, places[name])
-        for name, tier in tiers.items()
-    }
+    specs = {name: _tier_spec(federation, tier, own[name], bundle_for) for name, tier in tiers.items()}
     return ExchangeSpec(specs, hyper, exchange.program.schedule, exchange.program.server)
 
 
-def _tier_spec(
-    federation: Federation, tier: Tier, exchange: Exchange, bundle_for: BundleFor, place: Place
-) -> TierSpec:
+def _tier_spec(federation: Federation, tier: Tier, exchange: Exchange, bundle_for: BundleFor) -> TierSpec:
     bundle, *further = (bundle_for(tier, exchange, format) for format in federation.formats_of(tier.name))
     form = exchange.program.form
     finish = bundle.manifest.graph(bundle.manifest.finish)
@@ -207,6 +186,8 @@ def _tier_spec(
     weights_only = (server_state.WEIGHTS,)
     sends = weights_only if form.sections else server_state.states_of(labels, tier.program.server_state)
     _check_sent(federation, tier, sends)
+    submodel = tier.submodel
+    place = steady(submodel.place, arrays(submodel.spec.weights), moves=submodel.moves)
     return TierSpec(bundle, place, form, exchange.reads, sends, tuple(further))
 
 
@@ -215,15 +196,13 @@ def _with_candidates(
     exchanges: Sequence[ExchangeSpec],
     tiers: Mapping[str, Tier],
     bundle_for: BundleFor,
-    model: Arrays,
 ) -> list[ExchangeSpec]:
     """The exchanges, in which tasks may be of a tier's candidate, too."""
-    places = {name: _place(tier.submodel, model) for name, tier in tiers.items()}
     whole = []
     for index, exchange in enumerate(exchanges):
         own = {}
         for name, tier in tiers.items():
-            spec = _tier_spec(candidate, tier, tier.exchanges[index], bundle_for, places[name])
+            spec = _tier_spec(candidate, tier, tier.exchanges[index], bundle_for)
             _check_alike(name, exchange.tiers[name], spec)
             own[name + CANDIDATE] = spec
         whole.append(replace(exchange, tiers={**exchange.tiers, **own}))

@@ -333,9 +333,9 @@ class Rounds:
         closed = [details for _, outcome, details in told if outcome == "closed"]
         return best_of({name: details.get(name) for name in ("accuracy", "loss")} for details in closed)
 
-    def tidy(self) -> None:
-        """While nothing else is to be done: give back the memory that the last round needed, once."""
-        if self._littered:
+    def tidy(self, *, quiet: bool) -> None:
+        """Once it is quiet after a round, give back the memory that it needed."""
+        if quiet and self._littered:
             self._littered = False
             give_back(_COMPILER)
 

@@ -1,6 +1,6 @@
 """The command line: a thin layer over the Python API. Each command imports what it needs when it runs.
 
-``edgefl device``, ``edgefl server`` and ``edgefl dashboard`` load no other command; all of them are registered in :mod:`edgefl.cli.commands`.
+``edgefl device``, ``edgefl server`` and ``edgefl dashboard`` load no other command; :mod:`edgefl.cli.commands` has them all.
 """
 
 from __future__ import annotations

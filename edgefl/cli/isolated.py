@@ -46,7 +46,7 @@ class Told:
 
 
 def run(command: Callable[..., None], life_of: Callable[[], Life[Any, Any]]) -> None:
-    """Live the life that ``command`` tells of, which is called with a :class:`Told`. Where it tells of none, exit as it does."""
+    """Live the life that ``command`` tells of, called with a :class:`Told`. Where it tells of none, exit as it does."""
     if not hasattr(os, "fork"):
         command()
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 from edgefl.config import Federation
 from edgefl.contract.schedule import Scalars, Schedule, constant
@@ -11,11 +12,12 @@ from edgefl.models.user_factory import files_of, remember
 from edgefl.setup.data import open_data
 from edgefl.setup.digests import run_digest
 from edgefl.setup.processor import processor
-from edgefl.wire.bundle.archive import Bundle, read_bundle
+from edgefl.wire.bundle.archive import read_bundle
 from edgefl.wire.errors import ConfigError
 from exporters.front.folder import bundle_name
-from exporters.front.tier import Exchange, Tier, exchange_names
-from server.compose import compose, composed
+from exporters.front.tier import exchange_names
+from server.compose import BUNDLES, CANDIDATES, BundleFor, compose, composed
+from server.coordinator.tier_names import CANDIDATE
 from server.events import Event
 from server.run_spec import RunSpec, Steady
 from server.workshop import words
@@ -89,15 +91,26 @@ def _again(word: Again) -> RunSpec:
             "since the server began: undo that, or start the server again in another folder"
         )
 
-    def bundle_for(tier: Tier, exchange: Exchange, format: str) -> Bundle:
-        return read_bundle(folder / "bundles" / bundle_name(tier.name, exchange.name, format))
+    def bundles_in(place: Path) -> BundleFor:
+        return lambda tier, exchange, format: read_bundle(
+            place / bundle_name(tier.name, exchange.name, format)
+        )
 
-    return composed(federation, open_data(federation), bundle_for, device=word.compose.device)
+    ours, theirs = (bundles_in(folder / BUNDLES / part) for part in ("", CANDIDATES))
+    candidates = theirs if federation.rollout.on else None
+    return composed(federation, open_data(federation), ours, candidates, device=word.compose.device)
+
+
+def _file(tier: str, exchange: str, format: str) -> str:
+    """Of a bundle, below the folder of all."""
+    name = tier.removesuffix(CANDIDATE)
+    return str(Path("" if name == tier else CANDIDATES, bundle_name(name, exchange, format)))
 
 
 def _own(federation: Federation) -> list[str]:
     """Names that may say where factories of the user's own are."""
-    return [federation.model.name, federation.program.name, federation.loss.name]
+    candidate = str(federation.rollout.program.get("name", ""))
+    return [federation.model.name, federation.program.name, federation.loss.name, candidate]
 
 
 def _values(schedule: Schedule, first: int, stop: int, rounds: int) -> list[Scalars]:
@@ -120,6 +133,6 @@ def _names(spec: RunSpec) -> Iterator[tuple[int, Name]]:
             yield id(schedule), Scheduled(number, _values(schedule, 0, min(PAGE, rounds), rounds))
         for name, tier in exchange.tiers.items():
             for bundle in tier.bundles.values():
-                yield id(bundle), Bundled(bundle_name(name, own, bundle.manifest.format))
+                yield id(bundle), Bundled(_file(name, own, bundle.manifest.format))
             if not isinstance(tier.place, Steady):
                 yield id(tier.place), Placed(name)
