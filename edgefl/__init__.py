@@ -94,7 +94,8 @@ if TYPE_CHECKING:
     from edgefl.api.export import export
     from edgefl.api.federation import Tier, demo_federation, federation, load_federation
     from edgefl.api.plan import plan
-    from edgefl.api.run import Run, Server, load_run, prepare, run
+    from edgefl.api.run import Run, load_run, prepare, run
+    from edgefl.api.serve import Server
     from edgefl.api.simulate import Simulation, prepare_simulation, simulate
     from edgefl.api.spread import spread
     from edgefl.api.tune import tune
@@ -205,7 +206,8 @@ _PLACES: dict[str, tuple[str, ...]] = {
     "edgefl.api.export": ("export",),
     "edgefl.api.federation": ("Tier", "demo_federation", "federation", "load_federation"),
     "edgefl.api.plan": ("plan",),
-    "edgefl.api.run": ("Run", "Server", "load_run", "prepare", "run"),
+    "edgefl.api.run": ("Run", "load_run", "prepare", "run"),
+    "edgefl.api.serve": ("Server",),
     "edgefl.api.spread": ("spread",),
     "edgefl.api.simulate": ("Simulation", "prepare_simulation", "simulate"),
     "edgefl.api.tune": ("tune",),

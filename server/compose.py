@@ -11,6 +11,7 @@ import torch
 from edgefl.config import Federation, TierTable
 from edgefl.contract import server_state
 from edgefl.contract.program import Program
+from edgefl.contract.tensors import arrays
 from edgefl.data.dataset import Dataset
 from edgefl.models.spec import ModelSpec
 from edgefl.setup.bundles import bundle_of
@@ -38,7 +39,10 @@ from server.coordinator.roster import TierRule
 from server.coordinator.tier_names import CANDIDATE
 from server.events import Compiled, Event, Exporting, Noted, Warned
 from server.publish.downlink import check_counting
-from server.run_spec import AggregateSpec, DownlinkSpec, ExchangeSpec, RunSpec, TierSpec
+from server.run_spec import AggregateSpec, DownlinkSpec, ExchangeSpec, RunSpec, TierSpec, steady
+
+BUNDLES, CANDIDATES = "bundles", "candidate"
+"""Folders: of a run's bundles in the run's own, and of those of candidates below it."""
 
 
 def compose(
@@ -53,10 +57,10 @@ def compose(
 
     Raises ConfigError, ModelError or ExportError, each with what to change.
     """
-    made = _Bundles(federation, dataset, out / "bundles", emit)
+    made = _Bundles(federation, dataset, out / BUNDLES, emit)
     other = made
     if federation.rollout.on:
-        other = _Bundles(candidate_of(federation), dataset, out / "bundles" / "candidate", emit)
+        other = _Bundles(candidate_of(federation), dataset, out / BUNDLES / CANDIDATES, emit)
     spec = composed(federation, dataset, made.of, other.of, emit=emit, device=device)
     emit(made.told())
     return spec
@@ -72,10 +76,11 @@ def composed(
     bundle_for: BundleFor,
     candidate_for: BundleFor | None = None,
     *,
-    emit: Callable[[Event], None] = lambda _: None,
+    emit: Callable[[Event], None] | None = None,
     device: str = "auto",
 ) -> RunSpec:
-    """:func:`compose` with bundles from elsewhere; without ``candidate_for`` no candidate is tried."""
+    """:func:`compose` with bundles from elsewhere; without ``candidate_for`` no candidate is tried, without ``emit`` nothing
+    looked for that a person should know."""
     spec = federation_model(federation, dataset)
     model = _arrays(spec, rounded=federation.downlink.encoding != "float32")
     tiers = tiers_of(federation, spec)
@@ -85,10 +90,11 @@ def composed(
     _check_counting(federation, tiers)
     trained = frozenset(trained_names(spec))
     initial = model | server_state.initial(method.server_state, model, trained)
-    if text := replaced_program(federation):
-        emit(Noted(text=text))
-    for warned in _warnings(federation, tiers, model, initial, aggregate):
-        emit(warned)
+    if emit is not None:
+        if text := replaced_program(federation):
+            emit(Noted(text=text))
+        for warned in _warnings(federation, tiers, model, initial, aggregate):
+            emit(warned)
     candidates = candidates_of(federation, spec, tiers) if candidate_for is not None else {}
     exchanges = [_exchange(federation, tiers, exchange, bundle_for) for exchange in exchanges_of(method)]
     if candidates and candidate_for is not None:
@@ -97,7 +103,8 @@ def composed(
     main = exchanges[-1]
     for tier, table in federation.tiers.items():
         for warned in _offers(tier, table.memory_bytes, [each.tiers[tier] for each in exchanges]):
-            emit(warned)
+            if emit is not None:
+                emit(warned)
     return RunSpec(
         federation=federation.federation.name,
         digest=run_digest(federation),
@@ -179,7 +186,9 @@ def _tier_spec(federation: Federation, tier: Tier, exchange: Exchange, bundle_fo
     weights_only = (server_state.WEIGHTS,)
     sends = weights_only if form.sections else server_state.states_of(labels, tier.program.server_state)
     _check_sent(federation, tier, sends)
-    return TierSpec(bundle, tier.submodel.place, form, exchange.reads, sends, tuple(further))
+    submodel = tier.submodel
+    place = steady(submodel.place, arrays(submodel.spec.weights), moves=submodel.moves)
+    return TierSpec(bundle, place, form, exchange.reads, sends, tuple(further))
 
 
 def _with_candidates(

@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from edgefl.system.clock import steady_time
+from edgefl.system.given_back import give_back
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.signatures import Signer
 from edgefl.wire.errors import ConfigError, StoreError
@@ -34,6 +35,9 @@ from server.storage.journal import Journal, Run
 from server.storage.participation_rows import TURNOUT
 from server.storage.trial_rows import ROLLOUT
 from server.taking.active import ActiveRound
+
+_COMPILER = "libllvmlite"
+"""What loads the loops that updates are added by, and then has nothing to do."""
 
 _Published = list[BlobRef]
 _Written = TypeVar("_Written")
@@ -101,6 +105,7 @@ class Rounds:
         self._device = device
         self._clock = clock
         self._sums: Accumulator | None = None
+        self._littered = False
         self._last: Collection[str] = frozenset()
         """The devices of the last round that this process opened."""
         forms = {name: tier.form for name, tier in spec.tiers.items()}
@@ -276,6 +281,7 @@ class Rounds:
         )
         self._checkpoints.prune(ended.number, keep)
         self._sums = active.aggregator.released()
+        self._littered = True
         return EndedRound(self.model.version, outcome, done.failed, done.metrics, done.undone, trial)
 
     def _tried(self, state: State, number: int) -> Trial | None:
@@ -328,6 +334,12 @@ class Rounds:
         _, last = self._persist(lambda: self._journal.outcome(self.rules.run, rounds))
         said = last_words(last, self._spec.metric)
         return Finished(rounds=rounds, model=str(self._checkpoints.model), weights_sha256=digest, **said)
+
+    def tidy(self, *, quiet: bool) -> None:
+        """Once it is quiet after a round, give back the memory that it needed."""
+        if quiet and self._littered:
+            self._littered = False
+            give_back(_COMPILER)
 
     def _devices(self) -> int:
         """How many devices the method is about: its members, or all that were ever seen and have a tier."""

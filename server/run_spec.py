@@ -6,13 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from edgefl.contract import server_state
-from edgefl.contract.program import Schedule, constant
+from edgefl.contract.schedule import Schedule, constant
 from edgefl.contract.server import MEAN, ServerOpt
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.compression import Compression
 from edgefl.wire.limits import Limits
-from edgefl.wire.regions import Placement
+from edgefl.wire.regions import Placement, Region, extract
 from edgefl.wire.tensors import Arrays
 from edgefl.wire.update.form import DENSE, Form
 from server.aggregate.robust import MEAN as MEAN_RULE
@@ -35,6 +37,29 @@ Encoding = Literal["float32", "float16", "int8"]
 
 Place = Callable[[Arrays, int], Placement]
 """A tier's share of the global weights in a round, counted from 1 (:meth:`edgefl.submodels.submodel.Submodel.place`)."""
+
+
+@dataclass(frozen=True)
+class Steady:
+    """A share of the same entries in every round; ``payload``: devices get them under the tier's own name."""
+
+    regions: Mapping[str, Region]
+    payload: bool = False
+
+    def __call__(self, weights: Arrays, number: int) -> Placement:
+        return Placement(self.regions, extract(weights, self.regions) if self.payload else {})
+
+
+def steady(place: Place, weights: Arrays, *, moves: bool) -> Place:
+    """``place`` itself where its entries move from round to round, or are told with something else beside them."""
+    if moves:
+        return place
+    placed = place(weights, 1)
+    found = Steady(placed.regions, bool(placed.payload))
+    again = found(weights, 1).payload
+    alike = again.keys() == placed.payload.keys() and not placed.masks
+    alike = alike and all(np.array_equal(array, placed.payload[name]) for name, array in again.items())
+    return found if alike else place
 
 
 @dataclass(frozen=True)
@@ -91,7 +116,7 @@ class ExchangeSpec:
             spec.mask_bits,
             server_state.regions_of(placement, spec.sends, trained),
             server_state.regions_of(placement, averaged, trained),
-            self.server.unfold is not MEAN.unfold,
+            self.server.unfolds,
         )
 
 

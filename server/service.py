@@ -246,6 +246,7 @@ class Service:
             self.advance(coordinator.Tick())
             return
         self._write_rows(quiet=quiet)
+        self._rounds.tidy(quiet=quiet)
         try:
             event = self._inbox.get(timeout=self._timeout() if quiet or self._chores.due() else 0.0)
         except queue.Empty:

@@ -14,7 +14,7 @@ from edgefl.api.run import Run, load_run
 from edgefl.config import Federation, load, without_devices
 from edgefl.contract.choice import SubmodelChoice
 from edgefl.lab.deployment import BnEval, Deployment, Workshop, chosen
-from edgefl.lab.lab import CONFIG_NAME
+from edgefl.lab.written import CONFIG_NAME
 from edgefl.models.spec import ModelSpec
 from edgefl.setup.data import open_data
 from edgefl.setup.model import federation_model

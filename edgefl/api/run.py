@@ -1,11 +1,10 @@
-"""Federations run: on this machine as processes, or a server for devices elsewhere; and what a run leaves behind."""
+"""Federations run on this machine as processes; and what a run leaves behind."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -16,47 +15,26 @@ from torch import Tensor
 
 from device_runtime.round.offline import read_weights
 from edgefl.api.federation import load_federation
-from edgefl.api.places import found_from_anywhere, held
+from edgefl.api.serve import SERVER_LOCK
 from edgefl.config import Federation, load
-from edgefl.config.broker import REACHED_BY
-from edgefl.config.text import changes, dump
 from edgefl.data.dataset import Dataset
-from edgefl.lab.lab import (
-    CONFIG_NAME,
-    PASSWORD,
-    Lab,
-    Restarted,
-    Said,
-    discard,
-    refuse_foreign,
-    without_password,
-)
+from edgefl.lab.lab import Lab, Restarted, Said, discard, refuse_foreign
+from edgefl.lab.written import CONFIG_NAME
 from edgefl.models.user_factory import refuse_while_loading
 from edgefl.setup.data import open_data, own_data, partition
-from edgefl.setup.digests import UNDECIDING
 from edgefl.setup.model import federation_model
+from edgefl.setup.places import found_from_anywhere, held
 from edgefl.setup.tiers import completed, device_names
 from edgefl.setup.updates import update_sizes
-from edgefl.system.files import write_text
 from edgefl.system.folder_lock import FolderLock
-from edgefl.wire import folders
-from edgefl.wire.bundle.signatures import Signer
 from edgefl.wire.errors import ConfigError, ParticipationError
-from edgefl.wire.mqtt.address import Address
 from edgefl.wire.tensors import Array, Arrays
 from edgefl.wire.update.size import UpdateSize
 from exporters.bundle.formats import check_installed
-from server.compose import compose
-from server.events import Event, RoundClosed
-from server.rounds import AnotherConfiguration
-from server.service import Service
-from server.shards.hiring import workers_of
-from server.storage.audit import Audit
-from server.storage.feed import Feed
-from server.storage.history import History, rounds_of
+from server.events import RoundClosed
+from server.storage.history import rounds_of
 
 MODEL_NAME = "model.safetensors"
-_SERVER_LOCK = "serve.lock"
 _CURVES = ("accuracy", "loss", "train_loss", "seconds", "up_bytes", "down_bytes", "reports")
 
 News = Said | Restarted
@@ -221,7 +199,7 @@ def prepare(federation: Federation | str | Path, out: str | Path, *, fresh: bool
     lock = held(folder, "run.lock", "run")
     try:
         with ExitStack() as made_ready:
-            made_ready.callback(held(folder, _SERVER_LOCK, "server").release)
+            made_ready.callback(held(folder, SERVER_LOCK, "server").release)
             if fresh:
                 discard(folder)
             lab = Lab(whole, folder)
@@ -253,111 +231,3 @@ def run(
         EdgeflError: if a process cannot go on.
     """
     return prepare(federation, out, fresh=fresh).train(watch)
-
-
-class Server:
-    """A federation's server for devices elsewhere. ``run`` returns when all rounds are over, or after ``stop``.
-
-    Made, it has compiled the tiers' bundles into ``out/bundles``. ``emit`` is told what happens. ``broker`` is
-    ``host:port`` or an address; by default the one of the federation. ``ca_file``, the certificate of the broker's
-    authority, switches TLS on. ``database``: SQLAlchemy URL of the journal, by default SQLite in ``out``. ``device``:
-    where updates are summed and the model is evaluated, ``auto``, ``cpu`` or ``cuda``. ``sign_key``: file with the key
-    that signs what the server says, made if there is none; by default one of this user's for each federation. ``enrolled``:
-    the list of the devices that are let in (`edgefl enroll`); without one the first key of each name is trusted.
-
-    StoreError if another process serves from ``out``.
-    """
-
-    def __init__(
-        self,
-        federation: Federation | str | Path,
-        out: str | Path,
-        *,
-        broker: str | Address = "",
-        ca_file: str = "",
-        database: str = "",
-        device: str = "auto",
-        sign_key: str | Path | None = None,
-        enrolled: str | Path | None = None,
-        emit: Callable[[Event], None] = lambda _: None,
-    ) -> None:
-        refuse_while_loading("start a server")
-        read = federation if isinstance(federation, Federation) else load_federation(federation)
-        folder = Path(out)
-        self._lock = held(folder, _SERVER_LOCK, "server")
-        self._feed = Feed(folder)
-        written = History(folder), Audit(folder), self._feed
-
-        def told(event: Event) -> None:
-            emit(event)
-            for each in written:
-                if (problem := each.take(event)) is not None:
-                    emit(problem)
-
-        try:
-            self._service = Service(
-                compose(read, open_data(read), folder, emit=told, device=device),
-                _address(read, broker, ca_file),
-                folder,
-                emit=told,
-                database=database,
-                device=device,
-                signer=Signer(Path(sign_key) if sign_key else folders.server_key(read.federation.name)),
-                enrolled=Path(enrolled) if enrolled else None,
-                crew=workers_of(read.server),
-            )
-            _write_down(read, folder / CONFIG_NAME)
-        except AnotherConfiguration as error:
-            self._release()
-            raise ConfigError(f"{error.message}: {_changed(read, folder)}", **error.details) from error
-        except BaseException:
-            self._release()
-            raise
-
-    def run(self) -> None:
-        """Serve until all rounds are over. BrokerError and its kin end it; the same folder goes on."""
-        try:
-            self._service.run()
-        finally:
-            self._release()
-
-    def stop(self) -> None:
-        """End :meth:`run` soon, from another thread or a signal handler; the run can be taken up later."""
-        self._service.stop()
-
-    def _release(self) -> None:
-        """Give the folder back, with all written that was told."""
-        self._feed.close()
-        self._lock.release()
-
-
-def _address(federation: Federation, broker: str | Address, ca_file: str) -> Address:
-    """What ``broker`` says, and the federation's table where it says nothing."""
-    table = federation.broker.address()
-    given = table
-    if isinstance(broker, Address):
-        given = broker
-    elif broker:
-        given = Address.parse(broker)
-        plain = Address(given.host, given.port)
-        silent = [name for name in REACHED_BY if getattr(given, name) == getattr(plain, name)]
-        given = replace(given, **{name: getattr(table, name) for name in silent})
-        if not given.password and given.username in ("", table.username):
-            given = replace(given, username=table.username, password=table.password)
-        elif not given.password:  # what the environment holds is for whatever user there is
-            given = replace(given, password=os.environ.get(PASSWORD, ""))
-    return replace(given, ca_file=ca_file) if ca_file else given
-
-
-def _changed(federation: Federation, folder: Path) -> str:
-    """What differs from the run in ``folder``, key by key; where no key does, the code does."""
-    path = folder / CONFIG_NAME
-    now = found_from_anywhere(federation)
-    differ = changes(load(path), now, but=UNDECIDING) if path.exists() else []
-    return "; ".join(differ) or "edgefl's version, or the file of the model or of the program, is another one"
-
-
-def _write_down(federation: Federation, path: Path) -> None:
-    """What a server trains, for :func:`load_run`, without the broker's password; a run of one machine has its own file."""
-    if not path.exists():
-        write_text(path, dump(found_from_anywhere(without_password(federation))))

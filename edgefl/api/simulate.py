@@ -14,12 +14,12 @@ import torch
 
 from edgefl.analysis.curves import curves
 from edgefl.api.federation import load_federation
-from edgefl.api.places import found_from_anywhere, held
 from edgefl.config import Federation, load
 from edgefl.data.dataset import Dataset
-from edgefl.lab.lab import without_password
+from edgefl.lab.written import without_password
 from edgefl.models.user_factory import refuse_while_loading
 from edgefl.setup.data import open_data, own_data, partition
+from edgefl.setup.places import found_from_anywhere, held
 from edgefl.setup.tiers import completed, device_names
 from edgefl.setup.updates import update_sizes
 from edgefl.simulator.clients import ClientData, Own, Spread

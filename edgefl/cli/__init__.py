@@ -1,21 +1,24 @@
 """The command line: a thin layer over the Python API. Each command imports what it needs when it runs.
 
-``edgefl device`` and ``edgefl dashboard`` load no other command; all of them are registered in :mod:`edgefl.cli.commands`.
+``edgefl device``, ``edgefl server`` and ``edgefl dashboard`` load no other command; :mod:`edgefl.cli.commands` has them all.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from edgefl.cli.device import isolated
+from edgefl.cli import isolated
 from edgefl.system.distribution import install
 from edgefl.system.parent import end_by_signal
 from edgefl.wire.errors import EdgeflError
 
 if TYPE_CHECKING:
     import typer
+
+    from edgefl.cli.isolated import Life
 
     app: typer.Typer
 
@@ -71,35 +74,51 @@ def _told(error: OSError) -> str:
 
 
 def _run(arguments: list[str]) -> None:
-    if arguments[:1] == ["dashboard"]:
-        _dashboard()()
-    elif arguments[:1] != ["device"]:
-        from edgefl.cli.commands import app
+    lives = {"device": _device_life, "server": _server_life}
+    life = lives.get(arguments[0] if arguments else "")
+    asks = arguments[1:2] == ["--help"] or not arguments[1:2] or not arguments[1].startswith("-")
+    if life is None or asks:
+        _read(arguments)
+    else:
+        isolated.run(partial(_read, arguments), life)
+
+
+def _read(arguments: list[str], told: object = None) -> None:
+    """Read the options and run the command, or tell who is to run it."""
+    alone = _alone(arguments)
+    if alone is None or arguments[0] == "server":
         from edgefl.cli.federation.beside import with_place
 
-        app(with_place(arguments))
-    elif arguments[1:2] == ["--help"] or not arguments[1:2] or not arguments[1].startswith("-"):
-        _device()()
+        arguments = with_place(arguments)
+    (alone or __getattr__("app"))(arguments, obj=told)
+
+
+def _alone(arguments: list[str]) -> typer.Typer | None:
+    """The command line with one command alone, where others need packages or memory that this one does without."""
+    name = arguments[0] if arguments else ""
+    if name == "device":
+        from edgefl.cli.device.agent import register
+    elif name == "dashboard":
+        from edgefl.cli.federation.dashboard import register
+    elif name == "server":
+        from edgefl.cli.federation.server import register
     else:
-        isolated.run(_device)
-
-
-def _device() -> typer.Typer:
-    """The command line with this command alone."""
-    from edgefl.cli.device import agent as device
-
+        return None
     alone = bare_app()
-    device.register(alone)
+    register(alone)
     return alone
 
 
-def _dashboard() -> typer.Typer:
-    """The command line with this command alone: other commands need the server's packages."""
-    from edgefl.cli.federation import dashboard
+def _device_life() -> Life[Any, Any]:
+    from edgefl.cli.device.process import LIFE
 
-    alone = bare_app()
-    dashboard.register(alone)
-    return alone
+    return LIFE
+
+
+def _server_life() -> Life[Any, Any]:
+    from edgefl.cli.federation.serving import LIFE
+
+    return LIFE
 
 
 def _in_flags(message: str) -> str:
@@ -111,8 +130,7 @@ def _in_flags(message: str) -> str:
     from edgefl.cli.flags import in_flags
 
     arguments = sys.argv[1:]
-    alone = {"device": _device, "dashboard": _dashboard}.get(arguments[0])
-    known = alone() if alone is not None else __getattr__("app")
+    known = _alone(arguments) or __getattr__("app")
     return in_flags(message, typer.main.get_command(known), arguments)
 
 

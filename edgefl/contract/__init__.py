@@ -1,8 +1,26 @@
-"""What every room agrees on: named tensors, a program and its functions, the server's state, ranges of options."""
+"""What every room agrees on: named tensors, a program and its functions, the server's state, ranges of options.
 
-from edgefl.contract.program import CarryRule, Function, Phase, Program
-from edgefl.contract.server import Scalars, ServerOpt, beside, state_of
-from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, role_of, select
+Names are loaded when they are first used: a server that waits for devices needs none that brings torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from edgefl.contract.program import CarryRule, Function, Phase, Program
+    from edgefl.contract.schedule import Scalars
+    from edgefl.contract.server import ServerOpt, beside, state_of
+    from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, role_of, select
+
+_PLACES = {
+    "program": ("CarryRule", "Function", "Phase", "Program"),
+    "schedule": ("Scalars",),
+    "server": ("ServerOpt", "beside", "state_of"),
+    "tensors": ("TensorSpec", "Tensors", "prefixed", "role_of", "select"),
+}
+_FROM = {name: f"{__name__}.{place}" for place, names in _PLACES.items() for name in names}
 
 __all__ = [
     "CarryRule",
@@ -19,3 +37,10 @@ __all__ = [
     "select",
     "state_of",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _FROM:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_FROM[name]), name)
+    return value

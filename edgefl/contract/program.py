@@ -31,17 +31,14 @@ import torch
 from torch import Tensor
 
 from edgefl.config.choices import Activations
-from edgefl.contract.server import MEAN, Scalars, ServerOpt
+from edgefl.contract.schedule import Schedule, constant
+from edgefl.contract.server import MEAN, ServerOpt
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.wire.bundle.manifest import Draws
 from edgefl.wire.update.form import DENSE, Form
 
 INPUT_ROLES = frozenset({"weights", "state", "carry", "batch", "data", "noise", "hyper"})
 OUTPUT_ROLES = frozenset({"state", "carry", "update", "metric", "record", "weights"})
-
-Schedule = Callable[[int, int], Scalars]
-"""(position, rounds) -> scalars that the server announces for an exchange: ``position`` exchanges of this program were
-completed before it, ``rounds`` are planned in all."""
 
 _WEIGHTS = ("weights.", "state.weights.")
 """What the names of a model's weights begin with in a function's inputs."""
@@ -135,11 +132,6 @@ class CarryRule:
 
     exchanges: int = 0
     needed: bool = False
-
-
-def constant(_position: int, _rounds: int) -> Scalars:
-    """The schedule of a program whose scalars stay what it says."""
-    return {}
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 import numpy as np
-import torch
 
-from edgefl.contract.server import MEAN, Scalars, ServerOpt
-from edgefl.contract.tensors import Tensors
-from edgefl.wire.errors import StepError
+from edgefl.contract.schedule import Scalars
+from edgefl.contract.server import ServerOpt
 from edgefl.wire.regions import Placement, Region
 from edgefl.wire.tensors import Array, Arrays
-from edgefl.wire.update.form import VALUE_LIMIT
 
 WEIGHTS = ""
 """Stands for the weights themselves among the names of states."""
@@ -67,48 +64,11 @@ def regions_of(placement: Placement, names: Iterable[str], trained: Collection[s
     return regions
 
 
-def unfolded(server: ServerOpt, arrays: Mapping[str, Array]) -> Arrays:
-    """What is averaged in place of an update's checked tensors."""
-    if server is MEAN:
-        return dict(arrays)
-    return _arrays(server.unfold(_tensors(arrays)))
-
-
 def stepped(
     server: ServerOpt, before: Mapping[str, Array], mean: Mapping[str, Array], hyper: Scalars
 ) -> Arrays:
-    """The new model and state: the mean, and what the server's step makes of it.
-
-    StepError, naming a tensor, if the step fails, or gives what devices could not send back: a tensor that there is not,
-    another shape, or what is not finite or beyond the largest weight.
-    """
-    try:
-        after = _arrays(server.step(_tensors(before), _tensors(mean), hyper))
-    except (
-        Exception
-    ) as error:  # a step of the user's own may raise anything, and must not take the server with it
-        raise StepError(
-            f"the server's step {server.name!r} failed: {type(error).__name__}: {error}"
-        ) from error
-    for name, array in after.items():
-        _check_stepped(server.name, name, array, mean)
-    return {**mean, **{name: array.astype(mean[name].dtype, copy=False) for name, array in after.items()}}
-
-
-def _check_stepped(step: str, name: str, array: Array, mean: Mapping[str, Array]) -> None:
-    if name not in mean:
-        raise StepError(
-            f"the server's step {step!r} gives {name!r}, which is neither of the model nor of its state"
-        )
-    if array.shape != mean[name].shape:
-        raise StepError(
-            f"the server's step {step!r} gives {name} the shape {array.shape} instead of {mean[name].shape}"
-        )
-    if not (np.abs(array) <= VALUE_LIMIT).all():  # false for NaN too
-        raise StepError(
-            f"the server's step {step!r} made {name} NaN, infinite or larger than {VALUE_LIMIT:.0f}; lower the learning "
-            "rates"
-        )
+    """The new model and state: the mean, and what the server's step makes of it. StepError as :meth:`ServerOpt.moved`."""
+    return {**mean, **server.moved(before, mean, hyper)}
 
 
 def states_given(server: ServerOpt, sends: Collection[str], trained: Iterable[str]) -> tuple[str, ...]:
@@ -117,13 +77,5 @@ def states_given(server: ServerOpt, sends: Collection[str], trained: Iterable[st
     if parameter is None:
         return tuple(sends)
     names = [parameter if state == WEIGHTS else f"{state}/{parameter}" for state in sends]
-    after = server.unfold({name: torch.zeros(1) for name in names})
+    after = server.names_unfolded(tuple(names))
     return tuple(WEIGHTS if name == parameter else name.partition("/")[0] for name in after)
-
-
-def _tensors(arrays: Mapping[str, Array]) -> Tensors:
-    return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
-
-
-def _arrays(tensors: Mapping[str, torch.Tensor]) -> Arrays:
-    return {name: tensor.detach().numpy() for name, tensor in tensors.items()}

@@ -21,6 +21,7 @@ from edgefl.lab.faults.injector import Injector
 from edgefl.lab.faults.schedule import Schedule, check_targets
 from edgefl.lab.ports import free_port
 from edgefl.lab.supervisor import Supervisor
+from edgefl.lab.written import BROKER, CONFIG_NAME, PASSWORD, without_password
 from edgefl.setup.data import own_data
 from edgefl.setup.tiers import device_names
 from edgefl.system.files import write_text
@@ -31,10 +32,6 @@ from edgefl.wire.mqtt.address import Address
 if TYPE_CHECKING:
     from edgefl.data.dataset import Dataset
 
-CONFIG_NAME = "run.toml"
-"""The configuration as it was run; not a name that people give their own files."""
-
-_BROKER, PASSWORD = "EDGEFL_BROKER", "EDGEFL_BROKER_PASSWORD"
 _LAST_WORDS_S = 0.2
 """How long the lines that a process has left behind are waited for."""
 
@@ -127,9 +124,9 @@ class Lab:
         """Where ``name`` finds the broker; in the environment, because everybody may read the arguments of a process, and
         the folder is passed on."""
         if self._injector is None:
-            return {_BROKER: self.address.url}
+            return {BROKER: self.address.url}
         disturbed = replace(self.address, host="127.0.0.1", port=self._injector.ports[name])
-        return {_BROKER: disturbed.url, **self._injector.environment(name)}
+        return {BROKER: disturbed.url, **self._injector.environment(name)}
 
     def prepare(self, dataset: Dataset, parts: list[Any]) -> None:
         """Write the configuration and each device's data, the rows ``parts`` of the training samples, except where devices
@@ -259,12 +256,6 @@ class Lab:
         self.supervisor.stop()
 
 
-def without_password(federation: Federation) -> Federation:
-    """As it is written into the folder of a run, which people pass on: without the broker's password."""
-    broker = federation.broker.model_copy(update={"password": ""})
-    return federation.model_copy(update={"broker": broker})
-
-
 def _address(broker: BrokerTable, port: int) -> Address:
     """The broker of the federation; where its file is a run's own, which has no password, with that of the environment."""
     address = broker.address(port)
@@ -280,7 +271,7 @@ def _password_given(broker: BrokerTable) -> str:
     """That of the environment: on its own, or in an address where it is for the same user at the same broker."""
     if alone := os.environ.get(PASSWORD, ""):
         return alone
-    if not (named := os.environ.get(_BROKER, "")):
+    if not (named := os.environ.get(BROKER, "")):
         return ""
     given = Address.parse(named)
     same = (given.username, given.host, given.port) == (broker.username, broker.host, broker.port)

@@ -7,7 +7,7 @@ from pathlib import Path
 from edgefl.config import load, without_devices
 from edgefl.data.dataset import Dataset
 from edgefl.lab.deployment import ROWS, Workshop, chosen
-from edgefl.lab.lab import CONFIG_NAME
+from edgefl.lab.written import CONFIG_NAME
 from edgefl.setup.bundles import data_spec
 from edgefl.setup.data import open_data
 from edgefl.setup.model import federation_model

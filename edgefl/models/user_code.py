@@ -8,21 +8,18 @@ import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
-from typing import Any
-
-import torch
-from torch import fx
+from typing import TYPE_CHECKING, Any
 
 from edgefl.wire.errors import EdgeflError, ModelError
 
+if TYPE_CHECKING:
+    from torch import fx
+
 _EDGEFL = Path(__file__).resolve().parents[1]
-_OURS = (
-    Path(torch.__file__).resolve().parent,
-    _EDGEFL,
-    *(_EDGEFL.parent / room for room in ("exporters", "device_runtime", "server")),
-)
 _STANDARD = Path(sysconfig.get_path("stdlib"))
 # Tensors that have shapes alone say so, when they are asked for more.
 _VALUELESS = re.compile(r"on meta tensors|register_meta function")
@@ -73,6 +70,8 @@ def innermost(error: Exception) -> str:
 
 def node_at(frame: FrameType, line: int) -> fx.Node | None:
     """The node whose generated code is at ``line``; None if the frame runs no generated code."""
+    from torch import fx
+
     module = frame.f_locals.get("self")
     if not isinstance(module, fx.GraphModule) or frame.f_code is not type(module).forward.__code__:
         return None
@@ -89,7 +88,16 @@ def source_of(node: fx.Node) -> str:
 def is_user_code(path: Path) -> bool:
     """Whether ``path`` is a file, and neither of edgefl, of torch nor of Python's library."""
     standard = _STANDARD in path.parents and "site-packages" not in path.parts
-    return path.is_file() and not standard and not any(room in path.resolve().parents for room in _OURS)
+    return path.is_file() and not standard and not any(room in path.resolve().parents for room in _ours())
+
+
+@cache
+def _ours() -> tuple[Path, ...]:
+    """Folders whose code is none of the user's."""
+    torch = find_spec("torch")
+    found = (Path(torch.origin).resolve().parent,) if torch is not None and torch.origin else ()
+    rooms = ("exporters", "device_runtime", "server")
+    return (*found, _EDGEFL, *(_EDGEFL.parent / room for room in rooms))
 
 
 def place() -> str:

@@ -7,7 +7,7 @@ import hashlib
 import importlib
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
@@ -19,6 +19,7 @@ from edgefl.models.user_code import blamed
 from edgefl.wire.errors import ConfigError, EdgeflError, ModelError
 
 _loading: ContextVar[str] = ContextVar("loading", default="")
+_remembered: dict[Path, bytes] = {}
 _ERRORS: dict[str, type[EdgeflError]] = {"model": ModelError, "program": ConfigError, "loss": ConfigError}
 
 
@@ -57,13 +58,29 @@ def source_of(name: str, what: str) -> bytes:
         return b""
 
 
+def files_of(names: Iterable[str]) -> dict[Path, bytes]:
+    """What those files say that ``names`` of factories name, by their whole paths."""
+    paths = [Path(place).resolve() for name in names if _is_file(place := name.rpartition(":")[0])]
+    return {path: _source(path) for path in paths}
+
+
+def remember(files: Mapping[Path, bytes]) -> None:
+    """Let this process read ``files``, by their whole paths, as they were at another time."""
+    _remembered.update(files)
+
+
+def _source(path: Path) -> bytes:
+    known = _remembered.get(path.resolve())
+    return path.read_bytes() if known is None else known
+
+
 def _is_file(place: str) -> bool:
     return place.endswith(".py")
 
 
 def _read(name: str, place: str, what: str) -> bytes:
     try:
-        return Path(place).read_bytes()
+        return _source(Path(place))
     except OSError as error:
         raise _ERRORS[what](
             f"cannot load {what} {name!r}: {Path(place).absolute()}: {error.strerror or error}; give the path of "

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
-from edgefl.contract.server import Scalars, ServerOpt, beside, state_of
+from edgefl.contract.schedule import Scalars
+from edgefl.contract.server import ServerOpt, beside, state_of
 from edgefl.contract.tensors import Tensors
 
 Rule = Callable[[Tensor, Mapping[str, Tensor]], tuple[Tensor, Mapping[str, Tensor]]]

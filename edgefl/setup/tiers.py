@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from edgefl.config import Federation, TierTable, parse
-from edgefl.submodels.output_side.submodel import TIERS
 from edgefl.wire.errors import ConfigError
 
 
@@ -26,6 +25,8 @@ def completed(federation: Federation, per_tier: int = 2) -> Federation:
 
 
 def _preset_tiers(model: str, count: int) -> dict[str, TierTable]:
+    from edgefl.submodels.output_side.submodel import TIERS  # torch, which a server does without
+
     presets = TIERS.get(model)
     if presets is None:
         return {"strong": TierTable(count=count)}

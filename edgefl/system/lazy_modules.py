@@ -53,6 +53,13 @@ def on_first_use(name: str, known: Mapping[str, object] = _NOTHING, alone: Seque
         _load_alone(module, part)
 
 
+def not_here(*names: str) -> None:
+    """Let a library that loads these modules where they are installed go without them in this process, unless they are
+    loaded already: to be called by what starts the process."""
+    for name in names:
+        sys.modules.setdefault(name, None)  # type: ignore[arg-type]  # which Python takes for one that there is not
+
+
 def _load_alone(package: ModuleType, child: str) -> None:
     name = f"{package.__name__}.{child}"
     spec = _specification(name)

@@ -123,3 +123,9 @@ class MirrorError(EdgeflError):
     """A mirror that cannot be served, or that does not give the bytes it is asked for."""
 
     exit_code = 16
+
+
+class WorkshopError(EdgeflError):
+    """The process beside a server that computes with models ends again and again."""
+
+    exit_code = 17

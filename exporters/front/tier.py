@@ -30,11 +30,16 @@ class Exchange:
 
 def exchanges_of(method: Program) -> tuple[Exchange, ...]:
     """All exchanges of a method, in the order in which they first come; the main one is the last."""
-    names = (*_numbered("opening", len(method.opening)), *_numbered("ahead", len(method.ahead)), "")
+    names = exchange_names(len(method.opening), len(method.ahead))
     return tuple(
         Exchange(name, program, state_read(program, method.server_state))
         for name, program in zip(names, method.exchanges, strict=True)
     )
+
+
+def exchange_names(opening: int, ahead: int) -> tuple[str, ...]:
+    """What the exchanges of a method are called that has so many before its main one."""
+    return (*_numbered("opening", opening), *_numbered("ahead", ahead), "")
 
 
 def _numbered(word: str, count: int) -> list[str]:

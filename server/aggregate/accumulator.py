@@ -16,8 +16,7 @@ import numpy as np
 
 from edgefl.system.cores import cores
 from server.aggregate.adders import Checked, Chosen, Factors, Waiting, loop_of
-from server.aggregate.blocks import LENGTH, TARGET
-from server.aggregate.scatter import PART, Integers, Pieces, Work
+from server.aggregate.scatter import LENGTH, PART, TARGET, Integers, Pieces, Work
 from server.aggregate.threads import Call, run
 
 _SPANS = 4

@@ -12,9 +12,7 @@ import numpy.typing as npt
 from edgefl.wire.tensors import Array
 from edgefl.wire.update.decode import widen
 from edgefl.wire.update.form import Codes, Sparse, Values
-from server.aggregate import code_kernels, kernels, scans
-from server.aggregate.blocks import FIRST, LENGTH
-from server.aggregate.scatter import Integers, Pieces, Work
+from server.aggregate.scatter import FIRST, LENGTH, Integers, Pieces, Work
 
 Factors = npt.NDArray[np.float64]
 
@@ -63,6 +61,8 @@ class Waiting:
 
 def loop_of(batch: Waiting, work: Work) -> Chosen:
     """What adds the section ``work`` of the updates."""
+    from server.aggregate import code_kernels, kernels
+
     pieces, updates, factors = batch.pieces, batch.updates, batch.factors
     addresses = np.stack([update.addresses for update in updates])
     near = factors * [update.largest for update in updates] < kernels.NEAR
@@ -97,6 +97,8 @@ def code_values(pieces: Pieces, work: Work, updates: Sequence[Checked], factors:
 
 def _starts(pieces: Pieces, work: Work, updates: Sequence[Checked]) -> Integers:
     """Where in ``values`` each block of a sparse section begins, int64 [updates, blocks]: blocks go through the mask."""
+    from server.aggregate import scans
+
     source = pieces.sources.index("mask")
     counts = np.empty((len(updates), len(work.blocks)), np.int64)
     firsts, lengths = work.blocks[:, FIRST].copy(), work.blocks[:, LENGTH].copy()

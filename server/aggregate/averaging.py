@@ -9,12 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from edgefl.wire.tensors import Array
-from server.aggregate import kernels, krum, scans
+from server.aggregate import krum
 from server.aggregate.accumulator import Accumulator, Ended
 from server.aggregate.adders import Checked, Waiting
-from server.aggregate.blocks import LENGTH, TARGET
 from server.aggregate.robust import BLOCK, MeanRule, combine
-from server.aggregate.scatter import Floats, Integers, Layout, Pieces
+from server.aggregate.scatter import LENGTH, TARGET, Floats, Integers, Layout, Pieces
 
 _BATCH = 64
 """Updates that wait at most, whatever their size."""
@@ -121,6 +120,8 @@ class OverHolders:
         """The weight of each entry, or a single number where all have the same."""
         if all(pieces.whole for pieces, _ in self._held.values()):
             return self._taken + sum(weight for _, weight in self._held.values())
+        from server.aggregate import kernels
+
         weights = np.zeros(self._size, np.int64)
         weights += self._taken
         for pieces, weight in self._held.values():
@@ -128,6 +129,8 @@ class OverHolders:
         return weights
 
     def merge(self, part: slice, old: Floats, new: Floats, *, change: bool) -> None:
+        from server.aggregate import scans
+
         assert self._ended is not None, "finish() comes first"
         weights = self._weights if self._weights.size == 1 else self._weights[part]
         scans.mean(self._ended(part), weights, self._scale, old, change, new)
@@ -145,6 +148,8 @@ class OverChanges:
         self._weights = np.zeros(base.size, np.int64)
 
     def add(self, update: Checked, weight: int, factor: float) -> None:
+        from server.aggregate import kernels
+
         pieces = update.pieces
         addresses = np.array([[array.ctypes.data for array in update.arrays]], np.uint64)
         kernels.add_changed(
@@ -170,6 +175,8 @@ class OverChanges:
         """Nothing waits."""
 
     def merge(self, part: slice, old: Floats, new: Floats, *, change: bool) -> None:
+        from server.aggregate import scans
+
         scans.mean(self._sums[part], self._weights[part], self._scale, old, change, new)
 
 

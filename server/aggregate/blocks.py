@@ -9,13 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from server.aggregate.native import Number, Numbers, bytes_at, compiled
-
-BLOCK = 4096
-"""Most entries of a block: its sums and its clients' bits stay in the processor's cache. A multiple of 8."""
-
-FIRST, LENGTH, SOURCE, ROW, TARGET = range(5)
-"""Columns of a block: its first bit (codes, masks) or element (floats) in its array, entries, number of its array, row of
-its scale, and first entry in the model; ``layout.size + i`` stands for the positions from ``index[i]`` on."""
+from server.aggregate.scatter import LENGTH, TARGET
 
 
 @compiled

@@ -13,7 +13,6 @@ from edgefl.wire.errors import UpdateRejected
 from edgefl.wire.tensors import Array
 from edgefl.wire.update.decode import widen
 from edgefl.wire.update.form import Codes, Form, Sparse
-from server.aggregate import scans
 from server.aggregate.adders import Checked
 from server.aggregate.scatter import Integers, Pieces, Stretches, reach
 from server.aggregate.threads import run
@@ -78,6 +77,8 @@ def _check_array(name: str, array: Array, dtype: str, shape: tuple[int, ...]) ->
 
 def _largest(update: Checked, threads: int) -> float:
     """The largest magnitude of a float of the update: infinity if it holds that, NaN if it holds one; 0 without floats."""
+    from server.aggregate import scans
+
     found = [0.0]
     for dtype, stretches in update.pieces.stretches.items():
         if dtype == "float32":
@@ -149,6 +150,8 @@ def _check_scales(scales: npt.NDArray[np.float32], pieces: Pieces) -> None:
 
 def _check_mask(mask: npt.NDArray[np.uint8], pieces: Pieces) -> None:
     """Each tensor has exactly as many bits set as the form keeps, and none is set beyond the last."""
+    from server.aggregate import scans
+
     spans = list(_spans(pieces))
     lengths = np.array([length for _, length, _ in spans])
     firsts = np.cumsum(lengths) - lengths

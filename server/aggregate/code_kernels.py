@@ -11,18 +11,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from server.aggregate.blocks import (
-    BLOCK,
-    FIRST,
-    ROW,
-    SOURCE,
-    few,
-    last_word,
-    overwritten,
-    place,
-    spread,
-)
+from server.aggregate.blocks import few, last_word, overwritten, place, spread
 from server.aggregate.native import Number, Numbers, compiled, longs_at, words_at
+from server.aggregate.scatter import BLOCK, FIRST, ROW, SOURCE
 
 _TABLE = 256
 """Sums of a group's table."""

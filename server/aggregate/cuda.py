@@ -22,8 +22,7 @@ from edgefl.wire.errors import ConfigError
 from edgefl.wire.update.form import Codes
 from server.aggregate.accumulator import Ended
 from server.aggregate.adders import Checked, Waiting, code_values
-from server.aggregate.blocks import BLOCK, SOURCE
-from server.aggregate.scatter import Integers, Pieces
+from server.aggregate.scatter import BLOCK, SOURCE, Integers, Pieces
 from server.aggregate.torch_batches import Batch, reader_of, slabs
 
 try:

@@ -8,7 +8,7 @@ sum over the batch is built in the cache, so the sums in memory are read and wri
 lock of Python's: several threads may run them on disjoint blocks. They are not numba's own parallel loops, whose thread
 pool must not be used from several threads at once.
 
-What these loops are compiled with stands in this file and in two that they share (:mod:`server.aggregate.native` says
+What these loops are compiled with stands in this file and in three that they share (:mod:`server.aggregate.native` says
 why).
 
 ``near`` (bool [updates]) says of an update that none of its values times its factor reaches :data:`NEAR`: a sum with
@@ -19,18 +19,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from server.aggregate.blocks import (
-    BLOCK,
-    FIRST,
-    LENGTH,
-    SOURCE,
-    TARGET,
-    few,
-    last_word,
-    overwritten,
-    place,
-    spread,
-)
+from server.aggregate.blocks import few, last_word, overwritten, place, spread
 from server.aggregate.native import (
     Number,
     Numbers,
@@ -42,6 +31,7 @@ from server.aggregate.native import (
     shorts_at,
     words_at,
 )
+from server.aggregate.scatter import BLOCK, FIRST, LENGTH, SOURCE, TARGET
 
 NEAR = 2.0**51
 """Below it, a number plus ``_SHIFT`` has one for the value of its lowest bit, and the same exponent."""

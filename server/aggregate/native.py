@@ -2,8 +2,12 @@
 
 numba keeps what it compiled on disk, and looks at nothing but the file that a function stands in to see whether that is
 still right: what a compiled function takes from another file (a number, a compiled helper) is frozen into it. So the
-modules of compiled functions define their numbers and helpers themselves. Only this file and
-:mod:`server.aggregate.blocks` are shared: after a change of them, delete the ``__pycache__`` folder of the server.
+modules of compiled functions define their numbers and helpers themselves. Only this file, :mod:`server.aggregate.blocks`
+and what :mod:`server.aggregate.scatter` says of blocks are shared: after a change of them, delete the ``__pycache__`` folder
+of the server.
+
+Whoever calls a compiled function imports its module where it calls it: numba takes 65 MB, which a server that waits for its
+first update need not have.
 """
 
 from __future__ import annotations

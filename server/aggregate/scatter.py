@@ -1,6 +1,6 @@
 """Where every entry of a packed update belongs in the flat model: compiled once per tier into arrays that kernels read.
 
-An update's tensors are cut into *blocks*: stretches of at most :data:`server.aggregate.blocks.BLOCK` entries that
+An update's tensors are cut into *blocks*: stretches of at most :data:`BLOCK` entries that
 lie one after the other in the update, share a scale, and go to neighbouring entries of one part of the model
 (:data:`PART`) or to positions listed in ``index``. Regions name no entry twice, so no two blocks write the same place and
 threads need no locks.
@@ -22,12 +22,22 @@ from edgefl.wire.errors import ConfigError
 from edgefl.wire.regions import Positions, Region, local_shape, pieces
 from edgefl.wire.tensors import Array
 from edgefl.wire.update.form import DENSE, Codes, Encoding, Form, Section, Sparse, Values
-from server.aggregate.blocks import BLOCK, FIRST, LENGTH, ROW, SOURCE, TARGET
 
 Floats = npt.NDArray[np.floating]
 Integers = npt.NDArray[np.int64]
 Stretches = tuple[Integers, Integers, Integers]
 """Of some arrays: (number of the array, first entry, entries)."""
+
+BLOCK = 4096
+"""Most entries of a block: its sums and its clients' bits stay in the processor's cache. A multiple of 8."""
+
+FIRST, LENGTH, SOURCE, ROW, TARGET = range(5)
+"""Columns of a block: its first bit (codes, masks) or element (floats) in its array, entries, number of its array, row of
+its scale, and first entry in the model; ``layout.size + i`` stands for the positions from ``index[i]`` on.
+
+After a change of these or of :data:`BLOCK`, delete the ``__pycache__`` folder of the server
+(:mod:`server.aggregate.native` says why).
+"""
 
 PART = 1 << 17
 """Entries of a part of the model: from a multiple of it to the next. The sums of one nearly stay in a core's cache."""

@@ -22,8 +22,7 @@ import torch
 
 from edgefl.wire.update.form import Codes, Sparse, Values
 from server.aggregate.adders import Checked, code_values
-from server.aggregate.blocks import FIRST, LENGTH, ROW, SOURCE, TARGET
-from server.aggregate.scatter import Pieces, Work
+from server.aggregate.scatter import FIRST, LENGTH, ROW, SOURCE, TARGET, Pieces, Work
 
 SLAB = 1 << 20
 """Entries decoded at a time, and at most a block more, each with about 100 bytes of scratch."""

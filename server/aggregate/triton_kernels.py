@@ -30,8 +30,7 @@ import torch
 import triton
 import triton.language as tl
 
-from server.aggregate.blocks import BLOCK
-from server.aggregate.scatter import Integers
+from server.aggregate.scatter import BLOCK, Integers
 
 GROUP = 4
 """Clients that look up together."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgefl.config.serving import ServerTable
-from edgefl.contract.server import MEAN
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.mqtt.address import Address
 from server.coordinator.states import Rules
@@ -64,7 +63,7 @@ def _check(spec: RunSpec) -> None:
             "or choose the rule mean",
             rule=rule.name,
         )
-    own = [each.server.name for each in spec.exchanges if each.server.unfold is not MEAN.unfold]
+    own = [each.server.name for each in spec.exchanges if each.server.unfolds]
     if own:
         raise ConfigError(
             f"the server's step {own[0]!r} makes something else of each update before it is added, for which workers have "

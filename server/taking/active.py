@@ -20,7 +20,7 @@ from edgefl.wire.bundle.manifest import Manifest
 from edgefl.wire.errors import ProtocolError, UpdateRejected
 from edgefl.wire.mqtt.messages import Update
 from edgefl.wire.regions import Region
-from edgefl.wire.tensors import Array, Arrays
+from edgefl.wire.tensors import Array
 from edgefl.wire.update.form import Form
 from edgefl.wire.update.size import float32_bytes
 from server.aggregate.accumulator import Accumulator
@@ -149,8 +149,8 @@ class ActiveRound:
         server = self.recipe.server
         if not reading.unfolds or server is None:
             return CheckedUpdate(sent, sent)
-        unfolded_arrays = _unfolded(server, sent.named)
-        return CheckedUpdate(sent, self.aggregator.check(unfolded_arrays, reading.averaged, reading.form))
+        averaged = server.unfolded(sent.named)
+        return CheckedUpdate(sent, self.aggregator.check(averaged, reading.averaged, reading.form))
 
 
 @dataclass(frozen=True)
@@ -188,9 +188,3 @@ class Recipe:
             statistics=self.statistics,
         )
         return ActiveRound(self, aggregator, sent_bytes)
-
-
-def _unfolded(server: ServerOpt, sent: Mapping[str, Array]) -> Arrays:
-    from edgefl.contract.server_state import unfolded
-
-    return unfolded(server, sent)

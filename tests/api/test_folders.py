@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 import edgefl
-from edgefl.api import places
 from edgefl.api import run as runs
+from edgefl.api import serve
 from edgefl.config import Federation
 from edgefl.data.dataset import write_client
 from edgefl.data.datasets import digits
-from edgefl.lab.lab import CONFIG_NAME
+from edgefl.lab.written import CONFIG_NAME
+from edgefl.setup import places
 from edgefl.system.folder_lock import FolderLock
 from edgefl.wire.errors import ConfigError, StoreError
 
@@ -68,7 +69,7 @@ def test_a_second_server_in_the_same_folder_is_told_where_and_by_whom(
     with pytest.raises(
         StoreError, match=rf"a server goes on in {tmp_path} already \(process {os.getpid()}\)"
     ):
-        runs.Server(federation, tmp_path)
+        serve.Server(federation, tmp_path)
     lock.release()
 
 
@@ -84,7 +85,7 @@ def test_a_fresh_run_leaves_the_folder_of_a_server_alone(federation: Federation,
 def test_a_folder_that_cannot_be_made_is_the_stores_error(federation: Federation, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="cannot be used: Not a directory"):
-        runs.Server(federation, tmp_path / "file" / "run")
+        serve.Server(federation, tmp_path / "file" / "run")
 
 
 def test_the_password_of_another_broker_is_not_sent(
@@ -133,11 +134,11 @@ def test_what_differs_from_the_run_in_a_folder_is_named_key_by_key(
         ConfigError, match=r"\(federation.rounds was 10, is 400; tiers.strong.cut was 0, is 1\)"
     ):
         runs.prepare(longer, tmp_path)
-    assert runs._changed(longer, tmp_path).startswith("federation.rounds was 10, is 400; tiers.strong.cut")
+    assert serve._changed(longer, tmp_path).startswith("federation.rounds was 10, is 400; tiers.strong.cut")
     before = edgefl.load_run(tmp_path).federation
     more = {"strong": before.tiers["strong"].model_copy(update={"count": 9})}
     same = before.model_copy(update={"limits": {"chunk_bytes": 4096}, "tiers": more})
-    assert "edgefl's version, or the file of the model" in runs._changed(same, tmp_path)
+    assert "edgefl's version, or the file of the model" in serve._changed(same, tmp_path)
 
 
 def _told(prepared: runs.Prepared) -> str:

@@ -11,7 +11,8 @@ import pytest
 from torch import nn
 
 import edgefl
-from edgefl.api.run import Run, _address
+from edgefl.api.run import Run
+from edgefl.api.serve import _address
 from edgefl.config.text import dump
 from edgefl.models.zoo.catalog import build_model
 from edgefl.wire import tensors

@@ -31,7 +31,7 @@ def test_the_memory_of_a_connected_device_is_measured(idle: Idle) -> None:
 
 def test_the_waiting_process_holds_none_of_what_read_its_options() -> None:
     script = (
-        "import sys\nfrom edgefl.cli.device import isolated\nfrom edgefl.cli.device import process\nprocess.load()\n"
+        "import sys\nfrom edgefl.cli import isolated\nfrom edgefl.cli.device import process\nprocess.load()\n"
         "print(sorted({'typer', 'rich', 'pydantic', 'torch', 'http'} & set(sys.modules)))"
     )
     found = subprocess.run(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edgefl.system.lazy_modules import on_first_use
+from edgefl.system.lazy_modules import not_here, on_first_use
 from tests.pairs import slow
 
 
@@ -63,3 +63,19 @@ def test_a_module_that_does_not_exist_stays_so() -> None:
     on_first_use("there_is_no_such_module")
 
     assert "there_is_no_such_module" not in sys.modules
+
+
+def test_a_library_goes_without_a_module_that_is_not_to_be_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "seldom_wanted.py").write_text("VALUE = 7\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    not_here("seldom_wanted", "json")
+    try:
+        with pytest.raises(ImportError):
+            import seldom_wanted  # type: ignore[import-not-found]  # noqa: F401
+        import json
+
+        assert json.loads("7") == 7, "what is there stays"
+    finally:
+        sys.modules.pop("seldom_wanted", None)

@@ -19,6 +19,7 @@ from tests.conftest import require_mosquitto
 from tests.e2e.conftest import FLEET, ROUNDS
 from tests.e2e.inside import edgefl, in_a_process, refused
 from tests.e2e.runs import PATIENCE_S, Calm, Run, carried, journaled, rows, run_to_the_end
+from tests.server.workshop.processes import workshop_of
 
 pytestmark = pytest.mark.e2e
 DEVICES = ("strong-0", "weak-0", "half-0")
@@ -93,6 +94,24 @@ def test_processes_that_are_killed_in_mid_round_change_no_bit(tmp_path: Path, ca
         assert residual.keys() == expected.keys() and all(name.startswith("residual.") for name in residual)
         assert all(np.array_equal(residual[name], expected[name]) for name in residual)
         assert any(array.any() for array in residual.values())
+
+
+def test_a_workshop_that_is_killed_in_mid_run_changes_no_bit(tmp_path: Path, calm: Calm) -> None:
+    run = calm.beside(tmp_path / "run")
+    for number in (1, 3):
+        run.wait_until(lambda rounds=number: len(run.rounds) >= rounds, f"round {number}")  # type: ignore[misc]
+        _kill_workshop(run)
+    again = run.finish()
+
+    assert [row["weights_sha256"] for row in again] == [row["weights_sha256"] for row in calm.rounds]
+    assert [(row["accuracy"], row["loss"]) for row in again] == [
+        (row["accuracy"], row["loss"]) for row in calm.rounds
+    ]
+
+
+def _kill_workshop(run: Run) -> None:
+    run.wait_until(lambda: workshop_of(run.pids()["server"]) > 0, "process that computes with models")
+    os.kill(workshop_of(run.pids()["server"]), signal.SIGKILL)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from edgefl.cli.federation.live import View
-from edgefl.cli.federation.server import _say
+from edgefl.cli.federation.serving import _say
 from edgefl.config import Federation, TierTable, parse
 from edgefl.data.datasets import digits
 from edgefl.lab.lab import Said

@@ -15,7 +15,7 @@ from edgefl.analysis.personal.evaluate import Adapter, Setting, User, evaluate_u
 from edgefl.analysis.personal.report import PersonalReport, UserReport, summed_up
 from edgefl.config import Federation, load
 from edgefl.data.dataset import Dataset
-from edgefl.lab.lab import CONFIG_NAME as RUN_CONFIG
+from edgefl.lab.written import CONFIG_NAME as RUN_CONFIG
 from edgefl.models.spec import ModelSpec
 from edgefl.objective.objective import Objective
 from edgefl.programs.personal.adaptation import ALPHA

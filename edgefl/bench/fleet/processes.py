@@ -18,6 +18,7 @@ from edgefl.system.files import write_text
 from edgefl.system.parent import PARENT
 from edgefl.wire.errors import EdgeflError
 from server.broker import mosquitto_command
+from server.workshop.process import INSIDE
 
 _END_S = 10.0
 
@@ -39,9 +40,9 @@ class Watched:
         return total
 
     def resident_bytes(self) -> int:
-        """Resident set sizes together."""
+        """Resident set sizes together, without what ends by itself before long."""
         total = 0
-        for each in self._all():
+        for each in self._staying():
             with suppress(psutil.Error):
                 total += each.memory_info().rss
         return total
@@ -54,7 +55,16 @@ class Watched:
 
     def peak_bytes(self) -> int:
         """The highest resident set size of each since :meth:`forget_peak`, together."""
-        return sum(_high_water(each.pid) for each in self._all())
+        return sum(_high_water(each.pid) for each in self._staying())
+
+    def _staying(self) -> list[psutil.Process]:
+        """Without the process that has composed the run: nothing is evaluated or placed here, so it is not needed again."""
+        staying = []
+        for each in self._all():
+            with suppress(psutil.Error):
+                if not any(INSIDE in word for word in each.cmdline()):
+                    staying.append(each)
+        return staying
 
     def _all(self) -> list[psutil.Process]:
         try:

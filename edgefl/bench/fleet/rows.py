@@ -28,9 +28,11 @@ class FleetRow(msgspec.Struct, frozen=True, kw_only=True):
     round's opening to its end as the server tells them; ``cycle_p50_s``: from one opening to the next.
     ``updates_per_s``: accepted over the time of all cycles. ``server_start_bytes``: resident before a device was there;
     ``server_idle_bytes``: with all of them connected and no round so far; ``server_peak_bytes``: the highest since then;
-    children count too. ``idle_device_bytes``: what an idle device costs the server. ``ack_*``: from an update's first
-    chunk to the server's word. ``resent_share``: of all updates, those that were sent again. ``dropped_messages``: by
-    the broker. ``journal_bytes``, ``out_bytes``: the most that the journal, and all of the server's folder, took.
+    ``server_rest_bytes``: the lowest since the end of the first round, which is that between rounds where devices take
+    their time; children count too, but for the server's process that composed the run and ends where nobody needs it.
+    ``idle_device_bytes``: what an idle device costs the server. ``ack_*``: from an update's first chunk to the server's
+    word. ``resent_share``: of all updates, those that were sent again. ``dropped_messages``: by the broker.
+    ``journal_bytes``, ``out_bytes``: the most that the journal, and all of the server's folder, took.
     ``closed`` of ``rounds`` were closed. ``fates``: what the server said to updates of which manner, in all rounds.
     ``unanswered``: those on which it said nothing before the last round's end, late ones of that round.
     """
@@ -55,6 +57,7 @@ class FleetRow(msgspec.Struct, frozen=True, kw_only=True):
     server_start_bytes: int
     server_idle_bytes: int
     server_peak_bytes: int
+    server_rest_bytes: int
     idle_device_bytes: int
     broker_peak_bytes: int
     ack_p50_s: float
@@ -126,6 +129,7 @@ def _row(case: Case, measured: Measured, run: Run) -> FleetRow:
         generator_cpu_s_per_1000=round(generator_s * per_thousand, 3),
         server_start_bytes=measured.start_bytes,
         server_idle_bytes=measured.idle_bytes,
+        server_rest_bytes=measured.rest_bytes,
         server_peak_bytes=measured.peak_bytes,
         idle_device_bytes=max(0, measured.idle_bytes - measured.start_bytes) // case.devices,
         broker_peak_bytes=measured.broker_peak_bytes,

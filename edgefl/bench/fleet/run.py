@@ -56,6 +56,7 @@ class Measured:
     start_bytes: int = 0
     idle_bytes: int = 0
     peak_bytes: int = 0
+    rest_bytes: int = 0
     broker_peak_bytes: int = 0
     dropped: int = 0
     journal_bytes: int = 0
@@ -211,6 +212,8 @@ class Run:
         measured = self.measured
         measured.journal_bytes = max(measured.journal_bytes, journal)
         measured.out_bytes = max(measured.out_bytes, whole)
+        if measured.seconds:
+            measured.rest_bytes = min(measured.rest_bytes or 1 << 62, self._server.resident_bytes())
         if self._broker.process.poll() is not None:
             self._fail(last_words(self._folder / "broker" / "log", "broker"))
         if time.monotonic() - self._heard > _STALLED_S:

@@ -19,7 +19,7 @@ from edgefl.cli.broker_options import (
 )
 from edgefl.cli.device import engine as device_engine
 from edgefl.cli.device import personalize as device_personalize
-from edgefl.cli.device.isolated import Told
+from edgefl.cli.isolated import Told
 from edgefl.cli.options import (
     BadRows,
     Engine,
@@ -181,4 +181,4 @@ def device(
     if isinstance(ctx.obj, Told):
         ctx.obj.tell(settings)
     else:
-        process.run(settings)
+        process.LIFE.begin(settings)

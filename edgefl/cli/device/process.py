@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from edgefl.cli.isolated import Life
 from edgefl.system.clock import clock
 from edgefl.system.lazy_modules import on_first_use
 from edgefl.wire.limits import Limits
@@ -51,9 +52,8 @@ def load() -> None:
     import edgefl.api.device  # noqa: F401
 
 
-def run(settings: DeviceSettings) -> None:
+def run(settings: DeviceSettings, _loaded: None) -> None:
     """Serve until done or stopped by SIGTERM or SIGINT; raises what :meth:`edgefl.Agent.run` raises."""
-    load()
     from edgefl.api.device import Agent
 
     agent = Agent(
@@ -81,6 +81,9 @@ def run(settings: DeviceSettings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: agent.stop())
     agent.run()
+
+
+LIFE = Life(DeviceSettings, load, run)
 
 
 def _as_text(event: AgentEvent) -> None:

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from edgefl.cli.broker_options import Broker, CaFile, CertFile, InsecurePassword, KeyFile, PasswordFile
-from edgefl.cli.federation.beside import Dashboard, page_beside
-from edgefl.cli.output import console, print_json
-from edgefl.system.clock import clock
-
-if TYPE_CHECKING:
-    from server.events import Event
+from edgefl.cli.federation.beside import Dashboard
+from edgefl.cli.isolated import Told
 
 _EXAMPLES = """
 Run the server of a federation: it exports the tiers' bundles, opens rounds and averages what devices send.
@@ -40,6 +33,7 @@ def register(app: typer.Typer) -> None:
 
 
 def server(
+    ctx: typer.Context,
     config: Annotated[Path, typer.Option(help="federation file (TOML)")],
     out: Annotated[Path, typer.Option(help="folder for journal, checkpoints, bundles and the trained model")],
     broker: Broker = "",
@@ -86,45 +80,31 @@ def server(
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="events as JSON lines")] = False,
 ) -> None:
-    if not as_json:  # what follows loads torch, which takes seconds
-        console.print(
-            f"{clock(time.time())}  starting: {config}, folder {out}", soft_wrap=True, highlight=False
-        )
-    from edgefl.api.federation import load_federation
-    from edgefl.api.run import Server
+    from edgefl.cli.federation import serving
 
-    own = {"workers": workers, "ray": ray, "updates": updates}
-    given = {
-        **{f"server.{key}": value for key, value in own.items()},
-        "broker.ca_file": ca_file,
-        "broker.cert_file": cert_file,
-        "broker.key_file": key_file,
-        "broker.password_file": password_file,
-        "broker.insecure_password": insecure_password,
-        "downlink.mirrors": mirror,
-        "broker.password": "" if password_file else os.environ.get("EDGEFL_BROKER_PASSWORD", ""),
-    }
-    federation = load_federation(config, {key: value for key, value in given.items() if value})
-    with page_beside(dashboard, out, database):
-        served = Server(
-            federation,
-            out,
-            broker=broker,
-            database=database,
-            device=device,
-            sign_key=sign_key,
-            enrolled=enrolled,
-            emit=print_json if as_json else _say,
-        )
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: served.stop())
-        served.run()
-
-
-def _say(event: Event) -> None:
-    """A line for each event; progress of devices is for the live table only."""
-    from edgefl.cli.federation.lines import line
-
-    text = line(event, time.time())
-    if text is not None:
-        console.print(text, soft_wrap=True, highlight=False, markup=False)
+    settings = serving.ServerSettings(
+        config=str(config),
+        out=str(out),
+        broker=broker,
+        given={
+            "server.workers": workers,
+            "server.ray": ray,
+            "server.updates": updates,
+            "broker.ca_file": ca_file,
+            "broker.cert_file": cert_file,
+            "broker.key_file": key_file,
+            "broker.password_file": password_file,
+            "broker.insecure_password": insecure_password,
+            "downlink.mirrors": mirror or [],
+        },
+        database=database,
+        device=device,
+        sign_key=str(sign_key or ""),
+        enrolled=str(enrolled or ""),
+        dashboard=dashboard,
+        as_json=as_json,
+    )
+    if isinstance(ctx.obj, Told):
+        ctx.obj.tell(settings)
+    else:
+        serving.LIFE.begin(settings)

@@ -6,7 +6,8 @@ import torch
 
 from edgefl.contract.program import Function, Phase, Program
 from edgefl.contract.ranges import above_zero, below_one, counts
-from edgefl.contract.server import Scalars, ServerOpt, beside, state_of
+from edgefl.contract.schedule import Scalars
+from edgefl.contract.server import ServerOpt, beside, state_of
 from edgefl.contract.tensors import Tensors, prefixed, select
 from edgefl.objective.objective import Objective
 from edgefl.objective.parts import SCALAR, begun, dtype_of, evaluate, held_ports

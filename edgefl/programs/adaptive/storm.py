@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from edgefl.contract.program import CarryRule, Phase, Program
-from edgefl.contract.server import Scalars, ServerOpt, beside, state_of
+from edgefl.contract.schedule import Scalars
+from edgefl.contract.server import ServerOpt, beside, state_of
 from edgefl.contract.tensors import Tensors
 from edgefl.objective.objective import Objective
 from edgefl.objective.parts import evaluate

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 
 from edgefl.contract.program import Function, Phase, Program
 from edgefl.contract.ranges import above_zero, at_least_zero, below_one, counts
-from edgefl.contract.server import MEAN, Scalars, ServerOpt, beside, state_of
+from edgefl.contract.schedule import Scalars
+from edgefl.contract.server import MEAN, ServerOpt, beside, state_of
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
 from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective

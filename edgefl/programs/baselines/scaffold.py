@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from edgefl.contract.program import Function, Phase, Program
 from edgefl.contract.ranges import above_zero, counts
-from edgefl.contract.server import Scalars, ServerOpt, beside, state_of
+from edgefl.contract.schedule import Scalars
+from edgefl.contract.server import ServerOpt, beside, state_of
 from edgefl.contract.tensors import Tensors, prefixed, select
 from edgefl.objective.objective import Objective
 from edgefl.objective.parts import SCALAR, begun, evaluate, held_ports

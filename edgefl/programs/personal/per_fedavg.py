@@ -9,9 +9,9 @@ from typing import Literal
 
 import torch
 
-from edgefl.contract.program import Function, Phase, Program, Schedule
+from edgefl.contract.program import Function, Phase, Program
 from edgefl.contract.ranges import above_zero, at_least_zero, counts
-from edgefl.contract.server import Scalars
+from edgefl.contract.schedule import Scalars, Schedule
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
 from edgefl.objective.derivatives import difference, gradient, norm, product, shifted
 from edgefl.objective.objective import Objective

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from edgefl.contract.program import Program, Schedule
-from edgefl.contract.server import Scalars
+from edgefl.contract.program import Program
+from edgefl.contract.schedule import Scalars, Schedule
 from edgefl.models.exit_loss import WEIGHT, ExitLoss
 from edgefl.objective.objective import Objective
 from edgefl.programs.baselines.sgd import sgd

@@ -9,7 +9,8 @@ import pytest
 
 from edgefl import programs
 from edgefl.contract.program import Function, Program
-from edgefl.contract.server import MEAN, Scalars, beside, state_of
+from edgefl.contract.schedule import Scalars
+from edgefl.contract.server import MEAN, beside, state_of
 from edgefl.contract.tensors import Tensors
 from edgefl.objective.parts import finish
 from edgefl.optimizers import with_optimizer

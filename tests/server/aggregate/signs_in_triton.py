@@ -16,9 +16,8 @@ import torch
 from edgefl.wire.update.form import Codes, Form, Section
 from server.aggregate.accumulator import CpuAccumulator
 from server.aggregate.adders import Checked
-from server.aggregate.blocks import BLOCK
 from server.aggregate.cuda import TorchAccumulator, measure_signs
-from server.aggregate.scatter import Integers, compiled
+from server.aggregate.scatter import BLOCK, Integers, compiled
 from server.aggregate.triton_kernels import Tuning, add_signs
 from tests.server.aggregate.test_kernels import LAYOUT, REGIONS, SIZE, drawn
 

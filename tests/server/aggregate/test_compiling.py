@@ -16,8 +16,15 @@ import server
 def test_compiled_loops_take_nothing_from_files_that_numbas_cache_does_not_look_at(module: str) -> None:
     """A number that another file defines would be frozen into the cache, and stale once that file is changed."""
     tree = ast.parse((Path(server.__file__).parent / "aggregate" / f"{module}.py").read_text())
-    taken = [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    assert set(taken) <= {"__future__", "server.aggregate.native", "server.aggregate.blocks"}
+    taken = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    shared = {f"server.aggregate.{each}" for each in ("native", "blocks", "scatter")}
+    assert {node.module for node in taken} <= {"__future__", *shared}
+    of_blocks = {
+        name.name for node in taken if node.module == "server.aggregate.scatter" for name in node.names
+    }
+    assert of_blocks <= {"BLOCK", "FIRST", "LENGTH", "SOURCE", "ROW", "TARGET"}, (
+        "which say when to empty the cache"
+    )
 
 
 def test_the_kernels_work_where_no_cache_can_be_written() -> None:

@@ -31,8 +31,7 @@ from server.aggregate import averaging
 from server.aggregate.accumulator import CpuAccumulator
 from server.aggregate.adders import Checked
 from server.aggregate.aggregator import Aggregator, layout_of
-from server.aggregate.blocks import BLOCK, LENGTH
-from server.aggregate.scatter import Integers, compiled
+from server.aggregate.scatter import BLOCK, LENGTH, Integers, compiled
 
 OLD: Arrays = {
     "a": np.linspace(-1, 1, 37 * 11, dtype=np.float32).reshape(37, 11),

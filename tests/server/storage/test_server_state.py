@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from edgefl.contract import server_state
-from edgefl.contract.server import MEAN, Scalars, ServerOpt
+from edgefl.contract.schedule import Scalars
+from edgefl.contract.server import MEAN, ServerOpt
 from edgefl.contract.tensors import Tensors
 from edgefl.wire.errors import StepError
 from edgefl.wire.regions import Block, Placement
@@ -63,7 +64,7 @@ def test_memory_lies_in_an_update_where_the_weights_lie() -> None:
 def test_what_is_averaged_may_hold_more_than_what_travelled() -> None:
     opening = ServerOpt("opening", {"m": 0.0, "v": 0.0}, unfold=_squares)
     assert server_state.states_given(opening, ("m",), sorted(TRAINED)) == ("m", "v")
-    found = server_state.unfolded(opening, {"m/head.weight": np.array([1.0, -3.0], np.float32)})
+    found = opening.unfolded({"m/head.weight": np.array([1.0, -3.0], np.float32)})
     np.testing.assert_array_equal(found["v/head.weight"], [1.0, 9.0])
     assert server_state.states_given(MEAN, ("", "m"), sorted(TRAINED)) == ("", "m")
 

@@ -1,0 +1,165 @@
+"""A federation's server for devices elsewhere. Imports torch only where it composes the run itself."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgefl.config import Federation, load
+from edgefl.config.broker import REACHED_BY
+from edgefl.config.text import changes, dump
+from edgefl.lab.written import CONFIG_NAME, PASSWORD, without_password
+from edgefl.models.user_factory import refuse_while_loading
+from edgefl.setup.digests import UNDECIDING
+from edgefl.setup.places import found_from_anywhere, held
+from edgefl.system.files import write_text
+from edgefl.wire import folders
+from edgefl.wire.bundle.signatures import Signer
+from edgefl.wire.errors import ConfigError
+from edgefl.wire.mqtt.address import Address
+from server.events import Event
+from server.rounds import AnotherConfiguration
+from server.service import Service
+from server.shards.hiring import workers_of
+from server.storage.audit import Audit
+from server.storage.feed import Feed
+from server.storage.history import History
+
+if TYPE_CHECKING:
+    from server.run_spec import RunSpec
+    from server.workshop.workshop import Workshop
+
+SERVER_LOCK = "serve.lock"
+
+
+class Server:
+    """A federation's server for devices elsewhere. ``run`` returns when all rounds are over, or after ``stop``.
+
+    Made, it has compiled the tiers' bundles into ``out/bundles``. ``emit`` is told what happens. ``broker`` is
+    ``host:port`` or an address; by default the one of the federation. ``ca_file``, the certificate of the broker's
+    authority, switches TLS on. ``database``: SQLAlchemy URL of the journal, by default SQLite in ``out``. ``device``:
+    where updates are summed and the model is evaluated, ``auto``, ``cpu`` or ``cuda``. ``sign_key``: file with the key
+    that signs what the server says, made if there is none; by default one of this user's for each federation. ``enrolled``:
+    the list of the devices that are let in (`edgefl enroll`); without one the first key of each name is trusted.
+    ``workshop``: composes the run and computes with its models in a process of its own, so that this one has no torch; it
+    is whoever made it that closes it.
+
+    StoreError if another process serves from ``out``.
+    """
+
+    def __init__(
+        self,
+        federation: Federation | str | Path,
+        out: str | Path,
+        *,
+        broker: str | Address = "",
+        ca_file: str = "",
+        database: str = "",
+        device: str = "auto",
+        sign_key: str | Path | None = None,
+        enrolled: str | Path | None = None,
+        emit: Callable[[Event], None] = lambda _: None,
+        workshop: Workshop | None = None,
+    ) -> None:
+        refuse_while_loading("start a server")
+        read = federation if isinstance(federation, Federation) else load(Path(federation))
+        folder = Path(out)
+        self._lock = held(folder, SERVER_LOCK, "server")
+        self._feed = Feed(folder)
+        written, telling = (History(folder), Audit(folder), self._feed), threading.Lock()
+
+        def told(event: Event) -> None:
+            with telling:  # a workshop's end is told by whichever thread finds it
+                emit(event)
+                for each in written:
+                    if (problem := each.take(event)) is not None:
+                        emit(problem)
+
+        try:
+            spec, device = _composed(read, folder, device, told, workshop)
+            self._service = Service(
+                spec,
+                _address(read, broker, ca_file),
+                folder,
+                emit=told,
+                database=database,
+                device=device,
+                signer=Signer(Path(sign_key) if sign_key else folders.server_key(read.federation.name)),
+                enrolled=Path(enrolled) if enrolled else None,
+                crew=workers_of(read.server),
+            )
+            _write_down(read, folder / CONFIG_NAME)
+        except AnotherConfiguration as error:
+            self._release()
+            raise ConfigError(f"{error.message}: {_changed(read, folder)}", **error.details) from error
+        except BaseException:
+            self._release()
+            raise
+
+    def run(self) -> None:
+        """Serve until all rounds are over. BrokerError and its kin end it; the same folder goes on."""
+        try:
+            self._service.run()
+        finally:
+            self._release()
+
+    def stop(self) -> None:
+        """End :meth:`run` soon, from another thread or a signal handler; the run can be taken up later."""
+        self._service.stop()
+
+    def _release(self) -> None:
+        """Give the folder back, with all written that was told."""
+        self._feed.close()
+        self._lock.release()
+
+
+def _composed(
+    federation: Federation,
+    folder: Path,
+    device: str,
+    emit: Callable[[Event], None],
+    workshop: Workshop | None,
+) -> tuple[RunSpec, str]:
+    """The run, and where its updates are summed."""
+    if workshop is not None:
+        return workshop.composed(federation, folder, device=device, emit=emit)
+    from edgefl.setup.data import open_data
+    from server.compose import compose
+
+    return compose(federation, open_data(federation), folder, emit=emit, device=device), device
+
+
+def _address(federation: Federation, broker: str | Address, ca_file: str) -> Address:
+    """What ``broker`` says, and the federation's table where it says nothing."""
+    table = federation.broker.address()
+    given = table
+    if isinstance(broker, Address):
+        given = broker
+    elif broker:
+        given = Address.parse(broker)
+        plain = Address(given.host, given.port)
+        silent = [name for name in REACHED_BY if getattr(given, name) == getattr(plain, name)]
+        given = replace(given, **{name: getattr(table, name) for name in silent})
+        if not given.password and given.username in ("", table.username):
+            given = replace(given, username=table.username, password=table.password)
+        elif not given.password:  # what the environment holds is for whatever user there is
+            given = replace(given, password=os.environ.get(PASSWORD, ""))
+    return replace(given, ca_file=ca_file) if ca_file else given
+
+
+def _changed(federation: Federation, folder: Path) -> str:
+    """What differs from the run in ``folder``, key by key; where no key does, the code does."""
+    path = folder / CONFIG_NAME
+    now = found_from_anywhere(federation)
+    differ = changes(load(path), now, but=UNDECIDING) if path.exists() else []
+    return "; ".join(differ) or "edgefl's version, or the file of the model or of the program, is another one"
+
+
+def _write_down(federation: Federation, path: Path) -> None:
+    """What a server trains, for :func:`load_run`, without the broker's password; a run of one machine has its own file."""
+    if not path.exists():
+        write_text(path, dump(found_from_anywhere(without_password(federation))))

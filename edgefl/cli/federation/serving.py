@@ -1,0 +1,115 @@
+"""A server as a process: what it was told, and its life from there to the end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from edgefl.cli.isolated import Life
+from edgefl.system.clock import clock
+from edgefl.system.lazy_modules import not_here, on_first_use
+from server.workshop.process import Process
+
+if TYPE_CHECKING:
+    from server.events import Event
+
+
+class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What `edgefl server` was told: the arguments of :class:`edgefl.Server`, and how it tells what happens.
+
+    ``given``: keys of the federation file, in place of those that it has; what is empty is left to the file.
+    """
+
+    config: str
+    out: str
+    broker: str = ""
+    given: dict[str, str | bool | int | list[str]] = {}
+    database: str = ""
+    device: str = "auto"
+    sign_key: str = ""
+    enrolled: str = ""
+    dashboard: str = ""
+    as_json: bool = False
+
+
+def load() -> Process:
+    """Load what a server needs; the process that it begins loads torch meanwhile, which takes seconds."""
+    process = Process()
+    on_first_use("urllib.request")  # of paho: see edgefl.cli.device.process
+    not_here("coverage", "scipy")  # numba would take 18 MB for them
+    import server.workshop.workshop  # noqa: F401
+
+    return process
+
+
+def run(settings: ServerSettings, process: Process) -> None:
+    """Serve until all rounds are over or stopped by SIGTERM or SIGINT; raises what :class:`edgefl.Server` raises."""
+    from edgefl.api.serve import Server
+    from edgefl.config import load as load_federation
+    from server.workshop.workshop import Workshop
+
+    config, say = Path(settings.config), _said(as_json=settings.as_json)
+    if not settings.as_json:
+        _print(f"{clock(time.time())}  starting: {config}, folder {settings.out}")
+    given: dict[str, object] = {key: value for key, value in settings.given.items() if value}
+    if (password := os.environ.get("EDGEFL_BROKER_PASSWORD", "")) and "broker.password_file" not in given:
+        given["broker.password"] = password
+    with Workshop(process) as workshop:
+        federation = load_federation(config, given)
+        with _page(settings):
+            served = Server(
+                federation,
+                settings.out,
+                broker=settings.broker,
+                database=settings.database,
+                device=settings.device,
+                sign_key=settings.sign_key or None,
+                enrolled=settings.enrolled or None,
+                emit=say,
+                workshop=workshop,
+            )
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, lambda *_: served.stop())
+            served.run()
+
+
+def _page(settings: ServerSettings) -> AbstractContextManager[None]:
+    """The fleet's page, where it is asked for."""
+    if not settings.dashboard:
+        return nullcontext()
+    from edgefl.cli.federation.beside import page_beside
+
+    return page_beside(settings.dashboard, Path(settings.out), settings.database)
+
+
+LIFE = Life(ServerSettings, load, run)
+
+
+def _said(*, as_json: bool) -> Callable[[Event], None]:
+    return _as_json if as_json else _say
+
+
+def _as_json(event: Event) -> None:
+    _print(msgspec.json.encode(event).decode())
+
+
+def _say(event: Event) -> None:
+    """A line for each event; progress of devices is for the live table only."""
+    from edgefl.cli.federation.lines import line
+
+    text = line(event, time.time())
+    if text is not None:
+        _print(text)
+
+
+def _print(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,195 @@
+"""A workshop's functions give the bits of those of this process, also after it was killed; none outlives its server."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgefl.contract import server_state
+from edgefl.contract.server import MEAN
+from edgefl.setup.data import open_data
+from edgefl.wire.errors import ConfigError, StepError, WorkshopError
+from edgefl.wire.regions import Entries, Placement
+from server.compose import compose
+from server.events import Event, Exporting, Warned
+from server.run_spec import RunSpec, Steady
+from server.workshop import process
+from server.workshop.words import Compose, Judge
+from server.workshop.workshop import Workshop
+from tests.server.workshop.processes import gone, wait_until_gone
+from tests.server.workshop.runs import TABLES, alike, federation, moved
+
+PATIENCE_S = 120.0
+
+
+@dataclass
+class Pair:
+    """The same run, with functions of this process and with those of a workshop."""
+
+    here: RunSpec
+    there: RunSpec
+    workshop: Workshop
+    processor: str
+    told: list[Event]
+    folder: Path
+
+    def kill(self) -> None:
+        """And forget what was told."""
+        self.told.clear()
+        os.kill(self.workshop.pid, signal.SIGKILL)
+
+    def lost(self) -> list[str]:
+        """What was told of ends of processes."""
+        return [event.text for event in self.told if isinstance(event, Warned)]
+
+
+def pair(folder: Path, workshop: Workshop, **changes: Any) -> Pair:
+    made, told = federation(**changes), list[Event]()
+    there, processor = workshop.composed(made, folder, device="cpu", emit=told.append)
+    here = compose(made, open_data(made), folder / "again", device="cpu")
+    return Pair(here, there, workshop, processor, told, folder)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    with Workshop(idle_s=PATIENCE_S) as workshop:
+        yield pair(tmp_path_factory.mktemp("run"), workshop)
+
+
+def test_a_spec_is_the_same_but_for_where_its_functions_are(run: Pair) -> None:
+    here, there = run.here, run.there
+    functions = ("tiers", "initial", "schedule", "server", "evaluate")
+    for name in set(vars(here)) - set(functions):
+        assert getattr(there, name) == getattr(here, name), name
+    assert alike(there.initial, here.initial) and run.processor == "cpu"
+    for name, tier in here.tiers.items():
+        assert there.tiers[name].bundles == tier.bundles and there.tiers[name].form == tier.form
+        assert (there.tiers[name].reads, there.tiers[name].sends) == (tier.reads, tier.sends)
+    assert {event.tier for event in run.told if isinstance(event, Exporting)} == set(here.tiers)
+    assert isinstance(there.tiers["whole"].place, Steady), "what is placed once is placed here"
+
+
+def same(left: Placement, right: Placement) -> None:
+    assert alike(dict(left.payload), dict(right.payload)) and left.masks == right.masks
+    assert list(left.regions) == list(right.regions)
+    for name, region in left.regions.items():
+        other = right.regions[name]
+        if isinstance(region, Entries):
+            assert isinstance(other, Entries) and region.names == other.names
+            assert np.array_equal(region.positions, other.positions)
+        else:
+            assert region == other
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_share_that_is_chosen_anew_each_round_is_the_same(run: Pair, number: int) -> None:
+    weights = moved(run.here.initial, number)
+    for name, tier in run.here.tiers.items():
+        same(run.there.tiers[name].place(weights, number), tier.place(weights, number))
+
+
+def step(spec: RunSpec, seed: int) -> dict[str, Any]:
+    before, mean = moved(spec.initial, seed), moved(spec.initial, seed + 1)
+    return server_state.stepped(spec.server, before, mean, {**spec.hyper, "share": 1.0})
+
+
+def test_a_step_with_a_state_and_an_evaluation_are_the_same(run: Pair) -> None:
+    here, there = run.here, run.there
+    assert alike(step(there, 5), step(here, 5)) and there.server_state
+    assert not alike(step(there, 5), step(there, 6))
+    weights = here.model_of(moved(here.initial, 7))
+    assert here.evaluate is not None and there.evaluate is not None
+    assert there.evaluate(weights) == here.evaluate(weights)
+    assert not there.server.unfolds and there.server.name == here.server.name
+
+
+def test_a_killed_workshop_costs_a_new_one_and_is_told_of_once(run: Pair) -> None:
+    weights = moved(run.here.initial, 8)
+    run.kill()
+    killed = run.workshop.pid
+    same(run.there.tiers["third"].place(weights, 2), run.here.tiers["third"].place(weights, 2))
+    assert alike(step(run.there, 9), step(run.here, 9))
+    assert run.workshop.pid not in (0, killed)
+    assert run.lost() == [
+        "the process that computes with models ended (killed by SIGKILL) while it was needed, and is started again"
+    ]
+
+
+def test_what_does_not_exist_is_an_error_of_the_same_words(run: Pair, tmp_path: Path) -> None:
+    odd = federation(program={**TABLES["program"], "upload_mode": "nowhere"})
+    with pytest.raises(ConfigError) as here:
+        compose(odd, open_data(odd), tmp_path)
+    with pytest.raises(ConfigError) as there:
+        run.workshop.ask(Compose(odd, tmp_path, "cpu"))
+    assert (there.value.message, there.value.details) == (here.value.message, here.value.details)
+    broken = {name: np.full_like(array, np.nan) for name, array in run.there.initial.items()}
+    with pytest.raises(StepError, match="NaN, infinite or larger than"):
+        run.there.server.moved(broken, broken, {**run.there.hyper, "share": 1.0})
+
+
+@pytest.mark.slow
+def test_several_exchanges_a_schedule_and_updates_that_are_unfolded_are_the_same(tmp_path: Path) -> None:
+    own: dict[str, Any] = {
+        "program": {"name": "fafed", "batch": 4, "steps": 2},
+        "optimizer": {"name": "none"},
+    }
+    own["tiers"] = {"strong": {"devices": ["strong-*"]}}
+    with Workshop(idle_s=PATIENCE_S) as workshop:
+        made = pair(tmp_path, workshop, **own)
+        here, there = made.here, made.there
+        assert len(here.exchanges) > 1 and any(each.server.unfolds for each in here.exchanges)
+        assert [there.hyper_at(n + 1, n) for n in range(3)] == [here.hyper_at(n + 1, n) for n in range(3)]
+        made.kill()
+        for ours, theirs in zip(here.exchanges, there.exchanges, strict=True):
+            assert (theirs.server is MEAN) == (ours.server is MEAN)
+            assert theirs.tiers["strong"].bundle == ours.tiers["strong"].bundle
+            placement = ours.tiers["strong"].place(here.initial, 1)
+            averaged = [
+                each.reading("strong", placement, here.trained).averaged.keys() for each in (ours, theirs)
+            ]
+            assert averaged[0] == averaged[1]
+            update = moved(here.initial, 3)
+            assert alike(theirs.server.unfolded(update), ours.server.unfolded(update))
+        assert len(made.lost()) == 1
+
+
+def test_a_workshop_that_nobody_needs_ends() -> None:
+    with Workshop(idle_s=0.05) as workshop:
+        pid = workshop.pid
+        deadline = time.monotonic() + PATIENCE_S
+        while workshop.pid:
+            assert time.monotonic() < deadline, "it goes on"
+            time.sleep(0.02)
+        wait_until_gone(pid)
+
+
+def test_a_workshop_ends_with_a_server_that_is_killed() -> None:
+    code = "from server.workshop.process import Process\nprint(Process().pid, flush=True)\nimport time\ntime.sleep(600)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as server:
+        assert server.stdout is not None
+        pid = int(server.stdout.readline())
+        assert not gone(pid)
+        server.kill()
+        wait_until_gone(pid)
+
+
+def test_one_that_ends_whenever_it_is_asked_is_given_up(run: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The round is lost where a step is, and nothing else."""
+    ends = [sys.executable, "-S", "-c", "import sys; sys.exit(3)"]
+    run.kill()
+    monkeypatch.setattr(process, "_command", lambda *_: ends)
+    with pytest.raises(WorkshopError, match=r"ended 3 times \(exit code 3\) when it was asked to judge"):
+        run.workshop.ask(Judge(run.here.initial), beside=True)
+    assert len(run.lost()) == 3
+    with pytest.raises(StepError, match=r"'fedadam' could not be taken: .* asked to move"):
+        step(run.there, 1)
