@@ -163,6 +163,21 @@ def test_several_exchanges_a_schedule_and_updates_that_are_unfolded_are_the_same
         assert len(made.lost()) == 1
 
 
+@pytest.mark.slow
+def test_the_candidate_of_a_rollout_has_bundles_of_its_own_also_in_a_new_process(tmp_path: Path) -> None:
+    own: dict[str, Any] = {"program": {"batch": 4, "steps": 2}, "optimizer": {"name": "none"}}
+    own |= {"tiers": {"strong": {"devices": ["strong-*"]}}, "rollout": {"program": {"batch": 8}}}
+    with Workshop(idle_s=PATIENCE_S) as workshop:
+        made = pair(tmp_path, workshop, **own)
+        assert made.there.tiers.keys() == made.here.tiers.keys() == {"strong", "strong@candidate"}
+        for name, tier in made.here.tiers.items():
+            assert made.there.tiers[name].bundle == tier.bundle
+        assert made.there.rules == made.here.rules and made.there.rules.rollout is not None
+        made.kill()
+        assert made.there.evaluate is not None and made.here.evaluate is not None
+        assert made.there.evaluate(made.here.initial) == made.here.evaluate(made.here.initial)
+
+
 def test_a_workshop_that_nobody_needs_ends() -> None:
     with Workshop(idle_s=0.05) as workshop:
         pid = workshop.pid
