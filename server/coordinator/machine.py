@@ -10,6 +10,9 @@ Where a program needs every device, a round that lacks one is tried again or end
 device declines because it has lost what it kept makes the method begin again. Where updates are refused three tries in a
 row, the run ends, too: nobody is awaited who could change that. Each closed round completes an exchange.
 
+With a buffer (``Rules.buffer``) rounds are versions that wait for nobody: :mod:`server.coordinator.buffered` says when one
+ends and who is at work; the rest is the same.
+
 The service carries out the actions in order, and journals them before anyone else hears of them.
 """
 
@@ -17,7 +20,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from server.coordinator import attendance, bench, roster
+from server.coordinator import attendance, bench, buffered, roster
 from server.coordinator.fleet import Assignment, Assignments, Devices, Status
 from server.coordinator.roster import Device
 from server.coordinator.states import (
@@ -40,17 +43,21 @@ from server.coordinator.states import (
     OpenRound,
     Outage,
     Outcome,
+    Reassign,
     Refuse,
     Rules,
     SendTask,
     State,
     Tick,
+    Version,
     Warn,
 )
+from server.coordinator.tasks import assigned
 
 __all__ = [
     "MOST_SAMPLES", "Abandon", "Action", "Actions", "Answered", "Answers", "Assignment", "Close", "Declined",
     "DeviceHello", "DeviceStatus", "Event", "Finish", "Hold", "ModelReady", "Open", "OpenRound", "Outage", "Outcome",
+    "Reassign",
     "Refuse", "Rules", "SendTask", "State", "Tick", "Warn", "initial", "step", "wake_at",
 ]  # fmt: skip
 
@@ -99,7 +106,7 @@ def step(
             for each in event.answers:
                 state = _answered(state, each)
         case Outage():
-            state = _delayed(state, event.seconds)
+            state = _delayed(rules, state, event.seconds)
         case Hold():
             state = replace(state, held=event.on)
         case ModelReady() if state.phase == "closing" and state.round is not None:
@@ -112,6 +119,8 @@ def step(
 def wake_at(rules: Rules, state: State, now: float) -> float | None:
     """When a Tick may change something (epoch seconds), or None if only other events can."""
     if state.phase == "open" and state.round is not None:
+        if rules.buffered:
+            return buffered.wake_at(rules, state, state.round)
         given_up = attendance.given_up_at(rules, state, state.round)
         return state.round.deadline if given_up is None else min(given_up, state.round.deadline)
     return attendance.opens_at(rules, state, now) if state.phase == "waiting" and not state.held else None
@@ -135,6 +144,8 @@ def _hello(
     assignment = state.round.assignments.get(event.device)
     if assignment is None or assignment.status != "open":
         return state, actions
+    if any(isinstance(action, Reassign) and assignment in action.tasks for action in actions):
+        return state, actions  # a new task is sent anyway
     return state, (*actions, SendTask(assignment))
 
 
@@ -149,9 +160,13 @@ def _seen(state: State, event: DeviceStatus, now: float) -> State:
     return replace(state, devices=state.devices.with_device(replace(known, online=event.online, seen=now)))
 
 
-def _delayed(state: State, seconds: float) -> State:
+def _delayed(rules: Rules, state: State, seconds: float) -> State:
     """Everything that time was running out for, the grace of devices offline included, gets ``seconds`` more."""
-    current = state.round and replace(state.round, deadline=state.round.deadline + seconds)
+    current = state.round and replace(
+        state.round,
+        deadline=state.round.deadline + seconds,
+        assignments=state.round.assignments.later(seconds) if rules.buffered else state.round.assignments,
+    )
     devices = {
         name: device if device.online else replace(device, seen=device.seen + seconds)
         for name, device in state.devices.items()
@@ -182,7 +197,8 @@ def _settle(rules: Rules, state: State, now: float) -> tuple[State, Actions]:
     """Close or open rounds as far as ``state`` and ``now`` allow."""
     actions: Actions = ()
     if state.phase == "open" and state.round is not None:
-        state, actions = _maybe_close(rules, state, state.round, now)
+        go_on = _maybe_finish if rules.buffered else _maybe_close
+        state, actions = go_on(rules, state, state.round, now)
     if state.phase == "waiting":
         state, opened = _maybe_open(rules, state, now)
         actions += opened
@@ -210,6 +226,14 @@ def _maybe_close(rules: Rules, state: State, current: OpenRound, now: float) -> 
         return _begin_again(state, current, lost, now)
     abandon = Abandon(current, _too_few(rules, current))
     return _between_rounds(state, current, now), (*left_out, abandon)
+
+
+def _maybe_finish(rules: Rules, state: State, current: OpenRound, now: float) -> tuple[State, Actions]:
+    """A version that waits for nobody: its devices are looked after until it has enough updates."""
+    if current.count("accepted") < current.goal:
+        return buffered.gone_on(rules, state, current, now)
+    after = bench.judged(rules, state, current, now)
+    return replace(after, phase="closing"), (*_left_out(state, after), Close(current))
 
 
 def _left_out(before: State, after: State) -> Actions:
@@ -301,8 +325,8 @@ def _refused(state: State, current: OpenRound, text: str, remedy: str, now: floa
 
 
 def _completed(state: State, current: OpenRound, model_version: str, now: float) -> State:
-    ended = replace(state, model_version=model_version, position=state.position + 1, base=current.number)
-    return _between_rounds(ended, current, now)
+    ended = replace(_between_rounds(state, current, now), model_version=model_version, base=current.number)
+    return replace(ended, position=state.position + 1)
 
 
 def _failed(
@@ -319,9 +343,13 @@ def _failed(
 
 
 def _between_rounds(state: State, ended: OpenRound, now: float) -> State:
-    return replace(
+    after = replace(
         state, phase="waiting", next_round=ended.number + 1, waiting_since=now, round=None, refused=0
     )
+    # What is still at work goes on in the next version.
+    versions = {**ended.older, ended.number: Version(ended.model_version, ended.position)}
+    open_tasks = Assignments(dict(ended.assignments.open)) if ended.buffered else state.carried
+    return replace(after, carried=open_tasks, versions=versions if ended.buffered else {})
 
 
 def _maybe_open(rules: Rules, state: State, now: float) -> tuple[State, Actions]:
@@ -334,9 +362,11 @@ def _maybe_open(rules: Rules, state: State, now: float) -> tuple[State, Actions]
     if state.held:
         return state, ()
     there = attendance.presence(rules, state, now)
-    if there.known < there.needed:
+    if there.known < there.needed and not state.carried.open:
         gone = attendance.gone(rules, state, now)
         return (replace(state, phase="done"), (_lost(state, gone),)) if gone else (state, ())
+    if rules.buffered:
+        return buffered.begun(rules, state, now)
     names = attendance.candidates(rules, state, now)
     opened = _new_round(rules, state, names, now)
     members = tuple(names) if rules.all_needed else ()
@@ -365,7 +395,7 @@ def _new_round(rules: Rules, state: State, names: list[str], now: float) -> Open
         goal = max(least, roster.share(rules.fraction, len(names)))
         chosen = max(goal, roster.share(rules.fraction * rules.over_selection, len(names)))
     selected = roster.sample(rules.seed, number, names, chosen)
-    assignments = {name: _assign(rules, number, state.devices[name]) for name in selected}
+    assignments = {name: assigned(rules, number, state.devices[name]) for name in selected}
     return OpenRound(
         number,
         state.model_version,
@@ -375,15 +405,4 @@ def _new_round(rules: Rules, state: State, names: list[str], now: float) -> Open
         Assignments(assignments),
         state.position,
         rules.all_needed,
-    )
-
-
-def _assign(rules: Rules, number: int, device: Device) -> Assignment:
-    rows = min(device.samples, rules.samples or device.samples, rules.most_samples)
-    return Assignment(
-        device.name,
-        device.tier,
-        roster.task_seed(rules.seed, number, device.name),
-        roster.task_nonce(rules.run, rules.seed, number, device.name),
-        weight_limit=max(1, rows) if rules.weighted else 1,
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,9 @@ from sqlalchemy.engine import Connection
 
 from edgefl.wire.errors import StoreError
 from edgefl.wire.mqtt.packets import Traffic
+from server.coordinator.fleet import Assignment
 from server.coordinator.roster import Device
-from server.coordinator.states import OpenRound
+from server.coordinator.states import OpenRound, Version
 from server.storage import round_rows, tables, update_rows
 from server.storage.round_rows import MethodProgress
 from server.storage.update_files import Place, UpdateFiles
@@ -43,24 +44,37 @@ class Run:
 
 @dataclass(frozen=True)
 class StoredUpdate:
-    """An accepted update as it came, with its weight."""
+    """An accepted update as it came, with its weight, and the share of its change that counts."""
 
     device: str
     sha256: str
     weight: int
+    share: float
     data: bytes
 
 
 class Journal:
     """The journal of one federation; ``folder`` is for the bytes of updates. StoreError if the database cannot be opened.
 
-    ``most_rows``: how many tasks of rounds that are over it remembers.
+    ``most_rows``: how many tasks of rounds that are over it remembers. ``keep``: all of them, and the bytes of all updates.
+    ``versions``: rounds before the last one whose devices may still be at work.
     """
 
-    def __init__(self, url: str, federation: str, folder: Path, *, most_rows: int = MOST_ROWS) -> None:
+    def __init__(
+        self,
+        url: str,
+        federation: str,
+        folder: Path,
+        *,
+        most_rows: int = MOST_ROWS,
+        keep: bool = False,
+        versions: int = 1,
+    ) -> None:
         self._federation = federation
         self._files = UpdateFiles(folder)
         self._most_rows = most_rows
+        self._keep = keep
+        self._versions = versions
         self._engine = sa.create_engine(url)
         if self._engine.dialect.name == "sqlite":
             sa.event.listen(self._engine, "connect", tables.use_write_ahead_log)
@@ -151,15 +165,33 @@ class Journal:
                     deadline=opened.deadline,
                     goal=opened.goal,
                     whole=opened.whole,
+                    weight_cap=opened.weight_cap,
                     units=units,
                     outcome={},
                 )
             )
-            rows = [
-                {**asdict(assignment), "seed": str(assignment.seed), "run": run, "round": opened.number}
-                for assignment in opened.assignments.values()
-            ]
-            connection.execute(tables.assignments.insert(), rows)
+            round_rows.insert_tasks(connection, run, opened.began)
+
+    def reassign(self, run: str, over: Sequence[Assignment], tasks: Sequence[Assignment]) -> None:
+        """Tasks that ended without an answer, as their status says, and new ones."""
+        with self._transaction() as connection:
+            round_rows.answer(connection, run, over)
+            round_rows.insert_tasks(connection, run, tasks)
+
+    def open_tasks(self, run: str) -> dict[str, Assignment]:
+        """The tasks of all rounds that wait for an answer, by device."""
+        with self._transaction() as connection:
+            return round_rows.open_tasks(connection, run)
+
+    def task_status(self, run: str, number: int, device: str, nonce: str) -> str:
+        """How the task of a device ended that was given in round ``number``; empty if there was none that is known."""
+        with self._transaction() as connection:
+            return round_rows.status(connection, run, number, device, nonce)
+
+    def versions(self, run: str) -> dict[int, Version]:
+        """The model that each round began from, by its number."""
+        with self._transaction() as connection:
+            return round_rows.versions(connection, run)
 
     def current_round(self, run: str) -> OpenRound | None:
         """The round a killed server left open."""
@@ -177,23 +209,25 @@ class Journal:
         with self._transaction() as connection:
             connection.execute(tables.rounds.update().where(key).values(restart=True))
 
-    def decline(self, run: str, number: int, device: str, reason: str) -> None:
-        """A device sends no update for that round."""
+    def decline(self, run: str, task: Assignment, reason: str) -> None:
+        """A device sends no update for that task."""
         with self._transaction() as connection:
-            round_rows.answer(connection, run, number, device, "declined", reason)
+            round_rows.answer(connection, run, [replace(task, status="declined", reason=reason)])
 
     def published_units(self, run: str) -> list[bytes]:
-        """What :meth:`open_round` was given for the last two rounds, the newest first."""
+        """What :meth:`open_round` was given for the last rounds, the newest first: two, or those whose devices may still be at
+        work, and one more."""
         query = (
             sa.select(tables.rounds.c.units)
             .where(tables.rounds.c.run == run)
             .order_by(tables.rounds.c.round.desc())
         )
         with self._transaction() as connection:
-            return [row[0] for row in connection.execute(query.limit(2))]
+            return [row[0] for row in connection.execute(query.limit(self._versions + 1))]
 
     def end_round(self, run: str, number: int, *, state: str, outcome: Mapping[str, Any]) -> None:
-        """Close (or abandon) a round: the run moves on to the next one, the bytes of its updates go, and old rows."""
+        """Close (or abandon) a round: the run moves on to the next one, the bytes of its updates go, and old rows,
+        unless they are kept."""
         with self._transaction() as connection:
             connection.execute(
                 tables.rounds.update()
@@ -201,12 +235,14 @@ class Journal:
                 .values(state=state, outcome=dict(outcome))
             )
             connection.execute(tables.runs.update().where(tables.runs.c.run == run).values(number=number + 1))
-            before = (tables.rounds.c.run == run) & (tables.rounds.c.round < number - 1)
+            before = (tables.rounds.c.run == run) & (tables.rounds.c.round < number - self._versions)
             connection.execute(
                 tables.rounds.update().where(before & (tables.rounds.c.units != b"")).values(units=b"")
             )
-            update_rows.prune(connection, run, number, self._most_rows)
-        self._files.drop()
+            if not self._keep:
+                update_rows.prune(connection, run, number, self._most_rows, self._versions)
+        if not self._keep:
+            self._files.drop()
 
     def undo(self, run: str, after: int, more: Mapping[str, Any]) -> None:
         """The rounds behind round ``after`` count no more, as if they had been abandoned; ``more`` is in their outcomes."""
@@ -257,17 +293,18 @@ class Journal:
         reason: str,
         text: str,
         *,
-        final: bool,
+        step: int,
+        final: Assignment | None,
     ) -> bool:
         """Journal a refused update; False if it was known, or the device has had MOST_REJECTED in that round.
 
-        ``final`` also ends the device's part in that round.
+        ``step``: the round that it came in; ``final``: the task that ends with it.
         """
         key = {"run": run, "round": number, "device": device, "nonce": nonce, "sha256": sha256}
         with self._transaction() as connection:
-            if final:
-                round_rows.answer(connection, run, number, device, "rejected")
-            return update_rows.reject(connection, key, reason, text)
+            if final is not None:
+                round_rows.answer(connection, run, [replace(final, status="rejected")])
+            return update_rows.reject(connection, key, step, reason, text)
 
     def add_traffic(self, run: str, number: int, came: Mapping[str, Traffic]) -> None:
         """What more the devices of accepted updates sent for that round."""
@@ -294,14 +331,15 @@ class Journal:
         return str(row[0]) if row is not None else ""
 
     def accepted(self, run: str, number: int) -> Iterator[StoredUpdate]:
-        """The accepted updates of an open round, one at a time: memory stays at one update."""
+        """The accepted updates of a round, in the order in which they came, one at a time: memory stays at one update.
+        StoreError if their bytes are gone."""
         columns = tables.updates.c
-        query = sa.select(columns.device, columns.sha256, columns.weight, columns.offset, columns.size)
-        which = update_rows.of_round(run, number) & (columns.reason == "")
+        query = sa.select(columns.device, columns.sha256, columns.weight, columns.share, columns.offset, columns.size)
+        which = update_rows.of_step(run, number) & (columns.reason == "")
         with self._transaction() as connection:
-            rows = connection.execute(query.where(which).order_by(columns.device)).all()
-        for device, sha256, weight, offset, size in rows:
-            yield StoredUpdate(device, sha256, weight, self._files.read(number, Place(offset, size)))
+            rows = connection.execute(query.where(which).order_by(columns.offset)).all()
+        for device, sha256, weight, share, offset, size in rows:
+            yield StoredUpdate(device, sha256, weight, share, self._files.read(number, Place(offset, size)))
 
 
 def _device_row(device: Device) -> dict[str, object]:

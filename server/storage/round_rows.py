@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from server.coordinator.fleet import Assignment, Assignments
-from server.coordinator.states import OpenRound
+from server.coordinator.states import OpenRound, Version
 from server.storage import tables
 
 
@@ -30,6 +30,8 @@ def open_round(connection: Connection, run: str) -> OpenRound | None:
     row = connection.execute(sa.select(tables.rounds).where(which)).mappings().first()
     if row is None:
         return None
+    if row["weight_cap"]:
+        return _buffered(connection, run, row)
     query = sa.select(tables.assignments).where(
         (tables.assignments.c.run == run) & (tables.assignments.c.round == row["round"])
     )
@@ -44,6 +46,58 @@ def open_round(connection: Connection, run: str) -> OpenRound | None:
         progress(connection, run).position,
         row["whole"],
     )
+
+
+def _buffered(connection: Connection, run: str, row: Mapping[Any, Any]) -> OpenRound:
+    """An open round that takes what began from earlier models, too: what is open, and how much it has taken."""
+    number, tasks, took = row["round"], open_tasks(connection, run), tables.updates.c
+    taken = (took.run == run) & (took.step == number) & (took.reason == "")
+    rounds = list(connection.execute(sa.select(took.round).where(taken)).scalars())
+    own = (tables.assignments.c.run == run) & (tables.assignments.c.round == number)
+    drawn = connection.execute(sa.select(sa.func.count()).select_from(tables.assignments).where(own)).scalar_one()
+    began = {*rounds, *(task.round for task in tasks.values())} - {number}
+    known = versions(connection, run)
+    return OpenRound(
+        number,
+        row["model_version"],
+        row["opened"],
+        row["deadline"],
+        row["goal"],
+        Assignments(tasks, accepted=len(rounds)),
+        known[number].position,
+        older={each: known[each] for each in sorted(began)},
+        drawn=drawn,
+        weight_cap=row["weight_cap"],
+    )
+
+
+def open_tasks(connection: Connection, run: str) -> dict[str, Assignment]:
+    """The tasks of all rounds that wait for an answer, by device."""
+    columns = tables.assignments.c
+    query = sa.select(tables.assignments).where((columns.run == run) & (columns.status == "open"))
+    return {each["device"]: _assignment(each) for each in connection.execute(query).mappings()}
+
+
+def versions(connection: Connection, run: str) -> dict[int, Version]:
+    """The model that each round began from, by its number."""
+    columns = tables.rounds.c
+    query = sa.select(columns.round, columns.state, columns.model_version).where(columns.run == run)
+    position, found = 0, {}
+    for row in connection.execute(query.order_by(columns.round)):
+        found[row.round] = Version(row.model_version, position)
+        position += row.state == "closed"
+    return found
+
+
+def insert_tasks(connection: Connection, run: str, tasks: Iterable[Assignment]) -> None:
+    """Rows of tasks that are given."""
+    rows = [
+        {**asdict(task), "seed": str(task.seed), "run": run} for task in tasks
+    ]
+    for row in rows:
+        del row["until"]  # after a restart its time begins anew
+    if rows:
+        connection.execute(tables.assignments.insert(), rows)
 
 
 def progress(connection: Connection, run: str) -> MethodProgress:
@@ -61,22 +115,27 @@ def progress(connection: Connection, run: str) -> MethodProgress:
     return MethodProgress(position, max(closed, default=0), members)
 
 
-def answer(connection: Connection, run: str, number: int, device: str, status: str, reason: str = "") -> None:
-    key = (
-        (tables.assignments.c.run == run)
-        & (tables.assignments.c.round == number)
-        & (tables.assignments.c.device == device)
-    )
-    connection.execute(tables.assignments.update().where(key).values(status=status, reason=reason))
-
-
-def answer_all(connection: Connection, run: str, number: int, devices: Sequence[str], status: str) -> None:
-    """The same answer of several devices."""
+def answer(connection: Connection, run: str, tasks: Sequence[Assignment]) -> None:
+    """Write down how tasks ended: their status, and why."""
     columns = tables.assignments.c
-    key = (columns.run == run) & (columns.round == number) & (columns.device == sa.bindparam("name"))
-    connection.execute(
-        tables.assignments.update().where(key).values(status=status), [{"name": name} for name in devices]
-    )
+    key = (columns.run == run) & (columns.round == sa.bindparam("number"))
+    key &= (columns.device == sa.bindparam("name")) & (columns.nonce == sa.bindparam("key"))
+    statement = tables.assignments.update().where(key)
+    statement = statement.values(status=sa.bindparam("to"), reason=sa.bindparam("why"))
+    rows = [
+        {"number": task.round, "name": task.device, "key": task.nonce, "to": task.status, "why": task.reason}
+        for task in tasks
+    ]
+    if rows:
+        connection.execute(statement, rows)
+
+
+def status(connection: Connection, run: str, number: int, device: str, nonce: str) -> str:
+    """How a device's task ended; empty if there was none, or if its row is gone."""
+    columns = tables.assignments.c
+    key = (columns.run == run) & (columns.round == number) & (columns.device == device)
+    found = connection.execute(sa.select(columns.status).where(key & (columns.nonce == nonce))).scalar()
+    return str(found or "")
 
 
 def undo(connection: Connection, run: str, after: int, more: Mapping[str, Any]) -> None:
@@ -105,4 +164,5 @@ def _assignment(row: Mapping[Any, Any]) -> Assignment:
         row["weight_limit"],
         row["status"],
         row["reason"],
+        row["round"],
     )
