@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
 
 import numpy as np
 
@@ -36,6 +36,14 @@ Received = Callable[[], Arrays]
 
 
 @dataclass(frozen=True)
+class Began:
+    """What devices began with that are at work since an earlier round."""
+
+    model: Model
+    received: Received
+
+
+@dataclass(frozen=True)
 class CheckedUpdate:
     """An update whose every name, shape, dtype and value is as it should be: as it was sent, and what is added of it."""
 
@@ -47,8 +55,10 @@ class CheckedUpdate:
 class ActiveRound:
     """Round ``number``: the exchange that it is, how each tier's updates are read, and what they are added to.
 
-    ``weight_cap`` is the most that an update weighs. ``sent_bytes`` is what the server had sent in all when the round began;
-    ``by_turns``: its updates are too many bytes to come all at once.
+    ``older`` is how those are read whose devices began in an earlier round. Where there may be such, updates are added as
+    changes: ``received`` has the weights that devices began with, by round. ``weight_cap`` is the most that an update
+    weighs. ``sent_bytes`` is what the server had sent in all when the round began; ``by_turns``: its updates are too many
+    bytes to come all at once.
     """
 
     number: int
@@ -58,6 +68,12 @@ class ActiveRound:
     weight_cap: int
     sent_bytes: int = 0
     by_turns: bool = False
+    older: Mapping[int, Mapping[str, UpdateReading]] = field(default_factory=dict)
+    received: Mapping[int, Received] = field(default_factory=dict)
+
+    def reading(self, tier: str, number: int) -> UpdateReading:
+        """How the updates of ``tier`` are read that begin from round ``number``'s model."""
+        return self.older.get(number, self.readings)[tier]
 
     @cached_property
     def _expected(self) -> dict[str, Mapping[str, tuple[str, tuple[int, ...]]]]:
@@ -110,17 +126,19 @@ class ActiveRound:
 
     def check(self, update: Update) -> CheckedUpdate:
         """UpdateRejected unless the update's tensors are what its tier sends."""
-        return self.check_sent(update.tier, update.tensors)
+        return self.check_sent(update.tier, update.tensors, update.round)
 
-    def check_sent(self, tier: str, sent_bytes: bytes) -> CheckedUpdate:
-        """The same of the tensors alone, as they travel."""
-        reading = self.readings[tier]
+    def check_sent(self, tier: str, sent_bytes: bytes, number: int) -> CheckedUpdate:
+        """The same of the tensors alone, as they travel, that begin from round ``number``'s model."""
+        reading = self.reading(tier, number)
         try:
             tensors.check_bare(sent_bytes, self._header_bytes[tier])
             arrays = tensors.load(sent_bytes, max_bits=reading.tier.mask_bits)
         except ProtocolError as error:
             raise UpdateRejected("malformed", error.message) from error
         sent = self.aggregator.check(arrays, reading.sent, reading.tier.form)
+        if self.received:
+            return CheckedUpdate(sent, self.aggregator.as_change(sent, self.received[number]()))
         if not reading.unfolds:
             return CheckedUpdate(sent, sent)
         unfolded_arrays = unfolded(self.exchange.server, sent.named)
@@ -143,14 +161,20 @@ def active_round(
     device: str,
     sums: Accumulator | None,
     sent_bytes: int,
+    older: Mapping[int, Began] | None = None,
 ) -> ActiveRound:
     """Ready for the updates of ``opened``, which begins from ``model``. ``sums`` are those of an earlier round, to use
-    again where they fit; ``device`` is where updates are summed."""
+    again where they fit; ``device`` is where updates are summed. ``older``: what devices began with in earlier rounds that
+    are still at work."""
     exchange = spec.exchange(opened.position)
-    readings = {
-        tier: exchange.reading(tier, placement, spec.trained) for tier, placement in model.placements.items()
+    readings = _readings(spec, exchange, model)
+    earlier = {number: _readings(spec, exchange, began.model) for number, began in (older or {}).items()}
+    names = {
+        name
+        for each in (readings, *earlier.values())
+        for reading in each.values()
+        for name in _global_names({**reading.sent, **reading.averaged})
     }
-    names = {name for each in readings.values() for name in _global_names({**each.sent, **each.averaged})}
     weights = {name: array for name, array in model.weights.items() if name in names}
     aggregate, nonzero = spec.aggregate, spec.count == "nonzero"
     base = received() if measured(spec) else {}
@@ -161,7 +185,9 @@ def active_round(
     cap = weight_cap(spec.rules, opened)
     aggregator = Aggregator(
         layout,
-        weight_limit=sum(min(each.weight_limit, cap) for each in opened.assignments.values()),
+        weight_limit=opened.goal * cap
+        if opened.buffered
+        else sum(min(each.weight_limit, cap) for each in opened.assignments.values()),
         device=device,
         threads=aggregate.threads,
         base=base if nonzero else None,
@@ -179,6 +205,9 @@ def active_round(
         else None,
     )
     active = ActiveRound(opened.number, exchange, readings, aggregator, cap, sent_bytes)
+    if opened.buffered:
+        began = {number: cache(each.received) for number, each in (older or {}).items()}
+        active = replace(active, older=earlier, received={**began, opened.number: cache(received)})
     return replace(active, by_turns=not active.fits(opened, spec.limits.asked_bytes))
 
 
@@ -231,11 +260,11 @@ def _averaged(
     spec: RunSpec, ended: OpenRound, active: ActiveRound, model: Model, *, received: Received, devices: int
 ) -> Arrays:
     """The model and the server's state after the round's updates. StepError if the server's step gives none."""
-    reports = len(ended.with_status("accepted"))
+    reports = ended.count("accepted")
     hyper = {**spec.hyper_at(ended.number, ended.position), "share": reports / max(reports, devices)}
     weights, exchange = model.weights, active.exchange
     # Whoever measures how far updates went has to begin where the devices began (server.publish.downlink).
-    began = weights if _exact(spec, exchange) else received()
+    began = weights if active.received or _exact(spec, exchange) else received()
     mean = {**began, **active.aggregator.result(began)}
     after = stepped(exchange.server, began, mean, hyper)
     if began is weights:
@@ -249,6 +278,13 @@ def _exact(spec: RunSpec, exchange: ExchangeSpec) -> bool:
     looks at where they began."""
     rounded = spec.downlink.encoding != "float32"
     return not rounded or exchange.server is MEAN or any(tier.form.change for tier in exchange.tiers.values())
+
+
+def _readings(spec: RunSpec, exchange: ExchangeSpec, model: Model) -> dict[str, UpdateReading]:
+    """How each tier's updates are read that begin from ``model``."""
+    return {
+        tier: exchange.reading(tier, placement, spec.trained) for tier, placement in model.placements.items()
+    }
 
 
 def _global_names(regions: Mapping[str, Region]) -> set[str]:

@@ -15,12 +15,12 @@ from edgefl.wire.bundle.signatures import Signer
 from edgefl.wire.errors import ConfigError, StoreError
 from edgefl.wire.mqtt.envelope import Seal
 from edgefl.wire.mqtt.session import Session
-from server.active_round import ActiveRound, Conclusion, active_round, concluded
+from server.active_round import ActiveRound, Began, Conclusion, active_round, concluded
 from server.aggregate.accumulator import Accumulator
 from server.coordinator import machine as coordinator
 from server.coordinator.collapse import Best, best_of
-from server.coordinator.fleet import Devices
-from server.coordinator.machine import OpenRound, State
+from server.coordinator.fleet import Assignments, Devices
+from server.coordinator.machine import OpenRound, Reassign, State
 from server.publish.announcements import Announcements
 from server.publish.downlink import check_counting
 from server.publish.model import Model
@@ -95,6 +95,8 @@ class Rounds:
         self._sums: Accumulator | None = None
         self._last: Collection[str] = frozenset()
         """The devices of the last round that this process opened."""
+        self._versions: dict[int, Model] = {}
+        """The models that the last rounds began from, by their numbers: as many as devices may be at work on."""
         forms = {name: tier.form for name, tier in spec.tiers.items()}
         own = [name for name, tier in spec.tiers.items() if tier.published not in spec.units]
         check_counting(spec.count, spec.downlink.encoding, forms, own)
@@ -121,11 +123,15 @@ class Rounds:
         self._checkpoints.save(0, self._spec.initial)
         model = self._checkpoint(0)
         self.announcements.publish(model)
+        self._versions = {1: model}
         self._journal.begin_run(self._run)
         return model
 
     def _taken_up(self) -> Model:
-        model = self._checkpoint(self._run.number - 1)
+        for number in range(max(1, self._run.number - self._spec.rules.max_staleness), self._run.number):
+            self._versions[number] = self._checkpoint(number - 1)
+            self.announcements.publish(self._versions[number])
+        model = self._versions[self._run.number] = self._checkpoint(self._run.number - 1)
         self.announcements.resume(model)
         return model
 
@@ -160,7 +166,17 @@ class Rounds:
                     f"{self.model.version[:12]}: restore the file, or start over in another folder"
                 )
             later = replace(opened, deadline=self._clock() + self.rules.deadline_s)
+            if opened.buffered:
+                tasks = opened.assignments.later(later.deadline)
+                later = replace(later, assignments=tasks)
             state = replace(state, phase="open", round=later)
+        elif self.rules.buffered:
+            tasks = Assignments(self._journal.open_tasks(self._run.run))
+            state = replace(
+                state,
+                carried=tasks.later(self._clock() + self.rules.deadline_s),
+                versions=self._journal.versions(self._run.run),
+            )
         # What a killed process did not live to clear.
         for units in self._journal.published_units(self._run.run):
             self.announcements.clear(msgspec.msgpack.decode(units, type=_Published))
@@ -178,18 +194,27 @@ class Rounds:
             device=self._device,
             sums=self._sums,
             sent_bytes=self.announcements.sent_bytes,
+            older={number: self._began(number) for number in opened.older},
         )
 
+    def _began(self, number: int) -> Began:
+        model = self._versions[number]
+        return Began(model, lambda: self.announcements.received(model))
+
     def open(self, opened: OpenRound, state: State) -> ActiveRound:
-        """Journal the state's round, announce it, send every task."""
+        """Journal the state's round, announce it, send every task that is new."""
         published = msgspec.msgpack.encode(self.announcements.published)
         self._persist(lambda: self._journal.open_round(self.rules.run, opened, published))
         active = self.taking(opened)
         self._last = frozenset(opened.assignments)
         self.announce(state)
-        for assignment in opened.assignments.values():
+        for assignment in opened.began:
             self.announcements.send_task(opened, assignment, ask=active.by_turns)
         return active
+
+    def reassign(self, given: Reassign) -> None:
+        """Journal that tasks are over, and new ones."""
+        self._persist(lambda: self._journal.reassign(self.rules.run, given.over, given.tasks))
 
     def announce(self, state: State) -> None:
         """Say where the run is."""
@@ -240,6 +265,9 @@ class Rounds:
         digest = self._persist(lambda: self._checkpoints.save(ended.number, done.weights))
         self.model = self._persist(lambda: self._checkpoint(ended.number))
         self._persist(lambda: self.announcements.publish(self.model))
+        oldest = ended.number + 1 - self.rules.max_staleness
+        self._versions = {each: model for each, model in self._versions.items() if each >= oldest}
+        self._versions[ended.number + 1] = self.model
         facts: dict[str, Any] = {
             **vars(self._persist(lambda: self._journal.tally(self.rules.run, ended.number))),
             "seconds": self._clock() - ended.opened,
@@ -253,7 +281,7 @@ class Rounds:
         self._persist(
             lambda: self._journal.end_round(self.rules.run, ended.number, state=outcome, outcome=facts)
         )
-        self._checkpoints.prune(ended.number, keep)
+        self._checkpoints.prune(ended.number, {*keep, *(each - 1 for each in self._versions)})
         self._sums = active.aggregator.released()
         return EndedRound(self.model.version, outcome, done.failed, done.metrics, done.undone)
 

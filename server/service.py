@@ -32,7 +32,7 @@ from server.active_round import ActiveRound
 from server.announcer import Announcer
 from server.coordinator import machine as coordinator
 from server.coordinator.machine import Actions, OpenRound
-from server.coordinator.states import Abandon, Close, Finish, Open, Refuse, SendTask, Warn
+from server.coordinator.states import Abandon, Close, Finish, Open, Reassign, Refuse, SendTask, Warn
 from server.device_news import DeviceNews
 from server.device_rows import DeviceRows
 from server.identity.door import Door
@@ -99,7 +99,13 @@ class Service:
         self._topics = Topics(spec.federation)
         self._checkpoints = Checkpoints(out)
         journal = database or f"sqlite:///{out.resolve() / 'journal.sqlite'}"
-        self._journal = Journal(journal, spec.federation, out / "updates")
+        self._journal = Journal(
+            journal,
+            spec.federation,
+            out / "updates",
+            keep=spec.keep_updates,
+            versions=1 + spec.rules.max_staleness,
+        )
         self._inbox: Inbox[InboxEvent] = broker.inbox_of(spec.limits)
         self._load = LoadNews(spec.limits.notice_s, self._emit)
         self._patience = Patience(spec.limits.retry_pause_s, self._troubled)
@@ -324,6 +330,8 @@ class Service:
                     self._announcer.opened(action.round)
                 case SendTask() if self.state.round is not None:
                     self._send_task(self.state.round, action.assignment)
+                case Reassign():
+                    self._reassign(action)
                 case Close():
                     done = self._end(action.round, "closed")
                     self.advance(coordinator.ModelReady(done.model_version, done.failed, done.undone))
@@ -338,6 +346,13 @@ class Service:
                     self._refuse(action.text)
                 case Finish():
                     self._rounds.announce_end(self.state)
+
+    def _reassign(self, given: Reassign) -> None:
+        self._rounds.reassign(given)
+        self._reception.intake.reassigned(task.device for task in given.over)
+        if self.state.round is not None:
+            for task in given.tasks:
+                self._send_task(self.state.round, task)
 
     def _end(self, ended: OpenRound, outcome: coordinator.Outcome, text: str = "") -> EndedRound:
         active, self.active = self.active, None

@@ -66,6 +66,11 @@ class Federation(Table):
                 f"aggregate.rule {self.aggregate.rule} takes all devices that hold an entry: choose round.count "
                 "holders, or the rule mean"
             )
+        if self.round.mode == "buffered" and self.downlink.encoding == "int8":
+            problems.append(
+                "downlink.encoding int8 sends what changed since the version before, and with round.mode buffered devices "
+                "begin from several versions at a time: choose float16 or float32"
+            )
         if self.tiers and (strangers := sorted(self.simulation.tiers.keys() - self.tiers.keys())):
             problems.append(
                 f"simulation.tiers has {', '.join(strangers)}, and the tiers are {', '.join(self.tiers)}: use their names"

@@ -54,6 +54,7 @@ _FREE: Mapping[str, IncEx | bool] = {
     "export": True,
     "data": {"dir", "download"},
     "aggregate": {"threads"},
+    "round": {"keep_updates"},
     "simulation": {"tensorboard", "mlflow", "workers", "ray"},
 }
 """Keys that have no say in the weights of a simulation."""

@@ -1,9 +1,10 @@
-"""Rounds as versions that wait for nobody (FedBuff, Nguyen et al. 2022): when devices are given work, and when it is over.
+"""Rounds as versions that wait for nobody (FedBuff, Nguyen et al. 2022): when devices are given work, and when it is
+over.
 
-The server keeps ``Rules.concurrency`` devices at work. Each task begins from the model of the round in which it is given, and
-may be answered in a later one, at most ``Rules.max_staleness`` rounds on. A round ends with ``Rules.buffer`` accepted updates,
-whatever they began from, and the next one opens at once with the tasks that are still open. So a task ends in one of these
-ways, and its place is given to another device, or to the same, in the same step:
+The server keeps ``Rules.concurrency`` devices at work. Each task begins from the model of the round in which it is given,
+and may be answered in a later one, at most ``Rules.max_staleness`` rounds on. A round ends with ``Rules.buffer`` accepted
+updates, whatever they began from, and the next one opens at once with the tasks that are still open. So a task ends in one
+of these ways, and its place is given to another device, or to the same, in the same step:
 
 * *accepted*, *rejected* or *declined*, as its device answers;
 * *expired*: it took longer than ``Rules.deadline_s``, or its device has been away for longer than the grace;
@@ -48,7 +49,9 @@ def begun(rules: Rules, state: State, now: float) -> tuple[State, Actions]:
         older={each: state.versions[each] for each in sorted({task.round for task in going_on.values()})},
         drawn=len(new),
     )
-    opened = replace(opened, weight_cap=claims.weight_cap(rules, opened), deadline=_next_end(rules, opened, now))
+    opened = replace(
+        opened, weight_cap=claims.weight_cap(rules, opened), deadline=_next_end(rules, opened, now)
+    )
     after = replace(state, phase="open", round=opened, carried=Assignments({}), versions={})
     over = (Reassign(tuple(stale), ()),) if stale else ()
     return after, (*over, Open(opened))
@@ -110,7 +113,7 @@ def _over(rules: Rules, state: State, current: OpenRound, now: float) -> Iterato
 
 
 def _away(rules: Rules, state: State, current: OpenRound) -> Iterator[tuple[Assignment, float]]:
-    """The open tasks of devices that are offline, and when the grace of each ends: from when it was given at the earliest."""
+    """The open tasks of devices that are offline, and when the grace of each ends, which begins with the task or later."""
     waited, away = current.assignments.open, state.devices.away
     for name in waited if len(waited) < len(away) else away:
         device, task = away.get(name), waited.get(name)

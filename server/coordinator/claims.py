@@ -7,7 +7,8 @@ import statistics
 from dataclasses import dataclass
 
 from edgefl.wire.errors import UpdateRejected
-from server.coordinator.machine import Assignment, OpenRound, Rules, State
+from server.coordinator.fleet import Assignment
+from server.coordinator.states import OpenRound, Rules, State
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from immutables import Map
 from server.coordinator.roster import Device
 
 Status = Literal["open", "accepted", "rejected", "declined", "expired", "stale"]
-"""``expired``: its time is over, ``stale``: too many versions came since; both only where versions do not wait for devices."""
+"""``expired``: its time is over, ``stale``: too many versions came since; both only where versions wait for nobody."""
 
 
 @dataclass(frozen=True, slots=True)

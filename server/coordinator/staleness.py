@@ -28,8 +28,8 @@ RULES: Mapping[Rule, Callable[[int], float]] = {
     "constant": lambda _: 1.0,
     "hinge": _hinge,
 }
-"""By the name that a federation file has. Another one is a line here, and a name in :data:`Rule`: the journal keeps the share
-of each update, so that a replay needs no rule."""
+"""By the name that a federation file has. Another one is a line here, and a name in :data:`Rule`: the journal keeps the
+share of each update, so that a replay needs no rule."""
 
 
 def share(rule: Rule, versions: int) -> float:

@@ -163,7 +163,7 @@ class State:
     strikes: Mapping[str, int] = field(default_factory=dict)
     benched: Mapping[str, int] = field(default_factory=dict)
     held: bool = False
-    carried: Assignments = Assignments({})
+    carried: Assignments = field(default_factory=lambda: Assignments({}))
     versions: Mapping[int, Version] = field(default_factory=dict)
 
 

@@ -215,7 +215,7 @@ class Journal:
             round_rows.answer(connection, run, [replace(task, status="declined", reason=reason)])
 
     def published_units(self, run: str) -> list[bytes]:
-        """What :meth:`open_round` was given for the last rounds, the newest first: two, or those whose devices may still be at
+        """What :meth:`open_round` was given for the last rounds, the newest first: two, or those whose devices may be at
         work, and one more."""
         query = (
             sa.select(tables.rounds.c.units)
@@ -334,7 +334,9 @@ class Journal:
         """The accepted updates of a round, in the order in which they came, one at a time: memory stays at one update.
         StoreError if their bytes are gone."""
         columns = tables.updates.c
-        query = sa.select(columns.device, columns.sha256, columns.weight, columns.share, columns.offset, columns.size)
+        query = sa.select(
+            columns.device, columns.sha256, columns.weight, columns.share, columns.offset, columns.size
+        )
         which = update_rows.of_step(run, number) & (columns.reason == "")
         with self._transaction() as connection:
             rows = connection.execute(query.where(which).order_by(columns.offset)).all()

@@ -54,7 +54,9 @@ def _buffered(connection: Connection, run: str, row: Mapping[Any, Any]) -> OpenR
     taken = (took.run == run) & (took.step == number) & (took.reason == "")
     rounds = list(connection.execute(sa.select(took.round).where(taken)).scalars())
     own = (tables.assignments.c.run == run) & (tables.assignments.c.round == number)
-    drawn = connection.execute(sa.select(sa.func.count()).select_from(tables.assignments).where(own)).scalar_one()
+    drawn = connection.execute(
+        sa.select(sa.func.count()).select_from(tables.assignments).where(own)
+    ).scalar_one()
     began = {*rounds, *(task.round for task in tasks.values())} - {number}
     known = versions(connection, run)
     return OpenRound(
@@ -91,9 +93,7 @@ def versions(connection: Connection, run: str) -> dict[int, Version]:
 
 def insert_tasks(connection: Connection, run: str, tasks: Iterable[Assignment]) -> None:
     """Rows of tasks that are given."""
-    rows = [
-        {**asdict(task), "seed": str(task.seed), "run": run} for task in tasks
-    ]
+    rows = [{**asdict(task), "seed": str(task.seed), "run": run} for task in tasks]
     for row in rows:
         del row["until"]  # after a restart its time begins anew
     if rows:

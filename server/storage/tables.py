@@ -45,7 +45,9 @@ rounds = sa.Table(
     sa.Column("outcome", sa.JSON, nullable=False),
     sa.Column("whole", sa.Boolean, nullable=False),
     sa.Column("restart", sa.Boolean, nullable=False, default=False),
-    sa.Column("weight_cap", sa.BigInteger, nullable=False, default=0),  # 0: a round that waits for its devices
+    sa.Column(
+        "weight_cap", sa.BigInteger, nullable=False, default=0
+    ),  # 0: a round that waits for its devices
 )
 assignments = sa.Table(
     "assignments",
@@ -68,7 +70,9 @@ updates = sa.Table(
     sa.Column("device", sa.String(64), primary_key=True),
     sa.Column("nonce", sa.String(64), primary_key=True),
     sa.Column("sha256", sa.String(64), primary_key=True),
-    sa.Column("step", sa.Integer, nullable=False),  # the round that took it; `round` is the one its task was given in
+    sa.Column(
+        "step", sa.Integer, nullable=False
+    ),  # the round that took it; `round` is the one its task was given in
     sa.Column("share", sa.Float, nullable=False, default=1.0),  # of its change that counts
     sa.Column("reason", sa.String(32), nullable=False),  # empty: accepted
     sa.Column("text", sa.Text, nullable=False),

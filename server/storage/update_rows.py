@@ -21,8 +21,8 @@ _updates = tables.updates.c
 
 @dataclass(frozen=True, slots=True)
 class AcceptedUpdate:
-    """What the journal keeps of an update that is accepted: its bytes ``data`` as they came, what it weighs, the ``share`` of its change that
-    counts, and figures.
+    """What the journal keeps of an update that is accepted: its bytes ``data`` as they came, what it weighs, the ``share``
+    of its change that counts, and figures.
 
     ``down`` and ``up`` are what the device fetched and sent for the round so far, ``up_float32_bytes`` what it would have
     sent as float32.

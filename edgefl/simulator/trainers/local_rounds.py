@@ -80,7 +80,7 @@ class LocalRounds:
         claim = Claim(client, rules.run, opened.number, task.nonce, task.tier, version, result.samples)
         try:
             weight = active.weight(weight_of(rules, task, version, claim))
-            checked = active.check_sent(task.tier, sent)
+            checked = active.check_sent(task.tier, sent, opened.number)
         except UpdateRejected as refusal:
             return Report(client, refused=refusal.reason)
         active.aggregator.add(checked.added, weight)
