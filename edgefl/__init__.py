@@ -94,6 +94,7 @@ if TYPE_CHECKING:
     from edgefl.api.export import export
     from edgefl.api.federation import Tier, demo_federation, federation, load_federation
     from edgefl.api.plan import plan
+    from edgefl.api.replay import replay
     from edgefl.api.run import Run, Server, load_run, prepare, run
     from edgefl.api.simulate import Simulation, prepare_simulation, simulate
     from edgefl.api.spread import spread
@@ -204,6 +205,7 @@ _PLACES: dict[str, tuple[str, ...]] = {
     "edgefl.api.export": ("export",),
     "edgefl.api.federation": ("Tier", "demo_federation", "federation", "load_federation"),
     "edgefl.api.plan": ("plan",),
+    "edgefl.api.replay": ("replay",),
     "edgefl.api.run": ("Run", "Server", "load_run", "prepare", "run"),
     "edgefl.api.spread": ("spread",),
     "edgefl.api.simulate": ("Simulation", "prepare_simulation", "simulate"),
@@ -340,6 +342,7 @@ __all__ = [
     "plan",
     "prepare",
     "prepare_simulation",
+    "replay",
     "reproduce",
     "run",
     "serve_broker",

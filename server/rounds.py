@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
@@ -250,6 +250,7 @@ class Rounds:
         Old checkpoints go, except those of the rounds in ``keep``.
         """
         done = Conclusion(self.model.weights)
+        devices = self._persist(self._devices)
         if outcome == "closed":
             done = concluded(
                 self._spec,
@@ -257,7 +258,7 @@ class Rounds:
                 active,
                 self.model,
                 received=lambda: self.announcements.received(self.model),
-                devices=self._persist(self._devices),
+                devices=devices,
                 best=self.best,
             )
         if done.failed:
@@ -274,6 +275,7 @@ class Rounds:
             "weights_sha256": digest,
             "server_down_bytes": self.announcements.sent_bytes - active.sent_bytes,
             "text": text,
+            "devices": devices,
         }
         if done.metrics is not None and not done.undone:  # no second look at what has been judged
             facts |= told_of(done.metrics)
@@ -281,7 +283,7 @@ class Rounds:
         self._persist(
             lambda: self._journal.end_round(self.rules.run, ended.number, state=outcome, outcome=facts)
         )
-        self._checkpoints.prune(ended.number, {*keep, *(each - 1 for each in self._versions)})
+        self._checkpoints.prune(ended.number, {*keep, *self._kept_models()})
         self._sums = active.aggregator.released()
         return EndedRound(self.model.version, outcome, done.failed, done.metrics, done.undone)
 
@@ -307,6 +309,7 @@ class Rounds:
         self._persist(lambda: self._journal.undo(run, to, facts))
         self.model = self._persist(lambda: self._checkpoint(last))
         self._persist(lambda: self.announcements.publish(self.model))
+        self._versions[last + 1] = self.model
         self.best = self._best()
         progress = self._journal.progress(run)
         return replace(
@@ -318,6 +321,12 @@ class Rounds:
         told = self._journal.outcomes(self.rules.run) if self._spec.rollback.on else []
         closed = [details for _, outcome, details in told if outcome == "closed"]
         return best_of({name: details.get(name) for name in ("accuracy", "loss")} for details in closed)
+
+    def _kept_models(self) -> Iterator[int]:
+        """Those that devices may be at work on, and the first one, from which a run is repeated."""
+        yield from (number - 1 for number in self._versions)
+        if self._spec.keep_updates:
+            yield 0
 
     def _devices(self) -> int:
         """How many devices the method is about: its members, or all that were ever seen and have a tier."""

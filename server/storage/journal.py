@@ -178,6 +178,11 @@ class Journal:
             round_rows.answer(connection, run, over)
             round_rows.insert_tasks(connection, run, tasks)
 
+    def ended_round(self, run: str, number: int) -> OpenRound:
+        """A round as it ended. Of one that waited for nobody the tasks are left out: how much it took is what counts."""
+        with self._transaction() as connection:
+            return round_rows.ended_round(connection, run, number)
+
     def open_tasks(self, run: str) -> dict[str, Assignment]:
         """The tasks of all rounds that wait for an answer, by device."""
         with self._transaction() as connection:

@@ -31,7 +31,7 @@ def open_round(connection: Connection, run: str) -> OpenRound | None:
     if row is None:
         return None
     if row["weight_cap"]:
-        return _buffered(connection, run, row)
+        return _buffered(connection, run, row, open_tasks(connection, run))
     query = sa.select(tables.assignments).where(
         (tables.assignments.c.run == run) & (tables.assignments.c.round == row["round"])
     )
@@ -48,9 +48,11 @@ def open_round(connection: Connection, run: str) -> OpenRound | None:
     )
 
 
-def _buffered(connection: Connection, run: str, row: Mapping[Any, Any]) -> OpenRound:
-    """An open round that takes what began from earlier models, too: what is open, and how much it has taken."""
-    number, tasks, took = row["round"], open_tasks(connection, run), tables.updates.c
+def _buffered(
+    connection: Connection, run: str, row: Mapping[Any, Any], tasks: Mapping[str, Assignment]
+) -> OpenRound:
+    """A round that takes what began from earlier models, too: the ``tasks`` that are open, and how much it has taken."""
+    number, took = row["round"], tables.updates.c
     taken = (took.run == run) & (took.step == number) & (took.reason == "")
     rounds = list(connection.execute(sa.select(took.round).where(taken)).scalars())
     own = (tables.assignments.c.run == run) & (tables.assignments.c.round == number)
@@ -73,6 +75,26 @@ def _buffered(connection: Connection, run: str, row: Mapping[Any, Any]) -> OpenR
     )
 
 
+def ended_round(connection: Connection, run: str, number: int) -> OpenRound:
+    """A round that is over: its devices and their answers, or where it waited for nobody, how much it has taken."""
+    which = (tables.rounds.c.run == run) & (tables.rounds.c.round == number)
+    row = connection.execute(sa.select(tables.rounds).where(which)).mappings().one()
+    if row["weight_cap"]:
+        return _buffered(connection, run, row, {})
+    mine = (tables.assignments.c.run == run) & (tables.assignments.c.round == number)
+    rows = connection.execute(sa.select(tables.assignments).where(mine)).mappings()
+    return OpenRound(
+        number,
+        row["model_version"],
+        row["opened"],
+        row["deadline"],
+        row["goal"],
+        Assignments({each["device"]: _assignment(each) for each in rows}),
+        versions(connection, run)[number].position,
+        row["whole"],
+    )
+
+
 def open_tasks(connection: Connection, run: str) -> dict[str, Assignment]:
     """The tasks of all rounds that wait for an answer, by device."""
     columns = tables.assignments.c
@@ -83,11 +105,11 @@ def open_tasks(connection: Connection, run: str) -> dict[str, Assignment]:
 def versions(connection: Connection, run: str) -> dict[int, Version]:
     """The model that each round began from, by its number."""
     columns = tables.rounds.c
-    query = sa.select(columns.round, columns.state, columns.model_version).where(columns.run == run)
+    query = sa.select(columns.round, columns.state, columns.model_version, columns.restart)
     position, found = 0, {}
-    for row in connection.execute(query.order_by(columns.round)):
+    for row in connection.execute(query.where(columns.run == run).order_by(columns.round)):
         found[row.round] = Version(row.model_version, position)
-        position += row.state == "closed"
+        position = 0 if row.restart else position + (row.state == "closed")
     return found
 
 

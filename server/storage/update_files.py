@@ -58,6 +58,12 @@ class UpdateFiles:
 
     def read(self, number: int, place: Place) -> bytes:
         """The bytes that lie there; StoreError if they are not all there."""
+        if not self._path(number).is_file():
+            raise StoreError(
+                f"the updates of round {number} are not in {self._folder}: the bytes of rounds that are over are kept where "
+                "round.keep_updates is true before the run begins",
+                round=number,
+            )
         with self._guard(), self._path(number).open("rb") as file:
             file.seek(place.offset)
             data = file.read(place.size)

@@ -1,0 +1,180 @@
+"""Versions that wait for nobody, over a real broker: late updates count by their age, and what has a journal is repeated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgefl.simulator.replay import Replay, ReplayedRound
+from edgefl.wire import tensors
+from edgefl.wire.errors import ConfigError, StoreError
+from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.messages import Ack, Round, Task
+from edgefl.wire.tensors import Arrays
+from server.events import RoundClosed
+from server.run_spec import RunSpec
+from server.storage.journal import Journal
+from tests.conftest import Mosquitto
+from tests.server.fleet import (
+    PATIENCE_S,
+    WEIGHTS,
+    RunningServer,
+    ScriptedDevice,
+    plan_for,
+    silent,
+    trained,
+)
+from tests.server.service.served import MakeDevice
+
+Start = Callable[..., RunningServer]
+
+
+class Worker:
+    """A scripted device that answers when it is told to."""
+
+    def __init__(self, device: ScriptedDevice) -> None:
+        self.device = device
+        self._known: list[Round] = []
+
+    def task(self) -> Task:
+        return self.device.tasks.get(timeout=PATIENCE_S)
+
+    def announced(self, number: int) -> Round:
+        """What is announced of a round, once it is."""
+        while True:
+            for each in reversed(self._known):
+                if (own := each.at(number)) is not None:
+                    return own
+            self._known.append(self.device.rounds.get(timeout=PATIENCE_S))
+
+    def report(self, task: Task) -> Ack:
+        self.device.report(task, self.announced(task.round))
+        return self.device.acks.get(timeout=PATIENCE_S)
+
+    def accepted(self, task: Task | None = None) -> Task:
+        """Its task answered, and accepted."""
+        own = task or self.task()
+        assert self.report(own).status == "accepted"
+        return own
+
+
+@pytest.fixture
+def plan(federation: str, limits: Limits) -> RunSpec:
+    rules = {"rounds": 3, "min_devices": 3, "buffer": 2, "concurrency": 3, "max_staleness": 2}
+    return replace(plan_for(federation, limits, **rules), keep_updates=True)
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def start(mosquitto: Mosquitto, out: Path) -> Any:
+    running: list[RunningServer] = []
+
+    def run(plan: RunSpec) -> RunningServer:
+        running.append(RunningServer.start(plan, mosquitto.address, out))
+        return running[-1]
+
+    yield run
+    for each in running:
+        if each.thread and each.thread.is_alive():
+            each.stop()
+
+
+@pytest.fixture
+def workers(device: MakeDevice) -> tuple[Worker, Worker, Worker]:
+    first, second, third = (Worker(device(name, silent)) for name in ("strong-0", "strong-1", "weak-0"))
+    return first, second, third
+
+
+def repeated(plan: RunSpec, out: Path, scratch: Path, initial: Arrays = WEIGHTS) -> list[ReplayedRound]:
+    journal = Journal(f"sqlite:///{out / 'journal.sqlite'}", plan.federation, out / "updates")
+    run = journal.latest_run()
+    assert run is not None
+    try:
+        return list(Replay(plan, journal, run, initial, scratch, "cpu").rounds())
+    finally:
+        journal.close()
+
+
+def step(old: Arrays, *changes: tuple[float, Arrays, Arrays]) -> Arrays:
+    """The next version, in float64: of (share, update, the weights that it began from)."""
+    new = {}
+    for name, before in old.items():
+        parts = [
+            share * (sent[name].astype(np.float64) - began[name])
+            for share, sent, began in changes
+            if name in sent
+        ]
+        new[name] = (before + sum(parts) / len(parts)).astype(np.float32) if parts else before
+    return new
+
+
+def of(device: str, task: Task) -> Arrays:
+    return trained(device, task)
+
+
+def test_late_changes_count_by_their_age_from_what_they_began_with(
+    workers: tuple[Worker, Worker, Worker], start: Start, plan: RunSpec, out: Path, tmp_path: Path
+) -> None:
+    a, b, c = workers
+    server = start(plan)
+    first, second, third = a.accepted(), b.task(), c.task()
+    again = a.task()
+    assert (again.round, again.nonce != first.nonce) == (1, True)
+    b.accepted(second)
+    of_two = b.task()
+    assert of_two.round == 2 and set(c.announced(2).live) == {1}  # type: ignore[arg-type]
+    c.accepted(third)
+    b.accepted(of_two)
+    of_three = b.task()
+    a.accepted(again)
+    b.accepted(of_three)
+    server.join()
+
+    v1 = WEIGHTS
+    v2 = step(v1, (1, of("strong-0", first), v1), (1, of("strong-1", second), v1))
+    v3 = step(v2, (2**-0.5, of("weak-0", third), v1), (1, of("strong-1", of_two), v2))
+    v4 = step(v3, (3**-0.5, of("strong-0", again), v1), (1, of("strong-1", of_three), v3))
+    model = tensors.load((out / "model.safetensors").read_bytes())
+    for name, value in v4.items():
+        np.testing.assert_allclose(model[name], value, atol=2e-6)
+    told = server.seen_of(RoundClosed)
+    assert [(each.outcome, each.reports) for each in told] == [("closed", 2)] * 3
+
+    rounds = repeated(plan, out, tmp_path / "again")
+    assert [(each.same, each.updates, each.late) for each in rounds] == [
+        (True, 2, 0),
+        (True, 2, 1),
+        (True, 2, 1),
+    ]
+
+
+def test_an_update_that_is_too_many_versions_late_is_refused_with_that_reason(
+    workers: tuple[Worker, Worker, Worker], start: Start, plan: RunSpec
+) -> None:
+    a, b, c = workers
+    start(replace(plan, rules=replace(plan.rules, max_staleness=0, concurrency=2, min_devices=3, rounds=9)))
+    at_work = [each for each in workers if not each.device.tasks.empty() or _waits(each)]
+    slow, quick = at_work[:2]
+    late = slow.task()
+    opened = slow.announced(1)
+    for _ in range(2):
+        quick.accepted()
+    slow.device.report(late, opened)
+    ack = slow.device.acks.get(timeout=PATIENCE_S)
+    assert (ack.status, ack.reason) == ("rejected", "stale") and "round.max_staleness" in ack.text
+
+
+def _waits(worker: Worker) -> bool:
+    """Whether it is given a task in a moment."""
+    task = worker.device.tasks.get(timeout=PATIENCE_S)
+    worker.device.tasks.put(task)
+    return True
