@@ -17,8 +17,8 @@ from edgefl.config import Federation, load
 from edgefl.config.text import changes, dump
 from edgefl.setup.digests import code_of
 from edgefl.simulator.carries import Carries
-from edgefl.simulator.rounds import Ended, Standing
 from edgefl.simulator.row import Row
+from edgefl.simulator.standing import Ended, Standing
 from edgefl.system.digests import digest_of
 from edgefl.system.files import PARTIAL, write_text
 from edgefl.wire import tensors

@@ -41,7 +41,8 @@ class AcceptedUpdate:
 
 @dataclass(frozen=True)
 class Tally:
-    """A round's updates in figures; ``train_loss`` is the mean over the devices that named one.
+    """A round's updates in figures; ``train_loss`` is the mean over the devices that named one, ``staleness`` that of the
+    rounds between the one that an update began in and this one.
 
     Bytes are those of accepted updates: payloads of their messages, and with ``wire`` the messages' headers too;
     ``up_float32_bytes`` is what ``up_bytes`` would be if they were float32 tensors.
@@ -55,6 +56,7 @@ class Tally:
     down_wire_bytes: int
     up_wire_bytes: int
     up_float32_bytes: int
+    staleness: float = 0.0
 
 
 def of_step(run: str, number: int) -> sa.ColumnElement[bool]:
@@ -125,7 +127,9 @@ def add_traffic(connection: Connection, run: str, number: int, came: Mapping[str
 
 def tally(connection: Connection, run: str, number: int) -> Tally:
     """What the updates of a round come to."""
-    query = sa.select(_updates.reason, _updates.metrics, *(_updates[name] for name in tables.SIZES))
+    query = sa.select(
+        _updates.reason, _updates.metrics, _updates.round, *(_updates[name] for name in tables.SIZES)
+    )
     rows = connection.execute(query.where(of_step(run, number)).order_by(_updates.device)).all()
     accepted = [row for row in rows if not row[0]]
     losses = [row[1]["loss"] for row in accepted if "loss" in row[1]]
@@ -133,7 +137,8 @@ def tally(connection: Connection, run: str, number: int) -> Tally:
         reports=len(accepted),
         rejected=len(rows) - len(accepted),
         train_loss=sum(losses) / len(losses) if losses else None,
-        **{name: sum(row[at] for row in accepted) for at, name in enumerate(tables.SIZES, 2)},
+        **{name: sum(row[at] for row in accepted) for at, name in enumerate(tables.SIZES, 3)},
+        staleness=sum(number - row[2] for row in accepted) / max(1, len(accepted)),
     )
 
 

@@ -17,7 +17,7 @@ from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import Ack, Round, Task
 from edgefl.wire.tensors import Arrays
 from server.events import RoundClosed
-from server.run_spec import RunSpec
+from server.run_spec import DownlinkSpec, RunSpec
 from server.storage.journal import Journal
 from tests.conftest import Mosquitto
 from tests.server.fleet import (
@@ -29,7 +29,9 @@ from tests.server.fleet import (
     silent,
     trained,
 )
+from tests.server.service.kill_me import VERSIONS, serve_versions, versions_of
 from tests.server.service.served import MakeDevice
+from tests.server.service.victim import Victim
 
 Start = Callable[..., RunningServer]
 
@@ -40,9 +42,14 @@ class Worker:
     def __init__(self, device: ScriptedDevice) -> None:
         self.device = device
         self._known: list[Round] = []
+        self._had: set[str] = set()
 
     def task(self) -> Task:
-        return self.device.tasks.get(timeout=PATIENCE_S)
+        """The next one; a server that has lost its connection sends one again."""
+        while (task := self.device.tasks.get(timeout=PATIENCE_S)).nonce in self._had:
+            pass
+        self._had.add(task.nonce)
+        return task
 
     def announced(self, number: int) -> Round:
         """What is announced of a round, once it is."""
@@ -54,7 +61,13 @@ class Worker:
 
     def report(self, task: Task) -> Ack:
         self.device.report(task, self.announced(task.round))
-        return self.device.acks.get(timeout=PATIENCE_S)
+        return self.word_on(task)
+
+    def word_on(self, task: Task) -> Ack:
+        """The server's; on an update that it does not take it says so twice."""
+        while (ack := self.device.acks.get(timeout=PATIENCE_S)).nonce != task.nonce:
+            pass
+        return ack
 
     def accepted(self, task: Task | None = None) -> Task:
         """Its task answered, and accepted."""
@@ -161,20 +174,92 @@ def test_an_update_that_is_too_many_versions_late_is_refused_with_that_reason(
     workers: tuple[Worker, Worker, Worker], start: Start, plan: RunSpec
 ) -> None:
     a, b, c = workers
-    start(replace(plan, rules=replace(plan.rules, max_staleness=0, concurrency=2, min_devices=3, rounds=9)))
-    at_work = [each for each in workers if not each.device.tasks.empty() or _waits(each)]
-    slow, quick = at_work[:2]
-    late = slow.task()
-    opened = slow.announced(1)
-    for _ in range(2):
-        quick.accepted()
-    slow.device.report(late, opened)
-    ack = slow.device.acks.get(timeout=PATIENCE_S)
+    start(replace(plan, rules=replace(plan.rules, max_staleness=0)))
+    late = c.task()
+    opened = c.announced(1)
+    a.accepted()
+    b.accepted()
+    c.accepted()
+    c.device.report(late, opened)
+    ack = c.word_on(late)
     assert (ack.status, ack.reason) == ("rejected", "stale") and "round.max_staleness" in ack.text
 
 
-def _waits(worker: Worker) -> bool:
-    """Whether it is given a task in a moment."""
-    task = worker.device.tasks.get(timeout=PATIENCE_S)
-    worker.device.tasks.put(task)
-    return True
+def test_whose_time_is_over_is_told_so_and_has_another_task(
+    device: MakeDevice, start: Start, plan: RunSpec
+) -> None:
+    alone = Worker(device("strong-0", silent))
+    rules = replace(plan.rules, deadline_s=1.0, min_devices=1, buffer=1, rounds=1)
+    server = start(replace(plan, rules=rules))
+    first, _second = alone.task(), alone.task()
+    ack = alone.report(first)
+    assert (ack.status, ack.reason) == ("rejected", "expired") and "limits.round_deadline_s" in ack.text
+    while alone.report(alone.task()).status != "accepted":  # it is given another one each second
+        pass
+    server.join()
+
+
+@pytest.mark.parametrize("encoding", ["float32", "float16"])
+def test_a_server_that_is_started_again_between_any_two_answers_comes_to_the_same_bits(
+    workers: tuple[Worker, Worker, Worker],
+    start: Start,
+    plan: RunSpec,
+    out: Path,
+    tmp_path: Path,
+    encoding: Any,
+) -> None:
+    a, b, c = workers
+    rounded = replace(plan, downlink=DownlinkSpec(encoding=encoding))
+    server = start(rounded)
+    tasks = {each: each.task() for each in workers}
+    for answering in (a, b, c, b, a):
+        server.stop()
+        server = start(rounded)
+        answering.accepted(tasks[answering])
+        tasks[answering] = answering.task()
+    b.accepted(tasks[b])
+    server.join()
+    rounds = repeated(rounded, out, tmp_path / "again")
+    assert [(each.same, each.updates) for each in rounds] == [(True, 2)] * 3
+    assert [each.late for each in rounds] == [0, 1, 1]
+
+
+def test_a_server_that_is_killed_counts_each_update_once(
+    device: MakeDevice, mosquitto: Mosquitto, federation: str, tmp_path: Path
+) -> None:
+    for name in ("strong-0", "strong-1", "weak-0", "weak-1"):
+        device(name)
+    victim = Victim(mosquitto.port, federation, tmp_path / "killed", serve=serve_versions)
+    victim.kill_at(lambda event: event["event"] == "deviceseen")
+    victim.kill_at(lambda event: event["event"] == "roundopened" and event["round"] == 3)
+    rounds, model = victim.finish()
+    assert rounds[-1]["round"] == VERSIONS and rounds[-1]["reports"] == 3
+    again = repeated(versions_of(federation), tmp_path / "killed", tmp_path / "again")
+    assert [(each.same, each.updates) for each in again] == [(True, 3)] * VERSIONS
+    assert tensors.dump(again[-1].weights) == model
+
+
+def test_what_was_changed_after_the_run_is_found(
+    workers: tuple[Worker, Worker, Worker], start: Start, plan: RunSpec, out: Path, tmp_path: Path
+) -> None:
+    a, b, _ = workers
+    server = start(replace(plan, rules=replace(plan.rules, rounds=1)))
+    a.accepted()
+    b.accepted()
+    server.join()
+    begun = WEIGHTS | {"body.bias": WEIGHTS["body.bias"] + np.float32(0.5)}
+    with pytest.raises(ConfigError, match="began from model"):
+        repeated(plan, out, tmp_path / "other", begun)
+    with pytest.raises(ConfigError, match="another configuration"):
+        repeated(replace(plan, digest="e" * 64), out, tmp_path / "other")
+    (stored,) = (out / "updates").iterdir()
+    data = bytearray(stored.read_bytes())
+    at = data.index(
+        of("strong-0", Task(run="", round=1, tier="strong", seed=0, nonce=""))["body.weight"].tobytes()
+    )
+    data[at] ^= 1
+    stored.write_bytes(data)
+    assert [each.same for each in repeated(plan, out, tmp_path / "flipped")] == [False]
+    stored.unlink()
+    with pytest.raises(StoreError, match=r"round 1 are not in .*round\.keep_updates"):
+        repeated(plan, out, tmp_path / "gone")
