@@ -24,8 +24,8 @@ from server.coordinator.machine import Actions, Answered, OpenRound, Reassign, R
 from server.publish.model import Model
 from server.run_spec import RunSpec
 
-_MOST_TICKS = 10_000
-"""Times in a row that all devices at work are given up, before it is the federation's fault."""
+_MOST_TICKS = 1_000
+"""Times that tasks of a version end because their time is over, before it is the federation's fault."""
 
 Arrival = tuple[float, float, Assignment]
 """When an update is there, who is first of those that are there at the same time, and the task that it answers."""
@@ -168,14 +168,15 @@ class Versions:
         window = Window(state, now, list(self._waiting))
         for task in opened.began:
             self._give(window, task)
-        for _ in range(_MOST_TICKS):
+        ticks = 0
+        while ticks < _MOST_TICKS:
             current = window.state.round
             assert current is not None
             wake = coordinator.wake_at(self._rules, window.state, window.now)
             due = window.waiting[0][0] if window.waiting else None
             if due is None or (wake is not None and wake < due):
                 assert wake is not None  # an open round has tasks, or looks for devices now and then
-                window.now = max(wake, window.now)
+                window.now, ticks = max(wake, window.now), ticks + 1
                 self._step(window, Tick())
             else:
                 window.now, _, task = heapq.heappop(window.waiting)
@@ -184,7 +185,7 @@ class Versions:
             if window.actions:
                 return window
         raise ParticipationError(
-            f"round {opened.number} has no {opened.goal} updates after {_MOST_TICKS} events: no client is ready before its "
+            f"round {opened.number} has no {opened.goal} updates after {_MOST_TICKS} times: no client is ready before its "
             "time is over; raise limits.round_deadline_s, or lower simulation.dropout"
         )
 
