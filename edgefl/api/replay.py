@@ -9,10 +9,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from edgefl.api.federation import load_federation
-from edgefl.config import Federation
+from edgefl.config import Federation, without_devices
 from edgefl.lab.lab import CONFIG_NAME
 from edgefl.setup.data import open_data
-from edgefl.setup.tiers import completed
 from edgefl.simulator.plan import Plan
 from edgefl.simulator.replay import Replay, ReplayedRound, differences
 from edgefl.wire import tensors
@@ -64,7 +63,7 @@ def replay(
         StoreError: where the bytes of updates are gone.
     """
     path = Path(folder).resolve()
-    whole = completed(_federation(path, federation, data))
+    whole = without_devices(_federation(path, federation, data))
     url = database or f"sqlite:///{_journal_of(path)}"
     with (
         closing(Journal(url, whole.federation.name, path / "updates")) as journal,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from edgefl.simulator.downlink import Downloads
 from edgefl.wire import tensors
-from edgefl.wire.errors import ConfigError
+from edgefl.wire.errors import ConfigError, StoreError
 from edgefl.wire.mqtt.messages import Update, decode
 from edgefl.wire.tensors import Arrays
 from server.active_round import Began, active_round, concluded
@@ -72,7 +72,7 @@ class Replay:
             )
 
     def rounds(self) -> Iterator[ReplayedRound]:
-        """Every round that is over, in order. StoreError where the bytes of updates are gone."""
+        """Every round that is over, in order. StoreError where the bytes of updates are gone, or others."""
         self._downloads.publish(self._models[1])
         for number, outcome, facts in self._journal.outcomes(self._run):
             if outcome == "open":
@@ -111,6 +111,13 @@ class Replay:
         )
         updates = late = 0
         for stored in self._journal.accepted(self._run, ended.number):
+            if hashlib.sha256(stored.data).hexdigest() != stored.sha256:
+                raise StoreError(
+                    f"the update of {stored.device} that round {ended.number} took has other bytes than were accepted: "
+                    "restore the run's folder",
+                    device=stored.device,
+                    round=ended.number,
+                )
             update = decode(Update, stored.data)
             active.aggregator.add(active.check(update).added, stored.weight, stored.share)
             updates, late = updates + 1, late + (update.round < ended.number)

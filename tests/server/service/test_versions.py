@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -259,7 +261,14 @@ def test_what_was_changed_after_the_run_is_found(
     )
     data[at] ^= 1
     stored.write_bytes(data)
-    assert [each.same for each in repeated(plan, out, tmp_path / "flipped")] == [False]
+    with pytest.raises(StoreError, match="of strong-0 that round 1 took has other bytes"):
+        repeated(plan, out, tmp_path / "flipped")
+    data[at] ^= 1
+    stored.write_bytes(data)
+    with closing(sqlite3.connect(out / "journal.sqlite")) as journal:
+        journal.execute("UPDATE updates SET share = 0.5 WHERE device = 'strong-1'")
+        journal.commit()
+    assert [each.same for each in repeated(plan, out, tmp_path / "shared")] == [False]
     stored.unlink()
     with pytest.raises(StoreError, match=r"round 1 are not in .*round\.keep_updates"):
         repeated(plan, out, tmp_path / "gone")
