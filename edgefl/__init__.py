@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from device_runtime.engine.executorch.build import build_engine
     from device_runtime.personal.personalize import Wanted as Adaptation
     from device_runtime.round.runner import RoundResult
+    from edgefl.analysis.replay import replay
     from edgefl.api.adapt import adapt
     from edgefl.api.analysis import heterogeneity, personalize
     from edgefl.api.bundle import Bundle
@@ -94,7 +95,6 @@ if TYPE_CHECKING:
     from edgefl.api.export import export
     from edgefl.api.federation import Tier, demo_federation, federation, load_federation
     from edgefl.api.plan import plan
-    from edgefl.api.replay import replay
     from edgefl.api.run import Run, Server, load_run, prepare, run
     from edgefl.api.simulate import Simulation, prepare_simulation, simulate
     from edgefl.api.spread import spread
@@ -205,7 +205,7 @@ _PLACES: dict[str, tuple[str, ...]] = {
     "edgefl.api.export": ("export",),
     "edgefl.api.federation": ("Tier", "demo_federation", "federation", "load_federation"),
     "edgefl.api.plan": ("plan",),
-    "edgefl.api.replay": ("replay",),
+    "edgefl.analysis.replay": ("replay",),
     "edgefl.api.run": ("Run", "Server", "load_run", "prepare", "run"),
     "edgefl.api.spread": ("spread",),
     "edgefl.api.simulate": ("Simulation", "prepare_simulation", "simulate"),

@@ -10,7 +10,7 @@ import typer
 from edgefl.cli.output import console, print_json, print_table, progress
 
 if TYPE_CHECKING:
-    from edgefl.api.replay import Replayed
+    from edgefl.analysis.replay import Replayed
     from edgefl.simulator.replay import ReplayedRound
 
 _EXAMPLES = """
@@ -45,7 +45,7 @@ def replay(
     device: Annotated[str, typer.Option(help="where to average: auto, cpu or cuda")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object per round, nothing else")] = False,
 ) -> None:
-    from edgefl.api.replay import replay as repeat
+    from edgefl.analysis.replay import replay as repeat
 
     rows: list[dict[str, object]] = []
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from edgefl.api.federation import load_federation
-from edgefl.config import Federation, without_devices
+from edgefl.config import Federation, load, without_devices
 from edgefl.lab.lab import CONFIG_NAME
 from edgefl.setup.data import open_data
 from edgefl.simulator.plan import Plan
@@ -100,7 +99,7 @@ def _federation(
             f"there is no {path}: name the federation that the run was made with (`federation`)",
             path=str(path),
         )
-    return load_federation(path, {"data.dir": str(Path(data).resolve())} if data else {})
+    return load(path, {"data.dir": str(Path(data).resolve())} if data else {})
 
 
 def _journal_of(folder: Path) -> Path:
