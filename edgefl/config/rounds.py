@@ -20,7 +20,7 @@ class RoundTable(Table):
         "synchronous",
         description=(
             "synchronous: a round waits for its devices; buffered: devices go on while versions of the model come and go, "
-            "one for each `buffer` updates (docs/asynchronous.md)"
+            "one for each `buffer` updates (docs/fleets/asynchronous.md)"
         ),
     )
     concurrency: int = Field(

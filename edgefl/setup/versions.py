@@ -32,7 +32,7 @@ def check_versions(method: Program) -> None:
     if why := why_not(method):
         raise ConfigError(
             f"program {method.name!r} does not go with round.mode buffered: {why}; choose round.mode synchronous, or "
-            "another program (docs/asynchronous.md has the list)",
+            "another program (docs/fleets/asynchronous.md has the list)",
             program=method.name,
         )
 

@@ -22,7 +22,7 @@ from edgefl.setup.versions import check_versions, why_not
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.errors import ConfigError
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "asynchronous.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "fleets" / "asynchronous.md"
 
 
 @pytest.fixture(scope="module")
