@@ -111,6 +111,10 @@ LINES: list[tuple[events.Event, str | None]] = [
         ),
         "round 3 waits until 13:00:00 for a (offline since 12:00:00), b (train 3/10 at 12:00:01), c (silent)",
     ),
+    (
+        events.Awaiting(round=3, devices=(), until=NOON + 3600),  # where versions wait for nobody
+        "round 3 waits until 13:00:00 for devices that are ready",
+    ),
     (events.RolledBack(round=2, text="worse", accuracy=0.1, loss=2.0), None),
     (
         events.RoundOpened(round=1, goal=1, devices=("a",), deadline=NOON + 120),
