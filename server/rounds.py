@@ -291,6 +291,8 @@ class Rounds:
         """Why the model cannot become that after round ``to`` again; empty if it can."""
         if self.rules.whole:
             return "the program needs every device in every round, and what devices keep belongs to the rounds since"
+        if self.rules.buffered:
+            return "devices are at work on the versions since, and what they send is a change of these"
         if not 0 <= to < state.next_round - 1:
             return f"the model is that after round {state.next_round - 1}; name an earlier one"
         if not self._checkpoints.path(to).exists():
@@ -309,7 +311,6 @@ class Rounds:
         self._persist(lambda: self._journal.undo(run, to, facts))
         self.model = self._persist(lambda: self._checkpoint(last))
         self._persist(lambda: self.announcements.publish(self.model))
-        self._versions[last + 1] = self.model
         self.best = self._best()
         progress = self._journal.progress(run)
         return replace(

@@ -77,8 +77,8 @@ def wake_at(rules: Rules, state: State, current: OpenRound) -> float:
 
 
 def _free(rules: Rules, state: State, at_work: int) -> int:
-    """How many devices may be given a task."""
-    return max(0, (rules.concurrency or len(state.devices)) - at_work)
+    """How many devices may be given a task; none while an operator holds the run."""
+    return 0 if state.held else max(0, (rules.concurrency or len(state.devices)) - at_work)
 
 
 def _given(rules: Rules, state: State, current: OpenRound, now: float) -> tuple[Assignment, ...]:

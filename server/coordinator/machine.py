@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from server.coordinator import attendance, bench, buffered, roster
+from server.coordinator import attendance, bench, buffered, roster, words
 from server.coordinator.fleet import Assignment, Assignments, Devices, Status
 from server.coordinator.roster import Device
 from server.coordinator.states import (
@@ -224,7 +224,7 @@ def _maybe_close(rules: Rules, state: State, current: OpenRound, now: float) -> 
     lost = attendance.without_carry(current)
     if rules.whole and len(lost) == len(current.assignments) and _may_begin_again(rules, current):
         return _begin_again(state, current, lost, now)
-    abandon = Abandon(current, _too_few(rules, current))
+    abandon = Abandon(current, words.too_few(rules, current))
     return _between_rounds(state, current, now), (*left_out, abandon)
 
 
@@ -259,18 +259,6 @@ def _incomplete(rules: Rules, state: State, current: OpenRound, now: float) -> A
         "so the method's guarantees do not hold"
     )
     return (Warn(text),)
-
-
-def _too_few(rules: Rules, current: OpenRound) -> str:
-    accepted, pending = current.count("accepted"), current.count("open")
-    why = "the deadline passed" if pending else "every device has answered"
-    declined = attendance.told({each.device: each.reason for each in current.with_status("declined")})
-    return (
-        f"round {current.number} is abandoned and the model unchanged: it needs {max(1, rules.min_reports)} reports, "
-        f"{accepted} of {len(current.assignments)} devices sent a usable one and {why}; "
-        + (f"declined: {declined}; " if declined else "")
-        + "raise limits.round_deadline_s or lower round.min_reports"
-    )
 
 
 def _without(
@@ -357,7 +345,7 @@ def _maybe_open(rules: Rules, state: State, now: float) -> tuple[State, Actions]
         done = replace(state, phase="done")
         only_begun = 0 < state.position <= rules.opening
         if rules.whole and (only_begun or not state.base):
-            return done, (Refuse(_nothing_trained(rules)),)
+            return done, (Refuse(words.nothing_trained(rules)),)
         return done, (Finish(),)
     if state.held:
         return state, ()
@@ -371,14 +359,6 @@ def _maybe_open(rules: Rules, state: State, now: float) -> tuple[State, Actions]
     opened = _new_round(rules, state, names, now)
     members = tuple(names) if rules.all_needed else ()
     return replace(state, phase="open", round=opened, members=members), (Open(opened),)
-
-
-def _nothing_trained(rules: Rules) -> str:
-    begins = f"the first {rules.opening} of them only begin the method; " if rules.opening else ""
-    return (
-        f"all {rules.rounds} rounds are over, tries that were abandoned included, and none has trained the model: {begins}"
-        "start over in another `out` with more rounds, or with what the abandoned ones lacked"
-    )
 
 
 def _lost(state: State, gone: dict[str, str]) -> Refuse:
