@@ -60,7 +60,7 @@ def measure(
     folder: Path,
     simulate: Simulate,
     broker: str = "auto",
-    rounds: int = 400,
+    rounds: int = 100,
     tell: Callable[[str], None] = lambda _: None,
 ) -> VersionsRow:
     """One run in ``folder``; ``simulate`` gives the rows of one in simulated time. EdgeflError if it does not get on."""

@@ -47,6 +47,7 @@ def buffered(
     seed: Annotated[int, typer.Option(min=0, help="the first seed")] = 1,
     seeds: Annotated[int, typer.Option(min=1, help="runs of each, from as many seeds")] = 3,
     target: Annotated[float, typer.Option(min=0.1, max=1, help="accuracy that is good enough")] = 0.93,
+    rounds: Annotated[int, typer.Option(min=1, help="versions after which a run is given up")] = 100,
     clients: Annotated[int, typer.Option(min=9, help="of a simulation")] = 30,
     devices: Annotated[int, typer.Option(min=3, help="that are processes")] = 6,
     broker: Annotated[
@@ -79,6 +80,7 @@ def buffered(
                 target=target,
                 folder=folder / "-".join(map(str, case)),
                 simulate=simulate,
+                rounds=rounds,
                 broker=broker,
                 tell=tell,
             ),
