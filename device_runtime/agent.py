@@ -7,18 +7,19 @@ one worker thread runs the round; the outbox thread sends updates.
 from __future__ import annotations
 
 import math
-import os
 import queue
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 
+from device_runtime import conditions
 from device_runtime.config import AgentConfig, AgentEvent
 from device_runtime.data import sources
 from device_runtime.engine.base import Engine
-from device_runtime.host import agent_version, physical_memory
+from device_runtime.host import physical_memory
 from device_runtime.link.fetch import Fetcher
+from device_runtime.link.greeting import Greeting
 from device_runtime.link.identity import Repeated, ServerTrust, speaker_of
 from device_runtime.link.listening import Listening
 from device_runtime.link.mirrors import Mirrors
@@ -37,14 +38,13 @@ from device_runtime.round.work import Work
 from device_runtime.sandbox import engine as sandbox
 from device_runtime.store.carry_rows import StoredCarry
 from device_runtime.store.database import Outgoing, Store
-from edgefl.wire.enrolment import proof
 from edgefl.wire.errors import (
     IdentityError,
     ProtocolError,
     StoreError,
 )
 from edgefl.wire.mqtt.client_ids import client_id
-from edgefl.wire.mqtt.messages import Ack, Hello, Message, Round, Status, Task
+from edgefl.wire.mqtt.messages import Ack, Message, Round, Status, Task
 from edgefl.wire.mqtt.session import Delivery, Down, Incoming, Refused, Session, Up, Will
 from edgefl.wire.mqtt.topics import Topics
 from edgefl.wire.printable import printable
@@ -130,6 +130,17 @@ class Agent:
             wake=self._session.wake,
         )
         self._listening = Listening(self._session, topics.current_round, self._rounds.is_idle)
+        rules = Rules(config.policy, asked_of_system(config.policy.commands), self._store.traffic)
+        self._greeting = Greeting(
+            config,
+            conditions.Watch(conditions.Look(rules), limits.conditions_s, self._session.wake),
+            lambda hello: self._publish(self._mine.hello, hello, retain=True),
+            memory_bytes=self._memory_bytes,
+            samples=len(self._data),
+            engine=(engine.name, engine.version),
+            key=self._speaker.keys.public,
+            topic=self._mine.hello,
+        )
         self._work = Work(
             device=config.device,
             folder=config.folder,
@@ -146,7 +157,7 @@ class Agent:
             watch=self._progress.watch,
             aborted=self._rounds.is_over,
             dropped=self._dropped,
-            rules=Rules(config.policy, asked_of_system(config.policy.commands), self._store.traffic),
+            rules=rules,
         )
         bounds = sandbox.confinement(engine)
         child = Child(engine=engine.format, threads=config.threads, confinement=bounds)
@@ -174,6 +185,7 @@ class Agent:
         self._session.subscribe(
             [self._topics.current_round, self._mine.tasks, self._mine.acks, self._profiles.topic]
         )
+        self._greeting.begin()
         self._session.start()
         self._outbox.start()
         try:
@@ -198,6 +210,7 @@ class Agent:
         self._surroundings.left_out(
             self._rounds.round_without_us() if connected else 0, self._rounds.took_part
         )
+        self._greeting.step(connected=connected)
         self._profiles.step(busy=self._rounds.busy)
         self._count_traffic(least=_COUNTED_BYTES)
         if not self._rounds.busy and time.monotonic() > self._rest_at:
@@ -285,19 +298,7 @@ class Agent:
         self._listening.begin()
         online = self._speaker.seal(self._mine.status, Status(online=True), self._online_at)
         self._session.publish(self._mine.status, online, retain=True)
-        token = self._config.token
-        hello = Hello(
-            agent=agent_version(),
-            memory_bytes=self._memory_bytes,
-            cores=os.cpu_count() or 1,
-            samples=len(self._data),
-            engines={self._engine.name: self._engine.version},
-            tier=self._config.tier,
-            token=token.name if token else "",
-            proof=proof(token.secret, self._mine.hello, self._speaker.keys.public) if token else b"",
-        )
-        # Retained: a server that starts after its devices must still learn of them.
-        self._publish(self._mine.hello, hello, retain=True)
+        self._greeting.say()
         self._fetcher.poke()
         self._profiles.poke()
         self._outbox.send_again()
@@ -349,6 +350,7 @@ class Agent:
                 self._outbox.deliver(ack)
             else:
                 self._surroundings.answered(ack)
+                self._greeting.answered(ack)
 
     # -- of rounds -------------------------------------------------------------------------------------------
 

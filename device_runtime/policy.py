@@ -10,6 +10,8 @@
     quiet = ["22:00-07:00"]         # not in these hours of the day
     bytes_a_day = "200MiB"          # over the link, both ways
     duty = 0.5                      # share of the time in which steps are made
+    tell = true                     # whether the server is told of power, link and heat, and whether it may train now
+    surroundings = ["board-state"]  # a command that prints what the system does not say (device_runtime/conditions.py)
 
     [commands]                      # how to ask where the system does not say; exit code 0 is yes
     unmetered = ["/usr/local/bin/is-unmetered"]
@@ -39,6 +41,11 @@ Work = Literal["train", "profile"]
 _HOURS = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
 _COMMAND_S = 10.0
 _SUPPLIES = Path("/sys/class/power_supply")
+_NETWORK_MANAGER = "org.freedesktop.NetworkManager"
+_METERED = (
+    *("busctl", "--system", "--auto-start=no", "get-property"),
+    *(_NETWORK_MANAGER, "/org/freedesktop/NetworkManager", _NETWORK_MANAGER, "Metered"),
+)
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -52,6 +59,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     quiet: tuple[str, ...] = ()
     bytes_a_day: str | int = 0
     duty: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
+    tell: bool = True
+    surroundings: tuple[str, ...] = ()
     commands: dict[Condition, tuple[str, ...]] = {}
 
     @property
@@ -88,12 +97,13 @@ Ask = Callable[[Condition], bool | None]
 
 
 def asked_of_system(commands: Mapping[Condition, tuple[str, ...]]) -> Ask:
-    """Asks the command of a condition where there is one, else the system (Linux knows of mains power)."""
+    """Asks the command of a condition where there is one, else the system (Linux knows of mains power, and NetworkManager of
+    links that cost)."""
 
     def ask(condition: Condition) -> bool | None:
         if command := commands.get(condition):
             return _succeeds(command)
-        return on_mains() if condition == "charging" else None
+        return on_mains() if condition == "charging" else not_metered(output_of(_METERED))
 
     return ask
 
@@ -116,21 +126,39 @@ def on_mains(supplies: Path = _SUPPLIES) -> bool | None:
     return not batteries  # without one it runs on mains, or does not run
 
 
+def not_metered(told: str) -> bool | None:
+    """What NetworkManager's property Metered says, as ``busctl`` prints it: yes (1), no (2), and what it takes to be so (3
+    and 4); None where it does not know, or is not there."""
+    return {"u 1": False, "u 2": True, "u 3": False, "u 4": True}.get(told.strip())
+
+
+def output_of(command: tuple[str, ...]) -> str:
+    """What a command prints; nothing if it cannot be run, fails, or takes too long."""
+    done = _run(command)
+    return done[1].decode(errors="replace") if done is not None and done[0] == 0 else ""
+
+
 def _succeeds(command: tuple[str, ...]) -> bool | None:
+    done = _run(command)
+    return done[0] == 0 if done is not None else None
+
+
+def _run(command: tuple[str, ...]) -> tuple[int, bytes] | None:
+    """A command's exit code and output."""
     import subprocess
 
     try:
         done = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             timeout=_COMMAND_S,
             check=False,
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.returncode == 0
+    return done.returncode, done.stdout
 
 
 @dataclass(frozen=True)
@@ -144,10 +172,11 @@ class Rules:
 
     def check(self, work: Work) -> None:
         """RoundDeclined, with a reason for people, if ``work`` is not allowed, or not now."""
-        if why := self._why_not(work):
+        if why := self.why_not(work):
             raise RoundDeclined(POLICY, f"the policy of this device does not allow it: {why}")
 
-    def _why_not(self, work: Work) -> str:
+    def why_not(self, work: Work) -> str:
+        """Why ``work`` is not allowed, or not now; empty if it is."""
         policy, now = self.policy, self.now()
         if not (policy.train if work == "train" else policy.profile):
             return f"{work} is false"

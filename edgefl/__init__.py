@@ -106,6 +106,7 @@ if TYPE_CHECKING:
     from edgefl.config.rounds import AggregateTable as Aggregate
     from edgefl.config.rounds import DownlinkTable as Downlink
     from edgefl.config.rounds import RoundTable as Round
+    from edgefl.config.selection import SelectionTable as Selection
     from edgefl.config.tables import ExportTable as Formats
     from edgefl.contract.tensors import TensorSpec
     from edgefl.data.dataset import Dataset, OtherInput
@@ -231,6 +232,7 @@ _RENAMED = {
     "Broker": "edgefl.config.broker:BrokerTable",
     "Data": "edgefl.config.tables:DataTable",
     "Downlink": "edgefl.config.rounds:DownlinkTable",
+    "Selection": "edgefl.config.selection:SelectionTable",
     "Formats": "edgefl.config.tables:ExportTable",
     "Round": "edgefl.config.rounds:RoundTable",
     "Adaptation": "device_runtime.personal.personalize:Wanted",
@@ -309,6 +311,7 @@ __all__ = [
     "Run",
     "Scaffold",
     "ScaledSign",
+    "Selection",
     "SequenceCrossEntropy",
     "Server",
     "ServerMomentum",

@@ -11,7 +11,9 @@ from edgefl.wire.mqtt.neighbours import Neighbours, named
 from server import events
 from server.aggregate.robust import unprotected
 from server.coordinator.attendance import Presence, missing, presence
+from server.coordinator.rollout import Trial
 from server.coordinator.states import OpenRound, Outcome, Rules, State
+from server.coordinator.tier_names import CANDIDATE
 from server.run_spec import RunSpec
 
 HOSTED_BYTES = 128 * 1024
@@ -70,7 +72,8 @@ class Announcer:
             )
         )
 
-    def opened(self, opened: OpenRound) -> None:
+    def opened(self, opened: OpenRound, trial: Trial | None = None) -> None:
+        """``trial``: of a candidate, which may begin with this round."""
         self._emit(
             events.RoundOpened(
                 round=opened.number,
@@ -80,6 +83,9 @@ class Announcer:
             )
         )
         holders = Counter(assignment.tier for assignment in opened.assignments.values())
+        if trial is not None and trial.began == opened.number:
+            trying = {tier: holders[tier + CANDIDATE] for tier in trial.marks}
+            self._emit(events.RolloutStarted(round=opened.number, devices=trying))
         rule = self._spec.aggregate.rule
         for tier, count in sorted(holders.items()):
             if unprotected(rule, count) and (tier, count) not in self._unprotected:
@@ -89,6 +95,13 @@ class Announcer:
                     "give the tier more devices"
                 )
                 self._emit(events.Warned(tier=tier, text=text))
+
+    def tried(self, number: int, trial: Trial) -> None:
+        """Round ``number`` of a trial is over."""
+        if trial.verdict:
+            self._emit(
+                events.RolloutJudged(round=number, promoted=trial.verdict == "promoted", text=trial.text)
+            )
 
     def ended(self, state: State, round_: OpenRound, outcome: Outcome, text: str, now: float) -> None:
         """``round_`` took its last update at ``now``."""

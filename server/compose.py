@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from edgefl.contract.program import Program
 from edgefl.data.dataset import Dataset
 from edgefl.models.spec import ModelSpec
 from edgefl.setup.bundles import bundle_of
+from edgefl.setup.candidate import candidate_of, candidates_of, refused, tried_tiers
 from edgefl.setup.digests import run_digest
 from edgefl.setup.evaluation import evaluation
 from edgefl.setup.model import federation_model, submodel_warnings
@@ -31,8 +33,11 @@ from exporters.front.tier import Exchange, Tier, exchanges_of, trained_names
 from server.access.limits import HOSTED
 from server.aggregate.robust import SHARED, MeanRule, buffered_bytes
 from server.coordinator.collapse import Rollback
+from server.coordinator.eligibility import Selection
 from server.coordinator.machine import Rules
+from server.coordinator.rollout import Rollout
 from server.coordinator.roster import TierRule
+from server.coordinator.tier_names import CANDIDATE
 from server.events import Compiled, Event, Exporting, Noted, Warned
 from server.publish.downlink import check_counting
 from server.run_spec import AggregateSpec, DownlinkSpec, ExchangeSpec, RunSpec, TierSpec
@@ -51,7 +56,10 @@ def compose(
     Raises ConfigError, ModelError or ExportError, each with what to change.
     """
     made = _Bundles(federation, dataset, out / "bundles", emit)
-    spec = composed(federation, dataset, made.of, emit=emit, device=device)
+    other = made
+    if federation.rollout.on:
+        other = _Bundles(candidate_of(federation), dataset, out / "bundles" / "candidate", emit)
+    spec = composed(federation, dataset, made.of, other.of, emit=emit, device=device)
     emit(made.told())
     return spec
 
@@ -64,11 +72,12 @@ def composed(
     federation: Federation,
     dataset: Dataset,
     bundle_for: BundleFor,
+    candidate_for: BundleFor | None = None,
     *,
     emit: Callable[[Event], None] = lambda _: None,
     device: str = "auto",
 ) -> RunSpec:
-    """:func:`compose` with bundles from elsewhere."""
+    """:func:`compose` with bundles from elsewhere; without ``candidate_for`` no candidate is tried."""
     spec = federation_model(federation, dataset)
     model = _arrays(spec, rounded=federation.downlink.encoding != "float32")
     tiers = tiers_of(federation, spec)
@@ -82,7 +91,11 @@ def composed(
         emit(Noted(text=text))
     for warned in _warnings(federation, tiers, model, initial, aggregate):
         emit(warned)
+    candidates = candidates_of(federation, spec, tiers) if candidate_for is not None else {}
     exchanges = [_exchange(federation, tiers, exchange, bundle_for) for exchange in exchanges_of(method)]
+    if candidates and candidate_for is not None:
+        exchanges = _with_candidates(candidate_of(federation), exchanges, candidates, candidate_for)
+        rules = replace(rules, rollout=_rollout(federation))
     main = exchanges[-1]
     for tier, table in federation.tiers.items():
         for warned in _offers(tier, table.memory_bytes, [each.tiers[tier] for each in exchanges]):
@@ -170,6 +183,38 @@ def _tier_spec(federation: Federation, tier: Tier, exchange: Exchange, bundle_fo
     sends = weights_only if form.sections else server_state.states_of(labels, tier.program.server_state)
     _check_sent(federation, tier, sends)
     return TierSpec(bundle, tier.submodel.place, form, exchange.reads, sends, tuple(further))
+
+
+def _with_candidates(
+    candidate: Federation,
+    exchanges: Sequence[ExchangeSpec],
+    tiers: Mapping[str, Tier],
+    bundle_for: BundleFor,
+) -> list[ExchangeSpec]:
+    """The exchanges, in which tasks may be of a tier's candidate, too."""
+    whole = []
+    for index, exchange in enumerate(exchanges):
+        own = {}
+        for name, tier in tiers.items():
+            spec = _tier_spec(candidate, tier, tier.exchanges[index], bundle_for)
+            _check_alike(name, exchange.tiers[name], spec)
+            own[name + CANDIDATE] = spec
+        whole.append(replace(exchange, tiers={**exchange.tiers, **own}))
+    return whole
+
+
+def _check_alike(tier: str, ours: TierSpec, theirs: TierSpec) -> None:
+    if (ours.sends, ours.reads) != (theirs.sends, theirs.reads):
+        raise refused(tier, "it sends or reads another part of the server's state")
+    if ours.bundle.manifest.suffix != theirs.bundle.manifest.suffix:
+        raise refused(tier, "it trains other parts of the model")
+    if ours.bundle.manifest.carry_needed or theirs.bundle.manifest.carry_needed:
+        raise refused(tier, "devices need what they kept of the round before, and those of a trial have none")
+
+
+def _rollout(federation: Federation) -> Rollout:
+    bounds = federation.rollout.model_dump(exclude={"program", "tiers"})
+    return Rollout(seed=federation.federation.seed, tiers=tried_tiers(federation), **bounds)
 
 
 def _scalars(programs: Mapping[str, Program]) -> dict[str, float]:
@@ -303,6 +348,7 @@ def _rules(federation: Federation, tables: Mapping[str, TierTable], method: Prog
         whole=method.whole,
         absent=table.absent,
         opening=len(method.opening),
+        selection=_selection(federation, method),
         **_buffered(federation),
     )
 
@@ -314,6 +360,17 @@ def _buffered(federation: Federation) -> dict[str, Any]:
         return {}
     names = ("buffer", "concurrency", "max_staleness", "staleness")
     return {name: getattr(table, name) for name in names}
+
+
+def _selection(federation: Federation, method: Program) -> Selection:
+    table = federation.selection
+    if method.whole and (table.policy != "uniform" or table.measured or table.quorum):
+        raise ConfigError(
+            f"program {method.name!r} needs every device in every round, and the table selection chooses among them: leave "
+            "policy, measured and quorum out, or choose a program that samples devices",
+            program=method.name,
+        )
+    return Selection(**{**dict(table), "quotas": tuple(table.quotas.items())})
 
 
 def _aggregate(federation: Federation) -> AggregateSpec:

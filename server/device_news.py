@@ -126,7 +126,9 @@ class DeviceNews:
         )
         if there and not was_there:
             self._emit(events.DeviceJoined(device=name, tier=device.tier))
-        elif was_there and not device.online:
+        if there and device.unfit != (was.unfit if was is not None else ""):
+            self._emit(events.DeviceFitness(device=name, tier=device.tier, unfit=device.unfit))
+        if was_there and not device.online:
             number, until = self._patience(state, name)
             self._emit(events.DeviceLost(device=name, tier=device.tier, round=number, until=until))
 

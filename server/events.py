@@ -52,12 +52,16 @@ class Noted(Event, frozen=True, kw_only=True):
 
 
 class Waiting(Event, frozen=True, kw_only=True):
-    """No round is open: ``known`` of the ``needed`` devices are there, ``missing`` are not (where their names are known)."""
+    """No round is open: ``known`` of the ``needed`` devices are there, ``missing`` are not (where their names are known).
+
+    ``reason`` says why so many are needed, where that is not what the federation file says, and who does not count.
+    """
 
     next_round: int
     known: int
     needed: int
     missing: tuple[str, ...] = ()
+    reason: str = ""
 
 
 class Offline(Event, frozen=True, kw_only=True):
@@ -91,6 +95,15 @@ class DeviceLost(Event, frozen=True, kw_only=True):
     tier: str
     round: int = 0
     until: float = 0.0
+
+
+class DeviceFitness(Event, frozen=True, kw_only=True):
+    """A device that is there says that it is in other conditions, so that rounds may select it again (``unfit`` is empty),
+    or no longer, and why."""
+
+    device: str
+    tier: str
+    unfit: str
 
 
 class DeviceFailed(Event, frozen=True, kw_only=True):
@@ -237,6 +250,22 @@ class RoundEnded(Event, frozen=True, kw_only=True):
     text: str = ""
 
 
+class RolloutStarted(Event, frozen=True, kw_only=True):
+    """The trial of a candidate began: in round ``round`` so many ``devices`` of each tier train with it."""
+
+    round: int
+    devices: dict[str, int]
+
+
+class RolloutJudged(Event, frozen=True, kw_only=True):
+    """The trial of a candidate is over: from the next round on all devices of its tiers train with it (``promoted``), or
+    none does. ``text`` has the figures."""
+
+    round: int
+    promoted: bool
+    text: str
+
+
 class RolledBack(Event, frozen=True, kw_only=True):
     """A round's updates made the model worse than the federation's rule allows: it is undone, and the model is the one that
     the round began with. Metrics, as in :class:`RoundClosed`, are those of the model that was thrown away."""
@@ -261,6 +290,8 @@ class RoundClosed(Event, frozen=True, kw_only=True):
     held the updates as float32 tensors. ``server_down_bytes`` is what the server itself published. ``weights_sha256``
     is the digest of the round's checkpoint file. ``staleness``: versions between what an update began from and what it was
     counted in, the mean over those that were.
+    is the digest of the round's checkpoint file. ``fairness``: Jain's index of how often each device has reported so far, 1
+    if all did as often; None before any did.
     """
 
     round: int
@@ -282,6 +313,7 @@ class RoundClosed(Event, frozen=True, kw_only=True):
     text: str = ""
     metric: str = "accuracy"
     metrics: dict[str, float] = {}
+    fairness: float | None = None
 
 
 class Stopped(Event, frozen=True, kw_only=True):

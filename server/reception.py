@@ -6,8 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import msgspec
+
 from edgefl.wire.errors import IdentityError, ProtocolError, StoreError, UpdateRejected
+from edgefl.wire.mqtt.conditions import UNKNOWN, Conditions, understood
 from edgefl.wire.mqtt.messages import (
+    COME_LATER,
     FAILED,
     LOST_CHUNK,
     Ack,
@@ -32,6 +36,7 @@ from server.coordinator.fleet import Devices
 from server.coordinator.states import Rules, State
 from server.device_news import DeviceNews, ack_of, objection
 from server.identity.door import Door, Visitor
+from server.intake.admission import Admission
 from server.intake.declines import reason_of
 from server.intake.gate import Gate
 from server.intake.updates import Intake
@@ -103,6 +108,7 @@ class Reception:
         self._clock = clock
         self._topics = Topics(spec.federation)
         self._gate = Gate(spec.limits)
+        self._admission = Admission(rules.seed, spec.limits)
         self.intake = Intake(rules, journal, spec.limits, tellers.emit, self._gate)
 
     @property
@@ -116,9 +122,11 @@ class Reception:
 
     def at_start(self, state: State) -> State:
         """``state`` as the journal has it, in which devices that are let in no more are away."""
+        kept = self._admission.kept(state, state.devices)
         devices = {
             name: roster.gone(device) if self._door.shuts_out(name) else device
             for name, device in state.devices.items()
+            if name in kept
         }
         return replace(state, devices=Devices(devices))
 
@@ -153,7 +161,8 @@ class Reception:
 
     def _admitted(self, device: str, leaf: str, size: int) -> bool:
         devices = self._state.devices
-        return self._gate.admits(device, leaf, size, known=device in devices, devices=len(devices))
+        known = device in devices or (leaf == "hello" and self._door.vouches_for(device))
+        return self._gate.admits(device, leaf, size, known=known, devices=len(devices))
 
     def _checked(self, device: str, kind: type[_Said], message: Incoming) -> Visitor[_Said]:
         most = self._spec.limits.max_devices
@@ -232,14 +241,33 @@ class Reception:
             self._gate.presence(device, online=status.online)
 
     def _hello(self, device: str, hello: Hello) -> None:
+        if device not in self._state.devices and not self._finds_room(device):
+            return
         self._news.greeted(device, self._clock())
         if (refused := objection(self._rules, device, hello)) is not None:
             self._object(refused)
         samples = max(0, min(hello.samples, coordinator.MOST_SAMPLES))
         online = device in self._state.devices or self._gate.greeted(device)
-        told = coordinator.DeviceHello(device, hello.memory_bytes, samples, online)
-        self._course.advance(told, hello=encode(hello))
+        told = hello.conditions
+        conditions = understood(told) if isinstance(told, Conditions) else UNKNOWN
+        greeting = coordinator.DeviceHello(
+            device, hello.memory_bytes, samples, online, conditions, hello.again is True
+        )
+        self._course.advance(greeting, hello=encode(hello))
         self._tellers.announcer.newcomer(self._state, device, self._state.devices[device].tier)
+
+    def _finds_room(self, device: str) -> bool:
+        """Whether there is a place for a device that is not in. Who gets none, or loses it, is told when to come again."""
+        ruling = self._admission.rule(device, self._state)
+        if ruling.instead_of:
+            self._course.advance(coordinator.DeviceLeft(ruling.instead_of))
+        for name in (ruling.instead_of,) if ruling.admitted else (device,):
+            if name and self._gate.turns_away(name):
+                text = "there is no room for this device now: the lot decided who is let in"
+                ack = Ack(round=0, nonce="", status="rejected", reason=COME_LATER, text=text)
+                later_s = self._admission.later_s(name)
+                self._tellers.answer(name, msgspec.structs.replace(ack, later_s=later_s))
+        return ruling.admitted
 
     def _chunk(self, device: str, number: int, chunk: UpdateChunk, came: Traffic) -> None:
         if not 0 <= number < _MOST_ROUNDS:

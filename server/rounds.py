@@ -19,8 +19,10 @@ from server.active_round import ActiveRound, Began, Conclusion, active_round, co
 from server.aggregate.accumulator import Accumulator
 from server.coordinator import machine as coordinator
 from server.coordinator.collapse import Best, best_of
+from server.coordinator.eligibility import unfit
 from server.coordinator.fleet import Assignments, Devices
 from server.coordinator.machine import OpenRound, Reassign, State
+from server.coordinator.rollout import Trial, counted
 from server.publish.announcements import Announcements
 from server.publish.downlink import check_counting
 from server.publish.model import Model
@@ -28,6 +30,8 @@ from server.run_spec import RunSpec
 from server.scoring import told_of
 from server.storage.checkpoints import Checkpoints
 from server.storage.journal import Journal, Run
+from server.storage.participation_rows import TURNOUT
+from server.storage.trial_rows import ROLLOUT
 
 _Published = list[BlobRef]
 _Written = TypeVar("_Written")
@@ -53,6 +57,7 @@ class EndedRound:
     """How a round ended: the model after it, and why that is the old one, if it ``failed``.
 
     ``metrics``: of the model that the updates gave, if it has been judged; ``undone``: it is not the one that stays.
+    ``trial``: that of a candidate with this round; None where there is none under way.
     """
 
     model_version: str
@@ -60,6 +65,7 @@ class EndedRound:
     failed: str = ""
     metrics: Mapping[str, float] | None = None
     undone: bool = False
+    trial: Trial | None = None
 
     @property
     def known(self) -> Mapping[str, float] | None:
@@ -152,7 +158,9 @@ class Rounds:
         state = replace(
             coordinator.initial(self.model.version, self._clock()),
             next_round=self._run.number,
-            devices=Devices(self._journal.devices()),
+            devices=self._known_devices(),
+            record=self._journal.record(self._run.run),
+            trial=self._journal.trial(self._run.run),
             position=progress.position,
             base=progress.base,
             members=progress.members,
@@ -182,6 +190,13 @@ class Rounds:
             self.announcements.clear(msgspec.msgpack.decode(units, type=_Published))
         return state
 
+    def _known_devices(self) -> Devices:
+        rule = self.rules.selection
+        known = self._journal.devices()
+        return Devices(
+            {name: replace(each, unfit=unfit(rule, each.conditions)) for name, each in known.items()}
+        )
+
     # -- rounds ----------------------------------------------------------------------------------------------
 
     def taking(self, opened: OpenRound) -> ActiveRound:
@@ -204,7 +219,8 @@ class Rounds:
     def open(self, opened: OpenRound, state: State) -> ActiveRound:
         """Journal the state's round, announce it, send every task that is new."""
         published = msgspec.msgpack.encode(self.announcements.published)
-        self._persist(lambda: self._journal.open_round(self.rules.run, opened, published))
+        known = {ROLLOUT: msgspec.to_builtins(state.trial)} if state.trial is not None else {}
+        self._persist(lambda: self._journal.open_round(self.rules.run, opened, published, known))
         active = self.taking(opened)
         self._last = frozenset(opened.assignments)
         self.announce(state)
@@ -242,14 +258,15 @@ class Rounds:
         outcome: coordinator.Outcome,
         text: str = "",
         *,
+        state: State,
         keep: Collection[int] = (),
     ) -> EndedRound:
         """Save the round's model (of its updates, or the old one) and journal its end. A round is abandoned whose server
         step fails, or whose model is worse by the rule.
 
-        Old checkpoints go, except those of the rounds in ``keep``.
+        ``state`` is the coordinator's after its end. Old checkpoints go, except those of the rounds in ``keep``.
         """
-        done = Conclusion(self.model.weights)
+        record, done = state.record, Conclusion(self.model.weights)
         devices = self._persist(self._devices)
         if outcome == "closed":
             done = concluded(
@@ -276,16 +293,35 @@ class Rounds:
             "server_down_bytes": self.announcements.sent_bytes - active.sent_bytes,
             "text": text,
             "devices": devices,
+            TURNOUT: msgspec.to_builtins(record.turnout(ended.number)),
+            "fairness": record.fairness(state.devices.members),
         }
+        trial = self._persist(lambda: self._tried(state, ended.number))
+        if state.trial is not None:
+            facts[ROLLOUT] = msgspec.to_builtins(trial or state.trial)
         if done.metrics is not None and not done.undone:  # no second look at what has been judged
             facts |= told_of(done.metrics)
             self.best = self.best.after(done.metrics)
         self._persist(
-            lambda: self._journal.end_round(self.rules.run, ended.number, state=outcome, outcome=facts)
+            lambda: self._journal.end_round(
+                self.rules.run,
+                ended.number,
+                state=outcome,
+                outcome=facts,
+                took_part=record.of_round(ended.number, ended.assignments),
+            )
         )
         self._checkpoints.prune(ended.number, {*keep, *self._kept_models()})
         self._sums = active.aggregator.released()
-        return EndedRound(self.model.version, outcome, done.failed, done.metrics, done.undone)
+        return EndedRound(self.model.version, outcome, done.failed, done.metrics, done.undone, trial)
+
+    def _tried(self, state: State, number: int) -> Trial | None:
+        """The trial with a round more; None if none is under way."""
+        rollout, trial = self.rules.rollout, state.trial
+        if rollout is None or trial is None or trial.verdict:
+            return None
+        reports = self._journal.reports(self.rules.run, number)
+        return counted(rollout, trial, state.record.turnout(number), reports)
 
     def refusal(self, state: State, to: int) -> str:
         """Why the model cannot become that after round ``to`` again; empty if it can."""

@@ -327,7 +327,7 @@ class Service:
                 case Open():
                     self._patience.persist(lambda: self._rows.write(quiet=True))
                     self.active = self._rounds.open(action.round, self.state)
-                    self._announcer.opened(action.round)
+                    self._announcer.opened(action.round, self.state.trial)
                 case SendTask() if self.state.round is not None:
                     self._send_task(self.state.round, action.assignment)
                 case Reassign():
@@ -359,8 +359,11 @@ class Service:
         assert active is not None  # the coordinator ends what it has opened
         self._patience.persist(lambda: self._reception.intake.end_round(ended))
         now = self._clock()
-        done = self._rounds.end(ended, active, outcome, text, keep=self._verdicts.pending)
+        done = self._rounds.end(ended, active, outcome, text, state=self.state, keep=self._verdicts.pending)
         self._announcer.ended(self.state, ended, done.outcome, done.failed or text, now)
+        if done.trial is not None:
+            self.advance(coordinator.TrialCounted(done.trial))
+            self._announcer.tried(ended.number, done.trial)
         if done.undone:
             self._emit(events.RolledBack(round=ended.number, text=done.failed, **told_of(done.metrics or {})))
         self._verdicts.judge(ended.number, done.outcome, done.known)

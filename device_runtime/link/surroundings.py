@@ -8,7 +8,7 @@ from typing import Protocol
 
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.client_ids import client_id
-from edgefl.wire.mqtt.messages import Ack, Round
+from edgefl.wire.mqtt.messages import COME_LATER, Ack, Round
 from edgefl.wire.mqtt.neighbours import Lookout, Neighbours, look, named
 from edgefl.wire.mqtt.session import Address, Down, Refused
 from edgefl.wire.mqtt.topics import ALL_ROUNDS, Topics
@@ -67,7 +67,8 @@ class Surroundings:
         """The server's word on the hello (no tier, or another than was asked for), or on a message that it cannot read."""
         if ack.text != self._answer:  # a server that was started again answers the same hello
             self._answer = ack.text
-            self._say("refused" if ack.reason == "malformed" else "tier", ack.text, reason=ack.reason)
+            about = "refused" if ack.reason in ("malformed", COME_LATER) else "tier"
+            self._say(about, ack.text, reason=ack.reason)
 
     def announced(self, round: Round) -> None:
         """A round's announcement: that the training is over is said once for each run."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from device_runtime.agent import Agent as _Agent
@@ -57,6 +58,8 @@ class Agent:
     for what it loads. ``policy`` is what the owner lets the device do, and when (:mod:`device_runtime.policy`), or a file.
     ``mirrors`` are URLs of this device's own, such as a gateway's cache, asked before those that the server names and before
     the broker (:mod:`device_runtime.link.mirrors`).
+    ``surroundings_command`` prints in what conditions this device is, where the system does not say
+    (:mod:`device_runtime.conditions`).
     ``report`` is told what happens, from the threads of the agent.
 
     ConfigError for an argument that cannot be used.
@@ -83,6 +86,7 @@ class Agent:
         sandbox: str = "auto",
         policy: Policy | str | Path | None = None,
         mirrors: Sequence[str] = (),
+        surroundings_command: str = "",
         limits: Limits = Limits(),
         report: Callable[[AgentEvent], None] = lambda _: None,
     ) -> None:
@@ -104,8 +108,8 @@ class Agent:
             threads=threads or 1,
             tune=tune,
             limits=limits,
-            policy=owner_policy(policy),
             mirrors=tuple(Mirror.parse(text) for text in mirrors),
+            policy=owner_policy(policy, surroundings_command),
         )
         most = most_threads(threads, tune=tune)
         chosen = (
@@ -148,11 +152,19 @@ def boxed_engine(engine: str, threads: int, most: int, config: AgentConfig) -> E
     )
 
 
-def owner_policy(policy: Policy | str | Path | None) -> Policy:
-    """A policy, or that of a file; ConfigError names what is wrong with it."""
-    if policy is None:
-        return Policy()
-    return policy if isinstance(policy, Policy) else read_policy(Path(policy))
+def owner_policy(policy: Policy | str | Path | None, surroundings_command: str = "") -> Policy:
+    """A policy, or that of a file, with a command of its own, as a shell would read it; ConfigError names what is wrong."""
+    import shlex  # for the few that have such a command
+
+    given = policy if isinstance(policy, Policy) else read_policy(Path(policy)) if policy else Policy()
+    try:
+        command = tuple(shlex.split(surroundings_command))
+    except ValueError as error:
+        raise ConfigError(
+            f"argument `surroundings_command` is no command ({error}): {surroundings_command!r}",
+            argument="surroundings_command",
+        ) from error
+    return msgspec.structs.replace(given, surroundings=command) if command else given
 
 
 def checked_sandbox(sandbox: str) -> str:

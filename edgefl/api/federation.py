@@ -12,6 +12,7 @@ from edgefl.config import DataTable, Federation, load, parse
 from edgefl.config.broker import BrokerTable
 from edgefl.config.choices import Activations
 from edgefl.config.rounds import AggregateTable, DownlinkTable, RoundTable
+from edgefl.config.selection import SelectionTable
 from edgefl.config.tables import (
     ExportTable,
     Table,
@@ -77,6 +78,7 @@ def federation(
     optimizer: OptimizerChoice | str | None = None,
     data: DataTable | str | Path | None = None,
     round: RoundTable | None = None,
+    selection: SelectionTable | None = None,
     aggregate: AggregateTable | None = None,
     downlink: DownlinkTable | None = None,
     broker: BrokerTable | None = None,
@@ -103,7 +105,8 @@ def federation(
         codec: how updates become bytes; by default float32 weights.
         optimizer: the server's; by default what the program says.
         data: the name of a dataset (``digits``), a file that :meth:`edgefl.Dataset.save` wrote, or a :class:`edgefl.Data`.
-        round: when a round starts, whom it selects and when it ends.
+        round: when a round starts, how many devices it selects and when it ends.
+        selection: which devices a round may select, and how.
         aggregate: how the updates become one change.
         downlink: how weights travel to the devices.
         broker: the MQTT broker.
@@ -146,7 +149,14 @@ def federation(
         tables["optimizer"] = _named(chosen("optimizer", OptimizerChoice, optimizer))
     if data is not None:
         tables["data"] = _settings(data) if isinstance(data, DataTable) else data_table(data)
-    given = {"round": round, "aggregate": aggregate, "downlink": downlink, "broker": broker, "export": export}
+    given = {
+        "round": round,
+        "selection": selection,
+        "aggregate": aggregate,
+        "downlink": downlink,
+        "broker": broker,
+        "export": export,
+    }
     tables |= {key: _settings(table) for key, table in given.items() if table is not None}
     return parse(tables, source="the federation")
 

@@ -6,7 +6,9 @@ import msgspec
 from pydantic import Field, model_validator
 
 from edgefl.config.broker import BrokerTable
+from edgefl.config.rollout import RolloutTable
 from edgefl.config.rounds import AggregateTable, DownlinkTable, RoundTable
+from edgefl.config.selection import SelectionTable
 from edgefl.config.simulation import SimulationTable
 from edgefl.config.tables import (
     CodecTable,
@@ -29,8 +31,8 @@ from edgefl.wire.mqtt.topics import checked_name
 class Federation(Table):
     """A federation file: who trains what together, and how.
 
-    Its tables are ``federation``, ``model``, ``loss``, ``program``, ``optimizer``, ``data``, ``round``, ``tiers``,
-    ``export``, ``codec``, ``aggregate``, ``downlink``, ``broker``, ``simulation`` and ``limits``.
+    Its tables are ``federation``, ``model``, ``loss``, ``program``, ``optimizer``, ``data``, ``round``, ``selection``,
+    ``rollout``, ``tiers``, ``export``, ``codec``, ``aggregate``, ``downlink``, ``broker``, ``simulation`` and ``limits``.
     """
 
     federation: FederationTable = FederationTable()
@@ -40,6 +42,8 @@ class Federation(Table):
     optimizer: OptimizerTable = OptimizerTable()
     data: DataTable = DataTable()
     round: RoundTable = RoundTable()
+    selection: SelectionTable = SelectionTable()
+    rollout: RolloutTable = RolloutTable()
     tiers: dict[str, TierTable] = Field(default_factory=dict, description="one table per tier")
     export: ExportTable = ExportTable()
     codec: CodecTable = CodecTable()
@@ -71,9 +75,28 @@ class Federation(Table):
                 "downlink.encoding int8 sends what changed since the version before, and with round.mode buffered devices "
                 "begin from several versions at a time: choose float16 or float32"
             )
+        if self.round.mode == "buffered" and self.rollout.on:
+            problems.append(
+                "rollout compares the tasks of the same rounds, and with round.mode buffered they are of several: roll out "
+                "in mode synchronous"
+            )
+        chosen = self.selection
+        if self.round.mode == "buffered" and (chosen.policy != "uniform" or chosen.measured or chosen.quorum):
+            problems.append(
+                "selection.policy, measured and quorum choose the devices of a round, and with round.mode buffered the "
+                "next one is drawn as soon as there is a place: leave them out"
+            )
         if self.tiers and (strangers := sorted(self.simulation.tiers.keys() - self.tiers.keys())):
             problems.append(
                 f"simulation.tiers has {', '.join(strangers)}, and the tiers are {', '.join(self.tiers)}: use their names"
+            )
+        if self.tiers and (strangers := sorted(self.selection.quotas.keys() - self.tiers.keys())):
+            problems.append(
+                f"selection.quotas has {', '.join(strangers)}, and the tiers are {', '.join(self.tiers)}: use their names"
+            )
+        if strangers := sorted(self.rollout.tiers.keys() - self.tiers.keys()):
+            problems.append(
+                f"rollout.tiers has {', '.join(strangers)}, and the tiers are {', '.join(self.tiers)}: use their names"
             )
         if problems:
             raise ValueError("; ".join(problems))

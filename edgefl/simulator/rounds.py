@@ -33,6 +33,7 @@ from server.coordinator import machine as coordinator
 from server.coordinator.collapse import Best
 from server.coordinator.fleet import Assignments, Devices
 from server.coordinator.machine import Actions, Answered, Assignment, Declined, OpenRound, State
+from server.coordinator.record import Record
 from server.coordinator.roster import Device, tier_of
 from server.coordinator.states import Abandon, Close, Finish, Open, Refuse, Warn
 from server.publish.model import Model
@@ -90,11 +91,11 @@ class Rounds:
             base=standing.base,
             members=standing.members,
             refused=standing.refused,
+            record=Record.read(standing.took_part, standing.turnouts),
         )
         state, actions = coordinator.step(self._rules, state, coordinator.Tick(), self._now)
-        if not actions and (later := coordinator.wake_at(self._rules, state, self._now)) is not None:
-            self._now = later
-            state, actions = coordinator.step(self._rules, state, coordinator.Tick(), self._now)
+        if not actions:
+            state, actions = self._waited(state)
         if not actions:
             needed = attendance.presence(self._rules, state, self._now).needed
             raise ParticipationError(
@@ -119,14 +120,14 @@ class Rounds:
                     if done.undone:
                         self._warn(done.failed)
                     outcome: coordinator.Outcome = "abandoned" if done.failed else "closed"
-                    model, row = self._end(opened, active, done, tally, outcome, done.failed)
+                    model, row = self._end(opened, active, done, tally, state, outcome, done.failed)
                     ready = coordinator.ModelReady(model.version, done.failed, done.undone)
                     state, more = coordinator.step(self._rules, state, ready, self._now)
                     yield Ended(row, model.weights, self._standing(opened.number, state))
                     pending.extend(more)
                 case Abandon(round=opened, text=text) if active is not None:
                     model, row = self._end(
-                        opened, active, Conclusion(model.weights), tally, "abandoned", text
+                        opened, active, Conclusion(model.weights), tally, state, "abandoned", text
                     )
                     yield Ended(row, model.weights, self._standing(opened.number, state))
                 case Warn(text=text):
@@ -135,6 +136,16 @@ class Rounds:
                     raise ParticipationError(text)
                 case Finish():
                     return
+            if not pending and state.phase == "waiting":
+                state, more = self._waited(state)
+                pending.extend(more)
+
+    def _waited(self, state: State) -> tuple[State, Actions]:
+        """No round opens by itself: what follows once the coordinator's patience is over."""
+        if (later := coordinator.wake_at(self._rules, state, self._now)) is None:
+            return state, ()
+        self._now = later
+        return coordinator.step(self._rules, state, coordinator.Tick(), later)
 
     # -- clients ---------------------------------------------------------------------------------------------
 
@@ -313,6 +324,7 @@ class Rounds:
         active: ActiveRound,
         done: Conclusion,
         tally: Tally,
+        state: State,
         outcome: coordinator.Outcome,
         text: str,
     ) -> tuple[Model, Row]:
@@ -349,6 +361,7 @@ class Rounds:
             text=text,
             metric=self._spec.metric,
             metrics=metrics,
+            fairness=state.record.fairness(state.devices.members),
         )
         return model, row
 
@@ -371,6 +384,8 @@ class Rounds:
             refused=state.refused,
             now=self._now,
             best=self._best,
+            took_part=dict(state.record.of),
+            turnouts=tuple(map(dict, state.record.turnouts)),
         )
 
     def _tally(self) -> Tally:

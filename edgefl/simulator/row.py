@@ -16,6 +16,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     what simulating it took here; ``simulated_s``: what it would have taken there, ``energy_j``: joules that all selected
     clients would have spent until then (the table ``simulation``).
     ``staleness``: versions between what an update began from and what it was counted in, the mean over those that were.
+    ``fairness``: Jain's index of how often each client has reported so far, 1 if all did as often.
     ``weights_sha256``: of the model, with what the server keeps beside it, as safetensors.
     """
 
@@ -39,6 +40,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     text: str = ""
     metric: str = "accuracy"
     metrics: dict[str, float] = {}
+    fairness: float | None = None
 
 
 def scalars(row: Row) -> Mapping[str, float]:

@@ -11,11 +11,13 @@ from edgefl.simulator.fleet import Work
 from edgefl.simulator.row import Row
 from edgefl.wire.tensors import Arrays
 from server.coordinator.collapse import Best
+from server.coordinator.record import Participation, Turnout
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
     """Where a simulation stands between two rounds: with the model after round ``number`` and what clients keep, enough to
-    go on from to the same bits. ``now``: seconds of the federation's own time."""
+    go on from to the same bits. ``now``: seconds of the federation's own time. ``took_part`` and ``turnouts`` are the
+    coordinator's (:class:`server.coordinator.record.Record`)."""
 
     number: int = 0
     position: int = 0
@@ -25,6 +27,8 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     now: float = 0.0
     finished: bool = False
     best: Best = Best()
+    took_part: dict[str, Participation] = {}
+    turnouts: tuple[dict[str, Turnout], ...] = ()
 
 
 @dataclass(frozen=True)

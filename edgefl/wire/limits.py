@@ -99,6 +99,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_devices: Count = 100_000
     """Names of devices that the server keeps. Whoever may write to the broker can make names up."""
 
+    come_later_s: Seconds = 60.0
+    """How long a device that finds no room is told to stay away, at least, and up to twice as long by chance; the more there
+    are, the longer."""
+
     max_strangers: Count = 10_000
     """Names of which the server knows nothing but whether they are online: those that said no hello."""
 
@@ -126,6 +130,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     ready_timeout_s: Pause = 120.0
     """How long the server waits for ``min_devices`` before the first round."""
+
+    conditions_s: Seconds = 60.0
+    """How often a device looks in what conditions it is (power, link, heat, its owner's rules); where they are others than
+    before it says hello again, so no more often."""
 
     retry_pause_s: Pause = 1.0
     """Pause of a device after a failed attempt at a round, before it tries again."""

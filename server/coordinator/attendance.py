@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from edgefl.wire.mqtt.messages import NO_CARRY
-from server.coordinator import bench, roster
+from server.coordinator import bench, roster, selection
 from server.coordinator.roster import Device
 from server.coordinator.states import OpenRound, Rules, State
 
@@ -21,23 +21,55 @@ _TOLD = 20
 
 @dataclass(frozen=True)
 class Presence:
-    """The next round opens once ``known`` is ``needed``; ``missing`` are those it waits for, where it knows their names."""
+    """The next round opens once ``known`` is ``needed``; ``missing`` are those it waits for, where it knows their names.
+
+    ``reason`` says why it needs more than the rules say, or why some that are online do not count.
+    """
 
     known: int
     needed: int
     missing: tuple[str, ...] = ()
+    reason: str = ""
 
 
 def presence(rules: Rules, state: State, now: float) -> Presence:
     """How many devices the next round has, and how many it needs to open."""
     least = max(1, rules.min_reports)
     if not rules.all_needed:
-        patient = state.next_round == 1 and now < state.waiting_since + rules.ready_timeout_s
-        return Presence(_here(rules, state, now), max(least, rules.min_devices) if patient else least)
+        needed, here = _least(rules, state, now), _here(rules, state, now)
+        return Presence(here, needed, reason=_reason(rules, state, needed) if here < needed else "")
     names = candidates(rules, state, now)
     missing = tuple(name for name in names if not _is_there(state.devices.get(name)))
     needed = len(names) if state.members else max(len(names), least, rules.min_devices)
     return Presence(len(names) - len(missing), needed, missing)
+
+
+def _least(rules: Rules, state: State, now: float) -> int:
+    """Devices that have to be there, where not all are needed."""
+    least = max(1, rules.min_reports)
+    if now >= state.waiting_since + _patience_s(rules, state):
+        return least
+    return max(least, rules.min_devices) if state.next_round == 1 else selection.needed(rules, state)
+
+
+def _patience_s(rules: Rules, state: State) -> float:
+    """How long the next round waits for more devices than it cannot do without."""
+    if state.next_round == 1:
+        return rules.ready_timeout_s
+    return rules.selection.patience_s if rules.selection.quorum else 0.0
+
+
+def _reason(rules: Rules, state: State, needed: int) -> str:
+    reasons = []
+    if state.next_round > 1 and needed > max(1, rules.min_reports):
+        lost = state.record.lost_share() or 0.0
+        reasons.append(
+            f"{lost:.0%} of the tasks of the last rounds were not answered, so that it takes {needed} devices to have "
+            f"{max(1, rules.min_reports)} reports with probability {rules.selection.quorum:g}"
+        )
+    if left_out := state.devices.left_out:
+        reasons.append(f"{left_out} more are online and left out for their conditions")
+    return "; ".join(reasons)
 
 
 def _here(rules: Rules, state: State, now: float) -> int:
@@ -61,8 +93,8 @@ def candidates(rules: Rules, state: State, now: float) -> list[str]:
 def opens_at(rules: Rules, state: State, now: float) -> float | None:
     """When time alone may end the wait for the next round (epoch seconds), or None if only devices can."""
     if not rules.all_needed:
-        ready = state.waiting_since + rules.ready_timeout_s
-        return ready if state.next_round == 1 and ready > now else None
+        ready = state.waiting_since + _patience_s(rules, state)
+        return ready if ready > now else None
     missing = presence(rules, state, now).missing
     if not state.members:
         return min((state.devices[name].seen + rules.offline_grace_s for name in missing), default=None)
@@ -80,7 +112,8 @@ def gone(rules: Rules, state: State, now: float) -> dict[str, str]:
     return {
         name: _offline(rules)
         if device is not None and not device.online
-        else "it fits no tier any more: its hello names too little memory"
+        else (device.unfit if device is not None else "")
+        or "it fits no tier any more: its hello names too little memory"
         for name, device in missing.items()
         if now >= grace_ends(rules, device, state.waiting_since)
     }
@@ -125,7 +158,11 @@ def _why(rules: Rules, state: State, current: OpenRound, name: str, now: float) 
 
 def unreported(rules: Rules, state: State, current: OpenRound, now: float) -> dict[str, str]:
     """Every device with a tier whose update is not in the round, and why, by name."""
-    elsewhere = {name: "it was not there" for name, device in sorted(state.devices.items()) if device.tier}
+    elsewhere = {
+        name: device.unfit or "it was not there"
+        for name, device in sorted(state.devices.items())
+        if device.tier
+    }
     waited = {each.device: "it did not report in time" for each in current.with_status("open")}
     reasons = elsewhere | waited | lacking(rules, state, current, now)
     accepted = {assignment.device for assignment in current.with_status("accepted")}
@@ -197,7 +234,7 @@ def told(names: Mapping[str, str]) -> str:
 
 
 def _is_there(device: Device | None) -> bool:
-    return device is not None and device.online and bool(device.tier)
+    return device is not None and device.online and device.usable
 
 
 def _offline(rules: Rules) -> str:

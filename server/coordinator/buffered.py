@@ -35,7 +35,7 @@ def begun(rules: Rules, state: State, now: float) -> tuple[State, Actions]:
     names = (name for name in attendance.candidates(rules, state, now) if name not in going_on)
     until = now + rules.deadline_s
     new = {
-        name: assigned(rules, number, state.devices[name], until=until)
+        name: assigned(rules, state, number, state.devices[name], until=until)
         for name in roster.sample(rules.seed, number, names, _free(rules, state, len(going_on)))
     }
     opened = OpenRound(
@@ -90,7 +90,7 @@ def _given(rules: Rules, state: State, current: OpenRound, now: float) -> tuple[
     draw = f"{current.number}.{current.drawn}"
     until = now + rules.deadline_s
     return tuple(
-        assigned(rules, current.number, state.devices[name], turn=current.drawn + place, until=until)
+        assigned(rules, state, current.number, state.devices[name], turn=current.drawn + place, until=until)
         for place, name in enumerate(roster.sample(rules.seed, draw, names, free), 1)
     )
 

@@ -36,27 +36,46 @@ class Assignment:
 
 
 class Devices(Mapping[str, Device]):
-    """Devices by name. ``ready``: how many have a tier and are online; ``away``: those that are offline."""
+    """Devices by name. ``ready``: how many are usable and online; ``left_out``: how many are online, have a tier, and are
+    kept out by their conditions; ``away``: those that are offline; ``members``: how many have a tier."""
 
-    __slots__ = ("_all", "away", "ready")
+    __slots__ = ("_all", "away", "left_out", "members", "ready")
 
     def __init__(self, devices: Mapping[str, Device] | None = None) -> None:
         given = dict(devices or {})
         self._all = Map(given)
         self.away = Map({name: device for name, device in given.items() if not device.online})
         self.ready = sum(map(_ready, given.values()))
+        self.left_out = sum(map(_left_out, given.values()))
+        self.members = sum(map(_has_tier, given.values()))
 
     def with_device(self, device: Device) -> Devices:
         """The same devices and ``device``, which takes the place of one of its name."""
-        before = self._all.get(device.name)
-        after = Devices.__new__(Devices)
-        after._all = self._all.set(device.name, device)
-        after.ready = self.ready + _ready(device) - (before is not None and _ready(before))
-        after.away = self.away
+        return self._changed(device.name, device)
+
+    def without(self, name: str) -> Devices:
+        """The same devices but the one of that name."""
+        return self._changed(name, None)
+
+    def _changed(self, name: str, device: Device | None) -> Devices:
+        before, after = self._all.get(name), Devices.__new__(Devices)
+        after.ready, after.left_out, after.members = (
+            count + (device is not None and holds(device)) - (before is not None and holds(before))
+            for count, holds in (
+                (self.ready, _ready),
+                (self.left_out, _left_out),
+                (self.members, _has_tier),
+            )
+        )
+        after._all, after.away = self._all, self.away
+        if name in after.away:
+            after.away = after.away.delete(name)
+        if device is None:
+            after._all = after._all.delete(name) if before is not None else after._all
+            return after
+        after._all = after._all.set(name, device)
         if not device.online:
-            after.away = self.away.set(device.name, device)
-        elif device.name in self.away:
-            after.away = self.away.delete(device.name)
+            after.away = after.away.set(name, device)
         return after
 
     def here(self, now: float, grace_s: float) -> int:
@@ -139,4 +158,12 @@ class Assignments(Mapping[str, Assignment]):
 
 
 def _ready(device: Device) -> bool:
-    return device.online and bool(device.tier)
+    return device.online and device.usable
+
+
+def _has_tier(device: Device) -> bool:
+    return bool(device.tier)
+
+
+def _left_out(device: Device) -> bool:
+    return device.online and bool(device.tier) and bool(device.unfit)

@@ -20,8 +20,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from server.coordinator import attendance, bench, buffered, roster, words
+from server.coordinator import attendance, bench, buffered, rollout, roster, selection, words
+from server.coordinator.eligibility import unfit
 from server.coordinator.fleet import Assignment, Assignments, Devices, Status
+from server.coordinator.noting import noted
 from server.coordinator.roster import Device
 from server.coordinator.states import (
     MOST_REFUSED,
@@ -34,6 +36,7 @@ from server.coordinator.states import (
     Close,
     Declined,
     DeviceHello,
+    DeviceLeft,
     DeviceStatus,
     Event,
     Finish,
@@ -49,6 +52,7 @@ from server.coordinator.states import (
     SendTask,
     State,
     Tick,
+    TrialCounted,
     Version,
     Warn,
 )
@@ -56,9 +60,9 @@ from server.coordinator.tasks import assigned
 
 __all__ = [
     "MOST_SAMPLES", "Abandon", "Action", "Actions", "Answered", "Answers", "Assignment", "Close", "Declined",
-    "DeviceHello", "DeviceStatus", "Event", "Finish", "Hold", "ModelReady", "Open", "OpenRound", "Outage", "Outcome",
-    "Reassign",
-    "Refuse", "Rules", "SendTask", "State", "Tick", "Warn", "initial", "step", "wake_at",
+    "DeviceHello", "DeviceLeft", "DeviceStatus", "Event", "Finish", "Hold", "ModelReady", "Open", "OpenRound", "Outage",
+    "Outcome", "Reassign", "Refuse", "Rules", "SendTask", "State", "Tick", "TrialCounted", "Warn", "initial", "step",
+    "wake_at",
 ]  # fmt: skip
 
 
@@ -96,6 +100,10 @@ def step(
     match event:
         case DeviceHello():
             return _hello(rules, state, event, now, settle=settle)
+        case DeviceLeft():
+            return replace(state, devices=state.devices.without(event.device)), ()
+        case TrialCounted():
+            return replace(state, trial=event.trial), ()
         case DeviceStatus() if not settle:
             return _seen(state, event, now), ()
         case DeviceStatus():
@@ -136,13 +144,14 @@ def _hello(
     seen = (
         now if online else known.seen if known is not None else 0.0
     )  # gone before its hello, it is gone for good
-    device = Device(event.device, tier, event.samples, online, seen)
+    why = unfit(rules.selection, event.conditions)
+    device = Device(event.device, tier, event.samples, online, seen, event.conditions, why)
     state = replace(state, devices=state.devices.with_device(device))
     state, actions = _settle(rules, state, now) if settle else (state, ())
     if state.phase != "open" or state.round is None or any(isinstance(action, Open) for action in actions):
         return state, actions  # opening a round sends every task
     assignment = state.round.assignments.get(event.device)
-    if assignment is None or assignment.status != "open":
+    if assignment is None or assignment.status != "open" or event.again:
         return state, actions
     if any(isinstance(action, Reassign) and assignment in action.tasks for action in actions):
         return state, actions  # a new task is sent anyway
@@ -211,12 +220,12 @@ def _maybe_close(rules: Rules, state: State, current: OpenRound, now: float) -> 
         if accepted < current.goal:
             lacking = attendance.lacking(rules, state, current, now)
             return _without(rules, state, current, lacking, now) if lacking else (state, ())
-        return replace(state, phase="closing"), (Close(current),)
+        return replace(noted(state, current, now), phase="closing"), (Close(current),)
     given_up = attendance.given_up_at(rules, state, current)
     until = current.deadline if given_up is None else min(given_up, current.deadline)
     if accepted < current.goal and now < until and current.count("open"):
         return state, ()
-    before, state = state, bench.judged(rules, state, current, now)
+    before, state = state, noted(bench.judged(rules, state, current, now), current, now)
     left_out = _left_out(before, state)
     if accepted >= max(1, rules.min_reports):
         closing = (*_incomplete(rules, state, current, now), Close(current))
@@ -232,7 +241,7 @@ def _maybe_finish(rules: Rules, state: State, current: OpenRound, now: float) ->
     """A version that waits for nobody: its devices are looked after until it has enough updates."""
     if current.count("accepted") < current.goal:
         return buffered.gone_on(rules, state, current, now)
-    after = bench.judged(rules, state, current, now)
+    after = noted(bench.judged(rules, state, current, now), current, now)
     return replace(after, phase="closing"), (*_left_out(state, after), Close(current))
 
 
@@ -356,6 +365,8 @@ def _maybe_open(rules: Rules, state: State, now: float) -> tuple[State, Actions]
     if rules.buffered:
         return buffered.begun(rules, state, now)
     names = attendance.candidates(rules, state, now)
+    if rules.rollout is not None and state.trial is None:
+        state = replace(state, trial=rollout.begun(rules.rollout, state.next_round, state.devices, names))
     opened = _new_round(rules, state, names, now)
     members = tuple(names) if rules.all_needed else ()
     return replace(state, phase="open", round=opened, members=members), (Open(opened),)
@@ -369,13 +380,11 @@ def _lost(state: State, gone: dict[str, str]) -> Refuse:
 
 
 def _new_round(rules: Rules, state: State, names: list[str], now: float) -> OpenRound:
-    number, least = state.next_round, max(1, rules.min_reports)
-    goal, chosen = len(names), len(names)
+    number = state.next_round
+    goal, selected = len(names), names
     if not rules.all_needed:
-        goal = max(least, roster.share(rules.fraction, len(names)))
-        chosen = max(goal, roster.share(rules.fraction * rules.over_selection, len(names)))
-    selected = roster.sample(rules.seed, number, names, chosen)
-    assignments = {name: assigned(rules, number, state.devices[name]) for name in selected}
+        goal, selected = selection.goal_of(rules, len(names)), selection.chosen(rules, state, names)
+    assignments = {name: assigned(rules, state, number, state.devices[name]) for name in selected}
     return OpenRound(
         number,
         state.model_version,

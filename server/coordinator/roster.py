@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import heapq
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from edgefl.system.sizes import mebibytes
+from edgefl.wire.mqtt.conditions import UNKNOWN, Conditions
 
 
 @dataclass(frozen=True)
@@ -23,17 +24,27 @@ class TierRule:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device the server has heard of. ``tier`` is empty when no tier fits it; ``seen`` is epoch seconds."""
+    """A device the server has heard of. ``tier`` is empty when no tier fits it; ``seen`` is epoch seconds.
+
+    ``unfit`` says why its ``conditions`` keep it out of rounds (:mod:`server.coordinator.eligibility`); empty: they do not.
+    """
 
     name: str
     tier: str
     samples: int
     online: bool
     seen: float
+    conditions: Conditions = UNKNOWN
+    unfit: str = ""
+
+    @property
+    def usable(self) -> bool:
+        """Whether a round may select it as long as it is there: it has a tier, and is in the conditions for it."""
+        return bool(self.tier) and not self.unfit
 
     def eligible(self, now: float, grace_s: float) -> bool:
-        """Whether a round may select it: it has a tier, and is online or went offline less than ``grace_s`` ago."""
-        return bool(self.tier) and (self.online or now - self.seen < grace_s)
+        """Whether a round may select it: it is usable, and is online or went offline less than ``grace_s`` ago."""
+        return self.usable and (self.online or now - self.seen < grace_s)
 
 
 def gone(device: Device) -> Device:
@@ -80,6 +91,11 @@ def sample(seed: int, round_number: int | str, names: Iterable[str], count: int)
 
     Names are ranked by a hash of their own, so one more device displaces at most one of the others.
     """
+    return sorted(heapq.nsmallest(count, names, key=places(seed, round_number)))
+
+
+def places(seed: int, round_number: int | str) -> Callable[[str], bytes]:
+    """Where each name stands in the draw of a round: the least are selected first."""
     before = hashlib.sha256(_text("select", seed, round_number, "").encode())
 
     def place(name: str) -> bytes:
@@ -88,7 +104,7 @@ def sample(seed: int, round_number: int | str, names: Iterable[str], count: int)
         own.update(name.encode())
         return own.digest()
 
-    return sorted(heapq.nsmallest(count, names, key=place))
+    return place
 
 
 def task_seed(seed: int, round_number: int, device: str, turn: int = 0) -> int:

@@ -6,8 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from edgefl.wire.mqtt.conditions import UNKNOWN, Conditions
 from server.coordinator import staleness
+from server.coordinator.eligibility import EVERYONE, Selection
 from server.coordinator.fleet import Assignment, Assignments, Devices, Status
+from server.coordinator.record import Record
+from server.coordinator.rollout import Rollout, Trial
 from server.coordinator.roster import TierRule
 
 Outcome = Literal["closed", "abandoned"]
@@ -58,6 +62,8 @@ class Rules:
     opening: int = 0
     strikes: int = 3
     bench_rounds: int = 8
+    selection: Selection = EVERYONE
+    rollout: Rollout | None = None
     buffer: int = 0
     concurrency: int = 0
     max_staleness: int = 0
@@ -145,6 +151,7 @@ class State:
     ``refused`` counts the tries of the exchange at hand, one after the other, that ended for nothing but refused updates,
     declined tasks, or a step of the server that failed. ``strikes`` counts, by device, the rounds in a row that it spoiled;
     ``benched`` says before which round it is not selected again. ``held``: an operator lets no other round open.
+    ``record``: what the rounds so far say of the devices; ``trial``: how the candidate of a rollout does.
 
     Where versions wait for nobody: ``carried`` are the tasks that are open as a round has ended and the next has not begun,
     ``versions`` the last rounds before it.
@@ -163,6 +170,8 @@ class State:
     strikes: Mapping[str, int] = field(default_factory=dict)
     benched: Mapping[str, int] = field(default_factory=dict)
     held: bool = False
+    record: Record = field(default_factory=Record)
+    trial: Trial | None = None
     carried: Assignments = field(default_factory=lambda: Assignments({}))
     versions: Mapping[int, Version] = field(default_factory=dict)
 
@@ -174,13 +183,15 @@ class State:
 class DeviceHello:
     """A device's introduction: live, after each connection it makes, or retained, after each of ours.
 
-    ``online``: what its status said, where that came before the first hello.
+    ``online``: what its status said, where that came before the first hello. ``again``: only its conditions are new.
     """
 
     device: str
     memory_bytes: int
     samples: int
     online: bool = True
+    conditions: Conditions = UNKNOWN
+    again: bool = False
 
 
 @dataclass(frozen=True)
@@ -190,6 +201,13 @@ class DeviceStatus:
     device: str
     online: bool
     for_good: bool = False
+
+
+@dataclass(frozen=True)
+class DeviceLeft:
+    """A device gave its place to another, before it ever had a task."""
+
+    device: str
 
 
 @dataclass(frozen=True)
@@ -228,6 +246,13 @@ class ModelReady:
 
 
 @dataclass(frozen=True)
+class TrialCounted:
+    """The trial of a candidate, with the round that ended last, which the journal has."""
+
+    trial: Trial
+
+
+@dataclass(frozen=True)
 class Outage:
     """The server could not be reached for ``seconds``: what it waits for may take that much longer."""
 
@@ -246,7 +271,19 @@ class Tick:
     """Time has passed."""
 
 
-Event = DeviceHello | DeviceStatus | Answered | Declined | Answers | ModelReady | Outage | Hold | Tick
+Event = (
+    DeviceHello
+    | DeviceStatus
+    | DeviceLeft
+    | Answered
+    | Declined
+    | Answers
+    | ModelReady
+    | TrialCounted
+    | Outage
+    | Hold
+    | Tick
+)
 
 # -- actions ---------------------------------------------------------------------------------------------------
 

@@ -133,6 +133,10 @@ class Door:
         if not isinstance(visitor.message, UpdateChunk):  # of these the task's nonce and the digest decide
             self._note_number(type(visitor.message), visitor.device, visitor.envelope, visitor.known)
 
+    def vouches_for(self, device: str) -> bool:
+        """Whether the device is of a list: nobody can make its name up."""
+        return self._enrolled and bool(self._ledger.keys(device))
+
     def shuts_out(self, device: str) -> bool:
         """Whether no key of the device is good, so that nothing that it may say is let in."""
         keys, now = self._ledger.keys(device), self._clock()

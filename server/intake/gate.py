@@ -95,6 +95,11 @@ class Gate:
             self.counts["objections too often"] += 1
         return allowed
 
+    def turns_away(self, device: str) -> bool:
+        """Counts a device of the list that finds no room; whether it is told so."""
+        self.counts["no room"] += 1
+        return self.answers(device, known=True)
+
     def answers_copy(self, device: str) -> bool:
         """Whether a copy of what the server has of a device's update is answered. Anybody can send these, so they take no
         other share; and whoever sends them has the device hear what it may wait for."""

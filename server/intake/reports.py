@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from edgefl.wire.bundle.manifest import Manifest
 from edgefl.wire.mqtt.messages import Update
 from edgefl.wire.mqtt.packets import Traffic
 from edgefl.wire.printable import printable
+from server.coordinator.states import MOST_SAMPLES
 from server.events import REPORTED, DeviceSeen, UpdateAccepted
 
 _MOST_METRICS = 64
 _MOST_NAME = 64
+_MOST_MS = 1e12
 _MOST_BYTES = 2**53
 """That a device may say it fetched: any journal can add up a million of them."""
 
@@ -25,6 +28,13 @@ def fetched(update: Update) -> Traffic:
     """What the device says it downloaded, bounded by what a journal can hold."""
     counts = (update.profile.down_bytes, update.profile.down_wire_bytes)
     return Traffic(*(max(0, min(count, _MOST_BYTES)) for count in counts))
+
+
+def train_ms(update: Update, manifest: Manifest) -> float:
+    """Milliseconds of all local steps of a round, as the device says; 0 if it says nothing that can be."""
+    steps = sum(manifest.steps_with(max(0, min(update.samples, MOST_SAMPLES))))
+    took = steps * update.profile.step_ms
+    return took if 0 < took < _MOST_MS else 0.0
 
 
 def accepted_news(update: Update, sha256: str, weight: int) -> UpdateAccepted:

@@ -22,7 +22,7 @@ from server.intake.assembly import LEAST_PIECE, Assembly, Complete
 from server.intake.gate import Gate
 from server.intake.group import GoodUpdate, Group
 from server.intake.reading import check_codec, check_size, decoded
-from server.intake.reports import accepted_news, fetched, finite, report
+from server.intake.reports import accepted_news, fetched, finite, report, train_ms
 from server.intake.turns import Turns
 from server.storage.journal import Journal
 from server.storage.update_rows import AcceptedUpdate
@@ -275,6 +275,7 @@ class Intake:
             up=up,
             up_float32_bytes=up.payload - len(update.tensors) + active.float32_bytes(update.tier),
             data=whole.data,
+            train_ms=train_ms(update, active.readings[update.tier].tier.bundle.manifest),
         )
         return GoodUpdate(row, update, checked.added)
 

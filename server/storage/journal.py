@@ -16,12 +16,16 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from edgefl.wire.errors import StoreError
+from edgefl.wire.errors import ProtocolError, StoreError
+from edgefl.wire.mqtt.conditions import UNKNOWN, Conditions, understood
+from edgefl.wire.mqtt.messages import Hello, decode
 from edgefl.wire.mqtt.packets import Traffic
 from server.coordinator.fleet import Assignment
+from server.coordinator.record import Participation, Record
+from server.coordinator.rollout import Reports, Trial
 from server.coordinator.roster import Device
 from server.coordinator.states import OpenRound, Version
-from server.storage import round_rows, tables, update_rows
+from server.storage import participation_rows, round_rows, tables, trial_rows, update_rows
 from server.storage.round_rows import MethodProgress
 from server.storage.update_files import Place, UpdateFiles
 from server.storage.update_rows import AcceptedUpdate, Tally
@@ -146,14 +150,24 @@ class Journal:
         with self._transaction() as connection:
             rows = connection.execute(query).mappings().all()
         return {
-            row["device"]: Device(row["device"], row["tier"], row["samples"], row["online"], row["last_seen"])
+            row["device"]: Device(
+                row["device"],
+                row["tier"],
+                row["samples"],
+                row["online"],
+                row["last_seen"],
+                _conditions(row["hello"]),
+            )
             for row in rows
         }
 
     # -- rounds ----------------------------------------------------------------------------------------------
 
-    def open_round(self, run: str, opened: OpenRound, units: bytes) -> None:
-        """Begin a round. ``units`` is opaque: what was published for it, so that it can be cleared later."""
+    def open_round(
+        self, run: str, opened: OpenRound, units: bytes, outcome: Mapping[str, Any] | None = None
+    ) -> None:
+        """Begin a round. ``units`` is opaque: what was published for it, so that it can be cleared later. ``outcome``: what
+        of it is known already."""
         with self._transaction() as connection:
             connection.execute(
                 tables.rounds.insert().values(
@@ -167,7 +181,7 @@ class Journal:
                     whole=opened.whole,
                     weight_cap=opened.weight_cap,
                     units=units,
-                    outcome={},
+                    outcome=dict(outcome or {}),
                 )
             )
             round_rows.insert_tasks(connection, run, opened.began)
@@ -179,7 +193,7 @@ class Journal:
             round_rows.insert_tasks(connection, run, tasks)
 
     def ended_round(self, run: str, number: int) -> OpenRound:
-        """A round as it ended. Of one that waited for nobody the tasks are left out: how much it took is what counts."""
+        """A round as it ended; of one that waited for nobody how much it took, and no tasks."""
         with self._transaction() as connection:
             return round_rows.ended_round(connection, run, number)
 
@@ -220,8 +234,7 @@ class Journal:
             round_rows.answer(connection, run, [replace(task, status="declined", reason=reason)])
 
     def published_units(self, run: str) -> list[bytes]:
-        """What :meth:`open_round` was given for the last rounds, the newest first: two, or those whose devices may be at
-        work, and one more."""
+        """What :meth:`open_round` was given for the last two rounds, or those that are worked on, the newest first."""
         query = (
             sa.select(tables.rounds.c.units)
             .where(tables.rounds.c.run == run)
@@ -230,9 +243,35 @@ class Journal:
         with self._transaction() as connection:
             return [row[0] for row in connection.execute(query.limit(self._versions + 1))]
 
-    def end_round(self, run: str, number: int, *, state: str, outcome: Mapping[str, Any]) -> None:
+    def record(self, run: str) -> Record:
+        """What the rounds that ended say of the devices."""
+        with self._transaction() as connection:
+            return participation_rows.read(connection, run)
+
+    def trial(self, run: str) -> Trial | None:
+        """The trial of a candidate as it stands; None if none has begun."""
+        with self._transaction() as connection:
+            return trial_rows.trial(connection, run)
+
+    def reports(self, run: str, number: int) -> dict[str, Reports]:
+        """What the updates of a round that counted say, by the tier of their tasks."""
+        with self._transaction() as connection:
+            return trial_rows.reports(connection, run, number)
+
+    def end_round(
+        self,
+        run: str,
+        number: int,
+        *,
+        state: str,
+        outcome: Mapping[str, Any],
+        took_part: Mapping[str, Participation] | None = None,
+    ) -> None:
         """Close (or abandon) a round: the run moves on to the next one, the bytes of its updates go, and old rows,
-        unless they are kept."""
+        unless they are kept.
+
+        ``took_part``: its devices' rows from now on.
+        """
         with self._transaction() as connection:
             connection.execute(
                 tables.rounds.update()
@@ -244,6 +283,7 @@ class Journal:
             connection.execute(
                 tables.rounds.update().where(before & (tables.rounds.c.units != b"")).values(units=b"")
             )
+            participation_rows.keep(connection, run, took_part or {})
             if not self._keep:
                 update_rows.prune(connection, run, number, self._most_rows, self._versions)
         if not self._keep:
@@ -347,6 +387,15 @@ class Journal:
             rows = connection.execute(query.where(which).order_by(columns.offset)).all()
         for device, sha256, weight, share, offset, size in rows:
             yield StoredUpdate(device, sha256, weight, share, self._files.read(number, Place(offset, size)))
+
+
+def _conditions(hello: bytes) -> Conditions:
+    """Those of a hello as it is kept; what an earlier release kept may be no hello of this one."""
+    try:
+        told = decode(Hello, hello).conditions if hello else UNKNOWN
+    except ProtocolError:
+        return UNKNOWN
+    return understood(told) if isinstance(told, Conditions) else UNKNOWN
 
 
 def _device_row(device: Device) -> dict[str, object]:

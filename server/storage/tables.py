@@ -45,9 +45,7 @@ rounds = sa.Table(
     sa.Column("outcome", sa.JSON, nullable=False),
     sa.Column("whole", sa.Boolean, nullable=False),
     sa.Column("restart", sa.Boolean, nullable=False, default=False),
-    sa.Column(
-        "weight_cap", sa.BigInteger, nullable=False, default=0
-    ),  # 0: a round that waits for its devices
+    sa.Column("weight_cap", sa.BigInteger, nullable=False, default=0),  # 0: it waits for its devices
 )
 assignments = sa.Table(
     "assignments",
@@ -62,6 +60,15 @@ assignments = sa.Table(
     sa.Column("status", sa.String(16), nullable=False),
     sa.Column("reason", sa.String(MOST_REASON), nullable=False),
 )
+participations = sa.Table(
+    "participations",
+    _tables,
+    sa.Column("run", sa.String(64), primary_key=True),
+    sa.Column("device", sa.String(64), primary_key=True),
+    sa.Column("tasks", sa.Integer, nullable=False),
+    sa.Column("reports", sa.Integer, nullable=False),
+    sa.Column("last", sa.Integer, nullable=False),
+)
 updates = sa.Table(
     "updates",
     _tables,
@@ -70,14 +77,13 @@ updates = sa.Table(
     sa.Column("device", sa.String(64), primary_key=True),
     sa.Column("nonce", sa.String(64), primary_key=True),
     sa.Column("sha256", sa.String(64), primary_key=True),
-    sa.Column(
-        "step", sa.Integer, nullable=False
-    ),  # the round that took it; `round` is the one its task was given in
+    sa.Column("step", sa.Integer, nullable=False),  # the round that took it; `round` is that of its task
     sa.Column("share", sa.Float, nullable=False, default=1.0),  # of its change that counts
     sa.Column("reason", sa.String(32), nullable=False),  # empty: accepted
     sa.Column("text", sa.Text, nullable=False),
     sa.Column("weight", sa.BigInteger, nullable=False),
     sa.Column("metrics", sa.JSON, nullable=False),
+    sa.Column("train_ms", sa.Float, nullable=False),
     sa.Column("down_bytes", sa.BigInteger, nullable=False),
     sa.Column("up_bytes", sa.BigInteger, nullable=False),
     sa.Column("down_wire_bytes", sa.BigInteger, nullable=False),
@@ -90,7 +96,7 @@ updates = sa.Table(
 SIZES = ("down_bytes", "up_bytes", "down_wire_bytes", "up_wire_bytes", "up_float32_bytes")
 
 
-LAYOUT = 3
+LAYOUT = 4
 """Of the tables and of what lies in them; another number is another release's journal."""
 layout = sa.Table(
     "journal_layout", _tables, sa.Column("number", sa.Integer, primary_key=True, autoincrement=False)

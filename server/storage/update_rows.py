@@ -25,7 +25,7 @@ class AcceptedUpdate:
     of its change that counts, and figures.
 
     ``down`` and ``up`` are what the device fetched and sent for the round so far, ``up_float32_bytes`` what it would have
-    sent as float32.
+    sent as float32. ``train_ms``: what its local steps took in all, as it says.
     """
 
     assignment: Assignment
@@ -37,6 +37,7 @@ class AcceptedUpdate:
     up: Traffic
     up_float32_bytes: int
     data: bytes
+    train_ms: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,7 @@ def accept(
                 "weight": update.weight,
                 "share": update.share,
                 "metrics": dict(update.metrics),
+                "train_ms": update.train_ms,
                 "down_bytes": update.down.payload,
                 "up_bytes": update.up.payload,
                 "down_wire_bytes": update.down.wire,
@@ -107,7 +109,7 @@ def reject(connection: Connection, key: Mapping[str, object], step: int, reason:
     query = sa.select(sa.func.count()).where(of_device & (_updates.reason != ""))
     if connection.execute(query).scalar_one() >= MOST_REJECTED:
         return False
-    empty: dict[str, object] = {"weight": 0, "metrics": {}, "offset": 0, "size": 0}
+    empty: dict[str, object] = {"weight": 0, "metrics": {}, "train_ms": 0.0, "offset": 0, "size": 0}
     empty |= dict.fromkeys(tables.SIZES, 0)
     connection.execute(tables.updates.insert().values(**key, **empty, step=step, reason=reason, text=text))
     return True

@@ -92,6 +92,14 @@ LINES: list[tuple[events.Event, str | None]] = [
         "weak-0 is gone: it was stopped or killed, or its link broke; round 3 gives it until 12:01:01 to come back",
     ),
     (
+        events.DeviceFitness(device="weak-0", tier="weak", unfit="it is hot"),
+        "weak-0 is left out of rounds for now: it is hot",
+    ),
+    (
+        events.DeviceFitness(device="weak-0", tier="weak", unfit=""),
+        "weak-0 may be selected again",
+    ),
+    (
         events.DeviceLost(device="weak-0", tier="weak"),
         "weak-0 is gone: it was stopped or killed, or its link broke",
     ),
@@ -114,6 +122,14 @@ LINES: list[tuple[events.Event, str | None]] = [
     (
         events.Awaiting(round=3, devices=(), until=NOON + 3600),  # where versions wait for nobody
         "round 3 waits until 13:00:00 for devices that are ready",
+    ),
+    (
+        events.RolloutStarted(round=1, devices={"strong": 2, "weak": 0}),
+        "round 1 begins the trial of the candidate: 2 of tier strong, 0 of tier weak try it",
+    ),
+    (
+        events.RolloutJudged(round=5, promoted=False, text="it is slow"),
+        "after round 5 the candidate is taken back (it is slow)",
     ),
     (events.RolledBack(round=2, text="worse", accuracy=0.1, loss=2.0), None),
     (

@@ -81,6 +81,10 @@ def federation(**tables: dict[str, Any]) -> Any:
             "concurrency, buffer are of mode buffered, and mode is synchronous",
         ),
         ({"round": {"mode": "buffered"}, "downlink": {"encoding": "int8"}}, "begin from several versions"),
+        (
+            {"round": {"mode": "buffered"}, "selection": {"policy": "longest-idle"}},
+            "selection.policy, measured and quorum",
+        ),
         ({"round": {"mode": "buffered", "buffer": 0}}, "greater than or equal to 1"),
         ({"round": {"mode": "buffered", "staleness": "cubic"}}, "'sqrt', 'inverse', 'constant' or 'hinge'"),
     ],

@@ -115,6 +115,13 @@ def device(
             help="URL of a mirror of this device's own, like http://gateway.lan:8480; asked before all others"
         ),
     ] = None,
+    surroundings_command: Annotated[
+        str,
+        typer.Option(
+            help="a command that prints lines such as `power = battery`, where the system does not say in what conditions "
+            "this device is"
+        ),
+    ] = "",
     until_done: Annotated[bool, typer.Option(help="stop when the training is done")] = False,
     limit: Annotated[list[str] | None, typer.Option(help="a limit as key=value, e.g. fetch_window=4")] = None,
     server_key: Annotated[
@@ -168,6 +175,7 @@ def device(
         sandbox=sandbox.value,
         policy=str(policy or ""),
         mirrors=tuple(str(Mirror.parse(text)) for text in mirror or ()),
+        surroundings_command=surroundings_command,
         as_json=as_json,
     )
     if isinstance(ctx.obj, Told):

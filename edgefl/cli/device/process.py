@@ -39,6 +39,7 @@ class DeviceSettings(msgspec.Struct, frozen=True, kw_only=True):
     sandbox: str = "auto"
     policy: str = ""
     mirrors: tuple[str, ...] = ()
+    surroundings_command: str = ""
     as_json: bool = False
 
 
@@ -70,6 +71,7 @@ def run(settings: DeviceSettings) -> None:
         sandbox=settings.sandbox,
         policy=settings.policy or None,
         mirrors=settings.mirrors,
+        surroundings_command=settings.surroundings_command,
         until_done=settings.until_done,
         server_key=settings.server_key,
         token=settings.token,

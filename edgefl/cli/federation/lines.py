@@ -63,7 +63,8 @@ def _(event: events.Noted) -> str:
 @text_of.register
 def _(event: events.Waiting) -> str:
     whom = f", missing {named(event.missing)}" if event.missing else ""
-    return f"round {event.next_round} waits for devices: {event.known} of {event.needed} are there{whom}"
+    why = f" ({event.reason})" if event.reason else ""
+    return f"round {event.next_round} waits for devices: {event.known} of {event.needed} are there{whom}{why}"
 
 
 @text_of.register
@@ -85,6 +86,25 @@ def _(event: events.DeviceJoined) -> str:
 def _(event: events.DeviceLost) -> str:
     back = f"; round {event.round} gives it until {clock(event.until)} to come back" if event.round else ""
     return f"{event.device} is gone: it was stopped or killed, or its link broke{back}"
+
+
+@text_of.register
+def _(event: events.DeviceFitness) -> str:
+    if event.unfit:
+        return f"{event.device} is left out of rounds for now: {event.unfit}"
+    return f"{event.device} may be selected again"
+
+
+@text_of.register
+def _(event: events.RolloutStarted) -> str:
+    whom = ", ".join(f"{count} of tier {tier}" for tier, count in event.devices.items())
+    return f"round {event.round} begins the trial of the candidate: {whom} try it"
+
+
+@text_of.register
+def _(event: events.RolloutJudged) -> str:
+    what = "promoted: all its devices train with it from now on" if event.promoted else "taken back"
+    return f"after round {event.round} the candidate is {what} ({event.text})"
 
 
 @text_of.register

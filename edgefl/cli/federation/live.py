@@ -106,7 +106,7 @@ class View:
                 self._notes.append(_note(event))
             case "refused":  # the server's last words say why
                 self._stage = "the run ends unfinished"
-            case "warned" | "noted" | "compiled":
+            case "warned" | "noted" | "compiled" | "rolloutjudged":
                 text = _note(event)
                 if text not in self._notes:  # a server that was started again says it again
                     self._notes.append(text)
@@ -185,6 +185,9 @@ def _note(event: dict[str, Any]) -> str:
         case "devicelost":
             waits = f"; round {event['round']} waits for it to come back" if event["round"] else ""
             return f"{event['device']} is gone: it was stopped or killed, or its link broke{waits}"
+        case "rolloutjudged":
+            what = "promoted" if event["promoted"] else "taken back"
+            return f"after round {event['round']} the candidate is {what}: {event['text']}"
         case "devicefailed":
             return f"{event['device']} failed in round {event['round']} and tries again: {event['text']}"
     return str(event["text"])

@@ -12,6 +12,7 @@ import msgspec
 
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.errors import ProtocolError
+from edgefl.wire.mqtt.conditions import Conditions
 
 VERSION = 1
 ELSEWHERE = 3
@@ -142,10 +143,11 @@ class Status(Message, frozen=True, kw_only=True):
 
 
 class Hello(Message, frozen=True, kw_only=True):
-    """``devices/<id>/hello``, retained: what the device is. Sent after each connection.
+    """``devices/<id>/hello``, retained: what the device is. Sent after each connection, and when its ``conditions`` change.
 
     ``token`` names a one-time token of `edgefl enroll token`, and ``proof`` shows that the device has it
-    (:mod:`edgefl.wire.enrolment`).
+    (:mod:`edgefl.wire.enrolment`). ``again``: nothing but the conditions is new since the hello before, on the same
+    connection, so the device has its task.
     """
 
     agent: str
@@ -156,6 +158,8 @@ class Hello(Message, frozen=True, kw_only=True):
     tier: str = ""
     token: str = ""
     proof: bytes = b""
+    conditions: Conditions | msgspec.UnsetType = msgspec.UNSET
+    again: bool | msgspec.UnsetType = msgspec.UNSET
 
 
 class Task(Message, frozen=True, kw_only=True):
@@ -259,7 +263,8 @@ class Ack(Message, frozen=True, kw_only=True):
 
     ``sha256`` is the digest of the update that it is about: one with another digest is not meant. ``missing`` lists chunk
     indices to send again; ``reason`` is a short code for ``rejected``, ``text`` explains. One with
-    round 0 and no nonce is about the device's :class:`Hello`: it has no tier, or another than it asked for.
+    round 0 and no nonce is about the device's :class:`Hello`: it has no tier, or another than it asked for,
+    or is to come again in ``later_s`` seconds (:data:`COME_LATER`).
     """
 
     round: int
@@ -269,7 +274,11 @@ class Ack(Message, frozen=True, kw_only=True):
     reason: str = ""
     text: str = ""
     sha256: str = ""
+    later_s: float | msgspec.UnsetType = msgspec.UNSET
 
+
+COME_LATER = "come-later"
+"""Why a device that said hello is not let in: there is no room for it now. It is to say hello again in ``later_s``."""
 
 NO_CARRY = "no-carry"
 """Why a device declines: the program needs what it kept of the exchange before, and it has none."""

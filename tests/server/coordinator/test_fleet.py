@@ -11,7 +11,13 @@ from server.coordinator.roster import Device
 NAMES = st.sampled_from("abcdef")
 STATUSES = st.sampled_from(("open", "accepted", "rejected", "declined"))
 DEVICES = st.builds(
-    Device, NAMES, st.sampled_from(("", "strong")), st.integers(0, 9), st.booleans(), st.floats(0, 9)
+    Device,
+    NAMES,
+    st.sampled_from(("", "strong")),
+    st.integers(0, 9),
+    st.booleans(),
+    st.floats(0, 9),
+    unfit=st.sampled_from(("", "it is hot")),
 )
 
 
@@ -22,11 +28,19 @@ def test_devices_know_who_is_here(
     by_name = {device.name: device for device in before}
     devices = Devices(by_name)
     for device in changes:
-        by_name[device.name] = device
-        devices = devices.with_device(device)
+        if device.samples:
+            by_name[device.name] = device
+            devices = devices.with_device(device)
+        else:
+            by_name.pop(device.name, None)
+            devices = devices.without(device.name)
 
     assert dict(devices) == by_name and len(devices) == len(by_name)
     assert devices.here(now, grace_s) == sum(each.eligible(now, grace_s) for each in by_name.values())
+    assert devices.members == sum(bool(each.tier) for each in by_name.values())
+    assert devices.left_out == sum(
+        bool(each.tier and each.unfit) and each.online for each in by_name.values()
+    )
     assert dict(devices.away) == {name: each for name, each in by_name.items() if not each.online}
     assert devices == Devices(by_name)
 

@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 
 from edgefl.wire.errors import StoreError
+from edgefl.wire.mqtt.conditions import Conditions
+from edgefl.wire.mqtt.messages import Hello, encode
 from edgefl.wire.mqtt.packets import Traffic
 from server.coordinator.fleet import Assignments
 from server.coordinator.machine import Assignment, OpenRound
+from server.coordinator.record import Participation, Turnout
 from server.coordinator.roster import Device
 from server.storage import tables, update_files
 from server.storage.journal import Journal, Run
@@ -105,7 +108,7 @@ def test_a_new_process_finds_the_open_round_as_it_was(journal: Journal, url: str
     assert again.latest_run() == RUN and again.devices() == {"a": Device("a", "strong", 7, True, 1.0)}
 
 
-@pytest.mark.parametrize("number", [None, 0, 1])
+@pytest.mark.parametrize("number", [None, 0, tables.LAYOUT - 1])
 def test_a_journal_of_another_layout_is_refused(journal: Journal, url: str, number: int | None) -> None:
     """None: one of before there was a number."""
     journal.close()
@@ -113,8 +116,40 @@ def test_a_journal_of_another_layout_is_refused(journal: Journal, url: str, numb
     with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as database, database:
         database.execute(change)
 
-    with pytest.raises(StoreError, match=f"has layout {number or 0}, this server reads 3: .*another folder"):
+    with pytest.raises(
+        StoreError, match=f"has layout {number or 0}, this server reads {tables.LAYOUT}: .*another folder"
+    ):
         opened(url)
+
+
+def test_who_took_part_and_what_came_of_tasks_survives(journal: Journal, url: str) -> None:
+    journal.end_round(
+        "run",
+        1,
+        state="closed",
+        outcome={"turnout": {"strong": [3, 1]}},
+        took_part={"a": Participation(1, 1, 1), "b": Participation(1, 0, 1)},
+    )
+    journal.end_round("run", 2, state="abandoned", outcome={}, took_part={"a": Participation(2, 2, 2)})
+
+    record = opened(url).record("run")
+    assert dict(record.of) == {"a": Participation(2, 2, 2), "b": Participation(1, 0, 1)}
+    assert record.turnouts == ({"strong": Turnout(3, 1)},) and record.fairness(2) == 0.5
+    assert opened(url).record("another").fairness(2) is None
+
+
+def test_the_conditions_of_a_device_are_those_of_its_last_hello(journal: Journal, url: str) -> None:
+    told = Hello(
+        agent="a",
+        memory_bytes=1,
+        cores=1,
+        samples=7,
+        engines={},
+        conditions=Conditions(power="battery", link="wet"),
+    )
+    journal.save_devices([(Device("a", "strong", 7, True, 2.0), encode(told))])
+    journal.save_devices([(Device("a", "strong", 7, False, 3.0), None)])
+    assert opened(url).devices()["a"].conditions == Conditions(power="battery")
 
 
 def test_a_new_process_replays_accepted_updates_only(journal: Journal, url: str) -> None:

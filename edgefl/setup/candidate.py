@@ -1,0 +1,77 @@
+"""The candidate of a rollout: from a federation file to tiers whose updates go into the same sums, or why they cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from edgefl.config import Federation, parse
+from edgefl.contract.program import Program
+from edgefl.models.spec import ModelSpec
+from edgefl.setup.training import tier_tables, tiers_of
+from edgefl.wire.errors import ConfigError
+from exporters.front.tier import Tier
+
+
+def candidate_of(federation: Federation) -> Federation:
+    """The federation as it would be with the candidate in place; a program of another name has its own options only.
+
+    ConfigError names a key that cannot be used."""
+    tables = federation.model_dump(mode="json", exclude_unset=True)
+    table = federation.rollout
+    tables.pop("rollout", None)
+    same = table.program.get("name", federation.program.name) == federation.program.name
+    tables["program"] = {**(tables.get("program", {}) if same else {}), **table.program}
+    for name, each in table.tiers.items():
+        changes = each.model_dump(mode="json", exclude_none=True)
+        tables.setdefault("tiers", {})[name] = {**tables.get("tiers", {}).get(name, {}), **changes}
+    return parse(tables, source="the candidate of [rollout]")
+
+
+def candidates_of(federation: Federation, spec: ModelSpec, tiers: Mapping[str, Tier]) -> dict[str, Tier]:
+    """The candidate of each tier that has one; none without a rollout. ConfigError if its updates would be others than
+    those of ``tiers``, or mean something else."""
+    if not federation.rollout.on:
+        return {}
+    candidates = tiers_of(candidate_of(federation), spec, tried_tiers(federation))
+    for name, candidate in candidates.items():
+        _check(name, tiers[name].program, candidate.program)
+    return candidates
+
+
+def tried_tiers(federation: Federation) -> tuple[str, ...]:
+    """The tiers that have a candidate."""
+    table, tiers = federation.rollout, tier_tables(federation)
+    return tuple(tiers) if table.program else tuple(name for name in tiers if name in table.tiers)
+
+
+def _check(tier: str, program: Program, candidate: Program) -> None:
+    """What the server makes of the updates is one thing for all of them, and so is what it announces."""
+    if program.whole or candidate.whole:
+        raise refused(
+            tier, "its program needs every device in every round, and a trial compares some with others"
+        )
+    if len(program.exchanges) != len(candidate.exchanges):
+        raise refused(tier, "it has another number of exchanges")
+    for ours, theirs in zip(program.exchanges, candidate.exchanges, strict=True):
+        if ours.form != theirs.form:
+            raise refused(tier, "its updates have another form on the wire, and go into the same sums")
+        if ours.server.name != theirs.server.name or dict(ours.server.state) != dict(theirs.server.state):
+            raise refused(
+                tier,
+                f"the server's step is {theirs.server.name} for it, and {ours.server.name} for the others",
+            )
+        if dict(ours.hyper) != dict(theirs.hyper):
+            raise refused(
+                tier,
+                f"its scalars are {dict(theirs.hyper)}, and a round announces {dict(ours.hyper)} to all: a candidate "
+                "differs in what is compiled, such as batch, steps or momentum",
+            )
+
+
+def refused(tier: str, why: str) -> ConfigError:
+    """That a tier's candidate cannot be tried, and what to do."""
+    return ConfigError(
+        f"the candidate of [rollout] cannot be tried in tier {tier!r}: {why}; change [rollout.program], or begin another "
+        "federation with it",
+        tier=tier,
+    )

@@ -1,0 +1,114 @@
+"""From the table ``rollout`` to a candidate whose updates go into the same sums, or to the reason why they cannot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from edgefl.config import Federation, parse
+from edgefl.data.datasets import digits
+from edgefl.setup.bundles import outline_of
+from edgefl.setup.candidate import candidate_of
+from edgefl.setup.digests import run_digest
+from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.errors import ConfigError
+from exporters.front.tier import Exchange, Tier
+from server.compose import BundleFor, composed
+from server.run_spec import RunSpec
+
+DATASET = digits().limited(train=40, test=20)
+
+
+def federation(**changes: Any) -> Federation:
+    tables: dict[str, Any] = {
+        "model": {"name": "mlp", "options": {"hidden": [6, 5]}},
+        "program": {"batch": 4, "steps": 2, "lr": 0.2},
+        "data": {"name": "digits"},
+        "tiers": {"strong": {"count": 4}, "half": {"kind": "width", "gamma": 0.5, "count": 2}},
+    }
+    for key, value in changes.items():
+        tables[key] = {**tables.get(key, {}), **value}
+    return parse(tables, source="the test")
+
+
+def outlines(federation: Federation) -> BundleFor:
+    """Bundles without graphs: nothing is compiled."""
+
+    def of(tier: Tier, exchange: Exchange, _format: str) -> Bundle:
+        return outline_of(federation, DATASET, tier, exchange)
+
+    return of
+
+
+def composed_spec(given: Federation) -> RunSpec:
+    other = outlines(candidate_of(given)) if given.rollout.on else None
+    return composed(given, DATASET, outlines(given), other)
+
+
+def test_a_candidate_stands_beside_its_tier_and_shares_its_part_of_the_model() -> None:
+    spec = composed_spec(federation(rollout={"program": {"batch": 8, "steps": 3}, "rounds": 4, "share": 0.2}))
+    assert set(spec.tiers) == {"strong", "half", "strong@candidate", "half@candidate"}
+    for tier in ("strong", "half"):
+        ours, theirs = spec.tiers[tier], spec.tiers[f"{tier}@candidate"]
+        assert (ours.bundle.manifest.batch, theirs.bundle.manifest.batch) == (4, 8)
+        assert (ours.published, ours.form) == (theirs.published, theirs.form), "nothing is published twice"
+    rule = spec.rules.rollout
+    assert rule is not None and (rule.tiers, rule.rounds, rule.share) == (("strong", "half"), 4, 0.2)
+    assert [tier.name for tier in spec.rules.tiers] == ["strong", "half"], "no device asks for a candidate"
+
+
+def test_only_the_tiers_that_are_named_have_one_where_the_program_is_the_same() -> None:
+    spec = composed_spec(federation(rollout={"tiers": {"half": {"activations": "float16"}}}))
+    assert set(spec.tiers) == {"strong", "half", "half@candidate"}
+    assert composed_spec(federation()).rules.rollout is None
+
+
+def test_another_program_has_its_own_options() -> None:
+    other = candidate_of(federation(rollout={"program": {"name": "fedprox", "mu": 0.1}}))
+    assert other.program.arguments == {"batch": 32, "steps": 10, "mu": 0.1}
+    same = candidate_of(federation(rollout={"program": {"momentum": 0.5}}))
+    assert same.program.arguments == {"batch": 4, "steps": 2, "lr": 0.2, "momentum": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("program", "candidate", "named"),
+    [
+        ("sgd", {"lr": 0.1}, "its scalars are"),
+        ("sgd", {"name": "fedbat"}, "another form on the wire"),
+        ("sgd", {"name": "local_amsgrad", "lr": 0.2}, "the server's step is amsgrad for it, and mean"),
+        ("sgd", {"name": "scaffold", "lr": 0.2}, "needs every device in every round"),
+        ("scaffold", {"batch": 8}, "needs every device in every round"),
+        ("sgd", {"pace": 3}, "pace"),
+    ],
+)
+def test_what_cannot_go_into_the_same_sums_is_refused(
+    program: str, candidate: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(ConfigError, match=named):
+        composed_spec(federation(program={"name": program}, rollout={"program": candidate}))
+
+
+@pytest.mark.parametrize(
+    ("table", "named"),
+    [
+        ({"tiers": {"weak": {"activations": "float16"}}}, "rollout.tiers has weak"),
+        ({"tiers": {"half": {}}}, "set memory_budget or activations"),
+        ({"share": 1.0, "program": {"batch": 8}}, "rollout.share"),
+    ],
+)
+def test_a_table_that_makes_no_sense_is_refused(table: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        federation(rollout=table)
+
+
+def test_a_run_goes_on_under_the_same_rollout_and_selection_only() -> None:
+    digests = {
+        run_digest(federation(**changes))
+        for changes in (
+            {},
+            {"rollout": {"program": {"batch": 8}}},
+            {"selection": {"policy": "longest-idle"}},
+        )
+    }
+    assert len(digests) == 3
