@@ -113,8 +113,7 @@ def test_what_texts_are_read_by_travels_with_the_bundle(sentences: tuple[edgefl.
     publisher = Publisher(Broker(), TOPICS, 1024, "zstd")
 
     def fetched(ref: BlobRef) -> bytes:
-        data, _ = publisher._blobs[ref.sha256][1], ref
-        return unpacked(ref, data, Limits().max_blob_bytes)
+        return unpacked(ref, publisher.travelling(ref.sha256), Limits().max_blob_bytes)
 
     manifest = decode_manifest(fetched(offer_bundle(publisher, contents)))
     sent, made = manifest.data.tokenizer, contents.manifest.data.tokenizer

@@ -1,4 +1,4 @@
-"""A server whose program needs every device and can begin again, to be killed: see :mod:`tests.server.service.kill_me`."""
+"""A server whose program needs every device and can begin again, to be killed: see :mod:`tests.server.killed.kill_me`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from tests.server.fleet import needing_carry, plan_for
-from tests.server.service.kill_me import LIMITS, run
+from tests.server.killed.kill_me import LIMITS, run
 
 
 def serve(events: Connection, port: int, federation: str, out: Path) -> None:

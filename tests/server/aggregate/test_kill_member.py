@@ -11,8 +11,8 @@ from edgefl.wire.limits import Limits
 from tests.conftest import Mosquitto
 from tests.server.aggregate import kill_member
 from tests.server.fleet import ScriptedDevice
+from tests.server.killed.victim import Victim
 from tests.server.service.test_service_participation import declining, opened_rounds
-from tests.server.service.victim import Victim
 
 
 @pytest.fixture

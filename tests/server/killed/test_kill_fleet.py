@@ -14,8 +14,8 @@ import pytest
 from edgefl.wire.limits import Limits
 from tests.conftest import Mosquitto, require_mosquitto
 from tests.server.fleet import RunningServer, ScriptedDevice
-from tests.server.service import kill_fleet
-from tests.server.service.victim import Serve, Victim
+from tests.server.killed import kill_fleet
+from tests.server.killed.victim import Serve, Victim
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A server of the tiny plan for many devices, to be killed: see :mod:`tests.server.service.kill_me`."""
+"""A server of the tiny plan for many devices, to be killed: see :mod:`tests.server.killed.kill_me`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from server.run_spec import RunSpec
 from tests.server.fleet import plan_for
-from tests.server.service.kill_me import LIMITS, run
+from tests.server.killed.kill_me import LIMITS, run
 
 ROUNDS = 6
 

@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from tests.server.service import kill_me
+from tests.server.killed import kill_me
 
 # Each server is forked from a process that has imported what a server needs: they are killed often.
 _SERVERS = multiprocessing.get_context("forkserver")

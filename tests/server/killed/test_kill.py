@@ -12,8 +12,8 @@ from edgefl.wire.limits import Limits
 from server.events import RoundClosed
 from tests.conftest import Mosquitto
 from tests.server.fleet import RunningServer, ScriptedDevice
-from tests.server.service.kill_me import plan_of
-from tests.server.service.victim import Victim
+from tests.server.killed.kill_me import plan_of
+from tests.server.killed.victim import Victim
 
 NAMES = ("strong-0", "strong-1", "weak-0")
 
