@@ -31,9 +31,9 @@ from tests.server.fleet import (
     silent,
     trained,
 )
-from tests.server.service.kill_me import VERSIONS, serve_versions, versions_of
+from tests.server.killed.kill_me import VERSIONS, serve_versions, versions_of
+from tests.server.killed.victim import Victim
 from tests.server.service.served import MakeDevice
-from tests.server.service.victim import Victim
 
 Start = Callable[..., RunningServer]
 
