@@ -27,7 +27,6 @@ from edgefl.wire.mqtt.session import Incoming
 from edgefl.wire.mqtt.topics import Topics
 from edgefl.wire.printable import printable
 from server import events
-from server.active_round import ActiveRound
 from server.announcer import Announcer
 from server.coordinator import machine as coordinator
 from server.coordinator import roster
@@ -44,6 +43,7 @@ from server.patience import CannotGoOn
 from server.publish.watch import Watch
 from server.run_spec import RunSpec
 from server.storage.journal import Journal
+from server.taking.active import ActiveRound
 
 _MOST_ROUNDS = 2**31
 _UNKNOWN = "?"  # who sent what came on a topic that cannot be read
@@ -52,11 +52,16 @@ _UNKNOWN = "?"  # who sent what came on a topic that cannot be read
 _Said = UpdateChunk | Progress | Hello | Status | Decline
 _KINDS: dict[str, type[_Said]] = {
     "updates": UpdateChunk,
+    "shards": UpdateChunk,
     "progress": Progress,
     "hello": Hello,
     "status": Status,
     "declines": Decline,
 }
+
+
+_NUMBERS = {"updates": 2, "shards": 3}
+"""In their topics; the one before the last is the round's."""
 
 
 class Course(Protocol):
@@ -138,7 +143,7 @@ class Reception:
         try:
             device, leaf, numbers = self._topics.parse_device(message.topic)
             kind = _KINDS.get(leaf)
-            whole = len(numbers) == (2 if kind is UpdateChunk else 0)
+            whole = len(numbers) == _NUMBERS.get(leaf, 0)
             if kind is not None and whole and self._admitted(device, leaf, len(message.payload)):
                 visitor = self._checked(device, kind, message)
                 proven = True
@@ -184,7 +189,7 @@ class Reception:
         match said:
             case UpdateChunk():
                 came = Traffic.of(message.topic, len(message.payload), qos=1)
-                self._chunk(device, numbers[0], said, came)
+                self._chunk(device, numbers[-2], said, came)
             case Progress():
                 self._progress(device, said)
             case Hello():
@@ -221,7 +226,9 @@ class Reception:
         for device, ack in acks:
             self._tellers.answer(device, ack)
         self._course.advance(
-            coordinator.Answers(tuple(coordinator.Answered(device, True) for device, _ in acks))
+            coordinator.Answers(
+                tuple(coordinator.Answered(device, True) for device, ack in acks if ack.status == "accepted")
+            )
         )
 
     # -- what devices say ------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from edgefl.wire.bundle.signatures import Signer
 from edgefl.wire.errors import ConfigError, StoreError
 from edgefl.wire.mqtt.envelope import Seal
 from edgefl.wire.mqtt.session import Session
-from server.active_round import ActiveRound, Began, Conclusion, active_round, concluded
+from server.active_round import Began, Conclusion, active_round, concluded
 from server.aggregate.accumulator import Accumulator
 from server.coordinator import machine as coordinator
 from server.coordinator.collapse import Best, best_of
@@ -23,15 +23,17 @@ from server.coordinator.eligibility import unfit
 from server.coordinator.fleet import Assignments, Devices
 from server.coordinator.machine import OpenRound, Reassign, State
 from server.coordinator.rollout import Trial, counted
+from server.events import Finished
 from server.publish.announcements import Announcements
 from server.publish.downlink import check_counting
 from server.publish.model import Model
 from server.run_spec import RunSpec
-from server.scoring import told_of
+from server.scoring import last_words, told_of
 from server.storage.checkpoints import Checkpoints
 from server.storage.journal import Journal, Run
 from server.storage.participation_rows import TURNOUT
 from server.storage.trial_rows import ROLLOUT
+from server.taking.active import ActiveRound
 
 _Published = list[BlobRef]
 _Written = TypeVar("_Written")
@@ -217,15 +219,13 @@ class Rounds:
         return Began(model, lambda: self.announcements.received(model))
 
     def open(self, opened: OpenRound, state: State) -> ActiveRound:
-        """Journal the state's round, announce it, send every task that is new."""
+        """Journal the state's round and announce it."""
         published = msgspec.msgpack.encode(self.announcements.published)
         known = {ROLLOUT: msgspec.to_builtins(state.trial)} if state.trial is not None else {}
         self._persist(lambda: self._journal.open_round(self.rules.run, opened, published, known))
         active = self.taking(opened)
         self._last = frozenset(opened.assignments)
         self.announce(state)
-        for assignment in opened.began:
-            self.announcements.send_task(opened, assignment, ask=active.by_turns)
         return active
 
     def reassign(self, given: Reassign) -> None:
@@ -243,13 +243,6 @@ class Rounds:
         for device in state.devices.values():
             if device.online and device.tier and device.name not in self._last:
                 self.announcements.call(number, device.name, device.tier)
-
-    def finish(self) -> str:
-        """Write the trained model; its digest."""
-        weights = self._spec.model_of(self.model.weights)
-        digest = self._persist(lambda: self._checkpoints.finish(weights))
-        self._checkpoints.prune(self.rules.rounds)
-        return digest
 
     def end(
         self,
@@ -364,6 +357,15 @@ class Rounds:
         yield from (number - 1 for number in self._versions)
         if self._spec.keep_updates:
             yield 0
+
+    def finish(self) -> Finished:
+        """All rounds are over: write the model. What is told of it."""
+        weights, rounds = self._spec.model_of(self.model.weights), self.rules.rounds
+        digest = self._persist(lambda: self._checkpoints.finish(weights))
+        self._checkpoints.prune(rounds)
+        _, last = self._persist(lambda: self._journal.outcome(self.rules.run, rounds))
+        said = last_words(last, self._spec.metric)
+        return Finished(rounds=rounds, model=str(self._checkpoints.model), weights_sha256=digest, **said)
 
     def _devices(self) -> int:
         """How many devices the method is about: its members, or all that were ever seen and have a tier."""

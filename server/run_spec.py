@@ -12,13 +12,14 @@ from edgefl.contract.server import MEAN, ServerOpt
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.compression import Compression
 from edgefl.wire.limits import Limits
-from edgefl.wire.regions import Placement, Region
+from edgefl.wire.regions import Placement
 from edgefl.wire.tensors import Arrays
 from edgefl.wire.update.form import DENSE, Form
 from server.aggregate.robust import MEAN as MEAN_RULE
 from server.aggregate.robust import MeanRule
 from server.coordinator.collapse import NEVER, Rollback
 from server.coordinator.machine import Outcome, Rules
+from server.taking.active import UpdateReading
 
 Evaluate = Callable[[Arrays], Mapping[str, float]]
 """Metrics of a global model by name, ``loss`` among them."""
@@ -72,19 +73,6 @@ class TierSpec:
 
 
 @dataclass(frozen=True)
-class UpdateReading:
-    """How to read the updates of ``tier`` in a round: where the tensors lie that travel, and those that are averaged.
-
-    ``unfolds``: what is averaged is made of what travelled.
-    """
-
-    tier: TierSpec
-    sent: Mapping[str, Region]
-    averaged: Mapping[str, Region]
-    unfolds: bool = False
-
-
-@dataclass(frozen=True)
 class ExchangeSpec:
     """One exchange of a method: what its devices run and are told, and what the server makes of their averages."""
 
@@ -98,7 +86,9 @@ class ExchangeSpec:
         spec = self.tiers[tier]
         averaged = server_state.states_given(self.server, spec.sends, sorted(trained))
         return UpdateReading(
-            spec,
+            spec.form,
+            spec.bundle.manifest,
+            spec.mask_bits,
             server_state.regions_of(placement, spec.sends, trained),
             server_state.regions_of(placement, averaged, trained),
             self.server.unfold is not MEAN.unfold,

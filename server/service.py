@@ -9,6 +9,7 @@ journal its end, then announce the next round; announce a round, then clear the 
 from __future__ import annotations
 
 import queue
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,9 +27,8 @@ from edgefl.wire.mqtt.inbox import Inbox
 from edgefl.wire.mqtt.messages import Ack
 from edgefl.wire.mqtt.neighbours import Lookout, Neighbours, look
 from edgefl.wire.mqtt.session import Address, Down, Incoming, Refused, Up
-from edgefl.wire.mqtt.topics import ALL_ROUNDS, ALL_STATUSES, Topics
+from edgefl.wire.mqtt.topics import ALL_ROUNDS, ALL_STATUSES, NO_SHARD, Topics
 from server import events
-from server.active_round import ActiveRound
 from server.announcer import Announcer
 from server.coordinator import machine as coordinator
 from server.coordinator.machine import Actions, OpenRound
@@ -46,9 +46,15 @@ from server.pulse import Chores, Pulse
 from server.reception import Reception, Tellers
 from server.rounds import EndedRound, Rounds
 from server.run_spec import RunSpec
-from server.scoring import Scored, last_words, told_of
+from server.scoring import Scored, told_of
+from server.shards.crew import Around, Crew
+from server.shards.hiring import ALONE, Workers
+from server.shards.slots import shard_of
+from server.shards.words import FromWorker
 from server.storage.checkpoints import Checkpoints
 from server.storage.journal import Journal
+from server.storage.places import store_at
+from server.taking.active import ActiveRound
 from server.verdicts import Verdicts
 
 _LONGEST_WAIT_S, _FAREWELL_S = 60.0, 5.0
@@ -59,8 +65,8 @@ class Stop:
     """Put into the inbox to end the loop; the run can be taken up later."""
 
 
-InboxEvent = broker.Event | Scored | Neighbours | Given | Probe | Stop
-"""What the service waits for: news of the session, of evaluations and neighbours, orders, or that it is to end."""
+InboxEvent = broker.Event | FromWorker | Scored | Neighbours | Given | Probe | Stop
+"""What the service waits for: news of the session, of workers, evaluations and neighbours, orders, or that it is to end."""
 
 
 class Service:
@@ -70,7 +76,8 @@ class Service:
 
     ``signer`` has the key that signs all that the server says (by default ``out/signing.key``). ``enrolled`` is the list of
     the devices that are let in; without it the first key of each name is trusted, and kept in ``out/devices.sqlite``.
-    ``database`` is any SQLAlchemy URL (default: ``out/journal.sqlite``); ``device`` is where updates are summed. ``clock``
+    ``database`` is any SQLAlchemy URL (default: ``out/journal.sqlite``); ``device`` is where updates are summed. ``crew``
+    says who takes updates: processes of this machine, where it has several workers (:mod:`server.shards`). ``clock``
     gives epoch seconds, and is never set back. A disk that is full ends nothing: what was not written is not acknowledged,
     and a round ends once there is room.
     """
@@ -86,6 +93,7 @@ class Service:
         device: str = "auto",
         signer: Signer | None = None,
         enrolled: Path | None = None,
+        crew: Workers = ALONE,
         clock: Callable[[], float] = steady_time,
     ) -> None:
         self._spec = spec
@@ -99,10 +107,11 @@ class Service:
         self._topics = Topics(spec.federation)
         self._checkpoints = Checkpoints(out)
         journal = database or f"sqlite:///{out.resolve() / 'journal.sqlite'}"
+        updates = crew.updates or str(out.resolve() / "updates")
         self._journal = Journal(
             journal,
             spec.federation,
-            out / "updates",
+            store_at(updates),
             keep=spec.keep_updates,
             versions=1 + spec.rules.max_staleness,
         )
@@ -164,9 +173,28 @@ class Service:
         self._stopped = False
         self.state = self._reception.at_start(self._rounds.initial_state(held=self._operations.holds))
         self.active: ActiveRound | None = None
+        around = Around(
+            course=self,
+            tellers=tellers,
+            keys=lambda device: tuple(self._registry.keys(device)),
+            send_task=self._send_task,
+            deliver=self._inbox.put,
+            persist=self._patience.persist,
+            clock=clock,
+        )
+        told = crew.told(spec, self._rules, address, journal, updates, enrolled=enrolled is not None)
+        self._crew = Crew(told, self._journal, crew.hire, around)
         if self.state.round is not None:
-            self.active = self._rounds.taking(self.state.round)
-            self._reception.intake.replay(self.active)
+            self._take_up(self.state.round)
+
+    def _take_up(self, opened: OpenRound) -> None:
+        """Go on with the round that a killed process left open; what workers took of it they add themselves."""
+        self._journal.take_again(self._rules.run)
+        self.active = self._rounds.taking(opened)
+        self._reception.intake.replay(self.active, {NO_SHARD} if self._crew.there else None)
+        self._crew.begin(opened, self.active)
+        if not self._crew.there:  # devices may have been told of shards
+            self._session.subscribe([self._topics.all_shards])
 
     # -- the loop --------------------------------------------------------------------------------------------
 
@@ -193,6 +221,7 @@ class Service:
         finally:
             self._verdicts.stop()
             self._operations.stop()
+            self._crew.stop()
             self._session.stop()
             self._publisher.close()
             self._journal.close()
@@ -219,14 +248,14 @@ class Service:
         self._operations.step(judged=self._link.is_up and not self._verdicts.pending)
         now = self._clock()
         quiet = self._inbox.empty()
-        if self._link.is_up and self._pulse.due(self.state, now, quiet=quiet):
+        if self._link.is_up and not self._crew.in_trouble and self._pulse.due(self.state, now, quiet=quiet):
             self.advance(coordinator.Tick())
             return
         self._write_rows(quiet=quiet)
         try:
             event = self._inbox.get(timeout=self._timeout() if quiet or self._chores.due() else 0.0)
         except queue.Empty:
-            if self._link.is_up and not self._reception.intake.pending:
+            if self._link.is_up and not self._reception.intake.pending and not self._crew.in_trouble:
                 self.advance(coordinator.Tick())  # no deadline passes while nobody can reach us
             return
         self._handle(event)
@@ -237,6 +266,9 @@ class Service:
                 self._watch.came(event.payload, retained=event.retained)
             case Incoming():
                 self._reception.take(event)
+            case FromWorker():
+                if (news := self._crew.heard(event)) is not None:
+                    self.advance(news)
             case Up(resumed):
                 self._up(resumed)
             case Down():
@@ -254,12 +286,14 @@ class Service:
                 self.halt()
 
     def _timeout(self) -> float:
-        if not self._link.is_up:  # without a broker no device can meet a deadline
-            return _LONGEST_WAIT_S
         now = self._clock()
+        crew = self._crew.step(now)
+        if not self._link.is_up:  # without a broker no device can meet a deadline
+            return _LONGEST_WAIT_S if crew is None else crew
         wake = self._pulse.wake_at(self.state, now)
         waits = (
-            None if wake is None else wake - now,
+            None if wake is None or self._crew.in_trouble else wake - now,
+            crew,
             self._rows.wait(),
             self._reception.intake.wait(self.state),
             self._limited(now),
@@ -280,8 +314,12 @@ class Service:
                 self._send_task(self.state.round, assignment)
 
     def _send_task(self, opened: OpenRound, assignment: coordinator.Assignment) -> None:
-        by_turns = self.active is not None and self.active.by_turns
-        self._announcements.send_task(opened, assignment, ask=by_turns)
+        """Where a worker takes the update, as soon as that knows of the round."""
+        device = assignment.device
+        if self._crew.has_heard(device, opened.number):
+            by_turns = self.active is not None and self.active.by_turns
+            shard = shard_of(device) if self._crew.there else NO_SHARD
+            self._announcements.send_task(opened, assignment, ask=by_turns, shard=shard)
 
     def _answer(self, device: str, ack: Ack) -> None:
         # A device that does not get it sends again, and is answered again.
@@ -303,6 +341,8 @@ class Service:
         if isinstance(event, coordinator.DeviceHello | coordinator.DeviceStatus):
             self._rows.take(before, self.state, event.device, hello)
             self._news.changed(before, self.state, event.device)
+        if isinstance(event, coordinator.Declined):
+            self._crew.declined(event.device)
         try:
             self._perform(actions)
         except StoreError as error:  # a server that is started again takes the round up
@@ -327,6 +367,9 @@ class Service:
                 case Open():
                     self._patience.persist(lambda: self._rows.write(quiet=True))
                     self.active = self._rounds.open(action.round, self.state)
+                    self._crew.begin(action.round, self.active)
+                    for task in action.round.began:
+                        self._send_task(action.round, task)
                     self._announcer.opened(action.round, self.state.trial)
                 case SendTask() if self.state.round is not None:
                     self._send_task(self.state.round, action.assignment)
@@ -357,6 +400,7 @@ class Service:
     def _end(self, ended: OpenRound, outcome: coordinator.Outcome, text: str = "") -> EndedRound:
         active, self.active = self.active, None
         assert active is not None  # the coordinator ends what it has opened
+        ended = self._crew.end(ended, active, summed=outcome == "closed")
         self._patience.persist(lambda: self._reception.intake.end_round(ended))
         now = self._clock()
         done = self._rounds.end(ended, active, outcome, text, state=self.state, keep=self._verdicts.pending)
@@ -377,27 +421,19 @@ class Service:
 
     def _finish(self) -> None:
         """Write the model if it is trained, make sure the devices know, and leave nothing queued for us at the broker."""
-        digest = "" if self._refused else self._rounds.finish()
+        finished = None if self._refused else self._rounds.finish()
         self._publisher.wait_delivered(_FAREWELL_S)
         self._session.unsubscribe(self._topics.server_filters)
-        if self._refused:
+        if finished is None:
             raise ParticipationError(self._refused)
-        rules = self._rules
-        _, last = self._patience.persist(lambda: self._journal.outcome(rules.run, rules.rounds))
-        self._emit(
-            events.Finished(
-                rounds=self._rules.rounds,
-                model=str(self._checkpoints.model),
-                weights_sha256=digest,
-                **last_words(last, self._spec.metric),
-            )
-        )
+        self._emit(finished)
 
     # -- telling people --------------------------------------------------------------------------------------
 
     def _limited(self, now: float) -> float | None:
         """Tell what was turned away, if it is time. Seconds until it is next; None if there is nothing to tell."""
-        counts = {**self._reception.turned_away, "inbox full": self._inbox.dropped}
+        here = {**self._reception.turned_away, "inbox full": self._inbox.dropped}
+        counts = Counter(here) + Counter(self._crew.turned_away)
         return self._load.step({why: count for why, count in counts.items() if count}, now)
 
     def _troubled(self, error: StoreError) -> None:

@@ -159,7 +159,7 @@ class Outbox:
 
     def _offer(self, outgoing: Outgoing, sha256: str, count: int) -> None:
         """Say that there is an update, whose pieces go out when the server asks for them."""
-        topic = self._topics.update(outgoing.round, 0)
+        topic = self._topics.update(outgoing.round, 0, outgoing.shard)
         size = len(outgoing.data)
         offer = UpdateChunk(nonce=outgoing.nonce, sha256=sha256, index=0, count=count, size=size, data=b"")
         payload = self._seal(topic, offer)
@@ -178,7 +178,7 @@ class Outbox:
                 size=len(outgoing.data),
                 data=pieces[index],
             )
-            topic = self._topics.update(outgoing.round, index)
+            topic = self._topics.update(outgoing.round, index, outgoing.shard)
             payload = self._seal(topic, chunk)
             self.sent_bytes += len(payload)
             flying.append(self._session.publish(topic, payload))

@@ -8,6 +8,7 @@ import msgspec
 
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.mqtt.messages import MALFORMED, Round, Task
+from edgefl.wire.mqtt.topics import NO_SHARD
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +34,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     tries: int = 0
     ask: bool = False
     progress_s: float = 0.0
+    shard: int = NO_SHARD
 
     @classmethod
     def of(cls, task: Task, announced: Round, format: str = "onnx") -> Job | None:
@@ -61,6 +63,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             format=format_name,
             ask=task.ask is True,
             progress_s=task.progress_s if isinstance(task.progress_s, float) else 0.0,
+            shard=task.shard if isinstance(task.shard, int) and task.shard >= 0 else NO_SHARD,
         )
 
     def following(self, announced: Round, format: str = "onnx") -> Job | None:
@@ -74,6 +77,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             samples=self.samples,
             ask=self.ask,
             progress_s=self.progress_s,
+            shard=self.shard,
         )
         job = Job.of(task, announced, format)
         return None if job is None else msgspec.structs.replace(job, tries=self.tries)

@@ -185,6 +185,6 @@ class Work:
             codec_version=manifest.codec_version,
             tensors=tensors.dump(result.update, result.masks),
         )
-        outgoing = Outgoing(job.run, job.round, job.nonce, encode(update), job.ask)
+        outgoing = Outgoing(job.run, job.round, job.nonce, encode(update), job.ask, job.shard)
         carry = tensors.dump(result.carry) if result.carry else None
         self.store.finish_job(outgoing, carry, carry_name(job, manifest))

@@ -21,6 +21,7 @@ from device_runtime.store.file import StoreFile, as_bytes
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.errors import StoreError
 from edgefl.wire.mqtt.messages import MALFORMED
+from edgefl.wire.mqtt.topics import NO_SHARD
 from edgefl.wire.tensors import Array
 
 _SCHEMA = """
@@ -41,13 +42,15 @@ DECLINED = "declined"
 
 
 class Outgoing(msgspec.Struct, frozen=True):
-    """An update that waits for the server's word. ``data`` is an encoded Update; ``ask``: it is offered before it goes."""
+    """An update that waits for the server's word. ``data`` is an encoded Update; ``ask``: it is offered before it goes;
+    ``shard``: below which topics."""
 
     run: str
     round: int
     nonce: str
     data: bytes
     ask: bool = False
+    shard: int = NO_SHARD
 
 
 class PastRound(msgspec.Struct, frozen=True, kw_only=True):

@@ -85,6 +85,7 @@ def federation(
     export: ExportTable | None = None,
     limits: Mapping[str, float] | None = None,
     simulation: Mapping[str, Any] | None = None,
+    server: Mapping[str, Any] | None = None,
     bn: str = "global",
     options: Mapping[str, Any] | None = None,
     output: str | int | None = None,
@@ -113,6 +114,7 @@ def federation(
         export: formats of the bundles.
         limits: timeouts and sizes, any of :class:`edgefl.wire.limits.Limits`.
         simulation: what :func:`simulate` adds, keys of the table ``[simulation]`` such as ``step_ms`` and ``tensorboard``.
+        server: which processes take updates, keys of the table ``[server]`` such as ``workers``.
         bn: batch norm of models that have a mode: ``global`` or ``static``.
         options: keyword arguments of the model's factory.
         output: which of the things that a model of your own returns is its output, as :func:`edgefl.compile` takes it.
@@ -136,6 +138,7 @@ def federation(
         "tiers": {tier: _tier(tier, each).table for tier, each in (tiers or {}).items()},
         "limits": dict(limits or {}),
         "simulation": dict(simulation or {}),
+        "server": dict(server or {}),
     }
     if loss is not None:
         named_loss = loss_choice(loss)

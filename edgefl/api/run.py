@@ -50,6 +50,7 @@ from server.compose import compose
 from server.events import Event, RoundClosed
 from server.rounds import AnotherConfiguration
 from server.service import Service
+from server.shards.hiring import workers_of
 from server.storage.audit import Audit
 from server.storage.feed import Feed
 from server.storage.history import History, rounds_of
@@ -303,6 +304,7 @@ class Server:
                 device=device,
                 signer=Signer(Path(sign_key) if sign_key else folders.server_key(read.federation.name)),
                 enrolled=Path(enrolled) if enrolled else None,
+                crew=workers_of(read.server),
             )
             _write_down(read, folder / CONFIG_NAME)
         except AnotherConfiguration as error:

@@ -22,8 +22,6 @@ EPS = 1e-8
 """The least alpha' (fedbat.md 8.6)."""
 LIMIT = 20.0
 """Of |rho * alpha_e|, so that its exponential stays finite (fedbat.md 8.20)."""
-RUNAWAY = 10.0
-"""A mean over the steps of ``alpha_growth`` that says that step sizes ran away; where they did not it is below 5."""
 _NEAR = 1e-4
 
 
@@ -152,17 +150,6 @@ def unpack_signs(packed: Tensor, start: int, entries: int) -> Tensor:
     powers = torch.tensor([1 << bit for bit in range(8)], dtype=torch.uint8)
     rows = packed[start : start + -(-entries // 8), None] & powers
     return (rows != 0).reshape(-1)[:entries].to(torch.float32)
-
-
-def warning(metrics: Mapping[str, float]) -> str | None:
-    """What a person should know about the step sizes of the device that reported these ``metrics``; None: nothing."""
-    growth = metrics.get("alpha_growth", 1.0)
-    if not growth > RUNAWAY:
-        return None
-    return (
-        f"step sizes of fedbat ran away: they moved by a factor of {growth:.3g} in the mean over the steps, where up to "
-        f"{RUNAWAY:g} is sound; set codec.options.alpha_range, such as [5e-4, 5e-2], or a smaller program.lr or rho"
-    )
 
 
 def _module(name: str) -> str:

@@ -9,6 +9,7 @@ from edgefl.config.broker import BrokerTable
 from edgefl.config.rollout import RolloutTable
 from edgefl.config.rounds import AggregateTable, DownlinkTable, RoundTable
 from edgefl.config.selection import SelectionTable
+from edgefl.config.serving import ServerTable
 from edgefl.config.simulation import SimulationTable
 from edgefl.config.tables import (
     CodecTable,
@@ -32,7 +33,8 @@ class Federation(Table):
     """A federation file: who trains what together, and how.
 
     Its tables are ``federation``, ``model``, ``loss``, ``program``, ``optimizer``, ``data``, ``round``, ``selection``,
-    ``rollout``, ``tiers``, ``export``, ``codec``, ``aggregate``, ``downlink``, ``broker``, ``simulation`` and ``limits``.
+    ``rollout``, ``tiers``, ``export``, ``codec``, ``aggregate``, ``downlink``, ``broker``, ``server``, ``simulation`` and
+    ``limits``.
     """
 
     federation: FederationTable = FederationTable()
@@ -50,6 +52,7 @@ class Federation(Table):
     aggregate: AggregateTable = AggregateTable()
     downlink: DownlinkTable = DownlinkTable()
     broker: BrokerTable = BrokerTable()
+    server: ServerTable = ServerTable()
     simulation: SimulationTable = SimulationTable()
     limits: dict[str, float] = Field(default_factory=dict, description="any of edgefl.wire.limits.Limits")
 
@@ -70,21 +73,15 @@ class Federation(Table):
                 f"aggregate.rule {self.aggregate.rule} takes all devices that hold an entry: choose round.count "
                 "holders, or the rule mean"
             )
-        if self.round.mode == "buffered" and self.downlink.encoding == "int8":
+        problems += self._of_versions()
+        if self.server.workers > 1 and self.aggregate.rule != "mean":
             problems.append(
-                "downlink.encoding int8 sends what changed since the version before, and with round.mode buffered devices "
-                "begin from several versions at a time: choose float16 or float32"
+                f"aggregate.rule {self.aggregate.rule} looks at all updates of a round at once, which no worker has: set "
+                "server.workers to 0, or choose the rule mean"
             )
-        if self.round.mode == "buffered" and self.rollout.on:
+        if self.server.ray and self.server.workers < 2:
             problems.append(
-                "rollout compares the tasks of the same rounds, and with round.mode buffered they are of several: roll out "
-                "in mode synchronous"
-            )
-        chosen = self.selection
-        if self.round.mode == "buffered" and (chosen.policy != "uniform" or chosen.measured or chosen.quorum):
-            problems.append(
-                "selection.policy, measured and quorum choose the devices of a round, and with round.mode buffered the "
-                "next one is drawn as soon as there is a place: leave them out"
+                "server.ray is where workers run: set server.workers to 2 or more, or leave ray out"
             )
         if self.tiers and (strangers := sorted(self.simulation.tiers.keys() - self.tiers.keys())):
             problems.append(
@@ -101,6 +98,34 @@ class Federation(Table):
         if problems:
             raise ValueError("; ".join(problems))
         return self
+
+    def _of_versions(self) -> list[str]:
+        """What does not go with versions that wait for nobody."""
+        problems: list[str] = []
+        if self.round.mode != "buffered":
+            return problems
+        if self.downlink.encoding == "int8":
+            problems.append(
+                "downlink.encoding int8 sends what changed since the version before, and with round.mode buffered devices "
+                "begin from several versions at a time: choose float16 or float32"
+            )
+        if self.rollout.on:
+            problems.append(
+                "rollout compares the tasks of the same rounds, and with round.mode buffered they are of several: roll out "
+                "in mode synchronous"
+            )
+        chosen = self.selection
+        if chosen.policy != "uniform" or chosen.measured or chosen.quorum:
+            problems.append(
+                "selection.policy, measured and quorum choose the devices of a round, and with round.mode buffered the "
+                "next one is drawn as soon as there is a place: leave them out"
+            )
+        if self.server.workers > 1:
+            problems.append(
+                "server.workers take the updates of one round, and with round.mode buffered several are under way: set "
+                "server.workers to 0"
+            )
+        return problems
 
     def formats_of(self, tier: str) -> tuple[FormatName, ...]:
         """Formats of a tier's bundles: those of ``export.formats``, and what the devices that `edgefl run` starts need."""

@@ -14,6 +14,7 @@ from edgefl.system.distribution import series, version
 
 UNDECIDING: Mapping[str, IncEx | bool] = {
     "broker": True,
+    "server": True,
     "simulation": True,
     "limits": True,
     "data": {"dir", "download"},

@@ -26,7 +26,7 @@ from edgefl.wire import tensors
 from edgefl.wire.errors import ParticipationError
 from edgefl.wire.mqtt.messages import NO_CARRY
 from edgefl.wire.tensors import Arrays
-from server.active_round import ActiveRound, Began, Conclusion, active_round, concluded, measured
+from server.active_round import Began, Conclusion, active_round, concluded, measured
 from server.aggregate.accumulator import Accumulator
 from server.coordinator import attendance
 from server.coordinator import machine as coordinator
@@ -38,6 +38,7 @@ from server.coordinator.roster import Device, tier_of
 from server.coordinator.states import Abandon, Close, Finish, Open, Refuse, Warn
 from server.publish.model import Model
 from server.run_spec import RunSpec
+from server.taking.active import ActiveRound
 
 RUN = "simulation"
 

@@ -56,6 +56,7 @@ _SERVER: _Leaves = (
     ("devices/+/hello", "r"),
     ("devices/+/progress", "r"),
     ("devices/+/updates/+/+", "r"),
+    ("devices/+/shards/+/+/+", "r"),
     ("devices/+/declines", "r"),
     ("devices/+/tasks", "w"),
     ("devices/+/acks", "w"),
@@ -80,6 +81,7 @@ _DEVICE: _Leaves = (
     (f"devices/{USER}/hello", "w"),
     (f"devices/{USER}/progress", "w"),
     (f"devices/{USER}/updates/+/+", "w"),
+    (f"devices/{USER}/shards/+/+/+", "w"),
     (f"devices/{USER}/declines", "w"),
     (f"devices/{USER}/profiles", "w"),
 )

@@ -108,11 +108,11 @@ class Door:
             if self._enrolled or keys:
                 if issubclass(kind, Status):
                     self._keep_early(device, envelope.key, topic, payload)
-                raise _unknown(device, envelope, keys)
+                raise unknown_key(device, envelope, keys)
             # A name that never said hello has no say in anything: not even its number is kept.
             return Visitor(device, verified(kind, topic, envelope))
         if known is not None:
-            self._check_good(device, known)
+            check_good(device, known, self._clock())
         message = verified(kind, topic, envelope)
         entry = None
         if known is None and isinstance(message, Hello):
@@ -178,24 +178,7 @@ class Door:
 
     def _check_bare(self, kind: type[Message], device: str, keys: list[DeviceKey]) -> None:
         if self._enrolled or keys:
-            why = "only enrolled devices are let in" if self._enrolled else "this device signs what it says"
-            raise IdentityError(
-                "unsigned", f"a {kind.__name__} of {device} is not signed, and {why}", device=device
-            )
-
-    def _check_good(self, device: str, known: DeviceKey) -> None:
-        if known.state == "revoked":
-            raise IdentityError(
-                "revoked-key",
-                f"key {shown(known.key)} of {device} was revoked: enroll the device again",
-                device=device,
-            )
-        if known.state == "retired" and self._clock() >= known.until:
-            raise IdentityError(
-                "old-key",
-                f"key {shown(known.key)} of {device} was replaced, and is not good any more",
-                device=device,
-            )
+            raise unsigned(kind, device, enrolled=self._enrolled)
 
     def _entry(
         self,
@@ -214,7 +197,7 @@ class Door:
             self._check_pace(device, keys)
             return _Entry("rotation", until=min(after[key] for key in roots))
         if self._enrolled or keys:
-            raise _unknown(device, envelope, keys)
+            raise unknown_key(device, envelope, keys)
         if self._ledger.devices() >= most_devices:
             raise IdentityError(
                 "too-many-devices",
@@ -282,7 +265,30 @@ def _stored(kind: type[Message], known: DeviceKey | None) -> int:
     return {Hello: known.hello_at, Status: known.status_at}.get(kind, 0) if known else 0
 
 
-def _unknown(device: str, envelope: Envelope, keys: Sequence[DeviceKey]) -> IdentityError:
+def check_good(device: str, known: DeviceKey, now: float) -> None:
+    """IdentityError for a key that is not good any more."""
+    if known.state == "revoked":
+        raise IdentityError(
+            "revoked-key",
+            f"key {shown(known.key)} of {device} was revoked: enroll the device again",
+            device=device,
+        )
+    if known.state == "retired" and now >= known.until:
+        raise IdentityError(
+            "old-key",
+            f"key {shown(known.key)} of {device} was replaced, and is not good any more",
+            device=device,
+        )
+
+
+def unsigned(kind: type[Message], device: str, *, enrolled: bool) -> IdentityError:
+    """What is wrong with a message that bears no signature."""
+    why = "only enrolled devices are let in" if enrolled else "this device signs what it says"
+    return IdentityError("unsigned", f"a {kind.__name__} of {device} is not signed, and {why}", device=device)
+
+
+def unknown_key(device: str, envelope: Envelope, keys: Sequence[DeviceKey]) -> IdentityError:
+    """What is wrong with a message that none of the device's ``keys`` signed."""
     good = ", ".join(shown(each.key) for each in keys if each.state == "active")
     if not good:
         text = f"device {device} with the key {envelope.key.hex()} is not enrolled: give it a token (`edgefl enroll token`)"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-from edgefl.codecs.catalog import CODECS
+from edgefl.facts import shipped
 from edgefl.wire.errors import ProtocolError, UpdateRejected
 from edgefl.wire.mqtt.messages import Profile, Update, UpdateChunk, decode
 from edgefl.wire.update.form import Form
-from server.active_round import ActiveRound
+from server.taking.active import ActiveRound
 
 
 class _BareProfile(Profile, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -53,7 +53,7 @@ def check_codec(update: Update, form: Form) -> None:
         return
     own = f"{update.codec[:64]!r} version {update.codec_version}"
     wanted = f"{form.codec!r} version {form.version}"
-    if update.codec not in CODECS:
+    if update.codec not in shipped().codecs:
         text = f"the update is coded by {own}, which this server does not know; its tier is coded by {wanted}"
         raise UpdateRejected("unknown-codec", text, codec=update.codec[:64])
     text = f"the update is coded by {own}, its tier by {wanted}; fetch the tier's bundle again"

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
-from edgefl.codecs.binarize import warning
+from edgefl.codecs.growth import warning
 from edgefl.system.memory import most_bytes
 from edgefl.wire.errors import UpdateRejected
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import Ack, Update, UpdateChunk
 from edgefl.wire.mqtt.packets import Traffic
 from edgefl.wire.printable import printable
-from server.active_round import ActiveRound
+from server.aggregate.aggregator import Checked
 from server.coordinator.claims import Claim, addressed, weigh
 from server.coordinator.machine import Answered, Assignment, OpenRound, Rules, State
-from server.events import Event, Rejected, Warned
+from server.events import Event, Rejected, UpdateAccepted, Warned
 from server.intake.assembly import LEAST_PIECE, Assembly, Complete
 from server.intake.gate import Gate
 from server.intake.group import GoodUpdate, Group
@@ -25,7 +25,9 @@ from server.intake.reading import check_codec, check_size, decoded
 from server.intake.reports import accepted_news, fetched, finite, report, train_ms
 from server.intake.turns import Turns
 from server.storage.journal import Journal
+from server.storage.round_rows import RoundOver
 from server.storage.update_rows import AcceptedUpdate
+from server.taking.active import ActiveRound
 
 _MOST_TEXT = 1000
 _ENVELOPES = 4
@@ -225,10 +227,8 @@ class Intake:
     def commit(self, active: ActiveRound) -> list[tuple[str, Ack]]:
         """Journal the good updates that came, then add them to the sums: what their devices are told. StoreError if they
         could not be kept: then nobody is told, and they come again."""
-        updates = self._group.take()
-        self._journal.accept(self._rules.run, active.number, [each.row for each in updates])
-        acks = []
-        for each in updates:
+        kept, acks = self._kept(self._group.take(), active)
+        for each in kept:
             row = each.row
             self._emit(accepted_news(each.update, row.sha256, row.weight))
             active.aggregator.add(each.added, row.weight, row.share)
@@ -242,6 +242,30 @@ class Intake:
             ack = Ack(round=number, nonce=nonce, status="accepted", sha256=row.sha256)
             acks.append((each.device, ack))
         return acks
+
+    def _kept(
+        self, updates: list[GoodUpdate], active: ActiveRound
+    ) -> tuple[list[GoodUpdate], list[tuple[str, Ack]]]:
+        """Those of ``updates`` that are journaled now, and what the devices of the others are told: where workers take
+        updates, too, another process may have closed the round, or answered a task."""
+        try:
+            self._journal.accept(self._rules.run, active.number, [each.row for each in updates])
+            return updates, []
+        except RoundOver:
+            if len(updates) == 1:
+                return [], [self._too_late(updates[0], active.number)]
+        parts = [self._kept([each], active) for each in updates]
+        return [each for kept, _ in parts for each in kept], [ack for _, acks in parts for ack in acks]
+
+    def _too_late(self, update: GoodUpdate, number: int) -> tuple[str, Ack]:
+        row = update.row
+        chunk = UpdateChunk(nonce=row.assignment.nonce, sha256=row.sha256, index=0, count=1, size=0, data=b"")
+        refusal = UpdateRejected(
+            "closed-round", f"round {number} takes no updates any more; drop the update", round=number
+        )
+        verdict = self._refuse(update.device, number, chunk, refusal, final=None, step=number)
+        assert verdict.ack is not None  # a refusal is told
+        return update.device, verdict.ack
 
     def _good(self, assignment: Assignment, whole: Complete, state: State, active: ActiveRound) -> GoodUpdate:
         update = decoded(whole.data)
@@ -262,7 +286,7 @@ class Intake:
             update.samples,
         )
         weight = active.weight(weigh(self._rules, state, claim))
-        check_codec(update, active.reading(update.tier, update.round).tier.form)
+        check_codec(update, active.reading(update.tier, update.round).form)
         checked = active.check(update)
         down, up = fetched(update), self._came.pop(assignment.device)
         row = AcceptedUpdate(
@@ -275,7 +299,7 @@ class Intake:
             up=up,
             up_float32_bytes=up.payload - len(update.tensors) + active.float32_bytes(update.tier),
             data=whole.data,
-            train_ms=train_ms(update, active.readings[update.tier].tier.bundle.manifest),
+            train_ms=train_ms(update, active.readings[update.tier].manifest),
         )
         return GoodUpdate(row, update, checked.added)
 
@@ -286,16 +310,16 @@ class Intake:
             self._warned.add(update.tier)
             self._emit(Warned(tier=update.tier, text=f"tier {update.tier!r}: {text}"))
 
-    def replay(self, active: ActiveRound) -> None:
-        """Add what the journal holds of a round that another process began."""
-        for stored in self._journal.accepted(self._rules.run, active.number):
-            update = decoded(stored.data)
-            self._accepted[stored.device] = update.round, update.nonce, stored.sha256
-            check_codec(update, active.reading(update.tier, update.round).tier.form)
-            self._emit(
-                accepted_news(update, stored.sha256, stored.weight)
-            )  # the process may have died before it said so
-            active.aggregator.add(active.check(update).added, stored.weight, stored.share)
+    def replay(self, active: ActiveRound, shards: Collection[int] | None = None) -> dict[str, str]:
+        """Add what the journal holds of a round that another process began (of these ``shards`` only). Digests of the
+        updates, by device."""
+        taken = {}
+        for news, checked, share in added(self._journal, self._rules.run, active, shards):
+            taken[news.device] = news.sha256
+            self._accepted[news.device] = news.round, news.nonce, news.sha256
+            self._emit(news)  # the process may have died before it said so
+            active.aggregator.add(checked, news.weight, share)
+        return taken
 
     def _repeated(self, assignment: Assignment, number: int, chunk: UpdateChunk) -> Ack:
         """The word on an update for a task that is answered: good news only for the very update that was accepted."""
@@ -375,6 +399,18 @@ def _over(status: str, number: int, rules: Rules) -> UpdateRejected | None:
     return UpdateRejected(
         status, f"the task of round {number} is over: {text}; take the next one", round=number
     )
+
+
+def added(
+    journal: Journal, run: str, active: ActiveRound, shards: Collection[int] | None = None
+) -> Iterator[tuple[UpdateAccepted, Checked, float]]:
+    """The updates that the journal has of a round (of these ``shards`` only), each as it is told, as it is added, and the
+    share of it that counts."""
+    for stored in journal.accepted(run, active.number, shards):
+        update = decoded(stored.data)
+        check_codec(update, active.reading(update.tier, update.round).form)
+        news = accepted_news(update, stored.sha256, stored.weight)
+        yield news, active.check(update).added, stored.share
 
 
 def _refusal(number: int, chunk: UpdateChunk, refusal: UpdateRejected) -> Ack:

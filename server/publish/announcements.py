@@ -15,7 +15,7 @@ from edgefl.wire.bundle.readers import Text
 from edgefl.wire.mqtt.envelope import Seal, bare
 from edgefl.wire.mqtt.messages import ELSEWHERE, VERSION, Live, Offer, Round, Task
 from edgefl.wire.mqtt.session import Session
-from edgefl.wire.mqtt.topics import Topics
+from edgefl.wire.mqtt.topics import NO_SHARD, Topics
 from edgefl.wire.tensors import Arrays
 from server.coordinator.fleet import Assignment
 from server.coordinator.states import OpenRound, State
@@ -145,8 +145,10 @@ class Announcements:
             for number, version in (current.older if current is not None else {}).items()
         }
 
-    def send_task(self, opened: OpenRound, assignment: Assignment, *, ask: bool) -> None:
-        """``ask``: the device is to offer its update before it sends it."""
+    def send_task(
+        self, opened: OpenRound, assignment: Assignment, *, ask: bool, shard: int = NO_SHARD
+    ) -> None:
+        """``ask``: the device is to offer its update before it sends it; ``shard``: below which topics."""
         period_s = opened.count("open") / self._spec.limits.progress_messages_s
         task = Task(
             run=self._run,
@@ -157,6 +159,7 @@ class Announcements:
             samples=self._spec.rules.samples,
             ask=ask or msgspec.UNSET,
             progress_s=period_s if period_s > _PROGRESS_S else msgspec.UNSET,
+            shard=msgspec.UNSET if shard == NO_SHARD else shard,
         )
         topic = self._topics.device(assignment.device).tasks
         self._session.publish(topic, self._seal(topic, task), expires_s=self._spec.rules.deadline_s)

@@ -1,16 +1,16 @@
 """The server's journal on disk: what has to survive ``kill -9`` at any instant.
 
 SQLite in write-ahead mode by default; any SQLAlchemy URL works. Every method is one transaction: it happened or it
-did not. Updates are journaled before they are acknowledged. Their bytes lie in a file of their own, which is on disk before
-the journal names them, and goes when the round is over.
+did not. Updates are journaled before they are acknowledged. Their bytes lie in a place of their own
+(:mod:`server.storage.update_store`), are durable before the journal names them, and go when the round is over. Workers
+(:mod:`server.shards`) write to the same journal: a round takes an update, or it is closed and does not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
@@ -20,6 +20,7 @@ from edgefl.wire.errors import ProtocolError, StoreError
 from edgefl.wire.mqtt.conditions import UNKNOWN, Conditions, understood
 from edgefl.wire.mqtt.messages import Hello, decode
 from edgefl.wire.mqtt.packets import Traffic
+from edgefl.wire.mqtt.topics import NO_SHARD
 from server.coordinator.fleet import Assignment
 from server.coordinator.record import Participation, Record
 from server.coordinator.rollout import Reports, Trial
@@ -27,8 +28,8 @@ from server.coordinator.roster import Device
 from server.coordinator.states import OpenRound, Version
 from server.storage import participation_rows, round_rows, tables, trial_rows, update_rows
 from server.storage.round_rows import MethodProgress
-from server.storage.update_files import Place, UpdateFiles
-from server.storage.update_rows import AcceptedUpdate, Tally
+from server.storage.update_rows import AcceptedUpdate, ShardOf, Tally
+from server.storage.update_store import Place, UpdateStore
 
 _FEW = 500
 """Names that a statement lists: databases have a limit."""
@@ -58,30 +59,31 @@ class StoredUpdate:
 
 
 class Journal:
-    """The journal of one federation; ``folder`` is for the bytes of updates. StoreError if the database cannot be opened.
+    """The journal of one federation; ``files`` hold the bytes of updates. StoreError if the database cannot be opened.
 
     ``most_rows``: how many tasks of rounds that are over it remembers. ``keep``: all of them, and the bytes of all updates.
-    ``versions``: rounds before the last one whose devices may still be at work.
+    ``versions``: rounds before the last one whose devices may still be at work. ``shard_of`` names the shard of a device,
+    where a worker writes.
     """
 
     def __init__(
         self,
         url: str,
         federation: str,
-        folder: Path,
+        files: UpdateStore,
         *,
         most_rows: int = MOST_ROWS,
         keep: bool = False,
         versions: int = 1,
+        shard_of: ShardOf = lambda _: NO_SHARD,
     ) -> None:
         self._federation = federation
-        self._files = UpdateFiles(folder)
+        self._files = files
         self._most_rows = most_rows
         self._keep = keep
         self._versions = versions
-        self._engine = sa.create_engine(url)
-        if self._engine.dialect.name == "sqlite":
-            sa.event.listen(self._engine, "connect", tables.use_write_ahead_log)
+        self._shard_of = shard_of
+        self._engine = tables.engine(url)
         with self._guard():
             tables.create(self._engine)
 
@@ -95,8 +97,14 @@ class Journal:
         except sa.exc.SQLAlchemyError as error:
             # The driver's own words: SQLAlchemy adds the statement and all its values.
             reason = getattr(error, "orig", None) or error
+            here = self._engine.dialect.name == "sqlite"
+            remedy = (
+                "free some space or choose another folder"
+                if here
+                else "start that database again, or mend the link"
+            )
             raise StoreError(
-                f"the journal at {self._engine.url!s} failed: {reason}; free some space or choose another folder",
+                f"the journal at {self._engine.url!s} failed: {' '.join(str(reason).split())}; {remedy}",
                 url=str(self._engine.url),
             ) from error
 
@@ -222,6 +230,16 @@ class Journal:
         with self._transaction() as connection:
             return round_rows.progress(connection, run)
 
+    def stop_taking(self, run: str, number: int) -> dict[str, tuple[int, str]]:
+        """Close a round to updates before its end, whoever takes them. (shard, sha256) of those that it has, by device."""
+        with self._transaction() as connection:
+            return round_rows.close(connection, run, number)
+
+    def take_again(self, run: str) -> None:
+        """Open the round again that a killed server was closing."""
+        with self._transaction() as connection:
+            round_rows.open_again(connection, run)
+
     def begin_again(self, run: str, number: int) -> None:
         """Mark an open round: once it has ended, the method begins again. Before then the mark says nothing."""
         key = (tables.rounds.c.run == run) & (tables.rounds.c.round == number)
@@ -326,7 +344,7 @@ class Journal:
         """Keep accepted updates and mark their assignments, all or none; after this they may be acknowledged."""
         places = self._files.append(number, [update.data for update in updates])
         with self._transaction() as connection:
-            update_rows.accept(connection, run, number, updates, places)
+            update_rows.accept(connection, run, number, updates, places, self._shard_of)
 
     def reject(
         self,
@@ -375,18 +393,21 @@ class Journal:
             row = connection.execute(query).first()
         return str(row[0]) if row is not None else ""
 
-    def accepted(self, run: str, number: int) -> Iterator[StoredUpdate]:
-        """The accepted updates of a round, in the order in which they came, one at a time: memory stays at one update.
-        StoreError if their bytes are gone."""
+    def accepted(
+        self, run: str, number: int, shards: Collection[int] | None = None
+    ) -> Iterator[StoredUpdate]:
+        """The accepted updates of a round (of these ``shards`` only), in the order in which they came, one at a time: memory
+        stays at one update. StoreError if their bytes are gone."""
         columns = tables.updates.c
-        query = sa.select(
-            columns.device, columns.sha256, columns.weight, columns.share, columns.offset, columns.size
-        )
+        names = ("device", "sha256", "weight", "share", "file", "offset", "size")
+        query = sa.select(*(columns[name] for name in names))
         which = update_rows.of_step(run, number) & (columns.reason == "")
+        if shards is not None:
+            which &= columns.shard.in_(sorted(shards))
         with self._transaction() as connection:
-            rows = connection.execute(query.where(which).order_by(columns.offset)).all()
-        for device, sha256, weight, share, offset, size in rows:
-            yield StoredUpdate(device, sha256, weight, share, self._files.read(number, Place(offset, size)))
+            rows = connection.execute(query.where(which).order_by(columns.file, columns.offset)).all()
+        for device, sha256, weight, share, *place in rows:
+            yield StoredUpdate(device, sha256, weight, share, self._files.read(Place(*place)))
 
 
 def _conditions(hello: bytes) -> Conditions:

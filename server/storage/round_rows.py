@@ -9,6 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from edgefl.wire.errors import StoreError
 from server.coordinator.fleet import Assignment, Assignments
 from server.coordinator.states import OpenRound, Version
 from server.storage import tables
@@ -24,9 +25,17 @@ class MethodProgress:
     members: tuple[str, ...] = ()
 
 
+CLOSING = "closing"
+"""The state of a round whose updates are being added up: it takes no more of them."""
+
+
+class RoundOver(StoreError):
+    """An update came too late to be kept: the round is closed, or the device's task was answered meanwhile."""
+
+
 def open_round(connection: Connection, run: str) -> OpenRound | None:
     """The round that is open; None between rounds."""
-    which = (tables.rounds.c.run == run) & (tables.rounds.c.state == "open")
+    which = (tables.rounds.c.run == run) & tables.rounds.c.state.in_(("open", CLOSING))
     row = connection.execute(sa.select(tables.rounds).where(which)).mappings().first()
     if row is None:
         return None
@@ -129,7 +138,7 @@ def progress(connection: Connection, run: str) -> MethodProgress:
     rows = connection.execute(query.order_by(columns.round)).all()
     if not rows:
         return MethodProgress()
-    began = max((row.round for row in rows if row.restart and row.state != "open"), default=0)
+    began = max((row.round for row in rows if row.restart and row.state not in ("open", CLOSING)), default=0)
     closed = [row.round for row in rows if row.state == "closed"]
     position = sum(1 for number in closed if number > began)
     last = rows[-1]
@@ -137,19 +146,18 @@ def progress(connection: Connection, run: str) -> MethodProgress:
     return MethodProgress(position, max(closed, default=0), members)
 
 
-def answer(connection: Connection, run: str, tasks: Sequence[Assignment]) -> None:
-    """Write down how tasks ended: their status, and why."""
+def answer(connection: Connection, run: str, tasks: Sequence[Assignment]) -> int:
+    """Write down how tasks ended that are open: their status, and why. Of how many that is new."""
     columns = tables.assignments.c
     key = (columns.run == run) & (columns.round == sa.bindparam("number"))
     key &= (columns.device == sa.bindparam("name")) & (columns.nonce == sa.bindparam("key"))
-    statement = tables.assignments.update().where(key)
+    statement = tables.assignments.update().where(key & (columns.status == "open"))
     statement = statement.values(status=sa.bindparam("to"), reason=sa.bindparam("why"))
     rows = [
         {"number": task.round, "name": task.device, "key": task.nonce, "to": task.status, "why": task.reason}
         for task in tasks
     ]
-    if rows:
-        connection.execute(statement, rows)
+    return int(connection.execute(statement, rows).rowcount) if rows else 0
 
 
 def status(connection: Connection, run: str, number: int, device: str, nonce: str) -> str:
@@ -158,6 +166,37 @@ def status(connection: Connection, run: str, number: int, device: str, nonce: st
     key = (columns.run == run) & (columns.round == number) & (columns.device == device)
     found = connection.execute(sa.select(columns.status).where(key & (columns.nonce == nonce))).scalar()
     return str(found or "")
+
+
+def check_open(connection: Connection, run: str, number: int, answered: int, tasks: int) -> None:
+    """RoundOver unless the round is open, and as many tasks were open as there should be. Where databases have locks of
+    rows, whoever closes the round waits for this transaction."""
+    key = (tables.rounds.c.run == run) & (tables.rounds.c.round == number)
+    query = sa.select(tables.rounds.c.state).where(key).with_for_update(read=True)
+    state = connection.execute(query).scalar()
+    if state != "open" or answered != tasks:
+        what = (
+            f"is {state or 'not there'}"
+            if state != "open"
+            else f"has {tasks - answered} of these tasks answered"
+        )
+        raise RoundOver(f"round {number} {what}: its updates are not kept", round=number)
+
+
+def close(connection: Connection, run: str, number: int) -> dict[str, tuple[int, str]]:
+    """From now on the round takes no update. (shard, sha256) of those that it has taken, by device."""
+    key = (tables.rounds.c.run == run) & (tables.rounds.c.round == number)
+    connection.execute(tables.rounds.update().where(key).values(state=CLOSING))
+    columns = tables.updates.c
+    which = (columns.run == run) & (columns.step == number) & (columns.reason == "")
+    rows = connection.execute(sa.select(columns.device, columns.shard, columns.sha256).where(which)).all()
+    return {device: (shard, sha256) for device, shard, sha256 in rows}
+
+
+def open_again(connection: Connection, run: str) -> None:
+    """Whoever was closing a round did not live to end it: it takes updates again."""
+    which = (tables.rounds.c.run == run) & (tables.rounds.c.state == CLOSING)
+    connection.execute(tables.rounds.update().where(which).values(state="open"))
 
 
 def undo(connection: Connection, run: str, after: int, more: Mapping[str, Any]) -> None:

@@ -89,6 +89,10 @@ updates = sa.Table(
     sa.Column("down_wire_bytes", sa.BigInteger, nullable=False),
     sa.Column("up_wire_bytes", sa.BigInteger, nullable=False),
     sa.Column("up_float32_bytes", sa.BigInteger, nullable=False),
+    sa.Column(
+        "shard", sa.Integer, nullable=False
+    ),  # whose process took it; edgefl.wire.mqtt.topics.NO_SHARD: the server's
+    sa.Column("file", sa.String(255), nullable=False),  # of an accepted one, and where in it
     sa.Column("offset", sa.BigInteger, nullable=False),  # ascending as they came
     sa.Column("size", sa.BigInteger, nullable=False),
     sa.Index("updates_of_step", "run", "step"),
@@ -96,11 +100,35 @@ updates = sa.Table(
 SIZES = ("down_bytes", "up_bytes", "down_wire_bytes", "up_wire_bytes", "up_float32_bytes")
 
 
-LAYOUT = 4
+LAYOUT = 5
 """Of the tables and of what lies in them; another number is another release's journal."""
 layout = sa.Table(
     "journal_layout", _tables, sa.Column("number", sa.Integer, primary_key=True, autoincrement=False)
 )
+
+
+_CONNECT_S = 10
+"""For a database elsewhere to answer."""
+
+
+def engine(url: str) -> sa.Engine:
+    """Connections to the journal at ``url``, an SQLAlchemy URL. StoreError for one that cannot be used here."""
+    try:
+        if url.startswith("sqlite"):
+            made = sa.create_engine(url)
+            sa.event.listen(made, "connect", use_write_ahead_log)
+            return made
+        postgres = url.startswith("postgresql")
+        options = {"connect_timeout": _CONNECT_S, "client_encoding": "utf8"} if postgres else {}
+        # A connection that a restart of the database cut is noticed before it is used.
+        return sa.create_engine(url, connect_args=options, pool_pre_ping=True)
+    except ImportError as error:
+        raise StoreError(
+            f"the journal is to be at {url.partition(':')[0]}, whose driver is not installed ({error}): "
+            "`pip install edgefl-tiers[postgres]`, or leave out `database`"
+        ) from error
+    except sa.exc.ArgumentError as error:
+        raise StoreError(f"the journal's database is no SQLAlchemy URL: {error}") from error
 
 
 def create(engine: sa.Engine) -> None:
@@ -125,8 +153,10 @@ def create(engine: sa.Engine) -> None:
 
 
 def use_write_ahead_log(connection: Any, _record: object) -> None:
-    """Writers do not block readers, and a commit is on disk (FULL) before we acknowledge an update."""
+    """Writers do not block readers, and a commit is on disk (FULL) before we acknowledge an update. Workers write, too:
+    each waits its turn."""
     cursor = connection.cursor()
+    cursor.execute("PRAGMA busy_timeout=30000")
     cursor.execute("PRAGMA journal_mode=WAL")
     cursor.execute("PRAGMA synchronous=FULL")
     cursor.close()

@@ -1,40 +1,33 @@
-"""The bytes of accepted updates, beside the journal that says where they lie: a file for each open round, appended to."""
+"""The bytes of accepted updates in files of a folder: one for each open round and process, appended to."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from edgefl.system.files import make_folder, sync_folder
 from edgefl.wire.errors import StoreError
+from server.storage.update_store import Place, places_of
 
 _PATTERN = "round-*.bin"
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where the bytes of an update lie in its round's file."""
-
-    offset: int
-    size: int
-
-
 class UpdateFiles:
-    """The files in ``folder``. A round's file goes when the round is over: the disk holds what is open, and no more."""
+    """The files in ``folder``. They go when the round is over: the disk holds what is open, and no more.
 
-    def __init__(self, folder: Path) -> None:
+    ``writer`` is part of their names: two processes that append to one would not know where their bytes lie.
+    """
+
+    def __init__(self, folder: Path, writer: str = "") -> None:
         self._folder = folder
+        self._suffix = f"-{writer}" if writer else ""
 
     def append(self, number: int, updates: Sequence[bytes]) -> list[Place]:
-        """Add updates of round ``number``, all on disk before this returns; StoreError if they are not.
-
-        What a journal never came to name, of a process that was killed, lies between them and is read by nobody.
-        """
+        """See :class:`server.storage.update_store.UpdateStore`."""
         with self._guard():
-            path = self._path(number)
+            path = self._folder / f"round-{number:08d}{self._suffix}.bin"
             new = not path.exists()
             if new:
                 make_folder(self._folder)
@@ -50,40 +43,32 @@ class UpdateFiles:
                     raise
             if new:
                 sync_folder(self._folder)
-        places = []
-        for data in updates:
-            places.append(Place(begin, len(data)))
-            begin += len(data)
-        return places
+        return places_of(path.name, begin, updates)
 
-    def read(self, number: int, place: Place) -> bytes:
+    def read(self, place: Place) -> bytes:
         """The bytes that lie there; StoreError if they are not all there."""
-        if not self._path(number).is_file():
+        path = self._folder / place.file
+        if not path.is_file():
             raise StoreError(
-                f"the updates of round {number} are not in {self._folder}: the bytes of rounds that are over are kept where "
-                "round.keep_updates is true before the run begins",
-                round=number,
+                f"{path} is not there: the updates of rounds that are over are kept where round.keep_updates is true before "
+                "the run begins",
+                path=str(path),
             )
-        with self._guard(), self._path(number).open("rb") as file:
+        with self._guard(), path.open("rb") as file:
             file.seek(place.offset)
             data = file.read(place.size)
         if len(data) != place.size:
             raise StoreError(
-                f"{self._path(number)} ends in the midst of an update that was accepted: restore the file, or start over in "
+                f"{path} ends in the midst of an update that was accepted: restore the file, or start over in "
                 "another folder"
             )
         return data
 
-    def drop(self, *, but: int | None = None) -> None:
-        """Delete the files of all rounds ``but`` one. What cannot be deleted stays until the next time."""
-        kept = None if but is None else self._path(but)
+    def drop(self) -> None:
+        """Delete the files of all rounds and processes."""
         for path in self._folder.glob(_PATTERN):
-            if path != kept:
-                with suppress(OSError):
-                    path.unlink()
-
-    def _path(self, number: int) -> Path:
-        return self._folder / f"round-{number:08d}.bin"
+            with suppress(OSError):
+                path.unlink()
 
     @contextmanager
     def _guard(self) -> Iterator[None]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from edgefl.wire.mqtt.packets import Traffic
+from edgefl.wire.mqtt.topics import NO_SHARD
 from server.coordinator.fleet import Assignment
 from server.storage import round_rows, tables
-from server.storage.update_files import Place
+from server.storage.update_store import Place
 
 MOST_REJECTED = 16
 """Rows of refused updates per device and round: nobody may fill the disk with them."""
@@ -65,12 +66,27 @@ def of_step(run: str, number: int) -> sa.ColumnElement[bool]:
     return (_updates.run == run) & (_updates.step == number)
 
 
+ShardOf = Callable[[str], int]
+"""The shard of a device, by its name, as far as its updates are taken by workers."""
+
+
 def accept(
-    connection: Connection, run: str, number: int, updates: Sequence[AcceptedUpdate], places: Sequence[Place]
+    connection: Connection,
+    run: str,
+    number: int,
+    updates: Sequence[AcceptedUpdate],
+    places: Sequence[Place],
+    shard_of: ShardOf,
 ) -> None:
-    """Rows of updates whose bytes lie in ``places``, and the answers of their devices: a statement for many."""
+    """Rows of updates whose bytes lie in ``places``, and the answers of their devices: a statement for many.
+
+    RoundOver, and nothing is to be kept, unless the round is open and each device's task is, too: somebody else may have
+    closed the one, or answered the other.
+    """
     tasks = [replace(update.assignment, status="accepted") for update in updates]
-    round_rows.answer(connection, run, tasks)
+    answered = round_rows.answer(connection, run, tasks)
+    # After the first write, which other writers wait for: nobody closes the round between this look and the commit.
+    round_rows.check_open(connection, run, number, answered, len(tasks))
     connection.execute(
         tables.updates.insert(),
         [
@@ -92,6 +108,8 @@ def accept(
                 "down_wire_bytes": update.down.wire,
                 "up_wire_bytes": update.up.wire,
                 "up_float32_bytes": update.up_float32_bytes,
+                "shard": shard_of(update.assignment.device),
+                "file": place.file,
                 "offset": place.offset,
                 "size": place.size,
             }
@@ -109,7 +127,15 @@ def reject(connection: Connection, key: Mapping[str, object], step: int, reason:
     query = sa.select(sa.func.count()).where(of_device & (_updates.reason != ""))
     if connection.execute(query).scalar_one() >= MOST_REJECTED:
         return False
-    empty: dict[str, object] = {"weight": 0, "metrics": {}, "train_ms": 0.0, "offset": 0, "size": 0}
+    empty: dict[str, object] = {
+        "weight": 0,
+        "metrics": {},
+        "train_ms": 0.0,
+        "shard": NO_SHARD,
+        "file": "",
+        "offset": 0,
+        "size": 0,
+    }
     empty |= dict.fromkeys(tables.SIZES, 0)
     connection.execute(tables.updates.insert().values(**key, **empty, step=step, reason=reason, text=text))
     return True

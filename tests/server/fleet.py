@@ -33,7 +33,7 @@ from edgefl.wire.mqtt.messages import (
     encode,
 )
 from edgefl.wire.mqtt.session import Address, Incoming, Session, Up, Will
-from edgefl.wire.mqtt.topics import Topics
+from edgefl.wire.mqtt.topics import NO_SHARD, Topics
 from edgefl.wire.regions import Placement
 from edgefl.wire.tensors import Arrays
 from server.coordinator.machine import Rules
@@ -236,7 +236,8 @@ class ScriptedDevice:
     def send(self, data: bytes, task: Task, indices: list[int] | None = None) -> None:
         for chunk in chunks_of(data, task.nonce, self.limits.chunk_bytes):
             if indices is None or chunk.index in indices:
-                self.say(self.mine.update(task.round, chunk.index), chunk)
+                shard = NO_SHARD if task.shard is msgspec.UNSET else task.shard
+                self.say(self.mine.update(task.round, chunk.index, shard), chunk)
 
     def _serve(self) -> None:
         while True:

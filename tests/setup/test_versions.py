@@ -85,6 +85,7 @@ def federation(**tables: dict[str, Any]) -> Any:
             {"round": {"mode": "buffered"}, "selection": {"policy": "longest-idle"}},
             "selection.policy, measured and quorum",
         ),
+        ({"round": {"mode": "buffered"}, "server": {"workers": 2}}, "set server.workers to 0"),
         ({"round": {"mode": "buffered", "buffer": 0}}, "greater than or equal to 1"),
         ({"round": {"mode": "buffered", "staleness": "cubic"}}, "'sqrt', 'inverse', 'constant' or 'hinge'"),
     ],

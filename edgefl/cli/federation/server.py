@@ -72,6 +72,18 @@ def server(
         ),
     ] = None,
     dashboard: Dashboard = "",
+    workers: Annotated[
+        int, typer.Option(help="processes that take updates; default: server.workers of the file", min=0)
+    ] = 0,
+    ray: Annotated[
+        str, typer.Option(help="address of a Ray cluster on which they run; default: server.ray of the file")
+    ] = "",
+    updates: Annotated[
+        str,
+        typer.Option(
+            help="where the bytes of updates go, a folder or an fsspec URL; default: server.updates of the file"
+        ),
+    ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="events as JSON lines")] = False,
 ) -> None:
     if not as_json:  # what follows loads torch, which takes seconds
@@ -81,7 +93,9 @@ def server(
     from edgefl.api.federation import load_federation
     from edgefl.api.run import Server
 
+    own = {"workers": workers, "ray": ray, "updates": updates}
     given = {
+        **{f"server.{key}": value for key, value in own.items()},
         "broker.ca_file": ca_file,
         "broker.cert_file": cert_file,
         "broker.key_file": key_file,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from edgefl.simulator.trainers.local_rounds import LocalRounds
 from edgefl.simulator.trainers.tasks import Portion, ReadCarry, Report, RoundTask
-from server.active_round import ActiveRound
+from server.taking.active import ActiveRound
 
 
 @dataclass

@@ -20,10 +20,10 @@ from edgefl.wire import tensors
 from edgefl.wire.errors import UpdateRejected
 from edgefl.wire.tensors import Arrays
 from edgefl.wire.update.size import float32_bytes
-from server.active_round import ActiveRound
 from server.coordinator.claims import Claim, weight_of
 from server.coordinator.fleet import Assignment
 from server.run_spec import RunSpec
+from server.taking.active import ActiveRound
 
 
 class LocalRounds:
@@ -97,7 +97,7 @@ class LocalRounds:
         if not self._attack.by(task.device):
             return result.update
         reading = active.reading(task.tier, task.round)
-        return self._attack.sent(result.update, self._task.began.weights, reading.sent, reading.tier.form)
+        return self._attack.sent(result.update, self._task.began.weights, reading.sent, reading.form)
 
 
 @contextmanager

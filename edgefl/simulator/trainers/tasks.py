@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from edgefl.wire.tensors import Arrays
-from server.active_round import ActiveRound, Began
+from server.active_round import Began
 from server.coordinator.states import OpenRound
 from server.publish.model import Model
+from server.taking.active import ActiveRound
 
 ReadCarry = Callable[[int], Arrays]
 """What a client kept, by the number that :class:`Portion` has."""

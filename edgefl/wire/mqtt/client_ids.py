@@ -12,7 +12,7 @@ from typing import Literal
 ClientIds = Literal["full", "short"]
 """full: readable, at most 128 bytes. short: 23 letters and digits, which every broker has to take (MQTT 3.1.1, 3.1.3.1)."""
 
-Role = Literal["device", "guest", "look", "server", "look-server", "profiler"]
+Role = Literal["device", "guest", "look", "server", "look-server", "profiler", "worker"]
 
 MOST_FULL, MOST_SHORT = 128, 23
 _DIGITS = string.digits + string.ascii_letters

@@ -167,7 +167,8 @@ class Task(Message, frozen=True, kw_only=True):
 
     ``seed`` decides batches and noise. ``samples`` bounds the local rows used; 0 means all of them.
     ``nonce`` identifies the answer together with round and device. ``ask``: an update of several chunks is offered before it
-    is sent (:class:`UpdateChunk`). ``progress_s``: seconds between two messages of progress, at least.
+    is sent (:class:`UpdateChunk`). ``progress_s``: seconds between two messages of progress, at least. ``shard``: below
+    which topics the update goes (:meth:`edgefl.wire.mqtt.topics.DeviceTopics.update`).
     """
 
     run: str
@@ -178,6 +179,7 @@ class Task(Message, frozen=True, kw_only=True):
     samples: int = 0
     ask: bool | msgspec.UnsetType = msgspec.UNSET
     progress_s: float | msgspec.UnsetType = msgspec.UNSET
+    shard: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class Progress(Message, frozen=True, kw_only=True):
@@ -240,7 +242,8 @@ class Update(Message, frozen=True, kw_only=True):
 
 
 class UpdateChunk(Message, frozen=True, kw_only=True):
-    """``devices/<id>/updates/<round>/<index>``: piece ``index`` of ``count`` of the update named ``sha256``.
+    """``devices/<id>/updates/<round>/<index>`` (``devices/<id>/shards/<shard>/<round>/<index>`` if the task names a shard):
+    piece ``index`` of ``count`` of the update named ``sha256``.
 
     One without ``data``, of an update that has some, is an offer: the device sends the update when the server asks for it,
     by an :class:`Ack` that names the chunks as missing.

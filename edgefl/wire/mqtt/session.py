@@ -357,6 +357,12 @@ class Session:
                 if code == paho.MQTT_ERR_SUCCESS and mid is not None:
                     self._leaving[mid] = names
 
+    @property
+    def settled(self) -> bool:
+        """Whether the broker has answered for every subscription, so that what is sent now arrives."""
+        with self._lock:
+            return self.connected and not self._waiting and not self._asked
+
     def wake(self) -> None:
         """An event of our own, for whoever waits for the next one. Any thread may, and a signal's handler."""
         self._deliver(Woken())

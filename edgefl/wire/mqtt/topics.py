@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from edgefl.wire.blobs import SHA256
@@ -12,6 +13,8 @@ ROOT = "edgefl/v1"
 ALL_ROUNDS = f"{ROOT}/+/rounds/current"
 ALL_STATUSES = f"{ROOT}/+/devices/+/status"
 """What every federation on a broker announces, and whether its devices are there (:mod:`edgefl.wire.mqtt.neighbours`)."""
+NO_SHARD = -1
+"""Where updates have no shard."""
 _NUMBER = re.compile(r"[0-9]{1,18}")  # int() would also take signs, spaces and other scripts
 _NONCE = re.compile(r"[0-9a-f]{8,64}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -70,8 +73,10 @@ class DeviceTopics:
     def profiles(self) -> str:
         return self._of("profiles")
 
-    def update(self, round_number: int, index: int) -> str:
-        return self._of(f"updates/{round_number}/{index}")
+    def update(self, round_number: int, index: int, shard: int = NO_SHARD) -> str:
+        """Of a chunk; the task says whether there is a shard."""
+        below = "updates" if shard == NO_SHARD else f"shards/{shard}"
+        return self._of(f"{below}/{round_number}/{index}")
 
 
 @dataclass(frozen=True)
@@ -120,6 +125,15 @@ class Topics:
             f"{below}/updates/+/+",
             f"{below}/declines",
         )
+
+    def shard_filters(self, shards: Iterable[int]) -> tuple[str, ...]:
+        """What a worker subscribes to that takes the updates of these shards."""
+        return tuple(f"{self.root}/devices/+/shards/{shard}/+/+" for shard in shards)
+
+    @property
+    def all_shards(self) -> str:
+        """The updates of all shards: what was computed for a server with workers also reaches one without."""
+        return f"{self.root}/devices/+/shards/+/+/+"
 
     def parse_device(self, topic: str) -> tuple[str, str, tuple[int, ...]]:
         """(device, leaf, numbers) of a device topic: ``devices/<id>/updates/3/0`` -> (id, "updates", (3, 0))."""

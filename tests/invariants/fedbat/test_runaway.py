@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgefl.codecs.binarize import warning
+from edgefl.codecs.growth import warning
 from tests.invariants.embracingfl.tiny import tiny
 from tests.invariants.fedbat.tiny import Feed, Trace, program_of, regression, walk
 from tests.rings.rows import mostly_slow

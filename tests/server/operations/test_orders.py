@@ -11,6 +11,7 @@ import pytest
 from server.events import Event, Finished, Ordered, RoundClosed, RoundOpened, Started, Stopped
 from server.operations.mailbox import Drain, Mailbox, Order, Pause, Resume, RollBack, read
 from server.storage.journal import Journal
+from server.storage.update_files import UpdateFiles
 from tests.server.fleet import RunningServer, ScriptedDevice, silent
 from tests.server.service.served import MakeDevice
 
@@ -113,7 +114,11 @@ def test_a_model_is_rolled_back_between_rounds_and_stays_so(
     again.join()
     assert began[3] == began[1] and len({began[0], began[1], began[2]}) == 3
     with closing(
-        Journal(f"sqlite:///{tmp_path / 'out' / 'journal.sqlite'}", federation, tmp_path / "out" / "updates")
+        Journal(
+            f"sqlite:///{tmp_path / 'out' / 'journal.sqlite'}",
+            federation,
+            UpdateFiles(tmp_path / "out" / "updates"),
+        )
     ) as journal:
         run = journal.latest_run()
         assert run is not None

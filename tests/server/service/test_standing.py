@@ -17,6 +17,7 @@ from server.coordinator import machine
 from server.coordinator.machine import Abandon, Close, ModelReady, Open, Rules, State
 from server.storage.journal import Journal, Run
 from server.storage.round_rows import MethodProgress
+from server.storage.update_files import UpdateFiles
 from server.storage.update_rows import AcceptedUpdate
 from tests.server.aggregate.members import EVENTS, NAMES, RULES, VERSION, addressed, decline, hello
 
@@ -28,7 +29,7 @@ class Server:
         self.rules, self.now = rules, 0.0
         self.state = machine.initial(VERSION, 0.0)
         self.folder = tempfile.TemporaryDirectory()
-        self.journal = Journal(url, "demo", Path(self.folder.name))
+        self.journal = Journal(url, "demo", UpdateFiles(Path(self.folder.name)))
         self.journal.begin_run(Run("run", "digest", 1))
 
     def take(self, event: Any) -> None:

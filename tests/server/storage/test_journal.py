@@ -13,12 +13,15 @@ from edgefl.wire.errors import StoreError
 from edgefl.wire.mqtt.conditions import Conditions
 from edgefl.wire.mqtt.messages import Hello, encode
 from edgefl.wire.mqtt.packets import Traffic
+from edgefl.wire.mqtt.topics import NO_SHARD
 from server.coordinator.fleet import Assignments
 from server.coordinator.machine import Assignment, OpenRound
 from server.coordinator.record import Participation, Turnout
 from server.coordinator.roster import Device
 from server.storage import tables, update_files
 from server.storage.journal import Journal, Run
+from server.storage.round_rows import RoundOver
+from server.storage.update_files import UpdateFiles
 from server.storage.update_rows import AcceptedUpdate
 
 RUN = Run("run", "digest", 1)
@@ -54,7 +57,7 @@ def journal(url: str) -> Journal:
 
 
 def opened(url: str, federation: str = "demo", most_rows: int = 1000) -> Journal:
-    return Journal(url, federation, folder_of(url) / "updates", most_rows=most_rows)
+    return Journal(url, federation, UpdateFiles(folder_of(url) / "updates"), most_rows=most_rows)
 
 
 def folder_of(url: str) -> Path:
@@ -180,16 +183,44 @@ def test_second_copies_are_added_to_what_accepted_updates_took(journal: Journal,
 
 
 def test_updates_are_accepted_together_or_not_at_all(journal: Journal, url: str) -> None:
-    with pytest.raises(StoreError):
-        journal.accept("run", 1, [good("c", b"of c"), good("a", b"again")])
+    for answered in ("a", "b"):  # by another process, too: a worker, or the server
+        with pytest.raises(RoundOver, match="round 1 has 1 of these tasks answered"):
+            journal.accept("run", 1, [good("c", b"of c"), good(answered, b"again")])
     assert [each.device for each in opened(url).accepted("run", 1)] == ["a"]
 
-    journal.accept("run", 1, [good("c", b"of c"), good("b", b"")])
+    journal.accept("run", 1, [good("c", b"")])
 
     stored = [(each.device, each.data) for each in opened(url).accepted("run", 1)]
-    assert stored == [("a", b"bytes of a"), ("c", b"of c"), ("b", b"")]  # as they came
+    assert stored == [("a", b"bytes of a"), ("c", b"")]
     found = journal.current_round("run")
-    assert found is not None and found.count("accepted") == 3
+    assert found is not None and found.count("accepted") == 2
+
+
+def test_a_round_that_is_being_closed_takes_nothing_from_any_process(journal: Journal, url: str) -> None:
+    worker = opened(url)
+    assert journal.stop_taking("run", 1) == {"a": (NO_SHARD, "s")}
+
+    with pytest.raises(RoundOver, match="round 1 is closing"):
+        accept(worker, "c", b"too late")
+    assert [each.device for each in journal.accepted("run", 1)] == ["a"]
+
+    found = worker.current_round("run")  # whoever was closing it may have been killed
+    assert found is not None and found.number == 1
+    worker.take_again("run")
+    accept(worker, "c", b"in time after all")
+    assert [each.device for each in journal.accepted("run", 1)] == ["a", "c"]
+
+
+def test_each_worker_finds_the_updates_of_its_shards(journal: Journal, url: str) -> None:
+    files = UpdateFiles(folder_of(url) / "updates", "worker-1")
+    worker = Journal(url, "demo", files, shard_of=lambda device: 7)
+    accept(worker, "c", b"of c")
+
+    assert [(each.device, each.data) for each in journal.accepted("run", 1, {7})] == [("c", b"of c")]
+    assert [each.device for each in worker.accepted("run", 1, {NO_SHARD})] == ["a"]
+    assert journal.stop_taking("run", 1)["c"] == (7, "s")
+    journal.end_round("run", 1, state="closed", outcome={})
+    assert not list((folder_of(url) / "updates").iterdir())
 
 
 def test_a_disk_without_room_for_the_bytes_accepts_nothing(

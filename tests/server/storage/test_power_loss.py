@@ -14,6 +14,7 @@ from edgefl.wire.errors import EdgeflError
 from edgefl.wire.limits import Limits
 from server.storage.checkpoints import Checkpoints
 from server.storage.journal import Journal
+from server.storage.update_files import UpdateFiles
 from tests.conftest import BrokerProcess
 from tests.power import served
 from tests.power.disk import crash_states, lay_out
@@ -62,7 +63,9 @@ def _acknowledged(op: Op) -> bool:
 def _kept(out: Path, federation: str) -> int:
     """Updates that a server finds here: in the model of the rounds that ended, and in the journal."""
     try:
-        with closing(Journal(f"sqlite:///{out / 'journal.sqlite'}", federation, out / "updates")) as journal:
+        with closing(
+            Journal(f"sqlite:///{out / 'journal.sqlite'}", federation, UpdateFiles(out / "updates"))
+        ) as journal:
             run = journal.latest_run()
             if run is None:
                 return 0

@@ -14,6 +14,7 @@ from edgefl.contract.tensors import Tensors
 from edgefl.wire.errors import StepError
 from edgefl.wire.regions import Block, Placement
 from server.run_spec import ExchangeSpec, RunSpec, TierSpec
+from tests.server.fleet import bundle
 
 WEIGHTS = {
     "conv.weight": np.ones((2, 3), np.float32),
@@ -103,7 +104,7 @@ def test_a_step_in_double_precision_leaves_the_model_as_it_was_stored() -> None:
 
 def test_an_update_is_unfolded_also_where_the_names_stay() -> None:
     squares = ServerOpt("squares", unfold=lambda update: {name: tensor**2 for name, tensor in update.items()})
-    tier, placement = {"t": TierSpec(None, None)}, Placement(dict.fromkeys(WEIGHTS))  # type: ignore[arg-type]
+    tier, placement = {"t": TierSpec(bundle("strong"), None)}, Placement(dict.fromkeys(WEIGHTS))  # type: ignore[arg-type]
     assert ExchangeSpec(tier, {}, server=squares).reading("t", placement, TRAINED).unfolds
     assert not ExchangeSpec(tier, {}).reading("t", placement, TRAINED).unfolds
 

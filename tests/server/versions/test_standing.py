@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from hypothesis import given, settings
@@ -15,6 +14,7 @@ from server.coordinator import machine
 from server.coordinator.fleet import Assignments
 from server.coordinator.machine import Answered, Close, Declined, ModelReady, Open, Reassign
 from server.storage.journal import Journal, Run
+from server.storage.places import store_at
 from server.storage.update_rows import AcceptedUpdate
 from tests.server.coordinator.test_buffered import EVENTS, RULES, declining
 
@@ -26,7 +26,9 @@ class Server:
         self.rules, self.now = rules, 0.0
         self.state = machine.initial("v0", 0.0)
         self.folder = tempfile.TemporaryDirectory()
-        self.journal = Journal("sqlite://", "demo", Path(self.folder.name), versions=1 + rules.max_staleness)
+        self.journal = Journal(
+            "sqlite://", "demo", store_at(self.folder.name), versions=1 + rules.max_staleness
+        )
         self.journal.begin_run(Run("run", "digest", 1))
 
     def take(self, event: Any) -> None:

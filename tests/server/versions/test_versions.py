@@ -21,6 +21,7 @@ from edgefl.wire.tensors import Arrays
 from server.events import RoundClosed
 from server.run_spec import DownlinkSpec, RunSpec
 from server.storage.journal import Journal
+from server.storage.places import store_at
 from tests.conftest import Mosquitto
 from tests.server.fleet import (
     PATIENCE_S,
@@ -110,7 +111,7 @@ def workers(device: MakeDevice) -> tuple[Worker, Worker, Worker]:
 
 
 def repeated(plan: RunSpec, out: Path, scratch: Path, initial: Arrays = WEIGHTS) -> list[ReplayedRound]:
-    journal = Journal(f"sqlite:///{out / 'journal.sqlite'}", plan.federation, out / "updates")
+    journal = Journal(f"sqlite:///{out / 'journal.sqlite'}", plan.federation, store_at(str(out / "updates")))
     run = journal.latest_run()
     assert run is not None
     try:
@@ -270,5 +271,5 @@ def test_what_was_changed_after_the_run_is_found(
         journal.commit()
     assert [each.same for each in repeated(plan, out, tmp_path / "shared")] == [False]
     stored.unlink()
-    with pytest.raises(StoreError, match=r"round 1 are not in .*round\.keep_updates"):
+    with pytest.raises(StoreError, match=r"round-00000001.bin is not there: .*round\.keep_updates"):
         repeated(plan, out, tmp_path / "gone")

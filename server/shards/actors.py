@@ -1,0 +1,181 @@
+"""Workers as actors on a Ray cluster, or on a Ray that is started here: the same worker, on whatever machine has room.
+
+They reach the broker, the journal's database and the place of the updates by themselves; the server tells them of rounds,
+and hears of them, through Ray.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import signal
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from types import ModuleType
+from typing import Any
+
+from edgefl.wire.errors import ConfigError, StoreError
+from server.shards.words import Died, News, Order, Stop, Told
+from server.shards.worker import Worker
+
+LOCAL = "local"
+"""The address of a Ray that is started for one server, on this machine."""
+_REACHED_S = 10.0
+_HEARD_S = 1.0
+"""That an actor waits for news before it answers that there are none."""
+_MOST_NEWS = 256
+
+
+class Actor:
+    """What runs in the cluster: a :class:`Worker` on a thread of its own, told and heard by calls."""
+
+    def __init__(self, told: Told) -> None:
+        self._news: queue.SimpleQueue[News] = queue.SimpleQueue()
+        self._worker = Worker(told, self._news.put)
+        threading.Thread(target=self._run, name="worker", daemon=True).start()
+
+    def tell(self, *orders: Order) -> None:
+        """What the server says, in its order."""
+        for order in orders:
+            self._worker.tell(order)
+
+    def hear(self) -> list[News]:
+        """What there is to say by now; nothing, after a while without news."""
+        news: list[News] = []
+        with suppress(queue.Empty):
+            news.append(self._news.get(timeout=_HEARD_S))
+            while len(news) < _MOST_NEWS:
+                news.append(self._news.get_nowait())
+        return news
+
+    def _run(self) -> None:
+        why = "ended"
+        try:
+            self._worker.run()
+        except Exception as error:
+            why = f"ended: {type(error).__name__}: {error}"
+        self._news.put(Died(why))
+
+
+class ActorHand:
+    """The server's end. ``deliver`` gets what the worker says, on a thread of its own; :class:`Died` is its last word."""
+
+    def __init__(self, ray: ModuleType, actor: Any, name: str, deliver: Callable[[News], None]) -> None:
+        self._ray = ray
+        self._actor = actor
+        self._deliver = deliver
+        self._orders: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
+        self._gone = False
+        threading.Thread(target=self._hear, name=f"hear-{name}", daemon=True).start()
+        threading.Thread(target=self._tell, name=f"tell-{name}", daemon=True).start()
+
+    def tell(self, order: Order) -> None:
+        """A worker that is gone hears nothing, which is told elsewhere."""
+        self._orders.put(order)
+
+    def kill(self) -> None:
+        """At once; whatever it did not journal is lost."""
+        self._gone = True
+        self._orders.put(None)
+        with suppress(Exception):  # of a cluster that is gone itself
+            self._ray.kill(self._actor)
+
+    def end(self) -> None:
+        """Let it leave the broker, and wait for that."""
+        self._gone = True
+        with suppress(Exception):
+            self._ray.get(self._actor.tell.remote(Stop()), timeout=_REACHED_S)
+        self.kill()
+
+    def _tell(self) -> None:
+        """One after the other: calls of several threads might overtake each other."""
+        while (order := self._orders.get()) is not None:
+            with suppress(Exception):  # who is gone is noticed by the other thread
+                self._ray.get(self._actor.tell.remote(order))
+
+    def _hear(self) -> None:
+        try:
+            while not self._gone:
+                for news in self._ray.get(self._actor.hear.remote()):
+                    self._deliver(news)
+                    if isinstance(news, Died):
+                        return
+        except Exception as error:  # Ray has many, and each of them means that the worker is out of reach
+            self._deliver(Died(f"is out of Ray's reach ({type(error).__name__})"))
+
+
+class Actors:
+    """Hires workers on the cluster at ``address``, a core each. A Ray that the process is connected to already is used as it
+    is; so is one that was lost and is there again. ConfigError where Ray is not installed."""
+
+    def __init__(self, address: str, workers: int) -> None:
+        self._address = address
+        self._workers = workers
+        self._ray = _ray()
+
+    def __call__(self, told: Told, deliver: Callable[[News], None]) -> ActorHand:
+        """StoreError where there is no cluster, or no room in it: the server tries again."""
+        try:
+            if not self._ray.is_initialized():
+                self._connect()
+            self._check_room()
+            hired = self._ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0, max_concurrency=4)(Actor)
+            actor = hired.remote(told)
+        except StoreError:
+            raise
+        except Exception as error:
+            self._disconnect()
+            raise StoreError(
+                f"there is no Ray at {self._address} ({' '.join(str(error).split())}): start one (`ray start --head`), "
+                f"correct server.ray, or use {LOCAL!r}",
+                address=self._address,
+            ) from error
+        return ActorHand(self._ray, actor, f"worker-{told.worker}", deliver)
+
+    def _check_room(self) -> None:
+        """Ray would wait for nodes that nobody adds."""
+        found = int(self._ray.cluster_resources().get("CPU", 0))
+        if found < self._workers:
+            raise StoreError(
+                f"the Ray cluster at {self._address} has {found} cores for {self._workers} workers, which take one each: "
+                "set server.workers to at most that, or add nodes",
+                found=found,
+            )
+
+    def _connect(self) -> None:
+        quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+        in_main = threading.current_thread() is threading.main_thread()
+        stops = signal.getsignal(signal.SIGTERM) if in_main else None
+        if self._address == LOCAL:
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+            self._ray.init(LOCAL, num_cpus=self._workers, include_dashboard=False, **quiet)
+        else:
+            _reach(self._address)
+            self._ray.init(self._address, **quiet)
+        if stops is not None:  # Ray's own ends the process with another code, and without a word
+            signal.signal(signal.SIGTERM, stops)
+
+    def _disconnect(self) -> None:
+        with suppress(Exception):
+            self._ray.shutdown()
+
+
+def _reach(address: str) -> None:
+    """OSError where nobody listens: Ray itself tries that for minutes, and then ends the process."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), _REACHED_S).close()
+
+
+def _ray() -> ModuleType:
+    try:
+        import ray
+    except ImportError as error:
+        raise ConfigError(
+            "workers are to run on Ray, which is not installed: `pip install edgefl-tiers[ray]`, or leave out server.ray"
+        ) from error
+    module: ModuleType = ray
+    return module

@@ -1,0 +1,103 @@
+"""Workers as processes of this machine, each at the other end of a pipe. They end when the server does, however it does.
+
+``python -m server.shards.process DESCRIPTOR`` is what such a process runs.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection
+
+from edgefl.wire.errors import StoreError
+from server.shards.words import Died, News, Order, Stop, Told
+from server.shards.worker import Worker
+
+_FAREWELL_S = 5.0
+"""For a worker to leave the broker; what it has not journaled is nobody's loss."""
+
+
+class ProcessHand:
+    """The server's end. ``deliver`` gets what the worker says, on a thread of its own; :class:`Died` is its last word."""
+
+    def __init__(self, told: Told, deliver: Callable[[News], None]) -> None:
+        here, there = socket.socketpair()
+        with there:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "server.shards.process", str(there.fileno())],
+                pass_fds=[there.fileno()],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is for the server, which then ends it
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            )
+        self._connection = Connection(here.detach())
+        self._deliver = deliver
+        self._sending = threading.Lock()
+        self._send(told)
+        threading.Thread(target=self._hear, name=f"worker-{told.worker}", daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def tell(self, order: Order) -> None:
+        """A worker that is gone hears nothing, which is told elsewhere."""
+        self._send(order)
+
+    def kill(self) -> None:
+        """At once; whatever it did not journal is lost."""
+        self._process.kill()
+        self._process.wait()
+
+    def end(self) -> None:
+        """Let it leave the broker, and wait for that."""
+        self.tell(Stop())
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_FAREWELL_S)
+        self.kill()
+
+    def _send(self, thing: Told | Order) -> None:
+        with self._sending, suppress(OSError):
+            self._connection.send(thing)
+
+    def _hear(self) -> None:
+        try:
+            while True:
+                self._deliver(self._connection.recv())
+        except (EOFError, OSError):
+            code = self._process.wait()
+            why = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+            self._deliver(Died(why))
+
+
+def main(descriptor: int) -> None:
+    """The worker's end."""
+    connection = Connection(descriptor)
+
+    def say(news: News) -> None:
+        with suppress(OSError):  # the server is gone, which the other thread hears
+            connection.send(news)
+
+    def listen(worker: Worker) -> None:
+        try:
+            while True:
+                worker.tell(connection.recv())
+        except (EOFError, OSError):
+            worker.tell(Stop())
+            time.sleep(_FAREWELL_S)
+            os._exit(0)
+
+    worker = Worker(connection.recv(), say)
+    threading.Thread(target=listen, args=(worker,), daemon=True).start()
+    with suppress(StoreError):  # told before, again and again
+        worker.run()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

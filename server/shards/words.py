@@ -1,0 +1,157 @@
+"""What the server and its workers say to each other, over a pipe that nobody else can write to."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.address import Address
+from edgefl.wire.mqtt.messages import Ack
+from server.aggregate.aggregator import PartialSum
+from server.coordinator.states import Answered, OpenRound, Rules
+from server.events import Event
+from server.identity.registry import DeviceKey
+from server.taking.active import Recipe
+
+Keys = Mapping[str, tuple[DeviceKey, ...]]
+"""All keys that devices of these names ever had, the oldest first."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a worker is, once and for all: number ``worker`` of ``workers``, who is at the broker at ``address``.
+
+    ``database`` is the journal's URL, ``updates`` where the bytes of updates go (a folder, or an fsspec URL). ``enrolled``:
+    devices have to be on a list.
+    """
+
+    worker: int
+    workers: int
+    federation: str
+    rules: Rules
+    limits: Limits
+    address: Address
+    database: str
+    updates: str
+    enrolled: bool
+
+
+# -- what the server says --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Begin:
+    """Take the updates of a round, of which ``opened`` has the tasks of this worker's devices, with their ``keys``."""
+
+    opened: OpenRound
+    recipe: Recipe
+    keys: Keys
+
+
+@dataclass(frozen=True)
+class Know:
+    """Keys of devices, as they are now; of one that is no device of the run: None."""
+
+    keys: Mapping[str, tuple[DeviceKey, ...] | None]
+
+
+@dataclass(frozen=True)
+class Declined:
+    """A device will send no update for the open round."""
+
+    device: str
+
+
+@dataclass(frozen=True)
+class End:
+    """The round is over: give what its updates come to, if ``summed``."""
+
+    round: int
+    summed: bool
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Go."""
+
+
+Order = Begin | Know | Declined | End | Stop
+
+# -- what a worker says ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The worker takes updates of that round now (0: there is none), and whatever was sent before may be lost: devices are
+    to hear of their tasks (again)."""
+
+    round: int
+
+
+@dataclass(frozen=True)
+class Took:
+    """What became of updates: ``answers`` for the coordinator, ``acks`` for the devices, ``events`` for people. What is
+    accepted has been journaled."""
+
+    round: int
+    acks: tuple[tuple[str, Ack], ...] = ()
+    answers: tuple[Answered, ...] = ()
+    events: tuple[Event, ...] = ()
+
+
+@dataclass(frozen=True)
+class Summed:
+    """What the updates of a round come to, of which ``taken`` is the :func:`digest`; no sum if none was asked for, or none
+    came."""
+
+    round: int
+    partial: PartialSum | None
+    taken: str
+
+
+@dataclass(frozen=True)
+class WhoIs:
+    """A device sends, of which the worker has not heard."""
+
+    device: str
+
+
+@dataclass(frozen=True)
+class Troubled:
+    """The journal, or the place of the bytes, cannot be written: nothing is taken until it can be."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class TurnedAway:
+    """How many messages were not read, or not kept, by why, since the worker began."""
+
+    counts: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Died:
+    """The worker is no more."""
+
+    why: str
+
+
+News = Ready | Took | Summed | WhoIs | Troubled | TurnedAway | Died
+
+
+@dataclass(frozen=True)
+class FromWorker:
+    """``hired``: which of those that had this number one after the other said it."""
+
+    worker: int
+    hired: int
+    news: News
+
+
+def digest(taken: Mapping[str, str]) -> str:
+    """Of accepted updates, their digests by device: two sums of the same ones are alike."""
+    text = "\n".join(f"{device} {taken[device]}" for device in sorted(taken))
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,86 @@
+"""A real Postgres for tests, which may be stopped and started again."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from edgefl.lab.ports import free_port
+
+_STARTED_S = 30.0
+_DEBIAN = "/usr/lib/postgresql"
+
+
+def programs() -> Path | None:
+    """The folder of ``initdb`` and ``postgres``: Debian keeps it out of the path."""
+    found = sorted(Path(_DEBIAN).glob("*/bin/initdb")) if Path(_DEBIAN).is_dir() else []
+    there = shutil.which("initdb")
+    return found[-1].parent if found else Path(there).parent if there else None
+
+
+class Postgres:
+    """One database of its own below ``folder``. Root may not run it: then the user `nobody` does."""
+
+    def __init__(self, folder: Path) -> None:
+        found = programs()
+        if found is None:
+            if os.environ.get("EDGEFL_REQUIRE_POSTGRES"):
+                pytest.fail("Postgres is missing: apt-get install postgresql")
+            pytest.skip("Postgres is not installed (Debian: apt-get install postgresql)")
+        pytest.importorskip("psycopg")
+        self._programs = found
+        self._folder = folder / "postgres"
+        self._folder.mkdir()
+        self._user = "nobody" if os.geteuid() == 0 else None
+        if self._user is not None:
+            shutil.chown(self._folder, self._user)
+        self._port = free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+        made = ["--auth=trust", "--username=edgefl", "--no-sync", "--no-instructions"]
+        subprocess.run(
+            [found / "initdb", "-D", self._folder, *made],
+            user=self._user,
+            check=True,
+            capture_output=True,
+            cwd="/",
+            env={**os.environ, "LC_ALL": "C"},
+        )
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"postgresql+psycopg://edgefl@127.0.0.1:{self._port}/postgres"
+
+    def start(self) -> None:
+        """Returns once it answers."""
+        options = ["-h", "127.0.0.1", "-p", str(self._port), "-k", str(self._folder), "-c", "fsync=off"]
+        self._process = subprocess.Popen(
+            [self._programs / "postgres", "-D", self._folder, *options],
+            user=self._user,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+        )
+        import psycopg
+
+        deadline = time.monotonic() + _STARTED_S
+        while True:
+            try:
+                psycopg.connect(self.url.replace("+psycopg", ""), connect_timeout=2).close()
+                return
+            except psycopg.OperationalError:
+                assert time.monotonic() < deadline and self._process.poll() is None, "Postgres did not start"
+                time.sleep(0.05)
+
+    def stop(self) -> None:
+        """At once, as a machine that fails: connections are cut."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGQUIT)
+            self._process.wait(_STARTED_S)
+            self._process = None

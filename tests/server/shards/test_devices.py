@@ -1,0 +1,180 @@
+"""What devices meet that send to workers: turns, signatures, and rounds that close before they were heard."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from edgefl.config import load
+from edgefl.setup.digests import run_digest
+from edgefl.wire import tensors
+from edgefl.wire.errors import ConfigError, IdentityError
+from edgefl.wire.keys import FOREVER, KeyPair
+from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.envelope import Sequence, Speaker, bare
+from edgefl.wire.mqtt.messages import UpdateChunk, encode
+from server.aggregate.robust import MeanRule
+from server.events import Noted, Rejected, RoundClosed, UpdateAccepted
+from server.identity.registry import DeviceKey
+from server.shards.hiring import Workers
+from server.shards.ring import KeyRing, Stranger
+from server.shards.slots import shard_of
+from tests.conftest import Mosquitto
+from tests.server.fleet import (
+    PATIENCE_S,
+    WEIGHTS,
+    RunningServer,
+    ScriptedDevice,
+    expected_mean,
+    plan_for,
+    trained,
+    update_for,
+)
+from tests.server.shards.fleets import NAMES, model_of, started
+
+Fleet = Callable[..., tuple[RunningServer, dict[str, ScriptedDevice]]]
+
+
+@pytest.fixture
+def fleet(mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path) -> Iterator[Fleet]:
+    devices: dict[str, ScriptedDevice] = {}
+    running: list[RunningServer] = []
+
+    def start(answer: Any = None, signing: bool = False, few: int = len(NAMES), **options: Any) -> Any:
+        known = msgspec.structs.replace(limits, **options.pop("limits", {}))
+        for name in NAMES[:few]:
+            seal = bare
+            if signing:
+                numbers = Sequence(lambda: 0, lambda _: None)
+                seal = Speaker(KeyPair(tmp_path / f"{name}.key"), numbers).seal
+            devices[name] = ScriptedDevice(mosquitto.address, federation, name, limits, answer, seal=seal)
+        running.append(started(federation, mosquitto.address, tmp_path / "out", known, workers=2, **options))
+        return running[0], devices
+
+    yield start
+    for each in devices.values():
+        each.stop()
+    for server in running:
+        if server.thread and server.thread.is_alive():
+            server.stop()
+
+
+def test_each_update_is_in_the_round_or_refused_and_never_both(
+    fleet: Fleet, tmp_path: Path, limits: Limits
+) -> None:
+    """Twelve answer at once, and six are wanted: workers accept what the server has not counted yet."""
+    server, devices = fleet(rounds=1, fraction=0.5, over_selection=2.0)
+    closed = server.wait_for(RoundClosed)
+    server.join()
+
+    words: dict[str, set[str]] = {}
+    for name, device in devices.items():
+        words[name] = {device.acks.get(timeout=PATIENCE_S).status}
+        with pytest.raises(queue.Empty):  # nor does it hear another word
+            while True:
+                words[name].add(device.acks.get(timeout=0.05).status)
+    accepted = [name for name, said in words.items() if said == {"accepted"}]
+    refused = [name for name, said in words.items() if said == {"rejected"}]
+    assert sorted((*accepted, *refused)) == sorted(NAMES) and len(accepted) == closed.reports >= 6
+    model = tensors.load(model_of(tmp_path / "out"))
+    for name, value in expected_mean(WEIGHTS, [(each, each[:-2], 1) for each in accepted]).items():
+        np.testing.assert_allclose(model[name], value, atol=1e-6)
+
+
+def test_signed_updates_come_by_turns_and_what_others_write_under_a_name_is_refused(
+    fleet: Fleet, tmp_path: Path, limits: Limits
+) -> None:
+    def forged_first(device: ScriptedDevice, task: Any, opened: Any) -> None:
+        if task.ask is True and device.name == "strong-0":
+            update = update_for(device.name, task, opened.model_version, trained("somebody", task))
+            data = encode(update)
+            forged = UpdateChunk(nonce=task.nonce, sha256="0" * 64, index=0, count=1, size=9, data=data[:9])
+            topic = device.mine.update(task.round, 0, shard_of(device.name))
+            device.session.publish(topic, bare(topic, forged))
+        device.report(task, opened)
+
+    server, _ = fleet(forged_first, signing=True, rounds=1, limits={"asked_bytes": 6000})
+    forged = server.wait_for(Rejected)
+    closed = server.wait_for(RoundClosed)
+    server.join()
+
+    assert (forged.device, forged.reason) == ("strong-0", "unsigned")
+    assert closed.reports == len(NAMES)
+    assert {event.device for event in server.seen_of(UpdateAccepted)} == set(NAMES)
+
+
+def test_more_workers_than_devices_are_told(fleet: Fleet) -> None:
+    server, _ = fleet(few=1, rounds=1, min_devices=1)
+    noted = server.wait_for(Noted, lambda event: "workers" in event.text)
+    assert server.wait_for(RoundClosed).reports == 1
+    assert noted.text == "there are 2 workers, and round 1 has 1 devices: some have nothing to do"
+
+
+def test_a_ring_lets_in_what_the_keys_of_a_device_sign(tmp_path: Path) -> None:
+    pair, other = KeyPair(tmp_path / "own"), KeyPair(tmp_path / "other")
+    chunk = UpdateChunk(nonce="ab", sha256="0" * 64, index=0, count=1, size=1, data=b"x")
+    sealed = Speaker(pair, Sequence(lambda: 0, lambda _: None)).seal("topic", chunk)
+    stranger = Speaker(other, Sequence(lambda: 0, lambda _: None)).seal("topic", chunk)
+    now = 100.0
+    ring = KeyRing(enrolled=False, clock=lambda: now)
+    key = DeviceKey(
+        device="d", key=pair.public, state="active", source="first-use", until=FOREVER, added_at=0.0
+    )
+
+    with pytest.raises(Stranger):
+        ring.opened("d", "topic", sealed)
+    ring.take({"d": ()})
+    assert ring.opened("d", "topic", encode(chunk)) == chunk
+    ring.take({"d": (key,)})
+    assert ring.opened("d", "topic", sealed) == chunk
+    for payload, reason in ((encode(chunk), "unsigned"), (stranger, "wrong-key")):
+        with pytest.raises(IdentityError) as refused:
+            ring.opened("d", "topic", payload)
+        assert refused.value.reason == reason
+    with pytest.raises(IdentityError, match="does not hold"):
+        ring.opened("d", "elsewhere", sealed)
+    for changed, reason in (
+        ({"state": "revoked"}, "revoked-key"),
+        ({"state": "retired", "until": 99}, "old-key"),
+    ):
+        ring.take({"d": (msgspec.structs.replace(key, **changed),)})
+        with pytest.raises(IdentityError) as refused:
+            ring.opened("d", "topic", sealed)
+        assert refused.value.reason == reason
+    ring.take({"d": None})
+    with pytest.raises(Stranger):
+        ring.opened("d", "topic", sealed)
+
+
+@pytest.mark.parametrize("rule", ["median", "trimmed_mean", "multi_krum"])
+def test_rules_that_look_at_all_updates_are_refused(federation: str, limits: Limits, rule: Any) -> None:
+    plan = plan_for(federation, limits)
+    plan = replace(
+        plan, aggregate=replace(plan.aggregate, rule=MeanRule(rule, 0.0 if rule == "median" else 0.2))
+    )
+    with pytest.raises(ConfigError, match=f"the rule {rule} looks at all updates .* set server.workers to 0"):
+        Workers(2).told(plan, plan.rules, None, "", "", enrolled=False)  # type: ignore[arg-type]
+    assert Workers(1).told(plan, plan.rules, None, "", "", enrolled=False).workers == 1  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=f"aggregate.rule {rule} looks at all updates"):
+        load(None, {"server.workers": 2, "aggregate.rule": rule, "aggregate.trim": 0.2})
+
+
+def test_the_table_names_what_does_not_go_together_and_has_no_say_in_the_model() -> None:
+    with pytest.raises(
+        ConfigError, match=r"server.ray is where workers run: set server.workers to 2 or more"
+    ):
+        load(None, {"server.ray": "local"})
+    with pytest.raises(ConfigError, match=r"a place without user and password: .*AWS_SECRET_ACCESS_KEY"):
+        load(None, {"server.updates": "s3://me:secret@bucket/run"})
+    with pytest.raises(ConfigError, match="workers"):
+        load(None, {"server.workers": 65})
+    assert run_digest(load(None, {"server.workers": 4, "server.updates": "s3://b/x"})) == run_digest(
+        load(None)
+    )

@@ -1,0 +1,77 @@
+"""The journal in a real Postgres, which several workers write to, and which may be away for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgefl.wire.errors import StoreError
+from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.messages import Round, Task
+from server.events import RoundClosed, UpdateAccepted, Warned
+from server.storage.journal import Journal
+from server.storage.update_files import UpdateFiles
+from tests.conftest import Mosquitto
+from tests.server.fleet import ScriptedDevice
+from tests.server.shards.databases import Postgres
+from tests.server.shards.fleets import NAMES, model_of, started
+
+
+@pytest.fixture
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
+    folder = tmp_path_factory.mktemp("database")
+    for each in (folder, *folder.parents[:2]):  # whoever runs it has to get there
+        each.chmod(0o755)
+    database = Postgres(folder)
+    yield database
+    database.stop()
+
+
+def test_a_round_outlives_a_database_that_goes_away(
+    postgres: Postgres, mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path
+) -> None:
+    held: list[tuple[ScriptedDevice, Task, Round]] = []
+
+    def last_ones_wait(device: ScriptedDevice, task: Task, opened: Round) -> None:
+        if task.round == 2 and device.name.startswith("weak") and len(held) < 4:
+            held.append((device, task, opened))
+        else:
+            device.report(task, opened)
+
+    def run(name: str, out: str, answer: Any = None, **options: Any) -> Any:
+        for each in NAMES:
+            devices.append(ScriptedDevice(mosquitto.address, name, each, limits, answer))
+        return started(name, mosquitto.address, tmp_path / out, limits, **options)
+
+    devices: list[ScriptedDevice] = []
+    try:
+        calm = run(f"{federation}-calm", "calm")
+        server = run(federation, "out", last_ones_wait, workers=2, database=postgres.url)
+        for _ in range(8):
+            server.wait_for(UpdateAccepted, lambda event: event.round == 2)
+        postgres.stop()
+        for device, task, opened in held:
+            device.report(task, opened)
+        trouble = server.wait_for(Warned, lambda event: "the journal at postgresql" in event.text)
+        postgres.start()
+        closed = server.wait_for(RoundClosed, lambda event: event.round == 2)
+        server.join()
+        calm.join()
+    finally:
+        for each in devices:
+            each.stop()
+
+    assert "start that database again" in trouble.text and "tries again" in trouble.text
+    assert closed.reports == len(NAMES)
+    assert model_of(tmp_path / "out") == model_of(tmp_path / "calm")
+
+
+def test_a_database_that_is_not_there_is_named(tmp_path: Path) -> None:
+    pytest.importorskip("psycopg")
+    with pytest.raises(
+        StoreError, match=r"journal at postgresql\+psycopg://me:\*\*\*@127.0.0.1:1/x failed: .*start"
+    ):
+        Journal("postgresql+psycopg://me:secret@127.0.0.1:1/x", "demo", UpdateFiles(tmp_path))

@@ -1,0 +1,72 @@
+"""Workers as actors of a Ray that is started for the test: the same worker, the same bits."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgefl.config.serving import ServerTable
+from edgefl.wire.errors import ConfigError, StoreError
+from edgefl.wire.limits import Limits
+from server.events import RoundClosed, UpdateAccepted, Warned
+from server.shards.actors import ActorHand, Actors
+from server.shards.hiring import workers_of
+from server.shards.slots import worker_of
+from tests.conftest import Mosquitto
+from tests.server.fleet import ScriptedDevice
+from tests.server.shards.fleets import NAMES, model_of, started
+
+
+@pytest.fixture
+def ray() -> Iterator[Any]:
+    found = pytest.importorskip("ray", reason="the extra ray is not installed")
+    yield found
+    found.shutdown()
+
+
+@pytest.mark.slow
+def test_actors_end_with_the_same_bits_and_one_that_dies_is_replaced(
+    ray: Any, mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path
+) -> None:
+    hired: list[ActorHand] = []
+    actors = Actors("local", 2)
+
+    def hire(*given: Any) -> ActorHand:
+        hired.append(actors(*given))
+        return hired[-1]
+
+    devices = [
+        ScriptedDevice(mosquitto.address, name, each, limits)
+        for name in (federation, f"{federation}-calm")
+        for each in NAMES
+    ]
+    try:
+        calm = started(f"{federation}-calm", mosquitto.address, tmp_path / "calm", limits)
+        server = started(federation, mosquitto.address, tmp_path / "out", limits, workers=2, hire=hire)
+        server.wait_for(UpdateAccepted, lambda event: worker_of(event.device, 2) == 0)
+        ray.kill(hired[0]._actor)
+        closed = server.wait_for(RoundClosed, lambda event: event.round == 2)
+        server.join()
+        calm.join()
+    finally:
+        for each in devices:
+            each.stop()
+
+    assert closed.reports == len(NAMES) and len(hired) >= 3
+    assert any("out of Ray's reach" in event.text for event in server.seen_of(Warned))
+    assert model_of(tmp_path / "out") == model_of(tmp_path / "calm")
+
+
+def test_a_cluster_that_is_not_there_is_named(ray: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(StoreError, match=r"no Ray at 127.0.0.1:1 \(.*refused.*\): start one"):
+        Actors("127.0.0.1:1", 2)(None, lambda _: None)  # type: ignore[arg-type]
+
+
+def test_a_ray_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match=r"pip install edgefl-tiers\[ray\].*leave out server.ray"):
+        workers_of(ServerTable(workers=2, ray="local"))
