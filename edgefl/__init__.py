@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from device_runtime.engine.executorch.build import build_engine
     from device_runtime.personal.personalize import Wanted as Adaptation
     from device_runtime.round.runner import RoundResult
+    from edgefl.analysis.replay import replay
     from edgefl.api.adapt import adapt
     from edgefl.api.analysis import heterogeneity, personalize
     from edgefl.api.bundle import Bundle
@@ -206,6 +207,7 @@ _PLACES: dict[str, tuple[str, ...]] = {
     "edgefl.api.export": ("export",),
     "edgefl.api.federation": ("Tier", "demo_federation", "federation", "load_federation"),
     "edgefl.api.plan": ("plan",),
+    "edgefl.analysis.replay": ("replay",),
     "edgefl.api.run": ("Run", "load_run", "prepare", "run"),
     "edgefl.api.serve": ("Server",),
     "edgefl.api.spread": ("spread",),
@@ -345,6 +347,7 @@ __all__ = [
     "plan",
     "prepare",
     "prepare_simulation",
+    "replay",
     "reproduce",
     "run",
     "serve_broker",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 
@@ -20,10 +21,18 @@ from server.coordinator.collapse import Best, collapse
 from server.coordinator.states import OpenRound
 from server.publish.model import Model
 from server.run_spec import ExchangeSpec, RunSpec
-from server.taking.active import ActiveRound, Recipe
+from server.taking.active import ActiveRound, Recipe, UpdateReading
 
 Received = Callable[[], Arrays]
 """The weights as devices have them: worked out only where it matters."""
+
+
+@dataclass(frozen=True)
+class Began:
+    """What devices began with that are at work since an earlier round."""
+
+    model: Model
+    received: Received
 
 
 def measured(spec: RunSpec) -> bool:
@@ -40,20 +49,32 @@ def active_round(
     device: str,
     sums: Accumulator | None,
     sent_bytes: int,
+    older: Mapping[int, Began] | None = None,
 ) -> ActiveRound:
     """Ready for the updates of ``opened``, which begins from ``model``. ``sums`` are those of an earlier round, to use
-    again where they fit; ``device`` is where updates are summed."""
-    recipe = _recipe(spec, opened, model, received=received)
+    again where they fit; ``device`` is where updates are summed. ``older``: what devices began with in earlier rounds that
+    are still at work."""
+    earlier = older or {}
+    recipe = _recipe(spec, opened, model, received=received, older=earlier)
     active = recipe.made(device=device, sums=sums, sent_bytes=sent_bytes)
+    if opened.buffered:
+        began = {number: cache(each.received) for number, each in earlier.items()}
+        active = replace(active, received={**began, opened.number: cache(received)})
     return replace(active, by_turns=not active.fits(opened, spec.limits.asked_bytes))
 
 
-def _recipe(spec: RunSpec, opened: OpenRound, model: Model, *, received: Received) -> Recipe:
+def _recipe(
+    spec: RunSpec, opened: OpenRound, model: Model, *, received: Received, older: Mapping[int, Began]
+) -> Recipe:
     exchange = spec.exchange(opened.position)
-    readings = {
-        tier: exchange.reading(tier, placement, spec.trained) for tier, placement in model.placements.items()
+    readings = _readings(spec, exchange, model)
+    earlier = {number: _readings(spec, exchange, began.model) for number, began in older.items()}
+    names = {
+        name
+        for each in (readings, *earlier.values())
+        for reading in each.values()
+        for name in _global_names({**reading.sent, **reading.averaged})
     }
-    names = {name for each in readings.values() for name in _global_names({**each.sent, **each.averaged})}
     weights = {name: array for name, array in model.weights.items() if name in names}
     aggregate = spec.aggregate
     base = received() if measured(spec) else {}
@@ -64,9 +85,12 @@ def _recipe(spec: RunSpec, opened: OpenRound, model: Model, *, received: Receive
     return Recipe(
         number=opened.number,
         readings=readings,
+        older=earlier,
         server=exchange.server if any(each.unfolds for each in readings.values()) else None,
         layout=layout_of(weights),
-        weight_limit=sum(min(each.weight_limit, cap) for each in opened.assignments.values()),
+        weight_limit=opened.goal * cap
+        if opened.buffered
+        else sum(min(each.weight_limit, cap) for each in opened.assignments.values()),
         weight_cap=cap,
         rule=aggregate.rule,
         threads=aggregate.threads,
@@ -133,11 +157,11 @@ def _averaged(
     spec: RunSpec, ended: OpenRound, active: ActiveRound, model: Model, *, received: Received, devices: int
 ) -> Arrays:
     """The model and the server's state after the round's updates. StepError if the server's step gives none."""
-    reports = len(ended.with_status("accepted"))
+    reports = ended.count("accepted")
     hyper = {**spec.hyper_at(ended.number, ended.position), "share": reports / max(reports, devices)}
     weights, exchange = model.weights, spec.exchange(ended.position)
     # Whoever measures how far updates went has to begin where the devices began (server.publish.downlink).
-    began = weights if _exact(spec, exchange) else received()
+    began = weights if active.received or _exact(spec, exchange) else received()
     mean = {**began, **active.aggregator.result(began)}
     after = stepped(exchange.server, began, mean, hyper)
     if began is weights:
@@ -151,6 +175,13 @@ def _exact(spec: RunSpec, exchange: ExchangeSpec) -> bool:
     looks at where they began."""
     rounded = spec.downlink.encoding != "float32"
     return not rounded or exchange.server is MEAN or any(tier.form.change for tier in exchange.tiers.values())
+
+
+def _readings(spec: RunSpec, exchange: ExchangeSpec, model: Model) -> dict[str, UpdateReading]:
+    """How each tier's updates are read that begin from ``model``."""
+    return {
+        tier: exchange.reading(tier, placement, spec.trained) for tier, placement in model.placements.items()
+    }
 
 
 def _global_names(regions: Mapping[str, Region]) -> set[str]:

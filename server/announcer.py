@@ -109,7 +109,7 @@ class Announcer:
             events.RoundEnded(
                 round=round_.number,
                 outcome=outcome,
-                reports=len(round_.with_status("accepted")),
+                reports=round_.count("accepted"),
                 missing=missing(self._rules, state, round_, now),
                 seconds=now - round_.opened,
                 text=text,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -20,6 +21,7 @@ from edgefl.setup.digests import run_digest
 from edgefl.setup.evaluation import evaluation
 from edgefl.setup.model import federation_model, submodel_warnings
 from edgefl.setup.training import program_of, replaced_program, tier_tables, tiers_of
+from edgefl.setup.versions import check_versions
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.system.sizes import mebibytes
 from edgefl.wire.bundle.archive import Bundle, write_bundle
@@ -128,6 +130,7 @@ def composed(
         metric=next(iter(spec.metrics), "loss"),
         evaluate_every=federation.round.evaluate_every,
         limits=federation.wire_limits,
+        keep_updates=federation.round.keep_updates,
         message_limit=HOSTED[profile].payload_bytes
         if (profile := federation.broker.profile) != "none"
         else 0,
@@ -329,6 +332,8 @@ def _rules(federation: Federation, tables: Mapping[str, TierTable], method: Prog
             program=method.name,
         )
     limits, table = federation.wire_limits, federation.round
+    if table.mode == "buffered":
+        check_versions(method)
     return Rules(
         run="",
         seed=federation.federation.seed,
@@ -353,7 +358,17 @@ def _rules(federation: Federation, tables: Mapping[str, TierTable], method: Prog
         absent=table.absent,
         opening=len(method.opening),
         selection=_selection(federation, method),
+        **_buffered(federation),
     )
+
+
+def _buffered(federation: Federation) -> dict[str, Any]:
+    """Of the rules, those of rounds that wait for nobody."""
+    table = federation.round
+    if table.mode == "synchronous":
+        return {}
+    names = ("buffer", "concurrency", "max_staleness", "staleness")
+    return {name: getattr(table, name) for name in names}
 
 
 def _selection(federation: Federation, method: Program) -> Selection:

@@ -158,7 +158,7 @@ class DeviceNews:
 
     def _awaiting(self, state: State, current: OpenRound) -> events.Awaiting:
         names = [assignment.device for assignment in current.with_status("open")]
-        given_up = attendance.given_up_at(self._rules, state, current)
+        given_up = None if current.buffered else attendance.given_up_at(self._rules, state, current)
         until = current.deadline if given_up is None else min(given_up, current.deadline)
         devices = tuple(self._awaited(state, current, name) for name in names)
         return events.Awaiting(round=current.number, devices=devices, until=until)

@@ -288,6 +288,8 @@ class RoundClosed(Event, frozen=True, kw_only=True):
     that comes after its round counts in the device's next report); with ``wire`` the headers of these PUBLISH packets
     are in (:mod:`edgefl.wire.mqtt.packets`). ``up_float32_bytes`` is what ``up_bytes`` would be if the same messages
     held the updates as float32 tensors. ``server_down_bytes`` is what the server itself published. ``weights_sha256``
+    is the digest of the round's checkpoint file. ``staleness``: versions between what an update began from and what it was
+    counted in, the mean over those that were.
     is the digest of the round's checkpoint file. ``fairness``: Jain's index of how often each device has reported so far, 1
     if all did as often; None before any did.
     """
@@ -307,6 +309,7 @@ class RoundClosed(Event, frozen=True, kw_only=True):
     down_wire_bytes: int = 0
     up_wire_bytes: int = 0
     up_float32_bytes: int = 0
+    staleness: float = 0.0
     text: str = ""
     metric: str = "accuracy"
     metrics: dict[str, float] = {}

@@ -209,8 +209,8 @@ class Reception:
 
     def ask(self) -> None:
         """Tell the devices whose turn it is to send their updates."""
-        active = self._course.active
-        for device, ack in self.intake.asked(active) if active is not None else ():
+        opened = self._state.round
+        for device, ack in self.intake.asked(opened) if opened is not None else ():
             self._tellers.answer(device, ack)
 
     def commit(self) -> None:
@@ -298,8 +298,10 @@ class Reception:
         """Journal it before the round goes on without the device. Old news, of a round that is over, is no news."""
         self._alive(device)
         current = self._state.round
-        if current is None or current.number != decline.round or device not in current.assignments:
+        if current is None or not current.version_of(decline.round) or device not in current.assignments:
             return
+        if current.buffered and current.assignments[device].nonce != decline.nonce:
+            return  # of a task that is over, and it has another one
         try:
             task = addressed(self._state, device, decline.round, decline.nonce)
         except UpdateRejected as refusal:
@@ -310,7 +312,7 @@ class Reception:
         bundle = self._spec.exchange(current.position).tiers[task.tier].bundle
         reason, text = reason_of(decline, carry_needed=bundle.manifest.carry_needed)
         try:
-            self._journal.decline(self._rules.run, current.number, device, reason)
+            self._journal.decline(self._rules.run, task, reason)
         except StoreError as error:  # whoever takes up the round announces it, and is told again
             self._tellers.troubled(error)
         self._tellers.emit(events.Declined(device=device, round=current.number, reason=reason, text=text))

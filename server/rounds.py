@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
@@ -16,13 +16,13 @@ from edgefl.wire.bundle.signatures import Signer
 from edgefl.wire.errors import ConfigError, StoreError
 from edgefl.wire.mqtt.envelope import Seal
 from edgefl.wire.mqtt.session import Session
-from server.active_round import Conclusion, active_round, concluded
+from server.active_round import Began, Conclusion, active_round, concluded
 from server.aggregate.accumulator import Accumulator
 from server.coordinator import machine as coordinator
 from server.coordinator.collapse import Best, best_of
 from server.coordinator.eligibility import unfit
-from server.coordinator.fleet import Devices
-from server.coordinator.machine import OpenRound, State
+from server.coordinator.fleet import Assignments, Devices
+from server.coordinator.machine import OpenRound, Reassign, State
 from server.coordinator.rollout import Trial, counted
 from server.events import Finished
 from server.publish.announcements import Announcements
@@ -108,6 +108,8 @@ class Rounds:
         self._littered = False
         self._last: Collection[str] = frozenset()
         """The devices of the last round that this process opened."""
+        self._versions: dict[int, Model] = {}
+        """The models that the last rounds began from, by their numbers: as many as devices may be at work on."""
         forms = {name: tier.form for name, tier in spec.tiers.items()}
         own = [name for name, tier in spec.tiers.items() if tier.published not in spec.units]
         check_counting(spec.count, spec.downlink.encoding, forms, own)
@@ -134,11 +136,15 @@ class Rounds:
         self._checkpoints.save(0, self._spec.initial)
         model = self._checkpoint(0)
         self.announcements.publish(model)
+        self._versions = {1: model}
         self._journal.begin_run(self._run)
         return model
 
     def _taken_up(self) -> Model:
-        model = self._checkpoint(self._run.number - 1)
+        for number in range(max(1, self._run.number - self._spec.rules.max_staleness), self._run.number):
+            self._versions[number] = self._checkpoint(number - 1)
+            self.announcements.publish(self._versions[number])
+        model = self._versions[self._run.number] = self._checkpoint(self._run.number - 1)
         self.announcements.resume(model)
         return model
 
@@ -175,7 +181,17 @@ class Rounds:
                     f"{self.model.version[:12]}: restore the file, or start over in another folder"
                 )
             later = replace(opened, deadline=self._clock() + self.rules.deadline_s)
+            if opened.buffered:
+                tasks = opened.assignments.later(later.deadline)
+                later = replace(later, assignments=tasks)
             state = replace(state, phase="open", round=later)
+        elif self.rules.buffered:
+            tasks = Assignments(self._journal.open_tasks(self._run.run))
+            state = replace(
+                state,
+                carried=tasks.later(self._clock() + self.rules.deadline_s),
+                versions=self._journal.versions(self._run.run),
+            )
         # What a killed process did not live to clear.
         for units in self._journal.published_units(self._run.run):
             self.announcements.clear(msgspec.msgpack.decode(units, type=_Published))
@@ -200,7 +216,12 @@ class Rounds:
             device=self._device,
             sums=self._sums,
             sent_bytes=self.announcements.sent_bytes,
+            older={number: self._began(number) for number in opened.older},
         )
+
+    def _began(self, number: int) -> Began:
+        model = self._versions[number]
+        return Began(model, lambda: self.announcements.received(model))
 
     def open(self, opened: OpenRound, state: State) -> ActiveRound:
         """Journal the state's round and announce it."""
@@ -211,6 +232,10 @@ class Rounds:
         self._last = frozenset(opened.assignments)
         self.announce(state)
         return active
+
+    def reassign(self, given: Reassign) -> None:
+        """Journal that tasks are over, and new ones."""
+        self._persist(lambda: self._journal.reassign(self.rules.run, given.over, given.tasks))
 
     def announce(self, state: State) -> None:
         """Say where the run is."""
@@ -240,6 +265,7 @@ class Rounds:
         ``state`` is the coordinator's after its end. Old checkpoints go, except those of the rounds in ``keep``.
         """
         record, done = state.record, Conclusion(self.model.weights)
+        devices = self._persist(self._devices)
         if outcome == "closed":
             done = concluded(
                 self._spec,
@@ -247,7 +273,7 @@ class Rounds:
                 active,
                 self.model,
                 received=lambda: self.announcements.received(self.model),
-                devices=self._persist(self._devices),
+                devices=devices,
                 best=self.best,
             )
         if done.failed:
@@ -255,12 +281,16 @@ class Rounds:
         digest = self._persist(lambda: self._checkpoints.save(ended.number, done.weights))
         self.model = self._persist(lambda: self._checkpoint(ended.number))
         self._persist(lambda: self.announcements.publish(self.model))
+        oldest = ended.number + 1 - self.rules.max_staleness
+        self._versions = {each: model for each, model in self._versions.items() if each >= oldest}
+        self._versions[ended.number + 1] = self.model
         facts: dict[str, Any] = {
             **vars(self._persist(lambda: self._journal.tally(self.rules.run, ended.number))),
             "seconds": self._clock() - ended.opened,
             "weights_sha256": digest,
             "server_down_bytes": self.announcements.sent_bytes - active.sent_bytes,
             "text": text,
+            "devices": devices,
             TURNOUT: msgspec.to_builtins(record.turnout(ended.number)),
             "fairness": record.fairness(state.devices.members),
         }
@@ -279,7 +309,7 @@ class Rounds:
                 took_part=record.of_round(ended.number, ended.assignments),
             )
         )
-        self._checkpoints.prune(ended.number, keep)
+        self._checkpoints.prune(ended.number, {*keep, *self._kept_models()})
         self._sums = active.aggregator.released()
         self._littered = True
         return EndedRound(self.model.version, outcome, done.failed, done.metrics, done.undone, trial)
@@ -296,6 +326,8 @@ class Rounds:
         """Why the model cannot become that after round ``to`` again; empty if it can."""
         if self.rules.whole:
             return "the program needs every device in every round, and what devices keep belongs to the rounds since"
+        if self.rules.buffered:
+            return "devices are at work on the versions since, and what they send is a change of these"
         if not 0 <= to < state.next_round - 1:
             return f"the model is that after round {state.next_round - 1}; name an earlier one"
         if not self._checkpoints.path(to).exists():
@@ -325,6 +357,12 @@ class Rounds:
         told = self._journal.outcomes(self.rules.run) if self._spec.rollback.on else []
         closed = [details for _, outcome, details in told if outcome == "closed"]
         return best_of({name: details.get(name) for name in ("accuracy", "loss")} for details in closed)
+
+    def _kept_models(self) -> Iterator[int]:
+        """Those that devices may be at work on, and the first one, from which a run is repeated."""
+        yield from (number - 1 for number in self._versions)
+        if self._spec.keep_updates:
+            yield 0
 
     def finish(self) -> Finished:
         """All rounds are over: write the model. What is told of it."""

@@ -180,6 +180,8 @@ class RunSpec:
     metric: str = "accuracy"
     evaluate_every: int = 1
     limits: Limits = Limits()
+    keep_updates: bool = False
+    """Whether the bytes of all updates stay in the run's folder, for a replay."""
     message_limit: int = 0
     """Bytes of the largest message that the broker is known to take; 0: nothing is known."""
 

@@ -32,7 +32,7 @@ from server import events
 from server.announcer import Announcer
 from server.coordinator import machine as coordinator
 from server.coordinator.machine import Actions, OpenRound
-from server.coordinator.states import Abandon, Close, Finish, Open, Refuse, SendTask, Warn
+from server.coordinator.states import Abandon, Close, Finish, Open, Reassign, Refuse, SendTask, Warn
 from server.device_news import DeviceNews
 from server.device_rows import DeviceRows
 from server.identity.door import Door
@@ -108,7 +108,13 @@ class Service:
         self._checkpoints = Checkpoints(out)
         journal = database or f"sqlite:///{out.resolve() / 'journal.sqlite'}"
         updates = crew.updates or str(out.resolve() / "updates")
-        self._journal = Journal(journal, spec.federation, store_at(updates))
+        self._journal = Journal(
+            journal,
+            spec.federation,
+            store_at(updates),
+            keep=spec.keep_updates,
+            versions=1 + spec.rules.max_staleness,
+        )
         self._inbox: Inbox[InboxEvent] = broker.inbox_of(spec.limits)
         self._load = LoadNews(spec.limits.notice_s, self._emit)
         self._patience = Patience(spec.limits.retry_pause_s, self._troubled)
@@ -363,11 +369,13 @@ class Service:
                     self._patience.persist(lambda: self._rows.write(quiet=True))
                     self.active = self._rounds.open(action.round, self.state)
                     self._crew.begin(action.round, self.active)
-                    for task in action.round.assignments.values():
+                    for task in action.round.began:
                         self._send_task(action.round, task)
                     self._announcer.opened(action.round, self.state.trial)
                 case SendTask() if self.state.round is not None:
                     self._send_task(self.state.round, action.assignment)
+                case Reassign():
+                    self._reassign(action)
                 case Close():
                     done = self._end(action.round, "closed")
                     self.advance(coordinator.ModelReady(done.model_version, done.failed, done.undone))
@@ -382,6 +390,13 @@ class Service:
                     self._refuse(action.text)
                 case Finish():
                     self._rounds.announce_end(self.state)
+
+    def _reassign(self, given: Reassign) -> None:
+        self._rounds.reassign(given)
+        self._reception.intake.reassigned(task.device for task in given.over)
+        if self.state.round is not None:
+            for task in given.tasks:
+                self._send_task(self.state.round, task)
 
     def _end(self, ended: OpenRound, outcome: coordinator.Outcome, text: str = "") -> EndedRound:
         active, self.active = self.active, None

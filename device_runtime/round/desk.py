@@ -98,9 +98,10 @@ class RoundDesk:
 
     def declare(self) -> None:
         """Say again what was declined of the open round: there is no acknowledgement of it."""
-        announced = self.announced
-        if announced is not None and announced.state == "open":
-            for past in self._store.declined(announced.run, announced.round):
+        if self.announced is None:
+            return
+        for number in self.announced.takes:
+            for past in self._store.declined(self.announced.run, number):
                 self._send_decline(past)
 
     # -- where it stands -------------------------------------------------------------------------------------
@@ -123,7 +124,7 @@ class RoundDesk:
             return announced is None or announced.state != "open" or announced.pages != self._reading
         if job is None or announced is None:
             return False
-        return not job.is_open(announced)
+        return not job.is_open(announced) or job.is_replaced(self.task)
 
     def round_without_us(self) -> int:
         """The number of the round that is open, where this process was given no task so far; else 0."""
@@ -183,7 +184,9 @@ class RoundDesk:
         if self._page is None or self._page[0] != announced.pages:
             return None
         read = self._page[1]
-        return msgspec.structs.replace(announced, offers=read.offers, units=read.units, pages=None)
+        return msgspec.structs.replace(
+            announced, offers=read.offers, units=read.units, live=read.live, pages=None
+        )
 
     def _begin_page(self, announced: Round) -> None:
         """Have it read what the announcement offers, if this device takes part."""
@@ -196,15 +199,11 @@ class RoundDesk:
     def _takes_part(self, announced: Round) -> bool:
         data, task = self._store.job(), self.task
         job = None if data is None else decode_job(data)
-        if job is not None and job.is_open(announced):
+        if job is not None and job.is_open(announced) and not job.is_replaced(task):
             return True
         if data is not None:
             self._store.close_job()
-        if task is None or (task.run, task.round, "open") != (
-            announced.run,
-            announced.round,
-            announced.state,
-        ):
+        if task is None or task.run != announced.run or task.round not in announced.takes:
             return False
         return not self._store.waits(task.nonce) and self._store.past(task.nonce) is None
 
@@ -250,7 +249,7 @@ class RoundDesk:
             return None
         job = decode_job(data)
         now = job.following(announced, self._format) if job is not None else None
-        if job is None or now is None:
+        if job is None or now is None or job.is_replaced(self.task):
             self._store.close_job()
             return None
         return self._tried(now, job, fresh=now.content != job.content)

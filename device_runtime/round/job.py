@@ -38,12 +38,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, task: Task, announced: Round, format: str = "onnx") -> Job | None:
-        """The job of a task for an engine that runs ``format``, or None while the announcement is of another round or does
+        """The job of a task for an engine that runs ``format``, or None while the announcement is of other rounds or does
         not offer the tier. If it offers it in other formats only, it is a job in one of these, for the device to decline.
         """
-        same = (task.run, task.round) == (announced.run, announced.round)
+        own = announced.at(task.round) if task.run == announced.run else None
         offered = announced.formats_of(task.tier)
-        if not same or announced.state != "open" or not offered:
+        if own is None or not offered:
             return None
         format_name = format if format in offered else offered[0]
         offer = announced.offer(format_name)
@@ -54,10 +54,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             seed=task.seed,
             nonce=task.nonce,
             samples=task.samples,
-            model_version=announced.model_version,
+            model_version=own.model_version,
             bundle=offer.bundles[task.tier],
-            units=announced.units,
-            hyper=announced.hyper,
+            units=own.units,
+            hyper=own.hyper,
             signature=offer.signatures.get(task.tier, b""),
             base=announced.base,
             format=format_name,
@@ -105,8 +105,18 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return self.units.get(unit, ())
 
     def is_open(self, announced: Round) -> bool:
-        """Whether ``announced`` is this job's round, and still open."""
-        return (self.run, self.round, "open") == (announced.run, announced.round, announced.state)
+        """Whether this job's round takes updates by what is ``announced``."""
+        return self.run == announced.run and self.round in announced.takes
+
+    def is_replaced(self, task: Task | None) -> bool:
+        """Whether the server has given its device another ``task`` since: it has one at a time."""
+        return (
+            task is not None
+            and bool(task.nonce)
+            and task.run == self.run
+            and task.round >= self.round
+            and task.nonce != self.nonce
+        )
 
 
 def encode_job(job: Job) -> bytes:

@@ -237,6 +237,11 @@ def prepare_simulation(
             discard(folder)
         finally:
             lock.release()
+    if resume and whole.round.mode == "buffered" and folder.exists():
+        raise ConfigError(
+            "a simulation with round.mode buffered cannot be taken up, as its clients are in the midst of several versions: "
+            "begin it anew (`fresh`)"
+        )
     check(folder, whole, resume=resume)
     return Simulated(whole, dataset, clients, folder, resume, device)
 

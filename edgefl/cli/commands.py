@@ -8,7 +8,7 @@ from edgefl.cli.bench import measure as bench
 from edgefl.cli.catalog import cache, inspection
 from edgefl.cli.device import agent as device
 from edgefl.cli.device import data, tune
-from edgefl.cli.federation import acl, audit, broker, dashboard, load, mirror, run, server, simulate
+from edgefl.cli.federation import acl, audit, broker, dashboard, load, mirror, replay, run, server, simulate
 from edgefl.cli.identity import enroll, key
 from edgefl.cli.models import check, deploy, export, plan, profile, verify
 
@@ -21,6 +21,7 @@ for module in (
     server,
     mirror,
     load,
+    replay,
     audit,
     dashboard,
     device,

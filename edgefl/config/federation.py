@@ -73,6 +73,7 @@ class Federation(Table):
                 f"aggregate.rule {self.aggregate.rule} takes all devices that hold an entry: choose round.count "
                 "holders, or the rule mean"
             )
+        problems += self._of_versions()
         if self.server.workers > 1 and self.aggregate.rule != "mean":
             problems.append(
                 f"aggregate.rule {self.aggregate.rule} looks at all updates of a round at once, which no worker has: set "
@@ -97,6 +98,34 @@ class Federation(Table):
         if problems:
             raise ValueError("; ".join(problems))
         return self
+
+    def _of_versions(self) -> list[str]:
+        """What does not go with versions that wait for nobody."""
+        problems: list[str] = []
+        if self.round.mode != "buffered":
+            return problems
+        if self.downlink.encoding == "int8":
+            problems.append(
+                "downlink.encoding int8 sends what changed since the version before, and with round.mode buffered devices "
+                "begin from several versions at a time: choose float16 or float32"
+            )
+        if self.rollout.on:
+            problems.append(
+                "rollout compares the tasks of the same rounds, and with round.mode buffered they are of several: roll out "
+                "in mode synchronous"
+            )
+        chosen = self.selection
+        if chosen.policy != "uniform" or chosen.measured or chosen.quorum:
+            problems.append(
+                "selection.policy, measured and quorum choose the devices of a round, and with round.mode buffered the "
+                "next one is drawn as soon as there is a place: leave them out"
+            )
+        if self.server.workers > 1:
+            problems.append(
+                "server.workers take the updates of one round, and with round.mode buffered several are under way: set "
+                "server.workers to 0"
+            )
+        return problems
 
     def formats_of(self, tier: str) -> tuple[FormatName, ...]:
         """Formats of a tier's bundles: those of ``export.formats``, and what the devices that `edgefl run` starts need."""

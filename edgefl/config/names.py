@@ -86,6 +86,9 @@ def _program(tables: Mapping[str, Any]) -> Iterator[str]:
             "leave program.name out, or choose a codec that codes the result of any training"
         )
         return
+    waits = facts.not_buffered(training or name)
+    if waits and _table(tables, "round").get("mode") == "buffered":
+        yield f"round.mode: buffered does not go with program {training or name!r}: {waits}; choose synchronous"
     accepted = facts.programs[name] | facts.programs.get(training, {})
     yield from _options("program", f"program {training or name!r}", accepted, options)
 

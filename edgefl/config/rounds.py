@@ -10,10 +10,41 @@ from edgefl.config.tables import Table
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.mirrors import MOST_MIRRORS, Mirror
 
+_OF_BUFFERED = ("concurrency", "buffer", "max_staleness", "staleness")
+
 
 class RoundTable(Table):
     """When a round starts, whom it selects and when it ends."""
 
+    mode: Literal["synchronous", "buffered"] = Field(
+        "synchronous",
+        description=(
+            "synchronous: a round waits for its devices; buffered: devices go on while versions of the model come and go, "
+            "one for each `buffer` updates (docs/fleets/asynchronous.md)"
+        ),
+    )
+    concurrency: int = Field(
+        0,
+        ge=0,
+        description="mode buffered: devices at work at a time, whatever `buffer` is; 0: all that are there",
+    )
+    buffer: int = Field(10, ge=1, description="mode buffered: updates between two versions of the model")
+    max_staleness: int = Field(
+        20,
+        ge=0,
+        description="mode buffered: versions that may have come since a device began; a later update is refused",
+    )
+    staleness: Literal["sqrt", "inverse", "constant", "hinge"] = Field(
+        "sqrt",
+        description=(
+            "mode buffered: what counts of a change s versions late: 1/sqrt(1+s), 1/(1+s), all of it, or all of it up to 4 "
+            "versions and 1/(s-3) after that"
+        ),
+    )
+    keep_updates: bool = Field(
+        False,
+        description="keep the bytes of all updates in the run's folder: `edgefl replay` repeats the run from them",
+    )
     min_devices: int = Field(1, ge=1, description="devices that must be known before a round opens")
     min_reports: int = Field(
         1, ge=1, description="accepted updates a round needs; with fewer it changes nothing"
@@ -83,6 +114,20 @@ class RoundTable(Table):
         if 0 < self.rollback_loss <= 1:
             raise ValueError(
                 f"rollback_loss is {self.rollback_loss:g}, a multiple of the lowest loss: choose one above 1, such as 3"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _of_its_mode(self) -> RoundTable:
+        waits, goes_on = ("min_reports", "fraction", "over_selection", "absent"), _OF_BUFFERED
+        useless = goes_on if self.mode == "synchronous" else waits
+        fields = type(self).model_fields
+        named = [name for name in useless if getattr(self, name) != fields[name].default]
+        if named:
+            other = "buffered" if self.mode == "synchronous" else "synchronous"
+            raise ValueError(
+                f"{', '.join(named)} {'is' if len(named) == 1 else 'are'} of mode {other}, and mode is {self.mode}: leave "
+                f"{'it' if len(named) == 1 else 'them'} out, or choose the other mode"
             )
         return self
 

@@ -48,6 +48,10 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     codecs: Options
     training: dict[str, str]
 
+    def not_buffered(self, program: str) -> str:
+        """Why a program does not go with round.mode buffered; empty if it does, or is not listed."""
+        return next((str(row["not_buffered"]) for row in self.rows["programs"] if row["name"] == program), "")
+
     def units(self, model: str) -> tuple[str, ...]:
         """The units of a model with its default options; none of a model that is not listed."""
         return next((tuple(row["units"]) for row in self.rows["models"] if row["name"] == model), ())

@@ -91,10 +91,16 @@ class Lab:
     """Prepares a folder for a run, starts the processes, and hands on what the server says."""
 
     def __init__(
-        self, federation: Federation, folder: Path, environment: Mapping[str, str] | None = None
+        self,
+        federation: Federation,
+        folder: Path,
+        environment: Mapping[str, str] | None = None,
+        policies: Mapping[str, Path] | None = None,
     ) -> None:
+        """``policies``: files of what the owners of devices allow, by device (`edgefl device --policy`)."""
         self.federation = federation
         self.folder = folder
+        self._policies = policies or {}
         self.devices = device_names(federation)
         self._own_data = own_data(federation, self.devices)
         broker = federation.broker
@@ -168,6 +174,8 @@ class Lab:
             arguments += ["--store", str(home / "store"), "--until-done", "--json", *self._memory(device)]
             arguments.append("--no-tune")  # the same seed gives the same bits, on a busy machine too
             arguments += ["--server-key", public, *self._engine(device)]
+            if device in self._policies:
+                arguments += ["--policy", str(self._policies[device])]
             self.supervisor.start(device, ["device", *arguments, *limits], self._environment(device))
 
     def data_of(self, device: str) -> Path:

@@ -20,6 +20,7 @@ UNDECIDING: Mapping[str, IncEx | bool] = {
     "data": {"dir", "download"},
     "downlink": {"compression", "mirrors", "mirrors_only", "mirror_folder"},
     "aggregate": {"threads"},
+    "round": {"keep_updates"},
     "tiers": {"__all__": {"count"}},
 }
 """Keys that have no say in the trained weights, as pydantic leaves them out."""

@@ -17,8 +17,8 @@ from edgefl.config import Federation, load
 from edgefl.config.text import changes, dump
 from edgefl.setup.digests import code_of
 from edgefl.simulator.carries import Carries
-from edgefl.simulator.rounds import Ended, Standing
 from edgefl.simulator.row import Row
+from edgefl.simulator.standing import Ended, Standing
 from edgefl.system.digests import digest_of
 from edgefl.system.files import PARTIAL, write_text
 from edgefl.wire import tensors
@@ -54,6 +54,7 @@ _FREE: Mapping[str, IncEx | bool] = {
     "export": True,
     "data": {"dir", "download"},
     "aggregate": {"threads"},
+    "round": {"keep_updates"},
     "simulation": {"tensorboard", "mlflow", "workers", "ray"},
 }
 """Keys that have no say in the weights of a simulation."""

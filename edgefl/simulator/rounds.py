@@ -10,9 +10,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-
-import msgspec
+from dataclasses import replace
 
 from device_runtime.store.carry_choice import RoundToBegin
 from edgefl.simulator.carries import Carries
@@ -21,19 +19,21 @@ from edgefl.simulator.downlink import Downloads, Fetched
 from edgefl.simulator.fleet import Fleet, Work
 from edgefl.simulator.functions import Functions
 from edgefl.simulator.row import Row
+from edgefl.simulator.standing import Ended, Standing, Tally
 from edgefl.simulator.trainers.tasks import Portion, Report, RoundTask, Trainers
+from edgefl.simulator.versions import Versions
 from edgefl.wire import tensors
 from edgefl.wire.errors import ParticipationError
 from edgefl.wire.mqtt.messages import NO_CARRY
 from edgefl.wire.tensors import Arrays
-from server.active_round import Conclusion, active_round, concluded, measured
+from server.active_round import Began, Conclusion, active_round, concluded, measured
 from server.aggregate.accumulator import Accumulator
 from server.coordinator import attendance
 from server.coordinator import machine as coordinator
 from server.coordinator.collapse import Best
-from server.coordinator.fleet import Devices
+from server.coordinator.fleet import Assignments, Devices
 from server.coordinator.machine import Actions, Answered, Assignment, Declined, OpenRound, State
-from server.coordinator.record import Participation, Record, Turnout
+from server.coordinator.record import Record
 from server.coordinator.roster import Device, tier_of
 from server.coordinator.states import Abandon, Close, Finish, Open, Refuse, Warn
 from server.publish.model import Model
@@ -41,45 +41,6 @@ from server.run_spec import RunSpec
 from server.taking.active import ActiveRound
 
 RUN = "simulation"
-
-
-class Standing(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a simulation stands between two rounds: with the model after round ``number`` and what clients keep, enough to
-    go on from to the same bits. ``now``: seconds of the federation's own time. ``took_part`` and ``turnouts`` are the
-    coordinator's (:class:`server.coordinator.record.Record`)."""
-
-    number: int = 0
-    position: int = 0
-    base: int = 0
-    members: tuple[str, ...] = ()
-    refused: int = 0
-    now: float = 0.0
-    finished: bool = False
-    best: Best = Best()
-    took_part: dict[str, Participation] = {}
-    turnouts: tuple[dict[str, Turnout], ...] = ()
-
-
-@dataclass(frozen=True)
-class Ended:
-    """A round that is over: what to tell of it, the weights (with the server's state) after it, and where that leaves the
-    simulation."""
-
-    row: Row
-    weights: Arrays
-    standing: Standing
-
-
-@dataclass
-class _Tally:
-    """What clients have to do in the round under way, and what they reported."""
-
-    began: float
-    losses: dict[str, float]
-    work: dict[str, Work] = field(default_factory=dict)
-    down_bytes: int = 0
-    up_bytes: int = 0
-    up_float32_bytes: int = 0
 
 
 class Rounds:
@@ -116,6 +77,7 @@ class Rounds:
         self._sums: Accumulator | None = None
         self._now = 0.0
         self._best = Best()
+        self._versions = Versions(spec, self._rules, functions, data, downloads, fleet, update_bytes)
 
     def run(self, weights: Arrays, standing: Standing, *, resumed: bool = False) -> Iterator[Ended]:
         """Every round that is left. ParticipationError where the program needs clients that the run has not."""
@@ -145,6 +107,10 @@ class Rounds:
         pending, active, tally = deque(actions), None, self._tally()
         while pending:
             match pending.popleft():
+                case Open(round=opened) if self._rules.buffered:
+                    tally = self._tally()
+                    state, more, active = self._collect(state, opened, model, tally)
+                    pending.extend(more)
                 case Open(round=opened):
                     received = self._downloads.received(model) if measured(self._spec) else {}
                     tally, active = self._tally(), self._active(opened, model, received)
@@ -205,7 +171,7 @@ class Rounds:
         active: ActiveRound,
         model: Model,
         received: Arrays,
-        tally: _Tally,
+        tally: Tally,
     ) -> tuple[State, Actions]:
         """Train as many clients as the round wants, in the order in which they would report."""
         index = self._spec.index(opened.position)
@@ -233,6 +199,33 @@ class Rounds:
             self._now = opened.deadline
             state, actions = coordinator.step(self._rules, state, coordinator.Tick(), self._now)
         return state, actions
+
+    def _collect(
+        self, state: State, opened: OpenRound, model: Model, tally: Tally
+    ) -> tuple[State, Actions, ActiveRound]:
+        """Train those whose updates a version takes that waits for nobody."""
+        versions = self._versions
+        window, reports, active = versions.collect(
+            state,
+            opened,
+            model,
+            self._now,
+            active=lambda older: self._active(opened, model, versions.received(opened.number), older),
+            train=self._train,
+        )
+        self._now, tally.energy_j = window.now, window.energy_j
+        tally.staleness = [opened.number - task.round for task in window.taken]
+        for task in window.taken:
+            tally.down_bytes += versions.fetched(task).nbytes
+            own = replace(opened, assignments=Assignments({task.device: task}))
+            self._take(reports[task.nonce], own, opened.number, tally)
+        return window.state, window.actions, active
+
+    def _train(self, task: RoundTask, active: ActiveRound) -> Iterator[Report]:
+        self._trainers.begin(task, active)
+        wanted = list(task.opened.assignments.values())
+        portions = self._portions(wanted, task.opened, task.opened.number)
+        return self._trainers.train(portions, self._carries.read)
 
     def _work(self, opened: OpenRound, fetched: Mapping[str, Fetched]) -> dict[str, Work]:
         """What each selected client has to do."""
@@ -280,7 +273,7 @@ class Rounds:
         program = self._functions[assignment.tier, self._spec.index(opened.position)].manifest.program
         return RoundToBegin(RUN, f"{RUN}/{program}/{assignment.tier}", opened.number, base)
 
-    def _take(self, report: Report, opened: OpenRound, base: int, tally: _Tally) -> Answered:
+    def _take(self, report: Report, opened: OpenRound, base: int, tally: Tally) -> Answered:
         """Write down what a client reported, and what it keeps."""
         if report.refused:
             return Answered(report.client, accepted=False, reason=report.refused)
@@ -295,7 +288,13 @@ class Rounds:
 
     # -- models ----------------------------------------------------------------------------------------------
 
-    def _active(self, opened: OpenRound, model: Model, received: Arrays) -> ActiveRound:
+    def _active(
+        self,
+        opened: OpenRound,
+        model: Model,
+        received: Arrays,
+        older: Mapping[int, Began] | None = None,
+    ) -> ActiveRound:
         return active_round(
             self._spec,
             opened,
@@ -304,6 +303,7 @@ class Rounds:
             device=self._device,
             sums=self._sums,
             sent_bytes=0,
+            older=older,
         )
 
     def _concluded(self, ended: OpenRound, active: ActiveRound, model: Model, state: State) -> Conclusion:
@@ -324,7 +324,7 @@ class Rounds:
         ended: OpenRound,
         active: ActiveRound,
         done: Conclusion,
-        tally: _Tally,
+        tally: Tally,
         state: State,
         outcome: coordinator.Outcome,
         text: str,
@@ -348,15 +348,16 @@ class Rounds:
             loss=loss,
             train_loss=sum(losses) / len(losses) if losses else None,
             selected=len(ended.assignments),
-            reports=len(ended.with_status("accepted")),
-            rejected=len(ended.with_status("rejected")),
-            declined=len(ended.with_status("declined")),
+            reports=ended.count("accepted"),
+            rejected=ended.count("rejected"),
+            declined=ended.count("declined"),
             down_bytes=tally.down_bytes,
             up_bytes=tally.up_bytes,
             up_float32_bytes=tally.up_float32_bytes,
             seconds=time.perf_counter() - tally.began,
             simulated_s=self._now - ended.opened,
-            energy_j=self._energy(ended, tally),
+            energy_j=self._energy(ended, tally) if tally.energy_j is None else tally.energy_j,
+            staleness=sum(tally.staleness) / max(1, len(tally.staleness)),
             weights_sha256=hashlib.sha256(tensors.dump(weights)).hexdigest(),
             text=text,
             metric=self._spec.metric,
@@ -365,7 +366,7 @@ class Rounds:
         )
         return model, row
 
-    def _energy(self, ended: OpenRound, tally: _Tally) -> float:
+    def _energy(self, ended: OpenRound, tally: Tally) -> float:
         """Joules of all selected clients but those that declined, which did nothing."""
         declined = {each.device for each in ended.with_status("declined")}
         took = self._now - ended.opened
@@ -388,8 +389,8 @@ class Rounds:
             turnouts=tuple(map(dict, state.record.turnouts)),
         )
 
-    def _tally(self) -> _Tally:
-        return _Tally(time.perf_counter(), {})
+    def _tally(self) -> Tally:
+        return Tally(time.perf_counter(), {})
 
 
 def _answered(

@@ -15,6 +15,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     that has nothing yet; ``up_bytes``: of their updates' tensors, ``up_float32_bytes`` the same in float32. ``seconds``:
     what simulating it took here; ``simulated_s``: what it would have taken there, ``energy_j``: joules that all selected
     clients would have spent until then (the table ``simulation``).
+    ``staleness``: versions between what an update began from and what it was counted in, the mean over those that were.
     ``fairness``: Jain's index of how often each client has reported so far, 1 if all did as often.
     ``weights_sha256``: of the model, with what the server keeps beside it, as safetensors.
     """
@@ -34,6 +35,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     simulated_s: float
     energy_j: float = 0.0
+    staleness: float = 0.0
     weights_sha256: str
     text: str = ""
     metric: str = "accuracy"

@@ -146,18 +146,27 @@ class Aggregator:
         """The update, ready to add; UpdateRejected if a name, shape, dtype or value is not as it should be."""
         return checked(arrays, self.pieces(regions, form), self._threads)
 
-    def add(self, checked: Checked, weight: int) -> None:
-        """Add a checked update; ValueError if the weights would pass the limit that keeps the sum exact, or if updates
-        of changes and of weights meet in one round."""
+    def as_change(self, checked: Checked, began: Mapping[str, Array]) -> Checked:
+        """A checked update as the change of ``began``, the weights that its device had; one of changes as it is.
+        UpdateRejected if that goes further than changes may."""
+        pieces = checked.pieces
+        if pieces.form.change:
+            return checked
+        weights, base = self._decoded(checked).named, extract(began, pieces.regions)
+        return self.check({name: weights[name] - base[name] for name in base}, pieces.regions, _CHANGES)
+
+    def add(self, checked: Checked, weight: int, share: float = 1.0) -> None:
+        """Add a checked update, of whose change ``share`` counts, which changes nothing of its weight; ValueError if the
+        weights would pass the limit that keeps the sum exact, or if updates of changes and of weights meet in one round."""
         self._check_room(weight)
         average = self._average_for(checked.pieces.form)
-        factor = float(weight) * 2.0**self.fraction_bits
+        factor = float(weight) * share * 2.0**self.fraction_bits
         if self._statistics is not None:
             checked = self._bounded(checked, self._statistics)
             self._keep_statistics(checked, self._statistics)
         if self._clip is not None:
-            checked, share = self._clipped(checked, self._clip)
-            factor *= share
+            checked, part = self._clipped(checked, self._clip)
+            factor *= part
         average.add(checked if average.packed else self._decoded(checked), weight, factor)
         self.total_weight += weight
 

@@ -1,8 +1,9 @@
 """Devices that spoil rounds: who has done so too often in a row is left out for a while. Pure functions.
 
-A device spoils a round if its update is refused, if it is online and silent until the deadline, or if it says that it lost
-what the program needs. One that was offline, or declines for a reason of its own, spoils nothing: the round goes on without
-it at once, or after the grace. Where no device did well, the round is to blame, and nothing is held against them.
+A device spoils a round if its update is refused, if it is online and silent until the deadline (that of its task, where
+versions wait for nobody), or if it says that it lost what the program needs. One that was offline, or declines for a reason
+of its own, spoils nothing: the round goes on without it at once, or after the grace. Where no device did well, the round is
+to blame, and nothing is held against them.
 """
 
 from __future__ import annotations
@@ -49,7 +50,10 @@ def may_go_on_without(rules: Rules, state: State, names: Collection[str]) -> boo
 
 
 def _spoiled(state: State, ended: OpenRound, assignment: Assignment, now: float) -> bool:
-    if assignment.status == "open":
+    if assignment.status == "expired":
+        device = state.devices.get(assignment.device)
+        return device is not None and device.online
+    if assignment.status == "open" and not ended.buffered:
         device = state.devices.get(assignment.device)
         return now >= ended.deadline and device is not None and device.online
     return assignment.status == "rejected" or assignment.reason == NO_CARRY

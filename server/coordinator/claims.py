@@ -7,7 +7,8 @@ import statistics
 from dataclasses import dataclass
 
 from edgefl.wire.errors import UpdateRejected
-from server.coordinator.machine import Assignment, OpenRound, Rules, State
+from server.coordinator.fleet import Assignment
+from server.coordinator.states import OpenRound, Rules, State
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ def addressed(state: State, device: str, round_number: int, nonce: str) -> Assig
             "unknown-device", f"device {device} has not said hello; connect again", device=device
         )
     current = state.round if state.phase == "open" else None
-    if current is None or current.number != round_number:
+    if current is None or not current.version_of(round_number):
         what = f"round {current.number} is open" if current else "no round is open"
         raise UpdateRejected(
             "closed-round",
@@ -44,7 +45,7 @@ def addressed(state: State, device: str, round_number: int, nonce: str) -> Assig
             f"device {device} has no task in round {round_number}; drop the update",
             device=device,
         )
-    if assignment.nonce != nonce:
+    if assignment.nonce != nonce or assignment.round != round_number:
         raise UpdateRejected(
             "wrong-nonce",
             f"the task of device {device} in round {round_number} has nonce {assignment.nonce}, found {nonce[:64]}; "
@@ -58,9 +59,13 @@ def weight_cap(rules: Rules, opened: OpenRound) -> int:
     """The most that one update of the round weighs, whatever its device claims: ``rules.weight_cap`` times the median of
     what its devices claimed when it opened.
 
+    Where versions wait for nobody, that is settled as one opens, whoever comes and goes meanwhile.
+
     The median is that of the honest ones, or close to it, while these are more than half of them. Of an even number it is
     the lower one of the two in the middle: one device of two does not say how much the other may claim.
     """
+    if opened.weight_cap:
+        return opened.weight_cap
     claimed = [assignment.weight_limit for assignment in opened.assignments.values()]
     if not rules.weighted or not rules.weight_cap or not claimed:
         return max(claimed, default=1)
@@ -70,7 +75,7 @@ def weight_cap(rules: Rules, opened: OpenRound) -> int:
 def weigh(rules: Rules, state: State, claim: Claim) -> int:
     """The weight that a whole update claims; UpdateRejected if its claims differ from the device's assignment."""
     assignment = addressed(state, claim.device, claim.round, claim.nonce)
-    return weight_of(rules, assignment, state.round.model_version if state.round else "", claim)
+    return weight_of(rules, assignment, state.round.version_of(claim.round) if state.round else "", claim)
 
 
 def weight_of(rules: Rules, assignment: Assignment, model_version: str, claim: Claim) -> int:

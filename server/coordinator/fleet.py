@@ -6,21 +6,23 @@ how many devices are here, how many tasks are answered. Nothing is counted anew.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 from immutables import Map
 
 from server.coordinator.roster import Device
 
-Status = Literal["open", "accepted", "rejected", "declined"]
+Status = Literal["open", "accepted", "rejected", "declined", "expired", "stale"]
+"""``expired``: its time is over, ``stale``: too many versions came since; both only where versions wait for nobody."""
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
     """A device's part in a round. ``weight_limit`` is the most its update may claim to weigh, ``reason`` why it declined,
-    or why the update was refused."""
+    or why the update was refused. ``round`` is the one whose model it begins from; ``until`` (epoch seconds), where each
+    task has its own, is when its time is over."""
 
     device: str
     tier: str
@@ -29,6 +31,8 @@ class Assignment:
     weight_limit: int = 1
     status: Status = "open"
     reason: str = ""
+    round: int = 0
+    until: float = 0.0
 
 
 class Devices(Mapping[str, Device]):
@@ -92,15 +96,18 @@ class Devices(Mapping[str, Device]):
 
 
 class Assignments(Mapping[str, Assignment]):
-    """A round's tasks by device, in the order of the devices' names. ``open``: those that are not answered."""
+    """A round's tasks by device, in the order of the devices' names. ``open``: those that are not answered.
+
+    ``accepted``: answers that were accepted before, of tasks that are not among them."""
 
     __slots__ = ("_all", "_counts", "_names", "open")
 
-    def __init__(self, tasks: Mapping[str, Assignment]) -> None:
+    def __init__(self, tasks: Mapping[str, Assignment], *, accepted: int = 0) -> None:
         self._names = tuple(sorted(tasks))
         self._all = Map(tasks)
         self.open = Map({name: task for name, task in tasks.items() if task.status == "open"})
-        self._counts = {"open": 0, "accepted": 0, "rejected": 0, "declined": 0}
+        self._counts: dict[Status, int] = dict.fromkeys(get_args(Status), 0)
+        self._counts["accepted"] = accepted
         for task in tasks.values():
             self._counts[task.status] += 1
 
@@ -116,7 +123,25 @@ class Assignments(Mapping[str, Assignment]):
         after._counts = {**self._counts, "open": len(after.open), status: self._counts[status] + 1}
         return after
 
+    def with_tasks(self, tasks: Sequence[Assignment]) -> Assignments:
+        """The same and new ``tasks``, each of a device that has none that is open. What was answered before counts on."""
+        new = {task.device: task for task in tasks}
+        after = Assignments.__new__(Assignments)
+        fresh = [name for name in new if name not in self._all]
+        after._names = tuple(sorted((*self._names, *fresh))) if fresh else self._names
+        after._all, after.open = self._all.update(new), self.open.update(new)
+        after._counts = {**self._counts, "open": len(after.open)}
+        return after
+
+    def later(self, seconds: float) -> Assignments:
+        """The same tasks, each with so much more time."""
+        moved = {name: replace(task, until=task.until + seconds) for name, task in self._all.items()}
+        after = Assignments(moved)
+        after._counts = self._counts
+        return after
+
     def count(self, status: Status) -> int:
+        """How many were answered so; of ``open``, how many are."""
         return self._counts[status]
 
     def __getitem__(self, name: str) -> Assignment:

@@ -10,6 +10,9 @@ Where a program needs every device, a round that lacks one is tried again or end
 device declines because it has lost what it kept makes the method begin again. Where updates are refused three tries in a
 row, the run ends, too: nobody is awaited who could change that. Each closed round completes an exchange.
 
+With a buffer (``Rules.buffer``) rounds are versions that wait for nobody: :mod:`server.coordinator.buffered` says when one
+ends and who is at work; the rest is the same.
+
 The service carries out the actions in order, and journals them before anyone else hears of them.
 """
 
@@ -17,10 +20,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from server.coordinator import attendance, bench, rollout, roster, selection
+from server.coordinator import attendance, bench, buffered, rollout, roster, selection, words
 from server.coordinator.eligibility import unfit
 from server.coordinator.fleet import Assignment, Assignments, Devices, Status
-from server.coordinator.record import recorded, turnout_of
+from server.coordinator.noting import noted
 from server.coordinator.roster import Device
 from server.coordinator.states import (
     MOST_REFUSED,
@@ -43,19 +46,23 @@ from server.coordinator.states import (
     OpenRound,
     Outage,
     Outcome,
+    Reassign,
     Refuse,
     Rules,
     SendTask,
     State,
     Tick,
     TrialCounted,
+    Version,
     Warn,
 )
+from server.coordinator.tasks import assigned
 
 __all__ = [
     "MOST_SAMPLES", "Abandon", "Action", "Actions", "Answered", "Answers", "Assignment", "Close", "Declined",
     "DeviceHello", "DeviceLeft", "DeviceStatus", "Event", "Finish", "Hold", "ModelReady", "Open", "OpenRound", "Outage",
-    "Outcome", "Refuse", "Rules", "SendTask", "State", "Tick", "TrialCounted", "Warn", "initial", "step", "wake_at",
+    "Outcome", "Reassign", "Refuse", "Rules", "SendTask", "State", "Tick", "TrialCounted", "Warn", "initial", "step",
+    "wake_at",
 ]  # fmt: skip
 
 
@@ -107,7 +114,7 @@ def step(
             for each in event.answers:
                 state = _answered(state, each)
         case Outage():
-            state = _delayed(state, event.seconds)
+            state = _delayed(rules, state, event.seconds)
         case Hold():
             state = replace(state, held=event.on)
         case ModelReady() if state.phase == "closing" and state.round is not None:
@@ -120,6 +127,8 @@ def step(
 def wake_at(rules: Rules, state: State, now: float) -> float | None:
     """When a Tick may change something (epoch seconds), or None if only other events can."""
     if state.phase == "open" and state.round is not None:
+        if rules.buffered:
+            return buffered.wake_at(rules, state, state.round)
         given_up = attendance.given_up_at(rules, state, state.round)
         return state.round.deadline if given_up is None else min(given_up, state.round.deadline)
     return attendance.opens_at(rules, state, now) if state.phase == "waiting" and not state.held else None
@@ -144,6 +153,8 @@ def _hello(
     assignment = state.round.assignments.get(event.device)
     if assignment is None or assignment.status != "open" or event.again:
         return state, actions
+    if any(isinstance(action, Reassign) and assignment in action.tasks for action in actions):
+        return state, actions  # a new task is sent anyway
     return state, (*actions, SendTask(assignment))
 
 
@@ -158,9 +169,13 @@ def _seen(state: State, event: DeviceStatus, now: float) -> State:
     return replace(state, devices=state.devices.with_device(replace(known, online=event.online, seen=now)))
 
 
-def _delayed(state: State, seconds: float) -> State:
+def _delayed(rules: Rules, state: State, seconds: float) -> State:
     """Everything that time was running out for, the grace of devices offline included, gets ``seconds`` more."""
-    current = state.round and replace(state.round, deadline=state.round.deadline + seconds)
+    current = state.round and replace(
+        state.round,
+        deadline=state.round.deadline + seconds,
+        assignments=state.round.assignments.later(seconds) if rules.buffered else state.round.assignments,
+    )
     devices = {
         name: device if device.online else replace(device, seen=device.seen + seconds)
         for name, device in state.devices.items()
@@ -191,7 +206,8 @@ def _settle(rules: Rules, state: State, now: float) -> tuple[State, Actions]:
     """Close or open rounds as far as ``state`` and ``now`` allow."""
     actions: Actions = ()
     if state.phase == "open" and state.round is not None:
-        state, actions = _maybe_close(rules, state, state.round, now)
+        go_on = _maybe_finish if rules.buffered else _maybe_close
+        state, actions = go_on(rules, state, state.round, now)
     if state.phase == "waiting":
         state, opened = _maybe_open(rules, state, now)
         actions += opened
@@ -204,12 +220,12 @@ def _maybe_close(rules: Rules, state: State, current: OpenRound, now: float) -> 
         if accepted < current.goal:
             lacking = attendance.lacking(rules, state, current, now)
             return _without(rules, state, current, lacking, now) if lacking else (state, ())
-        return replace(_noted(state, current, now), phase="closing"), (Close(current),)
+        return replace(noted(state, current, now), phase="closing"), (Close(current),)
     given_up = attendance.given_up_at(rules, state, current)
     until = current.deadline if given_up is None else min(given_up, current.deadline)
     if accepted < current.goal and now < until and current.count("open"):
         return state, ()
-    before, state = state, _noted(bench.judged(rules, state, current, now), current, now)
+    before, state = state, noted(bench.judged(rules, state, current, now), current, now)
     left_out = _left_out(before, state)
     if accepted >= max(1, rules.min_reports):
         closing = (*_incomplete(rules, state, current, now), Close(current))
@@ -217,15 +233,16 @@ def _maybe_close(rules: Rules, state: State, current: OpenRound, now: float) -> 
     lost = attendance.without_carry(current)
     if rules.whole and len(lost) == len(current.assignments) and _may_begin_again(rules, current):
         return _begin_again(state, current, lost, now)
-    abandon = Abandon(current, _too_few(rules, current))
+    abandon = Abandon(current, words.too_few(rules, current))
     return _between_rounds(state, current, now), (*left_out, abandon)
 
 
-def _noted(state: State, current: OpenRound, now: float) -> State:
-    """With what a round that takes no more updates says of its devices."""
-    late = now >= current.deadline
-    turnout = {} if current.whole else turnout_of(current.assignments, state.devices, late=late)
-    return replace(state, record=recorded(state.record, current.number, current.assignments, turnout))
+def _maybe_finish(rules: Rules, state: State, current: OpenRound, now: float) -> tuple[State, Actions]:
+    """A version that waits for nobody: its devices are looked after until it has enough updates."""
+    if current.count("accepted") < current.goal:
+        return buffered.gone_on(rules, state, current, now)
+    after = noted(bench.judged(rules, state, current, now), current, now)
+    return replace(after, phase="closing"), (*_left_out(state, after), Close(current))
 
 
 def _left_out(before: State, after: State) -> Actions:
@@ -251,18 +268,6 @@ def _incomplete(rules: Rules, state: State, current: OpenRound, now: float) -> A
         "so the method's guarantees do not hold"
     )
     return (Warn(text),)
-
-
-def _too_few(rules: Rules, current: OpenRound) -> str:
-    accepted, pending = current.count("accepted"), current.count("open")
-    why = "the deadline passed" if pending else "every device has answered"
-    declined = attendance.told({each.device: each.reason for each in current.with_status("declined")})
-    return (
-        f"round {current.number} is abandoned and the model unchanged: it needs {max(1, rules.min_reports)} reports, "
-        f"{accepted} of {len(current.assignments)} devices sent a usable one and {why}; "
-        + (f"declined: {declined}; " if declined else "")
-        + "raise limits.round_deadline_s or lower round.min_reports"
-    )
 
 
 def _without(
@@ -317,8 +322,8 @@ def _refused(state: State, current: OpenRound, text: str, remedy: str, now: floa
 
 
 def _completed(state: State, current: OpenRound, model_version: str, now: float) -> State:
-    ended = replace(state, model_version=model_version, position=state.position + 1, base=current.number)
-    return _between_rounds(ended, current, now)
+    ended = replace(_between_rounds(state, current, now), model_version=model_version, base=current.number)
+    return replace(ended, position=state.position + 1)
 
 
 def _failed(
@@ -335,9 +340,13 @@ def _failed(
 
 
 def _between_rounds(state: State, ended: OpenRound, now: float) -> State:
-    return replace(
+    after = replace(
         state, phase="waiting", next_round=ended.number + 1, waiting_since=now, round=None, refused=0
     )
+    # What is still at work goes on in the next version.
+    versions = {**ended.older, ended.number: Version(ended.model_version, ended.position)}
+    open_tasks = Assignments(dict(ended.assignments.open)) if ended.buffered else state.carried
+    return replace(after, carried=open_tasks, versions=versions if ended.buffered else {})
 
 
 def _maybe_open(rules: Rules, state: State, now: float) -> tuple[State, Actions]:
@@ -345,28 +354,22 @@ def _maybe_open(rules: Rules, state: State, now: float) -> tuple[State, Actions]
         done = replace(state, phase="done")
         only_begun = 0 < state.position <= rules.opening
         if rules.whole and (only_begun or not state.base):
-            return done, (Refuse(_nothing_trained(rules)),)
+            return done, (Refuse(words.nothing_trained(rules)),)
         return done, (Finish(),)
     if state.held:
         return state, ()
     there = attendance.presence(rules, state, now)
-    if there.known < there.needed:
+    if there.known < there.needed and not state.carried.open:
         gone = attendance.gone(rules, state, now)
         return (replace(state, phase="done"), (_lost(state, gone),)) if gone else (state, ())
+    if rules.buffered:
+        return buffered.begun(rules, state, now)
     names = attendance.candidates(rules, state, now)
     if rules.rollout is not None and state.trial is None:
         state = replace(state, trial=rollout.begun(rules.rollout, state.next_round, state.devices, names))
     opened = _new_round(rules, state, names, now)
     members = tuple(names) if rules.all_needed else ()
     return replace(state, phase="open", round=opened, members=members), (Open(opened),)
-
-
-def _nothing_trained(rules: Rules) -> str:
-    begins = f"the first {rules.opening} of them only begin the method; " if rules.opening else ""
-    return (
-        f"all {rules.rounds} rounds are over, tries that were abandoned included, and none has trained the model: {begins}"
-        "start over in another `out` with more rounds, or with what the abandoned ones lacked"
-    )
 
 
 def _lost(state: State, gone: dict[str, str]) -> Refuse:
@@ -381,7 +384,7 @@ def _new_round(rules: Rules, state: State, names: list[str], now: float) -> Open
     goal, selected = len(names), names
     if not rules.all_needed:
         goal, selected = selection.goal_of(rules, len(names)), selection.chosen(rules, state, names)
-    assignments = {name: _assign(rules, state, number, state.devices[name]) for name in selected}
+    assignments = {name: assigned(rules, state, number, state.devices[name]) for name in selected}
     return OpenRound(
         number,
         state.model_version,
@@ -391,15 +394,4 @@ def _new_round(rules: Rules, state: State, names: list[str], now: float) -> Open
         Assignments(assignments),
         state.position,
         rules.all_needed,
-    )
-
-
-def _assign(rules: Rules, state: State, number: int, device: Device) -> Assignment:
-    rows = min(device.samples, rules.samples or device.samples, rules.most_samples)
-    return Assignment(
-        device.name,
-        rollout.tier_for(rules.rollout, state.trial, device),
-        roster.task_seed(rules.seed, number, device.name),
-        roster.task_nonce(rules.run, rules.seed, number, device.name),
-        weight_limit=max(1, rows) if rules.weighted else 1,
     )

@@ -86,15 +86,15 @@ def share(fraction: float, count: int) -> int:
     return min(count, math.ceil(fraction * count - 1e-9))
 
 
-def sample(seed: int, round_number: int, names: Iterable[str], count: int) -> list[str]:
-    """``count`` of ``names``, uniformly by (seed, round), sorted.
+def sample(seed: int, round_number: int | str, names: Iterable[str], count: int) -> list[str]:
+    """``count`` of ``names``, uniformly by (seed, round), sorted. ``round_number`` may also name a draw within a round.
 
     Names are ranked by a hash of their own, so one more device displaces at most one of the others.
     """
     return sorted(heapq.nsmallest(count, names, key=places(seed, round_number)))
 
 
-def places(seed: int, round_number: int) -> Callable[[str], bytes]:
+def places(seed: int, round_number: int | str) -> Callable[[str], bytes]:
     """Where each name stands in the draw of a round: the least are selected first."""
     before = hashlib.sha256(_text("select", seed, round_number, "").encode())
 
@@ -107,14 +107,18 @@ def places(seed: int, round_number: int) -> Callable[[str], bytes]:
     return place
 
 
-def task_seed(seed: int, round_number: int, device: str) -> int:
-    """Seed of a device's batches and noise in one round, in [0, 2**63)."""
-    return int.from_bytes(_digest("task", seed, round_number, device)[:8], "big") >> 1
+def task_seed(seed: int, round_number: int, device: str, turn: int = 0) -> int:
+    """Seed of a device's batches and noise in one round, in [0, 2**63); another one for each ``turn``."""
+    return int.from_bytes(_digest("task", seed, round_number, device, *_turn(turn))[:8], "big") >> 1
 
 
-def task_nonce(run: str, seed: int, round_number: int, device: str) -> str:
+def task_nonce(run: str, seed: int, round_number: int, device: str, turn: int = 0) -> str:
     """Name of a device's answer in one round of one run; the same again after a restart."""
-    return _digest("nonce", run, seed, round_number, device).hex()[:24]
+    return _digest("nonce", run, seed, round_number, device, *_turn(turn)).hex()[:24]
+
+
+def _turn(turn: int) -> tuple[int, ...]:
+    return (turn,) if turn else ()
 
 
 def _digest(*parts: object) -> bytes:

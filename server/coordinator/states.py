@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from edgefl.wire.mqtt.conditions import UNKNOWN, Conditions
+from server.coordinator import staleness
 from server.coordinator.eligibility import EVERYONE, Selection
 from server.coordinator.fleet import Assignment, Assignments, Devices, Status
 from server.coordinator.record import Record
@@ -35,6 +36,10 @@ class Rules:
     program needs every device in every round, and ``absent`` says what becomes of a round that lacks one. ``opening`` is
     the number of exchanges with which the method begins; it can begin again from any model if there are some. A device
     that spoils ``strikes`` rounds in a row is left out of the next ``bench_rounds`` (:mod:`server.coordinator.bench`).
+
+    With a ``buffer`` rounds are versions that wait for nobody (:mod:`server.coordinator.buffered`): one ends with so many
+    updates, of which each counts by its ``staleness``, and is refused beyond ``max_staleness``; ``concurrency`` devices (0:
+    all) are at work.
     """
 
     run: str
@@ -59,6 +64,19 @@ class Rules:
     bench_rounds: int = 8
     selection: Selection = EVERYONE
     rollout: Rollout | None = None
+    buffer: int = 0
+    concurrency: int = 0
+    max_staleness: int = 0
+    staleness: staleness.Rule = "sqrt"
+
+    @property
+    def buffered(self) -> bool:
+        """Whether devices go on while versions of the model come and go."""
+        return self.buffer > 0
+
+    def share(self, versions: int) -> float:
+        """The part of an update's change that counts, ``versions`` after its device began."""
+        return staleness.share(self.staleness, versions) if self.buffered else 1.0
 
     @property
     def all_needed(self) -> bool:
@@ -67,10 +85,22 @@ class Rules:
 
 
 @dataclass(frozen=True)
+class Version:
+    """The model that a round begins from, and the number of exchanges completed before it."""
+
+    model_version: str
+    position: int
+
+
+@dataclass(frozen=True)
 class OpenRound:
     """The round under way: closes when ``goal`` updates are accepted. Times are epoch seconds.
 
     ``position`` is the number of exchanges completed before it. ``whole``: all of its devices must report.
+
+    Where versions wait for nobody, ``older`` are the rounds before it whose devices are still at work as it opens,
+    ``drawn`` is the number of tasks that begin from its own model, ``weight_cap`` the most that one of its updates weighs,
+    and ``deadline`` when the next of its tasks may be over.
     """
 
     number: int
@@ -81,6 +111,25 @@ class OpenRound:
     assignments: Assignments
     position: int = 0
     whole: bool = False
+    older: Mapping[int, Version] = field(default_factory=dict)
+    drawn: int = 0
+    weight_cap: int = 0
+
+    @property
+    def buffered(self) -> bool:
+        """Whether it takes what began from earlier models, too, and ends when it has enough of that."""
+        return self.weight_cap > 0
+
+    @property
+    def began(self) -> tuple[Assignment, ...]:
+        """The tasks that begin from its own model: all of them, where each round has its own devices."""
+        return tuple(each for each in self.assignments.values() if each.round == self.number)
+
+    def version_of(self, number: int) -> str:
+        """The model that round ``number`` began from; empty where updates of that are not taken."""
+        if number == self.number:
+            return self.model_version
+        return self.older[number].model_version if number in self.older else ""
 
     def with_status(self, status: Status) -> tuple[Assignment, ...]:
         return tuple(each for each in self.assignments.values() if each.status == status)
@@ -103,6 +152,9 @@ class State:
     declined tasks, or a step of the server that failed. ``strikes`` counts, by device, the rounds in a row that it spoiled;
     ``benched`` says before which round it is not selected again. ``held``: an operator lets no other round open.
     ``record``: what the rounds so far say of the devices; ``trial``: how the candidate of a rollout does.
+
+    Where versions wait for nobody: ``carried`` are the tasks that are open as a round has ended and the next has not begun,
+    ``versions`` the last rounds before it.
     """
 
     phase: Literal["waiting", "open", "closing", "done"]
@@ -120,6 +172,8 @@ class State:
     held: bool = False
     record: Record = field(default_factory=Record)
     trial: Trial | None = None
+    carried: Assignments = field(default_factory=lambda: Assignments({}))
+    versions: Mapping[int, Version] = field(default_factory=dict)
 
 
 # -- events ----------------------------------------------------------------------------------------------------
@@ -249,6 +303,14 @@ class SendTask:
 
 
 @dataclass(frozen=True)
+class Reassign:
+    """Journal that the tasks ``over`` take no update any more (their status says why), and the new ``tasks``; send these."""
+
+    over: tuple[Assignment, ...]
+    tasks: tuple[Assignment, ...]
+
+
+@dataclass(frozen=True)
 class Close:
     """Compute the new model from the accepted updates, then report ModelReady."""
 
@@ -283,5 +345,5 @@ class Finish:
     """All rounds are over."""
 
 
-Action = Open | SendTask | Close | Abandon | Warn | Refuse | Finish
+Action = Open | SendTask | Reassign | Close | Abandon | Warn | Refuse | Finish
 Actions = tuple[Action, ...]

@@ -117,6 +117,11 @@ class Assembly:
         partial = self._partial.pop(device, None)
         self.held_bytes -= partial.memory if partial else 0
 
+    def forget(self, device: str) -> None:
+        """The device's task is over: what came for it, and how often it came damaged."""
+        self.drop(device)
+        self._damaged.pop(device, None)
+
     def clear(self) -> None:
         """Forget all of them: the round is over."""
         self._partial.clear()

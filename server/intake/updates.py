@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from edgefl.codecs.growth import warning
@@ -76,13 +76,24 @@ class Intake:
         self._turns = Turns(limits.asked_bytes)
 
     def end_round(self, ended: OpenRound) -> None:
-        """The round is over: what is not whole will not be; second copies of what was accepted are journaled."""
+        """The round is over: what is not whole will not be, unless its task goes on; second copies of what was accepted are
+        journaled."""
         reporting = [each.device for each in ended.with_status("accepted") if each.device in self._came]
         more = {device: self._came.pop(device) for device in reporting}
         self._journal.add_traffic(self._rules.run, ended.number, more)
+        if ended.buffered:
+            self.reassigned(set(self._spent) - set(ended.assignments.open))
+            return
         self._assembly.clear()
         self._turns.clear()
         self._spent.clear()
+
+    def reassigned(self, devices: Iterable[str]) -> None:
+        """The tasks of these devices are over: what came for them is of no use."""
+        for device in list(devices):
+            self._assembly.forget(device)
+            self._turns.over(device)
+            self._spent.pop(device, None)
 
     @property
     def forgotten(self) -> int:
@@ -141,7 +152,7 @@ class Intake:
         except UpdateRejected as refusal:
             self._assembly.drop(device)
             self._turns.over(device)
-            return self._refuse(device, number, chunk, refusal, final=True, journaled_as=number)
+            return self._refuse(device, number, chunk, refusal, final=assignment, step=active.number)
 
     def _piece(
         self, assignment: Assignment, number: int, chunk: UpdateChunk, state: State, active: ActiveRound
@@ -198,13 +209,13 @@ class Intake:
         """Whether there are updates to commit."""
         return len(self._group) > 0
 
-    def asked(self, active: ActiveRound) -> list[tuple[str, Ack]]:
+    def asked(self, opened: OpenRound) -> list[tuple[str, Ack]]:
         """The devices whose turn it is from now on to send what they offered, and what they are told."""
         acks = []
         for device, offer in self._turns.next():
             missing = self._assembly.gaps(device, offer)
             ack = Ack(
-                round=active.number,
+                round=opened.assignments[device].round,
                 nonce=offer.nonce,
                 status="missing",
                 missing=missing,
@@ -220,12 +231,15 @@ class Intake:
         for each in kept:
             row = each.row
             self._emit(accepted_news(each.update, row.sha256, row.weight))
-            active.aggregator.add(each.added, row.weight)
+            active.aggregator.add(each.added, row.weight, row.share)
+            self._assembly.forget(each.device)
+            self._spent.pop(each.device, None)
             self._emit(report(each.update, row.down, row.up))
             self._warn(each.update)
             nonce = row.assignment.nonce
-            self._accepted[each.device] = active.number, nonce, row.sha256
-            ack = Ack(round=active.number, nonce=nonce, status="accepted", sha256=row.sha256)
+            number = row.assignment.round
+            self._accepted[each.device] = number, nonce, row.sha256
+            ack = Ack(round=number, nonce=nonce, status="accepted", sha256=row.sha256)
             acks.append((each.device, ack))
         return acks
 
@@ -249,7 +263,7 @@ class Intake:
         refusal = UpdateRejected(
             "closed-round", f"round {number} takes no updates any more; drop the update", round=number
         )
-        verdict = self._refuse(update.device, number, chunk, refusal, final=False, journaled_as=number)
+        verdict = self._refuse(update.device, number, chunk, refusal, final=None, step=number)
         assert verdict.ack is not None  # a refusal is told
         return update.device, verdict.ack
 
@@ -272,13 +286,14 @@ class Intake:
             update.samples,
         )
         weight = active.weight(weigh(self._rules, state, claim))
-        check_codec(update, active.readings[update.tier].form)
+        check_codec(update, active.reading(update.tier, update.round).form)
         checked = active.check(update)
         down, up = fetched(update), self._came.pop(assignment.device)
         row = AcceptedUpdate(
             assignment,
             sha256=whole.sha256,
             weight=weight,
+            share=self._rules.share(active.number - assignment.round),
             metrics=finite(update.metrics),
             down=down,
             up=up,
@@ -299,11 +314,11 @@ class Intake:
         """Add what the journal holds of a round that another process began (of these ``shards`` only). Digests of the
         updates, by device."""
         taken = {}
-        for news, checked in added(self._journal, self._rules.run, active, shards):
+        for news, checked, share in added(self._journal, self._rules.run, active, shards):
             taken[news.device] = news.sha256
-            self._accepted[news.device] = active.number, news.nonce, news.sha256
+            self._accepted[news.device] = news.round, news.nonce, news.sha256
             self._emit(news)  # the process may have died before it said so
-            active.aggregator.add(checked, news.weight)
+            active.aggregator.add(checked, news.weight, share)
         return taken
 
     def _repeated(self, assignment: Assignment, number: int, chunk: UpdateChunk) -> Ack:
@@ -313,6 +328,8 @@ class Intake:
             "already-rejected",
             f"the update for round {number} has been refused already; wait for the next round",
         )
+        if (over := _over(assignment.status, number, self._rules)) is not None:
+            reason, text = over.reason, over.message
         if assignment.status == "accepted":
             accepted = self._journal.accepted_sha256(self._rules.run, number, assignment.device, nonce)
             if accepted == chunk.sha256:
@@ -338,8 +355,11 @@ class Intake:
             accepted = self._journal.accepted_sha256(self._rules.run, number, device, chunk.nonce)
             if accepted and accepted == chunk.sha256:
                 return Verdict(_good_news(number, chunk))
-        journaled_as = min(number, state.next_round)
-        return self._refuse(device, number, chunk, refusal, final=False, journaled_as=journaled_as)
+            if self._rules.buffered:
+                status = self._journal.task_status(self._rules.run, number, device, chunk.nonce)
+                refusal = _over(status, number, self._rules) or refusal
+        step = state.next_round if self._rules.buffered else min(number, state.next_round)
+        return self._refuse(device, number, chunk, refusal, final=None, step=step)
 
     def _refuse(
         self,
@@ -348,19 +368,18 @@ class Intake:
         chunk: UpdateChunk,
         refusal: UpdateRejected,
         *,
-        final: bool,
-        journaled_as: int,
+        final: Assignment | None,
+        step: int,
     ) -> Verdict:
         reason, text = refusal.reason, printable(refusal.message, _MOST_TEXT)
         key = hashlib.sha256(
             f"{number}/{chunk.nonce}/{chunk.sha256}".encode()
         ).hexdigest()  # bounded, whatever was sent
-        if self._journal.reject(
-            self._rules.run, journaled_as, device, key[:24], key, reason, text, final=final
-        ):
+        row = self._rules.run, min(number, step), device, key[:24], key, reason, text
+        if self._journal.reject(*row, step=step, final=final):
             self._emit(Rejected(device=device, round=number, reason=reason, text=text))
         ack = _refusal(number, chunk, refusal)
-        return Verdict(ack, Answered(device, accepted=False, reason=text) if final else None)
+        return Verdict(ack, Answered(device, accepted=False, reason=text) if final is not None else None)
 
     def _told(self, device: str, number: int, chunk: UpdateChunk, refusal: UpdateRejected) -> Ack:
         ack = _refusal(number, chunk, refusal)
@@ -368,14 +387,30 @@ class Intake:
         return ack
 
 
+def _over(status: str, number: int, rules: Rules) -> UpdateRejected | None:
+    """Why the update of a task is not taken that ended in this way without one."""
+    match status:
+        case "stale":
+            text = f"more than {rules.max_staleness} versions came since (round.max_staleness)"
+        case "expired":
+            text = f"it took longer than {rules.deadline_s:g} s (limits.round_deadline_s), or its device was away too long"
+        case _:
+            return None
+    return UpdateRejected(
+        status, f"the task of round {number} is over: {text}; take the next one", round=number
+    )
+
+
 def added(
     journal: Journal, run: str, active: ActiveRound, shards: Collection[int] | None = None
-) -> Iterator[tuple[UpdateAccepted, Checked]]:
-    """The updates that the journal has of a round (of these ``shards`` only), each as it is told and as it is added."""
+) -> Iterator[tuple[UpdateAccepted, Checked, float]]:
+    """The updates that the journal has of a round (of these ``shards`` only), each as it is told, as it is added, and the
+    share of it that counts."""
     for stored in journal.accepted(run, active.number, shards):
         update = decoded(stored.data)
-        check_codec(update, active.readings[update.tier].form)
-        yield accepted_news(update, stored.sha256, stored.weight), active.check(update).added
+        check_codec(update, active.reading(update.tier, update.round).form)
+        news = accepted_news(update, stored.sha256, stored.weight)
+        yield news, active.check(update).added, stored.share
 
 
 def _refusal(number: int, chunk: UpdateChunk, refusal: UpdateRejected) -> Ack:

@@ -13,7 +13,7 @@ from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import encode_manifest
 from edgefl.wire.bundle.readers import Text
 from edgefl.wire.mqtt.envelope import Seal, bare
-from edgefl.wire.mqtt.messages import ELSEWHERE, VERSION, Offer, Round, Task
+from edgefl.wire.mqtt.messages import ELSEWHERE, VERSION, Live, Offer, Round, Task
 from edgefl.wire.mqtt.session import Session
 from edgefl.wire.mqtt.topics import NO_SHARD, Topics
 from edgefl.wire.tensors import Arrays
@@ -71,6 +71,8 @@ class Announcements:
         )
         self._offers = [self._offer(exchange, sign) for exchange in spec.exchanges]
         self._bundles = frozenset(self.publisher.live)
+        self._units: dict[int, dict[str, tuple[BlobRef, ...]]] = {}
+        """Of the last rounds, by number, what their model is put together from."""
 
     @property
     def sent_bytes(self) -> int:
@@ -80,16 +82,22 @@ class Announcements:
     @property
     def published(self) -> list[BlobRef]:
         """Every blob of the current weights, and what the last announcement was too large for."""
-        weights = [ref for refs in self._downlink.units.values() for ref in refs]
-        return [*weights, *self.publisher.pages]
+        return [*_refs(self._downlink.units), *self.publisher.pages]
 
     def publish(self, model: Model) -> None:
         """Offer the parts of a new model."""
         self._downlink.publish(model.number, model.version, model.parts(self._spec))
+        self._keep_units(model)
+
+    def _keep_units(self, model: Model) -> None:
+        number, most = model.number + 1, self._spec.rules.max_staleness
+        self._units = {each: units for each, units in self._units.items() if number - most <= each < number}
+        self._units[number] = self._downlink.units
 
     def resume(self, model: Model) -> None:
         """Offer the parts of a model as a killed process did."""
         self._downlink.resume(model.number, model.version, model.parts(self._spec))
+        self._keep_units(model)
 
     def received(self, model: Model) -> Arrays:
         """The weights of ``model`` as devices have them, rounded on their way."""
@@ -116,22 +124,35 @@ class Announcements:
             offers=self._offers[spec.index(position)],
             units=self._downlink.units,
             hyper=spec.hyper_at(max(1, number), position),
-            base=state.base,
+            # What a device kept of a task that was accepted is good, whatever became of the round that it was given in.
+            base=number if spec.rules.buffered else state.base,
             deadline=current.deadline if current else 0.0,
             mirrors=downlink.mirrors,
             mirrors_only=downlink.mirrors_only,
+            live=self._live(current),
         )
         self.publisher.announce(message)
-        self.publisher.keep_only(self._bundles | {ref.sha256 for ref in self.published})
+        older = [ref for number in (current.older if current else ()) for ref in _refs(self._units[number])]
+        self.publisher.keep_only(self._bundles | {ref.sha256 for ref in (*self.published, *older)})
+
+    def _live(self, current: OpenRound | None) -> dict[int, Live]:
+        return {
+            number: Live(
+                model_version=version.model_version,
+                units=self._units[number],
+                hyper=self._spec.hyper_at(number, version.position),
+            )
+            for number, version in (current.older if current is not None else {}).items()
+        }
 
     def send_task(
         self, opened: OpenRound, assignment: Assignment, *, ask: bool, shard: int = NO_SHARD
     ) -> None:
         """``ask``: the device is to offer its update before it sends it; ``shard``: below which topics."""
-        period_s = len(opened.assignments) / self._spec.limits.progress_messages_s
+        period_s = opened.count("open") / self._spec.limits.progress_messages_s
         task = Task(
             run=self._run,
-            round=opened.number,
+            round=assignment.round,
             tier=assignment.tier,
             seed=assignment.seed,
             nonce=assignment.nonce,
@@ -141,7 +162,7 @@ class Announcements:
             shard=msgspec.UNSET if shard == NO_SHARD else shard,
         )
         topic = self._topics.device(assignment.device).tasks
-        self._session.publish(topic, self._seal(topic, task), expires_s=opened.deadline - opened.opened)
+        self._session.publish(topic, self._seal(topic, task), expires_s=self._spec.rules.deadline_s)
 
     def call(self, number: int, device: str, tier: str) -> None:
         """Have a device that stopped listening look where the run is, after round ``number``: a task that is none."""
@@ -156,6 +177,10 @@ class Announcements:
             for format, bundle in spec.bundles.items():
                 refs.setdefault(format, {})[tier] = offer_bundle(self.publisher, bundle)
         return {format: _signed(bundles, sign) for format, bundles in refs.items()}
+
+
+def _refs(units: Mapping[str, tuple[BlobRef, ...]]) -> list[BlobRef]:
+    return [ref for refs in units.values() for ref in refs]
 
 
 def offer_bundle(publisher: Publisher, bundle: Bundle) -> BlobRef:

@@ -224,9 +224,9 @@ class Crew:
     def _added_here(self, recipe: Recipe, shards: range) -> PartialSum | None:
         """The updates of these shards, from the journal; all anew where a part of it could not be read."""
         active = recipe.made()
-        for update, stored in added(self._journal, self._told.rules.run, active, shards):
+        for update, stored, share in added(self._journal, self._told.rules.run, active, shards):
             self._around.tellers.emit(update)
-            active.aggregator.add(stored, update.weight)
+            active.aggregator.add(stored, update.weight, share)
         return active.aggregator.partial()
 
     def _tell_round(self, member: _Member, hand: Hand, opened: OpenRound) -> None:

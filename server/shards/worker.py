@@ -265,8 +265,8 @@ class Worker:
 
     def _ask(self) -> None:
         """Whose turn it is to send what it offered."""
-        if self._active is not None:
-            self._tell(tuple(self._intake.asked(self._active)))
+        if self._active is not None and self._state.round is not None:
+            self._tell(tuple(self._intake.asked(self._state.round)))
 
     def _answered(self, answers: tuple[Answered, ...]) -> None:
         opened = self._state.round

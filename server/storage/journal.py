@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -21,10 +21,11 @@ from edgefl.wire.mqtt.conditions import UNKNOWN, Conditions, understood
 from edgefl.wire.mqtt.messages import Hello, decode
 from edgefl.wire.mqtt.packets import Traffic
 from edgefl.wire.mqtt.topics import NO_SHARD
+from server.coordinator.fleet import Assignment
 from server.coordinator.record import Participation, Record
 from server.coordinator.rollout import Reports, Trial
 from server.coordinator.roster import Device
-from server.coordinator.states import OpenRound
+from server.coordinator.states import OpenRound, Version
 from server.storage import participation_rows, round_rows, tables, trial_rows, update_rows
 from server.storage.round_rows import MethodProgress
 from server.storage.update_rows import AcceptedUpdate, ShardOf, Tally
@@ -48,19 +49,21 @@ class Run:
 
 @dataclass(frozen=True)
 class StoredUpdate:
-    """An accepted update as it came, with its weight."""
+    """An accepted update as it came, with its weight, and the share of its change that counts."""
 
     device: str
     sha256: str
     weight: int
+    share: float
     data: bytes
 
 
 class Journal:
     """The journal of one federation; ``files`` hold the bytes of updates. StoreError if the database cannot be opened.
 
-    ``most_rows``: how many tasks of rounds that are over it remembers. ``shard_of`` names the shard of a device, where a
-    worker writes.
+    ``most_rows``: how many tasks of rounds that are over it remembers. ``keep``: all of them, and the bytes of all updates.
+    ``versions``: rounds before the last one whose devices may still be at work. ``shard_of`` names the shard of a device,
+    where a worker writes.
     """
 
     def __init__(
@@ -70,11 +73,15 @@ class Journal:
         files: UpdateStore,
         *,
         most_rows: int = MOST_ROWS,
+        keep: bool = False,
+        versions: int = 1,
         shard_of: ShardOf = lambda _: NO_SHARD,
     ) -> None:
         self._federation = federation
         self._files = files
         self._most_rows = most_rows
+        self._keep = keep
+        self._versions = versions
         self._shard_of = shard_of
         self._engine = tables.engine(url)
         with self._guard():
@@ -180,15 +187,38 @@ class Journal:
                     deadline=opened.deadline,
                     goal=opened.goal,
                     whole=opened.whole,
+                    weight_cap=opened.weight_cap,
                     units=units,
                     outcome=dict(outcome or {}),
                 )
             )
-            rows = [
-                {**asdict(assignment), "seed": str(assignment.seed), "run": run, "round": opened.number}
-                for assignment in opened.assignments.values()
-            ]
-            connection.execute(tables.assignments.insert(), rows)
+            round_rows.insert_tasks(connection, run, opened.began)
+
+    def reassign(self, run: str, over: Sequence[Assignment], tasks: Sequence[Assignment]) -> None:
+        """Tasks that ended without an answer, as their status says, and new ones."""
+        with self._transaction() as connection:
+            round_rows.answer(connection, run, over)
+            round_rows.insert_tasks(connection, run, tasks)
+
+    def ended_round(self, run: str, number: int) -> OpenRound:
+        """A round as it ended; of one that waited for nobody how much it took, and no tasks."""
+        with self._transaction() as connection:
+            return round_rows.ended_round(connection, run, number)
+
+    def open_tasks(self, run: str) -> dict[str, Assignment]:
+        """The tasks of all rounds that wait for an answer, by device."""
+        with self._transaction() as connection:
+            return round_rows.open_tasks(connection, run)
+
+    def task_status(self, run: str, number: int, device: str, nonce: str) -> str:
+        """How the task of a device ended that was given in round ``number``; empty if there was none that is known."""
+        with self._transaction() as connection:
+            return round_rows.status(connection, run, number, device, nonce)
+
+    def versions(self, run: str) -> dict[int, Version]:
+        """The model that each round began from, by its number."""
+        with self._transaction() as connection:
+            return round_rows.versions(connection, run)
 
     def current_round(self, run: str) -> OpenRound | None:
         """The round a killed server left open."""
@@ -216,20 +246,20 @@ class Journal:
         with self._transaction() as connection:
             connection.execute(tables.rounds.update().where(key).values(restart=True))
 
-    def decline(self, run: str, number: int, device: str, reason: str) -> None:
-        """A device sends no update for that round."""
+    def decline(self, run: str, task: Assignment, reason: str) -> None:
+        """A device sends no update for that task."""
         with self._transaction() as connection:
-            round_rows.answer(connection, run, number, device, "declined", reason)
+            round_rows.answer(connection, run, [replace(task, status="declined", reason=reason)])
 
     def published_units(self, run: str) -> list[bytes]:
-        """What :meth:`open_round` was given for the last two rounds, the newest first."""
+        """What :meth:`open_round` was given for the last two rounds, or those that are worked on, the newest first."""
         query = (
             sa.select(tables.rounds.c.units)
             .where(tables.rounds.c.run == run)
             .order_by(tables.rounds.c.round.desc())
         )
         with self._transaction() as connection:
-            return [row[0] for row in connection.execute(query.limit(2))]
+            return [row[0] for row in connection.execute(query.limit(self._versions + 1))]
 
     def record(self, run: str) -> Record:
         """What the rounds that ended say of the devices."""
@@ -255,7 +285,8 @@ class Journal:
         outcome: Mapping[str, Any],
         took_part: Mapping[str, Participation] | None = None,
     ) -> None:
-        """Close (or abandon) a round: the run moves on to the next one, the bytes of its updates go, and old rows.
+        """Close (or abandon) a round: the run moves on to the next one, the bytes of its updates go, and old rows,
+        unless they are kept.
 
         ``took_part``: its devices' rows from now on.
         """
@@ -266,13 +297,15 @@ class Journal:
                 .values(state=state, outcome=dict(outcome))
             )
             connection.execute(tables.runs.update().where(tables.runs.c.run == run).values(number=number + 1))
-            before = (tables.rounds.c.run == run) & (tables.rounds.c.round < number - 1)
+            before = (tables.rounds.c.run == run) & (tables.rounds.c.round < number - self._versions)
             connection.execute(
                 tables.rounds.update().where(before & (tables.rounds.c.units != b"")).values(units=b"")
             )
             participation_rows.keep(connection, run, took_part or {})
-            update_rows.prune(connection, run, number, self._most_rows)
-        self._files.drop()
+            if not self._keep:
+                update_rows.prune(connection, run, number, self._most_rows, self._versions)
+        if not self._keep:
+            self._files.drop()
 
     def undo(self, run: str, after: int, more: Mapping[str, Any]) -> None:
         """The rounds behind round ``after`` count no more, as if they had been abandoned; ``more`` is in their outcomes."""
@@ -323,17 +356,18 @@ class Journal:
         reason: str,
         text: str,
         *,
-        final: bool,
+        step: int,
+        final: Assignment | None,
     ) -> bool:
         """Journal a refused update; False if it was known, or the device has had MOST_REJECTED in that round.
 
-        ``final`` also ends the device's part in that round.
+        ``step``: the round that it came in; ``final``: the task that ends with it.
         """
         key = {"run": run, "round": number, "device": device, "nonce": nonce, "sha256": sha256}
         with self._transaction() as connection:
-            if final:
-                round_rows.answer(connection, run, number, device, "rejected")
-            return update_rows.reject(connection, key, reason, text)
+            if final is not None:
+                round_rows.answer(connection, run, [replace(final, status="rejected")])
+            return update_rows.reject(connection, key, step, reason, text)
 
     def add_traffic(self, run: str, number: int, came: Mapping[str, Traffic]) -> None:
         """What more the devices of accepted updates sent for that round."""
@@ -362,18 +396,18 @@ class Journal:
     def accepted(
         self, run: str, number: int, shards: Collection[int] | None = None
     ) -> Iterator[StoredUpdate]:
-        """The accepted updates of an open round (of these ``shards`` only), one at a time: memory stays at one update."""
+        """The accepted updates of a round (of these ``shards`` only), in the order in which they came, one at a time: memory
+        stays at one update. StoreError if their bytes are gone."""
         columns = tables.updates.c
-        query = sa.select(
-            columns.device, columns.sha256, columns.weight, columns.file, columns.offset, columns.size
-        )
-        which = update_rows.of_round(run, number) & (columns.reason == "")
+        names = ("device", "sha256", "weight", "share", "file", "offset", "size")
+        query = sa.select(*(columns[name] for name in names))
+        which = update_rows.of_step(run, number) & (columns.reason == "")
         if shards is not None:
             which &= columns.shard.in_(sorted(shards))
         with self._transaction() as connection:
-            rows = connection.execute(query.where(which).order_by(columns.device)).all()
-        for device, sha256, weight, *place in rows:
-            yield StoredUpdate(device, sha256, weight, self._files.read(Place(*place)))
+            rows = connection.execute(query.where(which).order_by(columns.file, columns.offset)).all()
+        for device, sha256, weight, share, *place in rows:
+            yield StoredUpdate(device, sha256, weight, share, self._files.read(Place(*place)))
 
 
 def _conditions(hello: bytes) -> Conditions:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -11,7 +11,7 @@ from sqlalchemy.engine import Connection
 
 from edgefl.wire.errors import StoreError
 from server.coordinator.fleet import Assignment, Assignments
-from server.coordinator.states import OpenRound
+from server.coordinator.states import OpenRound, Version
 from server.storage import tables
 
 
@@ -39,6 +39,8 @@ def open_round(connection: Connection, run: str) -> OpenRound | None:
     row = connection.execute(sa.select(tables.rounds).where(which)).mappings().first()
     if row is None:
         return None
+    if row["weight_cap"]:
+        return _buffered(connection, run, row, open_tasks(connection, run))
     query = sa.select(tables.assignments).where(
         (tables.assignments.c.run == run) & (tables.assignments.c.round == row["round"])
     )
@@ -53,6 +55,80 @@ def open_round(connection: Connection, run: str) -> OpenRound | None:
         progress(connection, run).position,
         row["whole"],
     )
+
+
+def _buffered(
+    connection: Connection, run: str, row: Mapping[Any, Any], tasks: Mapping[str, Assignment]
+) -> OpenRound:
+    """A round that takes what began from earlier models, too: the ``tasks`` that are open, and how much it has taken."""
+    number, took = row["round"], tables.updates.c
+    taken = (took.run == run) & (took.step == number) & (took.reason == "")
+    rounds = list(connection.execute(sa.select(took.round).where(taken)).scalars())
+    own = (tables.assignments.c.run == run) & (tables.assignments.c.round == number)
+    drawn = connection.execute(
+        sa.select(sa.func.count()).select_from(tables.assignments).where(own)
+    ).scalar_one()
+    began = {*rounds, *(task.round for task in tasks.values())} - {number}
+    known = versions(connection, run)
+    return OpenRound(
+        number,
+        row["model_version"],
+        row["opened"],
+        row["deadline"],
+        row["goal"],
+        Assignments(tasks, accepted=len(rounds)),
+        known[number].position,
+        older={each: known[each] for each in sorted(began)},
+        drawn=drawn,
+        weight_cap=row["weight_cap"],
+    )
+
+
+def ended_round(connection: Connection, run: str, number: int) -> OpenRound:
+    """A round that is over: its devices and their answers, or where it waited for nobody, how much it has taken."""
+    which = (tables.rounds.c.run == run) & (tables.rounds.c.round == number)
+    row = connection.execute(sa.select(tables.rounds).where(which)).mappings().one()
+    if row["weight_cap"]:
+        return _buffered(connection, run, row, {})
+    mine = (tables.assignments.c.run == run) & (tables.assignments.c.round == number)
+    rows = connection.execute(sa.select(tables.assignments).where(mine)).mappings()
+    return OpenRound(
+        number,
+        row["model_version"],
+        row["opened"],
+        row["deadline"],
+        row["goal"],
+        Assignments({each["device"]: _assignment(each) for each in rows}),
+        versions(connection, run)[number].position,
+        row["whole"],
+    )
+
+
+def open_tasks(connection: Connection, run: str) -> dict[str, Assignment]:
+    """The tasks of all rounds that wait for an answer, by device."""
+    columns = tables.assignments.c
+    query = sa.select(tables.assignments).where((columns.run == run) & (columns.status == "open"))
+    return {each["device"]: _assignment(each) for each in connection.execute(query).mappings()}
+
+
+def versions(connection: Connection, run: str) -> dict[int, Version]:
+    """The model that each round began from, by its number."""
+    columns = tables.rounds.c
+    query = sa.select(columns.round, columns.state, columns.model_version, columns.restart)
+    position, found = 0, {}
+    for row in connection.execute(query.where(columns.run == run).order_by(columns.round)):
+        found[row.round] = Version(row.model_version, position)
+        position = 0 if row.restart else position + (row.state == "closed")
+    return found
+
+
+def insert_tasks(connection: Connection, run: str, tasks: Iterable[Assignment]) -> None:
+    """Rows of tasks that are given."""
+    rows = [{**asdict(task), "seed": str(task.seed), "run": run} for task in tasks]
+    for row in rows:
+        del row["until"]  # after a restart its time begins anew
+    if rows:
+        connection.execute(tables.assignments.insert(), rows)
 
 
 def progress(connection: Connection, run: str) -> MethodProgress:
@@ -70,24 +146,26 @@ def progress(connection: Connection, run: str) -> MethodProgress:
     return MethodProgress(position, max(closed, default=0), members)
 
 
-def answer(connection: Connection, run: str, number: int, device: str, status: str, reason: str = "") -> None:
-    key = (
-        (tables.assignments.c.run == run)
-        & (tables.assignments.c.round == number)
-        & (tables.assignments.c.device == device)
-    )
-    connection.execute(tables.assignments.update().where(key).values(status=status, reason=reason))
-
-
-def answer_all(connection: Connection, run: str, number: int, devices: Sequence[str], status: str) -> int:
-    """The same answer of several devices. Of how many the task was open."""
+def answer(connection: Connection, run: str, tasks: Sequence[Assignment]) -> int:
+    """Write down how tasks ended that are open: their status, and why. Of how many that is new."""
     columns = tables.assignments.c
-    key = (columns.run == run) & (columns.round == number) & (columns.device == sa.bindparam("name"))
-    done = connection.execute(
-        tables.assignments.update().where(key & (columns.status == "open")).values(status=status),
-        [{"name": name} for name in devices],
-    )
-    return int(done.rowcount)
+    key = (columns.run == run) & (columns.round == sa.bindparam("number"))
+    key &= (columns.device == sa.bindparam("name")) & (columns.nonce == sa.bindparam("key"))
+    statement = tables.assignments.update().where(key & (columns.status == "open"))
+    statement = statement.values(status=sa.bindparam("to"), reason=sa.bindparam("why"))
+    rows = [
+        {"number": task.round, "name": task.device, "key": task.nonce, "to": task.status, "why": task.reason}
+        for task in tasks
+    ]
+    return int(connection.execute(statement, rows).rowcount) if rows else 0
+
+
+def status(connection: Connection, run: str, number: int, device: str, nonce: str) -> str:
+    """How a device's task ended; empty if there was none, or if its row is gone."""
+    columns = tables.assignments.c
+    key = (columns.run == run) & (columns.round == number) & (columns.device == device)
+    found = connection.execute(sa.select(columns.status).where(key & (columns.nonce == nonce))).scalar()
+    return str(found or "")
 
 
 def check_open(connection: Connection, run: str, number: int, answered: int, tasks: int) -> None:
@@ -110,7 +188,7 @@ def close(connection: Connection, run: str, number: int) -> dict[str, tuple[int,
     key = (tables.rounds.c.run == run) & (tables.rounds.c.round == number)
     connection.execute(tables.rounds.update().where(key).values(state=CLOSING))
     columns = tables.updates.c
-    which = (columns.run == run) & (columns.round == number) & (columns.reason == "")
+    which = (columns.run == run) & (columns.step == number) & (columns.reason == "")
     rows = connection.execute(sa.select(columns.device, columns.shard, columns.sha256).where(which)).all()
     return {device: (shard, sha256) for device, shard, sha256 in rows}
 
@@ -147,4 +225,5 @@ def _assignment(row: Mapping[Any, Any]) -> Assignment:
         row["weight_limit"],
         row["status"],
         row["reason"],
+        row["round"],
     )

@@ -45,6 +45,7 @@ rounds = sa.Table(
     sa.Column("outcome", sa.JSON, nullable=False),
     sa.Column("whole", sa.Boolean, nullable=False),
     sa.Column("restart", sa.Boolean, nullable=False, default=False),
+    sa.Column("weight_cap", sa.BigInteger, nullable=False, default=0),  # 0: it waits for its devices
 )
 assignments = sa.Table(
     "assignments",
@@ -54,7 +55,7 @@ assignments = sa.Table(
     sa.Column("device", sa.String(64), primary_key=True),
     sa.Column("tier", sa.String(64), nullable=False),
     sa.Column("seed", sa.String(20), nullable=False),  # text: some databases have no unsigned 64 bits
-    sa.Column("nonce", sa.String(64), nullable=False),
+    sa.Column("nonce", sa.String(64), primary_key=True),
     sa.Column("weight_limit", sa.BigInteger, nullable=False),
     sa.Column("status", sa.String(16), nullable=False),
     sa.Column("reason", sa.String(MOST_REASON), nullable=False),
@@ -76,6 +77,8 @@ updates = sa.Table(
     sa.Column("device", sa.String(64), primary_key=True),
     sa.Column("nonce", sa.String(64), primary_key=True),
     sa.Column("sha256", sa.String(64), primary_key=True),
+    sa.Column("step", sa.Integer, nullable=False),  # the round that took it; `round` is that of its task
+    sa.Column("share", sa.Float, nullable=False, default=1.0),  # of its change that counts
     sa.Column("reason", sa.String(32), nullable=False),  # empty: accepted
     sa.Column("text", sa.Text, nullable=False),
     sa.Column("weight", sa.BigInteger, nullable=False),
@@ -90,13 +93,14 @@ updates = sa.Table(
         "shard", sa.Integer, nullable=False
     ),  # whose process took it; edgefl.wire.mqtt.topics.NO_SHARD: the server's
     sa.Column("file", sa.String(255), nullable=False),  # of an accepted one, and where in it
-    sa.Column("offset", sa.BigInteger, nullable=False),
+    sa.Column("offset", sa.BigInteger, nullable=False),  # ascending as they came
     sa.Column("size", sa.BigInteger, nullable=False),
+    sa.Index("updates_of_step", "run", "step"),
 )
 SIZES = ("down_bytes", "up_bytes", "down_wire_bytes", "up_wire_bytes", "up_float32_bytes")
 
 
-LAYOUT = 4
+LAYOUT = 5
 """Of the tables and of what lies in them; another number is another release's journal."""
 layout = sa.Table(
     "journal_layout", _tables, sa.Column("number", sa.Integer, primary_key=True, autoincrement=False)

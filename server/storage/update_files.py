@@ -48,6 +48,12 @@ class UpdateFiles:
     def read(self, place: Place) -> bytes:
         """The bytes that lie there; StoreError if they are not all there."""
         path = self._folder / place.file
+        if not path.is_file():
+            raise StoreError(
+                f"{path} is not there: the updates of rounds that are over are kept where round.keep_updates is true before "
+                "the run begins",
+                path=str(path),
+            )
         with self._guard(), path.open("rb") as file:
             file.seek(place.offset)
             data = file.read(place.size)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -22,7 +22,8 @@ _updates = tables.updates.c
 
 @dataclass(frozen=True, slots=True)
 class AcceptedUpdate:
-    """What the journal keeps of an update that is accepted: its bytes ``data`` as they came, what it weighs, and figures.
+    """What the journal keeps of an update that is accepted: its bytes ``data`` as they came, what it weighs, the ``share``
+    of its change that counts, and figures.
 
     ``down`` and ``up`` are what the device fetched and sent for the round so far, ``up_float32_bytes`` what it would have
     sent as float32. ``train_ms``: what its local steps took in all, as it says.
@@ -31,6 +32,7 @@ class AcceptedUpdate:
     assignment: Assignment
     sha256: str
     weight: int
+    share: float
     metrics: Mapping[str, float]
     down: Traffic
     up: Traffic
@@ -41,7 +43,8 @@ class AcceptedUpdate:
 
 @dataclass(frozen=True)
 class Tally:
-    """A round's updates in figures; ``train_loss`` is the mean over the devices that named one.
+    """A round's updates in figures; ``train_loss`` is the mean over the devices that named one, ``staleness`` that of the
+    rounds between the one that an update began in and this one.
 
     Bytes are those of accepted updates: payloads of their messages, and with ``wire`` the messages' headers too;
     ``up_float32_bytes`` is what ``up_bytes`` would be if they were float32 tensors.
@@ -55,10 +58,12 @@ class Tally:
     down_wire_bytes: int
     up_wire_bytes: int
     up_float32_bytes: int
+    staleness: float = 0.0
 
 
-def of_round(run: str, number: int) -> sa.ColumnElement[bool]:
-    return (_updates.run == run) & (_updates.round == number)
+def of_step(run: str, number: int) -> sa.ColumnElement[bool]:
+    """What round ``number`` took, whichever round it was asked for in."""
+    return (_updates.run == run) & (_updates.step == number)
 
 
 ShardOf = Callable[[str], int]
@@ -78,22 +83,24 @@ def accept(
     RoundOver, and nothing is to be kept, unless the round is open and each device's task is, too: somebody else may have
     closed the one, or answered the other.
     """
-    devices = [update.assignment.device for update in updates]
-    answered = round_rows.answer_all(connection, run, number, devices, "accepted")
+    tasks = [replace(update.assignment, status="accepted") for update in updates]
+    answered = round_rows.answer(connection, run, tasks)
     # After the first write, which other writers wait for: nobody closes the round between this look and the commit.
-    round_rows.check_open(connection, run, number, answered, len(devices))
+    round_rows.check_open(connection, run, number, answered, len(tasks))
     connection.execute(
         tables.updates.insert(),
         [
             {
                 "run": run,
-                "round": number,
+                "round": update.assignment.round,
+                "step": number,
                 "device": update.assignment.device,
                 "nonce": update.assignment.nonce,
                 "sha256": update.sha256,
                 "reason": "",
                 "text": "",
                 "weight": update.weight,
+                "share": update.share,
                 "metrics": dict(update.metrics),
                 "train_ms": update.train_ms,
                 "down_bytes": update.down.payload,
@@ -111,7 +118,7 @@ def accept(
     )
 
 
-def reject(connection: Connection, key: Mapping[str, object], reason: str, text: str) -> bool:
+def reject(connection: Connection, key: Mapping[str, object], step: int, reason: str, text: str) -> bool:
     """A row of a refused update; False if there is one of ``key``, or the device has had MOST_REJECTED in that round."""
     same = sa.and_(*(_updates[name] == value for name, value in key.items()))
     if connection.execute(sa.select(_updates.reason).where(same)).first() is not None:
@@ -130,13 +137,13 @@ def reject(connection: Connection, key: Mapping[str, object], reason: str, text:
         "size": 0,
     }
     empty |= dict.fromkeys(tables.SIZES, 0)
-    connection.execute(tables.updates.insert().values(**key, **empty, reason=reason, text=text))
+    connection.execute(tables.updates.insert().values(**key, **empty, step=step, reason=reason, text=text))
     return True
 
 
 def add_traffic(connection: Connection, run: str, number: int, came: Mapping[str, Traffic]) -> None:
     """What more the devices of accepted updates sent for that round."""
-    key = of_round(run, number) & (_updates.reason == "") & (_updates.device == sa.bindparam("name"))
+    key = of_step(run, number) & (_updates.reason == "") & (_updates.device == sa.bindparam("name"))
     more = {"up_bytes": "payload", "up_wire_bytes": "wire", "up_float32_bytes": "payload"}
     values = {column: _updates[column] + sa.bindparam(part) for column, part in more.items()}
     rows = [
@@ -148,21 +155,24 @@ def add_traffic(connection: Connection, run: str, number: int, came: Mapping[str
 
 def tally(connection: Connection, run: str, number: int) -> Tally:
     """What the updates of a round come to."""
-    query = sa.select(_updates.reason, _updates.metrics, *(_updates[name] for name in tables.SIZES))
-    rows = connection.execute(query.where(of_round(run, number)).order_by(_updates.device)).all()
+    query = sa.select(
+        _updates.reason, _updates.metrics, _updates.round, *(_updates[name] for name in tables.SIZES)
+    )
+    rows = connection.execute(query.where(of_step(run, number)).order_by(_updates.device)).all()
     accepted = [row for row in rows if not row[0]]
     losses = [row[1]["loss"] for row in accepted if "loss" in row[1]]
     return Tally(
         reports=len(accepted),
         rejected=len(rows) - len(accepted),
         train_loss=sum(losses) / len(losses) if losses else None,
-        **{name: sum(row[at] for row in accepted) for at, name in enumerate(tables.SIZES, 2)},
+        **{name: sum(row[at] for row in accepted) for at, name in enumerate(tables.SIZES, 3)},
+        staleness=sum(number - row[2] for row in accepted) / max(1, len(accepted)),
     )
 
 
-def prune(connection: Connection, run: str, number: int, most: int) -> None:
+def prune(connection: Connection, run: str, number: int, most: int, versions: int) -> None:
     """Delete the tasks and updates of the oldest rounds, so that not many more than ``most`` rows of each are left; those of
-    rounds ``number`` and ``number - 1`` stay in any case. How a round ended stays in its own row."""
+    round ``number`` and of ``versions`` before it stay in any case. How a round ended stays in its own row."""
     tasks = tables.assignments.c
     query = (
         sa.select(tasks.round, sa.func.count())
@@ -173,7 +183,7 @@ def prune(connection: Connection, run: str, number: int, most: int) -> None:
     total = 0
     for each, count in connection.execute(query):
         total += count
-        if total > most and each < number - 1:
+        if total > most and each < number - versions:
             for table in (tables.assignments, tables.updates):
                 old = (table.c.run == run) & (table.c.round <= each)
                 connection.execute(table.delete().where(old))

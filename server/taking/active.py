@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ from edgefl.wire.bundle.manifest import Manifest
 from edgefl.wire.errors import ProtocolError, UpdateRejected
 from edgefl.wire.mqtt.messages import Update
 from edgefl.wire.regions import Region
-from edgefl.wire.tensors import Array
+from edgefl.wire.tensors import Array, Arrays
 from edgefl.wire.update.form import Form
 from edgefl.wire.update.size import float32_bytes
 from server.aggregate.accumulator import Accumulator
@@ -67,13 +67,19 @@ class ActiveRound:
     """A round while its updates come in: how each tier's are read, and what they are added to.
 
     ``sent_bytes`` is what the server had sent in all when the round began; ``by_turns``: its updates are too many bytes to
-    come all at once.
+    come all at once. Where devices may have begun in earlier rounds, updates are added as changes: ``received`` has the
+    weights that devices began with, by round.
     """
 
     recipe: Recipe
     aggregator: Aggregator
     sent_bytes: int = 0
     by_turns: bool = False
+    received: Mapping[int, Callable[[], Arrays]] = field(default_factory=dict)
+
+    def reading(self, tier: str, number: int) -> UpdateReading:
+        """How the updates of ``tier`` are read that begin from round ``number``'s model."""
+        return self.recipe.older.get(number, self.recipe.readings)[tier]
 
     @property
     def number(self) -> int:
@@ -135,17 +141,19 @@ class ActiveRound:
 
     def check(self, update: Update) -> CheckedUpdate:
         """UpdateRejected unless the update's tensors are what its tier sends."""
-        return self.check_sent(update.tier, update.tensors)
+        return self.check_sent(update.tier, update.tensors, update.round)
 
-    def check_sent(self, tier: str, sent_bytes: bytes) -> CheckedUpdate:
-        """The same of the tensors alone, as they travel."""
-        reading = self.readings[tier]
+    def check_sent(self, tier: str, sent_bytes: bytes, number: int) -> CheckedUpdate:
+        """The same of the tensors alone, as they travel, that begin from round ``number``'s model."""
+        reading = self.reading(tier, number)
         try:
             tensors.check_bare(sent_bytes, self._header_bytes[tier])
             arrays = tensors.load(sent_bytes, max_bits=reading.mask_bits)
         except ProtocolError as error:
             raise UpdateRejected("malformed", error.message) from error
         sent = self.aggregator.check(arrays, reading.sent, reading.form)
+        if self.received:
+            return CheckedUpdate(sent, self.aggregator.as_change(sent, self.received[number]()))
         server = self.recipe.server
         if not reading.unfolds or server is None:
             return CheckedUpdate(sent, sent)
@@ -156,8 +164,9 @@ class ActiveRound:
 @dataclass(frozen=True)
 class Recipe:
     """What an :class:`ActiveRound` is made from: each process that takes updates of the round makes its own, and their sums
-    come together exactly. ``weight_cap`` is the most that one update weighs, ``server`` is None where nothing is unfolded;
-    the others are those of :class:`server.aggregate.aggregator.Aggregator`."""
+    come together exactly. ``older``: the readings of earlier rounds whose devices are at work. ``weight_cap`` is the most
+    that one update weighs, ``server`` is None where nothing is unfolded; the others are those of
+    :class:`server.aggregate.aggregator.Aggregator`."""
 
     number: int
     readings: Mapping[str, UpdateReading]
@@ -170,6 +179,7 @@ class Recipe:
     base: Mapping[str, Array] | None = None
     clip: Clip | None = None
     statistics: Bounds | None = None
+    older: Mapping[int, Mapping[str, UpdateReading]] = field(default_factory=dict)
 
     def made(
         self, *, device: str = "auto", sums: Accumulator | None = None, sent_bytes: int = 0

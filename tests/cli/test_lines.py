@@ -120,6 +120,10 @@ LINES: list[tuple[events.Event, str | None]] = [
         "round 3 waits until 13:00:00 for a (offline since 12:00:00), b (train 3/10 at 12:00:01), c (silent)",
     ),
     (
+        events.Awaiting(round=3, devices=(), until=NOON + 3600),  # where versions wait for nobody
+        "round 3 waits until 13:00:00 for devices that are ready",
+    ),
+    (
         events.RolloutStarted(round=1, devices={"strong": 2, "weak": 0}),
         "round 1 begins the trial of the candidate: 2 of tier strong, 0 of tier weak try it",
     ),

@@ -266,11 +266,11 @@ class ScriptedDevice:
 
     def _maybe_answer(self) -> None:
         task, opened = self._task, self._round
-        if task is None or opened is None or opened.state != "open" or task.nonce in self._answered:
+        if task is None or opened is None or task.nonce in self._answered or task.run != opened.run:
             return
-        if (task.run, task.round) == (opened.run, opened.round):
+        if (own := opened.at(task.round)) is not None:
             self._answered.add(task.nonce)
-            self._answer(self, task, opened)
+            self._answer(self, task, own)
 
 
 @dataclass

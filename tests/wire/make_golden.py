@@ -31,6 +31,7 @@ from edgefl.wire.mqtt.messages import (
     Ack,
     Decline,
     Hello,
+    Live,
     Message,
     Offer,
     Profile,
@@ -120,6 +121,23 @@ PAGED = Round(
     v=3,
 )
 
+LIVE = Round(
+    run="run-7",
+    round=5,
+    state="open",
+    model_version="9f" * 32,
+    offers={"onnx": Offer(bundles={"weak": describe(b"weak bundle", 131072)})},
+    units={"stem": (describe(b"stem weights", 131072),)},
+    hyper={"lr": 0.05},
+    base=5,
+    deadline=1767225600.5,
+    live={
+        3: Live(
+            model_version="7c" * 32, units={"stem": (describe(b"older weights", 131072),)}, hyper={"lr": 0.1}
+        )
+    },
+)
+
 MESSAGES: dict[str, Message] = {
     "round_open": Round(
         run="run-7",
@@ -156,6 +174,8 @@ MESSAGES: dict[str, Message] = {
         deadline=1767225600.5,
         mirrors=("https://weights.example.org/demo", "http://10.0.0.7:8480"),
     ),
+    "round_live": LIVE,
+    "round_live_paged": LIVE.paged(describe(LIVE.page, 131072)),
     "round_paged": PAGED.paged(describe(PAGED.page, 131072)),
     "status_offline": Status(online=False),
     "status_online": Status(online=True),

@@ -91,7 +91,7 @@ class Made:
 
     def _opened(self, number: int) -> OpenRound:
         assignments = {
-            name: Assignment(name, tier_of(name), number, f"{number:024x}", weight_limit=600)
+            name: Assignment(name, tier_of(name), number, f"{number:024x}", weight_limit=600, round=number)
             for name in self.names
         }
         opened = OpenRound(
@@ -113,7 +113,7 @@ class Made:
             self._now = began + (_ROUND_S - 2) * (at + 1) / len(self.names)
             luck = self._random.random()
             if luck < 0.02:
-                self._journal.decline(RUN, number, name, "policy")
+                self._journal.decline(RUN, opened.assignments[name], "policy")
                 self.feed.take(events.Declined(device=name, round=number, reason="policy", text=""))
                 missing[name] = "it declined (policy)"
             elif luck < 0.04:
@@ -134,6 +134,7 @@ class Made:
             task,
             sha256=f"{number:032x}{hash(task.device) & (2**128 - 1):032x}",
             weight=600,
+            share=1.0,
             metrics={"loss": loss},
             down=down,
             up=up,

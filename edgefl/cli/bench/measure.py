@@ -19,6 +19,7 @@ from edgefl.cli.bench import peer as bench_peer
 from edgefl.cli.bench import programs as bench_programs
 from edgefl.cli.bench import simulate as bench_simulate
 from edgefl.cli.bench import train_step as bench_train_step
+from edgefl.cli.bench import versions as bench_versions
 from edgefl.cli.bench.report import mebibytes, print_rows
 from edgefl.cli.options import Engine, model_options
 from edgefl.cli.output import errors, print_table, progress
@@ -55,6 +56,8 @@ Examples:
 
   edgefl bench mirror --bytes 2GiB --json
 
+  edgefl bench buffered --json
+
   edgefl bench peer flower
 """
 _SUBMODELS = """
@@ -89,6 +92,7 @@ def register(app: typer.Typer) -> None:
     bench_programs.register(group)
     bench_simulate.register(group)
     bench_train_step.register(group)
+    bench_versions.register(group)
     app.add_typer(group, name="bench")
 
 

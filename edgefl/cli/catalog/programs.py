@@ -27,6 +27,7 @@ def program_rows() -> list[dict[str, Any]]:
     """One row per program, its cost measured on a model of a few parameters."""
     from edgefl import programs
     from edgefl.programs.catalog import PROGRAMS
+    from edgefl.setup.versions import why_not
 
     rows = []
     for name, factory in PROGRAMS.items():
@@ -49,6 +50,7 @@ def program_rows() -> list[dict[str, Any]]:
                 "down": sum(row.down for row in turn),
                 "kept": turn[-1].kept,
                 "everyone": made.whole,
+                "not_buffered": why_not(made),
                 "options": options_of(factory, 1),
                 "scalars": sorted(scalars_of(made) & options_of(factory, 1).keys()),
                 "server_options": sorted(server_options_of(made) & options_of(factory, 1).keys()),

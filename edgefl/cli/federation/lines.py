@@ -114,9 +114,8 @@ def _(event: events.DeviceFailed) -> str:
 
 @text_of.register
 def _(event: events.Awaiting) -> str:
-    return (
-        f"round {event.round} waits until {clock(event.until)} for {', '.join(map(awaited, event.devices))}"
-    )
+    devices = ", ".join(map(awaited, event.devices)) or "devices that are ready"
+    return f"round {event.round} waits until {clock(event.until)} for {devices}"
 
 
 def awaited(device: events.AwaitedDevice) -> str:

@@ -21,6 +21,7 @@ from edgefl.wire.errors import UpdateRejected
 from edgefl.wire.tensors import Arrays
 from edgefl.wire.update.size import float32_bytes
 from server.coordinator.claims import Claim, weight_of
+from server.coordinator.fleet import Assignment
 from server.run_spec import RunSpec
 from server.taking.active import ActiveRound
 
@@ -75,15 +76,15 @@ class LocalRounds:
     def _reported(self, active: ActiveRound, client: str, result: RoundResult) -> Report:
         """Add a client's update to the round, as it would travel."""
         rules, opened = self._spec.rules, self._task.opened
-        task, version = opened.assignments[client], self._task.model.version
-        sent = tensors.dump(self._sent_by(active, client, task.tier, result), result.masks)
-        claim = Claim(client, rules.run, opened.number, task.nonce, task.tier, version, result.samples)
+        task, version = opened.assignments[client], self._task.began.version
+        sent = tensors.dump(self._sent_by(active, task, result), result.masks)
+        claim = Claim(client, rules.run, task.round, task.nonce, task.tier, version, result.samples)
         try:
             weight = active.weight(weight_of(rules, task, version, claim))
-            checked = active.check_sent(task.tier, sent)
+            checked = active.check_sent(task.tier, sent, task.round)
         except UpdateRejected as refusal:
             return Report(client, refused=refusal.reason)
-        active.aggregator.add(checked.added, weight)
+        active.aggregator.add(checked.added, weight, rules.share(opened.number - task.round))
         return Report(
             client,
             loss=result.metrics.get("loss", float("nan")),
@@ -92,11 +93,11 @@ class LocalRounds:
             carry=result.carry,
         )
 
-    def _sent_by(self, active: ActiveRound, client: str, tier: str, result: RoundResult) -> Arrays:
-        if not self._attack.by(client):
+    def _sent_by(self, active: ActiveRound, task: Assignment, result: RoundResult) -> Arrays:
+        if not self._attack.by(task.device):
             return result.update
-        reading = active.readings[tier]
-        return self._attack.sent(result.update, self._task.model.weights, reading.sent, reading.form)
+        reading = active.reading(task.tier, task.round)
+        return self._attack.sent(result.update, self._task.began.weights, reading.sent, reading.form)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from edgefl.wire.tensors import Arrays
+from server.active_round import Began
 from server.coordinator.states import OpenRound
 from server.publish.model import Model
 from server.taking.active import ActiveRound
@@ -20,13 +21,25 @@ ReadCarry = Callable[[int], Arrays]
 class RoundTask:
     """A round under way. ``weights``: what clients read of the model, by tier and label of the port; ``received``: the
     model as they have it, where what is added of an update depends on that (:func:`server.active_round.measured`), else
-    empty."""
+    empty. ``since``: the model of an earlier round, which clients began with that are trained now; None: ``model``."""
 
     opened: OpenRound
     model: Model
     weights: Mapping[str, Arrays]
     hyper: Mapping[str, float]
     received: Arrays
+    since: Model | None = None
+
+    @property
+    def began(self) -> Model:
+        """What its clients begin with."""
+        return self.since or self.model
+
+    @property
+    def older(self) -> Mapping[int, Began]:
+        """The same by the number of its round, where that is an earlier one."""
+        since, received = self.since, self.received
+        return {} if since is None else {since.number + 1: Began(since, lambda: received)}
 
 
 @dataclass(frozen=True)

@@ -101,6 +101,7 @@ class Worker:
                 device="cpu",
                 sums=self._sums,
                 sent_bytes=0,
+                older=task.older,
             )
         active = self._active
         return [

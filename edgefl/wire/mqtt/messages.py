@@ -38,6 +38,14 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     signatures: dict[str, bytes] = {}
 
 
+class Live(msgspec.Struct, frozen=True, kw_only=True):
+    """Of an earlier round whose devices may still be at work: what :class:`Round` says of the one that is open."""
+
+    model_version: str
+    units: dict[str, tuple[BlobRef, ...]]
+    hyper: dict[str, float]
+
+
 class Round(Message, frozen=True, kw_only=True, omit_defaults=True):
     """``rounds/current``, retained: the open round, or the closed one while nothing is open.
 
@@ -46,15 +54,16 @@ class Round(Message, frozen=True, kw_only=True, omit_defaults=True):
     ``model_version`` are put together from: a blob of weights, and the patches that lead from there to
     ``model_version``, in order (:mod:`edgefl.wire.patches`); most often there are none.
     ``base`` is the last round whose updates are in the model, 0 before the first: what a device kept of a later round
-    is void, as that round was abandoned. ``deadline`` is seconds since the epoch.
+    is void, as that round was abandoned. ``deadline`` is seconds since the epoch. ``live``: earlier rounds that take
+    updates too, by number; devices whose task is of one of these go on.
 
     ``mirrors``: where blobs lie beside the broker (:mod:`edgefl.wire.mirrors`); with ``mirrors_only`` nowhere else. Where
-    ``pages`` is given, ``offers`` and ``units`` are empty and stand in that blob (:class:`Page`).
+    ``pages`` is given, ``offers`` and all ``units`` are empty and stand in that blob (:class:`Page`).
     """
 
     v: int = msgspec.field(
         default_factory=lambda: VERSION
-    )  # so that it is written, as all but the last three are
+    )  # so that it is written, as all but the last four are
     run: str
     round: int
     state: Literal["open", "closed", "done"]
@@ -67,6 +76,23 @@ class Round(Message, frozen=True, kw_only=True, omit_defaults=True):
     mirrors: tuple[str, ...] = ()
     mirrors_only: bool = False
     pages: BlobRef | None = None
+    live: dict[int, Live] = {}
+
+    def at(self, number: int) -> Round | None:
+        """What is announced of round ``number``; None if it takes no updates."""
+        if self.state != "open" or number == self.round:
+            return self if self.state == "open" else None
+        live = self.live.get(number)
+        if live is None:
+            return None
+        return msgspec.structs.replace(
+            self, round=number, model_version=live.model_version, units=live.units, hyper=live.hyper
+        )
+
+    @property
+    def takes(self) -> tuple[int, ...]:
+        """The rounds that take updates."""
+        return (*sorted(self.live), self.round) if self.state == "open" else ()
 
     def offer(self, format: str) -> Offer:
         """What the round offers to devices whose engine runs ``format``; empty if that is nothing."""
@@ -79,11 +105,13 @@ class Round(Message, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def page(self) -> bytes:
         """The part that grows with the model, as it stands in a blob."""
-        return _encoder.encode(Page(offers=self.offers, units=self.units))
+        live = {number: each.units for number, each in self.live.items()}
+        return _encoder.encode(Page(offers=self.offers, units=self.units, live=live))
 
     def paged(self, pages: BlobRef) -> Round:
         """Without that part, which is the blob ``pages``."""
-        return msgspec.structs.replace(self, v=ELSEWHERE, offers={}, units={}, pages=pages)
+        live = {number: msgspec.structs.replace(each, units={}) for number, each in self.live.items()}
+        return msgspec.structs.replace(self, v=ELSEWHERE, offers={}, units={}, live=live, pages=pages)
 
     def whole(self, page: bytes) -> Round:
         """With the part that ``pages`` names, whose bytes have been checked; ProtocolError if they are malformed."""
@@ -93,14 +121,19 @@ class Round(Message, frozen=True, kw_only=True, omit_defaults=True):
             raise ProtocolError(
                 f"the page of the announcement of round {self.round} is malformed: {error}"
             ) from error
-        return msgspec.structs.replace(self, offers=read.offers, units=read.units, pages=None)
+        live = {
+            number: msgspec.structs.replace(each, units=read.live.get(number, {}))
+            for number, each in self.live.items()
+        }
+        return msgspec.structs.replace(self, offers=read.offers, units=read.units, live=live, pages=None)
 
 
-class Page(msgspec.Struct, frozen=True, kw_only=True):
-    """What a :class:`Round` offers, in a blob of its own."""
+class Page(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a :class:`Round` offers, in a blob of its own; ``live`` are the units of earlier rounds."""
 
     offers: dict[str, Offer]
     units: dict[str, tuple[BlobRef, ...]]
+    live: dict[int, dict[str, tuple[BlobRef, ...]]] = {}
 
 
 class Status(Message, frozen=True, kw_only=True):

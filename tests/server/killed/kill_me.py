@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -24,6 +25,19 @@ def serve(events: Connection, port: int, federation: str, out: Path) -> None:
 
 def plan_of(federation: str) -> RunSpec:
     return plan_for(federation, LIMITS, rounds=3, min_devices=3, deadline_s=60.0)
+
+
+VERSIONS = 5
+
+
+def serve_versions(events: Connection, port: int, federation: str, out: Path) -> None:
+    """As many versions, with an update of three each, of whatever devices there are."""
+    run(versions_of(federation), events, port, out)
+
+
+def versions_of(federation: str) -> RunSpec:
+    rules = {"rounds": VERSIONS, "min_devices": 4, "buffer": 3, "max_staleness": 3, "deadline_s": 60.0}
+    return replace(plan_for(federation, LIMITS, **rules), keep_updates=True)
 
 
 def run(plan: RunSpec, events: Connection, port: int, out: Path) -> None:

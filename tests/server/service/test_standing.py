@@ -43,12 +43,13 @@ class Server:
         match event:
             case machine.Answered(accepted=True):
                 figures = {"metrics": {}, "down": Traffic(), "up": Traffic(), "up_float32_bytes": 0}
-                update = AcceptedUpdate(task, sha256="s", weight=1, data=b"", **figures)
+                update = AcceptedUpdate(task, sha256="s", weight=1, share=1.0, data=b"", **figures)
                 self.journal.accept("run", number, [update])
             case machine.Answered():
-                self.journal.reject("run", number, task.device, task.nonce, "s", "nan", "", final=True)
+                row = "run", task.round, task.device, task.nonce, "s", "nan", ""
+                self.journal.reject(*row, step=number, final=task)
             case machine.Declined(nonce=task.nonce):
-                self.journal.decline("run", number, task.device, event.reason)
+                self.journal.decline("run", task, event.reason)
 
     def _do(self, event: Any) -> None:
         self.state, actions = machine.step(self.rules, self.state, event, self.now)
@@ -96,7 +97,9 @@ def losing() -> Server:
         server.take(event)
     for name in NAMES * 2:
         server.take(machine.Answered(name, accepted=True))
-    server.journal.decline("run", 3, "b", NO_CARRY)
+    current = server.state.round
+    assert current is not None
+    server.journal.decline("run", current.assignments["b"], NO_CARRY)
     return server
 
 

@@ -26,10 +26,15 @@ from server.storage.update_rows import AcceptedUpdate
 
 RUN = Run("run", "digest", 1)
 ASSIGNMENTS = {
-    name: Assignment(name, "strong", 2**63 - 1 - n, f"nonce-{name}", weight_limit=7)
+    name: Assignment(name, "strong", 2**63 - 1 - n, f"nonce-{name}", weight_limit=7, round=1)
     for n, name in enumerate(["a", "b", "c"])
 }
 ROUND = OpenRound(1, "v" * 64, 10.5, 20.5, 2, Assignments(ASSIGNMENTS))
+
+
+def of_number(number: int) -> OpenRound:
+    tasks = {name: replace(task, round=number) for name, task in ASSIGNMENTS.items()}
+    return replace(ROUND, number=number, assignments=Assignments(tasks))
 
 
 @pytest.fixture
@@ -45,7 +50,9 @@ def journal(url: str) -> Journal:
     journal.save_devices([(Device("a", "strong", 7, True, 1.0), b"hello")])
     journal.open_round("run", ROUND, b"units")
     accept(journal, "a", b"bytes of a")
-    assert journal.reject("run", 1, "b", "nonce-b", "sha", "not-finite", "NaN", final=True)
+    assert journal.reject(
+        "run", 1, "b", "nonce-b", "sha", "not-finite", "NaN", step=1, final=ASSIGNMENTS["b"]
+    )
     return journal
 
 
@@ -58,14 +65,15 @@ def folder_of(url: str) -> Path:
 
 
 def accept(journal: Journal, device: str, data: bytes, number: int = 1) -> None:
-    journal.accept("run", number, [good(device, data)])
+    journal.accept("run", number, [good(device, data, number)])
 
 
-def good(device: str, data: bytes) -> AcceptedUpdate:
+def good(device: str, data: bytes, number: int = 1) -> AcceptedUpdate:
     return AcceptedUpdate(
-        ASSIGNMENTS[device],
+        replace(ASSIGNMENTS[device], round=number),
         sha256="s",
         weight=3,
+        share=1.0,
         metrics={"loss": 0.5},
         down=Traffic(10, 11),
         up=Traffic(20, 22),
@@ -243,8 +251,8 @@ def test_rows_of_old_rounds_go_and_how_they_ended_stays(url: str) -> None:
     journal = opened(url, most_rows=7)
     journal.begin_run(RUN)
     for number in range(1, 9):
-        journal.open_round("run", replace(ROUND, number=number), b"units")
-        journal.accept("run", number, [good(device, b"data") for device in ASSIGNMENTS])
+        journal.open_round("run", of_number(number), b"units")
+        journal.accept("run", number, [good(device, b"data", number) for device in ASSIGNMENTS])
         journal.end_round("run", number, state="closed", outcome={"number": number})
 
     assert [journal.tally("run", number).reports for number in range(1, 9)] == [0] * 6 + [3, 3]
@@ -261,12 +269,14 @@ def test_an_update_is_accepted_once(journal: Journal) -> None:
 
 
 def test_a_refusal_is_recorded_once(journal: Journal) -> None:
-    assert not journal.reject("run", 1, "b", "nonce-b", "sha", "not-finite", "NaN", final=True)
+    assert not journal.reject(
+        "run", 1, "b", "nonce-b", "sha", "not-finite", "NaN", step=1, final=ASSIGNMENTS["b"]
+    )
     assert journal.tally("run", 1).rejected == 1
 
 
 def test_a_stray_refusal_leaves_the_assignment_open(journal: Journal) -> None:
-    journal.reject("run", 1, "c", "?", "sha", "wrong-nonce", "", final=False)
+    journal.reject("run", 1, "c", "?", "sha", "wrong-nonce", "", step=1, final=None)
     found = journal.current_round("run")
     assert found is not None and found.assignments["c"].status == "open"
 

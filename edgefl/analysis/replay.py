@@ -1,0 +1,119 @@
+"""A run repeated from its journal, to the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from edgefl.config import Federation, load, without_devices
+from edgefl.lab.written import CONFIG_NAME
+from edgefl.setup.data import open_data
+from edgefl.simulator.plan import Plan
+from edgefl.simulator.replay import Replay, ReplayedRound, differences
+from edgefl.wire import tensors
+from edgefl.wire.errors import ConfigError
+from edgefl.wire.tensors import Arrays
+from server.storage.checkpoints import Checkpoints
+from server.storage.journal import Journal
+from server.storage.places import store_at
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What a repeated run came to. ``first``: the first round with other bits, None if there is none; ``differ``: in which
+    tensors its model differs from the checkpoint, and in how many entries, where that is still there."""
+
+    rounds: tuple[ReplayedRound, ...]
+    first: int | None
+    differ: dict[str, int]
+
+    @property
+    def same(self) -> bool:
+        """Whether all rounds came to the bits that the journal has."""
+        return self.first is None
+
+
+def replay(
+    folder: str | Path,
+    federation: Federation | str | Path | None = None,
+    *,
+    database: str = "",
+    data: str | Path | None = None,
+    device: str = "auto",
+    watch: Callable[[ReplayedRound], None] = lambda _: None,
+) -> Replayed:
+    """Repeat a run from the updates that its server kept, round by round, and compare each model with the journal's digest.
+
+    It ends with the first round that has other bits. The run needs ``round.keep_updates``; it may be synchronous or
+    buffered, finished or not.
+
+    Args:
+        folder: of the run, or of the server (``edgefl server --out``).
+        federation: what it was run with; by default the file in the folder.
+        database: SQLAlchemy URL of the journal, where it is not in the folder.
+        data: folder with the dataset's standard files; by default as the federation says.
+        device: where updates are summed.
+        watch: is told each round as it has been repeated.
+
+    Raises:
+        ConfigError: where there is no run, or one of another configuration.
+        StoreError: where the bytes of updates are gone.
+    """
+    path = Path(folder).resolve()
+    whole = without_devices(_federation(path, federation, data))
+    url = database or f"sqlite:///{_journal_of(path)}"
+    updates = whole.server.updates or str(path / "updates")
+    with (
+        closing(Journal(url, whole.federation.name, store_at(updates))) as journal,
+        TemporaryDirectory() as scratch,
+    ):
+        run = journal.latest_run()
+        if run is None:
+            raise ConfigError(
+                f"the journal at {url} has no run of federation {whole.federation.name!r}", url=url
+            )
+        spec = Plan.of(whole, open_data(whole), device=device).spec
+        checkpoints = Checkpoints(path)
+        first = checkpoints.path(0)
+        initial = checkpoints.load(0) if first.is_file() else spec.initial
+        rounds: list[ReplayedRound] = []
+        for each in Replay(spec, journal, run, initial, Path(scratch), device).rounds():
+            rounds.append(each)
+            watch(each)
+            if not each.same:
+                return Replayed(
+                    tuple(rounds), each.round, _differ(each.weights, checkpoints.path(each.round))
+                )
+    return Replayed(tuple(rounds), None, {})
+
+
+def _federation(
+    folder: Path, federation: Federation | str | Path | None, data: str | Path | None
+) -> Federation:
+    if isinstance(federation, Federation):
+        return federation
+    path = Path(federation) if federation else folder / CONFIG_NAME
+    if not path.is_file():
+        raise ConfigError(
+            f"there is no {path}: name the federation that the run was made with (`federation`)",
+            path=str(path),
+        )
+    return load(path, {"data.dir": str(Path(data).resolve())} if data else {})
+
+
+def _journal_of(folder: Path) -> Path:
+    path = folder / "journal.sqlite"
+    if not path.is_file():
+        raise ConfigError(
+            f"{folder} is not the folder of a run: it has no {path.name}; where the journal lies in another database, name "
+            "that (`database`)",
+            path=str(folder),
+        )
+    return path
+
+
+def _differ(weights: Arrays, checkpoint: Path) -> dict[str, int]:
+    return differences(weights, tensors.load(checkpoint.read_bytes())) if checkpoint.is_file() else {}

@@ -1,0 +1,96 @@
+"""``edgefl replay``: a run again, from the updates that its server kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edgefl.cli.output import console, print_json, print_table, progress
+
+if TYPE_CHECKING:
+    from edgefl.analysis.replay import Replayed
+    from edgefl.simulator.replay import ReplayedRound
+
+_EXAMPLES = """
+Repeat a run from its journal, bit for bit, and say where the first difference lies, if there is one.
+
+The run needs its updates: set round.keep_updates = true before it begins. Synchronous and buffered runs are repeated alike.
+Exit code 1: a round came to other bits.
+
+Examples:
+
+  edgefl replay runs/first
+
+  edgefl replay runs/fleet --config federation.toml --json      (a server's folder)
+"""
+
+
+def register(app: typer.Typer) -> None:
+    app.command("replay", help=_EXAMPLES)(replay)
+
+
+def replay(
+    folder: Annotated[
+        Path, typer.Argument(help="folder of the run: --out of `edgefl run`, or of `edgefl server`")
+    ],
+    config: Annotated[
+        Path | None, typer.Option(help="federation file (TOML); default: the one in the folder")
+    ] = None,
+    database: Annotated[
+        str, typer.Option(help="SQLAlchemy URL of the journal; default: SQLite in the folder")
+    ] = "",
+    data: Annotated[Path | None, typer.Option(help="folder with the dataset's standard files")] = None,
+    device: Annotated[str, typer.Option(help="where to average: auto, cpu or cuda")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object per round, nothing else")] = False,
+) -> None:
+    from edgefl.analysis.replay import replay as repeat
+
+    rows: list[dict[str, object]] = []
+
+    def told(each: ReplayedRound) -> None:
+        row = _row(each)
+        rows.append(row)
+        if as_json:
+            print_json(row)
+        else:
+            tell(f"round {each.round}")
+
+    with progress("reading the run") as tell:
+        done = repeat(folder, config, database=database, data=data, device=device, watch=told)
+    if not as_json:
+        print_table(f"{folder}, repeated", [{**row, "weights_sha256": _short(row)} for row in rows])
+        console.print(_verdict(done), soft_wrap=True, highlight=False, markup=False)
+    if not done.same:
+        raise typer.Exit(1)
+
+
+def _row(each: ReplayedRound) -> dict[str, object]:
+    return {
+        "round": each.round,
+        "outcome": each.outcome,
+        "updates": each.updates,
+        "late": each.late,
+        "weights_sha256": each.weights_sha256,
+        "same": each.same,
+    }
+
+
+def _short(row: dict[str, object]) -> str:
+    return str(row["weights_sha256"])[:12]
+
+
+def _verdict(done: Replayed) -> str:
+    if done.same:
+        return f"all {len(done.rounds)} rounds came to the same bits"
+    last = done.rounds[-1]
+    where = ", ".join(f"{name} ({count} entries)" for name, count in sorted(done.differ.items()))
+    return (
+        f"round {last.round} came to {last.weights_sha256[:12]}, and the journal has {last.journaled[:12]}: "
+        + (
+            f"they differ in {where}"
+            if where
+            else "its checkpoint is gone, so that the tensors are not known"
+        )
+    )

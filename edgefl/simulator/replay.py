@@ -1,0 +1,139 @@
+"""A run repeated from its journal: the updates as they came, added in the order in which they came.
+
+Sums are whole numbers, so the order decides nothing within a round; it decides which round an update is in, where versions
+wait for nobody, and that the journal keeps. The same updates in the same rounds give the same bits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from edgefl.simulator.downlink import Downloads
+from edgefl.wire import tensors
+from edgefl.wire.errors import ConfigError, StoreError
+from edgefl.wire.mqtt.messages import Update, decode
+from edgefl.wire.tensors import Arrays
+from server.active_round import Began, active_round, concluded
+from server.coordinator.collapse import NEVER, Best
+from server.coordinator.states import OpenRound, Outcome
+from server.publish.model import Model
+from server.run_spec import RunSpec
+from server.storage.journal import Journal, Run
+
+
+@dataclass(frozen=True)
+class ReplayedRound:
+    """A round that was repeated. ``weights_sha256``: of the model after it, and ``journaled`` what the run had; ``late``:
+    how many updates began from an earlier model; ``weights``: that model."""
+
+    round: int
+    outcome: Outcome
+    updates: int
+    late: int
+    weights_sha256: str
+    journaled: str
+    weights: Arrays
+
+    @property
+    def same(self) -> bool:
+        """Whether it came to the same bits."""
+        return self.weights_sha256 == self.journaled
+
+
+class Replay:
+    """Repeats ``run`` of ``spec`` from ``journal``. ``initial``: the model before the first round; ``folder``: for what is
+    given to devices. ConfigError if the run has another configuration or began from another model."""
+
+    def __init__(
+        self, spec: RunSpec, journal: Journal, run: Run, initial: Arrays, folder: Path, device: str = "auto"
+    ) -> None:
+        if run.digest != spec.digest:
+            raise ConfigError(
+                f"the journal holds run {run.run} of federation {spec.federation!r} under another configuration, or other "
+                "code: repeat it with those it was run with",
+                run=run.run,
+            )
+        # Whether a round counts is in the journal, and what was undone is not repeated.
+        self._spec = replace(spec, rollback=NEVER, rules=replace(spec.rules, run=run.run))
+        self._journal = journal
+        self._run = run.run
+        self._device = device
+        self._downloads = Downloads(spec, folder, run.run)
+        self._versions = journal.versions(run.run)
+        self._models = {1: Model.of(spec, 0, initial)}
+        known = self._versions.get(1)
+        if known is not None and known.model_version != self._models[1].version:
+            raise ConfigError(
+                f"run {run.run} began from model {known.model_version[:12]}, and this is {self._models[1].version[:12]}: "
+                "name the folder of the run, whose checkpoints have the first one"
+            )
+
+    def rounds(self) -> Iterator[ReplayedRound]:
+        """Every round that is over, in order. StoreError where the bytes of updates are gone, or others."""
+        self._downloads.publish(self._models[1])
+        for number, outcome, facts in self._journal.outcomes(self._run):
+            if outcome == "open":
+                return
+            ended = self._journal.ended_round(self._run, number)
+            closed = outcome == "closed"
+            weights, updates, late = (
+                self._repeated(ended, int(facts["devices"]))
+                if closed
+                else (self._models[number].weights, 0, 0)
+            )
+            model = Model.of(self._spec, number, weights)
+            self._downloads.publish(model)
+            self._models[number + 1] = model
+            self._models.pop(number - self._spec.rules.max_staleness, None)
+            digest = hashlib.sha256(tensors.dump(weights)).hexdigest()
+            ending: Outcome = "closed" if closed else "abandoned"
+            yield ReplayedRound(number, ending, updates, late, digest, facts["weights_sha256"], weights)
+
+    def _repeated(self, ended: OpenRound, devices: int) -> tuple[Arrays, int, int]:
+        """The model after a round, the number of its updates, and of those that came late."""
+        model, spec = self._models[ended.number], self._spec
+        received = self._received(model)
+        active = active_round(
+            spec,
+            ended,
+            model,
+            received=received,
+            device=self._device,
+            sums=None,
+            sent_bytes=0,
+            older={
+                number: Began(self._models[number], self._received(self._models[number]))
+                for number in ended.older
+            },
+        )
+        updates = late = 0
+        for stored in self._journal.accepted(self._run, ended.number):
+            if hashlib.sha256(stored.data).hexdigest() != stored.sha256:
+                raise StoreError(
+                    f"the update of {stored.device} that round {ended.number} took has other bytes than were accepted: "
+                    "restore the run's folder",
+                    device=stored.device,
+                    round=ended.number,
+                )
+            update = decode(Update, stored.data)
+            active.aggregator.add(active.check(update).added, stored.weight, stored.share)
+            updates, late = updates + 1, late + (update.round < ended.number)
+        done = concluded(spec, ended, active, model, received=received, devices=devices, best=Best())
+        return done.weights, updates, late
+
+    def _received(self, model: Model) -> Callable[[], Arrays]:
+        return lambda: self._downloads.received(model)
+
+
+def differences(ours: Arrays, theirs: Arrays) -> dict[str, int]:
+    """How many entries of each tensor differ, of those in which any does."""
+    counts = {
+        name: int((array != theirs[name]).sum())
+        if name in theirs and theirs[name].shape == array.shape
+        else array.size
+        for name, array in ours.items()
+    }
+    return {name: count for name, count in counts.items() if count}

@@ -1,0 +1,229 @@
+"""Versions that wait for nobody, in a simulated federation's own time: who is at work, who is done when, and on which model.
+
+Which updates a version takes follows from times alone, so its clients are trained once that is known, those together that
+began with the same model. Only an update that is refused is known no sooner: the version is then gone through again.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from edgefl.simulator.clients import ClientData
+from edgefl.simulator.downlink import Downloads, Fetched
+from edgefl.simulator.fleet import Fleet, Work
+from edgefl.simulator.functions import Functions
+from edgefl.simulator.trainers.tasks import Report, RoundTask
+from edgefl.wire.errors import ParticipationError
+from edgefl.wire.tensors import Arrays
+from server.active_round import Began
+from server.coordinator import machine as coordinator
+from server.coordinator.fleet import Assignment, Assignments
+from server.coordinator.machine import Actions, Answered, OpenRound, Reassign, Rules, State, Tick
+from server.publish.model import Model
+from server.run_spec import RunSpec
+from server.taking.active import ActiveRound
+
+_MOST_TICKS = 1_000
+"""Times that tasks of a version end because their time is over, before it is the federation's fault."""
+
+Arrival = tuple[float, float, Assignment]
+"""When an update is there, who is first of those that are there at the same time, and the task that it answers."""
+
+
+@dataclass
+class Window:
+    """A version that is gone through: ``taken`` are the tasks whose updates it has, in the order of their arrival."""
+
+    state: State
+    now: float
+    waiting: list[Arrival]
+    taken: list[Assignment] = field(default_factory=list)
+    actions: Actions = ()
+    energy_j: float = 0.0
+
+    def together(self) -> Iterator[list[Assignment]]:
+        """What is trained at a time: tasks of different clients that begin with one model, and no client's before its last
+        one."""
+        groups: dict[tuple[int, int], list[Assignment]] = {}
+        had: dict[str, int] = {}
+        for task in self.taken:
+            turn = had[task.device] = had.get(task.device, -1) + 1
+            groups.setdefault((turn, task.round), []).append(task)
+        for _, tasks in sorted(groups.items(), key=lambda each: each[0]):
+            yield tasks
+
+
+@dataclass(frozen=True)
+class _Given:
+    """What clients begin with in a round: by tier what they fetch, the scalars, and the weights as they have them."""
+
+    model: Model
+    fetched: Mapping[str, Fetched]
+    hyper: Mapping[str, float]
+    received: Arrays
+
+
+class Versions:
+    """The models that clients are at work on, and when each client is done. ``update_bytes``: of an update, by tier."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        rules: Rules,
+        functions: Mapping[tuple[str, int], Functions],
+        data: ClientData,
+        downloads: Downloads,
+        fleet: Fleet,
+        update_bytes: Mapping[str, int],
+    ) -> None:
+        self._spec = spec
+        self._rules = rules
+        self._functions = functions
+        self._data = data
+        self._downloads = downloads
+        self._fleet = fleet
+        self._update_bytes = update_bytes
+        self._given: dict[int, _Given] = {}
+        self._waiting: list[Arrival] = []
+
+    def fetched(self, task: Assignment) -> Fetched:
+        """The weights that a client begins its task with."""
+        return self._given[task.round].fetched[task.tier]
+
+    def received(self, number: int) -> Arrays:
+        """The model of round ``number`` by global name, rounded on its way to clients."""
+        return self._given[number].received
+
+    def collect(
+        self,
+        state: State,
+        opened: OpenRound,
+        model: Model,
+        now: float,
+        *,
+        active: Callable[[Mapping[int, Began]], ActiveRound],
+        train: Callable[[RoundTask, ActiveRound], Iterable[Report]],
+    ) -> tuple[Window, Mapping[str, Report], ActiveRound]:
+        """A version gone through and its clients trained: what it came to, the reports by the nonces of their tasks, and the
+        sums. ``active`` makes the sums, to which ``train`` adds."""
+        self._begin(opened, model)
+        older = {number: self._began(number) for number in opened.older}
+        refused: set[str] = set()
+        while True:
+            window, sums = self._gone_through(state, opened, now, refused), active(older)
+            reports = {
+                task.nonce: report
+                for tasks in window.together()
+                for task, report in self._trained(tasks, opened, model, sums, train)
+            }
+            bad = {nonce for nonce, report in reports.items() if report.refused}
+            if not bad:
+                self._waiting = window.waiting
+                return window, reports, sums
+            refused |= bad
+
+    def _begin(self, opened: OpenRound, model: Model) -> None:
+        tiers = self._spec.exchange(opened.position).tiers
+        index = self._spec.index(opened.position)
+        given = _Given(
+            model,
+            {tier: self._downloads.fetch(self._functions[tier, index].manifest) for tier in tiers},
+            self._spec.hyper_at(opened.number, opened.position),
+            self._downloads.received(model),
+        )
+        live = {number: self._given[number] for number in opened.older}
+        self._given = {**live, opened.number: given}
+
+    def _began(self, number: int) -> Began:
+        given = self._given[number]
+        return Began(given.model, lambda: given.received)
+
+    def _trained(
+        self,
+        tasks: list[Assignment],
+        opened: OpenRound,
+        model: Model,
+        active: ActiveRound,
+        train: Callable[[RoundTask, ActiveRound], Iterable[Report]],
+    ) -> Iterator[tuple[Assignment, Report]]:
+        """Tasks of different clients that begin with one model, and the reports on them."""
+        number, own = tasks[0].round, {task.device: task for task in tasks}
+        given = self._given[number]
+        task = RoundTask(
+            replace(opened, assignments=Assignments(own)),
+            model,
+            {tier: fetched.weights for tier, fetched in given.fetched.items()},
+            given.hyper,
+            given.received,
+            None if number == opened.number else given.model,
+        )
+        for report in train(task, active):
+            yield own[report.client], report
+
+    # -- time ------------------------------------------------------------------------------------------------
+
+    def _gone_through(self, state: State, opened: OpenRound, now: float, refused: set[str]) -> Window:
+        """What happens until the version has enough updates, where those of the tasks ``refused`` are no good."""
+        window = Window(state, now, list(self._waiting))
+        for task in opened.began:
+            self._give(window, task)
+        ticks = 0
+        while ticks < _MOST_TICKS:
+            current = window.state.round
+            assert current is not None
+            wake = coordinator.wake_at(self._rules, window.state, window.now)
+            due = window.waiting[0][0] if window.waiting else None
+            if due is None or (wake is not None and wake < due):
+                assert wake is not None  # an open round has tasks, or looks for devices now and then
+                window.now, ticks = max(wake, window.now), ticks + 1
+                self._step(window, Tick())
+            else:
+                window.now, _, task = heapq.heappop(window.waiting)
+                if current.assignments.open.get(task.device) == task:
+                    self._answered(window, task, accepted=task.nonce not in refused)
+            if window.actions:
+                return window
+        raise ParticipationError(
+            f"round {opened.number} has no {opened.goal} updates after {_MOST_TICKS} times: no client is ready before its "
+            "time is over; raise limits.round_deadline_s, or lower simulation.dropout"
+        )
+
+    def _answered(self, window: Window, task: Assignment, *, accepted: bool) -> None:
+        if accepted:
+            window.taken.append(task)
+        window.energy_j += self._joules(task)
+        self._step(window, Answered(task.device, accepted))
+
+    def _step(self, window: Window, event: Answered | Tick) -> None:
+        window.state, actions = coordinator.step(self._rules, window.state, event, window.now)
+        for action in actions:
+            if isinstance(action, Reassign):
+                for task in action.over:
+                    window.energy_j += self._joules(task)
+                for task in action.tasks:
+                    self._give(window, task)
+        window.actions = tuple(action for action in actions if not isinstance(action, Reassign))
+
+    def _give(self, window: Window, task: Assignment) -> None:
+        """A client begins: its update will be there when it is done, unless it is lost."""
+        if not self._fleet.vanishes(_turn(task), task.tier, task.device):
+            took = self._fleet.seconds(task.device, self._work(task))
+            place = self._fleet.place(_turn(task), task.device)
+            heapq.heappush(window.waiting, (window.now + took, place, task))
+
+    def _work(self, task: Assignment) -> Work:
+        rows, most = self._data.samples[task.device], self._rules.samples
+        manifest = self._functions[task.tier, 0].manifest  # such a method has one exchange
+        steps = sum(manifest.steps_with(min(rows, most or rows)))
+        return Work(task.tier, steps, self.fetched(task).nbytes, self._update_bytes[task.tier])
+
+    def _joules(self, task: Assignment) -> float:
+        """What a client has spent on a task that is over."""
+        return self._fleet.joules(_turn(task), task.device, self._work(task), self._rules.deadline_s)
+
+
+def _turn(task: Assignment) -> int:
+    """Stands for the round where chance is drawn anew for each task."""
+    return int(task.nonce[:12], 16)

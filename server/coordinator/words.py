@@ -1,0 +1,28 @@
+"""What people are told of rounds that come to nothing. Pure functions over the coordinator's state."""
+
+from __future__ import annotations
+
+from server.coordinator import attendance
+from server.coordinator.states import OpenRound, Rules
+
+
+def too_few(rules: Rules, current: OpenRound) -> str:
+    """Why a round is abandoned that lacks reports."""
+    accepted, pending = current.count("accepted"), current.count("open")
+    why = "the deadline passed" if pending else "every device has answered"
+    declined = attendance.told({each.device: each.reason for each in current.with_status("declined")})
+    return (
+        f"round {current.number} is abandoned and the model unchanged: it needs {max(1, rules.min_reports)} reports, "
+        f"{accepted} of {len(current.assignments)} devices sent a usable one and {why}; "
+        + (f"declined: {declined}; " if declined else "")
+        + "raise limits.round_deadline_s or lower round.min_reports"
+    )
+
+
+def nothing_trained(rules: Rules) -> str:
+    """Why a run ends whose rounds all came to nothing."""
+    begins = f"the first {rules.opening} of them only begin the method; " if rules.opening else ""
+    return (
+        f"all {rules.rounds} rounds are over, tries that were abandoned included, and none has trained the model: {begins}"
+        "start over in another `out` with more rounds, or with what the abandoned ones lacked"
+    )
