@@ -91,7 +91,7 @@ class Federation(Table):
             problems.append(
                 f"selection.quotas has {', '.join(strangers)}, and the tiers are {', '.join(self.tiers)}: use their names"
             )
-        if strangers := sorted(self.rollout.tiers.keys() - self.tiers.keys()):
+        if self.tiers and (strangers := sorted(self.rollout.tiers.keys() - self.tiers.keys())):
             problems.append(
                 f"rollout.tiers has {', '.join(strangers)}, and the tiers are {', '.join(self.tiers)}: use their names"
             )

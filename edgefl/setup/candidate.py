@@ -32,6 +32,10 @@ def candidates_of(federation: Federation, spec: ModelSpec, tiers: Mapping[str, T
     those of ``tiers``, or mean something else."""
     if not federation.rollout.on:
         return {}
+    if not tried_tiers(federation):
+        raise ConfigError(
+            f"rollout.tiers has {', '.join(federation.rollout.tiers)}, and the only tier is strong: use its name"
+        )
     candidates = tiers_of(candidate_of(federation), spec, tried_tiers(federation))
     for name, candidate in candidates.items():
         _check(name, tiers[name].program, candidate.program)

@@ -64,6 +64,15 @@ def test_only_the_tiers_that_are_named_have_one_where_the_program_is_the_same() 
     assert composed_spec(federation()).rules.rollout is None
 
 
+def test_a_tier_that_a_federation_without_tiers_does_not_have_is_named() -> None:
+    given = parse(
+        {"model": {"name": "mlp"}, "rollout": {"tiers": {"weak": {"activations": "float16"}}}},
+        source="the test",
+    )
+    with pytest.raises(ConfigError, match=r"rollout\.tiers has weak"):
+        composed_spec(given)
+
+
 def test_another_program_has_its_own_options() -> None:
     other = candidate_of(federation(rollout={"program": {"name": "fedprox", "mu": 0.1}}))
     assert other.program.arguments == {"batch": 32, "steps": 10, "mu": 0.1}
