@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 
@@ -25,9 +26,9 @@ def programs() -> Path | None:
 
 
 class Postgres:
-    """One database of its own below ``folder``. Root may not run it: then the user `nobody` does."""
+    """One database of its own. Root may not run it: then the user `nobody` does, who may not look into pytest's folders."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self) -> None:
         found = programs()
         if found is None:
             if os.environ.get("EDGEFL_REQUIRE_POSTGRES"):
@@ -35,8 +36,8 @@ class Postgres:
             pytest.skip("Postgres is not installed (Debian: apt-get install postgresql)")
         pytest.importorskip("psycopg")
         self._programs = found
-        self._folder = folder / "postgres"
-        self._folder.mkdir()
+        self._place = tempfile.TemporaryDirectory(prefix="edgefl-postgres-", ignore_cleanup_errors=True)
+        self._folder = Path(self._place.name)
         self._user = "nobody" if os.geteuid() == 0 else None
         if self._user is not None:
             shutil.chown(self._folder, self._user)

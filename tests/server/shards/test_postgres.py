@@ -21,11 +21,8 @@ from tests.server.shards.fleets import NAMES, model_of, started
 
 
 @pytest.fixture
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
-    folder = tmp_path_factory.mktemp("database")
-    for each in (folder, *folder.parents[:2]):  # whoever runs it has to get there
-        each.chmod(0o755)
-    database = Postgres(folder)
+def postgres() -> Iterator[Postgres]:
+    database = Postgres()
     yield database
     database.stop()
 
