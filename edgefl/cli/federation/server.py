@@ -82,14 +82,13 @@ def server(
 ) -> None:
     from edgefl.cli.federation import serving
 
+    own: dict[str, str | int] = {"workers": workers, "ray": ray, "updates": updates}
     settings = serving.ServerSettings(
         config=str(config),
         out=str(out),
         broker=broker,
         given={
-            "server.workers": workers,
-            "server.ray": ray,
-            "server.updates": updates,
+            **{f"server.{key}": value for key, value in own.items()},
             "broker.ca_file": ca_file,
             "broker.cert_file": cert_file,
             "broker.key_file": key_file,
