@@ -212,8 +212,9 @@ class Run:
         measured = self.measured
         measured.journal_bytes = max(measured.journal_bytes, journal)
         measured.out_bytes = max(measured.out_bytes, whole)
-        if measured.seconds:
-            measured.rest_bytes = min(measured.rest_bytes or 1 << 62, self._server.resident_bytes())
+        if measured.seconds and not self._over:
+            resident = self._server.resident_bytes()
+            measured.rest_bytes = min(measured.rest_bytes or resident, resident)
         if self._broker.process.poll() is not None:
             self._fail(last_words(self._folder / "broker" / "log", "broker"))
         if time.monotonic() - self._heard > _STALLED_S:
