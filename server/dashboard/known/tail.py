@@ -14,6 +14,7 @@ from server.storage import feed
 AnyEvent = (
     events.Started | events.Exporting | events.Compiled | events.Warned | events.Noted | events.Waiting
     | events.Offline | events.Online | events.DeviceJoined | events.DeviceLost | events.DeviceFailed
+    | events.DeviceFitness | events.RolloutStarted | events.RolloutJudged
     | events.Awaiting | events.RoundOpened | events.DeviceSeen | events.UpdateAccepted | events.Rejected
     | events.Declined | events.Limited | events.Vitals | events.Ordered | events.Refused | events.RoundEnded
     | events.RolledBack | events.RoundClosed | events.Stopped | events.Finished
