@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -47,7 +48,8 @@ class Told:
 
 def run(command: Callable[..., None], life_of: Callable[[], Life[Any, Any]]) -> None:
     """Live the life that ``command`` tells of, called with a :class:`Told`. Where it tells of none, exit as it does."""
-    if not hasattr(os, "fork"):
+    # A child of a process with several threads may wait for ever for a lock that one of the others holds.
+    if not hasattr(os, "fork") or threading.active_count() > 1:
         command()
         return
     read_end, write_end = os.pipe()
