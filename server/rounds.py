@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -36,6 +37,7 @@ from server.storage.participation_rows import TURNOUT
 from server.storage.trial_rows import ROLLOUT
 from server.taking.active import ActiveRound
 
+_TIDY_S = 2.0
 _COMPILER = "libllvmlite"
 """What loads the loops that updates are added by, and then has nothing to do."""
 
@@ -105,7 +107,7 @@ class Rounds:
         self._device = device
         self._clock = clock
         self._sums: Accumulator | None = None
-        self._littered = False
+        self._littered = 0.0
         self._last: Collection[str] = frozenset()
         """The devices of the last round that this process opened."""
         self._versions: dict[int, Model] = {}
@@ -311,7 +313,7 @@ class Rounds:
         )
         self._checkpoints.prune(ended.number, {*keep, *self._kept_models()})
         self._sums = active.aggregator.released()
-        self._littered = True
+        self._littered = time.monotonic()
         return EndedRound(self.model.version, outcome, done.failed, done.metrics, done.undone, trial)
 
     def _tried(self, state: State, number: int) -> Trial | None:
@@ -374,9 +376,10 @@ class Rounds:
         return Finished(rounds=rounds, model=str(self._checkpoints.model), weights_sha256=digest, **said)
 
     def tidy(self, *, quiet: bool) -> None:
-        """Once it is quiet after a round, give back the memory that it needed."""
-        if quiet and self._littered:
-            self._littered = False
+        """Some time after a round, once it is quiet, give back the memory that it needed. Not at once: the next one may be
+        there in a moment, and would ask for all of it again."""
+        if quiet and self._littered and time.monotonic() - self._littered >= _TIDY_S:
+            self._littered = 0.0
             give_back(_COMPILER)
 
     def _devices(self) -> int:
