@@ -104,16 +104,16 @@ class Rounds:
                 f"{len(state.devices)}; lower round.min_reports, or raise the count of a tier",
                 needed=needed,
             )
-        pending, active, tally = deque(actions), None, self._tally()
+        pending, active, tally = deque(actions), None, Tally(time.perf_counter(), {})
         while pending:
             match pending.popleft():
                 case Open(round=opened) if self._rules.buffered:
-                    tally = self._tally()
+                    tally = Tally(time.perf_counter(), {})
                     state, more, active = self._collect(state, opened, model, tally)
                     pending.extend(more)
                 case Open(round=opened):
                     received = self._downloads.received(model) if measured(self._spec) else {}
-                    tally, active = self._tally(), self._active(opened, model, received)
+                    tally, active = Tally(time.perf_counter(), {}), self._active(opened, model, received)
                     state, more = self._report(state, opened, active, model, received, tally)
                     pending.extend(more)
                 case Close(round=opened) if active is not None:
@@ -388,9 +388,6 @@ class Rounds:
             took_part=dict(state.record.of),
             turnouts=tuple(map(dict, state.record.turnouts)),
         )
-
-    def _tally(self) -> Tally:
-        return Tally(time.perf_counter(), {})
 
 
 def _answered(

@@ -24,12 +24,12 @@ from server.intake.group import GoodUpdate, Group
 from server.intake.reading import check_codec, check_size, decoded
 from server.intake.reports import accepted_news, fetched, finite, report, train_ms
 from server.intake.turns import Turns
+from server.intake.words import MOST_TEXT, good_news, is_edge, over, refusal_of
 from server.storage.journal import Journal
 from server.storage.round_rows import RoundOver
 from server.storage.update_rows import AcceptedUpdate
 from server.taking.active import ActiveRound
 
-_MOST_TEXT = 1000
 _ENVELOPES = 4
 """Times that the messages around the smallest pieces may be larger than what is in them."""
 _NONCE = re.compile(r"[0-9a-f]{24}")
@@ -120,14 +120,14 @@ class Intake:
         if device in self._group:  # it hears of it in a moment
             return Verdict()
         if self._accepted.get(device) == (number, chunk.nonce, chunk.sha256):
-            answers = _edge(chunk) and self._gate.answers_copy(device)
-            return Verdict(_good_news(number, chunk)) if answers else Verdict()
+            answers = is_edge(chunk) and self._gate.answers_copy(device)
+            return Verdict(good_news(number, chunk)) if answers else Verdict()
         try:
             assignment = addressed(state, device, number, chunk.nonce)
         except UpdateRejected as refusal:
-            return self._stray(device, number, chunk, refusal, state) if _edge(chunk) else Verdict()
+            return self._stray(device, number, chunk, refusal, state) if is_edge(chunk) else Verdict()
         if assignment.status != "open":
-            answers = _edge(chunk) and self._gate.answers(device, known=True)
+            answers = is_edge(chunk) and self._gate.answers(device, known=True)
             return Verdict(self._repeated(assignment, number, chunk)) if answers else Verdict()
         return self._fed(assignment, number, chunk, came, state, active) if active is not None else Verdict()
 
@@ -328,12 +328,12 @@ class Intake:
             "already-rejected",
             f"the update for round {number} has been refused already; wait for the next round",
         )
-        if (over := _over(assignment.status, number, self._rules)) is not None:
-            reason, text = over.reason, over.message
+        if (ended := over(assignment.status, number, self._rules)) is not None:
+            reason, text = ended.reason, ended.message
         if assignment.status == "accepted":
             accepted = self._journal.accepted_sha256(self._rules.run, number, assignment.device, nonce)
             if accepted == chunk.sha256:
-                return _good_news(number, chunk)
+                return good_news(number, chunk)
             reason = "other-update"
             text = f"another update ({accepted[:12]}) was accepted for this task: who has this device's name and key?"
         return Ack(round=number, nonce=nonce, status="rejected", reason=reason, text=text, sha256=sha256)
@@ -354,10 +354,10 @@ class Intake:
         if number <= state.next_round and _NONCE.fullmatch(chunk.nonce):
             accepted = self._journal.accepted_sha256(self._rules.run, number, device, chunk.nonce)
             if accepted and accepted == chunk.sha256:
-                return Verdict(_good_news(number, chunk))
+                return Verdict(good_news(number, chunk))
             if self._rules.buffered:
                 status = self._journal.task_status(self._rules.run, number, device, chunk.nonce)
-                refusal = _over(status, number, self._rules) or refusal
+                refusal = over(status, number, self._rules) or refusal
         step = state.next_round if self._rules.buffered else min(number, state.next_round)
         return self._refuse(device, number, chunk, refusal, final=None, step=step)
 
@@ -371,34 +371,20 @@ class Intake:
         final: Assignment | None,
         step: int,
     ) -> Verdict:
-        reason, text = refusal.reason, printable(refusal.message, _MOST_TEXT)
+        reason, text = refusal.reason, printable(refusal.message, MOST_TEXT)
         key = hashlib.sha256(
             f"{number}/{chunk.nonce}/{chunk.sha256}".encode()
         ).hexdigest()  # bounded, whatever was sent
         row = self._rules.run, min(number, step), device, key[:24], key, reason, text
         if self._journal.reject(*row, step=step, final=final):
             self._emit(Rejected(device=device, round=number, reason=reason, text=text))
-        ack = _refusal(number, chunk, refusal)
+        ack = refusal_of(number, chunk, refusal)
         return Verdict(ack, Answered(device, accepted=False, reason=text) if final is not None else None)
 
     def _told(self, device: str, number: int, chunk: UpdateChunk, refusal: UpdateRejected) -> Ack:
-        ack = _refusal(number, chunk, refusal)
+        ack = refusal_of(number, chunk, refusal)
         self._emit(Rejected(device=device, round=number, reason=ack.reason, text=ack.text))
         return ack
-
-
-def _over(status: str, number: int, rules: Rules) -> UpdateRejected | None:
-    """Why the update of a task is not taken that ended in this way without one."""
-    match status:
-        case "stale":
-            text = f"more than {rules.max_staleness} versions came since (round.max_staleness)"
-        case "expired":
-            text = f"it took longer than {rules.deadline_s:g} s (limits.round_deadline_s), or its device was away too long"
-        case _:
-            return None
-    return UpdateRejected(
-        status, f"the task of round {number} is over: {text}; take the next one", round=number
-    )
 
 
 def added(
@@ -411,24 +397,3 @@ def added(
         check_codec(update, active.reading(update.tier, update.round).form)
         news = accepted_news(update, stored.sha256, stored.weight)
         yield news, active.check(update).added, stored.share
-
-
-def _refusal(number: int, chunk: UpdateChunk, refusal: UpdateRejected) -> Ack:
-    text = printable(refusal.message, _MOST_TEXT)
-    return Ack(
-        round=number,
-        nonce=chunk.nonce[:64],
-        status="rejected",
-        reason=refusal.reason,
-        text=text,
-        sha256=chunk.sha256[:64],
-    )
-
-
-def _good_news(number: int, copied: UpdateChunk) -> Ack:
-    """Once more that an update was accepted, of which a copy came."""
-    return Ack(round=number, nonce=copied.nonce, status="accepted", sha256=copied.sha256)
-
-
-def _edge(chunk: UpdateChunk) -> bool:
-    return chunk.index in (0, chunk.count - 1)
