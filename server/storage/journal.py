@@ -16,9 +16,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from edgefl.wire.errors import ProtocolError, StoreError
-from edgefl.wire.mqtt.conditions import UNKNOWN, Conditions, understood
-from edgefl.wire.mqtt.messages import Hello, decode
+from edgefl.wire.errors import StoreError
 from edgefl.wire.mqtt.packets import Traffic
 from edgefl.wire.mqtt.topics import NO_SHARD
 from server.coordinator.fleet import Assignment
@@ -26,13 +24,11 @@ from server.coordinator.record import Participation, Record
 from server.coordinator.rollout import Reports, Trial
 from server.coordinator.roster import Device
 from server.coordinator.states import OpenRound, Version
-from server.storage import participation_rows, round_rows, tables, trial_rows, update_rows
+from server.storage import fleet_rows, participation_rows, round_rows, tables, trial_rows, update_rows
 from server.storage.round_rows import MethodProgress
 from server.storage.update_rows import AcceptedUpdate, ShardOf, Tally
 from server.storage.update_store import Place, UpdateStore
 
-_FEW = 500
-"""Names that a statement lists: databases have a limit."""
 MOST_ROWS = 20_000
 """Tasks, and updates, that are kept of rounds that are over: about twenty rounds of a thousand devices, a thousand of
 twenty."""
@@ -130,44 +126,12 @@ class Journal:
 
     def save_devices(self, devices: Iterable[tuple[Device, bytes | None]]) -> None:
         """Remember devices, each with the hello that it sent, if it sent one anew: all in one step."""
-        table, new = tables.devices, {device.name: (device, hello) for device, hello in devices}
-        ours = table.c.federation == self._federation
         with self._transaction() as connection:
-            among = ours & table.c.device.in_(list(new)) if len(new) <= _FEW else ours
-            known = set(connection.execute(sa.select(table.c.device).where(among)).scalars())
-            rows = [
-                {**_device_row(device), "hello": hello or b"", "federation": self._federation, "device": name}
-                for name, (device, hello) in new.items()
-                if name not in known
-            ]
-            if rows:
-                connection.execute(table.insert(), rows)
-            key = ours & (table.c.device == sa.bindparam("name"))
-            changes = [(device, hello) for name, (device, hello) in new.items() if name in known]
-            for greeted in (True, False):  # one statement for many rows has one set of columns
-                many = [
-                    {"name": device.name, **_device_row(device), **({"hello": hello} if greeted else {})}
-                    for device, hello in changes
-                    if (hello is not None) == greeted
-                ]
-                if many:
-                    connection.execute(table.update().where(key), many)
+            fleet_rows.save(connection, self._federation, devices)
 
     def devices(self) -> dict[str, Device]:
-        query = sa.select(tables.devices).where(tables.devices.c.federation == self._federation)
         with self._transaction() as connection:
-            rows = connection.execute(query).mappings().all()
-        return {
-            row["device"]: Device(
-                row["device"],
-                row["tier"],
-                row["samples"],
-                row["online"],
-                row["last_seen"],
-                _conditions(row["hello"]),
-            )
-            for row in rows
-        }
+            return fleet_rows.devices(connection, self._federation)
 
     # -- rounds ----------------------------------------------------------------------------------------------
 
@@ -408,16 +372,3 @@ class Journal:
             rows = connection.execute(query.where(which).order_by(columns.file, columns.offset)).all()
         for device, sha256, weight, share, *place in rows:
             yield StoredUpdate(device, sha256, weight, share, self._files.read(Place(*place)))
-
-
-def _conditions(hello: bytes) -> Conditions:
-    """Those of a hello as it is kept; what an earlier release kept may be no hello of this one."""
-    try:
-        told = decode(Hello, hello).conditions if hello else UNKNOWN
-    except ProtocolError:
-        return UNKNOWN
-    return understood(told) if isinstance(told, Conditions) else UNKNOWN
-
-
-def _device_row(device: Device) -> dict[str, object]:
-    return {"tier": device.tier, "samples": device.samples, "online": device.online, "last_seen": device.seen}
