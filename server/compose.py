@@ -7,14 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from edgefl.config import Federation, TierTable
 from edgefl.contract import server_state
 from edgefl.contract.program import Program
 from edgefl.contract.tensors import arrays
 from edgefl.data.dataset import Dataset
 from edgefl.models.spec import ModelSpec
+from edgefl.setup.arrays import arrays_of
 from edgefl.setup.bundles import bundle_of
 from edgefl.setup.candidate import candidate_of, candidates_of, refused, tried_tiers
 from edgefl.setup.digests import run_digest
@@ -25,7 +24,7 @@ from edgefl.setup.versions import check_versions
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.system.sizes import mebibytes
 from edgefl.wire.bundle.archive import Bundle, write_bundle
-from edgefl.wire.errors import ConfigError, ModelError
+from edgefl.wire.errors import ConfigError
 from edgefl.wire.tensors import Arrays
 from exporters.front.cache import BundleCache, Found
 from exporters.front.folder import bundle_name
@@ -84,7 +83,7 @@ def composed(
     """:func:`compose` with bundles from elsewhere; without ``candidate_for`` no candidate is tried, without ``emit`` nothing
     looked for that a person should know."""
     spec = federation_model(federation, dataset)
-    model = _arrays(spec, rounded=federation.downlink.encoding != "float32")
+    model = arrays_of(spec, rounded=federation.downlink.encoding != "float32")
     tiers = tiers_of(federation, spec)
     method = next(iter(tiers.values())).program  # what it asks of the server is the same for all tiers
     rules = _rules(federation, tier_tables(federation), method)
@@ -299,29 +298,6 @@ def _check_sent(federation: Federation, tier: Tier, sends: Collection[str]) -> N
             "it to 'holders'",
             program=program.name,
         )
-
-
-def _arrays(spec: ModelSpec, *, rounded: bool) -> Arrays:
-    for name, tensor in spec.weights.items():
-        if not tensor.is_floating_point():
-            raise ModelError(
-                f"tensor {name} of {spec.name} is {tensor.dtype}, and only floats can be averaged: "
-                "register it as a buffer with persistent=False",
-                name=name,
-            )
-        if rounded and tensor.dtype != torch.float32:
-            raise ModelError(
-                f"tensor {name} of {spec.name} is {tensor.dtype}, and only float32 can be rounded on its way to devices: "
-                "make the model float32, or set downlink.encoding to 'float32'",
-                name=name,
-            )
-        if "~" in name or "/" in name:
-            raise ModelError(
-                f"tensor {name} of {spec.name} has '~' or '/' in its name, which are reserved in blobs and for the server's "
-                "state: rename the module or parameter",
-                name=name,
-            )
-    return {name: tensor.detach().cpu().numpy().copy() for name, tensor in spec.weights.items()}
 
 
 def _rules(federation: Federation, tables: Mapping[str, TierTable], method: Program) -> Rules:
