@@ -3,7 +3,6 @@ fail, and whom a round waits for."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 
 import msgspec
@@ -61,7 +60,7 @@ class DeviceNews:
         self._heard: dict[str, tuple[float, str]] = {}
         self._failures: set[tuple[str, int, str]] = set()
         self._failed_round = 0
-        self._greetings: dict[str, deque[float]] = {}
+        self._greetings: dict[str, tuple[float, ...]] = {}
         self._answers = (0, 0)
         self._pause = notice_s
         self._next = 0.0
@@ -72,19 +71,19 @@ class DeviceNews:
 
     def greeted(self, device: str, now: float) -> None:
         """A hello came. Those that come one after the other are told once."""
-        times = self._greetings.setdefault(device, deque(maxlen=_GREETINGS))
+        times = self._greetings.get(device, ())
         if len(times) == _GREETINGS:
             return  # told
-        times.append(now)
-        if len(times) == _GREETINGS and now - times[0] <= _GREETINGS_S:
+        times = (*times, now)
+        quick = times[-1] - times[0] <= _GREETINGS_S
+        if len(times) == _GREETINGS and quick:
             text = (
                 f"device {device} connected {_GREETINGS} times within {now - times[0]:.0f} s: either two devices run under "
                 "this name and take each other's place at the broker, or its link breaks; "
                 "give each its own name (`edgefl device --id`)"
             )
             self._emit(events.Warned(tier="", text=text))
-        elif len(times) == _GREETINGS:
-            times.popleft()
+        self._greetings[device] = times if quick or len(times) < _GREETINGS else times[1:]
 
     def progress(self, device: str, tier: str, progress: Progress, now: float) -> None:
         """A device of ``tier`` says where it stands, or that an attempt failed. ProtocolError if it says what is for the

@@ -245,7 +245,8 @@ class Door:
     def _note_number(
         self, kind: type[Message], device: str, envelope: Envelope, known: DeviceKey | None
     ) -> None:
-        at, place = envelope.at, (device, envelope.key, kind)
+        at = envelope.at
+        place = device, envelope.key if known is None else known.key, kind  # equal: of thousands one copy is kept
         news = at > max(self._heard.get(place, 0), _stored(kind, known))
         self._heard[place] = at
         self._heard.move_to_end(place)

@@ -25,20 +25,31 @@ _OBJECTIONS_AT_ONCE = 32.0
 
 
 class Shares:
-    """Token buckets by name. ``allow`` takes one; a name that was never heard has all that it may save up."""
+    """Token buckets by name. ``allow`` takes one; a name that was never heard has all that it may save up.
+
+    So has one that was not heard for as long as saving takes: those are forgotten, a generation at a time.
+    """
 
     def __init__(self, rate: float, most: float, clock: Callable[[], float]) -> None:
         self._rate = rate
         self._most = most
         self._clock = clock
         self._left: dict[str, tuple[float, float]] = {}
+        self._earlier: dict[str, tuple[float, float]] = {}
+        self._since = clock()
 
     def allow(self, name: str) -> bool:
         now = self._clock()
-        left, at = self._left.get(name, (self._most, now))
+        if (now - self._since) * self._rate > self._most:
+            self._left, self._earlier, self._since = {}, self._left, now
+        left, at = self._left.get(name) or self._earlier.get(name) or (self._most, now)
         left = min(self._most, left + self._rate * (now - at))
         self._left[name] = (left - 1.0 if left >= 1.0 else left, now)
         return left >= 1.0
+
+    def __len__(self) -> int:
+        """Names that are remembered."""
+        return len(self._left.keys() | self._earlier.keys())
 
 
 class Gate:

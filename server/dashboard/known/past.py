@@ -21,12 +21,14 @@ _MOST_ENGINES = 8
 
 
 class Past:
-    """The journal at ``url``, by default that of ``folder``. One that is not there, or of another layout, has nothing."""
+    """The journal at ``url``, by default that of ``folder``. One that is not there, or of another layout, has nothing.
+
+    StoreError for a ``url`` that cannot be one."""
 
     def __init__(self, folder: Path, url: str = "") -> None:
         self._file = None if url else folder / "journal.sqlite"
-        self._url = url or f"sqlite:///file:{(folder / 'journal.sqlite').resolve()}?mode=ro&uri=true"
-        self._engine: sa.Engine | None = None
+        self._path = (folder / "journal.sqlite").resolve()
+        self._engine = tables.engine(url) if url else None
 
     def close(self) -> None:
         if self._engine is not None:
@@ -122,7 +124,7 @@ class Past:
     @contextmanager
     def _reading(self) -> Iterator[Connection]:
         if self._engine is None:
-            self._engine = sa.create_engine(self._url)
+            self._engine = sa.create_engine(f"sqlite:///file:{self._path}?mode=ro&uri=true")
         with self._engine.connect() as connection:
             yield connection
 

@@ -20,7 +20,7 @@ from server.dashboard.known.tail import Tail, told
 from server.storage.feed import NAME
 from server.storage.history import rounds_of
 
-SIGNS = ("run.toml", NAME, "journal.sqlite", "history.jsonl")
+SIGNS = ("run.toml", NAME, "journal.sqlite", "history.jsonl", "devices.sqlite")
 """A folder with one of these is that of a run."""
 _LOOK_S = 5.0
 _CHECKPOINT = re.compile(r"round-(\d+)\.safetensors")

@@ -16,12 +16,14 @@ _PAUSE_S = 0.5
 
 
 class Hub:
-    """``glance`` is what is known; ``ready`` once all that was kept is."""
+    """``glance`` is what is known; ``ready`` once all that was kept is. ``error`` is what ended the loop: the page must end
+    with it, as nothing that it shows would change any more."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
         self.glance = Glance(Fleet())
         self.ready = False
+        self.error: BaseException | None = None
         self._followers: set[Callable[[bytes], None]] = set()
         self._ending = asyncio.Event()
 
@@ -59,11 +61,17 @@ class Hub:
     async def running(self, _app: Starlette) -> AsyncIterator[None]:
         """While the page is served."""
         task = asyncio.create_task(self._run())
+        task.add_done_callback(self._ended)
         try:
             yield
         finally:
             task.cancel()
             self._source.close()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.error = error
+            self.end()
 
     async def _run(self) -> None:
         fleet = await asyncio.to_thread(self._source.begin)

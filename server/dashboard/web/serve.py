@@ -82,7 +82,7 @@ def check_token(token: str, where: str) -> str:
 
 
 def serve(hub: Hub, desk: Desk, bound: socket.socket, host: str) -> None:
-    """Serve the page until the process is asked to end."""
+    """Serve the page until the process is asked to end. Raises what the page's loop ended with."""
     hosts = frozenset({"localhost", "127.0.0.1", "::1", host}) if is_loopback(host) else None
     config = uvicorn.Config(
         application(hub, desk, hosts=hosts),
@@ -95,6 +95,8 @@ def serve(hub: Hub, desk: Desk, bound: socket.socket, host: str) -> None:
         loop="asyncio",
     )
     _Server(config, hub).run(sockets=[bound])
+    if hub.error is not None:
+        raise hub.error
 
 
 class _Server(uvicorn.Server):
@@ -103,6 +105,9 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, hub: Hub) -> None:
         super().__init__(config)
         self._hub = hub
+
+    async def on_tick(self, counter: int) -> bool:
+        return await super().on_tick(counter) or self._hub.ending
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._hub.end()

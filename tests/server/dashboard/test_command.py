@@ -8,15 +8,18 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from edgefl.cli.federation.beside import DEFAULT, page_beside, with_place
-from edgefl.wire.errors import ConfigError
+from edgefl.wire.errors import ConfigError, StoreError
+from server.dashboard.known.fleet import Fleet
 from server.dashboard.known.source import Folder
-from server.dashboard.web.serve import check_token, is_loopback, parse_listen, read_token
+from server.dashboard.web.hub import Hub
+from server.dashboard.web.serve import bind, check_token, is_loopback, parse_listen, read_token, serve
+from server.dashboard.web.start import desk_of
 from server.dashboard.web.upstream import Upstream
 
 
@@ -46,6 +49,21 @@ def test_a_folder_that_is_none_of_a_run_is_named(tmp_path: Path) -> None:
         Folder(tmp_path)
     with pytest.raises(ConfigError, match="is not the folder of a run"):
         Folder(tmp_path / "nothing")
+
+
+def test_a_journal_elsewhere_that_cannot_be_one_is_named(folder: Path) -> None:
+    with pytest.raises(StoreError, match="no SQLAlchemy URL"):
+        Folder(folder, "nonsense")
+
+
+def test_what_ends_the_pages_loop_ends_the_page(folder: Path) -> None:
+    class Breaks(Folder):
+        def poll(self, fleet: Fleet, line: Callable[[bytes], None]) -> bool:
+            raise StoreError("the disk is gone")
+
+    hub = Hub(Breaks(folder))
+    with bind("127.0.0.1", 0) as bound, pytest.raises(StoreError, match="the disk is gone"):
+        serve(hub, desk_of(folder, "", None), bound, "127.0.0.1")
 
 
 def test_a_page_that_does_not_answer_is_named(taken: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edgefl.wire.limits import Limits
-from server.intake.gate import Gate
+from server.intake.gate import Gate, Shares
 
 
 class Watch:
@@ -39,6 +39,22 @@ def test_what_anybody_may_send_takes_no_share_of_what_the_device_itself_said() -
     assert sum(door.answers("d", known=True, proven=False) for _ in range(1000)) == 32
     assert sum(door.answers_copy("d") for _ in range(1000)) == 32
     assert sum(door.answers("d", known=True) for _ in range(1000)) == 32
+
+
+def test_a_name_that_has_all_its_share_again_is_forgotten() -> None:
+    watch = Watch()
+    shares = Shares(2.0, 10.0, watch)
+    for n in range(1000):
+        assert shares.allow(f"d{n}")
+    assert len(shares) == 1000
+    watch.now = 4.0
+    assert sum(shares.allow("loud") for _ in range(20)) == 10
+    watch.now = 6.0  # what the others spent is saved up, what the loud one did is not
+    assert shares.allow("loud") and len(shares) == 1001
+    watch.now = 9.0
+    assert sum(shares.allow("loud") for _ in range(20)) == 9
+    watch.now = 11.5
+    assert sum(shares.allow("loud") for _ in range(20)) == 5 and len(shares) == 1
 
 
 def test_large_messages_are_not_read() -> None:

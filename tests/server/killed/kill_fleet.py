@@ -6,16 +6,21 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from server.run_spec import RunSpec
+from server.shards.hiring import Workers
+from server.shards.process import ProcessHand
 from tests.server.fleet import plan_for
 from tests.server.killed.kill_me import LIMITS, run
 
 ROUNDS = 6
 
 
-def plan_of(federation: str, devices: int) -> RunSpec:
+LONG = 12
+
+
+def plan_of(federation: str, devices: int, rounds: int = ROUNDS) -> RunSpec:
     """Rounds that need every device: each has one right result."""
     return plan_for(
-        federation, LIMITS, rounds=ROUNDS, min_devices=devices, min_reports=devices, deadline_s=120.0
+        federation, LIMITS, rounds=rounds, min_devices=devices, min_reports=devices, deadline_s=120.0
     )
 
 
@@ -25,3 +30,9 @@ def serve_200(events: Connection, port: int, federation: str, out: Path) -> None
 
 def serve_24(events: Connection, port: int, federation: str, out: Path) -> None:
     run(plan_of(federation, 24), events, port, out)
+
+
+def serve_with_workers(database: str, events: Connection, port: int, federation: str, out: Path) -> None:
+    """200 devices for a while, two workers, and a journal in a database that others look into."""
+    crew = Workers(2, ProcessHand, "")
+    run(plan_of(federation, 200, LONG), events, port, out, crew=crew, database=database)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -40,8 +41,8 @@ def versions_of(federation: str) -> RunSpec:
     return replace(plan_for(federation, LIMITS, **rules), keep_updates=True)
 
 
-def run(plan: RunSpec, events: Connection, port: int, out: Path) -> None:
+def run(plan: RunSpec, events: Connection, port: int, out: Path, **options: Any) -> None:
     def emit(event: Event) -> None:
         events.send_bytes(msgspec.json.encode(event))
 
-    Service(plan, Address("127.0.0.1", port), out, emit=emit).run()
+    Service(plan, Address("127.0.0.1", port), out, emit=emit, **options).run()

@@ -11,6 +11,7 @@ import pytest
 from edgefl.wire.errors import StoreError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import Round, Task
+from server.dashboard.known.source import Folder
 from server.events import RoundClosed, UpdateAccepted, Warned
 from server.storage.journal import Journal
 from server.storage.update_files import UpdateFiles
@@ -64,6 +65,11 @@ def test_a_round_outlives_a_database_that_goes_away(
     assert "start that database again" in trouble.text and "tries again" in trouble.text
     assert closed.reports == len(NAMES)
     assert model_of(tmp_path / "out") == model_of(tmp_path / "calm")
+
+    page = Folder(tmp_path / "out", postgres.url)  # which begins long after the run
+    known = page.begin()
+    page.close()
+    assert known.problem == "" and [known.rounds[number].state for number in (1, 2)] == ["closed", "closed"]
 
 
 def test_a_database_that_is_not_there_is_named(tmp_path: Path) -> None:
