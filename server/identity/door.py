@@ -246,7 +246,11 @@ class Door:
         self, kind: type[Message], device: str, envelope: Envelope, known: DeviceKey | None
     ) -> None:
         at = envelope.at
-        place = device, envelope.key if known is None else known.key, kind  # equal: of thousands one copy is kept
+        place = (
+            device,
+            envelope.key if known is None else known.key,
+            kind,
+        )  # equal: of thousands one copy is kept
         news = at > max(self._heard.get(place, 0), _stored(kind, known))
         self._heard[place] = at
         self._heard.move_to_end(place)
