@@ -202,7 +202,7 @@ class Agent:
     def _turn(self) -> None:
         self._handle_next()
         if self._rounds.collect():
-            self._rest()
+            self._quiet_at = time.monotonic() + _QUIET_S
             self._rest_at = time.monotonic() + _ENGINE_KEPT_S
         self._rounds.begin()
         connected = self._session.connected
