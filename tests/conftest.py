@@ -25,7 +25,7 @@ from edgefl.lab.ports import free_port
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.session import Address, Session
 from server.broker import mosquitto_base
-from tests.rings import record
+from tests.rings import importing, record
 
 START_S = 120.0
 
@@ -44,6 +44,11 @@ if "EDGEFL_KEYS" not in os.environ:
 _DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 if _DATA.is_dir():
     os.environ.setdefault("EDGEFL_DATA", str(_DATA))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    importing.import_by_turns(session.config)
 
 
 def pytest_collection_finish() -> None:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from typing import Protocol
 
 from edgefl.wire.errors import StoreError
 from server.shards.words import Died, News, Order, Stop, Told
@@ -23,19 +24,37 @@ _FAREWELL_S = 5.0
 """For a worker to leave the broker; what it has not journaled is nobody's loss."""
 
 
+class Begun(Protocol):
+    """A process that runs :func:`main`, as :class:`subprocess.Popen` has it."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def kill(self) -> None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+
+def begin(there: socket.socket) -> Begun:
+    """A Python of its own, with the worker's end of the pipe."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "server.shards.process", str(there.fileno())],
+        pass_fds=[there.fileno()],
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C is for the server, which then ends it
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+
+
 class ProcessHand:
     """The server's end. ``deliver`` gets what the worker says, on a thread of its own; :class:`Died` is its last word."""
 
-    def __init__(self, told: Told, deliver: Callable[[News], None]) -> None:
+    def __init__(
+        self, told: Told, deliver: Callable[[News], None], begin: Callable[[socket.socket], Begun] = begin
+    ) -> None:
         here, there = socket.socketpair()
         with there:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "server.shards.process", str(there.fileno())],
-                pass_fds=[there.fileno()],
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is for the server, which then ends it
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            )
+            self._process = begin(there)
         self._connection = Connection(here.detach())
         self._deliver = deliver
         self._sending = threading.Lock()

@@ -40,6 +40,9 @@ def main(first: int, beside: int) -> None:
 def _answerer() -> Callable[[Word, Callable[[Event], None]], Answer]:
     """What answers words; where it cannot be loaded, each of them with the reason."""
     try:
+        from edgefl.setup.torch_start import without_dynamo
+
+        without_dynamo()
         from server.workshop.bench import Bench
     except Exception as error:
         failed = error

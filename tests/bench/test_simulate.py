@@ -17,6 +17,7 @@ from edgefl.wire.errors import ConfigError, EdgeflError
 TINY = Task("tiny", "small", {"name": "digits", "partition": "iid"}, 20, 4, 3, 2, 5, 0.1)
 
 
+@pytest.mark.slow
 def test_a_row_tells_speed_memory_and_accuracy_of_a_whole_simulation() -> None:
     row = measure(TINY, engines()["edgefl"])
     assert (row.task, row.engine, row.clients, row.per_round, row.rounds) == ("tiny", "edgefl", 20, 4, 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,15 @@ from tests.docs.documents import DOCS, DOCUMENTS, ROOT, commands
 PAGES = [page for page in DOCUMENTS if any(commands(page, "edgefl"))]
 
 
+@cache
+def program() -> Any:
+    """All commands: typer takes a tenth of a second to build them."""
+    return typer.main.get_command(app)
+
+
 def unknown(words: list[str]) -> Iterator[str]:
     """What of a command line, without the program, does not exist."""
-    command: Any = typer.main.get_command(app)
-    named = "edgefl"
+    command, named = program(), "edgefl"
     for word in words:
         if word in getattr(command, "commands", {}):
             command, named = command.commands[word], f"{named} {word}"
@@ -50,7 +56,7 @@ def test_a_wrong_command_and_a_wrong_option_are_seen() -> None:
 def test_the_page_of_commands_has_them_all() -> None:
     """`bench peer` and its kind are named by the benchmarks."""
     page = (DOCS / "commands.md").read_text()
-    command: Any = typer.main.get_command(app)
+    command = program()
 
     assert [name for name in command.commands if f"edgefl {name}" not in page] == []
     benches = command.commands["bench"].commands

@@ -29,7 +29,7 @@ from edgefl.setup.tiers import completed
 from edgefl.wire.errors import EdgeflError
 from edgefl.wire.mqtt.session import Address
 from server.compose import compose
-from server.events import RoundClosed
+from server.events import Event, RoundClosed
 from tests.e2e.runs import EDGEFL
 from tests.server.fleet import RunningServer
 
@@ -71,10 +71,11 @@ def edgefl(*arguments: str | Path) -> Ran:
 
 @dataclass(frozen=True)
 class Trained:
-    """A federation that was trained in this process."""
+    """A federation that was trained in this process. ``events``: all that its server told."""
 
     folder: Path
     rounds: list[RoundClosed]
+    events: list[Event]
 
     @property
     def outcomes(self) -> list[tuple[str, int, int]]:
@@ -97,8 +98,10 @@ def train(
     federation: str,
     rounds: int,
     engines: Engines = _those_of_the_file,
+    hear: Callable[[Event], None] = lambda _: None,
 ) -> Trained:
-    """The run of ``config``, with its server and its devices in threads and ``broker`` between them."""
+    """The run of ``config``, with its server and its devices in threads and ``broker`` between them. ``hear`` is told what
+    happens as it does: the server waits for it."""
     file = folder.with_suffix(".toml")
     file.write_text(config)
     told: dict[str, object] = {
@@ -112,7 +115,7 @@ def train(
     lab.prepare(dataset, partition(settings, dataset, len(lab.devices)))
     plan, opened = compose(settings, dataset, folder, device="cpu"), engines(settings, dataset)
     with ExitStack() as stack:
-        server = RunningServer.start(plan, broker, folder, device="cpu")
+        server = RunningServer.start(plan, broker, folder, hear=hear, device="cpu")
         stack.callback(server.service.stop)
         devices = [
             _Device.start(
@@ -136,7 +139,7 @@ def train(
         server.join()
         for device in devices:
             device.join()
-    return Trained(folder, server.seen_of(RoundClosed))
+    return Trained(folder, server.seen_of(RoundClosed), server.seen)
 
 
 @dataclass

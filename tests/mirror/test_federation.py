@@ -17,8 +17,10 @@ from device_runtime.store.database import Store
 from edgefl.wire.limits import Limits
 from edgefl.wire.mirrors import Mirror
 from edgefl.wire.mqtt.topics import Topics
+from server.events import Event, RoundClosed
 from tests.conftest import BrokerProcess, SessionFactory
 from tests.device_runtime.agent.link import Inbox, publish_blob
+from tests.e2e.inside import train
 from tests.e2e.runs import EDGEFL, PATIENCE_S, TINY, Calm
 from tests.mirror.hostile import ScriptedMirror, Talk
 
@@ -90,18 +92,23 @@ def test_a_federation_by_mirrors_only_ends_with_the_weights_of_one_by_the_broker
 
 
 def test_a_mirror_that_is_killed_after_a_round_leaves_the_rest_to_the_broker(
-    calm: Calm, tmp_path: Path
+    broker: BrokerProcess, federation: str, tmp_path: Path
 ) -> None:
     blobs = tmp_path / "blobs"
     blobs.mkdir()
     with mirror(blobs) as origin:
-        run = calm.beside(tmp_path / "run", config=config(blobs, origin.url))
-        run.wait_until(lambda: bool(run.rounds), "a first round")
-        origin.end()
-        rounds = run.finish()
 
-    assert rounds[-1]["weights_sha256"] == calm.weights_sha256
-    assert rounds[0]["down_bytes"] == 0 < rounds[-1]["down_bytes"]
+        def hear(event: Event) -> None:
+            if isinstance(event, RoundClosed) and event.round == 1:
+                origin.end()
+
+        by_mirror = config(blobs, origin.url)
+        other = train(tmp_path / "run", by_mirror, broker.address, federation, ROUNDS, hear=hear)
+    calm = train(tmp_path / "calm", TINY + TWO, broker.address, f"{federation}-calm", ROUNDS)
+
+    assert other.rounds[-1].weights_sha256 == calm.rounds[-1].weights_sha256
+    assert other.rounds[0].down_bytes == 0 < other.rounds[-1].down_bytes
+    assert other.outcomes == calm.outcomes == [("closed", 2, 0)] * ROUNDS
 
 
 def test_a_mirror_that_is_killed_in_the_middle_of_a_blob(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.rings.changed import changed_rooms, chosen
+from tests.rings.importing import turned
 from tests.rings.record import FileTimes, FullRun, by_folder, longest_first
 
 
@@ -59,6 +60,13 @@ def test_long_files_come_first_and_stay_whole_by_the_tests_that_run() -> None:
     quick = (Item("b.py::1"), Item("a.py::1"), Item("new.py::1"), Item("a.py::2"))
     assert order(*quick) == ["new.py::1", "a.py::1", "a.py::2", "b.py::1"]
     assert order(*quick, Item("b.py::2", "slow"))[:3] == ["new.py::1", "b.py::1", "b.py::2"]
+
+
+def test_processes_begin_to_import_at_different_places_and_import_all() -> None:
+    names = list("abcdefg")
+    orders = [turned(names, number, 3) for number in range(3)]
+    assert [order[0] for order in orders] == ["a", "c", "e"]
+    assert all(sorted(order) == names for order in orders)
 
 
 def test_a_recorded_file_that_exists_is_not_taken_for_a_test() -> None:

@@ -284,9 +284,21 @@ class RunningServer:
     thread: threading.Thread | None = None
 
     @classmethod
-    def start(cls, plan: RunSpec, address: Address, out: Path, **options: Any) -> RunningServer:
+    def start(
+        cls,
+        plan: RunSpec,
+        address: Address,
+        out: Path,
+        hear: Callable[[Event], None] = lambda _: None,
+        **options: Any,
+    ) -> RunningServer:
         events: queue.Queue[Event] = queue.Queue()
-        running = cls(Service(plan, address, out, emit=events.put, **options), events)
+
+        def emit(event: Event) -> None:
+            events.put(event)
+            hear(event)
+
+        running = cls(Service(plan, address, out, emit=emit, **options), events)
         running.thread = threading.Thread(target=running._run, daemon=True)
         running.thread.start()
         return running

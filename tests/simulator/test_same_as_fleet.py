@@ -13,6 +13,7 @@ from edgefl.config import load
 from edgefl.wire.mqtt.session import Address
 from tests.conftest import BrokerProcess
 from tests.e2e.inside import Engines, Trained, train
+from tests.rings.rows import mostly_slow
 from tests.simulator.torch_engine import torch_engines
 
 ROUNDS = 2
@@ -95,8 +96,12 @@ def test_where_both_use_torch_the_weights_have_the_same_bits(
         assert np.array_equal(simulated.model[name], weights), name
 
 
+# What the rest of the cases adds beside the bits above are functions on an engine, each of which tests/parity has.
 @pytest.mark.e2e
-@pytest.mark.parametrize("case", sorted(CASES))
+@pytest.mark.parametrize(
+    "case",
+    mostly_slow(sorted(CASES), ("mixed tiers, some of them, int8 down", "a second round that is undone")),
+)
 def test_a_simulated_round_is_a_round_over_a_broker(
     case: str, broker: BrokerProcess, federation: str, tmp_path: Path
 ) -> None:

@@ -106,6 +106,9 @@ def run(
     dashboard: Dashboard = "",
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object per round, nothing else")] = False,
 ) -> None:
+    from edgefl.setup.torch_start import without_dynamo
+
+    without_dynamo()
     from edgefl.api.federation import demo_federation, load_federation
     from edgefl.api.run import prepare
     from edgefl.lab.faults.schedule import load_schedule

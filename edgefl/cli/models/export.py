@@ -73,7 +73,7 @@ def export(
     as_json: Annotated[bool, typer.Option("--json", help="a JSON list")] = False,
 ) -> None:
     from device_runtime.memory import return_memory_late
-    from edgefl.cli.torch_start import without_dynamo
+    from edgefl.setup.torch_start import without_dynamo
 
     return_memory_late()
     without_dynamo()

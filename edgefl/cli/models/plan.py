@@ -68,7 +68,7 @@ def plan(
     ] = False,
 ) -> None:
     from edgefl.cli.models import fit
-    from edgefl.cli.torch_start import without_dynamo
+    from edgefl.setup.torch_start import without_dynamo
 
     without_dynamo()
     wishes = fit.Wishes(

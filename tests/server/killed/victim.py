@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from tests.server.forked import FORKED
 from tests.server.killed import kill_me
-
-# Each server is forked from a process that has imported what a server needs: they are killed often.
-_SERVERS = multiprocessing.get_context("forkserver")
-_SERVERS.set_forkserver_preload([kill_me.__name__])
 
 Serve = Callable[[Connection, int, str, Path], None]
 
@@ -28,8 +24,8 @@ class Victim:
         self.start()
 
     def start(self) -> None:
-        self._events, events = _SERVERS.Pipe(duplex=False)
-        self.process = _SERVERS.Process(target=self._serve, args=(events, *self._arguments))
+        self._events, events = FORKED.Pipe(duplex=False)
+        self.process = FORKED.Process(target=self._serve, args=(events, *self._arguments))
         self.process.start()
         events.close()
 

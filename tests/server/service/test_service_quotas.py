@@ -122,7 +122,7 @@ def test_a_deadline_passes_under_a_flood(flooded: Any) -> None:
     for name in ("strong-0", "strong-1"):
         server.hear(name, "hello", hello())
     server.work()
-    server.service._next()
+    server.service.advance(Tick())
     assert server.service.state.phase == "open"
     for _ in range(20):
         server.now += 1.0

@@ -14,16 +14,22 @@ from server.shards.hiring import Workers
 from server.shards.process import ProcessHand
 from server.shards.words import News, Told
 from tests.server.fleet import RunningServer, plan_for
+from tests.server.forked import forked_hand
 
 NAMES = tuple(f"strong-{number}" for number in range(8)) + tuple(f"weak-{number}" for number in range(4))
 
 
 class Known:
     """Hires workers as processes, and keeps them in hand by their numbers. The first of each number is killed, and not
-    heard, as it says something of the kind that ``silencing`` has for its number."""
+    heard, as it says something of the kind that ``silencing`` has for its number. ``hand``: how they begin."""
 
-    def __init__(self, silencing: Mapping[int, type[News]] | None = None) -> None:
+    def __init__(
+        self,
+        silencing: Mapping[int, type[News]] | None = None,
+        hand: Callable[..., ProcessHand] = forked_hand,
+    ) -> None:
         self._silencing = silencing or {}
+        self._hand = hand
         self.hands: dict[int, list[ProcessHand]] = {}
         self.silenced: set[int] = set()
 
@@ -39,7 +45,7 @@ class Known:
             else:
                 deliver(news)
 
-        hands.append(ProcessHand(told, heard))
+        hands.append(self._hand(told, heard))
         return hands[-1]
 
     def pid(self, worker: int) -> int:
@@ -54,7 +60,7 @@ def started(
     limits: Limits,
     *,
     workers: int = 0,
-    hire: Hire = ProcessHand,
+    hire: Hire = forked_hand,
     updates: str = "",
     database: str = "",
     **rules: Any,

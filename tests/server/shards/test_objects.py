@@ -13,6 +13,7 @@ import pytest
 from edgefl.wire.errors import StoreError
 from edgefl.wire.limits import Limits
 from server.events import RoundClosed, UpdateAccepted, Warned
+from server.shards.process import ProcessHand
 from server.shards.slots import worker_of
 from server.storage.places import store_at
 from server.storage.update_files import UpdateFiles
@@ -60,7 +61,7 @@ def test_a_bucket_that_answers_503_is_waited_for(
     bucket: Bucket, mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path
 ) -> None:
     bucket.refusals = 12
-    known = Known()
+    known = Known(hand=ProcessHand)  # whose environment is this process's as it is now
     devices = [
         ScriptedDevice(mosquitto.address, name, each, limits)
         for name in (federation, f"{federation}-calm")

@@ -17,6 +17,7 @@ import pytest
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import Round, Task
 from server.events import RoundClosed, RoundOpened, UpdateAccepted, Warned
+from server.shards.process import ProcessHand
 from server.shards.slots import SHARDS, shard_of, shards_of, worker_of
 from server.shards.words import Summed, Took
 from tests.conftest import Mosquitto
@@ -25,6 +26,7 @@ from tests.server.fleet import (
     RunningServer,
     ScriptedDevice,
 )
+from tests.server.forked import forked_hand
 from tests.server.shards.fleets import NAMES, Known, model_of, started
 
 
@@ -60,7 +62,8 @@ SHARDS_OF_NAMES = [34, 52, 14, 24]
 
 def test_one_two_and_four_workers_end_with_the_same_bits(fleet: Any, federation: str, tmp_path: Path) -> None:
     servers = {
-        workers: fleet(f"{federation}-{workers}", f"out-{workers}", workers=workers) for workers in (0, 2, 4)
+        workers: fleet(f"{federation}-{workers}", f"out-{workers}", workers=workers, hire=hire)
+        for workers, hire in ((0, forked_hand), (2, ProcessHand), (4, forked_hand))
     }
 
     for workers, server in servers.items():

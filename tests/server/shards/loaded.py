@@ -1,0 +1,14 @@
+"""Imported by the process that workers are forked from: what a worker loads when it takes its first update."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from server.aggregate.aggregator import Aggregator, layout_of
+from server.shards import process
+
+assert process  # all that a worker imports
+_WEIGHTS = {"any": np.zeros(1, np.float32)}
+_aggregator = Aggregator(layout_of(_WEIGHTS), weight_limit=1, device="cpu", threads=1)
+_aggregator.add(_aggregator.check(_WEIGHTS, {"any": None}), 1)
+_aggregator.partial()
