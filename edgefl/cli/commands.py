@@ -6,6 +6,7 @@ from edgefl.cli import bare_app
 from edgefl.cli.analysis import heterogeneity, personalize, reproduce
 from edgefl.cli.bench import measure as bench
 from edgefl.cli.catalog import cache, inspection
+from edgefl.cli.conformance import group as conformance
 from edgefl.cli.device import agent as device
 from edgefl.cli.device import data, tune
 from edgefl.cli.federation import acl, audit, broker, dashboard, load, mirror, replay, run, server, simulate
@@ -35,6 +36,7 @@ for module in (
     verify,
     profile,
     tune,
+    conformance,
     inspection,
     cache,
     bench,

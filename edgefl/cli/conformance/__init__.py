@@ -1,0 +1,1 @@
+"""``edgefl conformance``: whether an agent does what the protocol says."""

@@ -1,0 +1,133 @@
+"""``edgefl conformance run`` and ``edgefl conformance cases``: any device agent against a scripted server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edgefl.cli.options import Engine
+from edgefl.cli.output import console, errors, print_json, print_table
+
+if TYPE_CHECKING:
+    from edgefl.conformance.verdict import Verdict
+
+_HELP = """
+Play the server against an agent, over a real broker, and say what the agent gets right.
+
+What follows -- is the agent's command. Each case starts it with options of `edgefl device`: --id, --broker, --federation, --data
+(an .npz of x and y), --store, --engine, and where the case needs them --server-key, --token @FILE, --memory, --tier,
+--until-done. An agent is judged by what it says on the wire and by its exit codes, by nothing that it prints.
+
+A case that is optional tells of a part of the protocol that an agent may lack. Exit code 0: all others are passed. 1: some are not.
+
+Examples:
+
+  edgefl conformance run -- edgefl device --no-tune
+
+  edgefl conformance run --engine executorch --only refusals --json -- build/edgefl-agent
+"""
+_CASES = """
+List the cases that `edgefl conformance run` plays: names, groups, and what each checks.
+
+Example:
+
+  edgefl conformance cases --json
+"""
+
+
+def register(group: typer.Typer) -> None:
+    settings = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+    group.command("run", help=_HELP, context_settings=settings)(run)
+    group.command("cases", help=_CASES)(cases)
+
+
+def run(
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="how the agent is started")],
+    engine: Annotated[Engine, typer.Option(help="runtime that runs the agent's graphs")] = Engine.onnx,
+    only: Annotated[
+        list[str] | None, typer.Option(help="cases or groups by name, * allowed; may be repeated")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="agents that run at a time")] = 3,
+    patience: Annotated[
+        float, typer.Option(min=0.1, help="times that every wait is longer: for slow agents")
+    ] = 1.0,
+    websocket: Annotated[bool, typer.Option(help="give the agent a ws:// URL as its broker")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="keep what agents printed and stored in this folder")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object: engine, counts, cases")] = False,
+) -> None:
+    from edgefl.conformance.campaign import Campaign
+
+    campaign = Campaign(
+        command=command,
+        engine=engine.value,
+        only=tuple(only or ()),
+        jobs=jobs,
+        patience=patience,
+        websocket=websocket,
+        folder=out,
+    )
+    verdicts = campaign.run(_nothing if as_json else _tell)
+    counts = {
+        word: sum(each.outcome == word for each in verdicts)
+        for word in ("passed", "failed", "missing", "skipped")
+    }
+    if as_json:
+        print_json(
+            {"command": command, "engine": engine.value, **counts, "cases": [_row(each) for each in verdicts]}
+        )
+    else:
+        console.print(
+            _summary(counts, engine.value), style="red" if counts["failed"] else "green", highlight=False
+        )
+    raise typer.Exit(1 if counts["failed"] else 0)
+
+
+def cases(as_json: Annotated[bool, typer.Option("--json", help="one JSON list")] = False) -> None:
+    from edgefl.conformance.catalog import CASES
+
+    rows = [
+        {"group": case.group, "case": case.name, "optional": case.optional, "checks": case.says}
+        for case in CASES
+    ]
+    if as_json:
+        print_json(rows)
+    else:
+        print_table("cases of `edgefl conformance run`", rows)
+
+
+def _row(verdict: Verdict) -> dict[str, Any]:
+    told = {"expected": verdict.expected, "found": verdict.found} if verdict.outcome != "passed" else {}
+    return {
+        "case": verdict.name,
+        "group": verdict.group,
+        "outcome": verdict.outcome,
+        "optional": verdict.optional,
+        "seconds": round(verdict.seconds, 2),
+        "checks": verdict.says,
+        **told,
+    }
+
+
+def _nothing(_: Verdict) -> None:
+    return
+
+
+def _tell(verdict: Verdict) -> None:
+    style = {"passed": "green", "failed": "red", "missing": "yellow", "skipped": "dim"}[verdict.outcome]
+    line = f"{verdict.outcome:<8} {verdict.group}: {verdict.name}  ({verdict.seconds:.1f} s)"
+    console.print(line, style=style, markup=False, highlight=False)
+    if verdict.outcome in ("failed", "missing"):
+        errors.print(f"         checks:   {verdict.says}", markup=False, highlight=False, soft_wrap=True)
+        errors.print(f"         expected: {verdict.expected}", markup=False, highlight=False, soft_wrap=True)
+        errors.print(f"         found:    {verdict.found}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _summary(counts: dict[str, int], engine: str) -> str:
+    parts = [f"{counts['passed']} cases passed", f"{counts['failed']} failed"]
+    parts += [f"{counts['missing']} optional ones are missing"] * bool(counts["missing"])
+    parts += [f"{counts['skipped']} mean nothing for {engine}"] * bool(counts["skipped"])
+    return ", ".join(parts)

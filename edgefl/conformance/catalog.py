@@ -1,0 +1,31 @@
+"""All cases, in the order in which they are told."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+from edgefl.conformance.case import Case, Group
+from edgefl.conformance.cases.joining import JOINING
+from edgefl.conformance.cases.rounds import ROUNDS
+from edgefl.wire.errors import ConfigError
+
+GROUPS: tuple[Group, ...] = (JOINING, ROUNDS)
+CASES: tuple[Case, ...] = tuple(case for group in GROUPS for case in group.cases)
+
+
+def chosen(names: tuple[str, ...] = ()) -> tuple[Case, ...]:
+    """Those that have one of these names, or are of a group of that name; patterns with * are fine. All if none is given.
+
+    ConfigError for a name that no case has."""
+    for name in names:
+        if not any(_matches(case, name) for case in CASES):
+            groups = ", ".join(group.name for group in GROUPS)
+            raise ConfigError(
+                f"no case is called {name!r}: `edgefl conformance cases` lists them; groups are {groups}",
+                name=name,
+            )
+    return tuple(case for case in CASES if not names or any(_matches(case, name) for name in names))
+
+
+def _matches(case: Case, name: str) -> bool:
+    return fnmatchcase(case.name, name) or case.group == name

@@ -1,0 +1,46 @@
+"""What a round of the kit's bundles has to give: the same steps in this process, by the engine that the agent is said to have."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from functools import cache
+
+from device_runtime.data.samples import LocalData
+from device_runtime.engine.base import Engine
+from device_runtime.engine.select import open_engine
+from device_runtime.round import offline
+from device_runtime.round.runner import RoundResult
+from edgefl.conformance.material.bundles import Material
+from edgefl.wire.tensors import Array, Arrays
+
+_ONE_AT_A_TIME = threading.Lock()
+
+
+@cache
+def _engine(name: str) -> Engine:
+    return open_engine(name, 1)
+
+
+def expected(
+    material: Material,
+    data: tuple[Array, Array],
+    engine: str,
+    *,
+    seed: int,
+    samples: int = 0,
+    hyper: Mapping[str, float] | None = None,
+    carry: Arrays | None = None,
+) -> RoundResult:
+    """A round of ``material`` on ``data`` (x, y). ConfigError if the engine is not installed."""
+    with _ONE_AT_A_TIME:
+        return offline.train_round(
+            material.bundle,
+            material.weights,
+            LocalData(*data, "the kit's data"),
+            _engine(engine),
+            seed=seed,
+            samples=samples,
+            hyper=hyper,
+            carry=carry,
+        )

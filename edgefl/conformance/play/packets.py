@@ -1,0 +1,145 @@
+"""What is read of the MQTT packets that an agent sends: CONNECT, SUBSCRIBE and whether it said goodbye. 3.1.1 and 5."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_CONNECT, _SUBSCRIBE, _DISCONNECT = 1, 8, 14
+_FIVE = 5
+_MORE = 0x80
+
+
+@dataclass(frozen=True)
+class Connect:
+    """A CONNECT packet."""
+
+    client_id: str
+    clean: bool
+    keepalive_s: int
+    version: int
+    will_topic: str = ""
+    will_payload: bytes = b""
+    will_qos: int = 0
+    will_retained: bool = False
+
+
+@dataclass(frozen=True)
+class Subscribe:
+    """One filter of a SUBSCRIBE."""
+
+    topic: str
+    qos: int
+
+
+@dataclass(frozen=True)
+class Disconnect:
+    """The client left on purpose."""
+
+
+Packet = Connect | Subscribe | Disconnect
+
+
+class Reader:
+    """Reads one connection: :meth:`feed` gives what is of interest in the bytes so far."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+        self._version = 4
+
+    def feed(self, data: bytes) -> list[Packet]:
+        """The packets that end in ``data``."""
+        self._rest += data
+        found: list[Packet] = []
+        while (ends := _ends(self._rest)) is not None:
+            start, end = ends
+            packet = bytes(self._rest[start:end])
+            kind, flags = self._rest[0] >> 4, self._rest[0] & 15
+            del self._rest[:end]
+            found += self._read(kind, flags, packet)
+        return found
+
+    def _read(self, kind: int, _flags: int, body: bytes) -> list[Packet]:
+        if kind == _CONNECT:
+            connect = _connect(_Fields(body))
+            self._version = connect.version
+            return [connect]
+        if kind == _SUBSCRIBE:
+            return list(_subscribe(_Fields(body), self._version))
+        return [Disconnect()] if kind == _DISCONNECT else []
+
+
+class _Fields:
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+        self._at = 0
+
+    def take(self, count: int) -> bytes:
+        self._at += count
+        return self._body[self._at - count : self._at]
+
+    def number(self, size: int) -> int:
+        return int.from_bytes(self.take(size), "big")
+
+    def data(self) -> bytes:
+        return self.take(self.number(2))
+
+    def text(self) -> str:
+        return self.data().decode("utf-8", "replace")
+
+    def skip_properties(self) -> None:
+        size, shift = 0, 0
+        while True:
+            byte = self.number(1)
+            size += (byte & ~_MORE) << shift
+            shift += 7
+            if not byte & _MORE:
+                break
+        self.take(size)
+
+    @property
+    def left(self) -> bool:
+        return self._at < len(self._body)
+
+
+def _connect(fields: _Fields) -> Connect:
+    fields.data()
+    version, flags, keepalive = fields.number(1), fields.number(1), fields.number(2)
+    if version == _FIVE:
+        fields.skip_properties()
+    client_id, topic, payload = fields.text(), "", b""
+    if flags & 0x04:
+        if version == _FIVE:
+            fields.skip_properties()
+        topic, payload = fields.text(), fields.data()
+    return Connect(
+        client_id=client_id,
+        clean=bool(flags & 0x02),
+        keepalive_s=keepalive,
+        version=version,
+        will_topic=topic,
+        will_payload=payload,
+        will_qos=flags >> 3 & 3,
+        will_retained=bool(flags & 0x20),
+    )
+
+
+def _subscribe(fields: _Fields, version: int) -> list[Subscribe]:
+    fields.take(2)
+    if version == _FIVE:
+        fields.skip_properties()
+    found = []
+    while fields.left:
+        topic = fields.text()
+        found.append(Subscribe(topic, fields.number(1) & 3))
+    return found
+
+
+def _ends(data: bytearray) -> tuple[int, int] | None:
+    """Where the body of the first packet begins and ends; None while it is not whole."""
+    size, at = 0, 1
+    while at < len(data):
+        size += (data[at] & ~_MORE) << 7 * (at - 1)
+        at += 1
+        if not data[at - 1] & _MORE:
+            return (at, at + size) if at + size <= len(data) else None
+    return None

@@ -1,0 +1,389 @@
+"""One federation with one agent, and what cases do in it: open a round, wait for the update, judge it, answer it."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from edgefl.conformance.material import bundles
+from edgefl.conformance.material.bundles import Material, material, samples, unit_bytes
+from edgefl.conformance.material.compare import TOLERANCES, check_fields, check_update
+from edgefl.conformance.material.reference import expected
+from edgefl.conformance.play.agent import Agent
+from edgefl.conformance.play.broker import Broker
+from edgefl.conformance.play.relay import Relay
+from edgefl.conformance.play.said import Said
+from edgefl.conformance.play.server import CHUNK_BYTES, Server
+from edgefl.conformance.verdict import Failed, expect, expect_equal
+from edgefl.wire.blobs import BlobRef
+from edgefl.wire.errors import ProtocolError
+from edgefl.wire.mqtt.messages import (
+    Ack,
+    Decline,
+    Hello,
+    Offer,
+    Round,
+    Status,
+    Task,
+    Update,
+    UpdateChunk,
+    decode,
+)
+from edgefl.wire.tensors import Array, Arrays
+
+FAR_S = 3600.0
+"""Deadlines of rounds: this far ahead."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a campaign is about. ``command`` starts the agent, ``patience`` multiplies every wait (1: of a fast machine),
+    ``websocket``: the agent is given a URL of MQTT through WebSocket."""
+
+    command: Sequence[str]
+    engine: str
+    broker: Broker
+    folder: Path
+    patience: float = 1.0
+    websocket: bool = False
+
+    @property
+    def format(self) -> str:
+        """That the engine runs."""
+        return self.engine
+
+
+@dataclass(frozen=True)
+class Play:
+    """A task that was given: its round's announcement, and what the update has to be made of."""
+
+    announced: Round
+    task: Task
+    material: Material
+    mark: int
+    hyper: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Received:
+    """An update that came whole. ``chunks`` are its messages in the order in which they came."""
+
+    update: Update
+    encoded: bytes
+    sha256: str
+    chunks: tuple[Said, ...]
+    round: int
+    nonce: str
+
+
+class Stage:
+    """A federation of its own. The agent's store lies in ``folder``; a new stage has a new one."""
+
+    def __init__(self, setup: Setup, name: str) -> None:
+        self.setup = setup
+        self.federation = f"kit-{name}-{secrets.token_hex(3)}"
+        self.device = "agent-1"
+        self.folder = setup.folder / self.federation
+        self.folder.mkdir(parents=True)
+        self.data = samples()
+        self.server = Server(setup.broker.address, self.federation, self.device, self.folder)
+        port = setup.broker.websocket_port if setup.websocket else setup.broker.port
+        self.relay = Relay(port, reads=not setup.websocket)
+        self.agent: Agent | None = None
+        self.run = f"run-{secrets.token_hex(4)}"
+        self.number = 0
+        self.usual_s = 1.0
+        self._options: list[str] = []
+
+    # -- the agent -------------------------------------------------------------------------------------------------
+
+    def patient(self, seconds: float) -> float:
+        """So many seconds, or more where the campaign is patient."""
+        return seconds * self.setup.patience
+
+    def write_data(self, x: Array, y: Array) -> None:
+        """What the agent trains on from its next start on."""
+        self.data = (x, y)
+        np.savez(self.folder / "data.npz", x=x, y=y)
+
+    def start(self, *options: str, known: bool = True, ready: bool = True) -> Agent:
+        """Start the agent with these options beside those that it always has, and wait for its hello. ``known``: it is given
+        the server's key."""
+        if not (self.folder / "data.npz").exists():
+            self.write_data(*self.data)
+        place = (
+            f"ws://127.0.0.1:{self.relay.port}" if self.setup.websocket else f"127.0.0.1:{self.relay.port}"
+        )
+        given = ["--id", self.device, "--broker", place, "--federation", self.federation]
+        given += ["--data", str(self.folder / "data.npz"), "--store", str(self.folder / "store")]
+        given += [
+            "--engine",
+            self.setup.engine,
+            *(["--server-key", self.server.key] if known else []),
+            *options,
+        ]
+        mark = self.server.log.mark()
+        self._options = given
+        self.agent = Agent([*self.setup.command, *given], self.folder / "agent.log")
+        if ready:
+            self.hello(mark)
+        return self.agent
+
+    def restart(self, *, ready: bool = True) -> Agent:
+        """Kill the agent, if it runs, and start it again as it was started."""
+        if self.agent is not None:
+            self.agent.kill()
+        mark = self.server.log.mark()
+        self.agent = Agent([*self.setup.command, *self._options], self.folder / "agent.log")
+        if ready:
+            self.hello(mark)
+        return self.agent
+
+    def ensure(self) -> None:
+        """Have an agent run with the options that it always has."""
+        if self.agent is None or self.agent.exit_code is not None:
+            self.start()
+
+    def hello(self, mark: int, within_s: float = 30.0) -> Hello:
+        """What the agent says of itself after ``mark``."""
+        said = self.server.log.wait(
+            mark, "hello", self.patient(within_s), lambda each: each.message is not None
+        )
+        if said is None:
+            raise Failed(f"a Hello on devices/{self.device}/hello", self.instead(mark))
+        assert isinstance(said.message, Hello)
+        return said.message
+
+    def instead(self, mark: int) -> str:
+        """For people: what came after ``mark`` in place of what was waited for."""
+        counts: dict[str, int] = {}
+        for said in self.server.log.since(mark):
+            word = said.leaf + (f" that cannot be taken ({said.problem})" if said.problem else "")
+            counts[word] = counts.get(word, 0) + 1
+        came = ", ".join(f"{count} {word}" for word, count in counts.items()) or "nothing"
+        code = self.agent.exit_code if self.agent is not None else None
+        ended = "" if code is None else f"; the agent ended with exit code {code}"
+        return f"{came}{ended}; its output is in {self.folder / 'agent.log'}"
+
+    # -- rounds ----------------------------------------------------------------------------------------------------
+
+    def material(self, name: str = "plain") -> Material:
+        """The kit's bundle of that name, in the format of the agent's engine."""
+        return material(name, self.setup.format)
+
+    def offer(
+        self, what: Material, *, chunk: int = CHUNK_BYTES, zstd: bool = False, sign: bool = True
+    ) -> tuple[Offer, dict[str, tuple[BlobRef, ...]]]:
+        """Publish the blobs of a bundle and its weights; gives what an announcement says of them."""
+        manifest = what.manifest
+        graphs = tuple(
+            msgspec.structs.replace(
+                graph, blob=self.server.put(what.bundle.graph_bytes(graph.name), chunk, zstd=zstd)
+            )
+            for graph in manifest.graphs
+        )
+        published = msgspec.structs.replace(manifest, graphs=graphs)
+        ref = self.server.put(msgspec.msgpack.encode(published), chunk)
+        signature = {manifest.tier: self.server.sign_bundle(ref)} if sign else {}
+        units = {
+            name: (self.server.put(unit_bytes(part, manifest), chunk, zstd=zstd),)
+            for name, part in what.units.items()
+        }
+        return Offer(bundles={manifest.tier: ref}, signatures=signature), units
+
+    def announcement(
+        self, offer: Offer, units: Mapping[str, tuple[BlobRef, ...]], hyper: Mapping[str, float] | None = None
+    ) -> Round:
+        """Of the next round, open."""
+        self.number += 1
+        return Round(
+            run=self.run,
+            round=self.number,
+            state="open",
+            model_version=hashlib.sha256(f"{self.run}/{self.number}".encode()).hexdigest(),
+            offers={self.setup.format: offer},
+            units=dict(units),
+            hyper=dict(hyper or {}),
+            base=self.number - 1,
+            deadline=time.time() + FAR_S,
+        )
+
+    def task(self, announced: Round, what: Material, *, seed: int = 7, samples: int = 0) -> Task:
+        """One for the agent in this round, with a nonce of its own."""
+        return Task(
+            run=announced.run,
+            round=announced.round,
+            tier=what.manifest.tier,
+            seed=seed,
+            nonce=secrets.token_hex(8),
+            samples=samples,
+        )
+
+    def open(
+        self,
+        what: Material | None = None,
+        *,
+        seed: int = 7,
+        samples: int = 0,
+        hyper: Mapping[str, float] | None = None,
+        chunk: int = CHUNK_BYTES,
+        zstd: bool = False,
+        change: Callable[[Round], Round] = lambda announced: announced,
+        change_task: Callable[[Task], Task] = lambda task: task,
+    ) -> Play:
+        """Publish, announce and give the task."""
+        self.ensure()
+        what = what or self.material()
+        offer, units = self.offer(what, chunk=chunk, zstd=zstd)
+        announced = change(self.announcement(offer, units, hyper))
+        task = change_task(self.task(announced, what, seed=seed, samples=samples))
+        mark = self.server.log.mark()
+        self.server.say(announced)
+        self.server.say(task)
+        return Play(announced, task, what, mark, dict(hyper or {}))
+
+    def close(self, play: Play) -> None:
+        """The round is over."""
+        self.server.say(
+            msgspec.structs.replace(play.announced, state="closed", offers={}, units={}, deadline=0.0)
+        )
+
+    # -- updates ---------------------------------------------------------------------------------------------------
+
+    def update(self, play: Play, within_s: float = 30.0, *, since: int | None = None) -> Received:
+        """The whole update for a task, of what came after ``since``; Failed if it does not come."""
+        received = self.update_or_none(play.task, within_s, play.mark if since is None else since)
+        if received is None:
+            raise Failed(f"an update for round {play.task.round}", self.instead(play.mark))
+        return received
+
+    def update_or_none(self, task: Task, within_s: float, since: int) -> Received | None:
+        """The same; None if it does not come."""
+        parts: dict[str, dict[int, Said]] = {}
+        until, mark = time.monotonic() + self.patient(within_s), since
+        leaf = "updates" if isinstance(task.shard, msgspec.UnsetType) else "shards"
+        while True:
+            left = until - time.monotonic()
+            said = self.server.log.wait(
+                mark, leaf, max(0.0, left), lambda each: _chunk_of(each, task) is not None
+            )
+            if said is None:
+                return None
+            mark = said.place + 1
+            chunk = _chunk_of(said, task)
+            assert chunk is not None
+            have = parts.setdefault(chunk.sha256, {})
+            have[chunk.index] = said
+            if len(have) == chunk.count and (chunk.data or not chunk.size):
+                return self._joined(task, chunk, have)
+
+    def _joined(self, task: Task, last: UpdateChunk, parts: dict[int, Said]) -> Received:
+        pieces = [parts[index].message for index in sorted(parts)]
+        encoded = b"".join(piece.data for piece in pieces if isinstance(piece, UpdateChunk))
+        expect_equal("bytes of the joined update", last.size, len(encoded))
+        expect_equal("SHA-256 of the joined update", last.sha256, hashlib.sha256(encoded).hexdigest())
+        try:
+            update = decode(Update, encoded)
+        except ProtocolError as error:
+            raise Failed("an encoded Update in the chunks", error.message) from error
+        ordered = tuple(sorted(parts.values(), key=lambda said: said.place))
+        return Received(update, encoded, last.sha256, ordered, task.round, task.nonce)
+
+    def judge(self, received: Received, play: Play, carry: Arrays | None = None) -> Arrays:
+        """Failed unless the update is that of its task, with the expected bytes; gives the carry that it leaves."""
+        update, task = received.update, play.task
+        check_fields(received.encoded)
+        for name, value in (
+            ("run", task.run),
+            ("round", task.round),
+            ("nonce", task.nonce),
+            ("tier", task.tier),
+            ("device", self.device),
+            ("model_version", play.announced.model_version),
+            ("codec", play.material.manifest.codec),
+            ("codec_version", play.material.manifest.codec_version),
+        ):
+            expect_equal(f"update.{name}", value, getattr(update, name))
+        wanted = expected(
+            play.material,
+            self.data,
+            self.setup.engine,
+            seed=task.seed,
+            samples=task.samples,
+            hyper=play.hyper,
+            carry=carry,
+        )
+        check_update(update, wanted, TOLERANCES[self.setup.engine])
+        return wanted.carry
+
+    def answer(self, received: Received, status: str = "accepted", **fields: object) -> None:
+        """Acknowledge an update, signed."""
+        ack = Ack(round=received.round, nonce=received.nonce, status="accepted", sha256=received.sha256)
+        self.server.say(msgspec.structs.replace(ack, status=status, **fields))
+
+    def good_round(self, what: Material | None = None, **options: object) -> Received:
+        """A whole round, from the announcement to the acknowledgement; Failed unless its update is right."""
+        begun = time.monotonic()
+        play = self.open(what, **options)  # type: ignore[arg-type]
+        received = self.update(play)
+        self.usual_s = time.monotonic() - begun
+        self.judge(received, play)
+        self.answer(received)
+        return received
+
+    # -- what does not come ----------------------------------------------------------------------------------------
+
+    def quiet(self, mark: int, what: str, task: Task | None = None, seconds: float = 0.0) -> None:
+        """Failed if an update comes (of ``task``, or any) within the time that a round usually takes, three times over."""
+        wait = self.patient(seconds or min(8.0, 0.5 + 3 * self.usual_s))
+        said = self.server.log.wait(
+            mark, "updates", wait, lambda each: task is None or _chunk_of(each, task) is not None
+        )
+        expect(said is None, what, f"an update on {said.topic}" if said else "")
+
+    def decline(self, play: Play, within_s: float = 15.0, since: int | None = None) -> Decline:
+        """The decline of a task."""
+        mark = play.mark if since is None else since
+
+        def its(said: Said) -> bool:
+            return isinstance(said.message, Decline) and said.message.nonce == play.task.nonce
+
+        said = self.server.log.wait(mark, "declines", self.patient(within_s), its)
+        if said is None:
+            raise Failed(f"a Decline of round {play.task.round}", self.instead(mark))
+        assert isinstance(said.message, Decline)
+        expect_equal("decline.round", play.task.round, said.message.round)
+        return said.message
+
+    def status(self, mark: int, online: bool, within_s: float = 15.0) -> Said:
+        """The next status that says so."""
+
+        def such(said: Said) -> bool:
+            return isinstance(said.message, Status) and said.message.online == online
+
+        said = self.server.log.wait(mark, "status", self.patient(within_s), such)
+        if said is None:
+            raise Failed(f"Status{{online: {str(online).lower()}}}", self.instead(mark))
+        return said
+
+    def end(self) -> None:
+        """Of the agent, if it runs, and of everything else."""
+        if self.agent is not None:
+            self.agent.kill()
+        self.relay.close()
+        self.server.stop()
+
+
+def _chunk_of(said: Said, task: Task) -> UpdateChunk | None:
+    chunk = said.message
+    return chunk if isinstance(chunk, UpdateChunk) and chunk.nonce == task.nonce else None
+
+
+__all__ = ["Play", "Received", "Setup", "Stage", "bundles"]
