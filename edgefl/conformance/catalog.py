@@ -5,11 +5,18 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 
 from edgefl.conformance.case import Case, Group
+from edgefl.conformance.cases.blobs import BLOBS
+from edgefl.conformance.cases.declines import DECLINES
+from edgefl.conformance.cases.interruptions import INTERRUPTIONS
 from edgefl.conformance.cases.joining import JOINING
+from edgefl.conformance.cases.order import ORDER
+from edgefl.conformance.cases.programs import PROGRAMS
 from edgefl.conformance.cases.rounds import ROUNDS
+from edgefl.conformance.cases.sending import SENDING
+from edgefl.conformance.cases.trust import TRUST
 from edgefl.wire.errors import ConfigError
 
-GROUPS: tuple[Group, ...] = (JOINING, ROUNDS)
+GROUPS: tuple[Group, ...] = (JOINING, ROUNDS, PROGRAMS, BLOBS, SENDING, INTERRUPTIONS, TRUST, ORDER, DECLINES)
 CASES: tuple[Case, ...] = tuple(case for group in GROUPS for case in group.cases)
 
 

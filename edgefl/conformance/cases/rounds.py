@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
+from typing import Any
+
 import msgspec
-import numpy as np
 
 from edgefl.conformance.case import Group
-from edgefl.conformance.play.stage import Stage
-from edgefl.conformance.verdict import expect, expect_equal
+from edgefl.conformance.play.said import Said
+from edgefl.conformance.play.stage import Play, Stage
+from edgefl.conformance.verdict import Failed, expect, expect_equal
+from edgefl.wire.mqtt.messages import FAILED, Live, Message, Progress, Round, Task, encode
 
 ROUNDS = Group.called("rounds")
 
@@ -28,3 +32,207 @@ def batches(stage: Stage) -> None:
 def large_seed(stage: Stage) -> None:
     stage.good_round(seed=2**62 + 1)
     stage.good_round(seed=2**63 - 1)
+
+
+@ROUNDS.case("Uses the first Task.samples rows alone, and says how many it used.")
+def fewer_samples(stage: Stage) -> None:
+    stage.good_round(samples=13)
+
+
+@ROUNDS.case(
+    "Draws batches with replacement, by (seed, stream, step), where there are fewer rows than a batch has."
+)
+def few_rows(stage: Stage) -> None:
+    stage.good_round(samples=5, seed=11)
+
+
+@ROUNDS.case("Takes scalars from the announcement before those of the manifest.")
+def hyper_of_the_round(stage: Stage) -> None:
+    stage.good_round(hyper={"lr": 0.5})
+
+
+@ROUNDS.case("Takes scalars that only the manifest has from there, in each round anew.")
+def hyper_of_the_manifest(stage: Stage) -> None:
+    manifest = stage.material().manifest
+    stage.good_round(stage.material().changed(hyper={**manifest.hyper, "lr": 0.25}))
+
+
+@ROUNDS.case(
+    "Passes over fields that it does not know: in a Round, a Task, an Offer, a reference of a blob and a manifest."
+)
+def unknown_fields(stage: Stage) -> None:
+    what = stage.material()
+    offer, units = stage.offer(what)
+    published = msgspec.msgpack.decode(msgspec.msgpack.encode(stage.published[-1]))
+    for part in (
+        published,
+        published["phases"][0],
+        published["graphs"][0],
+        published["graphs"][0]["inputs"][0],
+    ):
+        part["added_later"] = {"deep": [1, None, b"x"]}
+    ref = stage.server.put(msgspec.msgpack.encode(published))
+    offer = msgspec.structs.replace(
+        offer,
+        bundles={what.manifest.tier: ref},
+        signatures={what.manifest.tier: stage.server.sign_bundle(ref)},
+    )
+    announced = stage.announcement(offer, units)
+    task = stage.task(announced, what)
+    fields = _fields(announced)
+    fields["added_later"] = {"deep": [1, None, b"x"]}
+    for part in (fields["offers"][stage.setup.format], fields["units"][next(iter(units))][0]):
+        part["added_later"] = 1
+    mark = stage.server.log.mark()
+    _say_fields(stage, Round, fields)
+    _say_fields(stage, Task, {"added_later": [1], **_fields(task)})
+    play = Play(announced, task, what, mark)
+    received = stage.update(play)
+    stage.judge(received, play)
+    stage.answer(received)
+
+
+@ROUNDS.case("Takes a Task that comes before the Round that it belongs to.")
+def task_before_round(stage: Stage) -> None:
+    stage.ensure()
+    what = stage.material()
+    announced = stage.announcement(*stage.offer(what))
+    task = stage.task(announced, what)
+    mark = stage.server.log.mark()
+    stage.server.say(task)
+    time.sleep(stage.patient(0.2))
+    stage.server.say(announced)
+    play = Play(announced, task, what, mark)
+    received = stage.update(play)
+    stage.judge(received, play)
+    stage.answer(received)
+
+
+@ROUNDS.case(
+    "Does nothing for a Task whose update was accepted, when it comes again: as a copy, or signed anew."
+)
+def task_again(stage: Stage) -> None:
+    stage.ensure()
+    play = stage.open()
+    received = stage.update(play)
+    stage.answer(received)
+    time.sleep(stage.patient(0.2))
+    mark = stage.server.log.mark()
+    payload = stage.server.say(play.task)
+    stage.server.publish(stage.server.mine.tasks, payload)
+    stage.quiet(mark, "no second update for a task whose update was accepted")
+
+
+@ROUNDS.case("Works on a later task of a round that gives several, and drops the one in hand for it.")
+def another_task(stage: Stage) -> None:
+    slow = stage.material().with_steps(3000)
+    play = stage.open(slow)
+    time.sleep(stage.patient(0.3))
+    second = stage.task(play.announced, slow, seed=99)
+    quick = stage.open(stage.material(), seed=98)
+    received = stage.update(quick)
+    stage.judge(received, quick)
+    stage.answer(received)
+    stale = stage.server.log.since(quick.mark, "updates")
+    late = [each for each in stale if getattr(each.message, "nonce", "") in (play.task.nonce, second.nonce)]
+    expect(not late, "no update for a round that is over", f"{len(late)} chunks of one")
+
+
+@ROUNDS.case(
+    "Goes on with a task of an earlier round that still takes updates (Round.live), and sends it for that round."
+)
+def earlier_round(stage: Stage) -> None:
+    play = stage.open(stage.material().with_steps(400))
+    own = play.announced
+    live = Live(model_version=own.model_version, units=own.units, hyper=own.hyper)
+    later = msgspec.structs.replace(
+        stage.announcement(own.offers[stage.setup.format], own.units), live={own.round: live}
+    )
+    stage.server.say(later)
+    received = stage.update(play)
+    stage.judge(received, play)
+    stage.answer(received)
+
+
+@ROUNDS.case("Takes a task after rounds that it had no part in, whether or not it rests meanwhile.")
+def rests(stage: Stage) -> None:
+    stage.ensure()
+    what = stage.material()
+    offer, units = stage.offer(what)
+    for _ in range(4):
+        announced = stage.announcement(offer, units)
+        stage.server.say(announced)
+        time.sleep(0.1)
+    task = stage.task(announced, what)
+    mark = stage.server.log.mark()
+    stage.server.say(task)
+    play = Play(announced, task, what, mark)
+    received = stage.update(play)
+    stage.judge(received, play)
+    stage.answer(received)
+
+
+@ROUNDS.case(
+    "Says how far it is: Progress of its task, five times a second at most, steps within their number.",
+    optional=True,
+)
+def progress(stage: Stage) -> None:
+    play = stage.open(stage.material().with_steps(1500))
+    said = _training(stage, play)
+    if said is None:
+        raise Failed("Progress with the stage `train`", stage.instead(play.mark))
+    stage.answer(stage.update(play))
+    steps = [each for each in stage.server.log.since(play.mark, "progress") if _of(each, play)]
+    for each in steps:
+        message = each.message
+        assert isinstance(message, Progress)
+        expect_equal("progress.tier", play.task.tier, message.tier)
+        expect(0 <= message.step <= message.steps, "step within steps", f"{message.step} of {message.steps}")
+        expect(not each.retained, "Progress that is not retained", "a retained one")
+    spent = steps[-1].when - steps[0].when
+    most = 2 + 6 * spent
+    expect(len(steps) <= most, f"at most five a second ({most:.0f} in {spent:.1f} s)", len(steps))
+
+
+@ROUNDS.case(
+    "Goes on after messages that nobody can read: garbage, another version, a missing field, an empty payload."
+)
+def garbage(stage: Stage) -> None:
+    stage.ensure()
+    mine = stage.server.mine
+    task = Task(run="r", round=1, tier="t", seed=1, nonce="00112233")
+    fields = _fields(task)
+    del fields["nonce"]
+    for topic in (mine.tasks, mine.acks, stage.server.topics.current_round):
+        for payload in (b"\xc1", b"\x00" * 40, b"", encode(task)[:-3], b"\x91" * 5000):
+            stage.server.publish(topic, payload)
+    other = msgspec.msgpack.encode({**_fields(task), "v": 99})
+    for body in (msgspec.msgpack.encode(fields), other, b"", b"\xff" * 9):
+        stage.server.publish(mine.tasks, stage.server.seal_body(Task, mine.tasks, body))
+    stage.server.publish(mine.tasks, stage.server.seal_body(Task, mine.tasks, encode(task), v=7))
+    stage.good_round()
+
+
+def _training(stage: Stage, play: Play) -> Said | None:
+    return stage.server.log.wait(play.mark, "progress", stage.patient(10.0), lambda said: _of(said, play))
+
+
+def _of(said: Said, play: Play) -> bool:
+    message = said.message
+    return (
+        isinstance(message, Progress)
+        and message.round == play.task.round
+        and not message.stage.startswith(FAILED)
+        and message.stage == "train"
+    )
+
+
+def _fields(message: Message) -> dict[str, Any]:
+    fields: dict[str, Any] = msgspec.msgpack.decode(encode(message))
+    return fields
+
+
+def _say_fields(stage: Stage, kind: type[Message], fields: dict[str, Any]) -> None:
+    topic = stage.server.topics.current_round if kind is Round else stage.server.mine.tasks
+    payload = stage.server.seal_body(kind, topic, msgspec.msgpack.encode(fields))
+    stage.server.publish(topic, payload, retain=kind is Round)

@@ -7,6 +7,8 @@ import secrets
 import time
 from pathlib import Path
 
+import msgspec
+
 from edgefl.conformance.play.said import Log
 from edgefl.wire.blobs import BlobRef, describe, split
 from edgefl.wire.bundle.signatures import signed_text
@@ -16,7 +18,8 @@ from edgefl.wire.keys import KeyPair
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address
 from edgefl.wire.mqtt.client_ids import client_id
-from edgefl.wire.mqtt.envelope import Sequence, Speaker
+from edgefl.wire.mqtt.envelope import SIGNED, Envelope, Sequence, Speaker
+from edgefl.wire.mqtt.envelope import signed_text as signed_message
 from edgefl.wire.mqtt.events import Event, Incoming
 from edgefl.wire.mqtt.messages import Ack, Message, Round, Task
 from edgefl.wire.mqtt.session import Session
@@ -75,6 +78,16 @@ class Server:
     def seal(self, topic: str, message: Message, at: int | None = None) -> bytes:
         """A message signed as it has to be, with the next number or ``at``."""
         return self.speaker.seal(topic, message, at)
+
+    def seal_body(
+        self, kind: type[Message], topic: str, body: bytes, *, by: Speaker | None = None, v: int = SIGNED
+    ) -> bytes:
+        """Bytes in an envelope, whatever they say, signed for ``topic`` as a ``kind``."""
+        speaker = by or self.speaker
+        at = speaker.numbers.next()
+        text = signed_message(kind, topic, at, body)
+        envelope = Envelope(v=v, key=speaker.keys.public, at=at, signature=speaker.keys.sign(text), body=body)
+        return msgspec.msgpack.encode(envelope)
 
     def number(self) -> int:
         """The next number, for something that is said later."""

@@ -23,12 +23,14 @@ from edgefl.conformance.play.said import Said
 from edgefl.conformance.play.server import CHUNK_BYTES, Server
 from edgefl.conformance.verdict import Failed, expect, expect_equal
 from edgefl.wire.blobs import BlobRef
+from edgefl.wire.bundle.manifest import Manifest
 from edgefl.wire.errors import ProtocolError
 from edgefl.wire.mqtt.messages import (
     Ack,
     Decline,
     Hello,
     Offer,
+    Progress,
     Round,
     Status,
     Task,
@@ -40,6 +42,8 @@ from edgefl.wire.tensors import Array, Arrays
 
 FAR_S = 3600.0
 """Deadlines of rounds: this far ahead."""
+_HEARD_S = 0.3
+"""What an agent that has nothing to do needs to hear something and write it down."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,7 @@ class Stage:
         self.run = f"run-{secrets.token_hex(4)}"
         self.number = 0
         self.usual_s = 1.0
+        self.published: list[Manifest] = []
         self._options: list[str] = []
 
     # -- the agent -------------------------------------------------------------------------------------------------
@@ -137,9 +142,19 @@ class Stage:
         return self.agent
 
     def restart(self, *, ready: bool = True) -> Agent:
-        """Kill the agent, if it runs, and start it again as it was started."""
+        """Kill the agent, if it runs, when it has heard what was said, and start it again as it was started."""
+        if self.agent is not None:
+            time.sleep(self.patient(_HEARD_S))
+            self.agent.kill()
+        return self.start_again(ready=ready)
+
+    def kill(self) -> None:
+        """Kill the agent, now."""
         if self.agent is not None:
             self.agent.kill()
+
+    def start_again(self, *, ready: bool = True) -> Agent:
+        """Start the agent that was killed again, as it was started."""
         mark = self.server.log.mark()
         self.agent = Agent([*self.setup.command, *self._options], self.folder / "agent.log")
         if ready:
@@ -190,6 +205,7 @@ class Stage:
             for graph in manifest.graphs
         )
         published = msgspec.structs.replace(manifest, graphs=graphs)
+        self.published.append(published)
         ref = self.server.put(msgspec.msgpack.encode(published), chunk)
         signature = {manifest.tier: self.server.sign_bundle(ref)} if sign else {}
         units = {
@@ -330,13 +346,47 @@ class Stage:
 
     def good_round(self, what: Material | None = None, **options: object) -> Received:
         """A whole round, from the announcement to the acknowledgement; Failed unless its update is right."""
-        begun = time.monotonic()
+        self.ensure()
         play = self.open(what, **options)  # type: ignore[arg-type]
+        begun = time.monotonic()
         received = self.update(play)
         self.usual_s = time.monotonic() - begun
         self.judge(received, play)
         self.answer(received)
         return received
+
+    def chunks(self, play: Play, mark: int, wanted: set[int], within_s: float = 10.0) -> None:
+        """Wait for these chunks of a task's update after ``mark``; Failed if they do not come."""
+        for index in sorted(wanted):
+
+            def its(said: Said, index: int = index) -> bool:
+                chunk = _chunk_of(said, play.task)
+                return chunk is not None and chunk.index == index and bool(chunk.data)
+
+            if self.server.log.wait(mark, "updates", self.patient(within_s), its) is None:
+                raise Failed(f"chunk {index} of the update, once more", self.instead(mark))
+
+    def sent_again(self, play: Play, before: Received, *, say: bool = True) -> Received:
+        """Give the task once more (``say``); Failed unless the same update comes, whole."""
+        mark = self.server.log.mark()
+        if say:
+            self.server.say(play.task)
+        again = self.update_or_none(play.task, 15.0, mark)
+        if again is None:
+            raise Failed("the update, once more", self.instead(mark))
+        expect_equal("SHA-256 of the update", before.sha256, again.sha256)
+        return again
+
+    def under_way(self, play: Play) -> None:
+        """Wait until the agent trains, by what it says of its progress; half a second where it says nothing."""
+        self.server.log.wait(
+            play.mark,
+            "progress",
+            self.patient(5.0),
+            lambda said: (
+                isinstance(said.message, Progress) and said.message.stage == "train" and said.message.step > 0
+            ),
+        )
 
     # -- what does not come ----------------------------------------------------------------------------------------
 

@@ -1,0 +1,174 @@
+"""What is killed or cut at any time goes on, and gives the update that it would have given."""
+
+from __future__ import annotations
+
+import time
+
+from edgefl.conformance.case import Group
+from edgefl.conformance.material.compare import Tolerance, check_metrics, read_tensors
+from edgefl.conformance.play.stage import Play, Received, Stage
+from edgefl.conformance.verdict import expect, expect_equal
+from edgefl.wire.mqtt.messages import UpdateChunk
+
+INTERRUPTIONS = Group.called("interruptions")
+_STEPS = 600
+
+
+@INTERRUPTIONS.case(
+    "Killed in training and started again, it gives the update that it would have given, bit for bit.",
+    alone=True,
+)
+def killed_in_training(stage: Stage) -> None:
+    stage.start()
+    slow = stage.material("onebit").with_steps(_STEPS)
+    play = stage.open(slow, seed=77)
+    stage.under_way(play)
+    stage.kill()
+    _again(stage, play)
+    received = stage.update(play, 60.0)
+    stage.answer(received)
+    stage.judge(received, play)
+    undisturbed = stage.open(slow, seed=77)
+    other = stage.update(undisturbed, 60.0)
+    stage.answer(other)
+    _same(other, received)
+
+
+@INTERRUPTIONS.case(
+    "Killed while it sends its update and started again, it sends the same update, whole.", alone=True
+)
+def killed_in_sending(stage: Stage) -> None:
+    stage.start()
+    play = stage.open(stage.material("big"))
+    stage.relay.hold_after(300_000)
+    first = stage.server.log.wait(play.mark, "updates", stage.patient(30.0), lambda said: True)
+    expect(first is not None, "a first chunk", stage.instead(play.mark))
+    stage.kill()
+    stage.relay.release()
+    mark = stage.server.log.mark()
+    _again(stage, play, say=False)
+    received = stage.update(play, since=mark)
+    assert first is not None and isinstance(first.message, UpdateChunk)
+    expect_equal("SHA-256 of the update", first.message.sha256, received.sha256)
+    stage.judge(received, play)
+    stage.answer(received)
+
+
+@INTERRUPTIONS.case(
+    "Killed while it waits for the server's word, it sends the same update again, without being asked.",
+    alone=True,
+)
+def killed_in_waiting(stage: Stage) -> None:
+    stage.start()
+    play = stage.open()
+    received = stage.update(play)
+    stage.judge(received, play)
+    stage.kill()
+    mark = stage.server.log.mark()
+    _again(stage, play, say=False)
+    again = stage.update(play, since=mark)
+    expect_equal("SHA-256 of the update", received.sha256, again.sha256)
+    stage.answer(again)
+
+
+@INTERRUPTIONS.case(
+    "Killed after its update was accepted, it does not compute or send it again for the same task.",
+    alone=True,
+)
+def killed_after_the_answer(stage: Stage) -> None:
+    stage.start()
+    play = stage.open()
+    received = stage.update(play)
+    stage.judge(received, play)
+    stage.answer(received)
+    mark = stage.server.log.mark()
+    stage.restart()
+    stage.server.say(play.task)
+    stage.quiet(mark, "no second update for a task whose update was accepted", seconds=2.0)
+    stage.good_round()
+
+
+@INTERRUPTIONS.case(
+    "Killed while it fetches, it goes on with what it has, and with the task that comes again.", alone=True
+)
+def killed_in_fetching(stage: Stage) -> None:
+    stage.start()
+    play = stage.open(stage.material("tier"), chunk=600)
+    time.sleep(0.15)
+    stage.kill()
+    _again(stage, play)
+    received = stage.update(play)
+    stage.judge(received, play)
+    stage.answer(received)
+
+
+@INTERRUPTIONS.case(
+    "Cut off while it sends, it connects again, greets, and sends the same update, whole.", alone=True
+)
+def cut_in_sending(stage: Stage) -> None:
+    stage.start()
+    play = stage.open(stage.material("big"))
+    stage.relay.hold_after(300_000)
+    first = stage.server.log.wait(play.mark, "updates", stage.patient(30.0), lambda said: True)
+    expect(first is not None, "a first chunk", stage.instead(play.mark))
+    mark = stage.server.log.mark()
+    stage.relay.cut()
+    stage.relay.release()
+    stage.status(mark, online=True)
+    stage.hello(mark)
+    received = stage.update(play, since=mark)
+    assert first is not None and isinstance(first.message, UpdateChunk)
+    expect_equal("SHA-256 of the update", first.message.sha256, received.sha256)
+    stage.judge(received, play)
+    stage.answer(received)
+
+
+@INTERRUPTIONS.case(
+    "Cut off while it trains, it trains on, and sends its update when the broker is there again.", alone=True
+)
+def cut_in_training(stage: Stage) -> None:
+    stage.start()
+    play = stage.open(stage.material().with_steps(800))
+    stage.under_way(play)
+    mark = stage.server.log.mark()
+    stage.relay.close_door()
+    time.sleep(stage.patient(1.0))
+    stage.relay.open_door()
+    stage.hello(mark)
+    received = stage.update(play)
+    stage.judge(received, play)
+    stage.answer(received)
+
+
+@INTERRUPTIONS.case("Cut off while it fetches, it asks for the rest again.", alone=True)
+def cut_in_fetching(stage: Stage) -> None:
+    stage.start()
+    play = stage.open(stage.material("tier"), chunk=600)
+    for _ in range(2):
+        time.sleep(0.1)
+        mark = stage.server.log.mark()
+        stage.relay.cut()
+        stage.hello(mark)
+    received = stage.update(play)
+    stage.judge(received, play)
+    stage.answer(received)
+
+
+def _again(stage: Stage, play: Play, *, say: bool = True) -> None:
+    """Start the agent again; a server gives the task once more after a hello."""
+    stage.start_again()
+    if say:
+        stage.server.say(play.task)
+
+
+def _same(undisturbed: Received, interrupted: Received) -> None:
+    wanted, found = read_tensors(undisturbed.update), read_tensors(interrupted.update)
+    expect_equal("tensors of the update", sorted(wanted), sorted(found))
+    for name, array in wanted.items():
+        differ = int((array != found[name]).sum())
+        expect(
+            differ == 0,
+            f"{name} as in the undisturbed update, bit for bit",
+            f"{differ} of {array.size} differ",
+        )
+    check_metrics(undisturbed.update.metrics, interrupted.update.metrics, Tolerance(metric=1e-6))
