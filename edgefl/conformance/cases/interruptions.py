@@ -11,7 +11,9 @@ from edgefl.conformance.verdict import expect, expect_equal
 from edgefl.wire.mqtt.messages import UpdateChunk
 
 INTERRUPTIONS = Group.called("interruptions")
-_STEPS = 600
+_TRAINING_S = 1.5
+"""Of a round that is killed in the middle."""
+_FEW, _MANY = 300, 20_000
 
 
 @INTERRUPTIONS.case(
@@ -20,10 +22,13 @@ _STEPS = 600
 )
 def killed_in_training(stage: Stage) -> None:
     stage.start()
-    slow = stage.material("onebit").with_steps(_STEPS)
+    stage.good_round()
+    slow = stage.material("onebit").with_steps(_steps_that_take(stage, _TRAINING_S))
     play = stage.open(slow, seed=77)
-    stage.under_way(play)
+    stage.under_way(play, _TRAINING_S / 2)
     stage.kill()
+    early = stage.server.log.since(play.mark, "updates")
+    expect(not early, "an agent that can be killed in training", "one that had finished it")
     _again(stage, play)
     received = stage.update(play, 60.0)
     stage.answer(received)
@@ -129,7 +134,7 @@ def cut_in_sending(stage: Stage) -> None:
 def cut_in_training(stage: Stage) -> None:
     stage.start()
     play = stage.open(stage.material().with_steps(800))
-    stage.under_way(play)
+    stage.under_way(play, 0.4)
     mark = stage.server.log.mark()
     stage.relay.close_door()
     time.sleep(stage.patient(1.0))
@@ -152,6 +157,14 @@ def cut_in_fetching(stage: Stage) -> None:
     received = stage.update(play)
     stage.judge(received, play)
     stage.answer(received)
+
+
+def _steps_that_take(stage: Stage, seconds: float) -> int:
+    """How many steps of the agent take about so long, by a round of a few hundred."""
+    begun = time.monotonic()
+    stage.good_round(stage.material("onebit").with_steps(_FEW))
+    step_s = max(1e-6, time.monotonic() - begun - stage.usual_s / 2) / _FEW
+    return max(_FEW, min(_MANY, int(seconds / step_s)))
 
 
 def _again(stage: Stage, play: Play, *, say: bool = True) -> None:

@@ -105,7 +105,7 @@ def closed_round(stage: Stage) -> None:
 @ORDER.case("Stops its work on a round that closes, and sends no update for it.")
 def round_closes(stage: Stage) -> None:
     play = stage.open(stage.material().with_steps(2500))
-    stage.under_way(play)
+    stage.under_way(play, 0.4)
     stage.close(play)
     mark = stage.server.log.mark()
     stage.quiet(mark, "no update for a round that closed while it was worked on", seconds=2.0)

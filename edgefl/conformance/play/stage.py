@@ -377,16 +377,18 @@ class Stage:
         expect_equal("SHA-256 of the update", before.sha256, again.sha256)
         return again
 
-    def under_way(self, play: Play) -> None:
-        """Wait until the agent trains, by what it says of its progress; half a second where it says nothing."""
-        self.server.log.wait(
-            play.mark,
-            "progress",
-            self.patient(5.0),
-            lambda said: (
-                isinstance(said.message, Progress) and said.message.stage == "train" and said.message.step > 0
-            ),
-        )
+    def under_way(self, play: Play, seconds: float) -> None:
+        """Wait until the agent has trained a third, by what it says of its progress; so many seconds where it never said
+        anything."""
+        if not self.server.log.since(0, "progress"):
+            time.sleep(seconds)
+            return
+
+        def trains(said: Said) -> bool:
+            message = said.message
+            return isinstance(message, Progress) and message.stage == "train" and message.step >= message.steps / 3
+
+        self.server.log.wait(play.mark, "progress", self.patient(10.0), trains)
 
     # -- what does not come ----------------------------------------------------------------------------------------
 

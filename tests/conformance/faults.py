@@ -1,0 +1,43 @@
+"""The planted faults, and the case of the kit that names each."""
+
+from __future__ import annotations
+
+FAULTS: dict[str, str] = {
+    "training.batch_order": "batches",
+    "training.noise_off_by_one": "coded-update",
+    "training.seed_as_double": "large-seed",
+    "training.all_rows": "fewer-samples",
+    "training.wrong_samples": "fewer-samples",
+    "training.ignores_hyper": "hyper-of-the-round",
+    "training.summed_metrics": "plain-round",
+    "training.no_row_mask": "pass-over-the-data",
+    "training.mask_gaps": "sparse-update",
+    "training.forgets_carry": "carry",
+    "training.keeps_abandoned_carry": "carry-of-an-abandoned-round",
+    "training.resumes_a_step_late": "killed-in-training",
+    "trust.ignores_signatures": "wrong-signature",
+    "trust.hears_bare_messages": "bare-task",
+    "trust.hears_strangers": "task-of-a-stranger",
+    "trust.ignores_expiry": "expired-key",
+    "trust.hears_the_past": "older-task",
+    "trust.forgets_numbers": "older-round-after-a-restart",
+    "trust.unsigned_hello": "signed",
+    "trust.loads_unsigned_bundles": "unsigned-bundle",
+    "sending.no_will": "will",
+    "sending.no_goodbye": "leaves",
+    "sending.replays_an_update": "accepted-is-final",
+    "sending.sends_once": "answer-is-lost",
+    "sending.sends_all_again": "missing-chunks",
+    "sending.believes_any_ack": "ack-of-another-update",
+    "sending.wrong_nonce": "plain-round",
+    "sending.forgets_its_store": "killed-in-waiting",
+    "sending.forgets_the_past": "task-again",
+    "refusing.no_chunk_digest": "damaged-chunk",
+    "refusing.no_blob_digest": "damaged-blob",
+    "refusing.no_memory_check": "no-memory",
+    "refusing.wrong_reason": "wrong-shape",
+    "refusing.declines_once": "declines-again",
+    "refusing.any_manifest": "manifest-of-another-version",
+    "refusing.other_runs": "another-run",
+}
+"""By module of :mod:`tests.conformance.wrong`."""

@@ -1,0 +1,9 @@
+"""Forgets which tasks it has done."""
+
+from __future__ import annotations
+
+from device_runtime.store.database import Store
+
+
+def plant() -> None:
+    Store.past = lambda self, nonce: None  # type: ignore[method-assign]

@@ -1,0 +1,15 @@
+"""Has no last will."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from device_runtime import agent
+from edgefl.wire.mqtt.session import Session
+
+
+def plant() -> None:
+    def without(*arguments: Any, **options: Any) -> Session:
+        return Session(*arguments, **{**options, "will": None})
+
+    agent.Session = without  # type: ignore[misc, assignment]

