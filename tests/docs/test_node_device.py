@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import edgefl
+from edgefl.conformance.vectors.frozen import GOLDEN
 from edgefl.data.dataset import write_client
 from edgefl.data.datasets import digits
 from tests.conftest import BrokerProcess
@@ -22,7 +23,6 @@ from tests.web.node import require_node
 
 PAGE = DOCS / "tutorials" / "own-device.md"
 EXAMPLE = ROOT / "examples" / "device.mjs"
-GOLDEN = ROOT / "tests" / "wire" / "golden"
 
 
 def test_it_imports_five_packages_that_its_first_lines_name() -> None:

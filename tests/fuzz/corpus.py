@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 from hypothesis import strategies as st
 
 from edgefl.bench.fuzz.mutate import mutated
-
-GOLDEN = Path(__file__).resolve().parents[1] / "wire" / "golden"
+from edgefl.conformance.vectors.frozen import GOLDEN
 
 
 def golden(*patterns: str) -> list[bytes]:

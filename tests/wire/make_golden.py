@@ -1,4 +1,4 @@
-"""The byte vectors in tests/wire/golden: what every implementation of protocol version 1 must read and write.
+"""The byte vectors in edgefl/conformance/data/golden: what every implementation of protocol version 1 must read and write.
 
 They are frozen. Write them again only together with a version bump (docs/protocol.md, "Versions")::
 
@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from edgefl.conformance.vectors.frozen import GOLDEN
 from edgefl.wire import enrolment, patches, tensors
 from edgefl.wire.blobs import BlobRef, describe
 from edgefl.wire.bundle import manifest, profiles
@@ -53,7 +54,7 @@ from tests.wire.example_manifests import (
     example_manifest_of_texts,
 )
 
-FOLDER = Path(__file__).parent / "golden"
+FOLDER = GOLDEN
 VALUES = "values.json"
 OF_OTHER_FORMATS = (
     "bundle",

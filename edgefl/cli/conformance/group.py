@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from edgefl.cli.conformance import check
+from edgefl.cli.conformance import check, vectors
 
 _HELP = "The conformance kit: prove that a device agent, in whatever language, does what the protocol says."
 
@@ -12,4 +12,5 @@ _HELP = "The conformance kit: prove that a device agent, in whatever language, d
 def register(app: typer.Typer) -> None:
     group = typer.Typer(help=_HELP, no_args_is_help=True, rich_markup_mode="rich")
     check.register(group)
+    vectors.register(group)
     app.add_typer(group, name="conformance")

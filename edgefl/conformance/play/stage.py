@@ -386,7 +386,11 @@ class Stage:
 
         def trains(said: Said) -> bool:
             message = said.message
-            return isinstance(message, Progress) and message.stage == "train" and message.step >= message.steps / 3
+            return (
+                isinstance(message, Progress)
+                and message.stage == "train"
+                and message.step >= message.steps / 3
+            )
 
         self.server.log.wait(play.mark, "progress", self.patient(10.0), trains)
 
