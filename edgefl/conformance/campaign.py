@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,11 +13,12 @@ from pathlib import Path
 from edgefl.conformance.case import Case
 from edgefl.conformance.catalog import chosen
 from edgefl.conformance.play.broker import Broker
-from edgefl.conformance.play.stage import Setup, Stage
+from edgefl.conformance.play.seat import Setup
+from edgefl.conformance.play.stage import Stage
 from edgefl.conformance.verdict import Failed, Outcome, Verdict
 from edgefl.wire.errors import ConfigError, EdgeflError
 
-JOBS = 3
+JOBS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,9 +56,7 @@ class Campaign:
             if self.websocket and not broker.websocket_port:
                 raise ConfigError("the embedded broker has no WebSocket: install mosquitto")
             setup = Setup(self.command, self.engine, broker, folder, self.patience, self.websocket)
-            playing = [
-                pool.submit(lambda part=part: list(_played(setup, part, told))) for part in _parts(cases)
-            ]
+            playing = [pool.submit(_played, setup, part, told) for part in _parts(cases)]
             for each in as_completed(playing):
                 verdicts |= {verdict.name: verdict for verdict in each.result()}
         return [verdicts[case.name] for case in cases]
@@ -73,8 +72,9 @@ def _parts(cases: Sequence[Case]) -> list[list[Case]]:
     return shared + [[case] for case in cases if case.alone]
 
 
-def _played(setup: Setup, cases: Sequence[Case], told: Callable[[Verdict], None]) -> Iterator[Verdict]:
+def _played(setup: Setup, cases: Sequence[Case], told: Callable[[Verdict], None]) -> list[Verdict]:
     stage: Stage | None = None
+    verdicts = []
     try:
         for case in cases:
             begun = time.monotonic()
@@ -96,10 +96,11 @@ def _played(setup: Setup, cases: Sequence[Case], told: Callable[[Verdict], None]
                 time.monotonic() - begun,
             )
             told(verdict)
-            yield verdict
+            verdicts.append(verdict)
     finally:
         if stage is not None:
             stage.end()
+    return verdicts
 
 
 def _outcome_without_engine(setup: Setup, case: Case) -> tuple[Outcome | None, str, str]:

@@ -7,7 +7,8 @@ from fnmatch import fnmatchcase
 from edgefl.conformance.case import Case, Group
 from edgefl.conformance.cases.blobs import BLOBS
 from edgefl.conformance.cases.declines import DECLINES
-from edgefl.conformance.cases.interruptions import INTERRUPTIONS
+from edgefl.conformance.cases.elsewhere import ELSEWHERE
+from edgefl.conformance.cases.interruptions import CUTS, INTERRUPTIONS
 from edgefl.conformance.cases.joining import JOINING
 from edgefl.conformance.cases.order import ORDER
 from edgefl.conformance.cases.programs import PROGRAMS
@@ -16,7 +17,18 @@ from edgefl.conformance.cases.sending import SENDING
 from edgefl.conformance.cases.trust import TRUST
 from edgefl.wire.errors import ConfigError
 
-GROUPS: tuple[Group, ...] = (JOINING, ROUNDS, PROGRAMS, BLOBS, SENDING, INTERRUPTIONS, TRUST, ORDER, DECLINES)
+GROUPS: tuple[Group, ...] = (
+    JOINING,
+    ROUNDS,
+    PROGRAMS,
+    BLOBS,
+    ELSEWHERE,
+    SENDING,
+    INTERRUPTIONS,
+    TRUST,
+    ORDER,
+    DECLINES,
+)
 CASES: tuple[Case, ...] = tuple(case for group in GROUPS for case in group.cases)
 
 

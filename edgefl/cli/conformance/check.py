@@ -49,7 +49,7 @@ def run(
     only: Annotated[
         list[str] | None, typer.Option(help="cases or groups by name, * allowed; may be repeated")
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="agents that run at a time")] = 3,
+    jobs: Annotated[int, typer.Option(min=1, help="agents that run at a time")] = 4,
     patience: Annotated[
         float, typer.Option(min=0.1, help="times that every wait is longer: for slow agents")
     ] = 1.0,

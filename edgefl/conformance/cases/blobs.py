@@ -69,7 +69,7 @@ def wrong_patch(stage: Stage) -> None:
     what = stage.material()
     unit = what.manifest.suffix[0]
     patch = stage.server.put(tensors.dump({"nowhere.weight": np.zeros(3, np.float32)}))
-    _refused(stage, lambda announced: _with_line(announced, unit, (*announced.units[unit], patch)))
+    _refused(stage, lambda announced: with_line(announced, unit, (*announced.units[unit], patch)))
 
 
 @BLOBS.case("Makes float32 of weights that travel as float16.")
@@ -89,7 +89,7 @@ def half_weights(stage: Stage) -> None:
     "Takes no chunk whose digest is not the one that is listed, and asks for it again until it is right."
 )
 def damaged_chunk(stage: Stage) -> None:
-    what = _fresh(stage.material(), "damaged")
+    what = fresh(stage.material(), "damaged")
     data, ref, unit = _first_unit(what)
     wrong = bytearray(data)
     wrong[-2] ^= 1
@@ -98,7 +98,7 @@ def damaged_chunk(stage: Stage) -> None:
 
 @BLOBS.case("Takes no blob whose chunks are as listed, and whose whole has another digest.")
 def damaged_blob(stage: Stage) -> None:
-    what = _fresh(stage.material(), "other")
+    what = fresh(stage.material(), "other")
     data, _, unit = _first_unit(what)
     wrong = bytearray(data)
     wrong[-2] ^= 1
@@ -111,7 +111,7 @@ def damaged_blob(stage: Stage) -> None:
 
 @BLOBS.case("Takes no frame that unfolds to another size than its reference says.")
 def lying_frame(stage: Stage) -> None:
-    what = _fresh(stage.material(), "frame")
+    what = fresh(stage.material(), "frame")
     data, _, unit = _first_unit(what)
     ref, frame = packed(data + b" " * 4096, _SMALL)
     lying = msgspec.structs.replace(ref, raw=len(data))
@@ -130,14 +130,14 @@ def wrong_references(stage: Stage) -> None:
         msgspec.structs.replace(ref, sha256=ref.sha256.upper()),
         msgspec.structs.replace(ref, size=len(data) + (1 << 45)),
     ):
-        play = stage.open(change=lambda announced, wrong=wrong: _with_line(announced, unit, (wrong,)))
+        play = stage.open(change=lambda announced, wrong=wrong: with_line(announced, unit, (wrong,)))
         stage.quiet(play.mark, "no update by a reference that contradicts itself", play.task)
     stage.good_round()
 
 
 @BLOBS.case("Waits for a chunk that the broker does not have yet, and goes on when it comes.")
 def late_chunk(stage: Stage) -> None:
-    what = _fresh(stage.material(), "late")
+    what = fresh(stage.material(), "late")
     data, ref, unit = _first_unit(what)
     stage.ensure()
     offer, units = stage.offer(what)
@@ -149,35 +149,20 @@ def late_chunk(stage: Stage) -> None:
     stage.server.say(play.task)
     time.sleep(stage.patient(1.0))
     stage.server.publish(stage.server.topics.blob_chunk(ref.sha256, len(pieces) - 1), pieces[-1], retain=True)
-    _answered(stage, play)
+    stage.settle(play)
 
 
 @BLOBS.case("Leaves a round that closes while it fetches, and takes the next one.")
 def round_closes_while_fetching(stage: Stage) -> None:
-    what = _fresh(stage.material(), "never")
+    what = fresh(stage.material(), "never")
     _, ref, unit = _first_unit(what)
-    play = stage.open(change=lambda announced: _with_line(announced, unit, (ref,)))
+    play = stage.open(change=lambda announced: with_line(announced, unit, (ref,)))
     time.sleep(stage.patient(0.5))
     stage.close(play)
     stage.good_round()
 
 
-@BLOBS.case("Reads what a round offers from a page, where the announcement has one.", optional=True)
-def pages(stage: Stage) -> None:
-    def paged(announced: Round) -> Round:
-        return announced.paged(stage.server.put(announced.page))
-
-    stage.ensure()
-    what = stage.material()
-    announced = stage.announcement(*stage.offer(what))
-    task = stage.task(announced, what)
-    mark = stage.server.log.mark()
-    stage.server.say(paged(announced))
-    stage.server.say(task)
-    _answered(stage, Play(announced, task, what, mark))
-
-
-def _fresh(what: Material, word: str) -> Material:
+def fresh(what: Material, word: str) -> Material:
     """The same, begun with weights that no blob in an agent's store holds."""
     shift = np.float32(0.001 * (1 + len(word)) + sum(word.encode()) * 1e-6)
     return what.with_units(
@@ -191,13 +176,13 @@ def _first_unit(what: Material) -> tuple[bytes, BlobRef, str]:
     return data, describe(data, _SMALL), unit
 
 
-def _with_line(announced: Round, unit: str, line: tuple[BlobRef, ...]) -> Round:
+def with_line(announced: Round, unit: str, line: tuple[BlobRef, ...]) -> Round:
     return msgspec.structs.replace(announced, units={**announced.units, unit: line})
 
 
 def _published(stage: Stage, announced: Round, unit: str, ref: BlobRef, data: bytes) -> Round:
     stage.server.put_chunks(ref, list(split(data, ref.chunk)))
-    return _with_line(announced, unit, (ref,))
+    return with_line(announced, unit, (ref,))
 
 
 def _damaged(stage: Stage, what: Material, unit: str, ref: BlobRef, wrong: bytes, right: bytes) -> None:
@@ -213,7 +198,7 @@ def _damaged(stage: Stage, what: Material, unit: str, ref: BlobRef, wrong: bytes
     stage.server.say(task)
     stage.quiet(play.mark, "no update by a chunk whose digest is wrong", task)
     stage.server.put_chunks(ref, list(split(right, ref.chunk)))
-    _answered(stage, play)
+    stage.settle(play)
 
 
 def _refused(stage: Stage, change: Callable[[Round], Round], what: Material | None = None) -> None:
@@ -221,9 +206,3 @@ def _refused(stage: Stage, change: Callable[[Round], Round], what: Material | No
     play = stage.open(what, change=change)
     stage.quiet(play.mark, "no update by a blob that has to be refused", play.task)
     stage.good_round()
-
-
-def _answered(stage: Stage, play: Play) -> None:
-    received = stage.update(play)
-    stage.judge(received, play)
-    stage.answer(received)

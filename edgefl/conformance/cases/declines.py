@@ -145,6 +145,22 @@ def negative_size(stage: Stage) -> None:
     _refused(stage, _in_step(negative))
 
 
+@DECLINES.case("Refuses a manifest of version 1 with a graph in segments.")
+def segments_of_version_1(stage: Stage) -> None:
+    def cut(graph: dict[str, Any]) -> None:
+        graph["segments"] = [{"inputs": graph["inputs"], "outputs": graph["outputs"]}]
+
+    _refused(stage, _in_step(cut))
+
+
+@DECLINES.case("Refuses a graph that writes in place what is no state that it reads and returns.")
+def wrong_place_of_state(stage: Stage) -> None:
+    def nowhere(graph: dict[str, Any]) -> None:
+        graph["in_place"] = ["state.nowhere"]
+
+    _refused(stage, _in_step(nowhere))
+
+
 def _in_step(change: Any) -> Any:
     """``change`` for the graph of the first phase."""
 

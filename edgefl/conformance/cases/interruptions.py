@@ -10,7 +10,7 @@ from edgefl.conformance.play.stage import Play, Received, Stage
 from edgefl.conformance.verdict import expect, expect_equal
 from edgefl.wire.mqtt.messages import UpdateChunk
 
-INTERRUPTIONS = Group.called("interruptions")
+INTERRUPTIONS, CUTS = Group.called("interruptions"), Group.called("cuts")
 _TRAINING_S = 1.5
 """Of a round that is killed in the middle."""
 _FEW, _MANY = 300, 20_000
@@ -39,11 +39,9 @@ def killed_in_training(stage: Stage) -> None:
     _same(other, received)
 
 
-@INTERRUPTIONS.case(
-    "Killed while it sends its update and started again, it sends the same update, whole.", alone=True
-)
+@INTERRUPTIONS.case("Killed while it sends its update and started again, it sends the same update, whole.")
 def killed_in_sending(stage: Stage) -> None:
-    stage.start()
+    stage.ensure()
     play = stage.open(stage.material("big"))
     stage.relay.hold_after(300_000)
     first = stage.server.log.wait(play.mark, "updates", stage.patient(30.0), lambda said: True)
@@ -60,11 +58,10 @@ def killed_in_sending(stage: Stage) -> None:
 
 
 @INTERRUPTIONS.case(
-    "Killed while it waits for the server's word, it sends the same update again, without being asked.",
-    alone=True,
+    "Killed while it waits for the server's word, it sends the same update again, without being asked."
 )
 def killed_in_waiting(stage: Stage) -> None:
-    stage.start()
+    stage.ensure()
     play = stage.open()
     received = stage.update(play)
     stage.judge(received, play)
@@ -77,15 +74,12 @@ def killed_in_waiting(stage: Stage) -> None:
 
 
 @INTERRUPTIONS.case(
-    "Killed after its update was accepted, it does not compute or send it again for the same task.",
-    alone=True,
+    "Killed after its update was accepted, it does not compute or send it again for the same task."
 )
 def killed_after_the_answer(stage: Stage) -> None:
-    stage.start()
+    stage.ensure()
     play = stage.open()
-    received = stage.update(play)
-    stage.judge(received, play)
-    stage.answer(received)
+    stage.settle(play)
     mark = stage.server.log.mark()
     stage.restart()
     stage.server.say(play.task)
@@ -94,24 +88,20 @@ def killed_after_the_answer(stage: Stage) -> None:
 
 
 @INTERRUPTIONS.case(
-    "Killed while it fetches, it goes on with what it has, and with the task that comes again.", alone=True
+    "Killed while it fetches, it goes on with what it has, and with the task that comes again."
 )
 def killed_in_fetching(stage: Stage) -> None:
-    stage.start()
+    stage.ensure()
     play = stage.open(stage.material("tier"), chunk=600)
     time.sleep(0.15)
     stage.kill()
     _again(stage, play)
-    received = stage.update(play)
-    stage.judge(received, play)
-    stage.answer(received)
+    stage.settle(play)
 
 
-@INTERRUPTIONS.case(
-    "Cut off while it sends, it connects again, greets, and sends the same update, whole.", alone=True
-)
+@CUTS.case("Cut off while it sends, it connects again, greets, and sends the same update, whole.")
 def cut_in_sending(stage: Stage) -> None:
-    stage.start()
+    stage.ensure()
     play = stage.open(stage.material("big"))
     stage.relay.hold_after(300_000)
     first = stage.server.log.wait(play.mark, "updates", stage.patient(30.0), lambda said: True)
@@ -128,11 +118,9 @@ def cut_in_sending(stage: Stage) -> None:
     stage.answer(received)
 
 
-@INTERRUPTIONS.case(
-    "Cut off while it trains, it trains on, and sends its update when the broker is there again.", alone=True
-)
+@CUTS.case("Cut off while it trains, it trains on, and sends its update when the broker is there again.")
 def cut_in_training(stage: Stage) -> None:
-    stage.start()
+    stage.ensure()
     play = stage.open(stage.material().with_steps(800))
     stage.under_way(play, 0.4)
     mark = stage.server.log.mark()
@@ -140,23 +128,19 @@ def cut_in_training(stage: Stage) -> None:
     time.sleep(stage.patient(1.0))
     stage.relay.open_door()
     stage.hello(mark)
-    received = stage.update(play)
-    stage.judge(received, play)
-    stage.answer(received)
+    stage.settle(play)
 
 
-@INTERRUPTIONS.case("Cut off while it fetches, it asks for the rest again.", alone=True)
+@CUTS.case("Cut off while it fetches, it asks for the rest again.")
 def cut_in_fetching(stage: Stage) -> None:
-    stage.start()
+    stage.ensure()
     play = stage.open(stage.material("tier"), chunk=600)
     for _ in range(2):
         time.sleep(0.1)
         mark = stage.server.log.mark()
         stage.relay.cut()
         stage.hello(mark)
-    received = stage.update(play)
-    stage.judge(received, play)
-    stage.answer(received)
+    stage.settle(play)
 
 
 def _steps_that_take(stage: Stage, seconds: float) -> int:

@@ -13,7 +13,7 @@ from edgefl.conformance.play.stage import Stage
 from edgefl.conformance.verdict import Failed, expect, expect_equal
 from edgefl.wire.enrolment import new_token, proves
 from edgefl.wire.mqtt.client_ids import client_id
-from edgefl.wire.mqtt.messages import Hello, Round, Status
+from edgefl.wire.mqtt.messages import COME_LATER, Ack, Hello, Round, Status
 
 JOINING = Group.called("joining")
 _LEAST_KEEPALIVE_S, _MOST_KEEPALIVE_S = 1, 60
@@ -118,6 +118,36 @@ def signed(stage: Stage) -> None:
     keys = {each.key.hex()[:12] for each in said}
     expect(len(keys) == 1, "one key, kept in the store", ", ".join(sorted(keys)))
     expect_equal("pairs of messages of a kind whose numbers do not grow", [], _falling(said))
+
+
+@JOINING.case(
+    "Greets again after each connection: Status online, then Hello, and subscribes to its topics again."
+)
+def greets_again(stage: Stage) -> None:
+    stage.ensure()
+    begun, mark = time.monotonic(), stage.server.log.mark()
+    stage.relay.cut()
+    online = stage.status(mark, online=True)
+    stage.hello(online.place)
+    stage.good_round()
+    if stage.relay.reads:
+        asked = {each.topic for each in stage.relay.packets(begun) if isinstance(each, Subscribe)}
+        expect(stage.server.mine.tasks in asked, "a new subscription to its tasks", sorted(asked))
+
+
+@JOINING.case("Says Hello again when a server without room told it to come later, not before.")
+def comes_later(stage: Stage) -> None:
+    stage.ensure()
+    mark = stage.server.log.mark()
+    begun = time.monotonic()
+    ack = Ack(
+        round=0, nonce="", status="rejected", reason=COME_LATER, text="the kit has no room", later_s=1.5
+    )
+    stage.server.say(ack)
+    stage.hello(mark, 10.0)
+    spent = time.monotonic() - begun
+    expect(spent >= 1.4, "a Hello after 1.5 s", f"one after {spent:.1f} s")
+    stage.good_round()
 
 
 @JOINING.case("Offers the memory and wishes for the tier that its command line names.", alone=True)

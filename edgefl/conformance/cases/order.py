@@ -24,9 +24,9 @@ def older_round(stage: Stage) -> None:
     stage.good_round()
 
 
-@ORDER.case("Does nothing for such a Round after a restart, either.", alone=True)
+@ORDER.case("Does nothing for such a Round after a restart, either.")
 def older_round_after_a_restart(stage: Stage) -> None:
-    stage.start()
+    stage.ensure()
     stage.good_round()
     old = _closed_round(stage)
     time.sleep(stage.patient(0.3))
@@ -50,7 +50,7 @@ def older_task(stage: Stage) -> None:
     task = stage.task(announced, what, seed=42)
     mark = stage.server.log.mark()
     stage.server.say(task)
-    _answered(stage, Play(announced, task, what, mark))
+    stage.settle(Play(announced, task, what, mark))
     time.sleep(stage.patient(0.2))
     mark = stage.server.log.mark()
     stage.server.publish(stage.server.mine.tasks, early)
@@ -117,7 +117,7 @@ def deadline_is_advisory(stage: Stage) -> None:
     play = stage.open(
         change=lambda announced: msgspec.structs.replace(announced, deadline=time.time() - 86400)
     )
-    _answered(stage, play)
+    stage.settle(play)
 
 
 def _closed_round(stage: Stage) -> tuple[bytes, Play]:
@@ -128,9 +128,3 @@ def _closed_round(stage: Stage) -> tuple[bytes, Play]:
     play = Play(announced, stage.task(announced, what), what, stage.server.log.mark())
     stage.close(play)
     return payload, play
-
-
-def _answered(stage: Stage, play: Play) -> None:
-    received = stage.update(play)
-    stage.judge(received, play)
-    stage.answer(received)

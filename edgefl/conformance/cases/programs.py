@@ -59,9 +59,7 @@ def prefix_before_suffix(stage: Stage) -> None:
     fresh = what.with_units({name: {k: a + 1 for k, a in part.items()} for name, part in what.units.items()})
     begun = time.monotonic()
     play = stage.open(fresh)
-    received = stage.update(play)
-    stage.judge(received, play)
-    stage.answer(received)
+    stage.settle(play)
     if not stage.relay.reads:
         return
     asked = [each.topic for each in stage.relay.packets(begun) if isinstance(each, Subscribe)]
@@ -138,9 +136,7 @@ def no_carry(stage: Stage) -> None:
     play = stage.open(stage.material("exchange"), seed=1)
     expect_equal("decline.reason", NO_CARRY, stage.decline(play).reason)
     play = stage.open(stage.material("opening"), seed=2)
-    received = stage.update(play)
-    stage.judge(received, play)
-    stage.answer(received)
+    stage.settle(play)
     stage.number += 1  # a round that others completed
     play = stage.open(stage.material("exchange"), seed=3)
     expect_equal("decline.reason", NO_CARRY, stage.decline(play).reason)

@@ -87,9 +87,7 @@ def unknown_fields(stage: Stage) -> None:
     _say_fields(stage, Round, fields)
     _say_fields(stage, Task, {"added_later": [1], **_fields(task)})
     play = Play(announced, task, what, mark)
-    received = stage.update(play)
-    stage.judge(received, play)
-    stage.answer(received)
+    stage.settle(play)
 
 
 @ROUNDS.case("Takes a Task that comes before the Round that it belongs to.")
@@ -103,9 +101,7 @@ def task_before_round(stage: Stage) -> None:
     time.sleep(stage.patient(0.2))
     stage.server.say(announced)
     play = Play(announced, task, what, mark)
-    received = stage.update(play)
-    stage.judge(received, play)
-    stage.answer(received)
+    stage.settle(play)
 
 
 @ROUNDS.case(
@@ -149,9 +145,7 @@ def earlier_round(stage: Stage) -> None:
         stage.announcement(own.offers[stage.setup.format], own.units), live={own.round: live}
     )
     stage.server.say(later)
-    received = stage.update(play)
-    stage.judge(received, play)
-    stage.answer(received)
+    stage.settle(play)
 
 
 @ROUNDS.case("Takes a task after rounds that it had no part in, whether or not it rests meanwhile.")
@@ -167,9 +161,7 @@ def rests(stage: Stage) -> None:
     mark = stage.server.log.mark()
     stage.server.say(task)
     play = Play(announced, task, what, mark)
-    received = stage.update(play)
-    stage.judge(received, play)
-    stage.answer(received)
+    stage.settle(play)
 
 
 @ROUNDS.case(

@@ -122,9 +122,7 @@ def offer(stage: Stage) -> None:
         round=play.task.round, nonce=play.task.nonce, status="missing", missing=missing, sha256=chunk.sha256
     )
     stage.server.say(ack)
-    received = stage.update(play)
-    stage.judge(received, play)
-    stage.answer(received)
+    stage.settle(play)
 
 
 def _has_data(message: object) -> bool:

@@ -154,7 +154,7 @@ def _task_is_ignored(stage: Stage, sealed: Callable[[Task], bytes]) -> None:
     mark = stage.server.log.mark()
     stage.server.publish(stage.server.mine.tasks, sealed(stage.task(announced, what, seed=31)))
     stage.quiet(mark, "no update for a task that is not the server's")
-    _answered(stage, Play(announced, _given(stage, announced), what, mark))
+    stage.settle(Play(announced, _given(stage, announced), what, mark))
 
 
 def _round_is_ignored(stage: Stage, sealed: Callable[[Round], bytes]) -> None:
@@ -200,12 +200,6 @@ def _given(stage: Stage, announced: Round) -> Task:
     task = stage.task(announced, stage.material(), seed=32)
     stage.server.say(task)
     return task
-
-
-def _answered(stage: Stage, play: Play) -> None:
-    received = stage.update(play)
-    stage.judge(received, play)
-    stage.answer(received)
 
 
 def _stranger(stage: Stage) -> Speaker:

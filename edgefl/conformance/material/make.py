@@ -10,33 +10,34 @@ from typing import Any
 
 import msgspec
 
-import edgefl
+from edgefl.api.choices import FAFED, SGD, FedBAT, FedPAQ, MimeLite, OutputSide, PerFedAvg, Scaffold, TopK
+from edgefl.api.compile import compile
 from edgefl.conformance.material.bundles import FOLDER, FORMATS, SCALE, SHIFT
 from edgefl.wire.bundle.archive import Bundle, write_bundle
 
 _SMALL = {"size": 4, "classes": 3, "hidden": [12, 8]}
 _BIG = {"size": 4, "classes": 3, "hidden": [1024, 128]}
-_BATCH = {"batch": 8, "steps": 6}
+_BATCH: dict[str, Any] = {"batch": 8, "steps": 6}
 
 RECIPES: dict[str, dict[str, Any]] = {
-    "plain": {"program": edgefl.SGD(momentum=0.5, **_BATCH)},
-    "coded": {"program": edgefl.SGD(**_BATCH), "codec": edgefl.FedPAQ(bits=4)},
-    "onebit": {"program": edgefl.SGD(**_BATCH), "codec": edgefl.FedBAT()},
-    "passes": {"program": edgefl.MimeLite(**_BATCH)},
-    "inner": {"program": edgefl.PerFedAvg(**_BATCH)},
-    "carried": {"program": edgefl.Scaffold(**_BATCH)},
-    "opening": {"program": edgefl.FAFED(**_BATCH), "exchange": "opening"},
-    "exchange": {"program": edgefl.FAFED(**_BATCH)},
-    "tier": {"program": edgefl.SGD(**_BATCH), "submodel": edgefl.OutputSide(cut=2), "tier": "weak"},
-    "sparse": {"program": edgefl.SGD(**_BATCH), "codec": edgefl.TopK(share=0.1, feedback=True)},
-    "big": {"program": edgefl.SGD(batch=8, steps=2), "options": _BIG},
+    "plain": {"program": SGD(momentum=0.5, **_BATCH)},
+    "coded": {"program": SGD(**_BATCH), "codec": FedPAQ(bits=4)},
+    "onebit": {"program": SGD(**_BATCH), "codec": FedBAT()},
+    "passes": {"program": MimeLite(**_BATCH)},
+    "inner": {"program": PerFedAvg(**_BATCH)},
+    "carried": {"program": Scaffold(**_BATCH)},
+    "opening": {"program": FAFED(**_BATCH), "exchange": "opening"},
+    "exchange": {"program": FAFED(**_BATCH)},
+    "tier": {"program": SGD(**_BATCH), "submodel": OutputSide(cut=2), "tier": "weak"},
+    "sparse": {"program": SGD(**_BATCH), "codec": TopK(share=0.1, feedback=True)},
+    "big": {"program": SGD(batch=8, steps=2), "options": _BIG},
 }
 """What :func:`edgefl.compile` is given for each."""
 
 
 def made(name: str, target: str) -> Bundle:
     """The bundle ``name`` for an engine that runs ``target``; its samples are bytes that the device makes floats."""
-    compiled = edgefl.compile("mlp", **{"options": _SMALL, "target": target, **RECIPES[name]}).contents
+    compiled = compile("mlp", **{"options": _SMALL, "target": target, **RECIPES[name]}).contents
     manifest = compiled.manifest
     data = msgspec.structs.replace(manifest.data, scale=SCALE, shift=SHIFT)
     graphs = tuple(msgspec.structs.replace(graph, variants=()) for graph in manifest.graphs)

@@ -1,26 +1,21 @@
-"""One federation with one agent, and what cases do in it: open a round, wait for the update, judge it, answer it."""
+"""What cases do with an agent: open a round, wait for the update, judge it, answer it."""
 
 from __future__ import annotations
 
 import hashlib
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import msgspec
-import numpy as np
 
-from edgefl.conformance.material import bundles
-from edgefl.conformance.material.bundles import Material, material, samples, unit_bytes
+from edgefl.conformance.material.bundles import Material, material, unit_bytes
 from edgefl.conformance.material.compare import TOLERANCES, check_fields, check_update
 from edgefl.conformance.material.reference import expected
-from edgefl.conformance.play.agent import Agent
-from edgefl.conformance.play.broker import Broker
-from edgefl.conformance.play.relay import Relay
 from edgefl.conformance.play.said import Said
-from edgefl.conformance.play.server import CHUNK_BYTES, Server
+from edgefl.conformance.play.seat import Seat, Setup
+from edgefl.conformance.play.server import CHUNK_BYTES
 from edgefl.conformance.verdict import Failed, expect, expect_equal
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.manifest import Manifest
@@ -28,40 +23,18 @@ from edgefl.wire.errors import ProtocolError
 from edgefl.wire.mqtt.messages import (
     Ack,
     Decline,
-    Hello,
     Offer,
     Progress,
     Round,
-    Status,
     Task,
     Update,
     UpdateChunk,
     decode,
 )
-from edgefl.wire.tensors import Array, Arrays
+from edgefl.wire.tensors import Arrays
 
 FAR_S = 3600.0
 """Deadlines of rounds: this far ahead."""
-_HEARD_S = 0.3
-"""What an agent that has nothing to do needs to hear something and write it down."""
-
-
-@dataclass(frozen=True)
-class Setup:
-    """What a campaign is about. ``command`` starts the agent, ``patience`` multiplies every wait (1: of a fast machine),
-    ``websocket``: the agent is given a URL of MQTT through WebSocket."""
-
-    command: Sequence[str]
-    engine: str
-    broker: Broker
-    folder: Path
-    patience: float = 1.0
-    websocket: bool = False
-
-    @property
-    def format(self) -> str:
-        """That the engine runs."""
-        return self.engine
 
 
 @dataclass(frozen=True)
@@ -87,105 +60,18 @@ class Received:
     nonce: str
 
 
-class Stage:
-    """A federation of its own. The agent's store lies in ``folder``; a new stage has a new one."""
+class Stage(Seat):
+    """An agent at its seat, and the rounds that it is given. Each case may begin a run of its own (``run``); rounds are
+    numbered on."""
 
     def __init__(self, setup: Setup, name: str) -> None:
-        self.setup = setup
-        self.federation = f"kit-{name}-{secrets.token_hex(3)}"
-        self.device = "agent-1"
-        self.folder = setup.folder / self.federation
-        self.folder.mkdir(parents=True)
-        self.data = samples()
-        self.server = Server(setup.broker.address, self.federation, self.device, self.folder)
-        port = setup.broker.websocket_port if setup.websocket else setup.broker.port
-        self.relay = Relay(port, reads=not setup.websocket)
-        self.agent: Agent | None = None
+        super().__init__(setup, name)
         self.run = f"run-{secrets.token_hex(4)}"
         self.number = 0
         self.usual_s = 1.0
+        """From a task to its update, last time."""
         self.published: list[Manifest] = []
-        self._options: list[str] = []
-
-    # -- the agent -------------------------------------------------------------------------------------------------
-
-    def patient(self, seconds: float) -> float:
-        """So many seconds, or more where the campaign is patient."""
-        return seconds * self.setup.patience
-
-    def write_data(self, x: Array, y: Array) -> None:
-        """What the agent trains on from its next start on."""
-        self.data = (x, y)
-        np.savez(self.folder / "data.npz", x=x, y=y)
-
-    def start(self, *options: str, known: bool = True, ready: bool = True) -> Agent:
-        """Start the agent with these options beside those that it always has, and wait for its hello. ``known``: it is given
-        the server's key."""
-        if not (self.folder / "data.npz").exists():
-            self.write_data(*self.data)
-        place = (
-            f"ws://127.0.0.1:{self.relay.port}" if self.setup.websocket else f"127.0.0.1:{self.relay.port}"
-        )
-        given = ["--id", self.device, "--broker", place, "--federation", self.federation]
-        given += ["--data", str(self.folder / "data.npz"), "--store", str(self.folder / "store")]
-        given += [
-            "--engine",
-            self.setup.engine,
-            *(["--server-key", self.server.key] if known else []),
-            *options,
-        ]
-        mark = self.server.log.mark()
-        self._options = given
-        self.agent = Agent([*self.setup.command, *given], self.folder / "agent.log")
-        if ready:
-            self.hello(mark)
-        return self.agent
-
-    def restart(self, *, ready: bool = True) -> Agent:
-        """Kill the agent, if it runs, when it has heard what was said, and start it again as it was started."""
-        if self.agent is not None:
-            time.sleep(self.patient(_HEARD_S))
-            self.agent.kill()
-        return self.start_again(ready=ready)
-
-    def kill(self) -> None:
-        """Kill the agent, now."""
-        if self.agent is not None:
-            self.agent.kill()
-
-    def start_again(self, *, ready: bool = True) -> Agent:
-        """Start the agent that was killed again, as it was started."""
-        mark = self.server.log.mark()
-        self.agent = Agent([*self.setup.command, *self._options], self.folder / "agent.log")
-        if ready:
-            self.hello(mark)
-        return self.agent
-
-    def ensure(self) -> None:
-        """Have an agent run with the options that it always has."""
-        if self.agent is None or self.agent.exit_code is not None:
-            self.start()
-
-    def hello(self, mark: int, within_s: float = 30.0) -> Hello:
-        """What the agent says of itself after ``mark``."""
-        said = self.server.log.wait(
-            mark, "hello", self.patient(within_s), lambda each: each.message is not None
-        )
-        if said is None:
-            raise Failed(f"a Hello on devices/{self.device}/hello", self.instead(mark))
-        assert isinstance(said.message, Hello)
-        return said.message
-
-    def instead(self, mark: int) -> str:
-        """For people: what came after ``mark`` in place of what was waited for."""
-        counts: dict[str, int] = {}
-        for said in self.server.log.since(mark):
-            word = said.leaf + (f" that cannot be taken ({said.problem})" if said.problem else "")
-            counts[word] = counts.get(word, 0) + 1
-        came = ", ".join(f"{count} {word}" for word, count in counts.items()) or "nothing"
-        code = self.agent.exit_code if self.agent is not None else None
-        ended = "" if code is None else f"; the agent ended with exit code {code}"
-        return f"{came}{ended}; its output is in {self.folder / 'agent.log'}"
+        """The manifests that were offered."""
 
     # -- rounds ----------------------------------------------------------------------------------------------------
 
@@ -194,9 +80,9 @@ class Stage:
         return material(name, self.setup.format)
 
     def offer(
-        self, what: Material, *, chunk: int = CHUNK_BYTES, zstd: bool = False, sign: bool = True
+        self, what: Material, *, chunk: int = CHUNK_BYTES, zstd: bool = False, but: str = ""
     ) -> tuple[Offer, dict[str, tuple[BlobRef, ...]]]:
-        """Publish the blobs of a bundle and its weights; gives what an announcement says of them."""
+        """Publish the blobs of a bundle and its weights (``but`` those of one unit); gives what an announcement says of them."""
         manifest = what.manifest
         graphs = tuple(
             msgspec.structs.replace(
@@ -207,10 +93,11 @@ class Stage:
         published = msgspec.structs.replace(manifest, graphs=graphs)
         self.published.append(published)
         ref = self.server.put(msgspec.msgpack.encode(published), chunk)
-        signature = {manifest.tier: self.server.sign_bundle(ref)} if sign else {}
-        units = {
+        signature = {manifest.tier: self.server.sign_bundle(ref)}
+        units: dict[str, tuple[BlobRef, ...]] = {
             name: (self.server.put(unit_bytes(part, manifest), chunk, zstd=zstd),)
             for name, part in what.units.items()
+            if name != but
         }
         return Offer(bundles={manifest.tier: ref}, signatures=signature), units
 
@@ -344,6 +231,20 @@ class Stage:
         ack = Ack(round=received.round, nonce=received.nonce, status="accepted", sha256=received.sha256)
         self.server.say(msgspec.structs.replace(ack, status=status, **fields))
 
+    def settle(self, play: Play, carry: Arrays | None = None) -> Received:
+        """Wait for the update of a task, judge it, and accept it."""
+        received = self.update(play)
+        self.judge(received, play, carry)
+        self.answer(received)
+        return received
+
+    def give(self, announced: Round, task: Task, what: Material) -> Play:
+        """Say both."""
+        mark = self.server.log.mark()
+        self.server.say(announced)
+        self.server.say(task)
+        return Play(announced, task, what, mark)
+
     def good_round(self, what: Material | None = None, **options: object) -> Received:
         """A whole round, from the announcement to the acknowledgement; Failed unless its update is right."""
         self.ensure()
@@ -418,28 +319,7 @@ class Stage:
         expect_equal("decline.round", play.task.round, said.message.round)
         return said.message
 
-    def status(self, mark: int, online: bool, within_s: float = 15.0) -> Said:
-        """The next status that says so."""
-
-        def such(said: Said) -> bool:
-            return isinstance(said.message, Status) and said.message.online == online
-
-        said = self.server.log.wait(mark, "status", self.patient(within_s), such)
-        if said is None:
-            raise Failed(f"Status{{online: {str(online).lower()}}}", self.instead(mark))
-        return said
-
-    def end(self) -> None:
-        """Of the agent, if it runs, and of everything else."""
-        if self.agent is not None:
-            self.agent.kill()
-        self.relay.close()
-        self.server.stop()
-
 
 def _chunk_of(said: Said, task: Task) -> UpdateChunk | None:
     chunk = said.message
     return chunk if isinstance(chunk, UpdateChunk) and chunk.nonce == task.nonce else None
-
-
-__all__ = ["Play", "Received", "Setup", "Stage", "bundles"]

@@ -1,0 +1,99 @@
+"""What lies elsewhere than an announcement and the broker: pages, and mirrors."""
+
+from __future__ import annotations
+
+import msgspec
+
+from edgefl.conformance.case import Group
+from edgefl.conformance.cases.blobs import fresh, with_line
+from edgefl.conformance.material.bundles import unit_bytes
+from edgefl.conformance.play.mirror import mirrored
+from edgefl.conformance.play.stage import Play, Stage
+from edgefl.conformance.verdict import Failed, expect
+from edgefl.wire.blobs import describe
+from edgefl.wire.mqtt.messages import Round, encode
+
+ELSEWHERE = Group.called("elsewhere")
+_MIRRORED_S = 8.0
+
+
+@ELSEWHERE.case("Reads what a round offers from a page, where the announcement has one.", optional=True)
+def pages(stage: Stage) -> None:
+    stage.ensure()
+    what = stage.material()
+    announced = stage.announcement(*stage.offer(what))
+    task = stage.task(announced, what)
+    given = stage.give(announced.paged(stage.server.put(announced.page)), task, what)
+    received = stage.update_or_none(task, _MIRRORED_S, given.mark)
+    if received is None:
+        raise Failed("an update for a round whose offers are on a page", stage.instead(given.mark))
+    stage.settle(Play(announced, task, what, given.mark))
+
+
+@ELSEWHERE.case("Refuses a Round with a page that is of version 1, or that says twice what it offers.")
+def page_of_another_version(stage: Stage) -> None:
+    stage.ensure()
+    what = stage.material()
+    for change in ({"v": 1}, {"v": 3, "both": True}):
+        announced = stage.announcement(*stage.offer(what))
+        page = stage.server.put(announced.page)
+        wrong = msgspec.structs.replace(
+            announced if "both" in change else announced.paged(page), v=change["v"], pages=page
+        )
+        mark = stage.server.log.mark()
+        topic = stage.server.topics.current_round
+        stage.server.publish(topic, stage.server.seal_body(Round, topic, encode(wrong)), retain=True)
+        stage.server.say(stage.task(announced, what))
+        stage.quiet(mark, "no update for a Round that contradicts itself")
+    stage.good_round()
+
+
+@ELSEWHERE.case(
+    "Fetches from a mirror that the announcement names what the broker does not have.", optional=True
+)
+def mirrors(stage: Stage) -> None:
+    what = fresh(stage.material(), "mirrors")
+    unit = what.manifest.suffix[0]
+    data = unit_bytes(what.units[unit], what.manifest)
+    ref = describe(data, 4096)
+    with mirrored({ref.sha256: data}) as mirror:
+        stage.ensure()
+        offer, units = stage.offer(what, but=unit)
+        announced = msgspec.structs.replace(
+            stage.announcement(offer, {**units, unit: (ref,)}), mirrors=(mirror.url,)
+        )
+        play = stage.give(announced, stage.task(announced, what), what)
+        if stage.update_or_none(play.task, _MIRRORED_S, play.mark) is None:
+            stage.close(play)
+            raise Failed("an update by weights that are at a mirror only", stage.instead(play.mark))
+        stage.settle(play)
+
+
+@ELSEWHERE.case("Believes no mirror: where one gives other bytes, it takes the broker's.")
+def lying_mirror(stage: Stage) -> None:
+    what = fresh(stage.material(), "lies")
+    unit = what.manifest.suffix[0]
+    data = unit_bytes(what.units[unit], what.manifest)
+    wrong = bytearray(data)
+    wrong[-2] ^= 1
+    ref = describe(data, 4096)
+    with mirrored({ref.sha256: bytes(wrong)}) as mirror:
+
+        def named(announced: Round) -> Round:
+            ref = stage.server.put(data, 4096)
+            return msgspec.structs.replace(with_line(announced, unit, (ref,)), mirrors=(mirror.url,))
+
+        stage.settle(stage.open(what, change=named))
+
+
+@ELSEWHERE.case("Asks a mirror for nothing but blobs, and the broker for what a mirror does not have.")
+def asks_for_blobs_only(stage: Stage) -> None:
+    what = fresh(stage.material(), "only")
+    with mirrored({}) as mirror:
+        stage.settle(
+            stage.open(
+                what, change=lambda announced: msgspec.structs.replace(announced, mirrors=(mirror.url,))
+            )
+        )
+        odd = [name for name in mirror.asked if len(name) != 64]
+        expect(not odd, "requests for blobs alone", ", ".join(odd))

@@ -1,0 +1,48 @@
+"""A mirror of blobs: a small server of HTTP, which gives what it is told to."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+class Mirror:
+    """``blobs`` by digest, as they are given; ``asked`` are the digests that somebody asked for."""
+
+    def __init__(self, blobs: Mapping[str, bytes]) -> None:
+        self.asked: list[str] = []
+        asked = self.asked
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                name = self.path.rsplit("/", 1)[-1]
+                asked.append(name)
+                data = blobs.get(name)
+                self.send_response(404 if data is None else 200)
+                self.send_header("Content-Length", str(len(data or b"")))
+                self.end_headers()
+                self.wfile.write(data or b"")
+
+            def log_message(self, format: str, *args: object) -> None:
+                return
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        threading.Thread(target=self._server.serve_forever, name="mirror", daemon=True).start()
+
+    def close(self) -> None:
+        """No requests any more."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@contextmanager
+def mirrored(blobs: Mapping[str, bytes]) -> Iterator[Mirror]:
+    """A mirror for as long as it is needed."""
+    mirror = Mirror(blobs)
+    try:
+        yield mirror
+    finally:
+        mirror.close()

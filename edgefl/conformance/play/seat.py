@@ -1,0 +1,155 @@
+"""An agent at its seat: its process, its line to the broker, and a server that hears it, in a federation of their own."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from edgefl.conformance.material.bundles import samples
+from edgefl.conformance.play.agent import Agent
+from edgefl.conformance.play.broker import Broker
+from edgefl.conformance.play.relay import Relay
+from edgefl.conformance.play.said import Said
+from edgefl.conformance.play.server import Server
+from edgefl.conformance.verdict import Failed
+from edgefl.wire.mqtt.messages import Hello, Status
+from edgefl.wire.tensors import Array
+
+_HEARD_S = 0.3
+"""What an agent that has nothing to do needs to hear something and write it down."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a campaign is about. ``command`` starts the agent, ``patience`` multiplies every wait (1: of a fast machine),
+    ``websocket``: the agent is given a URL of MQTT through WebSocket."""
+
+    command: Sequence[str]
+    engine: str
+    broker: Broker
+    folder: Path
+    patience: float = 1.0
+    websocket: bool = False
+
+    @property
+    def format(self) -> str:
+        """That the engine runs."""
+        return self.engine
+
+
+class Seat:
+    """A federation of its own. The agent's store lies in ``folder``; a new stage has a new one."""
+
+    def __init__(self, setup: Setup, name: str) -> None:
+        self.setup = setup
+        self.federation = f"kit-{name}-{secrets.token_hex(3)}"
+        self.device = "agent-1"
+        self.folder = setup.folder / self.federation
+        self.folder.mkdir(parents=True)
+        self.data = samples()
+        self.server = Server(setup.broker.address, self.federation, self.device, self.folder)
+        port = setup.broker.websocket_port if setup.websocket else setup.broker.port
+        self.relay = Relay(port, reads=not setup.websocket)
+        self.agent: Agent | None = None
+        self._options: list[str] = []
+
+    def patient(self, seconds: float) -> float:
+        """So many seconds, or more where the campaign is patient."""
+        return seconds * self.setup.patience
+
+    def write_data(self, x: Array, y: Array) -> None:
+        """What the agent trains on from its next start on."""
+        self.data = (x, y)
+        np.savez(self.folder / "data.npz", x=x, y=y)
+
+    def start(self, *options: str, known: bool = True, ready: bool = True) -> Agent:
+        """Start the agent with these options beside those that it always has, and wait for its hello. ``known``: it is given
+        the server's key."""
+        if not (self.folder / "data.npz").exists():
+            self.write_data(*self.data)
+        place = (
+            f"ws://127.0.0.1:{self.relay.port}" if self.setup.websocket else f"127.0.0.1:{self.relay.port}"
+        )
+        given = ["--id", self.device, "--broker", place, "--federation", self.federation]
+        given += ["--data", str(self.folder / "data.npz"), "--store", str(self.folder / "store")]
+        given += [
+            "--engine",
+            self.setup.engine,
+            *(["--server-key", self.server.key] if known else []),
+            *options,
+        ]
+        mark = self.server.log.mark()
+        self._options = given
+        self.agent = Agent([*self.setup.command, *given], self.folder / "agent.log")
+        if ready:
+            self.hello(mark)
+        return self.agent
+
+    def restart(self, *, ready: bool = True) -> Agent:
+        """Kill the agent, if it runs, when it has heard what was said, and start it again as it was started."""
+        if self.agent is not None:
+            time.sleep(self.patient(_HEARD_S))
+            self.agent.kill()
+        return self.start_again(ready=ready)
+
+    def kill(self) -> None:
+        """Kill the agent, now."""
+        if self.agent is not None:
+            self.agent.kill()
+
+    def start_again(self, *, ready: bool = True) -> Agent:
+        """Start the agent that was killed again, as it was started."""
+        mark = self.server.log.mark()
+        self.agent = Agent([*self.setup.command, *self._options], self.folder / "agent.log")
+        if ready:
+            self.hello(mark)
+        return self.agent
+
+    def ensure(self) -> None:
+        """Have an agent run with the options that it always has."""
+        if self.agent is None or self.agent.exit_code is not None:
+            self.start()
+
+    def hello(self, mark: int, within_s: float = 30.0) -> Hello:
+        """What the agent says of itself after ``mark``."""
+        said = self.server.log.wait(
+            mark, "hello", self.patient(within_s), lambda each: each.message is not None
+        )
+        if said is None:
+            raise Failed(f"a Hello on devices/{self.device}/hello", self.instead(mark))
+        assert isinstance(said.message, Hello)
+        return said.message
+
+    def instead(self, mark: int) -> str:
+        """For people: what came after ``mark`` in place of what was waited for."""
+        counts: dict[str, int] = {}
+        for said in self.server.log.since(mark):
+            word = said.leaf + (f" that cannot be taken ({said.problem})" if said.problem else "")
+            counts[word] = counts.get(word, 0) + 1
+        came = ", ".join(f"{count} {word}" for word, count in counts.items()) or "nothing"
+        code = self.agent.exit_code if self.agent is not None else None
+        ended = "" if code is None else f"; the agent ended with exit code {code}"
+        return f"{came}{ended}; its output is in {self.folder / 'agent.log'}"
+
+    def status(self, mark: int, online: bool, within_s: float = 15.0) -> Said:
+        """The next status that says so."""
+
+        def such(said: Said) -> bool:
+            return isinstance(said.message, Status) and said.message.online == online
+
+        said = self.server.log.wait(mark, "status", self.patient(within_s), such)
+        if said is None:
+            raise Failed(f"Status{{online: {str(online).lower()}}}", self.instead(mark))
+        return said
+
+    def end(self) -> None:
+        """Of the agent, if it runs, and of everything else."""
+        if self.agent is not None:
+            self.agent.kill()
+        self.relay.close()
+        self.server.stop()
