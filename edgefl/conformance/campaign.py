@@ -24,8 +24,9 @@ JOBS = 4
 @dataclass(frozen=True, kw_only=True)
 class Campaign:
     """``command`` starts the agent, by the options of `edgefl device`. ``engine``: what runs its graphs, ``onnx`` or
-    ``executorch``. ``only``: names of cases or groups; none: all. ``jobs``: agents that run at a time. ``patience`` multiplies
-    every wait, ``websocket`` gives the agent a ``ws://`` URL as its broker. ``folder`` keeps what agents said; else it goes."""
+    ``executorch``. ``only``: names of cases or groups; none: all. ``jobs``: agents that run at a time. ``patience``
+    multiplies every wait, ``websocket`` gives the agent a ``ws://`` URL as its broker. ``folder`` keeps what agents said;
+    else it goes."""
 
     command: Sequence[str]
     engine: str = "onnx"
@@ -63,7 +64,7 @@ class Campaign:
 
 
 def _parts(cases: Sequence[Case]) -> list[list[Case]]:
-    """What is played at a time: the cases of a group that share an agent, the longest row first, and each that has its own."""
+    """What is played at a time: the cases of a group that share an agent, longest rows first, and each that has its own."""
     rows: dict[str, list[Case]] = {}
     for case in cases:
         if not case.alone:

@@ -25,6 +25,7 @@ GROUPS: tuple[Group, ...] = (
     ELSEWHERE,
     SENDING,
     INTERRUPTIONS,
+    CUTS,
     TRUST,
     ORDER,
     DECLINES,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Outcome = Literal["passed", "failed", "missing", "skipped"]
-"""``missing``: an optional part of the protocol that the agent has not. ``skipped``: the case means nothing for this engine."""
+"""``missing``: an optional part of the protocol that the agent lacks. ``skipped``: it means nothing for this engine."""
 
 
 class Failed(Exception):

@@ -126,8 +126,8 @@ class Philox:
         return order
 
     def distinct(self, rows: int, count: int) -> list[int]:
-        """``count`` of ``rows`` numbers without replacement: Floyd's way, shuffled at the end; of more than 10,000 rows, where
-        ``count`` is more than a fiftieth of them, the last ``count`` of a shuffle that goes no further."""
+        """``count`` of ``rows`` numbers without replacement: Floyd's way, shuffled at the end; of more than 10,000 rows,
+        where ``count`` is more than a fiftieth of them, the last ``count`` of a shuffle that goes no further."""
         if rows > 10_000 and count > rows // 50:
             order = list(range(rows))
             for place in range(rows - 1, max(rows - count, 1) - 1, -1):

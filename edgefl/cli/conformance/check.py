@@ -16,11 +16,12 @@ if TYPE_CHECKING:
 _HELP = """
 Play the server against an agent, over a real broker, and say what the agent gets right.
 
-What follows -- is the agent's command. Each case starts it with options of `edgefl device`: --id, --broker, --federation, --data
-(an .npz of x and y), --store, --engine, and where the case needs them --server-key, --token @FILE, --memory, --tier,
+What follows -- is the agent's command. Each case starts it with options of `edgefl device`: --id, --broker, --federation,
+--data (an .npz of x and y), --store, --engine, and where the case needs them --server-key, --token @FILE, --memory, --tier,
 --until-done. An agent is judged by what it says on the wire and by its exit codes, by nothing that it prints.
 
-A case that is optional tells of a part of the protocol that an agent may lack. Exit code 0: all others are passed. 1: some are not.
+A case that is optional tells of a part of the protocol that an agent may lack. Exit code 0: all others are passed. 1: some
+are not.
 
 Examples:
 

@@ -15,8 +15,8 @@ Write the test vectors of the protocol into a folder, in files that any language
 binary files.
 
 They hold messages, topics, envelopes and signatures, blobs, chunks and frames, patches, tensors and masks, manifests, coded
-updates, what a seed draws, and whole rounds: a bundle, weights, data and a seed, and the update that they give. Rounds are run
-by the engines that are installed here; --engine names one.
+updates, what a seed draws, and whole rounds: a bundle, weights, data and a seed, and the update that they give. Rounds are
+run here, by both engines, or by the one that --engine names.
 
 Examples:
 

@@ -1,4 +1,4 @@
-"""Programs of every shape: codes and noise, phases over the data, inner batches, frozen chunks, masks, and what is carried."""
+"""Programs of every shape: codes and noise, phases over the data, inner batches, frozen chunks, masks, carries."""
 
 from __future__ import annotations
 

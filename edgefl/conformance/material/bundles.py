@@ -86,8 +86,9 @@ def _units(manifest: Manifest) -> dict[str, Arrays]:
 
 
 def drawn(label: str, shape: tuple[int, ...]) -> Array:
-    """float32 numbers for the tensor ``label``, uniform in [-0.25, 0.25): the bytes of SHAKE-128 of its name, each two a number
-    (little-endian) over 2^17 - 0.25. Of the server's second moments, ``v/...``, 0.25 more, as they are not below 0."""
+    """float32 numbers for the tensor ``label``, uniform in [-0.25, 0.25): of the bytes of SHAKE-128 of its name, each two
+    are a little-endian number n, which stands for n / 2^17 - 0.25. Of the server's second moments, ``v/...``, it is 0.25
+    more: they are not below 0."""
     count = int(np.prod(shape, dtype=np.int64))
     stream = hashlib.shake_128(label.encode()).digest(2 * count)
     values = np.frombuffer(stream, "<u2").astype(np.float32) / np.float32(1 << 17) - np.float32(0.25)
@@ -95,8 +96,8 @@ def drawn(label: str, shape: tuple[int, ...]) -> Array:
 
 
 def samples(rows: int = ROWS, shape: tuple[int, ...] = (1, 4, 4), classes: int = 3) -> tuple[Array, Array]:
-    """A device's data: x uint8 (rows, *shape), the bytes of SHAKE-128 of ``samples``, and y int64 (rows,), those of ``labels``
-    modulo the number of classes."""
+    """A device's data: x uint8 (rows, *shape), the bytes of SHAKE-128 of ``samples``, and y int64 (rows,), those of
+    ``labels`` modulo the number of classes."""
     count = rows * int(np.prod(shape))
     x = np.frombuffer(hashlib.shake_128(b"samples").digest(count), np.uint8).reshape(rows, *shape)
     y = np.frombuffer(hashlib.shake_128(b"labels").digest(rows), np.uint8).astype(np.int64) % classes

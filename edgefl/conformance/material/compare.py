@@ -19,8 +19,8 @@ from edgefl.wire.tensors import Array, Arrays
 
 @dataclass(frozen=True)
 class Tolerance:
-    """``absolute`` and ``relative`` error of each float of an update, ``metric``: relative error of a metric, ``codes``: share
-    of the bytes of codes that may differ, where a rounding fell to the other side."""
+    """``absolute`` and ``relative`` error of each float of an update, ``metric``: relative error of a metric, ``codes``:
+    share of the bytes of codes that may differ, where a rounding fell to the other side."""
 
     absolute: float = 1e-5
     relative: float = 1e-4

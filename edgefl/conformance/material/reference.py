@@ -1,4 +1,4 @@
-"""What a round of the kit's bundles has to give: the same steps in this process, by the engine that the agent is said to have."""
+"""What a round of the kit's bundles has to give: the same steps in this process, by the engine that the agent has."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a case is played with: a broker, the agent's process, what is between the two, and a server that does as it is told."""
+"""What a case is played with: a broker, the agent's process, what is between them, and a server that does as it is told."""

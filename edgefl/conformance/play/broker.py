@@ -19,8 +19,8 @@ _START_S = 20.0
 
 
 class Broker:
-    """Started when it is entered, ended when it is left. ``address`` is for MQTT over TCP; ``websocket_port`` is where it speaks
-    through WebSocket, 0 where it cannot."""
+    """Started when it is entered, ended when it is left. ``address`` is for MQTT over TCP; ``websocket_port`` is where it
+    speaks through WebSocket, 0 where it cannot."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

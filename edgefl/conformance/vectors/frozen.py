@@ -6,6 +6,6 @@ from pathlib import Path
 
 _DATA = Path(__file__).parents[1] / "data"
 GOLDEN = _DATA / "golden"
-"""Messages, manifests, references, tensors, patches and frames; ``values.json`` says what each that is MessagePack decodes to."""
+"""Messages, manifests, references, tensors, patches and frames; ``values.json`` says what those in MessagePack decode to."""
 UPDATES = _DATA / "updates"
 """Coded updates, as JSON: ``codes.json`` and ``updates.json``."""

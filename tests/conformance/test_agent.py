@@ -1,0 +1,81 @@
+"""Our own agent before the kit."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+
+import pytest
+
+from edgefl.cli.commands import app
+from edgefl.conformance.campaign import Campaign
+from edgefl.conformance.verdict import Verdict
+from edgefl.wire.errors import ConfigError
+from tests.cli.runner import runner
+from tests.conformance.playing import OURS, verdicts
+
+# Of each way to begin an agent, and of each kind of bundle.
+QUICK = {
+    "onnx": (
+        *("will", "plain-round", "unknown-fields", "sparse-update", "patched-weights", "missing-chunks"),
+        *("killed-in-sending", "cut-in-sending"),
+    ),
+    "executorch": ("one-bit-update", "frozen-prefix", "bundle-of-a-stranger"),
+}
+
+
+@pytest.fixture(scope="module", params=sorted(QUICK))
+def ours(request: pytest.FixtureRequest) -> Mapping[str, Verdict]:
+    return verdicts(OURS, QUICK[request.param], request.param)
+
+
+@pytest.mark.e2e
+def test_it_passes(ours: Mapping[str, Verdict]) -> None:
+    assert {name: verdict for name, verdict in ours.items() if verdict.outcome != "passed"} == {}
+
+
+@pytest.mark.slow
+@pytest.mark.e2e
+@pytest.mark.parametrize("engine", ["onnx", "executorch"])
+def test_it_passes_every_case(engine: str) -> None:
+    """Optional ones too; skipped is what means nothing for the engine."""
+    found = verdicts(OURS, (), engine)
+
+    assert {name: each for name, each in found.items() if each.outcome not in ("passed", "skipped")} == {}
+    skipped = {name for name, each in found.items() if each.outcome == "skipped"}
+    assert skipped == ({"unsigned-bundle", "bundle-of-a-stranger"} if engine == "onnx" else set())
+
+
+@pytest.mark.slow
+@pytest.mark.e2e
+def test_it_passes_through_a_websocket() -> None:
+    campaign = Campaign(
+        command=OURS, only=("plain-round", "will", "cut-in-sending"), websocket=True, patience=2.0
+    )
+
+    assert [verdict.outcome for verdict in campaign.run()] == ["passed"] * 3
+
+
+@pytest.mark.e2e
+def test_an_agent_that_says_nothing_fails_and_the_command_says_so() -> None:
+    silent = ["--", sys.executable, "-c", "import sys; sys.exit(3)"]
+    command = ["conformance", "run", "--only", "connects", "--patience", "0.1", "--json", *silent]
+    ran = runner().invoke(app, command)
+    told = json.loads(ran.stdout)
+
+    assert ran.exit_code == 1
+    assert (told["failed"], told["passed"]) == (1, 0)
+    (case,) = told["cases"]
+    assert case["outcome"] == "failed"
+    assert case["expected"] == "a Hello on devices/agent-1/hello"
+    assert "the agent ended with exit code 3" in case["found"]
+
+
+def test_a_command_that_is_not_there_and_a_case_that_is_not_there_are_named() -> None:
+    with pytest.raises(ConfigError, match=r"the agent's command cannot be run .*no-such-agent"):
+        Campaign(command=["no-such-agent"], only=("connects",)).run()
+    with pytest.raises(ConfigError, match="no case is called 'conects'"):
+        Campaign(command=OURS, only=("conects",)).run()
+    with pytest.raises(ConfigError, match="there is no agent to try"):
+        Campaign(command=[]).run()

@@ -1,0 +1,83 @@
+"""When an update is the expected one."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import msgspec
+import numpy as np
+import pytest
+
+from device_runtime.round.runner import RoundResult
+from edgefl.conformance.material.compare import Tolerance, check_fields, check_update
+from edgefl.conformance.verdict import Failed
+from edgefl.wire import tensors
+from edgefl.wire.mqtt.messages import Profile, Update, encode
+
+WANTED = RoundResult(
+    update={"w": np.array([0.5, -0.25], np.float32), "codes": np.arange(100, dtype=np.uint8)},
+    masks={},
+    carry={},
+    metrics={"loss": 1.25},
+    samples=21,
+)
+PROFILE = Profile(
+    step_ms=0, forward_ms=0, load_ms=0, idle_bytes=0, peak_bytes=0, down_bytes=0, down_wire_bytes=0
+)
+
+
+def update(**changes: object) -> Update:
+    arrays = changes.pop("arrays", WANTED.update)
+    fields = dict(
+        run="r",
+        round=1,
+        device="d",
+        nonce="0011",
+        tier="t",
+        model_version="0",
+        samples=21,
+        metrics={"loss": 1.25},
+    )
+    fields |= {"profile": PROFILE, "codec": "dense", "codec_version": 1, "tensors": tensors.dump(arrays)}  # type: ignore[arg-type]
+    return Update(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def test_what_rounding_leaves_is_taken() -> None:
+    near = {"w": WANTED.update["w"] + np.float32(1e-6), "codes": WANTED.update["codes"].copy()}
+    near["codes"][7] += 1
+
+    check_update(update(arrays=near, metrics={"loss": 1.2501}), WANTED, Tolerance())
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"samples": 20}, "update.samples 21; found 20"),
+        ({"metrics": {}}, r"metrics \['loss'\]"),
+        ({"metrics": {"loss": 1.3}}, "metric loss = 1.25; found 1.3"),
+        ({"metrics": {"loss": float("nan")}}, "metric loss = 1.25; found nan"),
+        ({"arrays": {"w": WANTED.update["w"]}}, r"tensors of the update \['codes', 'w'\]"),
+        ({"arrays": {**WANTED.update, "w": np.array([0.5, -0.2501], np.float32)}}, r"w\[1\] = -0.25 "),
+        ({"arrays": {**WANTED.update, "w": np.array([0.5, np.nan], np.float32)}}, r"w\[1\] = -0.25 "),
+        ({"arrays": {**WANTED.update, "w": WANTED.update["w"].astype(np.float64)}}, "dtype of w 'float32'"),
+        ({"arrays": {**WANTED.update, "w": WANTED.update["w"][:, None]}}, r"shape of w \(2,\)"),
+        ({"arrays": {**WANTED.update, "codes": WANTED.update["codes"][::-1].copy()}}, "100.0% differ"),
+        ({"tensors": b"no tensors"}, "tensors in safetensors"),
+    ],
+)
+def test_what_is_no_rounding_is_told(changes: dict[str, object], told: str) -> None:
+    with pytest.raises(Failed, match=told):
+        check_update(update(**changes), WANTED, Tolerance())
+
+
+def test_a_field_that_the_protocol_has_not_is_told() -> None:
+    check_fields(encode(update()))
+    fields = msgspec.msgpack.decode(encode(update()))
+    fields["profile"]["battery"] = 3
+
+    with pytest.raises(Failed, match="no field in its profile that the protocol has not; found battery"):
+        check_fields(msgspec.msgpack.encode(fields))
+
+
+def test_the_tolerance_is_that_of_the_document() -> None:
+    assert dataclasses.astuple(Tolerance()) == (1e-5, 1e-4, 1e-3, 0.02)
