@@ -58,8 +58,13 @@ class Campaign:
                 raise ConfigError("the embedded broker has no WebSocket: install mosquitto")
             setup = Setup(self.command, self.engine, broker, folder, self.patience, self.websocket)
             playing = [pool.submit(_played, setup, part, told) for part in _parts(cases)]
-            for each in as_completed(playing):
-                verdicts |= {verdict.name: verdict for verdict in each.result()}
+            try:
+                for each in as_completed(playing):
+                    verdicts |= {verdict.name: verdict for verdict in each.result()}
+            except BaseException:  # nobody waits for the rest
+                setup.stopping.set()
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
         return [verdicts[case.name] for case in cases]
 
 
@@ -78,6 +83,8 @@ def _played(setup: Setup, cases: Sequence[Case], told: Callable[[Verdict], None]
     verdicts = []
     try:
         for case in cases:
+            if setup.stopping.is_set():
+                break
             begun = time.monotonic()
             outcome, expected, found = _outcome_without_engine(setup, case)
             if not outcome:

@@ -26,6 +26,7 @@ FAULTS: dict[str, str] = {
     "sending.no_will": "will",
     "sending.no_goodbye": "leaves",
     "sending.replays_an_update": "accepted-is-final",
+    "sending.keeps_its_outbox": "accepted-is-final",
     "sending.sends_once": "answer-is-lost",
     "sending.sends_all_again": "missing-chunks",
     "sending.believes_any_ack": "ack-of-another-update",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -130,7 +131,7 @@ def wrong_references(stage: Stage) -> None:
         msgspec.structs.replace(ref, sha256=ref.sha256.upper()),
         msgspec.structs.replace(ref, size=len(data) + (1 << 45)),
     ):
-        play = stage.open(change=lambda announced, wrong=wrong: with_line(announced, unit, (wrong,)))
+        play = stage.open(change=partial(with_line, unit=unit, line=(wrong,)))
         stage.quiet(play.mark, "no update by a reference that contradicts itself", play.task)
     stage.good_round()
 

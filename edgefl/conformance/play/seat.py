@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import secrets
+import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,7 @@ _HEARD_S = 0.3
 @dataclass(frozen=True)
 class Setup:
     """What a campaign is about. ``command`` starts the agent, ``patience`` multiplies every wait (1: of a fast machine),
-    ``websocket``: the agent is given a URL of MQTT through WebSocket."""
+    ``websocket``: the agent is given a URL of MQTT through WebSocket. ``stopping``: no case begins any more."""
 
     command: Sequence[str]
     engine: str
@@ -35,6 +36,7 @@ class Setup:
     folder: Path
     patience: float = 1.0
     websocket: bool = False
+    stopping: threading.Event = field(default_factory=threading.Event)
 
     @property
     def format(self) -> str:

@@ -82,7 +82,7 @@ class Stage(Seat):
     def offer(
         self, what: Material, *, chunk: int = CHUNK_BYTES, zstd: bool = False, but: str = ""
     ) -> tuple[Offer, dict[str, tuple[BlobRef, ...]]]:
-        """Publish the blobs of a bundle and its weights, ``but`` those of one unit; gives what an announcement says of it."""
+        """Publish the blobs of a bundle and its weights, ``but`` those of one unit; gives what is said of it."""
         manifest = what.manifest
         graphs = tuple(
             msgspec.structs.replace(

@@ -7,8 +7,6 @@ import msgspec
 from device_runtime.link.outbox import Outbox
 from edgefl.wire.mqtt.messages import Ack
 
-_wait = Outbox._wait_for
-
 
 def plant() -> None:
     def any_word(self: Outbox, nonce: str, sha256: str, patience_s: float) -> Ack | None:
@@ -16,6 +14,3 @@ def plant() -> None:
         return ack and msgspec.structs.replace(ack, nonce=nonce, sha256=sha256)
 
     Outbox._wait_for = any_word  # type: ignore[method-assign]
-
-
-__all__ = ["_wait", "plant"]

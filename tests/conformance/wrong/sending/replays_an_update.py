@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 from device_runtime.link.outbox import Outbox
 from device_runtime.store.database import Outgoing
 from edgefl.wire.blobs import split
@@ -20,8 +22,6 @@ def plant() -> None:
         outgoing = _last.get(id(self))
         if outgoing is not None:
             pieces = list(split(outgoing.data, self._limits.chunk_bytes - 512))
-            import hashlib
-
             self._send(outgoing, hashlib.sha256(outgoing.data).hexdigest(), pieces, range(len(pieces)))
 
     Outbox._send_until_settled = settle  # type: ignore[method-assign]

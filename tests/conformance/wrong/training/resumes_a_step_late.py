@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from device_runtime.store.checkpoint_rows import Checkpoint
 from device_runtime.store.database import Store
 
@@ -18,6 +16,3 @@ def plant() -> None:
         return Checkpoint(saved.step + 1, saved.sums, saved.tensors, saved.basis)
 
     Store.checkpoint = later  # type: ignore[method-assign]
-
-
-__all__ = ["msgspec", "plant"]
