@@ -48,7 +48,7 @@ API = {
     "profile": "edgefl.Bundle",
     "tune": "edgefl.tune",
     "conformance run": "edgefl.conformance.campaign.Campaign",
-    "conformance cases": "edgefl.conformance.catalog.CASES",
+    "conformance cases": "edgefl.conformance.catalog.chosen",
     "conformance vectors": "edgefl.conformance.vectors.write.write_vectors",
     "ls": "edgefl.catalog",
     "inspect": "edgefl.Bundle",

@@ -26,7 +26,7 @@ def program() -> Any:
 def unknown(words: list[str]) -> Iterator[str]:
     """What of a command line, without the program, does not exist."""
     command, named = program(), "edgefl"
-    for word in words:
+    for word in words[: words.index("--")] if "--" in words else words:  # behind it is another program's
         if word in getattr(command, "commands", {}):
             command, named = command.commands[word], f"{named} {word}"
         elif hasattr(command, "commands") and not word.startswith("-") and named == "edgefl":

@@ -56,7 +56,7 @@ def patched_weights(stage: Stage) -> None:
 
     def with_patches(announced: Round) -> Round:
         line = (
-            stage.server.put(unit_bytes(old, what.manifest)),
+            stage.server.put(unit_bytes(old)),
             stage.server.put(one),
             stage.server.put(two),
         )
@@ -173,7 +173,7 @@ def fresh(what: Material, word: str) -> Material:
 
 def _first_unit(what: Material) -> tuple[bytes, BlobRef, str]:
     unit = what.manifest.suffix[0]
-    data = unit_bytes(what.units[unit], what.manifest)
+    data = unit_bytes(what.units[unit])
     return data, describe(data, _SMALL), unit
 
 

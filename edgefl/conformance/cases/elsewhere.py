@@ -54,7 +54,7 @@ def page_of_another_version(stage: Stage) -> None:
 def mirrors(stage: Stage) -> None:
     what = fresh(stage.material(), "mirrors")
     unit = what.manifest.suffix[0]
-    data = unit_bytes(what.units[unit], what.manifest)
+    data = unit_bytes(what.units[unit])
     ref = describe(data, 4096)
     with mirrored({ref.sha256: data}) as mirror:
         stage.ensure()
@@ -73,7 +73,7 @@ def mirrors(stage: Stage) -> None:
 def lying_mirror(stage: Stage) -> None:
     what = fresh(stage.material(), "lies")
     unit = what.manifest.suffix[0]
-    data = unit_bytes(what.units[unit], what.manifest)
+    data = unit_bytes(what.units[unit])
     wrong = bytearray(data)
     wrong[-2] ^= 1
     ref = describe(data, 4096)

@@ -208,7 +208,7 @@ def _stranger(stage: Stage) -> Speaker:
 
 def _rotated(stage: Stage, overlap_s: float) -> Speaker:
     """The server's next key, which the one that it has introduces."""
-    keys = rotate(stage.folder / "server.key", overlap_s=overlap_s, now=time.time())
+    keys = rotate(stage.folder / "signing.key", overlap_s=overlap_s, now=time.time())
     return Speaker(keys, stage.server.speaker.numbers)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from edgefl.wire import tensors
+from edgefl.wire import bits, tensors
 from edgefl.wire.bundle.archive import Bundle, read_bundle
 from edgefl.wire.bundle.manifest import Manifest
 from edgefl.wire.tensors import Array, Arrays
@@ -72,17 +72,29 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in (FOLDER / FORMATS[0]).glob("*.efl")))
 
 
+MASKS = {"submodel.mask": 335}
+"""Entries of the tensors that are packed masks."""
+
+
 def _units(manifest: Manifest) -> dict[str, Arrays]:
     ports = {port.label: port for graph in manifest.of_round for port in graph.inputs_of("weights")}
     named = (*(unit for chunk in manifest.prefix for unit in chunk.units), *manifest.suffix)
-    return {
-        unit: {
-            label: drawn(label, port.shape)
-            for label, port in sorted(ports.items())
-            if label.startswith(f"{unit}.")
-        }
-        for unit in named
+    whole = {
+        label: mask(label, ports["submodel.values"].shape[0]) if label in MASKS else drawn(label, port.shape)
+        for label, port in sorted(ports.items())
     }
+    units = {unit: {label: a for label, a in whole.items() if label.startswith(f"{unit}.")} for unit in named}
+    return units if any(units.values()) else {named[0]: whole}  # a payload's tensors are not named after it
+
+
+def mask(label: str, count: int) -> Array:
+    """The packed mask ``label`` with ``count`` bits set: each entry has a number, of two bytes of SHAKE-128 of the name, and
+    those with the smallest are set, of equal ones the first."""
+    entries = MASKS[label]
+    numbers = np.frombuffer(hashlib.shake_128(label.encode()).digest(2 * entries), "<u2")
+    held = np.zeros(entries, np.bool_)
+    held[np.argsort(numbers, kind="stable")[:count]] = True
+    return bits.pack(held)
 
 
 def drawn(label: str, shape: tuple[int, ...]) -> Array:
@@ -104,12 +116,6 @@ def samples(rows: int = ROWS, shape: tuple[int, ...] = (1, 4, 4), classes: int =
     return x, y
 
 
-def unit_bytes(part: Arrays, manifest: Manifest) -> bytes:
-    """What is published of a unit: safetensors."""
-    masks = {
-        port.label: port.mask
-        for graph in manifest.of_round
-        for port in graph.inputs_of("weights")
-        if port.mask
-    }
-    return tensors.dump(part, {key: masks[key] for key in part.keys() & masks.keys()})
+def unit_bytes(part: Arrays) -> bytes:
+    """What is published of a unit: safetensors, masks as gaps where they are smaller."""
+    return tensors.dump(part, {key: MASKS[key] for key in part.keys() & MASKS.keys()})

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from edgefl.api.choices import FAFED, SGD, FedBAT, FedPAQ, MimeLite, OutputSide, PerFedAvg, Scaffold, TopK
+from edgefl.api.choices import FAFED, SGD, TCBGD, FedBAT, FedPAQ, Importance, MimeLite, OutputSide, PerFedAvg, Scaffold, TopK
 from edgefl.api.compile import compile
 from edgefl.conformance.material.bundles import FOLDER, FORMATS, SCALE, SHIFT
 from edgefl.wire.bundle.archive import Bundle, write_bundle
@@ -30,6 +30,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "exchange": {"program": FAFED(**_BATCH)},
     "tier": {"program": SGD(**_BATCH), "submodel": OutputSide(cut=2), "tier": "weak"},
     "sparse": {"program": SGD(**_BATCH), "codec": TopK(share=0.1, feedback=True)},
+    "masked": {"program": TCBGD(**_BATCH), "submodel": Importance(gamma=0.1)},
     "big": {"program": SGD(batch=8, steps=2), "options": _BIG},
 }
 """What :func:`edgefl.compile` is given for each."""

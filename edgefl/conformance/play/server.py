@@ -41,7 +41,7 @@ class Server:
         self._address = address
         self.topics = Topics(federation)
         self.mine = self.topics.device(device)
-        self.speaker = speaker_of(folder / "server.key")
+        self.speaker = speaker_of(folder / "signing.key")
         self.log = Log(self.topics)
         self._session = Session(
             address,

@@ -95,7 +95,7 @@ class Stage(Seat):
         ref = self.server.put(msgspec.msgpack.encode(published), chunk)
         signature = {manifest.tier: self.server.sign_bundle(ref)}
         units: dict[str, tuple[BlobRef, ...]] = {
-            name: (self.server.put(unit_bytes(part, manifest), chunk, zstd=zstd),)
+            name: (self.server.put(unit_bytes(part), chunk, zstd=zstd),)
             for name, part in what.units.items()
             if name != but
         }
