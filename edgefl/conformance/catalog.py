@@ -11,6 +11,7 @@ from edgefl.conformance.cases.elsewhere import ELSEWHERE
 from edgefl.conformance.cases.interruptions import CUTS, INTERRUPTIONS
 from edgefl.conformance.cases.joining import JOINING
 from edgefl.conformance.cases.order import ORDER
+from edgefl.conformance.cases.profiles import PROFILES
 from edgefl.conformance.cases.programs import PROGRAMS
 from edgefl.conformance.cases.rounds import ROUNDS
 from edgefl.conformance.cases.sending import SENDING
@@ -29,6 +30,7 @@ GROUPS: tuple[Group, ...] = (
     TRUST,
     ORDER,
     DECLINES,
+    PROFILES,
 )
 CASES: tuple[Case, ...] = tuple(case for group in GROUPS for case in group.cases)
 

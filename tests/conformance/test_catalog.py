@@ -36,4 +36,10 @@ def test_the_command_lists_them() -> None:
     rows = json.loads(runner().invoke(app, ["conformance", "cases", "--json"]).stdout)
 
     assert [row["case"] for row in rows] == [case.name for case in CASES]
-    assert {row["case"] for row in rows if row["optional"]} == {"progress", "offer", "pages", "mirrors"}
+    assert {row["case"] for row in rows if row["optional"]} == {
+        "progress",
+        "offer",
+        "pages",
+        "mirrors",
+        "profile",
+    }

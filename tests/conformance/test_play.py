@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgefl.conformance.material.bundles import FORMATS, drawn, material, names, samples
+from edgefl.conformance.material.bundles import FORMATS, drawn, material, names, samples, unit_bytes
 from edgefl.conformance.play.packets import Connect, Disconnect, Reader, Subscribe
 from edgefl.conformance.play.relay import Relay
+from edgefl.wire import bits
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.session import Address, Session, Will
 from tests.conftest import BrokerProcess
@@ -73,7 +74,7 @@ def _until(holds: object) -> None:
 def test_the_bundles_are_there_in_both_formats_and_small() -> None:
     folder = Path(sys.modules["edgefl.conformance.material.bundles"].__file__ or "").parents[1] / "data"
 
-    assert len(names()) == 11
+    assert len(names()) == 12
     for format in FORMATS:
         assert {material(name, format).manifest.format for name in names()} == {format}
     assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) < 1 << 20
@@ -87,6 +88,14 @@ def test_weights_and_data_are_functions_of_names() -> None:
     assert set(y.tolist()) == {0, 1, 2}
     assert weight.dtype == np.float32 and float(np.abs(weight).max()) <= 0.25
     assert float(drawn("v/head", (50,)).min()) >= 0.0
+
+
+def test_a_mask_travels_as_gaps() -> None:
+    what = material("masked", "onnx")
+    (part,) = what.units.values()
+
+    assert bits.unpack(part["submodel.mask"], 335).sum() == len(part["submodel.values"])
+    assert b"submodel.mask~gaps:335" in unit_bytes(part)
 
 
 def test_vectors_need_no_torch() -> None:

@@ -145,7 +145,7 @@ def test_the_folder_is_whole_and_its_rounds_can_be_run_again(tmp_path: Path) -> 
         assert (tmp_path / source.parent.name / source.name).read_bytes() == source.read_bytes()
     assert json.loads((tmp_path / "draws.json").read_text()) == json.loads(json.dumps(DRAWS))
     rounds = [row for row in rows if row["kind"] == "round"]
-    assert len(rounds) == 13
+    assert len(rounds) == 14
     for row in rounds:
         _run_again(tmp_path, row)
 

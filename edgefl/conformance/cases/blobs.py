@@ -8,6 +8,7 @@ from functools import partial
 
 import msgspec
 import numpy as np
+from safetensors.numpy import save
 
 from edgefl.conformance.case import Group
 from edgefl.conformance.material.bundles import Material, unit_bytes
@@ -21,6 +22,7 @@ from edgefl.wire.mqtt.messages import Round, Task
 
 BLOBS = Group.called("blobs")
 _SMALL = 700
+_SCALES = "/scales"
 
 
 @BLOBS.case("Fetches blobs of many chunks, a window at a time.")
@@ -65,12 +67,33 @@ def patched_weights(stage: Stage) -> None:
     stage.good_round(after, change=with_patches)
 
 
-@BLOBS.case("Refuses a patch of a tensor that the weights do not have.")
-def wrong_patch(stage: Stage) -> None:
+@BLOBS.case(
+    "Refuses patches that do not fit: a name or a shape that is not there, too few scales, a scale that is no number."
+)
+def wrong_patches(stage: Stage) -> None:
     what = stage.material()
     unit = what.manifest.suffix[0]
-    patch = stage.server.put(tensors.dump({"nowhere.weight": np.zeros(3, np.float32)}))
-    _refused(stage, lambda announced: with_line(announced, unit, (*announced.units[unit], patch)))
+    name, array = max(what.units[unit].items(), key=lambda item: item[1].size)
+    codes, scale = np.zeros(array.shape, np.int8), np.ones(1, np.float32)
+    for wrong in (
+        {"nowhere.weight": np.zeros(3, np.float32)},
+        {name: np.zeros((*array.shape, 2), np.int8), _SCALES: scale},
+        {name: codes, _SCALES: scale[:0]},
+        {name: codes, _SCALES: scale * np.float32("nan")},
+    ):
+        patch = stage.server.put(tensors.dump(wrong))
+        line = (*stage.line(what, unit), patch)
+        play = stage.open(change=partial(with_line, unit=unit, line=line))
+        stage.quiet(play.mark, "no update by a patch that does not fit", play.task)
+    stage.good_round()
+
+
+@BLOBS.case("Refuses weights with a name that is kept for masks and reads as none.")
+def reserved_name(stage: Stage) -> None:
+    what = stage.material()
+    unit = what.manifest.suffix[0]
+    data = save({**what.units[unit], "mask~gaps:many": np.zeros(1, np.uint8)})
+    _refused(stage, lambda announced: with_line(announced, unit, (stage.server.put(data),)))
 
 
 @BLOBS.case("Makes float32 of weights that travel as float16.")

@@ -145,6 +145,27 @@ def negative_size(stage: Stage) -> None:
     _refused(stage, _in_step(negative))
 
 
+@DECLINES.case("Refuses a manifest with a negative number of bytes that a graph is known to need.")
+def negative_memory(stage: Stage) -> None:
+    def negative(graph: dict[str, Any]) -> None:
+        graph["planned_bytes"] = -5
+
+    _refused(stage, _in_step(negative))
+
+
+@DECLINES.case("Refuses segments of which one reads what neither the graph has nor an earlier one leaves.")
+def segments_that_do_not_fit(stage: Stage) -> None:
+    page = {"name": "page.nowhere", "role": "page", "dtype": "float32", "shape": [1]}
+
+    def cut(fields: dict[str, Any]) -> None:
+        fields["v"] = 3
+        for graph in fields["graphs"]:
+            if graph["name"] == fields["phases"][0]["graph"]:
+                graph["segments"] = [{"inputs": [*graph["inputs"], page], "outputs": graph["outputs"]}]
+
+    _refused(stage, cut)
+
+
 @DECLINES.case("Refuses a manifest of version 1 with a graph in segments.")
 def segments_of_version_1(stage: Stage) -> None:
     def cut(graph: dict[str, Any]) -> None:

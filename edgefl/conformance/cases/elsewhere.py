@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import msgspec
 
 from edgefl.conformance.case import Group
 from edgefl.conformance.cases.blobs import fresh, with_line
 from edgefl.conformance.material.bundles import unit_bytes
 from edgefl.conformance.play.mirror import mirrored
+from edgefl.conformance.play.packets import Subscribe
 from edgefl.conformance.play.stage import Play, Stage
 from edgefl.conformance.verdict import Failed, expect
 from edgefl.wire.blobs import describe
@@ -45,6 +48,26 @@ def page_of_another_version(stage: Stage) -> None:
         stage.server.publish(topic, stage.server.seal_body(Round, topic, encode(wrong)), retain=True)
         stage.server.say(stage.task(announced, what))
         stage.quiet(mark, "no update for a Round that contradicts itself")
+    stage.good_round()
+
+
+@ELSEWHERE.case("Asks for nothing of a page that is larger than any manifest may be.")
+def page_too_large(stage: Stage) -> None:
+    stage.ensure()
+    what = stage.material()
+    announced = stage.announcement(*stage.offer(what))
+    page = msgspec.structs.replace(
+        describe(announced.page, 1 << 17), size=1 << 30, digests=bytes(32 * (1 << 13))
+    )
+    begun = time.monotonic()
+    stage.give(announced.paged(page), stage.task(announced, what), what)
+    time.sleep(stage.patient(0.7))
+    asked = [
+        each.topic
+        for each in stage.relay.packets(begun)
+        if isinstance(each, Subscribe) and page.sha256 in each.topic
+    ]
+    expect(not asked, "no subscription to a page of 1 GiB", f"{len(asked)} of them")
     stage.good_round()
 
 

@@ -79,6 +79,24 @@ def sparse_update(stage: Stage) -> None:
     stage.good_round(stage.material("sparse"), seed=10)
 
 
+@PROGRAMS.case("Reads weights that hold a packed mask which travels as gaps.")
+def masked_weights(stage: Stage) -> None:
+    stage.good_round(stage.material("masked"), seed=12)
+
+
+@PROGRAMS.case(
+    "Uses no record of a frozen chunk for other weights, though they have the name of the same model version."
+)
+def record_of_other_weights(stage: Stage) -> None:
+    stage.ensure()
+    what = stage.material("tier")
+    other = what.with_units({name: {k: a * 2 for k, a in part.items()} for name, part in what.units.items()})
+    for each in (what, other):
+        stage.settle(
+            stage.open(each, change=lambda announced: msgspec.structs.replace(announced, model_version="one"))
+        )
+
+
 @PROGRAMS.case("Feeds zeros as carry at first, and then what `finish` left, also after a restart.")
 def carry(stage: Stage) -> None:
     left = _carried(stage, None, seed=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -88,6 +89,24 @@ def unknown_fields(stage: Stage) -> None:
     _say_fields(stage, Task, {"added_later": [1], **_fields(task)})
     play = Play(announced, task, what, mark)
     stage.settle(play)
+
+
+@ROUNDS.case(
+    "Reads numbers as others write them: integers and float 32 for floats, long integers for short ones, infinities."
+)
+def other_widths(stage: Stage) -> None:
+    stage.ensure()
+    what = stage.material()
+    announced = stage.announcement(*stage.offer(what), {"lr": 0.5})
+    task = stage.task(announced, what)
+    fields, half = _fields(announced), b"\xca\x3f\x00\x00\x00"
+    fields["deadline"] = math.inf
+    fields["hyper"] = {"lr": msgspec.Raw(half), "unused": 3}
+    given = {**_fields(task), "round": msgspec.Raw(b"\xd3" + task.round.to_bytes(8, "big"))}
+    mark = stage.server.log.mark()
+    _say_fields(stage, Round, fields)
+    _say_fields(stage, Task, given)
+    stage.settle(Play(announced, task, what, mark, {"lr": 0.5}))
 
 
 @ROUNDS.case("Takes a Task that comes before the Round that it belongs to.")

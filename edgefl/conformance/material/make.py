@@ -10,7 +10,19 @@ from typing import Any
 
 import msgspec
 
-from edgefl.api.choices import FAFED, SGD, TCBGD, FedBAT, FedPAQ, Importance, MimeLite, OutputSide, PerFedAvg, Scaffold, TopK
+from edgefl.api.choices import (
+    FAFED,
+    SGD,
+    TCBGD,
+    FedBAT,
+    FedPAQ,
+    Importance,
+    MimeLite,
+    OutputSide,
+    PerFedAvg,
+    Scaffold,
+    TopK,
+)
 from edgefl.api.compile import compile
 from edgefl.conformance.material.bundles import FOLDER, FORMATS, SCALE, SHIFT
 from edgefl.wire.bundle.archive import Bundle, write_bundle

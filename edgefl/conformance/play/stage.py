@@ -101,6 +101,10 @@ class Stage(Seat):
         }
         return Offer(bundles={manifest.tier: ref}, signatures=signature), units
 
+    def line(self, what: Material, unit: str) -> tuple[BlobRef, ...]:
+        """Publish the weights of a unit; gives what an announcement says of them."""
+        return (self.server.put(unit_bytes(what.units[unit])),)
+
     def announcement(
         self, offer: Offer, units: Mapping[str, tuple[BlobRef, ...]], hyper: Mapping[str, float] | None = None
     ) -> Round:

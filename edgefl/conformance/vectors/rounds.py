@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from device_runtime.round.runner import RoundResult
-from edgefl.conformance.material.bundles import Material, material, samples
+from edgefl.conformance.material.bundles import MASKS, Material, material, samples
 from edgefl.conformance.material.compare import TOLERANCES
 from edgefl.conformance.material.reference import expected
 from edgefl.conformance.vectors.draws import whole
@@ -38,6 +38,7 @@ _CASES = (
     _Case("inner", "inner", 9),
     _Case("tier", "tier", 8),
     _Case("sparse", "sparse", 10),
+    _Case("masked", "masked", 12),
     _Case("carried", "carried", 1),
     _Case("carried-again", "carried", 2, after="carried"),
     _Case("opening", "opening", 21),
@@ -74,7 +75,8 @@ def _files(
     }
     for name, arrays in parts.items():
         if arrays:
-            write_whole(place / f"{name}.safetensors", tensors.dump(arrays))
+            masks = {key: MASKS[key] for key in arrays.keys() & MASKS.keys()}
+            write_whole(place / f"{name}.safetensors", tensors.dump(arrays, masks))
     write_whole(place / "update.safetensors", tensors.dump(result.update, result.masks))
     written = ["bundle.efl", *(f"{name}.safetensors" for name in (*parts, "update"))]
     return {
