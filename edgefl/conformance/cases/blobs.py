@@ -19,6 +19,7 @@ from edgefl.wire import patches, tensors
 from edgefl.wire.blobs import BlobRef, describe, split
 from edgefl.wire.compression import packed
 from edgefl.wire.mqtt.messages import Round, Task
+from edgefl.wire.tensors import Arrays
 
 BLOBS = Group.called("blobs")
 _SMALL = 700
@@ -75,12 +76,13 @@ def wrong_patches(stage: Stage) -> None:
     unit = what.manifest.suffix[0]
     name, array = max(what.units[unit].items(), key=lambda item: item[1].size)
     codes, scale = np.zeros(array.shape, np.int8), np.ones(1, np.float32)
-    for wrong in (
+    wrong_ones: tuple[Arrays, ...] = (
         {"nowhere.weight": np.zeros(3, np.float32)},
         {name: np.zeros((*array.shape, 2), np.int8), _SCALES: scale},
         {name: codes, _SCALES: scale[:0]},
         {name: codes, _SCALES: scale * np.float32("nan")},
-    ):
+    )
+    for wrong in wrong_ones:
         patch = stage.server.put(tensors.dump(wrong))
         line = (*stage.line(what, unit), patch)
         play = stage.open(change=partial(with_line, unit=unit, line=line))

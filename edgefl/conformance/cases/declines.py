@@ -25,9 +25,7 @@ def no_format(stage: Stage) -> None:
     _declined(stage, stage.open(change=elsewhere), NO_FORMAT)
 
 
-@DECLINES.case(
-    "Declines (no-memory) a bundle that is known to need more memory than it offers, before it fetches a graph."
-)
+@DECLINES.case("Declines (no-memory) a bundle that is known to need more memory than it offers.")
 def no_memory(stage: Stage) -> None:
     what = stage.material()
     graphs = tuple(msgspec.structs.replace(graph, planned_bytes=1 << 50) for graph in what.manifest.graphs)

@@ -19,8 +19,10 @@ from edgefl.conformance.play.said import Said
 from edgefl.conformance.play.server import Server
 from edgefl.conformance.verdict import Failed
 from edgefl.wire.mqtt.messages import Hello, Status
+from edgefl.wire.printable import printable
 from edgefl.wire.tensors import Array
 
+_MOST_PRINTED = 300
 _HEARD_S = 0.3
 """What an agent that has nothing to do needs to hear something and write it down."""
 
@@ -113,9 +115,14 @@ class Seat:
         return self.agent
 
     def ensure(self) -> None:
-        """Have an agent run with the options that it always has."""
-        if self.agent is None or self.agent.exit_code is not None:
+        """Have an agent run with the options that it always has. Failed if the one that ran has ended by itself."""
+        if self.agent is None:
             self.start()
+        code = self.agent.exit_code if self.agent is not None else None
+        if code is not None:
+            raise Failed(
+                "an agent that goes on", f"one that ended with exit code {code}; {self.last_words()}"
+            )
 
     def hello(self, mark: int, within_s: float = 30.0) -> Hello:
         """What the agent says of itself after ``mark``."""
@@ -136,7 +143,14 @@ class Seat:
         came = ", ".join(f"{count} {word}" for word, count in counts.items()) or "nothing"
         code = self.agent.exit_code if self.agent is not None else None
         ended = "" if code is None else f"; the agent ended with exit code {code}"
-        return f"{came}{ended}; its output is in {self.folder / 'agent.log'}"
+        return f"{came}{ended}; {self.last_words()}"
+
+    def last_words(self) -> str:
+        """For people: the last line that the agent printed."""
+        log = self.folder / "agent.log"
+        lines = log.read_text(errors="replace").split("\n") if log.exists() else []
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return f"the last that it printed: {printable(last, _MOST_PRINTED)}" if last else "it printed nothing"
 
     def status(self, mark: int, online: bool, within_s: float = 15.0) -> Said:
         """The next status that says so."""

@@ -35,6 +35,8 @@ from edgefl.wire.tensors import Arrays
 
 FAR_S = 3600.0
 """Deadlines of rounds: this far ahead."""
+_LOOK_S = 0.5
+"""An agent that ended is waited for no longer than that."""
 
 
 @dataclass(frozen=True)
@@ -172,17 +174,20 @@ class Stage(Seat):
         return received
 
     def update_or_none(self, task: Task, within_s: float, since: int) -> Received | None:
-        """The same; None if it does not come."""
+        """The same; None if it does not come, or the agent ends."""
         parts: dict[str, dict[int, Said]] = {}
         until, mark = time.monotonic() + self.patient(within_s), since
         leaf = "updates" if isinstance(task.shard, msgspec.UnsetType) else "shards"
         while True:
-            left = until - time.monotonic()
+            left = min(_LOOK_S, until - time.monotonic())
+            ended = self.agent is not None and self.agent.exit_code is not None
             said = self.server.log.wait(
                 mark, leaf, max(0.0, left), lambda each: _chunk_of(each, task) is not None
             )
             if said is None:
-                return None
+                if ended or left < _LOOK_S:
+                    return None
+                continue
             mark = said.place + 1
             chunk = _chunk_of(said, task)
             assert chunk is not None
