@@ -35,6 +35,8 @@ from edgefl.wire.tensors import Arrays
 
 FAR_S = 3600.0
 """Deadlines of rounds: this far ahead."""
+_TIMER_S = 17.0
+"""Sooner than an agent sends an update again by itself (`ack_timeout_s`, 20 s): what comes within that was asked for."""
 _LOOK_S = 0.5
 """An agent that ended is waited for no longer than that."""
 
@@ -276,12 +278,11 @@ class Stage(Seat):
             if self.server.log.wait(mark, "updates", self.patient(within_s), its) is None:
                 raise Failed(f"chunk {index} of the update, once more", self.instead(mark))
 
-    def sent_again(self, play: Play, before: Received, *, say: bool = True) -> Received:
-        """Give the task once more (``say``); Failed unless the same update comes, whole."""
+    def sent_again(self, play: Play, before: Received) -> Received:
+        """Give the task once more; Failed unless the same update comes, whole."""
         mark = self.server.log.mark()
-        if say:
-            self.server.say(play.task)
-        again = self.update_or_none(play.task, 15.0, mark)
+        self.server.say(play.task)
+        again = self.update_or_none(play.task, min(10.0, _TIMER_S / self.setup.patience), mark)
         if again is None:
             raise Failed("the update, once more", self.instead(mark))
         expect_equal("SHA-256 of the update", before.sha256, again.sha256)
