@@ -1,0 +1,57 @@
+// The local samples of a device, as they lie there, and as a bundle wants them.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "edgefl_data.h"
+#include "wire/errors.h"
+#include "wire/manifest.h"
+#include "wire/tensor.h"
+
+namespace edgefl {
+
+using Indices = std::vector<int64_t>;
+
+// Samples as the manifest wants them, read row by row; DataError where a row cannot be read.
+class FittedData {
+ public:
+  virtual ~FittedData() = default;
+  virtual int64_t size() const = 0;                                              // rows
+  virtual std::shared_ptr<FittedData> first(int64_t rows) const = 0;             // the first so many; 0: all
+  virtual Tensor rows(const Indices& indices) const = 0;                         // x: (n, *shape), in DataSpec::dtype
+  virtual Tensor labels(const Indices& indices) const = 0;                       // (n, *label), int64 or float32
+  virtual bool has_other(const std::string& name) const = 0;
+  virtual Tensor other(const std::string& name, const Indices& indices) const = 0;
+  virtual Tensors facts() const = 0;                                             // "class_counts", where labels are classes
+  virtual std::vector<int64_t> lengths() const = 0;                              // tokens of each row, at least 1
+  virtual std::string skipped() const = 0;                                       // which rows were left out, for people
+};
+
+// What of a bundle files are read by.
+struct DataParts {
+  std::function<Bytes(const BlobRef&)> blob;                                     // a tokenizer
+  std::function<Tensor(const std::string& graph, const Tensor& rows)> apply;     // sounds -> features
+};
+
+class DataSource {
+ public:
+  virtual ~DataSource() = default;
+  virtual std::string name() const = 0;  // for people
+  virtual int64_t size() const = 0;      // samples, as far as that is known before a bundle says how they are read
+  // DataError says what differs.
+  virtual std::shared_ptr<FittedData> fitted(const Manifest& manifest, const DataParts& parts) const = 0;
+};
+
+enum class BadRows { refuse, skip };
+
+// An npz, npy, idx, or folder of images by class; DataError if it is none or cannot be read.
+std::shared_ptr<DataSource> open_source(const std::string& path, BadRows bad);
+
+// The caller's own; takes over `release`.
+std::shared_ptr<DataSource> callback_source(const edgefl_data_source& source);
+
+}  // namespace edgefl
