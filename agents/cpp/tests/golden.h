@@ -1,0 +1,13 @@
+// The vectors of tests/wire/golden.
+#pragma once
+
+#include <doctest/doctest.h>
+#include <fstream>
+#include <iterator>
+#include <string>
+
+inline std::string golden(const std::string& name) {
+  std::ifstream file(std::string(EDGEFL_GOLDEN) + "/" + name, std::ios::binary);
+  REQUIRE_MESSAGE(file.good(), name);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
