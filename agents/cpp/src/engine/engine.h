@@ -52,6 +52,7 @@ class Engine {
 
 struct EngineOptions {
   int threads = 1;
+  std::string pages;  // folder for what graphs in segments keep on the disk; "": the system's for temporary files
 };
 
 // The engine for a format; EngineError, which names those that are there, if it is not built in.

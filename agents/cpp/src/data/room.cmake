@@ -1,0 +1,2 @@
+find_package(ZLIB REQUIRED)
+set(ROOM_LIBRARIES edgefl_wire ZLIB::ZLIB)

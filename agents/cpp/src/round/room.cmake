@@ -1,0 +1,1 @@
+set(ROOM_LIBRARIES edgefl_wire edgefl_data edgefl_engine)
