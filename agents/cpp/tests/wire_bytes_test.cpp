@@ -6,10 +6,10 @@
 #include "wire/errors.h"
 #include "wire/manifest.h"
 #include "wire/packing.h"
-#include "wire/patches.h"
+#include "wire/bytes/patches.h"
 #include "wire/printable.h"
-#include "wire/safetensors.h"
-#include "wire/zstd.h"
+#include "wire/bytes/safetensors.h"
+#include "wire/bytes/zstd.h"
 
 using namespace edgefl;
 
@@ -60,6 +60,17 @@ TEST_CASE("tensors in both directions, byte by byte") {
   CHECK(tensors.at("empty").shape == Shape{0, 2});
   CHECK(tensors.at("head.weight").as<float>()[5] == 1.25f);
   CHECK(dump_tensors(tensors) == golden("tensors.bin"));
+}
+
+TEST_CASE("types are written in the order of the library") {
+  Tensors tensors;
+  char name = 'a';
+  for (const char* type : {"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64"})
+    tensors[std::string(1, name++)] = Tensor(dtype_of(type), {2});
+  const std::string header = dump_tensors(tensors).substr(8);
+  std::string order;
+  for (size_t at = header.find("\":{"); at != std::string::npos; at = header.find("\":{", at + 1)) order += header[at - 1];
+  CHECK(order == "ielkhdjgcbfa");
 }
 
 TEST_CASE("masks travel in the smaller form") {

@@ -6,10 +6,10 @@
 
 #include "golden.h"
 #include "wire/digest.h"
-#include "wire/envelope.h"
+#include "wire/mqtt/envelope.h"
 #include "wire/errors.h"
-#include "wire/keys.h"
-#include "wire/messages.h"
+#include "wire/mqtt/keys.h"
+#include "wire/mqtt/messages.h"
 
 using namespace edgefl;
 

@@ -1,4 +1,4 @@
-#include "wire/bits.h"
+#include "wire/bytes/bits.h"
 
 #include "wire/errors.h"
 

@@ -1,11 +1,11 @@
-#include "wire/patches.h"
+#include "wire/bytes/patches.h"
 
 #include <cmath>
 
 #include "wire/errors.h"
 #include "wire/half.h"
 #include "wire/printable.h"
-#include "wire/safetensors.h"
+#include "wire/bytes/safetensors.h"
 
 namespace edgefl {
 namespace {

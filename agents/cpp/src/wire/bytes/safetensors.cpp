@@ -1,4 +1,4 @@
-#include "wire/safetensors.h"
+#include "wire/bytes/safetensors.h"
 
 #include <algorithm>
 #include <array>
@@ -22,10 +22,10 @@ constexpr int64_t kMostHeader = 100'000'000;  // as the library has it
   throw ProtocolError("tensor bytes are not valid safetensors (" + why + "); write them with a safetensors library");
 }
 
-// The rank of a type in the order in which the library writes: large elements first, then its own order of types.
+// The rank of a type in the order in which the library writes.
 int rank(DType dtype) {
-  constexpr std::array<DType, 12> order = {DType::u64, DType::i64, DType::f64, DType::u32, DType::i32, DType::f32,
-                                           DType::u16, DType::i16, DType::f16, DType::i8, DType::u8, DType::boolean};
+  constexpr std::array<DType, 12> order = {DType::u64, DType::i64, DType::f64, DType::f32, DType::u32, DType::i32,
+                                           DType::f16, DType::u16, DType::i16, DType::i8, DType::u8, DType::boolean};
   return static_cast<int>(std::find(order.begin(), order.end(), dtype) - order.begin());
 }
 

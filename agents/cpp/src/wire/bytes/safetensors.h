@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "wire/bits.h"
+#include "wire/bytes/bits.h"
 #include "wire/tensor.h"
 
 namespace edgefl {

@@ -1,5 +1,5 @@
 #define ZSTD_STATIC_LINKING_ONLY
-#include "wire/zstd.h"
+#include "wire/bytes/zstd.h"
 
 #include <algorithm>
 #include <memory>

@@ -1,4 +1,4 @@
-#include "wire/envelope.h"
+#include "wire/mqtt/envelope.h"
 
 #include <algorithm>
 

@@ -9,8 +9,8 @@
 #include <string_view>
 #include <vector>
 
-#include "wire/keys.h"
-#include "wire/messages.h"
+#include "wire/mqtt/keys.h"
+#include "wire/mqtt/messages.h"
 
 namespace edgefl {
 

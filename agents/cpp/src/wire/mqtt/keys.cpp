@@ -1,4 +1,4 @@
-#include "wire/keys.h"
+#include "wire/mqtt/keys.h"
 
 #include <algorithm>
 #include <fstream>

@@ -1,9 +1,9 @@
-#include "wire/messages.h"
+#include "wire/mqtt/messages.h"
 
 #include "wire/errors.h"
 #include "wire/packing.h"
 #include "wire/printable.h"
-#include "wire/versions.h"
+#include "wire/mqtt/versions.h"
 
 namespace edgefl {
 namespace {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "wire/blob_ref.h"
-#include "wire/topics.h"
+#include "wire/mqtt/topics.h"
 
 namespace edgefl {
 

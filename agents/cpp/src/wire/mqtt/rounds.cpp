@@ -1,10 +1,10 @@
 #include <algorithm>
 
 #include "wire/errors.h"
-#include "wire/messages.h"
+#include "wire/mqtt/messages.h"
 #include "wire/packing.h"
 #include "wire/printable.h"
-#include "wire/versions.h"
+#include "wire/mqtt/versions.h"
 
 namespace edgefl {
 namespace {

@@ -1,4 +1,4 @@
-#include "wire/topics.h"
+#include "wire/mqtt/topics.h"
 
 #include <algorithm>
 

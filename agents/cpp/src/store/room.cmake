@@ -1,0 +1,1 @@
+set(ROOM_LIBRARIES edgefl_wire PkgConfig::SQLITE3)
