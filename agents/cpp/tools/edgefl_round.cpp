@@ -11,7 +11,7 @@
 #include "data/source.h"
 #include "engine/memory.h"
 #include "offline.h"
-#include "wire/safetensors.h"
+#include "wire/bytes/safetensors.h"
 
 namespace {
 
@@ -23,7 +23,7 @@ struct Options {
   int64_t samples = 0, checkpoint_steps = 5, stop_at = 0;
   int threads = 1;
   bool skip = false;
-  std::map<std::string, double> hyper;
+  std::vector<std::string> hyper;
 };
 
 Options options_of(int argc, char** argv, CLI::App& app) {
@@ -40,7 +40,7 @@ Options options_of(int argc, char** argv, CLI::App& app) {
   app.add_option("--threads", options.threads, "Of the engine");
   app.add_option("--checkpoint-steps", options.checkpoint_steps, "Steps between two checkpoints");
   app.add_option("--stop-at", options.stop_at, "End the process after so many steps, as a cut of the power would");
-  app.add_option("--hyper", options.hyper, "NAME VALUE: a scalar of the round");
+  app.add_option("--hyper", options.hyper, "NAME=VALUE: a scalar of the round");
   app.add_flag("--skip-bad-rows", options.skip, "Leave out rows that do not fit");
   app.parse(argc, argv);
   return options;
@@ -67,7 +67,9 @@ void run(const Options& options) {
   RoundHost host;
   host.artifact = [&](const BlobRef& ref) { return bundle.artifact(ref); };
   host.weights = [&](const std::vector<std::string>& units) { return weights.of(units); };
+  int64_t made = 0;
   host.watch = [&](const StepReport& report) {
+    made += report.stage == "train" ? 1 : 0;
     if (report.stage == "train" && report.step == options.stop_at + 1 && options.stop_at > 0) _exit(9);
   };
   host.kept = [&] { return checkpoints.kept(); };
@@ -78,7 +80,11 @@ void run(const Options& options) {
   request.manifest = &manifest;
   request.seed = options.seed;
   request.samples = options.samples;
-  request.hyper = options.hyper;
+  for (const std::string& each : options.hyper) {
+    const size_t equals = each.find('=');
+    if (equals == std::string::npos) throw ConfigError("--hyper " + each + " is no NAME=VALUE");
+    request.hyper[each.substr(0, equals)] = std::stod(each.substr(equals + 1));
+  }
   if (!options.carry.empty()) request.carry = load_tensors(MappedFile(options.carry).text());
   request.record_tag = "offline " + options.weights;
   request.folder = options.folder;
@@ -87,7 +93,7 @@ void run(const Options& options) {
   write_file(options.out, dump_tensors(result.update, result.masks));
   if (!options.carry_out.empty()) write_file(options.carry_out, dump_tensors(result.carry));
   engine->rest();
-  std::cout << json{{"metrics", result.metrics},      {"samples", result.samples},     {"steps", result.steps},
+  std::cout << json{{"metrics", result.metrics},      {"samples", result.samples},     {"steps", result.steps},          {"made", made},
                     {"step_ms", result.step_ms},      {"forward_ms", result.forward_ms}, {"load_ms", result.load_ms},
                     {"idle_bytes", idle},             {"peak_bytes", peak_bytes()},     {"rest_bytes", resident_bytes()},
                     {"engine", engine->name()},       {"version", engine->version()},   {"skipped", data->skipped()}}

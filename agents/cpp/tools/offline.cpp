@@ -6,8 +6,8 @@
 #include <nlohmann/json.hpp>
 
 #include "wire/digest.h"
-#include "wire/safetensors.h"
-#include "wire/zstd.h"
+#include "wire/bytes/safetensors.h"
+#include "wire/bytes/zstd.h"
 
 namespace edgefl {
 namespace {

@@ -118,6 +118,15 @@ uint64_t Random::below(uint64_t count) {
   return static_cast<uint64_t>(product >> 64);
 }
 
+// By the bits that `most` has, again where they are more. numpy shuffles by this, and picks by Lemire's method.
+uint64_t Random::up_to(uint64_t most) {
+  uint64_t mask = most;
+  for (int shift = 1; shift < 64; shift *= 2) mask |= mask >> shift;
+  uint64_t drawn = most + 1;
+  while (most != 0 && drawn > most) drawn = mask & (most <= UINT32_MAX ? next32() : next64());
+  return most == 0 ? 0 : drawn;
+}
+
 std::vector<int64_t> Random::integers(int64_t count, int64_t draws) {
   std::vector<int64_t> found(static_cast<size_t>(draws));
   for (int64_t& each : found) each = static_cast<int64_t>(below(static_cast<uint64_t>(count)));
@@ -127,7 +136,7 @@ std::vector<int64_t> Random::integers(int64_t count, int64_t draws) {
 std::vector<int64_t> Random::permutation(int64_t count) {
   std::vector<int64_t> order(static_cast<size_t>(count));
   std::iota(order.begin(), order.end(), 0);
-  shuffle(order, 1);
+  for (size_t at = order.size(); at-- > 1;) std::swap(order[at], order[up_to(at)]);
   return order;
 }
 

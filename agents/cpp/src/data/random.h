@@ -23,6 +23,7 @@ class Random {
   std::vector<int64_t> without_replacement(int64_t count, int64_t draws);
 
  private:
+  uint64_t up_to(uint64_t most);  // 0 .. most
   void shuffle(std::vector<int64_t>& values, size_t first);
 
   std::array<uint64_t, 4> counter_{};

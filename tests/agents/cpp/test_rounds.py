@@ -1,0 +1,159 @@
+"""A round in C++ gives the bytes that the Python agent gives, for programs of every form, on both engines."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import edgefl
+from edgefl.wire import tensors
+from tests.agents.cpp import make_draws
+from tests.agents.cpp.offline import STOPPED, Place, assert_same, random_data, random_weights
+from tests.pairs import in_turn
+
+TINY = {"size": 4, "hidden": (5,)}
+NET = {"size": 8, "widths": (3, 4)}
+TEXT = {"length": 6, "vocabulary": 11, "features": 4, "hidden": 5}
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {"model": "mlp", "options": TINY, "program": edgefl.SGD(batch=8, steps=7)},
+    "a prefix of two chunks": {
+        "model": "fedbat_cnn",
+        "options": NET,
+        "submodel": edgefl.OutputSide(cut=2, chunks=2),
+        "program": edgefl.SGD(batch=8, steps=4),
+    },
+    "noise and codes": {"model": "mlp", "options": TINY, "program": edgefl.FedBAT(batch=8, steps=6)},
+    "independent batches": {"model": "mlp", "options": TINY, "program": edgefl.PerFedAvg(batch=4, steps=3)},
+    "kept and from the server": {"model": "mlp", "options": TINY, "program": edgefl.Scaffold(batch=8, steps=3)},
+    "a pass over the data": {"model": "mlp", "options": TINY, "program": edgefl.MimeAdam(batch=8, steps=3)},
+    "masks": {
+        "model": "mlp",
+        "options": TINY,
+        "submodel": edgefl.Importance(gamma=0.3),
+        "program": edgefl.SGD(batch=8, steps=3),
+    },
+    "lengths": {"model": "lstm_lm", "options": TEXT, "lengths": (3,), "program": edgefl.SGD(batch=4, steps=6)},
+}
+
+
+def place_of(folder: Path, case: str, form: str) -> Place:
+    bundle = edgefl.compile(target=form, **CASES[case])  # type: ignore[arg-type]
+    manifest = bundle.manifest
+    weights = bundle.share(bundle.initial_weights()) if case == "masks" else random_weights(manifest)
+    return Place.of(folder, bundle.contents, weights, random_data(manifest, folder / "data.npz"))
+
+
+@pytest.mark.parametrize(("case", "form"), in_turn(list(CASES)))
+def test_a_round_gives_the_same_bytes(tmp_path: Path, case: str, form: str) -> None:
+    place = place_of(tmp_path, case, form)
+
+    first, expected = place.in_cpp(), place.in_python()
+
+    assert_same(first, expected)
+    assert len(expected.update) > 8
+    if tensors.load(expected.carry):
+        assert_same(place.in_cpp(carry=first.carry), place.in_python(carry=expected.carry))
+
+
+@pytest.mark.parametrize("form", in_turn([()]))
+def test_scalars_and_fewer_rows_are_those_of_the_task(tmp_path: Path, form: str) -> None:
+    place = place_of(tmp_path, "plain", form)
+
+    changed = place.in_cpp("--hyper", "lr=0.5", "--samples", 5)
+
+    assert_same(changed, place.in_python(hyper={"lr": 0.5}, samples=5))
+    assert changed.update != place.in_cpp().update
+
+
+@pytest.mark.parametrize(("case", "form"), in_turn(["a prefix of two chunks", "lengths"]))
+def test_a_killed_round_goes_on_from_its_checkpoint(tmp_path: Path, case: str, form: str) -> None:
+    place = place_of(tmp_path, case, form)
+
+    killed = place.in_cpp("--checkpoint-steps", 2, "--stop-at", 2)
+
+    assert (killed.code, killed.update) == (STOPPED, b"")
+    resumed = place.in_cpp("--checkpoint-steps", 2)
+    assert_same(resumed, place.in_python())
+    assert resumed.facts["made"] == resumed.facts["steps"] - 2
+
+
+def test_samples_of_idx_npy_and_class_folders_are_those_of_npz(tmp_path: Path) -> None:
+    bundle = edgefl.compile(target="executorch", **CASES["plain"])
+    rng = np.random.default_rng(4)
+    x, y = rng.integers(0, 256, (9, 4, 4), np.uint8), np.sort(rng.integers(0, 3, 9))
+    np.savez_compressed(tmp_path / "data.npz", x=x, y=y)
+    place = Place.of(tmp_path, bundle.contents, random_weights(bundle.manifest), tmp_path / "data.npz")
+    expected = place.in_python()
+    (tmp_path / "idx").mkdir()
+    head = b"\0\0\x08\x03" + np.array(x.shape, ">u4").tobytes()
+    (tmp_path / "idx" / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(head + x.tobytes()))
+    head = b"\0\0\x08\x01" + np.array(y.shape, ">u4").tobytes()
+    (tmp_path / "idx" / "train-labels-idx1-ubyte").write_bytes(head + y.astype(np.uint8).tobytes())
+    (tmp_path / "npy").mkdir()
+    np.save(tmp_path / "npy" / "x.npy", np.asfortranarray(x))
+    np.save(tmp_path / "npy" / "y.npy", y.astype(">i4"))
+    for row, (image, label) in enumerate(zip(x, y, strict=True)):
+        (tmp_path / "classes" / str(label)).mkdir(parents=True, exist_ok=True)
+        np.save(tmp_path / "classes" / str(label) / f"{row}.npy", image[None])
+
+    for source in ("data.npz", "idx", "npy", "classes"):
+        assert_same(Place(place.folder, place.bundle, place.weights, tmp_path / source).in_cpp(), expected)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "words"),
+    [
+        (np.zeros((3, 1, 4, 5), np.float32), [0, 1, 2], "samples have shape (1, 4, 5), the model takes (1, 4, 4)"),
+        (np.full((3, 1, 4, 4), np.nan, np.float32), [0, 1, 2], "48 values of x are NaN, first at row 0"),
+        (np.zeros((3, 1, 4, 4)), [0, 1, 2], "samples are float64, the model takes float32"),
+        (np.zeros((3, 1, 4, 4), np.uint8), [0, 1, 10], "labels are int64 from 0 to 10, the model takes integers from 0 to 9"),
+        (np.zeros((3, 1, 4, 4), np.uint8), [0, 1], "has 3 samples and 2 labels"),
+        (np.zeros((3, 1, 4, 4), np.uint8), ["cat", "dog", "owl"], "are no numbers"),
+    ],
+)
+def test_data_that_do_not_fit_are_refused_with_the_reason(tmp_path: Path, x: Any, y: Any, words: str) -> None:
+    bundle = edgefl.compile(target="executorch", **CASES["plain"])
+    np.savez(tmp_path / "data.npz", x=x, y=y)
+    place = Place.of(tmp_path, bundle.contents, random_weights(bundle.manifest), tmp_path / "data.npz")
+
+    refused = place.in_cpp()
+
+    assert refused.code == 1
+    assert words in refused.error
+
+
+def test_bad_rows_are_left_out_where_the_owner_says_so(tmp_path: Path) -> None:
+    place = place_of(tmp_path, "plain", "executorch")
+    with np.load(place.data) as found:
+        x, y = found["x"], found["y"]
+    kept, few = np.arange(len(y)) != 4, tmp_path / "few.npz"
+    np.savez(few, x=x[kept], y=y[kept])
+    x[4, 0, 1, 2] = np.inf
+    np.savez(place.data, x=x, y=y)
+
+    told = place.in_cpp("--skip-bad-rows")
+
+    assert_same(told, Place(place.folder, place.bundle, place.weights, few).in_python())
+    assert told.facts["skipped"].endswith("row 4: x has a value that is NaN or infinite")
+
+
+def test_a_damaged_graph_is_refused_before_it_is_loaded(tmp_path: Path) -> None:
+    place = place_of(tmp_path, "plain", "executorch")
+    file = tmp_path / "bundle.zip"
+    data = bytearray(file.read_bytes())
+    data[len(data) // 3] ^= 1
+    file.write_bytes(data)
+
+    refused = place.in_cpp()
+
+    assert refused.code == 1
+    assert "edgefl-round: " in refused.error
+    assert "again" in refused.error
+
+
+def test_the_vectors_of_batches_and_noise_are_those_of_the_python_agent() -> None:
+    assert make_draws.FILE.read_text() == make_draws.written()
