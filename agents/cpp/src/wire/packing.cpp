@@ -117,6 +117,20 @@ void each_entry(const Packable& value, const std::string& what, const std::funct
   for (uint32_t i = 0; i < value.via.map.size; ++i) take(to_text(value.via.map.ptr[i].key, what), value.via.map.ptr[i].val);
 }
 
+Bytes packed_numbers(const std::map<Bytes, int64_t>& values) {
+  Bytes found = packed([&](auto& out) { out.pack_map(static_cast<uint32_t>(values.size())); });
+  for (const auto& [key, value] : values) found += packed_bytes(key) + packed_integer(value);
+  return found;
+}
+
+std::map<Bytes, int64_t> read_numbers(const Packable& value) {
+  if (value.type != object_type::MAP) wrong("numbers", "a map", value);
+  std::map<Bytes, int64_t> found;
+  for (uint32_t i = 0; i < value.via.map.size; ++i)
+    found[to_bytes(value.via.map.ptr[i].key, "numbers")] = to_integer(value.via.map.ptr[i].val, "numbers");
+  return found;
+}
+
 Fields::Fields(const Packable& value, std::string what) : map_(value), what_(std::move(what)) {
   if (value.type != object_type::MAP) wrong(what_, "a map", value);
 }

@@ -52,6 +52,10 @@ std::vector<const Packable*> to_list(const Packable& value, const std::string& w
 // Calls `take` with each key and value of a map with string keys.
 void each_entry(const Packable& value, const std::string& what, const std::function<void(const std::string&, const Packable&)>& take);
 
+// A map of numbers by keys that are bytes.
+Bytes packed_numbers(const std::map<Bytes, int64_t>& values);
+std::map<Bytes, int64_t> read_numbers(const Packable& value);
+
 // One map. A key that is missing, where no default is given, is an error that names it.
 class Fields {
  public:

@@ -1,0 +1,132 @@
+#include "agent/work.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "agent/bounds.h"
+#include "engine/memory.h"
+#include "wire/bytes/patches.h"
+#include "wire/bytes/safetensors.h"
+#include "wire/errors.h"
+#include "wire/printable.h"
+
+namespace edgefl {
+
+void Work::run(const Job& job) {
+  const int64_t idle_bytes = resident_bytes();
+  reset_peak();
+  if (const std::string why = owner.forbidden(); !why.empty()) throw RoundDeclined("policy", "the policy of this device does not allow it: " + why);
+  const Manifest manifest = manifest_of(job);
+  const std::shared_ptr<FittedData> fitted = data.fitted(manifest, parts_of(manifest));
+  TakenUp start = take_up(store, job, manifest, dropped);
+  const int64_t rows = job.samples > 0 ? std::min(job.samples, fitted->size()) : fitted->size();
+  check_steps(manifest, rows, limits);
+  int64_t steps = 0;
+  for (const int64_t each : manifest.steps_with(rows)) steps += each;
+  begins(job, rows, steps, fitted->skipped());
+  RoundRequest request;
+  request.manifest = &manifest;
+  request.seed = static_cast<uint64_t>(job.seed);
+  request.samples = job.samples;
+  request.hyper = job.hyper;
+  request.carry = std::move(start.arrays);
+  request.origin = start.origin;
+  request.record_tag = job.record_tag();
+  request.folder = store.folder();
+  request.checkpoint_steps = limits.checkpoint_steps;
+  Guard guard(limits, owner, aborted);
+  const RoundResult result = run_round(engine, request, *fitted, host_of(job, guard));
+  hand_over(job, manifest, result, idle_bytes);
+}
+
+Manifest Work::manifest_of(const Job& job) {
+  if (job.tries > limits.attempts)
+    throw RoundDeclined("crashed", "the work on round " + std::to_string(job.round) + " was begun " + std::to_string(limits.attempts) +
+                                       " times (limits.attempts), and each time its process ended: this device leaves it");
+  if (job.format != engine.format())
+    throw RoundDeclined("no-format", "tier " + in_quotes(job.tier) + " is offered in format " + job.format + ", and this device's engine runs " + engine.format() +
+                                         ": have the server export that too (formats = [\"" + job.format + "\", \"" + engine.format() +
+                                         "\"] in [export]), or start the device with another --engine");
+  check_manifest_size(job.bundle, limits);
+  trust.check_bundle(job.bundle.sha256, job.signature, job.format);
+  Manifest manifest = decode_manifest(fetcher.get(job.bundle));
+  for (const Graph& graph : manifest.graphs)
+    if (graph.format != engine.format()) throw ProtocolError("the bundle holds " + graph.format + " graphs, this device runs " + engine.format());
+  check_graphs(manifest, memory_bytes);
+  check_weights(job, manifest);
+  return manifest;
+}
+
+Tensors Work::weights_of(const Job& job, const std::vector<std::string>& units) {
+  std::vector<BlobRef> all;
+  std::string missing;
+  for (const std::string& unit : units) {
+    const auto& line = job.line(unit);
+    if (line.empty()) missing += (missing.empty() ? "" : ", ") + in_quotes(unit);
+    all.insert(all.end(), line.begin(), line.end());
+  }
+  if (!missing.empty()) throw BundleError("round " + std::to_string(job.round) + " announces no weights for units " + missing + "; export the bundle again");
+  // One request for all of it: a store that is nearly full must not drop one part to make room for another.
+  fetcher.bring(all);
+  Tensors weights;
+  for (const std::string& unit : units) {
+    const auto& line = job.line(unit);
+    Tensors whole = widened(load_tensors(fetcher.get(line[0])));
+    for (size_t i = 1; i < line.size(); ++i) whole = patched(std::move(whole), fetcher.get(line[i]));
+    for (auto& [name, tensor] : whole) weights[name] = std::move(tensor);
+  }
+  return weights;
+}
+
+DataParts Work::parts_of(const Manifest& manifest) {
+  DataParts parts;
+  parts.blob = [this](const BlobRef& ref) { return fetcher.get(ref); };
+  parts.apply = [this, &manifest](const std::string& name, const Tensor& rows) {
+    const Graph& graph = manifest.graph(name);
+    return apply_graph(engine, graph, fetcher.get(graph.blob), rows);
+  };
+  return parts;
+}
+
+RoundHost Work::host_of(const Job& job, Guard& guard) {
+  RoundHost host;
+  host.artifact = [this](const BlobRef& ref) { return fetcher.get(ref); };
+  host.weights = [this, &job](const std::vector<std::string>& units) { return weights_of(job, units); };
+  host.between = [&guard] { guard.between(); };
+  host.worked = [&guard](double ms) { guard.worked(ms); };
+  host.watch = [this, &job](const StepReport& step) { watch(job, step); };
+  host.room = [this](int64_t nbytes) {
+    try {
+      store.make_room_beside(nbytes);
+    } catch (const StoreError& error) {
+      throw RoundDeclined("too-much-work", error.what());
+    }
+  };
+  host.kept = [this, &job] { return store.checkpoint(job.nonce); };
+  host.save = [this, &job](int64_t step, const auto& sums, const std::string& basis, const auto& names, const auto& tensor) {
+    store.save_checkpoint(job.nonce, step, sums, basis, names, tensor);
+  };
+  return host;
+}
+
+void Work::hand_over(const Job& job, const Manifest& manifest, const RoundResult& result, int64_t idle_bytes) {
+  const Traffic received = fetcher.take_received();
+  Update update;
+  update.run = job.run;
+  update.round = job.round;
+  update.device = device;
+  update.nonce = job.nonce;
+  update.tier = job.tier;
+  update.model_version = job.model_version;
+  update.samples = result.samples;
+  update.metrics = result.metrics;
+  update.profile = {result.step_ms, result.forward_ms, result.load_ms, idle_bytes, std::max(peak_bytes(), idle_bytes), received.payload, received.wire};
+  update.codec = manifest.codec;
+  update.codec_version = manifest.codec_version;
+  update.tensors = dump_tensors(result.update, result.masks);
+  std::optional<Bytes> carry;
+  if (!result.carry.empty()) carry = dump_tensors(result.carry);
+  store.finish_job({job.run, job.round, job.nonce, encode(update), job.ask, job.shard}, carry, carry_name(job, manifest));
+}
+
+}  // namespace edgefl

@@ -1,0 +1,67 @@
+// edgefl-agent: a device agent as a process, in place of `edgefl device`.
+#include <csignal>
+#include <cstdio>
+#include <pthread.h>
+#include <thread>
+#include <unistd.h>
+
+#include "agent/events.h"
+#include "cli/options.h"
+#include "wire/errors.h"
+#include "wire/mqtt/address.h"
+
+namespace {
+
+// As `edgefl` has them.
+int code_of(const std::exception& error) {
+  using namespace edgefl;
+  if (dynamic_cast<const ConfigError*>(&error) != nullptr || dynamic_cast<const EngineError*>(&error) != nullptr) return 2;
+  if (dynamic_cast<const DataError*>(&error) != nullptr) return 3;
+  if (dynamic_cast<const BundleError*>(&error) != nullptr) return 6;
+  if (dynamic_cast<const BrokerError*>(&error) != nullptr) return 7;
+  if (dynamic_cast<const ProtocolError*>(&error) != nullptr) return 8;
+  if (dynamic_cast<const StoreError*>(&error) != nullptr) return 11;
+  return 1;
+}
+
+// SIGTERM and SIGINT arrive in a thread that may take locks.
+sigset_t ends() {
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGTERM);
+  sigaddset(&set, SIGINT);
+  return set;
+}
+
+void serve(const edgefl::CommandLine& line) {
+  const bool as_json = line.as_json;
+  edgefl::Agent agent(line.config, [as_json](const std::string& event, const std::string& text, const edgefl::Details& details) {
+    const std::string told = as_json ? edgefl::event_json(event, text, details) : edgefl::event_line(event, text);
+    std::fprintf(stdout, "%s\n", told.c_str());
+    std::fflush(stdout);
+  });
+  agent.owner().set_duty(line.duty);
+  const sigset_t set = ends();
+  std::thread([&agent, set] {
+    int number = 0;
+    if (sigwait(&set, &number) == 0) agent.stop();
+  }).detach();
+  agent.run();
+  std::fflush(stdout);
+  if (!agent.end(0)) _exit(0);  // a step that does not end: what it did is kept up to the last checkpoint
+}
+
+}  // namespace
+
+int main(int count, char** words) {
+  std::signal(SIGPIPE, SIG_IGN);
+  const sigset_t set = ends();
+  pthread_sigmask(SIG_BLOCK, &set, nullptr);
+  try {
+    serve(edgefl::read_command_line(count, words));
+    return 0;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "error: %s\n", error.what());
+    return code_of(error);
+  }
+}

@@ -1,0 +1,202 @@
+#include "link/session.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
+#include <mosquitto.h>
+#include <mqtt_protocol.h>
+#include <random>
+
+#include "wire/errors.h"
+#include "wire/printable.h"
+
+namespace edgefl {
+namespace {
+
+constexpr double kMomentS = 5.0, kAnswerS = 10.0;
+constexpr int kRivalAfter = 3, kSessionS = 7 * 24 * 3600;
+constexpr const char* kUnanswered = "unanswered";
+
+Session& of(void* session) { return *static_cast<Session*>(session); }
+
+int no_password(char*, int, int, void*) { return 0; }  // a key that wants one would ask the terminal
+
+int most_bytes_of(const mosquitto_property* properties) {
+  uint32_t most = 0;
+  mosquitto_property_read_int32(properties, MQTT_PROP_MAXIMUM_PACKET_SIZE, &most, false);
+  return static_cast<int>(std::min<uint32_t>(most, INT32_MAX));
+}
+
+void set_callbacks(mosquitto* client) {
+  mosquitto_connect_v5_callback_set(client, [](mosquitto*, void* session, int code, int, const mosquitto_property* properties) {
+    of(session).on_connect(code, most_bytes_of(properties));
+  });
+  mosquitto_disconnect_v5_callback_set(client, [](mosquitto*, void* session, int code, const mosquitto_property*) { of(session).on_disconnect(code); });
+  mosquitto_message_v5_callback_set(client, [](mosquitto*, void* session, const mosquitto_message* message, const mosquitto_property*) {
+    of(session).on_message(message->topic, message->payload, message->payloadlen);
+  });
+  mosquitto_publish_v5_callback_set(client, [](mosquitto*, void* session, int mid, int code, const mosquitto_property*) { of(session).on_publish(mid, code); });
+  mosquitto_subscribe_v5_callback_set(client, [](mosquitto*, void* session, int, int count, const int* granted, const mosquitto_property*) {
+    of(session).on_subscribe(count, granted);
+  });
+  mosquitto_log_callback_set(client, [](mosquitto*, void* session, int level, const char* text) {
+    if (level == MOSQ_LOG_ERR) of(session).on_log(text);
+  });
+}
+
+}  // namespace
+
+double monotonic_s() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+Session::Session(const Address& address, const std::string& client_id, const Limits& limits, std::function<Will()> will, bool clean)
+    : address_(address), limits_(limits), will_(std::move(will)), clean_(clean),
+      inbox_(limits.inbox_messages, limits.inbox_bytes, std::min(2.0, static_cast<double>(limits.keepalive_s) / 8)),
+      first_(address.mqtt == "3.1.1" ? "3.1.1" : "5"), version_(first_) {
+  address_.check();
+  static const int ready = mosquitto_lib_init();
+  (void)ready;
+  client_ = mosquitto_new(client_id.c_str(), clean, this);
+  if (client_ == nullptr) throw BrokerError("there is no memory for a connection to the broker");
+  try {
+    prepare();
+  } catch (...) {
+    mosquitto_destroy(client_);
+    throw;
+  }
+}
+
+void Session::prepare() {
+  mosquitto_threaded_set(client_, true);  // whoever publishes leaves the writing to the network thread
+  mosquitto_max_inflight_messages_set(client_, static_cast<unsigned>(limits_.max_inflight));
+  mosquitto_int_option(client_, MOSQ_OPT_SEND_MAXIMUM, static_cast<int>(limits_.max_inflight));
+  mosquitto_int_option(client_, MOSQ_OPT_TCP_NODELAY, 1);
+  set_callbacks(client_);
+  if (!address_.username.empty()) mosquitto_username_pw_set(client_, address_.username.c_str(), address_.password.empty() ? nullptr : address_.password.c_str());
+  if (!address_.secure()) return;
+  const auto named = [](const std::string& file) { return file.empty() ? nullptr : file.c_str(); };
+  if (address_.ca_file.empty()) mosquitto_int_option(client_, MOSQ_OPT_TLS_USE_OS_CERTS, 1);
+  const char* system = address_.ca_file.empty() ? "/etc/ssl/certs" : nullptr;
+  const int code = mosquitto_tls_set(client_, named(address_.ca_file), system, named(address_.cert_file), named(address_.key_file), no_password);
+  if (code != MOSQ_ERR_SUCCESS)
+    throw BrokerError("the certificate files " + address_.ca_file + " " + address_.cert_file + " " + address_.key_file + " cannot be used (" +
+                      mosquitto_strerror(code) + "): give PEM files that belong together, the key without a password");
+  if (!address_.alpn.empty()) mosquitto_string_option(client_, MOSQ_OPT_TLS_ALPN, address_.alpn.c_str());
+}
+
+Session::~Session() {
+  stop(0.0);
+  mosquitto_destroy(client_);
+}
+
+void Session::start() {
+  thread_ = std::thread([this] { run(); });
+}
+
+void Session::stop(double drain_s) {
+  const double until = monotonic_s() + drain_s;
+  while (connected_ && mosquitto_want_write(client_) && monotonic_s() < until) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  {
+    const std::lock_guard<std::mutex> guard(sleeping_);
+    stopping_ = true;
+  }
+  woken_.notify_all();
+  mosquitto_disconnect(client_);
+  if (thread_.joinable()) thread_.join();
+}
+
+void Session::run() {
+  int attempt = -1, moments = 0;
+  while (!stopping_) {
+    const std::string reason = connect_and_loop();
+    const bool was_up = connected_.exchange(false);
+    if (stopping_) return;
+    moments = was_up && monotonic_s() - up_since_ < kMomentS ? moments + 1 : 0;
+    const bool rival = moments >= kRivalAfter;
+    attempt = was_up && !rival ? 0 : attempt + 1;  // whoever fights for a name at full speed leaves no time to work
+    Event down;
+    down.kind = Event::Kind::down;
+    down.text = reason;
+    down.retry_s = pause(attempt);
+    down.rival = rival;
+    const auto length = std::chrono::duration<double>(down.retry_s);
+    inbox_.put(std::move(down));
+    std::unique_lock<std::mutex> guard(sleeping_);
+    woken_.wait_for(guard, length, [&] { return stopping_.load(); });
+  }
+}
+
+double Session::pause(int attempt) const {
+  static thread_local std::mt19937 random(std::random_device{}());
+  const double ceiling = std::min(limits_.reconnect_max_s, limits_.reconnect_min_s * std::pow(2.0, std::min(attempt, 16)));
+  return ceiling * (0.5 + 0.5 * std::uniform_real_distribution<double>()(random));
+}
+
+std::string Session::connect_and_loop() {
+  version_ = first_;
+  std::string reason = attempt();
+  if (stopping_ || connected_ || address_.mqtt != "auto") return reason;
+  const bool unsupported = unsupported_;
+  if (unsupported || (refusal_.empty() && ended_ == kUnanswered)) {
+    // A broker of 3.1.1 says so, or hangs up on what it cannot read; so does one that is just being stopped.
+    version_ = first_ == "5" ? "3.1.1" : "5";
+    reason = attempt();
+    older_ += connected_;
+    if (connected_ && (unsupported || older_ > 1)) first_ = version_;
+  }
+  return reason;
+}
+
+std::string Session::attempt() {
+  refusal_.clear();
+  ended_.clear();
+  logged_.clear();
+  unsupported_ = false;
+  const bool fifth = version_ == "5";
+  mosquitto_int_option(client_, MOSQ_OPT_PROTOCOL_VERSION, fifth ? MQTT_PROTOCOL_V5 : MQTT_PROTOCOL_V311);
+  if (will_) {
+    const Will will = will_();
+    mosquitto_will_clear(client_);
+    mosquitto_will_set(client_, will.topic.c_str(), static_cast<int>(will.payload.size()), will.payload.data(), 1, true);
+  }
+  mosquitto_property* properties = nullptr;
+  if (fifth && !clean_) mosquitto_property_add_int32(&properties, MQTT_PROP_SESSION_EXPIRY_INTERVAL, kSessionS);
+  int code = mosquitto_connect_bind_v5(client_, address_.host.c_str(), address_.port, static_cast<int>(limits_.keepalive_s), nullptr, properties);
+  mosquitto_property_free_all(&properties);
+  if (code != MOSQ_ERR_SUCCESS) return unreachable(code);
+  const double answer_by = monotonic_s() + kAnswerS;
+  while (code == MOSQ_ERR_SUCCESS && !stopping_) {
+    code = mosquitto_loop(client_, 500, 1);
+    ask_again();
+    if (!connected_ && monotonic_s() > answer_by) break;
+  }
+  for (int i = 0; stopping_ && code == MOSQ_ERR_SUCCESS && i < 20; ++i) {
+    mosquitto_disconnect(client_);
+    code = mosquitto_loop(client_, 50, 1);
+  }
+  if (!refusal_.empty()) return "the broker at " + address_.text() + " refused us: " + refusal_;
+  if (!connected_) {
+    ended_ = kUnanswered;
+    const char* hint = !address_.secure()             ? "does it want TLS (mqtts://, or --ca-file)?"
+                       : address_.cert_file.empty() ? "is this port one for TLS, and does it want a client certificate (--cert-file)?"
+                                                    : "is this port one for TLS, and does its authority know the client certificate?";
+    return "the broker at " + address_.text() + " ended the connection before it answered; " + hint;
+  }
+  return "connection to the broker at " + address_.text() + " lost: " + (ended_.empty() ? mosquitto_strerror(code) : ended_);
+}
+
+std::string Session::unreachable(int code) const {
+  std::string why = code == MOSQ_ERR_ERRNO ? std::strerror(errno) : mosquitto_strerror(code);
+  if (code == MOSQ_ERR_TLS || code == MOSQ_ERR_EAI) why += logged_.empty() ? "" : " (" + printable(logged_, 200) + ")";
+  std::string remedy;
+  if (code == MOSQ_ERR_TLS && logged_.find("certificate verify failed") != std::string::npos) {
+    remedy = "; the broker's certificate is " + (address_.ca_file.empty() ? std::string("of no authority known here") : "not of the authority in " + address_.ca_file) +
+             ", or for another name: name the PEM file of the right one (--ca-file), and the name that is in it";
+  } else if (code == MOSQ_ERR_TLS) {
+    remedy = "; is this port one for TLS?";
+  }
+  return "cannot reach the broker at " + address_.text() + ": " + why + remedy;
+}
+
+}  // namespace edgefl
