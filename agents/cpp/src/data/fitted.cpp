@@ -1,12 +1,15 @@
 #include "data/fitted.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "data/convert.h"
 
 namespace edgefl {
 namespace {
+
+constexpr int64_t kBlock = 1024;  // rows that are looked at together
 
 class Fitted : public FittedData {
  public:
@@ -35,12 +38,11 @@ class Fitted : public FittedData {
   Tensors facts() const override {
     if (rows_->label.floats() || !dtype_integers(rows_->y->dtype)) return {};
     Tensor counts(DType::i64, {rows_->spec.classes});
-    for (int64_t row = 0; row < count_; ++row) {
-      const Tensor one = converted(rows_->y->picked({row}), DType::i64);
-      for (const int64_t *at = one.as<int64_t>(), *end = at + one.count(); at < end; ++at) {
+    in_blocks(*rows_->y, [&](int64_t, const Tensor& rows) {
+      for (const int64_t *at = rows.as<int64_t>(), *end = at + rows.count(); at < end; ++at) {
         if (rows_->label.ignored != *at) ++counts.as<int64_t>()[*at];
       }
-    }
+    });
     return {{"class_counts", std::move(counts)}};
   }
 
@@ -49,18 +51,29 @@ class Fitted : public FittedData {
     const int64_t whole = spec.shape.empty() ? 1 : spec.shape.front();
     std::vector<int64_t> found(static_cast<size_t>(count_), whole);
     if (spec.below == 0 || spec.shape.size() != 1) return found;
-    for (int64_t row = 0; row < count_; ++row) {
-      const Tensor one = converted(rows_->x->picked({row}), DType::i64);
-      int64_t length = whole;
-      while (length > 1 && one.as<int64_t>()[length - 1] == 0) --length;
-      found[static_cast<size_t>(row)] = length;
-    }
+    in_blocks(*rows_->x, [&](int64_t first, const Tensor& rows) {
+      for (int64_t row = 0; row < rows.shape.front(); ++row) {
+        const int64_t* tokens = rows.as<int64_t>() + row * whole;
+        int64_t& length = found[static_cast<size_t>(first + row)];
+        while (length > 1 && tokens[length - 1] == 0) --length;
+      }
+    });
     return found;
   }
 
   std::string skipped() const override { return rows_->skipped; }
 
  private:
+  // Calls `use(number of the first, rows as int64)` for all rows, some at a time.
+  template <typename Use>
+  void in_blocks(const Rows& rows, Use use) const {
+    for (int64_t first = 0; first < count_; first += kBlock) {
+      Indices block(static_cast<size_t>(std::min(kBlock, count_ - first)));
+      std::iota(block.begin(), block.end(), first);
+      use(first, converted(rows.picked(block), DType::i64));
+    }
+  }
+
   std::shared_ptr<const FittedRows> rows_;
   int64_t count_;
 };

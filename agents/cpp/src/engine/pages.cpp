@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <utility>
 
+#include "engine/reserve.h"
 #include "wire/errors.h"
 
 namespace edgefl {
@@ -60,16 +61,9 @@ Pages::Pages(const Ports& ports, const std::string& folder) {
   file_ = mkostemp(path.data(), O_CLOEXEC);
   if (file_ < 0) no_room(total, errno);
   unlink(path.c_str());
-  // Given its bytes now: a disk that is full later would end the round.
-  const int failed = posix_fallocate(file_, 0, total);
-  if (failed != 0 && (failed != EOPNOTSUPP && failed != EINVAL)) {
+  if (const int failed = reserve_room(file_, total); failed != 0) {
     close(file_);
     no_room(total, failed);
-  }
-  if (failed != 0 && ftruncate(file_, total) != 0) {
-    const int error = errno;
-    close(file_);
-    no_room(total, error);
   }
 }
 

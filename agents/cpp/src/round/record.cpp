@@ -10,6 +10,7 @@
 #include <sstream>
 #include <utility>
 
+#include "engine/reserve.h"
 #include "wire/errors.h"
 
 namespace edgefl {
@@ -28,10 +29,7 @@ std::string meta_path(const std::string& path) {
 }
 
 void make_room(int file, int64_t nbytes, const std::string& path) {
-  if (nbytes == 0) return;
-  int failed = posix_fallocate(file, 0, nbytes);  // a disk that is full later would end the round
-  if (failed == EINVAL || failed == EOPNOTSUPP) failed = ftruncate(file, nbytes) == 0 ? 0 : errno;
-  if (failed != 0) {
+  if (const int failed = reserve_room(file, nbytes); failed != 0) {
     close(file);
     unlink(path.c_str());
     throw StoreError("no room for a record of " + std::to_string(nbytes) + " bytes at " + path + " (" +

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
-#include <regex>
+#include <map>
 #include <utility>
 
 #include "data/files/zip.h"
@@ -35,6 +35,14 @@ DType dtype_of_code(const std::string& code, const std::string& name) {
   return found->second;
 }
 
+// What stands between `open` and `close` behind `key`; "" for nothing.
+std::string value_of(const std::string& text, const std::string& key, const char* open, const char* close) {
+  const size_t at = text.find(key);
+  const size_t start = at == std::string::npos ? at : text.find(open, at + key.size());
+  const size_t end = start == std::string::npos ? start : text.find(close, start + 1);
+  return end == std::string::npos ? "" : text.substr(start + 1, end - start - 1);
+}
+
 Header header_of(std::string_view bytes, const std::string& name) {
   if (bytes.size() < 12 || bytes.substr(0, 6) != "\x93NUMPY") refuse(name, "it does not begin as one");
   const bool wide = bytes[6] != 1;
@@ -43,16 +51,21 @@ Header header_of(std::string_view bytes, const std::string& name) {
   const size_t at = (wide ? 12U : 10U) + length;
   if (at > bytes.size() || length > 65536) refuse(name, "its header is cut short");
   const std::string text(bytes.substr(at - length, length));
-  static const std::regex kind(R"('descr': *'([<>|=])([a-zA-Z]\d+)')"), order(R"('fortran_order': *(True|False))"),
-      axes(R"('shape': *\(([\d, ]*)\))"), number(R"(\d{1,18})");
-  std::smatch type, by, dims;
-  if (!std::regex_search(text, type, kind) || !std::regex_search(text, by, order) || !std::regex_search(text, dims, axes)) {
+  const std::string code = value_of(text, "'descr':", "'", "'"), order = value_of(text, "'fortran_order':", " ", ","),
+                    axes = value_of(text, "'shape':", "(", ")");
+  if (code.size() < 3 || std::string("<>|=").find(code[0]) == std::string::npos || (order != "True" && order != "False")) {
     refuse(name, "its entries are no plain numbers");
   }
-  Header header{dtype_of_code(type[2], name), type[1] == ">", by[1] == "True", {}, at};
-  const std::string list = dims[1];
-  for (std::sregex_iterator each(list.begin(), list.end(), number), end; each != end; ++each) {
-    header.shape.push_back(std::stoll(each->str()));
+  Header header{dtype_of_code(code.substr(1), name), code[0] == '>', order == "True", {}, at};
+  int64_t size = -1;
+  for (const char each : axes + ",") {
+    if (each >= '0' && each <= '9' && size < INT64_MAX / 16) {
+      size = std::max<int64_t>(size, 0) * 10 + (each - '0');
+    } else if (each == ',' && size >= 0) {
+      header.shape.push_back(std::exchange(size, -1));
+    } else if (each != ' ' && each != ',') {
+      refuse(name, "its shape is (" + axes + ")");
+    }
   }
   const int64_t count = elements(header.shape);
   const auto left = static_cast<int64_t>((bytes.size() - at) / dtype_bytes(header.dtype));

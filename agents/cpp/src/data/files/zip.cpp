@@ -80,7 +80,7 @@ Zip::Zip(std::string_view file, std::string name) : file_(file), name_(std::move
   }
 }
 
-std::string_view Zip::stored(const Entry& entry) const {
+std::string_view Zip::packed(const Entry& entry) const {
   if (number(entry.at, 4) != kLocal) damaged("an entry of it is damaged");
   const uint64_t start = entry.at + kLocalBytes + number(entry.at + 26, 2) + number(entry.at + 28, 2);
   if (start > file_.size() || entry.packed > file_.size() - start) damaged("an entry of it is cut short");
@@ -93,13 +93,24 @@ std::string Zip::read(const Entry& entry, uint64_t most) const {
             " are expected");
   }
   if (entry.method != 0 && entry.method != 8) damaged("an entry of it is neither stored nor deflated");
-  std::string out = entry.method == 0 ? std::string(stored(entry)) : inflated(stored(entry), false, entry.size, name_);
-  uLong crc = crc32(0, nullptr, 0);
-  for (size_t at = 0; at < out.size(); at += kPiece) {
-    crc = crc32(crc, reinterpret_cast<const Bytef*>(out.data() + at), static_cast<uInt>(std::min(kPiece, out.size() - at)));
-  }
-  if (out.size() != entry.size || crc != entry.crc) damaged("an entry of it has other bytes than it says");
+  if (entry.method == 0) return std::string(stored(entry));
+  std::string out = inflated(packed(entry), false, entry.size, name_);
+  check(out, entry);
   return out;
+}
+
+std::string_view Zip::stored(const Entry& entry) const {
+  const std::string_view data = packed(entry);
+  check(data, entry);
+  return data;
+}
+
+void Zip::check(std::string_view data, const Entry& entry) const {
+  uLong crc = crc32(0, nullptr, 0);
+  for (size_t at = 0; at < data.size(); at += kPiece) {
+    crc = crc32(crc, reinterpret_cast<const Bytef*>(data.data() + at), static_cast<uInt>(std::min(kPiece, data.size() - at)));
+  }
+  if (data.size() != entry.size || crc != entry.crc) damaged("an entry of it has other bytes than it says");
 }
 
 void Zip::damaged(const std::string& why) const {

@@ -23,10 +23,12 @@ class Zip {
   Zip(std::string_view file, std::string name);
 
   const std::map<std::string, Entry>& entries() const { return entries_; }
-  std::string_view stored(const Entry& entry) const;             // its bytes as they lie in the file
+  std::string_view stored(const Entry& entry) const;             // its bytes as they lie in the file, checked
   std::string read(const Entry& entry, uint64_t most) const;     // unfolded and checked, if it has no more than `most`
 
  private:
+  std::string_view packed(const Entry& entry) const;
+  void check(std::string_view data, const Entry& entry) const;
   [[noreturn]] void damaged(const std::string& why) const;
   uint64_t number(uint64_t at, int bytes) const;
 

@@ -4,6 +4,7 @@
 
 #include <dlfcn.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
@@ -47,6 +48,7 @@ constexpr const char* kSuffix = ".dylib";
 constexpr const char* kSuffix = ".so";
 #endif
 
+std::atomic<int> open_programs{0};
 thread_local std::string said;
 thread_local int depth = 0;
 et::PalImpl before;
@@ -236,7 +238,7 @@ void Program::prepare_process(int threads) {
   static std::mutex once;
   const std::lock_guard<std::mutex> lock(once);
   static bool done = false;
-  static int pool_threads = 0;
+  static int pool_threads = 0;  // of the one pool that kernels and delegates share, which open programs hold on to
   if (!done) {
     for (const char* name : kLibraries) {
       if (dlopen((std::string(name) + kSuffix).c_str(), RTLD_NOW | RTLD_LOCAL) == nullptr) {
@@ -253,6 +255,9 @@ void Program::prepare_process(int threads) {
     done = true;
   }
   if (pool_threads == threads) return;
+  if (open_programs > 0) {
+    throw ProgramError(std::to_string(open_programs) + " programs are open that work with " + std::to_string(pool_threads));
+  }
   guarded([threads] {
     auto* pool = executorch::extension::threadpool::get_threadpool();
     const bool changed = pool != nullptr && pool->_unsafe_reset_threadpool(static_cast<uint32_t>(threads));
@@ -263,9 +268,10 @@ void Program::prepare_process(int threads) {
 
 Program::Program(Bytes artifact) : parts_(std::make_unique<Parts>(std::move(artifact))) {
   guarded([this] { return parts_->describe(); });
+  ++open_programs;
 }
 
-Program::~Program() = default;
+Program::~Program() { --open_programs; }
 
 const std::vector<ProgramValue>& Program::inputs() const { return parts_->inputs; }
 const std::vector<ProgramValue>& Program::outputs() const { return parts_->outputs; }
