@@ -112,12 +112,10 @@ void Agent::start() {
 
 void Agent::run() {
   start();
-  while (!stopping_ && !(config_.until_done && is_done())) turn(kLookS);
+  while (!stopping_ && !(config_.until_done && done_)) turn(kLookS);
   stop();
   end(kWorkerEndS);
 }
-
-bool Agent::is_done() const { return desk_->is_done(); }
 
 void Agent::turn(double wait_s) {
   try {
@@ -137,6 +135,8 @@ void Agent::turn(double wait_s) {
       rest_at_ = 0;
     }
     tell_dropped();
+    working_ = desk_->busy();
+    done_ = desk_->is_done();
     trouble_.clear();
   } catch (const StoreError& error) {  // a full disk: what it was for comes again
     store_trouble(error.what());

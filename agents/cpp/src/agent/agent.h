@@ -42,7 +42,10 @@ class Agent {
 
   void start();
   void turn(double wait_s);  // one event, and what follows from it
-  bool is_done() const;      // whether the training is over, and nothing waits here
+  // Of the last turn, for any thread: whether the training is over and nothing waits here, and whether a round is in hand.
+  bool done() const { return done_; }
+  bool working() const { return working_; }
+  bool connected() const { return session_->connected(); }
   void run();                // start, turn until it is stopped, or done if it was asked to stop then; then end
   void stop();               // any thread; `end` waits
   // Leaves in good order. Whether the round in hand was left within so many seconds; a step that takes longer goes on.
@@ -74,7 +77,7 @@ class Agent {
   const Say report_;
   std::mutex reporting_;
   const Topics topics_;
-  std::atomic<bool> stopping_{false};
+  std::atomic<bool> stopping_{false}, done_{false}, working_{false};
   bool started_ = false, ended_ = false;
   int64_t memory_bytes_;
   Owner owner_;

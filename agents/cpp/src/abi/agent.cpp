@@ -1,0 +1,283 @@
+// The C interface: an Agent behind an opaque handle, and no exception beyond it.
+#include "edgefl_agent.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#include "agent/agent.h"
+#include "agent/events.h"
+#include "wire/errors.h"
+
+namespace {
+
+thread_local std::string last_error;
+
+edgefl_status failed(edgefl_status status, const std::string& text) {
+  last_error = text;
+  return status;
+}
+
+struct Misuse {
+  edgefl_status status;
+  std::string text;
+};
+
+// Runs what a function does; its exceptions become codes.
+template <typename Body>
+edgefl_status guarded(Body body) noexcept {
+  try {
+    body();
+    return EDGEFL_OK;
+  } catch (const Misuse& misuse) {
+    return failed(misuse.status, misuse.text);
+  } catch (const edgefl::DataError& error) {
+    return failed(EDGEFL_ERR_DATA, error.what());
+  } catch (const edgefl::StoreError& error) {
+    return failed(EDGEFL_ERR_STORE, error.what());
+  } catch (const edgefl::BrokerError& error) {
+    return failed(EDGEFL_ERR_BROKER, error.what());
+  } catch (const edgefl::ConfigError& error) {
+    return failed(EDGEFL_ERR_CONFIG, error.what());
+  } catch (const edgefl::EngineError& error) {
+    return failed(EDGEFL_ERR_CONFIG, error.what());
+  } catch (const std::exception& error) {
+    return failed(EDGEFL_ERR_INTERNAL, error.what());
+  } catch (...) {
+    return failed(EDGEFL_ERR_INTERNAL, "something that is no error was thrown; this is a fault of edgefl");
+  }
+}
+
+template <typename T>
+const T& given(const T* pointer, const char* what) {
+  if (pointer == nullptr) throw Misuse{EDGEFL_ERR_ARGUMENT, std::string(what) + " is NULL"};
+  return *pointer;
+}
+
+template <typename T>
+const T& sized(const T* pointer, const char* what) {
+  if (given(pointer, what).size != sizeof(T))
+    throw Misuse{EDGEFL_ERR_ARGUMENT, std::string(what) + " has size " + std::to_string(pointer->size) + ", this library's has " + std::to_string(sizeof(T)) +
+                                          ": fill it by its init function, of the header that belongs to the library"};
+  return *pointer;
+}
+
+std::string text_of(const char* text) { return text == nullptr ? "" : text; }
+
+std::string needed(const char* text, const char* what) {
+  if (text == nullptr || *text == '\0') throw Misuse{EDGEFL_ERR_ARGUMENT, std::string("options.") + what + " is required"};
+  return text;
+}
+
+edgefl::AgentConfig config_of(const edgefl_options& options) {
+  edgefl::AgentConfig config;
+  config.federation = edgefl::checked_name("federation", needed(options.federation, "federation"));
+  config.device = edgefl::checked_name("device", needed(options.device, "device"));
+  config.broker = edgefl::Address::parse(needed(options.broker, "broker"));
+  config.folder = needed(options.folder, "folder");
+  const auto built = edgefl::built_engines();
+  config.engine = text_of(options.engine).empty() ? (built.empty() ? "onnx" : built.front()) : options.engine;
+  config.tier = text_of(options.tier);
+  config.server_keys = edgefl::parse_keys(text_of(options.server_keys));
+  if (options.token != nullptr) config.token = edgefl::Token::parse(options.token);
+  edgefl::Address& broker = config.broker;
+  if (options.password != nullptr) broker.password = options.password;
+  if (options.ca_file != nullptr) broker.ca_file = options.ca_file;
+  if (options.cert_file != nullptr) broker.cert_file = options.cert_file;
+  if (options.key_file != nullptr) broker.key_file = options.key_file;
+  broker.insecure_password = broker.insecure_password || options.insecure_password != 0;
+  broker.check();
+  config.memory_bytes = static_cast<int64_t>(std::min<uint64_t>(options.memory_bytes, INT64_MAX));
+  config.threads = std::max(1, options.threads);
+  for (size_t i = 0; i < options.limit_count; ++i) config.limits.set(text_of(options.limits[i]));
+  return config;
+}
+
+}  // namespace
+
+struct edgefl_agent {
+  edgefl::AgentConfig config;
+  edgefl_event_callback callback = nullptr;
+  void* context = nullptr;
+  std::mutex lock;  // of the constraints before there is an agent
+  edgefl_constraints constraints{};
+  std::string words[4];
+  bool paused = false, stopped = false;
+  std::unique_ptr<edgefl::Agent> agent;
+  std::thread loop;
+
+  void make() {
+    if (stopped) throw Misuse{EDGEFL_ERR_STATE, "this agent was stopped: create another one"};
+    if (agent) return;
+    auto made = std::make_unique<edgefl::Agent>(config, [this](const std::string& event, const std::string& text, const edgefl::Details& details) {
+      if (callback == nullptr) return;
+      const std::string json = edgefl::event_json(event, text, details);
+      const edgefl_event told{event.c_str(), text.c_str(), json.c_str()};
+      callback(context, &told);
+    });
+    const std::lock_guard<std::mutex> guard(lock);
+    agent = std::move(made);
+    apply();
+  }
+
+  void apply() {  // with the lock held
+    if (!agent) return;
+    edgefl::Owner& owner = agent->owner();
+    owner.pause(paused);
+    if (constraints.size == 0) return;
+    owner.set_duty(constraints.duty);
+    owner.forbid(constraints.allowed != 0 ? "" : words[0].empty() ? "its owner does not allow it now" : words[0]);
+    edgefl::Conditions conditions;
+    conditions.power = words[1];
+    conditions.link = words[2];
+    conditions.thermal = words[3];
+    owner.tell(conditions);
+    agent->wake();
+  }
+
+  void check_unstarted() const {
+    if (agent) throw Misuse{EDGEFL_ERR_STATE, "the agent has started: this is set before"};
+  }
+
+  bool stop(double within_s) {
+    stopped = true;
+    if (!agent) return true;
+    agent->stop();
+    if (loop.joinable()) loop.join();
+    return agent->end(within_s);
+  }
+};
+
+extern "C" {
+
+void edgefl_options_init(edgefl_options* options) {
+  if (options == nullptr) return;
+  *options = edgefl_options{};
+  options->size = sizeof *options;
+}
+
+void edgefl_constraints_init(edgefl_constraints* constraints) {
+  if (constraints == nullptr) return;
+  *constraints = edgefl_constraints{};
+  constraints->size = sizeof *constraints;
+  constraints->duty = 1.0;
+  constraints->allowed = 1;
+}
+
+edgefl_status edgefl_agent_create(const edgefl_options* options, edgefl_agent** agent) {
+  return guarded([&] {
+    given(agent, "agent");
+    *agent = nullptr;
+    auto made = std::make_unique<edgefl_agent>();
+    made->config = config_of(sized(options, "options"));
+    // Opened once to say now what is wrong with it; the agent opens it for good when it starts.
+    edgefl::Store(made->config.folder, made->config.limits.store_bytes, made->config.limits.history_rounds, made->config.federation, made->config.device);
+    *agent = made.release();
+  });
+}
+
+edgefl_status edgefl_agent_set_data(edgefl_agent* agent, const edgefl_data_source* source) {
+  return guarded([&] {
+    auto data = edgefl::callback_source(given(source, "source"));
+    given(agent, "agent").check_unstarted();
+    agent->config.data = std::move(data);
+  });
+}
+
+edgefl_status edgefl_agent_set_data_path(edgefl_agent* agent, const char* path, int skip_bad_rows) {
+  return guarded([&] {
+    given(agent, "agent").check_unstarted();
+    agent->config.data = edgefl::open_source(&given(path, "path"), skip_bad_rows != 0 ? edgefl::BadRows::skip : edgefl::BadRows::refuse);
+  });
+}
+
+edgefl_status edgefl_agent_set_events(edgefl_agent* agent, edgefl_event_callback callback, void* context) {
+  return guarded([&] {
+    given(agent, "agent").check_unstarted();
+    agent->callback = callback;
+    agent->context = context;
+  });
+}
+
+edgefl_status edgefl_agent_set_constraints(edgefl_agent* agent, const edgefl_constraints* constraints) {
+  return guarded([&] {
+    const edgefl_constraints& asked = sized(constraints, "constraints");
+    if (!(asked.duty > 0.0 && asked.duty <= 1.0)) throw Misuse{EDGEFL_ERR_ARGUMENT, "constraints.duty is a share above 0 and up to 1"};
+    given(agent, "agent");
+    const std::lock_guard<std::mutex> guard(agent->lock);
+    agent->constraints = asked;
+    const char* words[] = {asked.reason, asked.power, asked.link, asked.thermal};
+    for (size_t i = 0; i < 4; ++i) agent->words[i] = text_of(words[i]);
+    agent->apply();
+  });
+}
+
+edgefl_status edgefl_agent_start(edgefl_agent* agent) {
+  return guarded([&] {
+    given(agent, "agent");
+    if (agent->loop.joinable()) throw Misuse{EDGEFL_ERR_STATE, "the agent runs already"};
+    agent->make();
+    agent->agent->start();
+    agent->loop = std::thread([each = agent->agent.get()] {
+      while (!each->stopping()) each->turn(0.25);
+    });
+  });
+}
+
+edgefl_status edgefl_agent_step(edgefl_agent* agent, uint32_t wait_ms, edgefl_state* state) {
+  return guarded([&] {
+    given(agent, "agent");
+    if (agent->loop.joinable()) throw Misuse{EDGEFL_ERR_STATE, "the agent runs on a thread of its own: it needs no steps"};
+    agent->make();
+    agent->agent->start();
+    const double until = edgefl::monotonic_s() + wait_ms / 1e3;
+    do agent->agent->turn(std::clamp(until - edgefl::monotonic_s(), 0.0, 0.25));
+    while (edgefl::monotonic_s() < until && !agent->agent->stopping());
+    if (state != nullptr && edgefl_agent_state(agent, state) != EDGEFL_OK) throw Misuse{EDGEFL_ERR_ARGUMENT, last_error};
+  });
+}
+
+edgefl_status edgefl_agent_state(edgefl_agent* agent, edgefl_state* state) {
+  return guarded([&] {
+    given(agent, "agent");
+    sized(state, "state");
+    *state = edgefl_state{sizeof *state, 0, 0, 0, 0};
+    const std::lock_guard<std::mutex> guard(agent->lock);
+    state->paused = agent->paused;
+    if (!agent->agent) return;
+    state->connected = agent->agent->connected();
+    state->working = agent->agent->working();
+    state->done = agent->agent->done();
+  });
+}
+
+edgefl_status edgefl_agent_pause(edgefl_agent* agent, int on) {
+  return guarded([&] {
+    given(agent, "agent");
+    const std::lock_guard<std::mutex> guard(agent->lock);
+    agent->paused = on != 0;
+    agent->apply();
+    if (agent->agent) agent->agent->wake();
+  });
+}
+
+edgefl_status edgefl_agent_stop(edgefl_agent* agent, uint32_t within_ms) {
+  return guarded([&] {
+    given(agent, "agent");
+    if (!agent->stop(within_ms / 1e3)) throw Misuse{EDGEFL_ERR_BUSY, "a step is still being made: call edgefl_agent_stop again"};
+  });
+}
+
+void edgefl_agent_destroy(edgefl_agent* agent) {
+  if (agent == nullptr) return;
+  (void)guarded([&] { agent->stop(0.0); });
+  (void)guarded([&] { delete agent; });
+}
+
+const char* edgefl_last_error(void) { return last_error.c_str(); }
+
+const char* edgefl_version(void) { return EDGEFL_VERSION; }
+
+}  // extern "C"
