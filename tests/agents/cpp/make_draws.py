@@ -39,7 +39,11 @@ _SHOWN = 24
 
 def draws() -> dict[str, Any]:
     """Rows of batches (the first of each), and noise as the bits of its float32."""
-    return {"buckets": BUCKETS, "batches": [_batch(*case) for case in CASES], "noise": [_noise(*case) for case in NOISE]}
+    return {
+        "buckets": BUCKETS,
+        "batches": [_batch(*case) for case in CASES],
+        "noise": [_noise(*case) for case in NOISE],
+    }
 
 
 def _batch(seed: int, samples: int, batch: int, how: Any) -> dict[str, Any]:
@@ -52,8 +56,14 @@ def _batch(seed: int, samples: int, batch: int, how: Any) -> dict[str, Any]:
 
 
 def _noise(seed: int, step: int, port: int, shape: tuple[int, ...]) -> dict[str, Any]:
-    drawn = noise(seed, step, port, shape, "float32")
-    return {"seed": str(seed), "step": step, "port": port, "shape": shape, "bits": drawn.view(np.uint32).reshape(-1).tolist()}
+    bits = noise(seed, step, port, shape, "float32").view(np.uint32).reshape(-1).tolist()
+    return {
+        "seed": str(seed),
+        "step": step,
+        "port": port,
+        "shape": shape,
+        "bits": drawn.view(np.uint32).reshape(-1).tolist(),
+    }
 
 
 def written() -> str:

@@ -68,18 +68,28 @@ class Place:
         out, kept, before = (self.folder / name for name in ("out", "kept", "before"))
         for made in (out, kept):
             made.unlink(missing_ok=True)
-        words: list[object] = [tool("edgefl-round"), "--bundle", self.folder / "bundle.zip", "--data", self.data]
+        words: list[object] = [
+            tool("edgefl-round"),
+            "--bundle",
+            self.folder / "bundle.zip",
+            "--data",
+            self.data,
+        ]
         words += ["--weights", self.folder / "weights", "--seed", SEED, "--folder", self.folder / "work"]
         words += ["--out", out, "--carry-out", kept, *more]
         if carry:
             before.write_bytes(carry)
             words += ["--carry", before]
-        done = subprocess.run([str(word) for word in words], capture_output=True, text=True, check=False, timeout=60)
+        done = subprocess.run(
+            [str(word) for word in words], capture_output=True, text=True, check=False, timeout=60
+        )
         if done.returncode:
             return Told(done.returncode, {}, done.stderr)
         return Told(0, json.loads(done.stdout), done.stderr, out.read_bytes(), kept.read_bytes())
 
-    def in_python(self, *, carry: bytes = b"", hyper: Mapping[str, float] | None = None, samples: int = 0) -> Told:
+    def in_python(
+        self, *, carry: bytes = b"", hyper: Mapping[str, float] | None = None, samples: int = 0
+    ) -> Told:
         result = train_round(
             self.bundle,
             self.weights,
@@ -116,9 +126,15 @@ def random_data(manifest: Manifest, path: Path, rows: int = 21) -> Path:
     """An npz with samples as the manifest wants them."""
     rng, data, label = np.random.default_rng(2), manifest.data, LabelSpec.of(manifest)
     shape = (rows, *data.shape)
-    x: Array = rng.standard_normal(shape, np.float32) if not data.below else rng.integers(0, data.below, shape)
+    x: Array = (
+        rng.standard_normal(shape, np.float32) if not data.below else rng.integers(0, data.below, shape)
+    )
     if data.below and len(data.shape) == 1:
-        x[:, 1:][np.arange(1, data.shape[0]) >= rng.integers(1, data.shape[0], (rows, 1))] = 0  # of many lengths
-    others = {each.name: rng.integers(0, each.below or 2, (rows, *each.shape)) for each in data.others}
-    np.savez(path, x=x, y=rng.integers(0, data.classes, (rows, *label.shape)), **others)
+        x[:, 1:][np.arange(1, data.shape[0]) >= rng.integers(1, data.shape[0], (rows, 1))] = (
+            0  # of many lengths
+        )
+    arrays: dict[str, Any] = {
+        each.name: rng.integers(0, each.below or 2, (rows, *each.shape)) for each in data.others
+    }
+    np.savez(path, **arrays, x=x, y=rng.integers(0, data.classes, (rows, *label.shape)))
     return path

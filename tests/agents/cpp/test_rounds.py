@@ -11,7 +11,7 @@ import pytest
 
 import edgefl
 from edgefl.wire import tensors
-from tests.agents.cpp import make_draws
+from tests.agents.cpp import make_draws, tiny_segments
 from tests.agents.cpp.offline import STOPPED, Place, assert_same, random_data, random_weights
 from tests.pairs import in_turn
 
@@ -28,7 +28,11 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "noise and codes": {"model": "mlp", "options": TINY, "program": edgefl.FedBAT(batch=8, steps=6)},
     "independent batches": {"model": "mlp", "options": TINY, "program": edgefl.PerFedAvg(batch=4, steps=3)},
-    "kept and from the server": {"model": "mlp", "options": TINY, "program": edgefl.Scaffold(batch=8, steps=3)},
+    "kept and from the server": {
+        "model": "mlp",
+        "options": TINY,
+        "program": edgefl.Scaffold(batch=8, steps=3),
+    },
     "a pass over the data": {"model": "mlp", "options": TINY, "program": edgefl.MimeAdam(batch=8, steps=3)},
     "masks": {
         "model": "mlp",
@@ -36,7 +40,12 @@ CASES: dict[str, dict[str, Any]] = {
         "submodel": edgefl.Importance(gamma=0.3),
         "program": edgefl.SGD(batch=8, steps=3),
     },
-    "lengths": {"model": "lstm_lm", "options": TEXT, "lengths": (3,), "program": edgefl.SGD(batch=4, steps=6)},
+    "lengths": {
+        "model": "lstm_lm",
+        "options": TEXT,
+        "lengths": (3,),
+        "program": edgefl.SGD(batch=4, steps=6),
+    },
 }
 
 
@@ -107,10 +116,18 @@ def test_samples_of_idx_npy_and_class_folders_are_those_of_npz(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("x", "y", "words"),
     [
-        (np.zeros((3, 1, 4, 5), np.float32), [0, 1, 2], "samples have shape (1, 4, 5), the model takes (1, 4, 4)"),
+        (
+            np.zeros((3, 1, 4, 5), np.float32),
+            [0, 1, 2],
+            "samples have shape (1, 4, 5), the model takes (1, 4, 4)",
+        ),
         (np.full((3, 1, 4, 4), np.nan, np.float32), [0, 1, 2], "48 values of x are NaN, first at row 0"),
         (np.zeros((3, 1, 4, 4)), [0, 1, 2], "samples are float64, the model takes float32"),
-        (np.zeros((3, 1, 4, 4), np.uint8), [0, 1, 10], "labels are int64 from 0 to 10, the model takes integers from 0 to 9"),
+        (
+            np.zeros((3, 1, 4, 4), np.uint8),
+            [0, 1, 10],
+            "labels are int64 from 0 to 10, the model takes integers",
+        ),
         (np.zeros((3, 1, 4, 4), np.uint8), [0, 1], "has 3 samples and 2 labels"),
         (np.zeros((3, 1, 4, 4), np.uint8), ["cat", "dog", "owl"], "are no numbers"),
     ],
@@ -157,3 +174,14 @@ def test_a_damaged_graph_is_refused_before_it_is_loaded(tmp_path: Path) -> None:
 
 def test_the_vectors_of_batches_and_noise_are_those_of_the_python_agent() -> None:
     assert make_draws.FILE.read_text() == make_draws.written()
+
+
+def test_a_graph_in_segments_gives_the_same_bytes_and_leaves_no_file(tmp_path: Path) -> None:
+    bundle = tiny_segments.make_bundle()
+    data = random_data(bundle.manifest, tmp_path / "data.npz")
+    place = Place.of(tmp_path, bundle, random_weights(bundle.manifest), data)
+
+    made = place.in_cpp("--checkpoint-steps", 100)
+
+    assert_same(made, place.in_python())
+    assert not list((tmp_path / "work").iterdir())
