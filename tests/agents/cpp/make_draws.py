@@ -62,7 +62,7 @@ def _noise(seed: int, step: int, port: int, shape: tuple[int, ...]) -> dict[str,
         "step": step,
         "port": port,
         "shape": shape,
-        "bits": drawn.view(np.uint32).reshape(-1).tolist(),
+        "bits": bits,
     }
 
 
