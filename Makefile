@@ -18,7 +18,7 @@ ifneq ($(strip $(EDGEFL_DATA)),)
 demo test test-all test-slow coverage: export EDGEFL_DATA := $(EDGEFL_DATA)
 endif
 
-.PHONY: setup demo test test-all test-slow coverage lint facts bench wheel docs check clean
+.PHONY: setup demo test test-all test-slow coverage lint facts bench wheel docs check clean agents-cpp
 
 setup: $(TESTS)
 
@@ -79,6 +79,13 @@ wheel: $(TESTS)
 	@$(ENVIRONMENT) build/wheel/device "$$(echo build/wheel/*.whl)[device]"
 	@$(ENVIRONMENT) build/wheel/server --torch "$$(echo build/wheel/*.whl)[server]"
 	$(BIN)/python -m tests.rings.wheel trains build/wheel/device build/wheel/server
+
+# The C++ agent in build/agents/cpp: the command edgefl-agent and libedgefl. Debian's packages are in agents/cpp/README.md; the
+# runtimes of graphs are those of the environment's wheels.
+CPP := build/agents/cpp
+agents-cpp: $(TESTS)
+	$(BIN)/cmake -S agents/cpp -B $(CPP) -G Ninja -DEDGEFL_PYTHON=$(abspath $(BIN)/python)
+	$(BIN)/cmake --build $(CPP)
 
 # The documents as a site in build/site: a dead link is an error. Its tools have an environment of their own.
 # Never --quiet: mkdocs then counts no warnings, and strict mode finds none.

@@ -1,0 +1,78 @@
+"""The C++ agent as a test finds it: built once, from the working copy, into build/agents/cpp."""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+SOURCE = ROOT / "agents" / "cpp"
+PACKAGES = ("libmosquitto", "openssl", "sqlite3", "libzstd")
+DEBIAN = (
+    "libmosquitto-dev libssl-dev libsqlite3-dev libzstd-dev libmsgpack-cxx-dev nlohmann-json3-dev libcli11-dev "
+    "doctest-dev ninja-build ccache pkg-config g++"
+)
+BUILD_S = 1800
+
+
+@functools.cache
+def build() -> Path:
+    """The folder of the build. EDGEFL_CPP_BUILD names one that is taken as it is.
+
+    Where something is missing to build it, the test is skipped; with EDGEFL_REQUIRE_CPP it fails.
+    """
+    if named := os.environ.get("EDGEFL_CPP_BUILD"):
+        return Path(named)
+    cmake = shutil.which(
+        "cmake", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    )
+    missing = [name for name in ("ninja", "g++", "pkg-config") if shutil.which(name) is None]
+    if cmake is None or missing:
+        _absent(f"{', '.join(missing) or 'cmake'} is not installed (Debian: apt-get install {DEBIAN})")
+    if subprocess.run(["pkg-config", "--exists", *PACKAGES], check=False).returncode:
+        _absent(f"headers of {', '.join(PACKAGES)} are not installed (Debian: apt-get install {DEBIAN})")
+    folder = ROOT / "build" / "agents" / "cpp"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder.parent / "cpp.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # pytest's workers may all be here at once
+        _run(cmake, "-S", SOURCE, "-B", folder, "-G", "Ninja", f"-DEDGEFL_PYTHON={sys.executable}")
+        _run(cmake, "--build", folder)
+    return folder
+
+
+def program(name: str) -> Path:
+    """A program of the build."""
+    path = build() / name
+    assert path.is_file(), f"{path} was not built"
+    return path
+
+
+def ctest() -> Path:
+    """CMake's runner of tests."""
+    found = shutil.which(
+        "ctest", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    )
+    if found is None:
+        _absent("ctest is not installed: it comes with the package cmake")
+    return Path(found)
+
+
+def _run(*words: object) -> None:
+    ran = subprocess.run(
+        [str(word) for word in words], capture_output=True, text=True, timeout=BUILD_S, check=False
+    )
+    assert ran.returncode == 0, (ran.stdout + ran.stderr)[-3000:]
+
+
+def _absent(reason: str) -> NoReturn:
+    if os.environ.get("EDGEFL_REQUIRE_CPP"):
+        pytest.fail(reason)
+    pytest.skip(reason)
