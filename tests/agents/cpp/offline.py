@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from device_runtime.data.samples import LabelSpec
 from device_runtime.data.sources import load
@@ -21,19 +19,10 @@ from edgefl.wire import tensors
 from edgefl.wire.bundle.archive import Bundle, write_bundle
 from edgefl.wire.bundle.manifest import Manifest
 from edgefl.wire.tensors import Array, Arrays
+from tests.agents.cpp.build import program
 
-ROOT = Path(__file__).parents[3]
-BUILD = "EDGEFL_CPP_BUILD"
 SEED = 7
 STOPPED = 9
-
-
-def tool(name: str) -> Path:
-    """A program of the C++ agent's build; skips where it was not built."""
-    path = Path(os.environ.get(BUILD, ROOT / "agents" / "cpp" / "build")) / "tools" / name
-    if not path.is_file():
-        pytest.skip(f"{path} is not built: run `make agents`, or name the build in {BUILD}")
-    return path
 
 
 @dataclass(frozen=True)
@@ -69,7 +58,7 @@ class Place:
         for made in (out, kept):
             made.unlink(missing_ok=True)
         words: list[object] = [
-            tool("edgefl-round"),
+            program("tools/edgefl-round"),
             "--bundle",
             self.folder / "bundle.zip",
             "--data",
