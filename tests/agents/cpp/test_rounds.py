@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import edgefl
 from edgefl.wire import tensors
@@ -185,3 +186,41 @@ def test_a_graph_in_segments_gives_the_same_bytes_and_leaves_no_file(tmp_path: P
 
     assert_same(made, place.in_python())
     assert not list((tmp_path / "work").iterdir())
+
+
+def pictures(folder: Path, rng: np.random.Generator) -> None:
+    """Two classes of images of many kinds and sizes, some lying on their side by their EXIF."""
+    pixels = [rng.integers(0, 256, (*size, 4), np.uint8) for size in ((4, 4), (37, 23), (9, 64), (3, 3))]
+    for name, mode in enumerate(("RGB", "RGBA", "L", "LA", "P", "1")):
+        (folder / str(name % 2)).mkdir(parents=True, exist_ok=True)
+        for number, each in enumerate(pixels):
+            Image.fromarray(each).convert(mode).save(folder / str(name % 2) / f"{mode}-{number}.png")
+    for turn in range(1, 9):
+        exif = Image.Exif()
+        exif[0x0112] = turn
+        mode, number = ("RGB", "L")[turn % 2], turn % len(pixels)
+        smooth = Image.fromarray(pixels[number]).resize((50 + turn, 41)).convert(mode)
+        smooth.save(folder / "0" / f"{turn}.jpg", quality=80, exif=exif)
+        Image.fromarray(pixels[1]).save(folder / "1" / f"turned-{turn}.png", exif=exif)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_images_in_class_folders_become_the_samples_that_pillow_makes(tmp_path: Path, channels: int) -> None:
+    options = {**TINY, "in_channels": channels}
+    bundle = edgefl.compile("mlp", target="onnx", options=options, program=edgefl.SGD(batch=40, steps=2))
+    pictures(tmp_path / "pictures", np.random.default_rng(6))
+    weights = random_weights(bundle.manifest)
+    place = Place.of(tmp_path, bundle.contents, weights, tmp_path / "pictures")
+
+    assert_same(place.in_cpp(), place.in_python())
+
+
+def test_a_file_that_is_no_image_is_refused_by_name(tmp_path: Path) -> None:
+    bundle = edgefl.compile(target="executorch", **CASES["plain"])
+    pictures(tmp_path / "pictures", np.random.default_rng(6))
+    whole = (tmp_path / "pictures" / "1" / "RGBA-1.png").read_bytes()
+    (tmp_path / "pictures" / "1" / "cut.png").write_bytes(whole[: len(whole) // 2])
+    place = Place.of(tmp_path, bundle.contents, random_weights(bundle.manifest), tmp_path / "pictures")
+
+    assert "cut.png: is no image that can be read" in place.in_cpp().error
+    assert "1 row is left out, " in place.in_cpp("--skip-bad-rows").facts["skipped"]

@@ -85,7 +85,7 @@ std::shared_ptr<DataSource> open_source(const std::string& path, BadRows bad) {
     throw DataError(path + " cannot be read as training data: " + error.code().message());
   }
   throw DataError(path + " is no training data that this agent reads: give an .npz with arrays x and y, a folder with x.npy and "
-                  "y.npy, a folder with idx files, or a folder with one sub-folder of .npy files per class");
+                  "y.npy, a folder with idx files, or a folder with one sub-folder of files (.npy, .png, .jpg) per class");
 }
 
 std::shared_ptr<DataSource> callback_source(const edgefl_data_source& source) {

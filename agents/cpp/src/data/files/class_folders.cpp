@@ -12,6 +12,7 @@
 
 #include "data/convert.h"
 #include "data/fitted.h"
+#include "data/files/images.h"
 #include "data/files/npy.h"
 
 namespace edgefl {
@@ -22,9 +23,7 @@ namespace fs = std::filesystem;
 const std::set<std::string> kKnown = {".npy", ".wav", ".png", ".jpg", ".jpeg", ".csv", ".jsonl", ".tsv", ".txt"};
 constexpr size_t kNamed = 12, kDigits = 12, kShown = 60;
 
-struct BadRow : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
+const std::set<std::string> kImages = {".png", ".jpg", ".jpeg"};
 
 struct File {
   fs::path path;
@@ -123,6 +122,27 @@ Tensor sample(const fs::path& path, const DataSpec& spec) {
   return as_read(std::move(found), spec);
 }
 
+Tensor image(const fs::path& path, const DataSpec& spec) {
+  const auto* reader = std::get_if<ImageReader>(&spec.reader);
+  try {
+    return image_sample(MappedFile(path.string()).text(), spec.shape, reader == nullptr ? 255 : reader->white);
+  } catch (const DataError& error) {
+    throw BadRow(std::string("cannot be read: ") + error.what());
+  }
+}
+
+using Sample = Tensor (*)(const fs::path& path, const DataSpec& spec);
+
+// What decides how files become samples, as a key.
+std::string text_of(const DataSpec& spec, const LabelSpec& label) {
+  const auto* reader = std::get_if<ImageReader>(&spec.reader);
+  std::string text = shown(spec.shape) + std::string(dtype_name(spec.dtype)) + shown(label.shape) + std::string(dtype_name(label.dtype));
+  for (const double each : {spec.scale, spec.shift}) text += " " + std::to_string(each);
+  for (const int64_t each : {spec.classes, spec.below, reader == nullptr ? 0 : reader->white}) text += " " + std::to_string(each);
+  for (const std::string& name : spec.names) text += "\n" + name;
+  return text;
+}
+
 class ClassFolders : public DataSource {
  public:
   ClassFolders(std::string path, BadRows bad) : path_(std::move(path)), bad_(bad), files_(files_in(path_)) {}
@@ -131,22 +151,33 @@ class ClassFolders : public DataSource {
   int64_t size() const override { return static_cast<int64_t>(files_.size()); }
 
   std::shared_ptr<FittedData> fitted(const Manifest& manifest, const DataParts&) const override {
-    const DataSpec& spec = manifest.data;
     const LabelSpec label = LabelSpec::of(manifest);
-    const std::vector<File> arrays = of_arrays(spec);
+    const std::string key = text_of(manifest.data, label);
+    if (!last_ || key != last_key_) {  // what was read stays until another bundle asks
+      last_ = read(manifest.data, label);
+      last_key_ = key;
+    }
+    return last_;
+  }
+
+ private:
+  std::shared_ptr<FittedData> read(const DataSpec& spec, const LabelSpec& label) const {
+    const bool arrays = of_arrays(spec);
+    const std::vector<File> files = those_of(arrays, spec);
+    const Sample sample_of = arrays ? sample : image;
     if (!label.shape.empty() || label.floats()) {
       throw DataError(path_ + ": a folder gives its files one class, the model takes labels " +
                       std::string(dtype_name(label.dtype)) + " " + shown(label.shape) + " of each sample: give arrays (.npz)");
     }
     Problems problems(bad_);
-    const std::map<std::string, std::optional<int64_t>> classes = numbered(arrays, spec, problems);
+    const std::map<std::string, std::optional<int64_t>> classes = numbered(files, spec, problems);
     std::vector<fs::path> paths;
     std::vector<int64_t> labels;
-    for (const File& file : arrays) {
+    for (const File& file : files) {
       const std::optional<int64_t> number = classes.at(file.folder);
       if (!number) continue;
       try {
-        (void)sample(file.path, spec);  // once now, so that a broken one is known before a round begins
+        (void)sample_of(file.path, spec);  // once now, so that a broken one is known before a round begins
         paths.push_back(file.path);
         labels.push_back(*number);
       } catch (const BadRow& bad) {
@@ -154,25 +185,36 @@ class ClassFolders : public DataSource {
       }
     }
     problems.check_some(static_cast<int64_t>(paths.size()), path_);
-    return fitted_data({of_files(std::move(paths), spec), of_labels(labels), {}, spec, label, problems.shown()});
+    const DType dtype = arrays ? spec.dtype : DType::u8;
+    return fitted_data({of_files(std::move(paths), spec, dtype, sample_of), of_labels(labels), {}, spec, label, problems.shown()});
   }
 
- private:
-  // The files that hold arrays, where the bundle's reader reads no other file there.
-  std::vector<File> of_arrays(const DataSpec& spec) const {
+  // Whether the files are arrays, and not images; DataError for others, which the bundle may say how to read.
+  bool of_arrays(const DataSpec& spec) const {
     std::map<std::string, int64_t> endings;
     for (const File& file : files_) ++endings[ending(file.path)];
+    const bool images = std::any_of(kImages.begin(), kImages.end(), [&](const auto& each) { return endings.count(each) != 0; });
+    const bool no_reader = std::holds_alternative<std::monostate>(spec.reader);
+    const bool reads = std::holds_alternative<ImageReader>(spec.reader) || (no_reader && spec.shape.size() == 3);
+    if (endings.count(".npy") != 0 && (no_reader || !images)) return true;
+    if (images && reads && reads_images()) return false;
     std::string found;
     for (const auto& [each, count] : endings) found += (found.empty() ? "" : ", ") + std::to_string(count) + " " + each;
-    std::vector<File> arrays, outside;
+    throw DataError(path_ + " has " + found + ", and this agent reads .npy" + (reads_images() ? ", .png and .jpg" : "") +
+                    " files: convert them, give arrays (.npz), or use the Python agent, which reads sounds, texts and tables");
+  }
+
+  std::vector<File> those_of(bool arrays, const DataSpec& spec) const {
+    const bool colours = spec.shape.size() == 3 && (spec.shape.front() == 1 || spec.shape.front() == 3);
+    if (!arrays && !colours) {
+      throw DataError(path_ + ": images become samples of shape (1, H, W) or (3, H, W), the model takes " + shown(spec.shape) +
+                      ": give arrays (.npz)");
+    }
+    std::vector<File> found, outside;
     for (const File& file : files_) {
-      if (ending(file.path) == ".npy") arrays.push_back(file);
+      if (arrays ? ending(file.path) == ".npy" : kImages.count(ending(file.path)) != 0) found.push_back(file);
     }
-    if (arrays.empty() || (endings.size() > 1 && !std::holds_alternative<std::monostate>(spec.reader))) {
-      throw DataError(path_ + " has " + found + ", and this agent reads arrays: convert the files to .npy or .npz as " +
-                      "`edgefl data` or the Python agent do, or give samples by a callback");
-    }
-    for (const File& file : arrays) {
+    for (const File& file : found) {
       if (file.folder.empty()) outside.push_back(file);
     }
     if (!outside.empty()) {
@@ -180,7 +222,7 @@ class ClassFolders : public DataSource {
                       outside.front().path.filename().string() + ": put the files of each class in a folder that is called " +
                       "as the class is (" + (spec.names.empty() ? "its number" : listed(spec.names)) + ")");
     }
-    return arrays;
+    return found;
   }
 
   std::map<std::string, std::optional<int64_t>> numbered(const std::vector<File>& files, const DataSpec& spec,
@@ -200,12 +242,12 @@ class ClassFolders : public DataSource {
     return numbers;
   }
 
-  static RowsPtr of_files(std::vector<fs::path> paths, const DataSpec& spec) {
+  static RowsPtr of_files(std::vector<fs::path> paths, const DataSpec& spec, DType dtype, Sample sample_of) {
     const auto count = static_cast<int64_t>(paths.size());
-    return made_rows(spec.dtype, spec.shape, count, [paths = std::move(paths), spec](int64_t row, std::byte* into) {
+    return made_rows(dtype, spec.shape, count, [paths = std::move(paths), spec, sample_of](int64_t row, std::byte* into) {
       const fs::path& path = paths[static_cast<size_t>(row)];
       try {
-        const Tensor found = sample(path, spec);
+        const Tensor found = sample_of(path, spec);
         std::copy(found.data.begin(), found.data.end(), into);
       } catch (const BadRow& bad) {
         throw DataError(path.string() + " " + bad.what() +
@@ -223,6 +265,8 @@ class ClassFolders : public DataSource {
   std::string path_;
   BadRows bad_;
   std::vector<File> files_;
+  mutable std::shared_ptr<FittedData> last_;
+  mutable std::string last_key_;
 };
 
 }  // namespace
@@ -231,7 +275,7 @@ std::shared_ptr<DataSource> class_folders(const std::string& path, BadRows bad) 
   auto made = std::make_shared<ClassFolders>(path, bad);
   if (made->size() == 0) {
     throw DataError(path + " is no training data: give an .npz with arrays x and y, a folder with x.npy and y.npy, a folder "
-                    "with idx files, or a folder with one sub-folder of .npy files per class");
+                    "with idx files, or a folder with one sub-folder of files (.npy, .png, .jpg) per class");
   }
   return made;
 }
