@@ -163,3 +163,20 @@ TEST_CASE("one key follows another, once") {
   forged.until = 100;
   CHECK(known_after({{old.public_key(), kForever}}, {forged}).size() == 1);
 }
+
+TEST_CASE("numbers grow, though the clock went back a day, or a store was set back") {
+  const int64_t now = int64_t{1'800'000'000} * 1'000'000, day = int64_t{86'400} * 1'000'000;
+  int64_t kept = 0, saves = 0;
+  const auto save = [&](int64_t number) {
+    kept = number;
+    ++saves;
+  };
+  Sequence before(0, save, now);
+  const int64_t last = before.next(2) + 1;
+  CHECK(before.next() == last + 1);
+  CHECK(saves == 1);
+  Sequence after(kept, save, now - day);
+  CHECK(after.next() > last + 1);
+  Sequence forgot(0, save, now + day);
+  CHECK(forgot.next() > last + 1);
+}

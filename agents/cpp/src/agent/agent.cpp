@@ -69,7 +69,10 @@ Agent::Agent(const AgentConfig& config, Say report)
 
 Agent::~Agent() {
   stop();
-  end(kWorkerEndS);
+  while (!end(kWorkerEndS)) {  // a step that does not end
+  }
+  // Its thread still waits for a host that does not answer, and touches nothing but the session.
+  if (abandoned_) (void)session_.release();
 }
 
 Hello Agent::hello() const {
@@ -158,7 +161,7 @@ bool Agent::end(double within_s) {
   outbox_->stop();
   engine_->rest();
   if (started_ && session_->connected()) session_->wait(publish(topics_.status(), Status{false}, true), 2.0);
-  session_->stop();
+  abandoned_ = !session_->stop(1.0);
   return true;
 }
 
@@ -209,6 +212,7 @@ void Agent::take(const std::string& topic, const Event& event) {
   if (event.payload.empty()) return;
   if (topic == topics_.current_round()) {
     const Round announced = trust_->open<Round>(topic, event.payload);
+    fetcher_->mirrors_only(announced.mirrors_only);
     surroundings_->announced(announced);
     desk_->announce(announced);
     listening_->heard(announced);
@@ -225,7 +229,6 @@ void Agent::take(const std::string& topic, const Event& event) {
 
 Round Agent::read_page(const Round& announced) {
   const BlobRef& page = *announced.pages;
-  if (announced.mirrors_only) throw BundleError("the blobs of this federation are at mirrors only, which this agent does not read: have the server publish them at the broker");
   if (std::max(page.size, page.raw) > config_.limits.max_manifest_bytes)
     throw BundleError("the page of the announcement of round " + std::to_string(announced.round) + " has " + size_text(static_cast<double>(std::max(page.size, page.raw))) +
                       ", more than this device reads: raise limits.max_manifest_bytes, or have the server use larger chunks");

@@ -78,7 +78,7 @@ class Agent {
   std::mutex reporting_;
   const Topics topics_;
   std::atomic<bool> stopping_{false}, done_{false}, working_{false};
-  bool started_ = false, ended_ = false;
+  bool started_ = false, ended_ = false, abandoned_ = false;
   int64_t memory_bytes_;
   Owner owner_;
   std::unique_ptr<Engine> engine_;

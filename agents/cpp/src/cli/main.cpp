@@ -55,6 +55,7 @@ void serve(const edgefl::CommandLine& line) {
 
 int main(int count, char** words) {
   std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);  // a limit on files is an error of the store, with words
   const sigset_t set = ends();
   pthread_sigmask(SIG_BLOCK, &set, nullptr);
   try {

@@ -72,6 +72,8 @@ void Fetcher::bring(const std::vector<BlobRef>& refs) {
     if (seen.insert(ref.sha256).second) once.push_back(ref);
   }
   if (missing(once).empty()) return;
+  if (mirrors_only_)
+    throw RoundDeclined("policy", "the blobs of this federation are at mirrors only, and this agent reads none: have the server publish them at the broker");
   store_.make_room(once);
   Window window;
   window.waiting = missing(once);

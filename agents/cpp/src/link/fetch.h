@@ -33,6 +33,9 @@ class Fetcher {
   // Has all of them in the store; `get` then finds them there.
   void bring(const std::vector<BlobRef>& refs);
 
+  // Whether the server has blobs at mirrors alone, which this device does not read: what is not here is declined.
+  void mirrors_only(bool only) { mirrors_only_ = only; }
+
   void deliver(const std::string& topic, Bytes payload);  // a message on a blob topic
   void poke();                                            // the connection is new: what was asked for is asked for again
   int64_t received() const;                               // payloads since they were last taken
@@ -71,6 +74,7 @@ class Fetcher {
   Traffic received_;
   int64_t largest_ = -1;  // bytes of the largest chunk that is asked for; -1: none is
   std::atomic<int64_t> dropped_{0};
+  std::atomic<bool> mirrors_only_{false};
 };
 
 }  // namespace edgefl

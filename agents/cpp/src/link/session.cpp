@@ -15,7 +15,7 @@
 namespace edgefl {
 namespace {
 
-constexpr double kMomentS = 5.0, kAnswerS = 10.0;
+constexpr double kMomentS = 5.0, kAnswerS = 10.0, kLeaveS = 1.0;
 constexpr int kRivalAfter = 3, kSessionS = 7 * 24 * 3600;
 constexpr const char* kUnanswered = "unanswered";
 
@@ -87,14 +87,20 @@ void Session::prepare() {
 
 Session::~Session() {
   stop(0.0);
+  if (thread_.joinable()) thread_.join();
   mosquitto_destroy(client_);
 }
 
 void Session::start() {
-  thread_ = std::thread([this] { run(); });
+  thread_ = std::thread([this] {
+    run();
+    const std::lock_guard<std::mutex> guard(sleeping_);
+    left_ = true;
+    woken_.notify_all();
+  });
 }
 
-void Session::stop(double drain_s) {
+bool Session::stop(double drain_s) {
   const double until = monotonic_s() + drain_s;
   while (connected_ && mosquitto_want_write(client_) && monotonic_s() < until) std::this_thread::sleep_for(std::chrono::milliseconds(20));
   {
@@ -103,7 +109,12 @@ void Session::stop(double drain_s) {
   }
   woken_.notify_all();
   mosquitto_disconnect(client_);
-  if (thread_.joinable()) thread_.join();
+  if (!thread_.joinable()) return true;
+  std::unique_lock<std::mutex> guard(sleeping_);
+  if (!woken_.wait_for(guard, std::chrono::duration<double>(drain_s + kLeaveS), [&] { return left_; })) return false;
+  guard.unlock();
+  thread_.join();
+  return true;
 }
 
 void Session::run() {

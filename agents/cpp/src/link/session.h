@@ -35,7 +35,9 @@ class Session {
   ~Session();
 
   void start();
-  void stop(double drain_s = 2.0);  // says goodbye, so that the will stays unsaid
+  // Says goodbye, so that the will stays unsaid. Whether its thread has ended: one that waits for a host that does not answer
+  // ends later, and the session has to live on until then.
+  bool stop(double drain_s = 2.0);
   bool connected() const { return connected_; }
   Inbox& inbox() { return inbox_; }
   void wake() { inbox_.put({}); }
@@ -76,6 +78,7 @@ class Session {
   Inbox inbox_;
   std::thread thread_;
   std::atomic<bool> connected_{false}, stopping_{false};
+  bool left_ = false;  // the thread, with the mutex below
   std::mutex sleeping_;
   std::condition_variable woken_;
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <memory>
 
 #include "wire/errors.h"
 #include "wire/mqtt/topics.h"
@@ -54,7 +55,8 @@ void Surroundings::step(bool alone) {
 
 // Which federations are announced at the broker, in a clean session of its own.
 void Surroundings::look() {
-  Session session(broker_, client_id("look", federation_, device_, broker_.brief_ids), limits_, nullptr, true);
+  auto own = std::make_unique<Session>(broker_, client_id("look", federation_, device_, broker_.brief_ids), limits_, nullptr, true);
+  Session& session = *own;
   session.subscribe({"edgefl/v1/+/rounds/current"}, 1, true);
   session.start();
   std::set<std::string> others;
@@ -69,7 +71,7 @@ void Surroundings::look() {
     const std::string name = event->topic.substr(10, event->topic.find('/', 10) - 10);
     if (name != federation_) others.insert(in_quotes(name));
   }
-  session.stop(0.0);
+  if (!session.stop(0.0)) (void)own.release();  // its thread waits for a host that does not answer
   std::string text = "nothing is heard of federation " + in_quotes(federation_) + " at " + broker_.text();
   if (others.empty()) {
     text += ", nor of another: this device waits for the server of its federation";
