@@ -15,10 +15,10 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 SOURCE = ROOT / "agents" / "cpp"
-PACKAGES = ("libmosquitto", "openssl", "sqlite3", "libzstd")
+PACKAGES = ("libmosquitto", "openssl", "sqlite3", "libzstd", "zlib", "libpng", "libjpeg")
 DEBIAN = (
-    "libmosquitto-dev libssl-dev libsqlite3-dev libzstd-dev libmsgpack-cxx-dev nlohmann-json3-dev libcli11-dev "
-    "doctest-dev ninja-build ccache pkg-config g++"
+    "libmosquitto-dev libssl-dev libsqlite3-dev libzstd-dev zlib1g-dev libpng-dev libjpeg-dev libmsgpack-cxx-dev "
+    "nlohmann-json3-dev libcli11-dev doctest-dev ninja-build ccache pkg-config g++"
 )
 BUILD_S = 1800
 
@@ -55,8 +55,28 @@ def program(name: str) -> Path:
     return path
 
 
-def ctest() -> Path:
-    """CMake's runner of tests."""
+def run_ctest(*words: object) -> subprocess.CompletedProcess[str]:
+    """CMake's runner of tests in the build; one at a time, as tests of it share folders."""
+    folder = build()
+    with (folder / "ctest.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return subprocess.run(
+            [_ctest(), "--test-dir", folder, *map(str, words)],
+            capture_output=True,
+            text=True,
+            timeout=BUILD_S,
+            check=False,
+        )
+
+
+def embedded() -> Path:
+    """The program of a project of its own that embeds the installed library."""
+    ran = run_ctest("-R", "^consumer$")
+    assert ran.returncode == 0, ran.stdout[-3000:]
+    return program("tests/consumer/embed")
+
+
+def _ctest() -> Path:
     found = shutil.which(
         "ctest", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     )

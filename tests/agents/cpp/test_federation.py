@@ -10,7 +10,7 @@ import pytest
 
 from edgefl.data.dataset import write_client
 from edgefl.data.datasets import digits
-from tests.agents.cpp.build import build, program
+from tests.agents.cpp.build import embedded, program
 from tests.agents.cpp.federations import PYTHON, Device, train
 from tests.conftest import BrokerProcess
 from tests.e2e.runs import TINY
@@ -58,10 +58,10 @@ def test_killed_at_every_stage_they_end_with_the_weights_of_undisturbed_python_d
         return Device([*command, "--json", "--limit", "checkpoint_steps=3"], folder, moments)
 
     cpp = (program("edgefl-agent"),)
-    embedded = Device(
+    host = Device(
         [
-            *(build() / "tests" / "consumer" / "embed", broker, "cpp", "three", tmp_path / "cpp" / "three"),
-            *("onnx", tmp_path / "three.x", tmp_path / "three.y"),
+            *(embedded(), broker, "cpp", "three", tmp_path / "cpp" / "three", "onnx"),
+            *(tmp_path / "three.x", tmp_path / "three.y"),
         ],
         tmp_path / "cpp" / "three",
     )
@@ -75,7 +75,7 @@ def test_killed_at_every_stage_they_end_with_the_weights_of_undisturbed_python_d
         {
             "one": device("cpp", "one", cpp, MOMENTS),
             "two": device("cpp", "two", cpp, MOMENTS),
-            "three": embedded,
+            "three": host,
         },
         bundles=tmp_path / "python" / "out" / "bundles",
     )

@@ -37,6 +37,7 @@ Agent::Agent(const AgentConfig& config, Say report)
   config_.broker.check();
   EngineOptions options;
   options.threads = config_.threads;
+  options.pages = config_.folder;
   engine_ = make_engine(config_.engine, options);
   store_ = std::make_unique<Store>(config_.folder, limits.store_bytes, limits.history_rounds, config_.federation, config_.device);
   const auto kept = store_->fact("numbers");
@@ -142,7 +143,9 @@ void Agent::turn(double wait_s) {
     done_ = desk_->is_done();
     trouble_.clear();
   } catch (const StoreError& error) {  // a full disk: what it was for comes again
-    store_trouble(error.what());
+    trouble("store", error.what());
+  } catch (const std::exception& error) {  // no memory, for example
+    trouble("failed", error.what());
   }
 }
 
@@ -242,8 +245,8 @@ void Agent::settled(const PastRound& past, const Ack& ack) {
   session_->wake();
 }
 
-void Agent::store_trouble(const std::string& text) {  // said once for as long as it stays so
-  if (text != trouble_) say("store", text, {});
+void Agent::trouble(const std::string& event, const std::string& text) {  // said once for as long as it stays so
+  if (text != trouble_) say(event, text, {});
   trouble_ = text;
   for (const double until = monotonic_s() + config_.limits.retry_pause_s; monotonic_s() < until && !stopping_;) std::this_thread::sleep_for(std::chrono::milliseconds(20));
 }

@@ -65,7 +65,7 @@ class Agent {
   DeskHost desk_host();
   Round read_page(const Round& announced);
   void settled(const PastRound& past, const Ack& ack);
-  void store_trouble(const std::string& text);
+  void trouble(const std::string& event, const std::string& text);
   void tell_dropped();
   void say(const std::string& event, const std::string& text, const Details& details);
   template <typename Message>
