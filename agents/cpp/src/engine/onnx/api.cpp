@@ -55,7 +55,6 @@ Api loaded() {
   EDGEFL_ORT_FUNCTIONS(EDGEFL_ORT_TAKE)
 #undef EDGEFL_ORT_TAKE
   made.version = base->version();
-  made.check(made.CreateEnv(kFatal, "edgefl", &made.env));  // what fails is thrown, too: in a log it would come twice
   return made;
 }
 
@@ -70,6 +69,15 @@ void Api::check(Status status) const {
 
 const Api& api() {
   static const Api made = loaded();  // never released: its threads may outlive whoever would
+  return made;
+}
+
+Object env() {
+  static const Object made = [] {
+    Object object = nullptr;
+    api().check(api().CreateEnv(kFatal, "edgefl", &object));  // what fails is thrown, too: in a log it would come twice
+    return object;
+  }();
   return made;
 }
 

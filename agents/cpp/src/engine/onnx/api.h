@@ -72,13 +72,14 @@ struct Api {
   EDGEFL_ORT_FUNCTIONS(EDGEFL_ORT_MEMBER)
 #undef EDGEFL_ORT_MEMBER
   std::string version;
-  Object env = nullptr;  // of this process
 
   void check(Status status) const;  // Failed with its message, unless it is null
 };
 
 // Loaded when it is first asked for; EngineError if there is no onnxruntime that can be.
 const Api& api();
+// Of this process; made with the first graph, as it takes memory that an idle device can do without.
+Object env();
 
 // An object that is released with its owner.
 class Owned {

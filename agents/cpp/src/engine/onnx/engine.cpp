@@ -45,7 +45,7 @@ void share_arena() {
     Owned memory(api().ReleaseMemoryInfo), settings(api().ReleaseArenaCfg);
     api().check(api().CreateMemoryInfo("Cpu", ort::kArenaAllocator, 0, ort::kDefaultMemory, memory.out()));
     api().check(api().CreateArenaCfg(0, -1, -1, -1, settings.out()));
-    api().check(api().CreateAndRegisterAllocator(api().env, memory.get(), settings.get()));
+    api().check(api().CreateAndRegisterAllocator(ort::env(), memory.get(), settings.get()));
     return true;
   }();
   (void)done;
@@ -136,7 +136,7 @@ class OnnxEngine : public Engine {
     Owned session(api().ReleaseSession);
     try {
       const Owned options = session_options(is_segment);
-      api().check(api().CreateSessionFromArray(api().env, artifact.data(), artifact.size(), options.get(), session.out()));
+      api().check(api().CreateSessionFromArray(ort::env(), artifact.data(), artifact.size(), options.get(), session.out()));
       release_code();  // of starting, parsing and rewriting graphs, which no step needs
       return std::make_unique<OnnxGraph>(graph, std::move(session), is_segment);
     } catch (const ort::Failed& error) {
