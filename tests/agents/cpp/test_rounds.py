@@ -35,6 +35,12 @@ CASES: dict[str, dict[str, Any]] = {
         "program": edgefl.Scaffold(batch=8, steps=3),
     },
     "a pass over the data": {"model": "mlp", "options": TINY, "program": edgefl.MimeAdam(batch=8, steps=3)},
+    "an exchange of its own": {
+        "model": "mlp",
+        "options": TINY,
+        "program": edgefl.FAFED(batch=8, steps=3, opening_steps=2),
+        "exchange": "opening",
+    },
     "masks": {
         "model": "mlp",
         "options": TINY,
