@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "agent/job.h"
-#include "wire/limits.h"
+#include "wire/mqtt/limits.h"
 #include "wire/manifest.h"
 
 namespace edgefl {

@@ -5,7 +5,7 @@
 #include <functional>
 #include <mutex>
 
-#include "wire/limits.h"
+#include "wire/mqtt/limits.h"
 #include "wire/mqtt/messages.h"
 
 namespace edgefl {

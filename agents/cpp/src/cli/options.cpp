@@ -36,7 +36,7 @@ void declare(CLI::App& app, Words& w) {
   app.add_option("--engine", w.engine, "runtime that runs the graphs")->check(CLI::IsMember({"onnx", "executorch"}))->capture_default_str();
   app.add_option("--threads", w.threads, "threads of the engine; 0: one")->check(CLI::Range(0, 1024));
   app.add_option("--duty", w.duty, "share of the time in which steps are made")->check(CLI::Range(0.001, 1.0))->capture_default_str();
-  app.add_flag("--until-done", w.until_done, "stop when the training is done");
+  app.add_flag("--until-done,!--no-until-done", w.until_done, "stop when the training is done");
   app.add_option("--limit", w.limits, "a limit as key=value, e.g. fetch_window=4");
   app.add_option("--server-key", w.server_key, "listen to this key of the server only (hex; several with commas); default: the first seen");
   app.add_option("--token", w.token, "@FILE that holds a one-time token of `edgefl enroll token`");

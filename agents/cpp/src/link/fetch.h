@@ -13,7 +13,7 @@
 
 #include "link/session.h"
 #include "store/store.h"
-#include "wire/limits.h"
+#include "wire/mqtt/limits.h"
 #include "wire/mqtt/topics.h"
 
 namespace edgefl {

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "link/session.h"
-#include "wire/limits.h"
+#include "wire/mqtt/limits.h"
 #include "wire/mqtt/messages.h"
 
 namespace edgefl {

@@ -14,7 +14,7 @@
 #include "link/say.h"
 #include "link/session.h"
 #include "store/store.h"
-#include "wire/limits.h"
+#include "wire/mqtt/limits.h"
 #include "wire/mqtt/envelope.h"
 
 namespace edgefl {

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "link/inbox.h"
-#include "wire/limits.h"
+#include "wire/mqtt/limits.h"
 #include "wire/mqtt/address.h"
 
 struct mosquitto;

@@ -1,4 +1,4 @@
-#include "wire/limits.h"
+#include "wire/mqtt/limits.h"
 
 #include <cmath>
 #include <cstdlib>

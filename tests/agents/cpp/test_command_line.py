@@ -1,0 +1,47 @@
+"""`edgefl-agent` is started by the line that starts `edgefl device`."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import Any
+
+import typer.main
+
+from edgefl.cli.commands import app
+from tests.agents.cpp.build import program
+from tests.docs.documents import DOCS, blocks
+
+
+def told(*words: str) -> str:
+    ran = subprocess.run(
+        [program("edgefl-agent"), *words], capture_output=True, text=True, timeout=60, check=False
+    )
+    return ran.stdout + ran.stderr
+
+
+def test_it_knows_every_option_of_edgefl_device() -> None:
+    command: Any = typer.main.get_command(app)
+    options = [
+        name for each in command.commands["device"].params for name in (*each.opts, *each.secondary_opts)
+    ]
+    unknown = [
+        name for name in [*options, "--tls"] if "not expected" in told("--id", "a", "--data", "b", name)
+    ]
+
+    assert len(options) > 20
+    assert unknown == ["--tls"]
+
+
+def test_the_page_names_options_that_there_are() -> None:
+    known = told("--help")
+    lines = [line for block in blocks(DOCS / "agents" / "cpp.md", "sh") for line in block.text.splitlines()]
+    words = [
+        word for line in lines if "/edgefl-agent" in line for word in line.split() if word.startswith("--")
+    ]
+
+    assert words
+    assert [word for word in words if f"{word} " not in known] == []
+
+
+def test_it_tells_its_version() -> None:
+    assert told("--version").startswith("edgefl-agent 0.")
