@@ -136,9 +136,12 @@ using Sample = Tensor (*)(const fs::path& path, const DataSpec& spec);
 // What decides how files become samples, as a key.
 std::string text_of(const DataSpec& spec, const LabelSpec& label) {
   const auto* reader = std::get_if<ImageReader>(&spec.reader);
-  std::string text = shown(spec.shape) + std::string(dtype_name(spec.dtype)) + shown(label.shape) + std::string(dtype_name(label.dtype));
+  std::string text = shown(spec.shape) + std::string(dtype_name(spec.dtype));
+  text += shown(label.shape) + std::string(dtype_name(label.dtype));
   for (const double each : {spec.scale, spec.shift}) text += " " + std::to_string(each);
-  for (const int64_t each : {spec.classes, spec.below, reader == nullptr ? 0 : reader->white}) text += " " + std::to_string(each);
+  for (const int64_t each : {spec.classes, spec.below, reader == nullptr ? 0 : reader->white}) {
+    text += " " + std::to_string(each);
+  }
   for (const std::string& name : spec.names) text += "\n" + name;
   return text;
 }

@@ -45,9 +45,9 @@ std::string value_of(const std::string& text, const std::string& key, const char
 
 Header header_of(std::string_view bytes, const std::string& name) {
   if (bytes.size() < 12 || bytes.substr(0, 6) != "\x93NUMPY") refuse(name, "it does not begin as one");
-  const bool wide = bytes[6] != 1;
-  size_t length = static_cast<uint8_t>(bytes[8]) | static_cast<size_t>(static_cast<uint8_t>(bytes[9])) << 8;
-  if (wide) length |= static_cast<size_t>(static_cast<uint8_t>(bytes[10])) << 16 | static_cast<size_t>(static_cast<uint8_t>(bytes[11])) << 24;
+  const bool wide = bytes[6] != 1;  // four bytes for the header's length in place of two
+  const auto byte = [&bytes](size_t at) { return static_cast<size_t>(static_cast<uint8_t>(bytes[at])); };
+  const size_t length = byte(8) | byte(9) << 8 | (wide ? byte(10) << 16 | byte(11) << 24 : 0);
   const size_t at = (wide ? 12U : 10U) + length;
   if (at > bytes.size() || length > 65536) refuse(name, "its header is cut short");
   const std::string text(bytes.substr(at - length, length));
