@@ -1,0 +1,32 @@
+"""The C++ agent passes the conformance kit on both engines; mirrors are optional."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.agents.cpp.build import program
+
+pytest.importorskip("edgefl.conformance")
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+LEAST = 100
+"""Cases of the kit that every engine has."""
+
+
+@pytest.mark.parametrize("engine", ["onnx", "executorch"])
+def test_it_passes_the_kit(tmp_path: Path, engine: str) -> None:
+    command = [sys.executable, "-m", "edgefl", "conformance", "run", "--engine", engine, "--jobs", "2"]
+    ran = subprocess.run(
+        [*command, "--out", str(tmp_path), "--", str(program("edgefl-agent"))],
+        capture_output=True,
+        text=True,
+        timeout=1200,
+        check=False,
+    )
+
+    assert ran.returncode == 0, ran.stdout[-3000:]
+    assert ran.stdout.count("\npassed ") >= LEAST
+    assert ", 0 failed" in ran.stdout
