@@ -4,6 +4,7 @@
 #include <cmath>
 #include <thread>
 
+#include "agent/system.h"
 #include "link/session.h"
 #include "wire/errors.h"
 
@@ -40,7 +41,7 @@ void Owner::tell(const Conditions& conditions) {
 
 Conditions Owner::conditions() const {
   const std::lock_guard<std::mutex> guard(lock_);
-  Conditions told = conditions_;
+  Conditions told = asks_ ? system_conditions() : conditions_;
   if (paused_ || !why_.empty()) told.available = false;
   return told;
 }

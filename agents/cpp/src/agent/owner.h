@@ -21,10 +21,11 @@ class Owner {
   void forbid(const std::string& why);
   std::string forbidden() const;
   void tell(const Conditions& conditions);
+  void ask_system() { asks_ = true; }  // in place of being told
   Conditions conditions() const;
 
  private:
-  std::atomic<bool> paused_{false};
+  std::atomic<bool> paused_{false}, asks_{false};
   std::atomic<double> duty_{1.0};
   mutable std::mutex lock_;
   std::string why_;

@@ -41,6 +41,7 @@ void serve(const edgefl::CommandLine& line) {
     std::fflush(stdout);
   });
   agent.owner().set_duty(line.duty);
+  agent.owner().ask_system();
   const sigset_t set = ends();
   std::thread([&agent, set] {
     int number = 0;

@@ -20,7 +20,7 @@ void Greeting::say(bool again) {
   hello_.again = again;
   again_at_.reset();
   told_ = true;
-  told_at_ = monotonic_s();
+  look_at_ = monotonic_s() + limits_.conditions_s;
   say_(hello_);
 }
 
@@ -33,8 +33,9 @@ void Greeting::step(bool connected) {
   const double now = monotonic_s();
   if (again_at_) {
     if (now >= *again_at_) say(false);
-  } else if (told_ && now >= told_at_ + limits_.conditions_s && !(conditions_() == hello_.conditions)) {
-    say(true);
+  } else if (told_ && now >= look_at_) {
+    look_at_ = now + limits_.conditions_s;
+    if (!(conditions_() == hello_.conditions)) say(true);
   }
 }
 

@@ -28,7 +28,7 @@ class Greeting {
   const std::function<Conditions()> conditions_;
   const std::function<void(const Hello&)> say_;
   std::optional<double> again_at_;
-  double told_at_ = 0;
+  double look_at_ = 0;
   bool told_ = false;
 };
 
