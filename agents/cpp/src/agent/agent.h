@@ -10,10 +10,10 @@
 #include <string>
 #include <vector>
 
-#include "agent/desk.h"
+#include "agent/rounds/desk.h"
 #include "agent/owner.h"
 #include "agent/progress.h"
-#include "agent/work.h"
+#include "agent/rounds/work.h"
 #include "link/greeting.h"
 #include "link/surroundings.h"
 

@@ -4,7 +4,7 @@
 #include <mutex>
 #include <string>
 
-#include "agent/job.h"
+#include "agent/rounds/job.h"
 #include "link/fetch.h"
 #include "link/session.h"
 #include "round/runner.h"

@@ -1,4 +1,4 @@
-#include "agent/job.h"
+#include "agent/rounds/job.h"
 
 #include <algorithm>
 

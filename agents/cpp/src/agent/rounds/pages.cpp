@@ -1,5 +1,5 @@
 // Announcements whose offers stand in a blob (docs/protocol.md, Pages).
-#include "agent/desk.h"
+#include "agent/rounds/desk.h"
 #include "link/session.h"
 #include "wire/errors.h"
 

@@ -1,4 +1,4 @@
-#include "agent/bounds.h"
+#include "agent/rounds/bounds.h"
 
 #include <algorithm>
 

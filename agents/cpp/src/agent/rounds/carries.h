@@ -4,7 +4,7 @@
 #include <functional>
 #include <string>
 
-#include "agent/job.h"
+#include "agent/rounds/job.h"
 #include "store/store.h"
 #include "wire/manifest.h"
 

@@ -1,4 +1,4 @@
-#include "agent/desk.h"
+#include "agent/rounds/desk.h"
 
 #include <algorithm>
 #include <chrono>

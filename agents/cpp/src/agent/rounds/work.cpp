@@ -1,9 +1,9 @@
-#include "agent/work.h"
+#include "agent/rounds/work.h"
 
 #include <algorithm>
 #include <cmath>
 
-#include "agent/bounds.h"
+#include "agent/rounds/bounds.h"
 #include "engine/memory.h"
 #include "wire/bytes/patches.h"
 #include "wire/bytes/safetensors.h"

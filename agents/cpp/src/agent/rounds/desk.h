@@ -12,8 +12,8 @@
 #include <string>
 #include <thread>
 
-#include "agent/carries.h"
-#include "agent/job.h"
+#include "agent/rounds/carries.h"
+#include "agent/rounds/job.h"
 #include "link/outbox.h"
 #include "link/say.h"
 #include "store/store.h"

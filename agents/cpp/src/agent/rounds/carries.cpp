@@ -1,4 +1,4 @@
-#include "agent/carries.h"
+#include "agent/rounds/carries.h"
 
 #include <algorithm>
 #include <set>

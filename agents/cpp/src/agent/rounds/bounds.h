@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "agent/job.h"
+#include "agent/rounds/job.h"
 #include "wire/mqtt/limits.h"
 #include "wire/manifest.h"
 

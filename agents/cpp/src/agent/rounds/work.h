@@ -5,8 +5,8 @@
 #include <memory>
 #include <string>
 
-#include "agent/carries.h"
-#include "agent/job.h"
+#include "agent/rounds/carries.h"
+#include "agent/rounds/job.h"
 #include "agent/owner.h"
 #include "data/source.h"
 #include "engine/engine.h"
