@@ -1,4 +1,4 @@
-// The vectors of tests/wire/golden.
+// The frozen vectors of the protocol.
 #pragma once
 
 #include <doctest/doctest.h>
