@@ -28,6 +28,7 @@ class Artifact:
     ``in_place``: state ports whose new value may be written into the memory of the old one.
     ``nodes``: what is in it, by name, and where that comes from.
     ``parts``: the segments whose artifacts ``model`` joins; empty where it is one artifact.
+    ``planned_outputs``: outputs lie in memory that ``model`` planned, not in the caller's.
     """
 
     model: bytes
@@ -35,6 +36,7 @@ class Artifact:
     in_place: tuple[str, ...] = ()
     nodes: Mapping[str, Node] = field(default_factory=dict)
     parts: tuple[Part, ...] = ()
+    planned_outputs: bool = False
 
     @property
     def paged_bytes(self) -> int:

@@ -17,9 +17,10 @@ from edgefl.optimizers.catalog import NONE
 from edgefl.programs.activations import stored
 from edgefl.submodels import catalog as submodels
 from edgefl.submodels.submodel import Submodel
+from edgefl.wire.bundle.formats import Outputs
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.mqtt.topics import checked_name
-from exporters.bundle.formats import check_installed, format_of
+from exporters.bundle.formats import check_installed, check_outputs, format_of
 from exporters.front.cache import BundleCache
 from exporters.front.compile import cached
 from exporters.front.order import Order
@@ -39,6 +40,7 @@ def compile(
     codec: CodecChoice | ProgramChoice | str = Dense(),
     optimizer: OptimizerChoice | str | None = None,
     target: Target = "onnx",
+    outputs: Outputs = "caller",
     memory_budget: str | int = "",
     activations: Activations = "float32",
     lengths: Sequence[int] = (),
@@ -71,6 +73,8 @@ def compile(
             SGD.
         optimizer: the server's; by default what the program says.
         target: ``onnx`` for ONNX Runtime, ``executorch`` for ExecuTorch (extra ``executorch``).
+        outputs: of ExecuTorch programs: ``caller``, whoever runs them gives the memory of their outputs; ``planned``, they
+            have it themselves, for apps that can only load and execute, as with ExecuTorch's ``Module`` for Android.
         memory_budget: peak of the training over the idle process, like ``"64MiB"``, ``"60%"`` or bytes: what does not fit
             is recomputed in the backward pass.
         activations: how what a step's forward pass makes waits for its backward pass: ``float16`` takes half the memory, and
@@ -98,6 +102,7 @@ def compile(
     >>> bundle.manifest.program, bundle.manifest.tier
     ('fedprox', 'half')
     """
+    check_outputs(outputs, [target])
     check_installed([target])
     submodel = OutputSide() if submodel is None else chosen("submodel", SubmodelChoice, submodel)
     program, data = chosen("program", ProgramChoice, program), dataset(data)
@@ -137,7 +142,7 @@ def compile(
         which,
         model=spec.name,
         data=sample_spec(spec, data),
-        format=format_of(target),
+        format=format_of(target, outputs),
         memory_budget=_budget(memory_budget),
         tokenizer=data.tokenizer if data is not None else b"",
     )

@@ -18,8 +18,9 @@ from edgefl.setup.shapes import samples_like
 from edgefl.setup.tiers import completed
 from edgefl.setup.training import tiers_of
 from edgefl.system.forks import side_by_side
+from edgefl.wire.bundle.formats import Outputs
 from edgefl.wire.errors import ConfigError
-from exporters.bundle.formats import check_installed
+from exporters.bundle.formats import check_installed, check_outputs
 from exporters.capture.forked import begin
 from exporters.front.cache import Found
 from exporters.front.folder import bundle_name
@@ -54,6 +55,7 @@ def export(
     *,
     tiers: Sequence[str] = (),
     formats: Sequence[str] = (),
+    outputs: Outputs | None = None,
     memory_budget: str = "",
     activations: Activations | None = None,
     progress: Callable[[str], None] = lambda _: None,
@@ -67,6 +69,8 @@ def export(
         out: folder for the bundles, one file for each tier, exchange and format.
         tiers: only these; by default all.
         formats: ``onnx``, ``executorch``; by default as the federation says.
+        outputs: of ExecuTorch programs, ``caller`` or ``planned``, as :func:`edgefl.compile` takes it; by default as the
+            federation says.
         memory_budget: peak of training over the idle process, like ``64MiB`` or ``60%``; by default each tier's own.
         activations: how values wait for the backward pass, ``float32`` or ``float16``; by default as each tier says.
         progress: is told of each graph before it is made.
@@ -78,7 +82,12 @@ def export(
         ExportError: where a graph cannot be made, or disagrees with torch.
     """
     what = exporting(
-        federation, tiers=tiers, formats=formats, memory_budget=memory_budget, activations=activations
+        federation,
+        tiers=tiers,
+        formats=formats,
+        outputs=outputs,
+        memory_budget=memory_budget,
+        activations=activations,
     )
     return tuple(written(bundle, Path(out)) for bundle in what.bundles(progress, processes))
 
@@ -88,6 +97,7 @@ def exporting(
     *,
     tiers: Sequence[str] = (),
     formats: Sequence[str] = (),
+    outputs: Outputs | None = None,
     memory_budget: str = "",
     activations: Activations | None = None,
     main_only: bool = False,
@@ -100,7 +110,11 @@ def exporting(
         raise ConfigError(f"no tier {unknown[0]!r}; there are: {', '.join(whole.tiers)}")
     names = [name for name in whole.tiers if not tiers or name in tiers]
     wanted = {name: tuple(dict.fromkeys(formats)) or settings.formats_of(name) for name in names}
-    check_installed(sorted({each for some in wanted.values() for each in some}))
+    all_wanted = sorted({each for some in wanted.values() for each in some})
+    if outputs:
+        check_outputs(outputs, all_wanted)
+        whole = whole.model_copy(update={"export": whole.export.model_copy(update={"outputs": outputs})})
+    check_installed(all_wanted)
     given = {"memory_budget": memory_budget, "activations": activations}
     if changes := {key: value for key, value in given.items() if value}:
         tables = {name: table.model_copy(update=changes) for name, table in whole.tiers.items()}

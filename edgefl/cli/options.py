@@ -34,6 +34,13 @@ class Activations(StrEnum):
     float16 = "float16"
 
 
+class Outputs(StrEnum):
+    """What --outputs takes."""
+
+    caller = "caller"
+    planned = "planned"
+
+
 class BadRows(StrEnum):
     """What --bad-rows takes."""
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from edgefl.config.choices import Activations, DatasetName, PartitionName
 from edgefl.system.sizes import parse_budget
-from edgefl.wire.bundle.formats import FormatName
+from edgefl.wire.bundle.formats import FormatName, Outputs
 from edgefl.wire.bundle.readers import Reader, problem_of
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.mqtt.topics import checked_name
@@ -289,13 +289,20 @@ class TierTable(Table):
 
 
 class ExportTable(Table):
-    """What devices download: in which formats."""
+    """What devices download: in which formats and forms."""
 
     formats: tuple[FormatName, ...] = Field(
         (),
         description=(
             "of every tier's bundles, onnx and executorch: a device takes the one that its engine runs; default: that of "
             "the tier's engine"
+        ),
+    )
+    outputs: Outputs = Field(
+        "caller",
+        description=(
+            "of ExecuTorch programs: caller, whoever runs them gives the memory of their outputs; planned, they have it "
+            "themselves, for apps that can only load and execute (Android's Module)"
         ),
     )
 

@@ -37,7 +37,7 @@ def bundle_of(
     ExportError if a graph cannot be made or disagrees with torch, ConfigError if what writes this format is not
     installed.
     """
-    order = _order(federation, dataset, tier, exchange, format_of(format))
+    order = _order(federation, dataset, tier, exchange, format_of(format, federation.export.outputs))
     return cached(cache or BundleCache.of_user(), order, progress)
 
 

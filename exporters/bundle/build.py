@@ -15,6 +15,7 @@ from edgefl.wire.blobs import describe
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.graphs import Segment
 from edgefl.wire.bundle.manifest import (
+    PLANNED,
     SEGMENTED,
     Bucket,
     Chunk,
@@ -116,6 +117,7 @@ def build_bundle(
             activations=function.activations,
             variants=tuple(variants),
             segments=segments_of(artifact),
+            planned_outputs=artifact.planned_outputs,
         )
 
     chunks = [(f"forward.{number}", chunk) for number, chunk in enumerate(prefix, 1)]
@@ -131,7 +133,7 @@ def build_bundle(
         blobs[ref.sha256] = tokenizer
         data = msgspec.structs.replace(data, reader=msgspec.structs.replace(data.reader, tokenizer=ref))
     manifest = Manifest(
-        v=SEGMENTED if any(graph.segments for graph in graphs) else VERSION,
+        v=_version(graphs),
         model=label.model,
         program=program.name,
         tier=label.tier,
@@ -166,6 +168,13 @@ def build_bundle(
     )
     check_wiring(manifest)
     return Bundle(manifest, blobs)
+
+
+def _version(graphs: Sequence[Graph]) -> int:
+    """Of their manifest: another one where a device could not run them that does not know what they ask for."""
+    if any(graph.planned_outputs for graph in graphs):
+        return PLANNED
+    return SEGMENTED if any(graph.segments for graph in graphs) else VERSION
 
 
 def _named(program: Program) -> dict[str, Function]:

@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError
 
 from edgefl.contract.program import Function
 from edgefl.system.distribution import install
-from edgefl.wire.bundle.formats import EXECUTORCH_DTYPES, FormatName
+from edgefl.wire.bundle.formats import EXECUTORCH_DTYPES, FormatName, Outputs
 from edgefl.wire.bundle.manifest import Graph, Port
 from edgefl.wire.errors import BundleError, ConfigError
 from exporters.artifact import Artifact, artifacts_in, in_segments, is_page
@@ -177,14 +177,18 @@ class ExecuTorch:
     """ExecuTorch programs for phones. Its package is needed to write and check them: the extra ``executorch``.
 
     Each method imports what it needs: that takes a second, and a bare installation lacks what they ask for.
+
+    ``outputs``: ``caller``, whoever calls a program gives the memory of its outputs, or ``planned``, the program has it: for
+    callers that can only load and execute.
     """
 
     name: FormatName = "executorch"
 
-    def __init__(self) -> None:
+    def __init__(self, outputs: Outputs = "caller") -> None:
         self._isolated: IsolatedRunner | None = None
+        self._planned = outputs == "planned"
         try:
-            self.version = metadata.version("executorch")
+            self.version = metadata.version("executorch") + (", planned outputs" if self._planned else "")
         except metadata.PackageNotFoundError as error:
             raise ConfigError(
                 f"graphs in format 'executorch' need the package executorch: {install('executorch')}, or choose "
@@ -200,12 +204,12 @@ class ExecuTorch:
     def write(self, captured: Captured) -> Artifact:
         from exporters.executorch.program.write import to_executorch
 
-        return to_executorch(captured)
+        return to_executorch(captured, planned_outputs=self._planned)
 
     def write_within(self, captured: Captured, budget: Budget) -> tuple[Artifact, int]:
         from exporters.executorch.program.budget import within as program_within
 
-        return program_within(captured, budget)
+        return program_within(captured, budget, planned_outputs=self._planned)
 
     def verify(
         self,
@@ -250,12 +254,13 @@ class ExecuTorch:
 FORMATS: dict[FormatName, type[Format]] = {"onnx": Onnx, "executorch": ExecuTorch}
 
 
-def format_of(name: str) -> Format:
-    """The format of that name. ConfigError if there is none, or if its package is not installed."""
+def format_of(name: str, outputs: Outputs = "caller") -> Format:
+    """The format of that name; ``outputs`` as of :class:`ExecuTorch`, which alone has a choice. ConfigError if there is
+    none, or if its package is not installed."""
     factory = FORMATS.get(name)  # type: ignore[call-overload]
     if factory is None:
         raise ConfigError(f"no format {name!r}; there are: {', '.join(FORMATS)}", format=name)
-    made: Format = factory()
+    made: Format = ExecuTorch(outputs) if factory is ExecuTorch else factory()
     return made
 
 
@@ -263,6 +268,16 @@ def check_installed(names: Iterable[str]) -> None:
     """ConfigError for the first of these formats that cannot be written here, with what to install."""
     for name in names:
         format_of(name)
+
+
+def check_outputs(outputs: Outputs, formats: Iterable[str]) -> None:
+    """ConfigError where outputs are to be planned and none of the formats has them."""
+    if outputs == "planned" and "executorch" not in (names := tuple(formats)):
+        raise ConfigError(
+            f"only ExecuTorch programs have planned outputs, and the format is {', '.join(names)}: choose executorch, or "
+            "leave outputs out",
+            formats=names,
+        )
 
 
 def _told(ports: tuple[list[str], list[str]]) -> str:

@@ -12,6 +12,7 @@ from device_runtime.engine.select import open_engine
 from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors
 from edgefl.wire.blobs import describe
+from edgefl.wire.bundle.formats import Outputs
 from edgefl.wire.bundle.manifest import Graph
 from exporters.bundle.build import ports
 from exporters.bundle.formats import format_of
@@ -43,8 +44,8 @@ class Made:
     model: bytes
 
 
-def made(form: str, function: Function) -> Made:
-    chosen = format_of(form)
+def made(form: str, function: Function, outputs: Outputs = "caller") -> Made:
+    chosen = format_of(form, outputs)
     captured = chosen.capture(function)
     artifact = chosen.write(captured)
     graph = Graph(
@@ -54,6 +55,7 @@ def made(form: str, function: Function) -> Made:
         inputs=ports(captured.inputs),
         outputs=ports(captured.outputs),
         in_place=artifact.in_place,
+        planned_outputs=artifact.planned_outputs,
     )
     return Made(graph, artifact.model)
 

@@ -163,7 +163,9 @@ def test_a_reader_that_this_release_does_not_know_is_refused() -> None:
 
 
 def test_manifest_of_another_version_is_refused_as_such_even_if_its_fields_changed() -> None:
-    with pytest.raises(BundleError, match="version 2, this runtime reads 1 and 3: install a matching edgefl"):
+    with pytest.raises(
+        BundleError, match="version 2, this runtime reads 1, 3 and 4: install a matching edgefl"
+    ):
         manifest.decode_manifest(golden("manifest_of_version_2"))
 
 

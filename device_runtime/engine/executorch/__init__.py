@@ -75,7 +75,8 @@ class ExecuTorchGraph:
     """One program and its manifest entry. Values are matched by position, as a program names none.
 
     State is arrays of the engine's own. What the manifest lists as ``in_place`` is written where it was read; other state
-    that the graph rewrites moves between two sets of buffers, one read and one written in turn.
+    that the graph rewrites moves between two sets of buffers, one read and one written in turn. Outputs that the program
+    planned are copied out of its arena when the call is over.
     """
 
     def __init__(self, graph: Graph, program: Program) -> None:
@@ -136,7 +137,11 @@ def _native(wheel: Wheel) -> Native:
 
 
 def _check_ports(graph: Graph, inputs: list[Value], outputs: list[Value]) -> None:
-    wrong = [*_wrong("inputs", graph.inputs, inputs), *_wrong("outputs", graph.outputs, outputs)]
+    planned = graph.planned_outputs
+    wrong = [
+        *_wrong("inputs", graph.inputs, inputs, planned=False),
+        *_wrong("outputs", graph.outputs, outputs, planned=planned),
+    ]
     if wrong:
         listed = "; ".join(wrong[:5])
         raise BundleError(
@@ -156,7 +161,7 @@ def _check_arena(graph: Graph, planned: int) -> None:
         )
 
 
-def _wrong(kind: str, ports: tuple[Port, ...], values: list[Value]) -> list[str]:
+def _wrong(kind: str, ports: tuple[Port, ...], values: list[Value], *, planned: bool) -> list[str]:
     """What a program says of its values where it contradicts the manifest, or cannot be given memory for them."""
     if len(ports) != len(values):
         return [f"{len(ports)} {kind} listed, {len(values)} in the program"]
@@ -166,7 +171,9 @@ def _wrong(kind: str, ports: tuple[Port, ...], values: list[Value]) -> list[str]
         if (port.dtype, port.shape) != (value.dtype, value.shape)
     ]
     for port, value in zip(ports, values, strict=True):
-        if value.planned or value.permuted:
-            how = "in memory that the program planned itself" if value.planned else "not in row order"
-            problems.append(f"{port.name}: it is {how}")
+        if value.planned != planned:
+            where = "memory that the program planned itself", "the caller's memory"
+            problems.append(f"{port.name}: it is in {where[planned]}")
+        if value.permuted:
+            problems.append(f"{port.name}: it is not in row order")
     return problems

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -202,6 +203,7 @@ et::Error bind(Graph& graph, void* const* inputs, void* const* outputs) {
     if (error != et::Error::Ok) return error;
   }
   for (size_t at = 0; at < graph.outputs.size(); ++at) {
+    if (graph.outputs[at].info.is_memory_planned()) continue;
     const et::Error error =
         graph.method->set_output_data_ptr(outputs[at], graph.outputs[at].info.nbytes(), at);
     if (error != et::Error::Ok) return error;
@@ -209,9 +211,21 @@ et::Error bind(Graph& graph, void* const* inputs, void* const* outputs) {
   return et::Error::Ok;
 }
 
+// Outputs that lie in the program's arena go to the caller's memory, which may be that of an input: nobody reads it any
+// more.
+void copy_planned(Graph& graph, void* const* outputs) {
+  for (size_t at = 0; at < graph.outputs.size(); ++at) {
+    const et::TensorInfo& info = graph.outputs[at].info;
+    if (!info.is_memory_planned() || info.nbytes() == 0) continue;
+    std::memcpy(outputs[at], graph.method->get_output(at).toTensor().const_data_ptr(), info.nbytes());
+  }
+}
+
 et::Error run(Graph& graph, void* const* inputs, void* const* outputs) {
-  const et::Error error = bind(graph, inputs, outputs);
-  return error == et::Error::Ok ? graph.method->execute() : error;
+  et::Error error = bind(graph, inputs, outputs);
+  if (error == et::Error::Ok) error = graph.method->execute();
+  if (error == et::Error::Ok) copy_planned(graph, outputs);
+  return error;
 }
 
 // Instruction by instruction, with the nanoseconds of each; `count`: how many there were, more than `most` are not told.
@@ -222,7 +236,10 @@ et::Error run_timed(
     const auto start = std::chrono::steady_clock::now();
     error = graph.method->step();
     const auto end = std::chrono::steady_clock::now();
-    if (error == et::Error::EndOfMethod) return graph.method->reset_execution();
+    if (error == et::Error::EndOfMethod) {
+      copy_planned(graph, outputs);
+      return graph.method->reset_execution();
+    }
     if (count < most) took[count] = std::chrono::nanoseconds(end - start).count();
   }
   return error;

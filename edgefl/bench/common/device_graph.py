@@ -60,6 +60,7 @@ def write_graph(
         planned_bytes=artifact.planned_bytes,
         in_place=artifact.in_place,
         segments=segments_of(artifact),
+        planned_outputs=artifact.planned_outputs,
     )
     (folder / f"{name}.msgpack").write_bytes(msgspec.msgpack.encode(graph))
     (folder / f"{name}.bin").write_bytes(artifact.model)

@@ -24,6 +24,7 @@ from edgefl.setup.model import federation_model
 from edgefl.setup.tiers import completed
 from edgefl.setup.training import tier_of
 from edgefl.wire.bundle.archive import read_bundle
+from edgefl.wire.bundle.formats import Outputs
 from edgefl.wire.errors import EdgeflError
 
 SAMPLES_PER_DEVICE = 390
@@ -40,10 +41,11 @@ class MemoryRow(msgspec.Struct, frozen=True, kw_only=True):
     ``fastest_step_ms`` the fastest that was reported, both while the agents of all tiers share the machine. ``time_ratio``
     is the fastest step of the same graph, in a process of its own and by turns, over the one without our measures for
     memory: on ExecuTorch that is a program that keeps everything for its backward pass
-    (:mod:`edgefl.bench.memory.worker`).
+    (:mod:`edgefl.bench.memory.worker`). ``outputs``: in whose memory a program's are, ``caller`` or ``planned``.
     """
 
     engine: str
+    outputs: str
     model: str
     batch: int
     tier: str
@@ -87,9 +89,12 @@ def measure(
     steps: int = 10,
     repeat: int = 3,
     engine: str = "onnx",
+    outputs: Outputs = "caller",
 ) -> list[MemoryRow]:
-    """One federation per repetition with one fresh agent per tier; each agent runs one whole round."""
-    runs = [_one_round(model, batch, steps, engine, timed=number == 0) for number in range(repeat)]
+    """One federation per repetition with one fresh agent per tier; each agent runs one whole round. ``outputs``: of
+    ExecuTorch's programs."""
+    federation = _federation(model, batch, steps, engine, outputs)
+    runs = [_one_round(federation, timed=number == 0) for number in range(repeat)]
     tiers = list(runs[0].reports)
     over = {
         tier: int(
@@ -100,11 +105,12 @@ def measure(
         for tier in tiers
     }
     strongest = max(over.values())
-    return [_row((engine, model, batch, tier), runs, over[tier], over[tier] / strongest) for tier in tiers]
+    what = (engine, outputs, model, batch)
+    return [_row((*what, tier), runs, over[tier], over[tier] / strongest) for tier in tiers]
 
 
-def _row(what: tuple[str, str, int, str], runs: Sequence[_Round], over: int, share: float) -> MemoryRow:
-    engine, model, batch, tier = what
+def _row(what: tuple[str, str, str, int, str], runs: Sequence[_Round], over: int, share: float) -> MemoryRow:
+    engine, outputs, model, batch, tier = what
     seen, planned = [run.reports[tier] for run in runs], runs[0].planned.get(tier, 0)
 
     def median(key: str) -> float:
@@ -112,6 +118,7 @@ def _row(what: tuple[str, str, int, str], runs: Sequence[_Round], over: int, sha
 
     return MemoryRow(
         engine=_NAMES[engine],
+        outputs=outputs,
         model=model,
         batch=batch,
         tier=tier,
@@ -130,7 +137,7 @@ def _row(what: tuple[str, str, int, str], runs: Sequence[_Round], over: int, sha
     )
 
 
-def _federation(model: str, batch: int, steps: int, engine: str) -> Federation:
+def _federation(model: str, batch: int, steps: int, engine: str, outputs: Outputs) -> Federation:
     tables: dict[str, Any] = {
         "federation": {"name": "bench-memory", "rounds": 1},
         "model": {"name": model},
@@ -138,6 +145,7 @@ def _federation(model: str, batch: int, steps: int, engine: str) -> Federation:
         "data": {"name": "random", "partition": "iid"},
         "round": {"evaluate_every": 0},
         "broker": {"kind": "amqtt"},
+        "export": {"outputs": outputs},
     }
     federation = completed(parse(tables, source="the benchmark"), per_tier=1)
     tiers = {name: table.model_copy(update={"engine": engine}) for name, table in federation.tiers.items()}
@@ -146,8 +154,7 @@ def _federation(model: str, batch: int, steps: int, engine: str) -> Federation:
     return federation.model_copy(update={"data": data, "tiers": tiers})
 
 
-def _one_round(model: str, batch: int, steps: int, engine: str, *, timed: bool) -> _Round:
-    federation = _federation(model, batch, steps, engine)
+def _one_round(federation: Federation, *, timed: bool) -> _Round:
     dataset = open_data(federation)
     with tempfile.TemporaryDirectory(prefix="edgefl-bench-") as folder:
         lab = Lab(federation, Path(folder), environment=quiet_environment())
@@ -208,7 +215,8 @@ def plain_graph(path: Path, federation: Federation, dataset: Dataset, target: Pa
 
     tier = tier_of(federation, federation_model(federation, dataset), manifest.tier)
     function = tier.program.phases[0].function
-    target.write_bytes(to_executorch(capture_for(function), lean=False).model)
+    planned = manifest.graph(name).planned_outputs
+    target.write_bytes(to_executorch(capture_for(function), lean=False, planned_outputs=planned).model)
     return target
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -21,13 +22,14 @@ from edgefl.cli.bench import simulate as bench_simulate
 from edgefl.cli.bench import train_step as bench_train_step
 from edgefl.cli.bench import versions as bench_versions
 from edgefl.cli.bench.report import mebibytes, print_rows
-from edgefl.cli.options import Engine, model_options
+from edgefl.cli.options import Engine, Outputs, model_options
 from edgefl.cli.output import errors, print_table, progress
 from edgefl.system.sizes import size
 
 if TYPE_CHECKING:
     from edgefl.bench.memory.rows import MemoryRow
     from edgefl.bench.submodels import SubmodelRow
+    from edgefl.wire.bundle.formats import Outputs as OutputsName
 
 Match = StrEnum("Match", ["parameters", "macs"])
 
@@ -104,6 +106,10 @@ def memory(
     engine: Annotated[
         list[Engine] | None, typer.Option(help="may be repeated; default: those that are installed")
     ] = None,
+    outputs: Annotated[
+        list[Outputs] | None,
+        typer.Option(help="of ExecuTorch programs, may be repeated: caller and planned; default: caller"),
+    ] = None,
     as_json: _Json = False,
 ) -> None:
     """Peak memory of an agent in training over the same agent idle, per engine and tier."""
@@ -112,12 +118,20 @@ def memory(
     rows = []
     with progress() as tell:
         for name in [each.value for each in engine] if engine else engines():
-            tell(f"{name}: training one round per tier and repetition")
-            rows += measure(model=model, batch=batch, steps=steps, repeat=repeat, engine=name)
+            for form in _outputs_of(name, outputs):
+                tell(f"{name}: training one round per tier and repetition")
+                rows += measure(
+                    model=model, batch=batch, steps=steps, repeat=repeat, engine=name, outputs=form
+                )
     if as_json:
         print_rows("memory", rows, as_json)
     else:
         print_table("peak memory in training, over the idle agent", [_memory_columns(row) for row in rows])
+
+
+def _outputs_of(engine: str, chosen: list[Outputs] | None) -> Sequence[OutputsName]:
+    """Only programs of ExecuTorch have a choice."""
+    return [each.value for each in chosen] if chosen and engine == "executorch" else ["caller"]
 
 
 def round_(
@@ -195,7 +209,7 @@ def _memory_columns(row: MemoryRow) -> dict[str, Any]:
     """The columns that fit 80 characters; ``--json`` has them all."""
     error = row.predicted_error
     return {
-        "engine": row.engine,
+        "engine": row.engine if row.outputs == "caller" else f"{row.engine}, {row.outputs}",
         "tier": row.tier,
         "peak MB": f"{row.peak_over_idle_bytes / 1e6:.1f}",
         "predicted": "-" if error is None else f"{error:+.0%}",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from edgefl.cli.options import Activations, Engine
+from edgefl.cli.options import Activations, Engine, Outputs
 from edgefl.cli.output import errors, print_json, print_table, progress
 from edgefl.system.forks import processes_for
 from edgefl.system.sizes import size
@@ -16,6 +16,7 @@ from edgefl.system.sizes import size
 if TYPE_CHECKING:
     from edgefl.api.compile import Target
     from edgefl.api.export import Exported
+    from edgefl.wire.bundle.formats import Outputs as OutputsName
 
 _EXAMPLES = """
 Export each tier's bundle: its graphs, compiled with the training algorithm, and their manifest.
@@ -32,6 +33,8 @@ Examples:
   edgefl export --model mine.py:make --option classes=5 --option 'sample_shape=[3,20,20]'
 
   edgefl export --model resnet20 --format onnx --format executorch      (two bundles per tier; extra `executorch`)
+
+  edgefl export --model resnet20 --format executorch --outputs planned      (for Android's Module: load and execute only)
 
   edgefl export --model resnet20 --memory-budget 64MiB      (recompute in the backward pass: less memory, more time)
 
@@ -59,6 +62,12 @@ def export(
         list[Engine] | None,
         typer.Option(help="of the bundles; may be repeated; default: as the file says, or onnx"),
     ] = None,
+    outputs: Annotated[
+        Outputs | None,
+        typer.Option(
+            help="of ExecuTorch programs: in the caller's memory, or in that which the program planned"
+        ),
+    ] = None,
     memory_budget: Annotated[
         str, typer.Option(help="peak of a device in training over its idle process, like 64MiB or 60%")
     ] = "",
@@ -83,12 +92,24 @@ def export(
 
     named = named_model(model, option or ())
     if fit is not None:
-        _export_fitting(config, out, named, tier, format, memory_budget, activations, fit, as_json)
+        _export_fitting(
+            config,
+            out,
+            named,
+            tier,
+            format,
+            None if outputs is None else outputs.value,
+            memory_budget,
+            activations,
+            fit,
+            as_json,
+        )
         return
     what = exporting(
         load_federation(config, named),
         tiers=tier or (),
         formats=_names(format),
+        outputs=None if outputs is None else outputs.value,
         memory_budget=memory_budget,
         activations=None if activations is None else activations.value,
     )
@@ -151,6 +172,7 @@ def _export_fitting(
     named: dict[str, object],
     tier: list[str] | None,
     formats: list[Engine] | None,
+    outputs: OutputsName | None,
     memory_budget: str,
     activations: Activations | None,
     file: Path,
@@ -168,11 +190,13 @@ def _export_fitting(
     from edgefl.submodels.sizes import Size
     from edgefl.wire.errors import ConfigError
     from edgefl.wire.mqtt.topics import checked_name
-    from exporters.bundle.formats import check_installed
+    from exporters.bundle.formats import check_installed, check_outputs
 
     if tier:
         raise ConfigError(f"--fit chooses the submodel for a device: leave out --tier {tier[0]}, or --fit")
     forms = _names(formats) or ("onnx",)
+    if outputs:
+        check_outputs(outputs, forms)
     check_installed(forms)
     name, wishes = checked_name("tier", file.stem), read_device(file)
     federation = without_devices(load_federation(config, {**named, **overrides(wishes)}))
@@ -193,6 +217,7 @@ def _export_fitting(
                 data=dataset,
                 tier=name,
                 target=cast("Target", form),
+                outputs=(outputs or federation.export.outputs) if form == "executorch" else "caller",
                 memory_budget=memory_budget,
                 activations=(activations or Activations.float32).value,
                 progress=tell,

@@ -7,6 +7,9 @@ from typing import Literal, get_args
 
 FormatName = Literal["onnx", "executorch"]
 
+Outputs = Literal["caller", "planned"]
+"""Whose memory the outputs of an ExecuTorch program are in: the caller's, or that which the program planned."""
+
 FORMATS: tuple[FormatName, ...] = get_args(FormatName)
 
 EXECUTORCH_DTYPES: Mapping[int, str] = {

@@ -69,7 +69,8 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     old one. ``metrics``: what the sums of an evaluation make (:mod:`edgefl.wire.metrics`), the one that people are shown
     first. Empty: unknown. ``activations``: the type in which large values wait for the backward pass. ``variants``: other
     forms, of which a device may take the fastest. ``segments``: the blob holds an artifact for each (:func:`split`), which
-    run in this order; empty: it is one artifact.
+    run in this order; empty: it is one artifact. ``planned_outputs``: of format executorch, each output lies in memory that
+    the program planned, where the next run writes over it.
     """
 
     name: str
@@ -84,6 +85,7 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     activations: str = "float32"
     variants: tuple[Variant, ...] = ()
     segments: tuple[Segment, ...] = ()
+    planned_outputs: bool = False
 
     def inputs_of(self, role: Role) -> tuple[Port, ...]:
         return tuple(port for port in self.inputs if port.role == role)
@@ -148,6 +150,12 @@ def check_graph(graph: Graph) -> None:
             f"graph {graph.name!r} is planned to need {graph.planned_bytes} bytes; export the bundle again",
             graph=graph.name,
             planned_bytes=graph.planned_bytes,
+        )
+    if graph.planned_outputs and (graph.format != "executorch" or graph.segments):
+        raise BundleError(
+            f"graph {graph.name!r} has planned outputs, which only a program of format executorch has, and none in "
+            "segments; export the bundle again",
+            graph=graph.name,
         )
     if problem := next(_disorder(graph), ""):
         raise BundleError(

@@ -25,6 +25,7 @@ from edgefl.wire.mqtt.messages import MALFORMED, VERSION, Message
 
 __all__ = [
     "PARTS",
+    "PLANNED",
     "SAMPLE",
     "SEGMENTED",
     "Bucket",
@@ -51,6 +52,9 @@ are inputs beside x."""
 SEGMENTED = 3
 """The version of a manifest that has a graph in segments, so that a device that does not know them says so before it fetches
 any. 2 is the version that nobody reads (the vector ``manifest_of_version_2``)."""
+
+PLANNED = 4
+"""The version of a manifest that has a graph with planned outputs, for the same reason."""
 
 Draws = Literal["walk", "draw", "length"]
 """How a device chooses the rows of a batch (docs/protocol.md, Running a round)."""
@@ -219,10 +223,10 @@ def decode_manifest(data: bytes) -> Manifest:
     """The manifest in ``data``; BundleError if it is malformed, of another version, or inconsistent."""
     try:
         version = msgspec.msgpack.decode(data, type=Message).v
-        if version not in (VERSION, SEGMENTED):
+        if version not in (VERSION, SEGMENTED, PLANNED):
             raise BundleError(
-                f"the manifest has version {version}, this runtime reads {VERSION} and {SEGMENTED}: install a matching "
-                "edgefl",
+                f"the manifest has version {version}, this runtime reads {VERSION}, {SEGMENTED} and {PLANNED}: install a "
+                "matching edgefl",
                 version=version,
             )
         manifest = msgspec.msgpack.decode(data, type=Manifest)
@@ -258,6 +262,12 @@ def _check(manifest: Manifest) -> None:
         if graph.segments and manifest.v != SEGMENTED:
             raise BundleError(
                 f"graph {graph.name!r} has segments in a manifest of version {manifest.v}, which is {SEGMENTED} then; "
+                "export the bundle again",
+                graph=graph.name,
+            )
+        if graph.planned_outputs and manifest.v != PLANNED:
+            raise BundleError(
+                f"graph {graph.name!r} has planned outputs in a manifest of version {manifest.v}, which is {PLANNED} then; "
                 "export the bundle again",
                 graph=graph.name,
             )

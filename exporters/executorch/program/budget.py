@@ -11,7 +11,7 @@ from exporters.memory.budget import Form, Measures
 from exporters.memory.recompute import Budget
 
 
-def within(captured: Captured, budget: Budget) -> tuple[Artifact, int]:
+def within(captured: Captured, budget: Budget, *, planned_outputs: bool = False) -> tuple[Artifact, int]:
     """The cheapest program that plans at most ``budget`` bytes over the idle process, and that budget in bytes.
 
     A relative budget is a share of what the program plans as it is, ExecuTorch itself apart. What is cheap is computed
@@ -23,7 +23,7 @@ def within(captured: Captured, budget: Budget) -> tuple[Artifact, int]:
 
     def planned(form: Form) -> int:
         if not last or last[0][0] is not form[0]:  # to write a program takes seconds
-            last[:] = [(form[0], to_executorch(form[0]))]
+            last[:] = [(form[0], to_executorch(form[0], planned_outputs=planned_outputs))]
         return last[0][1].planned_bytes
 
     count = _bytes(budget, planned((captured,)))

@@ -54,13 +54,15 @@ def emit(
     outputs: Iterable[str],
     *,
     reserve: bool = True,
+    planned_outputs: bool = False,
 ) -> Program:
     """``steps`` as a program. The names of the ports go along; the runtime goes by their order.
 
     ``reserve``: the first delegate asks for all the workspace that any of them needs, so that it never grows.
+    ``planned_outputs``: outputs have a place in the arena, from when they are made to the end, else the caller's memory.
     """
     names = schema.ContainerMetadata("\n".join(inputs), "\n".join(outputs))
-    return _Writer(module, steps, names, reserve).write()
+    return _Writer(module, steps, names, reserve, planned_outputs).write()
 
 
 def slot_of(node: fx.Node) -> Slot:
@@ -82,6 +84,7 @@ class _Writer:
     steps: Sequence[Step]
     names: schema.ContainerMetadata
     reserve: bool
+    planned_outputs: bool = False
     values: list[schema.EValue] = field(default_factory=list)
     _numbers: dict[object, int] = field(default_factory=dict)
     _tensors: dict[fx.Node | Slot, int] = field(default_factory=dict)
@@ -134,7 +137,9 @@ class _Writer:
             segments=[],
             constant_segment=schema.SubsegmentOffsets(0, []),
         )
-        model = bytes(serialize_pte_binary(PTEFile(program), extract_delegate_segments=True))
+        # Delegates stay within the program: segments of their own are freed once they are set up, by every loader but the
+        # one that reads from memory, and XNNPACK goes on to read constants where they lie.
+        model = bytes(serialize_pte_binary(PTEFile(program), extract_delegate_segments=False))
         return Program(model, arena, workspace, self._delegated, instructions)
 
     # values
@@ -184,8 +189,8 @@ class _Writer:
             self._aliases[node] = slot_of(base)
 
     def _is_outside(self, slot: Slot) -> bool:
-        """Whether the caller gives the memory: of inputs and of outputs."""
-        return slot[0].op == "placeholder" or slot in self._left
+        """Whether the caller gives the memory: of inputs, and of outputs that are not planned."""
+        return slot[0].op == "placeholder" or (slot in self._left and not self.planned_outputs)
 
     def _constant(self, value: Tensor) -> int:
         data = value.detach().contiguous().numpy().tobytes()
@@ -201,13 +206,14 @@ class _Writer:
 
     def _made(self, slot: Slot, turn: int, size: int) -> None:
         if not self._is_outside(slot):
-            self._spans[slot] = Span(size, turn, turn)
+            # An output is read by the caller, after the last step.
+            self._spans[slot] = Span(size, turn, len(self.steps) if slot in self._left else turn)
 
     def _read(self, node: fx.Node, turn: int) -> int:
         slot = slot_of(base_of(node))
         if slot in self._spans:
             span = self._spans[slot]
-            self._spans[slot] = Span(span.size, span.first, turn)
+            self._spans[slot] = Span(span.size, span.first, max(span.last, turn))
         return self._tensor(node)
 
     def _place(self) -> int:

@@ -4,6 +4,9 @@ The program is written directly, not by ``executorch.exir``, which would trace t
 of execution, our regions for XNNPACK (:mod:`.partition`, :mod:`exporters.executorch.xnnpack`), our arena
 (:mod:`exporters.executorch.xnnpack.arena`). It has one method, ``forward``; inputs and outputs are those of the captured
 function, in order, in memory that the caller gives. Equal functions give equal bytes.
+
+A runtime's interface that only loads and executes, such as ExecuTorch's own for Android, has no way to give memory for
+outputs. For it they are planned: they lie in the arena, and the caller copies them out after each call.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 
-from edgefl.contract.tensors import TensorSpec
+from edgefl.contract.tensors import TensorSpec, role_of
 from exporters.artifact import Artifact
 from exporters.capture.trace import Captured
 from exporters.capture.unsupported import check_floats
@@ -30,11 +33,12 @@ VALUE_BYTES = 1500
 """What XNNPACK keeps about each value of a delegate and the node that makes it."""
 
 
-def to_executorch(captured: Captured, *, lean: bool = True) -> Artifact:
+def to_executorch(captured: Captured, *, lean: bool = True, planned_outputs: bool = False) -> Artifact:
     """``captured`` as a program of ExecuTorch 1.5. Raises ExportError naming the op, the module and the source line
     of an op without a kernel.
 
     Not ``lean``: everything is kept from forward to backward pass and the workspace grows as it may, to compare with.
+    ``planned_outputs``: outputs lie in the program's own arena.
     """
     check_floats(captured)
     module = lowered(captured)
@@ -42,16 +46,37 @@ def to_executorch(captured: Captured, *, lean: bool = True) -> Artifact:
         recomputed(module, end_of_forward(captured, module))
     steps = steps_of(module)
     check(captured, module, steps)
-    program = emit(module, steps, captured.inputs, captured.outputs, reserve=lean)
-    written = in_place(captured, module, steps)
+    program = emit(
+        module, steps, captured.inputs, captured.outputs, reserve=lean, planned_outputs=planned_outputs
+    )
+    written = rewritten_state(captured) if planned_outputs else in_place(captured, module, steps)
     nodes = program_nodes(captured, module.graph, program.instructions)
-    return Artifact(program.model, planned_bytes(captured, program, written), written, nodes)
+    return Artifact(
+        program.model,
+        planned_bytes(captured, program, written),
+        written,
+        nodes,
+        planned_outputs=planned_outputs,
+    )
+
+
+def rewritten_state(captured: Captured) -> tuple[str, ...]:
+    """State that is read and left in one form: a caller who copies outputs after the call may copy it over the old one."""
+    return tuple(
+        name
+        for name, spec in captured.outputs.items()
+        if role_of(name) == "state" and name in captured.inputs and _same_form(spec, captured.inputs[name])
+    )
+
+
+def _same_form(one: TensorSpec, other: TensorSpec) -> bool:
+    return (one.shape, one.dtype) == (other.shape, other.dtype)
 
 
 def planned_bytes(captured: Captured, program: Program, written: Collection[str]) -> int:
     """Bytes over the idle process that one call needs: its program, its arena, XNNPACK's workspace, inputs and outputs.
 
-    State that is not written in place has two arrays.
+    State that is not written in place has two arrays; an output that is planned and no state has its place and a copy.
     """
     inputs = sum(_bytes(spec) for spec in captured.inputs.values())
     outputs = sum(_bytes(spec) for name, spec in captured.outputs.items() if name not in written)
