@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from edgefl.wire.bundle.profiles import BundleProfile
 
 _TIMEOUT_S = 300.0
+_BROKER = "localhost:1883"
 
 _HELP = """
 Measure bundles on this machine, graph by graph, without torch: time, memory, energy, and the ops that cost most.
@@ -41,6 +42,10 @@ Examples:
 
   edgefl profile federation.toml --engine executorch
 
+  edgefl profile bundles/weak.efl --device-command edgefl-agent --record here.json      (this machine by two agents)
+
+  edgefl profile --import here.json --import pixel.json      (recorded ones side by side)
+
   edgefl profile --fleet --broker broker.lan --federation demo runs/demo      (asks the devices, and shows them side by side)
 """
 
@@ -51,11 +56,11 @@ def register(app: typer.Typer) -> None:
 
 def profile(
     bundles: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             metavar="BUNDLE...", help="bundles or a folder of them, a federation file (.toml), or a model"
         ),
-    ],
+    ] = None,
     engine: Annotated[Engine | None, typer.Option(help="default: the one that runs the bundle")] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="samples a step; fixed in a bundle")] = None,
     repeat: Annotated[int, typer.Option(min=1, help="counted calls of each graph")] = 20,
@@ -70,13 +75,31 @@ def profile(
     fleet: Annotated[
         bool, typer.Option("--fleet", help="ask the devices of a federation, not this machine")
     ] = False,
-    broker: Broker = "localhost:1883",
+    device_command: Annotated[
+        str,
+        typer.Option(
+            metavar="CMD", help="profile through this agent too, which takes the options of `edgefl device`"
+        ),
+    ] = "",
+    record: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="write what was measured, for --import elsewhere")
+    ] = None,
+    imported: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--import", metavar="FILE", help="show recorded profiles beside the others; may be repeated"
+        ),
+    ] = None,
+    broker: Broker = _BROKER,
     federation: Annotated[str, typer.Option(help="with --fleet: name of the federation")] = "demo",
     device: Annotated[
-        list[str] | None, typer.Option(help="with --fleet: only this device, waited for; may be repeated")
+        list[str] | None,
+        typer.Option(
+            help="with --fleet: only this device, waited for, may be repeated; else what the measured one is called"
+        ),
     ] = None,
     timeout: Annotated[
-        float, typer.Option(min=1, max=86_400, help="with --fleet: seconds to wait")
+        float, typer.Option(min=1, max=86_400, help="with --fleet or --device-command: seconds to wait")
     ] = _TIMEOUT_S,
     sign_key: Annotated[
         Path | None, typer.Option(help="with --fleet: file with the key that signs the federation's bundles")
@@ -87,12 +110,19 @@ def profile(
     password_file: PasswordFile = "",
     insecure_password: InsecurePassword = False,
 ) -> None:
+    from edgefl.cli.models.profile_beside import BesideOptions, profile_beside
     from edgefl.cli.models.profile_fleet import FleetOptions, files_of, profile_fleet, refuse
+    from edgefl.wire.errors import ConfigError
+    from server.profiling.recorded import read_recorded
 
     chosen = _Chosen(batch, engine.value if engine else "", tuple(tier or ()))
-    targets = list(files_of(bundles))
+    targets = list(files_of(bundles or ()))
     _check_places(html, run)
+    others = tuple(report for path in imported or () for report in read_recorded(path))
+    if not targets and (fleet or device_command or not others):
+        raise ConfigError("name a bundle, a federation file or a model to profile")
     if fleet:
+        refuse({"--device-command": bool(device_command)}, fleet=True)
         refuse({"--threads": threads != 1, "--samples": samples != 0, "--run": run is not None}, fleet=True)
         options = FleetOptions(
             broker=address(
@@ -105,9 +135,31 @@ def profile(
             sign_key=sign_key,
             html=html,
             as_json=as_json,
+            record=record,
+            imported=others,
         )
         wanted = _wanted(targets, replace(chosen, main_only=True))
         profile_fleet([bundle.contents for bundle in wanted], options)
+        return
+    if device_command or record or others:
+        refuse({"--run": run is not None, "--sign-key": sign_key is not None}, fleet=False, beside=True)
+        places = (ca_file, cert_file, key_file, password_file)
+        named = broker != _BROKER or any(places)
+        beside = BesideOptions(
+            command=device_command,
+            device=_single(device),
+            broker=address(broker, *places, insecure_password=insecure_password) if named else None,
+            repeat=repeat,
+            threads=threads,
+            samples=samples,
+            timeout_s=timeout,
+            html=html,
+            as_json=as_json,
+            record=record,
+            imported=others,
+        )
+        with _ended_tidily():
+            profile_beside(list(_wanted(targets, replace(chosen, main_only=True))) if targets else [], beside)
         return
     fleet_only = {"--device": bool(device), "--sign-key": sign_key is not None, "--ca-file": bool(ca_file)}
     fleet_only |= {"--cert-file": bool(cert_file or key_file), "--password-file": bool(password_file)}
@@ -140,6 +192,17 @@ def profile(
         title = f"Profile of {', '.join(dict.fromkeys(each.model for each in profiles))}"
         write_text(html, page(title, profiles, accuracy))
         errors.print(f"page: {html}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _single(devices: list[str] | None) -> str:
+    """What the device that measures is called, which is one."""
+    from edgefl.wire.errors import ConfigError
+
+    if devices and len(devices) > 1:
+        raise ConfigError(
+            f"one device measures, and --device names {len(devices)}: name one, or ask several by --fleet"
+        )
+    return devices[0] if devices else ""
 
 
 def _check_places(html: Path | None, run: Path | None) -> None:

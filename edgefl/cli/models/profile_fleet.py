@@ -35,6 +35,8 @@ class FleetOptions:
     sign_key: Path | None = None
     html: Path | None = None
     as_json: bool = False
+    record: Path | None = None
+    imported: tuple[DeviceReport, ...] = ()
 
 
 def files_of(targets: Sequence[str]) -> Iterator[str]:
@@ -50,9 +52,15 @@ def files_of(targets: Sequence[str]) -> Iterator[str]:
         yield from map(str, bundles)
 
 
-def refuse(given: Mapping[str, bool], *, fleet: bool) -> None:
-    """ConfigError for an option that was given and means nothing to a fleet, or without one."""
-    if wrong := [name for name, there in given.items() if there]:
+def refuse(given: Mapping[str, bool], *, fleet: bool, beside: bool = False) -> None:
+    """ConfigError for an option that was given and means nothing to a fleet, or without one, or beside recorded profiles."""
+    wrong = [name for name, there in given.items() if there]
+    if wrong and beside:
+        raise ConfigError(
+            f"{wrong[0]} does not go with --device-command, --record or --import: leave it out",
+            option=wrong[0],
+        )
+    if wrong:
         raise ConfigError(
             f"{wrong[0]} is for this machine, and with --fleet the devices measure: leave it out"
             if fleet
@@ -66,16 +74,30 @@ def profile_fleet(bundles: Sequence[Bundle], options: FleetOptions) -> None:
 
     ConfigError for options that cannot be used, BrokerError without a broker, ParticipationError if no device answers.
     """
+    from server.profiling.recorded import merged, record
+
     report = _asked(bundles, options)
-    if options.as_json:
-        print_json(report)
-    else:
-        _print(report)
-    if options.html and report.answered:
-        _write_page(report, options.html)
-        errors.print(f"page: {options.html}", markup=False, highlight=False, soft_wrap=True)
+    if options.record and report.answered:
+        record(options.record, report.devices)
+    show(
+        merged(report, options.imported),
+        f"federation {report.federation}",
+        html=options.html,
+        as_json=options.as_json,
+    )
     if not report.answered:
         raise ParticipationError(_nobody(report, options))
+
+
+def show(report: FleetReport, of: str, *, html: Path | None, as_json: bool) -> None:
+    """Devices side by side, for people or as JSON, and on a page. ``of``: what they are the devices of."""
+    if as_json:
+        print_json(report)
+    else:
+        _print(report, of)
+    if html and report.answered:
+        _write_page(report, of, html)
+        errors.print(f"page: {html}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _asked(bundles: Sequence[Bundle], options: FleetOptions) -> FleetReport:
@@ -103,7 +125,7 @@ def _asked(bundles: Sequence[Bundle], options: FleetOptions) -> FleetReport:
         repeat=options.repeat,
         timeout_s=options.timeout_s,
     )
-    with _shown() as tell:
+    with shown() as tell:
         profiler = FleetProfiler(
             options.broker,
             wanted,
@@ -116,7 +138,7 @@ def _asked(bundles: Sequence[Bundle], options: FleetOptions) -> FleetReport:
 
 
 @contextmanager
-def _shown() -> Iterator[Callable[[FleetReport], None]]:
+def shown() -> Iterator[Callable[[FleetReport], None]]:
     """A table of the devices that changes; lines where there is no terminal."""
     from rich.live import Live
 
@@ -139,13 +161,11 @@ def _progress(report: FleetReport) -> Any:
     return table_of(_answered(report), listed, f"and {more} more" if more else "")
 
 
-def _print(report: FleetReport) -> None:
+def _print(report: FleetReport, of: str) -> None:
     from edgefl.analysis.profiles import rows
 
     if report.answered:
-        print_table(
-            f"Federation {report.federation}: a training step", [_times(row) for row in report.answered]
-        )
+        print_table(f"{of[:1].upper()}{of[1:]}: a training step", [_times(row) for row in report.answered])
         print_table("Memory, loading, energy", [_means(row) for row in report.answered])
     if report.silent:
         print_table("No profile", [_reason(row) for row in report.silent])
@@ -197,13 +217,13 @@ def _reason(row: DeviceReport) -> dict[str, str]:
     return {"device": row.device, "tier": row.tier or "-", "state": state, "why": row.text}
 
 
-def _write_page(report: FleetReport, path: Path) -> None:
+def _write_page(report: FleetReport, of: str, path: Path) -> None:
     from edgefl.analysis.profiles.page import page
 
     named = [(f"{row.device} ({row.tier})", row.profile) for row in report.answered]
     profiles: list[BundleProfile] = [profile for _, profile in named if profile is not None]
     notes = [f"{row.device}: no profile, {row.state} {row.reason}: {row.text}" for row in report.silent]
-    title = f"Profile of federation {report.federation}"
+    title = f"Profile of {of}"
     written = page(title, profiles, names=[name for name, _ in named], notes=notes)
     write_text(path, written)
 

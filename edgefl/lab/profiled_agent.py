@@ -1,0 +1,182 @@
+"""A profile through any agent: its command is started beside a broker of its own, asked over it, and ended.
+
+::
+
+    report = profiled(["edgefl-agent"], bundle, Through(device="pixel-7", folder=folder))
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from edgefl.lab.ports import free_port
+from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.bundle.signatures import Signer
+from edgefl.wire.errors import BrokerError, ConfigError
+from edgefl.wire.mqtt.address import Address
+from server.broker import mosquitto_command
+from server.profiling.fleet import FleetProfiler, Wanted
+from server.profiling.rows import DeviceReport, FleetReport, by_tier
+
+_HOST = "127.0.0.1"
+_BROKER_S = 20.0
+_END_S = 5.0
+_SETTLE_S = 0.5
+"""After the end of the agent: its last words may still be on the way."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Through:
+    """``device``: what the agent is called. ``data``: local samples that an agent needs to start, which no profile reads.
+    ``folder``: for its store and its log. ``broker``: an address in place of a broker of its own."""
+
+    device: str
+    data: Path
+    folder: Path
+    broker: Address | None = None
+    repeat: int = 20
+    timeout_s: float = 300.0
+
+
+def profiled(
+    command: Sequence[str],
+    bundle: Bundle,
+    how: Through,
+    *,
+    tell: Callable[[FleetReport], None] = lambda _: None,
+    stopping: Callable[[FleetProfiler], None] = lambda _: None,
+) -> DeviceReport:
+    """What the agent of ``command`` answers; where it does not, its report says why.
+
+    The options of `edgefl device` are appended: --id, --broker, --federation, --data, --store, --engine and --server-key,
+    of a key that is made for this. ``stopping`` gets the profiler, whose ``stop`` ends this early. ConfigError if there is no such
+    command, BrokerError without a broker.
+    """
+    federation = f"profile-{secrets.token_hex(4)}"
+    wanted = Wanted(
+        federation=federation,
+        offered=by_tier([bundle]),
+        devices=frozenset({how.device}),
+        repeat=how.repeat,
+        timeout_s=how.timeout_s,
+    )
+    with _broker(how) as address:
+        signer = Signer(how.folder / "key")
+        options = ["--id", how.device, "--broker", str(address), "--federation", federation]
+        options += ["--data", str(how.data), "--store", str(how.folder / "store")]
+        options += ["--engine", bundle.manifest.format, "--server-key", signer.public_key]
+        options += [word for name, path in _files(address).items() if path for word in (name, path)]
+        with _agent([*command, *options], how.folder / "agent.log", address.password) as process:
+            profiler = FleetProfiler(address, wanted, signer=signer, tell=tell)
+            stopping(profiler)
+            threading.Thread(target=_watch, args=(process, profiler), daemon=True).start()
+            report = profiler.run().devices[0]
+            return report if report.profile else _explained(report, process, how.folder / "agent.log")
+
+
+def _files(address: Address) -> dict[str, str]:
+    return {"--ca-file": address.ca_file, "--cert-file": address.cert_file, "--key-file": address.key_file}
+
+
+def _watch(process: subprocess.Popen[bytes], profiler: FleetProfiler) -> None:
+    """Nobody answers any more once the agent has ended."""
+    process.wait()
+    time.sleep(_SETTLE_S)
+    profiler.stop()
+
+
+def _explained(report: DeviceReport, process: subprocess.Popen[bytes], log: Path) -> DeviceReport:
+    """``report`` with what became of the agent, where that is why it did not answer."""
+    code, last = process.poll(), _last_line(log)
+    said = f", and its last words were: {last}" if last else ", and it wrote nothing"
+    if code is not None:
+        text = f"the command ended with exit code {code} before it answered{said}"
+        return msgspec.structs.replace(report, state="offline", reason="ended", text=text)
+    if report.state in ("unknown", "silent"):
+        text = f"the command runs, and no agent {report.device!r} came to the broker or answered it{said}"
+        return msgspec.structs.replace(report, state="silent", text=text)
+    return report
+
+
+def _last_line(log: Path) -> str:
+    with log.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
+        lines = file.read().decode(errors="replace").strip().splitlines()
+    return "".join(letter for letter in (lines[-1] if lines else "") if letter.isprintable())[:300]
+
+
+@contextlib.contextmanager
+def _agent(command: Sequence[str], log: Path, password: str) -> Iterator[subprocess.Popen[bytes]]:
+    """The agent's process, which is the head of a group: all of it ends with the block."""
+    environment = os.environ | ({"EDGEFL_BROKER_PASSWORD": password} if password else {})
+    with log.open("wb") as output:
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=environment,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise ConfigError(
+                f"cannot start {command[0]!r} ({error.strerror or error}): name a command that takes the options of `edgefl "
+                "device` by --device-command",
+                command=command[0],
+            ) from error
+    try:
+        yield process
+    finally:
+        _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_END_S)
+            if number == signal.SIGKILL:
+                return
+
+
+@contextlib.contextmanager
+def _broker(how: Through) -> Iterator[Address]:
+    """The broker that was named, or one of its own on this machine: Mosquitto where it is installed."""
+    if how.broker is not None:
+        yield how.broker
+        return
+    port = free_port(_HOST)
+    command = [sys.executable, "-m", "edgefl", "broker", "--port", str(port), "--host", _HOST]
+    with contextlib.suppress(BrokerError):  # it is not installed
+        command = mosquitto_command(port, how.folder, _HOST)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        _wait_for(port, process)
+        yield Address(_HOST, port)
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + _BROKER_S
+    while process.poll() is None and time.monotonic() < deadline:
+        with contextlib.suppress(OSError), socket.create_connection((_HOST, port), 0.2):
+            return
+        time.sleep(0.05)
+    raise BrokerError(f"no broker could be started on port {port}: name one that runs by --broker")
