@@ -62,8 +62,8 @@ def profiled(
     """What the agent of ``command`` answers; where it does not, its report says why.
 
     The options of `edgefl device` are appended: --id, --broker, --federation, --data, --store, --engine and --server-key,
-    of a key that is made for this. ``stopping`` gets the profiler, whose ``stop`` ends this early. ConfigError if there is no such
-    command, BrokerError without a broker.
+    of a key that is made for this. ``stopping`` gets the profiler, whose ``stop`` ends this early. ConfigError if there is
+    no such command, BrokerError without a broker.
     """
     federation = f"profile-{secrets.token_hex(4)}"
     wanted = Wanted(

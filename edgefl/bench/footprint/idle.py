@@ -45,9 +45,10 @@ class Idle:
     idle_anonymous_bytes: int
 
 
-def edgefl_clients(python: str, engine: str, repeat: int) -> Iterator[Idle]:
-    """``edgefl device`` against a real broker, which has its hello; its subscriptions went out before."""
-    with tempfile.TemporaryDirectory(prefix="edgefl-bench-") as name, _broker() as port:
+def agents(command: Sequence[str], engine: str, repeat: int) -> Iterator[Idle]:
+    """An agent that takes the options of `edgefl device`, against a real broker, which has its hello; its subscriptions went
+    out before."""
+    with tempfile.TemporaryDirectory(prefix="edgefl-bench-") as name, broker() as port:
         folder = Path(name)
         generator = np.random.default_rng(0)
         x = generator.standard_normal((SAMPLES, 3, 32, 32), np.float32)
@@ -56,10 +57,18 @@ def edgefl_clients(python: str, engine: str, repeat: int) -> Iterator[Idle]:
         hellos = {f"device-{number}": topics.device(f"device-{number}").hello for number in range(repeat)}
         with _ear(port, list(hellos.values())) as heard:
             for device, hello in hellos.items():
-                command = [python, "-m", "edgefl", "device", "--id", device, "--federation", FEDERATION]
-                command += ["--broker", f"{HOST}:{port}", "--data", str(folder / "data.npz")]
-                command += ["--store", str(folder / device), "--engine", engine]
-                yield _started(command, heard, hello)
+                options = ["--id", device, "--federation", FEDERATION, "--broker", f"{HOST}:{port}"]
+                options += ["--data", str(folder / "data.npz"), "--store", str(folder / device)]
+                yield _started([*command, *options, "--engine", engine], heard, hello)
+
+
+def edgefl_clients(python: str, engine: str, repeat: int) -> Iterator[Idle]:
+    """``edgefl device``, by an interpreter."""
+    return agents(device_command(python), engine, repeat)
+
+
+def device_command(python: str) -> list[str]:
+    return [python, "-m", "edgefl", "device"]
 
 
 def flower_clients(python: str, repeat: int) -> Iterator[Idle]:
@@ -153,7 +162,7 @@ def _until(heard: queue.Queue[str], wanted: str) -> None:
 
 
 @contextlib.contextmanager
-def _broker() -> Iterator[int]:
+def broker() -> Iterator[int]:
     """Mosquitto where it is installed, else the one that edgefl brings."""
     port = free_port(HOST)
     kind = "mosquitto" if shutil.which("mosquitto", path=_SYSTEM_PATH) else "amqtt"

@@ -9,16 +9,21 @@ import json
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from edgefl.bench.footprint import installed as footprint_installed
-from edgefl.bench.footprint.idle import Idle, edgefl_clients, flower_clients
+from edgefl.bench.footprint.cpp import NAME, VARIABLE, find_agent, sizes
+from edgefl.bench.footprint.idle import Idle, agents, device_command, edgefl_clients, flower_clients
+from edgefl.bench.footprint.training import training_peak
 from edgefl.wire.errors import EdgeflError
+
+CPP = "agent-cpp"
 
 DEVICE = (
     "numpy",
@@ -42,6 +47,9 @@ class FootprintRow(msgspec.Struct, frozen=True, kw_only=True):
     ``repeat`` fresh processes. ``installed_bytes``: its packages and all that they require, as they were shipped, and edgefl
     itself; ``bytecode_bytes``: what Python compiled beside them, which `pip install --no-compile` leaves out.
     ``as_pip_installs_bytes``: of the same packages with everything they ask for. ``packages``: name -> [version, bytes].
+    ``training_peak_bytes``: the most resident memory in a round of ResNet-20's weak tier
+    (:mod:`edgefl.bench.footprint.training`). Of the C++ agent, what is installed are its binary and the libraries that it
+    loads beside the system's, without symbols.
     """
 
     what: str
@@ -52,6 +60,7 @@ class FootprintRow(msgspec.Struct, frozen=True, kw_only=True):
     ready_min_s: float | None
     bytecode_bytes: int | None
     as_pip_installs_bytes: int | None
+    training_peak_bytes: int | None = None
     repeat: int
     error: str
     packages: dict[str, tuple[str, int]]
@@ -66,17 +75,19 @@ class Kind:
     packages: tuple[str, ...]
     as_pip_installs: tuple[str, ...] = ()
     ours: bool = True
+    engine: str = ""
 
 
 # A device needs executorch's libraries, and of what the package requires (coremltools, pandas, torchao, ...) nothing.
 _WITHOUT_ONNX = tuple(name for name in DEVICE if name != "onnxruntime")
 KINDS = (
-    Kind("edgefl-onnx", lambda python, repeat: edgefl_clients(python, "onnx", repeat), DEVICE),
+    Kind("edgefl-onnx", lambda python, repeat: edgefl_clients(python, "onnx", repeat), DEVICE, engine="onnx"),
     Kind(
         "edgefl-executorch",
         lambda python, repeat: edgefl_clients(python, "executorch", repeat),
         (*_WITHOUT_ONNX, "executorch!"),
         (*DEVICE, "executorch"),
+        engine="executorch",
     ),
     Kind("flower-torch", flower_clients, ("flwr", "torch"), ours=False),
 )
@@ -94,12 +105,41 @@ def measure(
     for kind in KINDS:
         say(f"{kind.what}: {repeat} processes, one after the other")
         rows.append(_row(kind, python if kind.ours else flower, repeat))
+    if agent := find_agent():
+        say(f"{CPP}: {repeat} processes of {agent}, one after the other")
+        rows.append(_cpp_row(agent, repeat))
+    else:
+        say(f"{CPP} is left out: there is no {NAME}; build it, or name it by {VARIABLE}")
     return rows
+
+
+def _cpp_row(agent: Path, repeat: int) -> FootprintRow:
+    """The C++ agent on ExecuTorch."""
+    problems, runs, peak = [], list[Idle](), None
+    files: Mapping[str, int] = {}
+    try:
+        files = sizes(agent)
+        runs = list(agents([str(agent)], "executorch", repeat))
+        peak = training_peak([str(agent)], "executorch")
+    except EdgeflError as error:
+        problems.append(error.message)
+    return FootprintRow(
+        what=CPP,
+        **_medians(runs),
+        installed_bytes=sum(files.values()) or None,
+        bytecode_bytes=0 if files else None,
+        as_pip_installs_bytes=None,
+        training_peak_bytes=peak,
+        repeat=repeat,
+        error="; ".join(problems),
+        packages={name: ("", count) for name, count in sorted(files.items())},
+    )
 
 
 def _row(kind: Kind, python: str, repeat: int) -> FootprintRow:
     problems = []
     runs: list[Idle] = []
+    peak: int | None = None
     packages: footprint_installed.Found = {}
     whole: footprint_installed.Found = {}
     try:
@@ -113,24 +153,33 @@ def _row(kind: Kind, python: str, repeat: int) -> FootprintRow:
         problems.append(error.message)
     try:
         runs = list(kind.clients(python, repeat)) if python else []
+        peak = training_peak(device_command(python), kind.engine) if kind.engine else None
     except EdgeflError as error:
         problems.append(error.message)
     own = own_bytes() if kind.ours else 0
     return FootprintRow(
         what=kind.what,
-        idle_rss_bytes=_median([run.idle_rss_bytes for run in runs]),
-        idle_anonymous_bytes=_median([run.idle_anonymous_bytes for run in runs]),
-        ready_s=round(statistics.median([run.ready_s for run in runs]), 3) if runs else None,
-        ready_min_s=round(min(run.ready_s for run in runs), 3) if runs else None,
+        **_medians(runs),
         installed_bytes=_sum(packages, "bytes", own),
         bytecode_bytes=_sum(packages, "bytecode_bytes", 0),
         as_pip_installs_bytes=_sum(whole, "bytes", own),
+        training_peak_bytes=peak,
         repeat=repeat,
         error="; ".join(problems),
         packages={
             name: (str(size["version"]), int(str(size["bytes"]))) for name, size in sorted(packages.items())
         },
     )
+
+
+def _medians(runs: Sequence[Idle]) -> dict[str, Any]:
+    """What a row says of its processes."""
+    return {
+        "idle_rss_bytes": _median([run.idle_rss_bytes for run in runs]),
+        "idle_anonymous_bytes": _median([run.idle_anonymous_bytes for run in runs]),
+        "ready_s": round(statistics.median([run.ready_s for run in runs]), 3) if runs else None,
+        "ready_min_s": round(min(run.ready_s for run in runs), 3) if runs else None,
+    }
 
 
 def _median(values: Sequence[int]) -> int | None:

@@ -20,7 +20,10 @@ Real processes on a real broker (Mosquitto where it is installed), one after the
 and waiting, and seconds from the start of the process until the other side has heard of it. Installed is what the
 packages that it runs with take on disk as they were shipped, with all they require. The device of --engine executorch
 needs that package's libraries and nothing that it requires (pip install --no-deps executorch); --json has the size with
-all of it, too, and the bytecode that Python adds.
+all of it, too, and the bytecode that Python adds. Training is the peak of a round of ResNet-20's weak tier.
+
+The C++ agent has a row where there is one: EDGEFL_AGENT_CPP names it, or it lies in build/agents/cpp/bin or in the path. Its
+size is that of the stripped binary and the libraries that it loads.
 
 Examples:
 
@@ -78,6 +81,7 @@ def _columns(row: FootprintRow) -> dict[str, Any]:
         "what": row.what,
         "idle": "-" if row.idle_rss_bytes is None else size(row.idle_rss_bytes),
         "ready s": row.ready_s,
+        "training": "-" if row.training_peak_bytes is None else size(row.training_peak_bytes),
         "installed": "-" if row.installed_bytes is None else size(row.installed_bytes),
         "packages": len(row.packages),
     }
