@@ -1,0 +1,117 @@
+"""org.edgefl.Agent on OpenJDK: an agent in a JVM takes part in rounds with a Python device, over the real broker."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgefl.data.dataset import write_client
+from edgefl.data.datasets import digits
+from tests.agents.cpp.build import build
+from tests.agents.cpp.federations import PYTHON, Device, Trained, train
+from tests.agents.java.build import Classes, compiled
+from tests.conftest import BrokerProcess
+from tests.e2e.runs import PATIENCE_S, TINY
+
+pytestmark = pytest.mark.e2e
+ENGINE, ROWS, ROUNDS = "executorch", 60, 2
+CONFIG = (
+    TINY.replace('name = "e2e"', f'name = "jvm"\nrounds = {ROUNDS}\nseed = 7')
+    + '\n[export]\nformats = ["executorch"]\n[round]\nmin_devices = 2\n[tiers.strong]\n'
+)
+
+
+@pytest.fixture(scope="module")
+def classes(tmp_path_factory: pytest.TempPathFactory) -> Classes:
+    if shutil.which("javac") is None:
+        pytest.skip("javac is not installed (Debian: apt-get install openjdk-17-jdk-headless)")
+    return compiled(build(), tmp_path_factory.mktemp("java"), [Path(__file__).with_name("Device.java")])
+
+
+@dataclass
+class World:
+    """Where devices of a test find their data, and the server's runs are."""
+
+    folder: Path
+    broker: str
+    classes: Classes
+
+    def jvm(self, run: str, name: str, mode: str) -> Device:
+        words = [mode, name, self.broker, "jvm", self.folder / run / name, ENGINE]
+        data = [self.folder / f"{name}.x", self.folder / f"{name}.y"]
+        return Device(self.classes.command("Device", *words, *data), self.folder / run / name)
+
+    def python(self, run: str, name: str) -> Device:
+        folder = self.folder / run / name
+        options = ["--id", name, "--federation", "jvm", "--broker", self.broker, "--engine", ENGINE, "--json"]
+        options += ["--data", str(self.folder / f"{name}.npz"), "--store", str(folder), "--until-done"]
+        return Device([*PYTHON, *options], folder)
+
+    def train(self, run: str, devices: dict[str, Device]) -> Trained:
+        bundles = self.folder / "first" / "out" / "bundles"
+        ready = bundles if bundles.is_dir() else None
+        return train(self.folder / run, self.folder / "federation.toml", self.broker, devices, ready)
+
+
+@pytest.fixture
+def world(tmp_path: Path, mosquitto: BrokerProcess, classes: Classes) -> World:
+    data = digits()
+    (tmp_path / "federation.toml").write_text(CONFIG)
+    for place, name in enumerate(("one", "two")):
+        rows = slice(place * ROWS, (place + 1) * ROWS)
+        x, y = data.train_x[rows], data.train_y[rows].astype(np.int64)
+        write_client(tmp_path / f"{name}.npz", x, y)
+        (tmp_path / f"{name}.x").write_bytes(x.tobytes())
+        (tmp_path / f"{name}.y").write_bytes(y.tobytes())
+    return World(tmp_path, str(mosquitto.address), classes)
+
+
+def test_an_agent_in_a_jvm_takes_the_place_of_a_python_device_bit_by_bit(world: World) -> None:
+    """By a thread of its own, and by steps; a listener that throws and calls from within an event change nothing."""
+    plain = world.train("first", {name: world.python("first", name) for name in ("one", "two")})
+
+    for mode in ("start", "throws", "calls"):
+        jvm = world.jvm(mode, "one", mode)
+        mixed = world.train(mode, {"one": jvm, "two": world.python(mode, "two")})
+
+        assert jvm.code == 0, jvm.errors
+        assert "stopped: true" in jvm.errors
+        assert mixed.weights == plain.weights
+        assert jvm.said().count("accepted") == ROUNDS, jvm.said()
+        if mode == "throws":
+            assert "a listener's own fault" in jvm.errors
+        if mode == "calls":
+            assert jvm.errors.count("refused: only pause and setConstraints") == 3
+
+
+def test_options_that_cannot_be_used_are_exceptions_with_the_remedy(world: World) -> None:
+    jvm = world.jvm("refused", "one", "refused")
+    done = subprocess.run(
+        list(map(str, jvm.command)), capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
+    told = done.stderr.strip().splitlines()
+    assert told[0].startswith("ARGUMENT: options.folder is required")
+    assert told[1].startswith("CONFIG: ") and "no" in told[1]
+    assert told[2].startswith("CONFIG: ") and "device" in told[2]
+    assert told[3].startswith("STORE: ")
+
+
+def test_a_row_that_cannot_be_read_declines_the_round_and_the_agent_lives(world: World) -> None:
+    config = world.folder / "federation.toml"
+    config.write_text(CONFIG.replace("min_devices = 2", "min_devices = 1"))
+    jvm = world.jvm("broken", "one", "broken")
+
+    trained = world.train("broken", {"one": jvm, "two": world.python("broken", "two")})
+
+    assert len(trained.rounds) == ROUNDS
+    assert jvm.code == 0, jvm.errors
+    assert "accepted" not in jvm.said()
+    assert {"declined", "failed"} & set(jvm.said()), jvm.said()
+    assert "the camera roll is locked" in jvm.errors
