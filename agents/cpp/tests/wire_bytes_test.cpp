@@ -131,7 +131,7 @@ TEST_CASE("manifests") {
   CHECK(texts.data.names == std::vector<std::string>{"bad", "good"});
   CHECK(std::get<TextReader>(texts.data.reader).tokenizer.has_value());
   CHECK_THROWS_WITH_AS(decode_manifest(golden("manifest_of_version_2.bin")),
-                       "the manifest has version 2, this runtime reads 1 and 3: install a matching edgefl", BundleError);
+                       "the manifest has version 2, this runtime reads 1, 3 and 4: install a matching edgefl", BundleError);
   CHECK_THROWS_AS(small.graph("nowhere"), BundleError);
 }
 

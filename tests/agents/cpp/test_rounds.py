@@ -75,6 +75,19 @@ def test_a_round_gives_the_same_bytes(tmp_path: Path, case: str, form: str) -> N
         assert_same(place.in_cpp(carry=first.carry), place.in_python(carry=expected.carry))
 
 
+def test_planned_outputs_give_the_bytes_of_those_in_the_callers_memory(tmp_path: Path) -> None:
+    planned = edgefl.compile(target="executorch", outputs="planned", **CASES["noise and codes"])
+    weights, data = random_weights(planned.manifest), random_data(planned.manifest, tmp_path / "data.npz")
+    (tmp_path / "planned").mkdir()
+    place = Place.of(tmp_path / "planned", planned.contents, weights, data)
+
+    found = place.in_cpp()
+
+    assert all(graph.planned_outputs for graph in planned.manifest.graphs)
+    assert_same(found, place.in_python())
+    assert found.update == place_of(tmp_path, "noise and codes", "executorch").in_cpp().update
+
+
 @pytest.mark.parametrize("form", in_turn([()]))
 def test_scalars_and_fewer_rows_are_those_of_the_task(tmp_path: Path, form: str) -> None:
     place = place_of(tmp_path, "plain", form)

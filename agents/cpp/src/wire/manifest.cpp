@@ -10,7 +10,7 @@
 namespace edgefl {
 namespace {
 
-constexpr int64_t kVersion = 1, kSegmented = 3;
+constexpr int64_t kVersion = 1, kSegmented = 3, kPlanned = 4;
 
 Port read_port(const Packable& value) {
   Fields fields(value, "port");
@@ -57,6 +57,7 @@ Graph read_graph(const Packable& value) {
   graph.activations = fields.text("activations", "float32");
   fields.each("variants", [&](const Packable& each) { graph.variants.push_back(read_variant(each)); }, false);
   fields.each("segments", [&](const Packable& each) { graph.segments.push_back(read_segment(each)); }, false);
+  graph.planned_outputs = fields.flag("planned_outputs", false);
   return graph;
 }
 
@@ -252,8 +253,8 @@ Manifest decode_manifest(std::string_view data) {
     Packed packed(data);
     Fields fields(packed.root(), "manifest");
     const int64_t version = fields.integer("v", kVersion);
-    if (version != kVersion && version != kSegmented)
-      throw BundleError("the manifest has version " + std::to_string(version) + ", this runtime reads 1 and 3: install a matching edgefl");
+    if (version != kVersion && version != kSegmented && version != kPlanned)
+      throw BundleError("the manifest has version " + std::to_string(version) + ", this runtime reads 1, 3 and 4: install a matching edgefl");
     manifest = read_manifest(fields);
   } catch (const BundleError&) {
     throw;

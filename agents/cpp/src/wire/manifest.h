@@ -53,6 +53,7 @@ struct Graph {
   std::string activations = "float32";
   std::vector<Variant> variants;  // a device may pass them over
   std::vector<Segment> segments;  // empty: the blob is one artifact
+  bool planned_outputs = false;   // each output lies in memory that the program planned
 
   Ports inputs_of(std::string_view role) const;
   Ports outputs_of(std::string_view role) const;

@@ -172,6 +172,9 @@ void check_manifest(const Manifest& m) {
   check_phases(m);
   for (const Graph& graph : m.graphs) {
     check_graph(graph);
+    if (graph.planned_outputs && (graph.format != "executorch" || !graph.segments.empty()))
+      refuse("graph " + in_quotes(graph.name) + " has planned outputs, which only a program of format executorch has, and none in segments");
+    if (graph.planned_outputs && m.v != 4) refuse("graph " + in_quotes(graph.name) + " has planned outputs in a manifest of version " + std::to_string(m.v) + ", which is 4 then");
     if (!graph.segments.empty() && m.v != 3) refuse("graph " + in_quotes(graph.name) + " has segments in a manifest of version " + std::to_string(m.v) + ", which is 3 then");
   }
   check_data(m);

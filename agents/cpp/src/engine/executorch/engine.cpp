@@ -18,7 +18,7 @@ const std::string kVersion = EDGEFL_EXECUTORCH_VERSION;
 std::string listed(const Port& port) { return std::string(dtype_name(port.dtype)) + " " + shown(port.shape); }
 
 // What a program says of its values where it contradicts the manifest, or cannot be given memory for them.
-void wrong_ports(const char* kind, const Ports& ports, const std::vector<ProgramValue>& values, std::string& wrong) {
+void wrong_ports(const char* kind, const Ports& ports, const std::vector<ProgramValue>& values, bool planned, std::string& wrong) {
   const auto add = [&wrong](const std::string& text) { wrong += (wrong.empty() ? "" : "; ") + text; };
   if (ports.size() != values.size()) {
     add(std::to_string(ports.size()) + " " + kind + " listed, " + std::to_string(values.size()) + " in the program");
@@ -30,8 +30,8 @@ void wrong_ports(const char* kind, const Ports& ports, const std::vector<Program
     if (value.dtype != port.dtype || value.shape != port.shape) {
       const std::string found = value.dtype ? std::string(dtype_name(*value.dtype)) : "another type";
       add(port.name + ": " + listed(port) + " listed, " + found + " " + shown(value.shape) + " in the program");
-    } else if (value.planned) {
-      add(port.name + ": it is in memory that the program planned itself");
+    } else if (value.planned != planned) {
+      add(port.name + ": it is in " + (planned ? "the caller's memory" : "memory that the program planned itself"));
     } else if (value.permuted) {
       add(port.name + ": it is not in row order");
     }
@@ -142,8 +142,8 @@ class ExecuTorchEngine : public Engine {
  private:
   static void check(const Graph& graph, const Program& program) {
     std::string wrong;
-    wrong_ports("inputs", graph.inputs, program.inputs(), wrong);
-    wrong_ports("outputs", graph.outputs, program.outputs(), wrong);
+    wrong_ports("inputs", graph.inputs, program.inputs(), false, wrong);
+    wrong_ports("outputs", graph.outputs, program.outputs(), graph.planned_outputs, wrong);
     if (!wrong.empty()) {
       throw BundleError("graph '" + graph.name + "' and its manifest disagree on " + wrong + ": export the bundle again");
     }

@@ -227,10 +227,22 @@ struct Program::Parts {
       if (error != et::Error::Ok) return error;
     }
     for (size_t at = 0; at < out.size(); ++at) {
+      if (out[at].info.is_memory_planned()) continue;
       const et::Error error = method->set_output_data_ptr(targets[at], out[at].info.nbytes(), at);
       if (error != et::Error::Ok) return error;
     }
-    return method->execute();
+    const et::Error error = method->execute();
+    if (error == et::Error::Ok) copy_planned(targets);
+    return error;
+  }
+
+  // Outputs that lie in the arena go to the caller's memory, which may be that of an input: nobody reads it any more.
+  void copy_planned(void* const* targets) {
+    for (size_t at = 0; at < out.size(); ++at) {
+      const et::TensorInfo& info = out[at].info;
+      if (!info.is_memory_planned() || info.nbytes() == 0) continue;
+      std::memcpy(targets[at], method->get_output(at).toTensor().const_data_ptr(), info.nbytes());
+    }
   }
 };
 
