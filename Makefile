@@ -18,7 +18,7 @@ ifneq ($(strip $(EDGEFL_DATA)),)
 demo test test-all test-slow coverage: export EDGEFL_DATA := $(EDGEFL_DATA)
 endif
 
-.PHONY: setup demo test test-all test-slow coverage lint facts bench wheel docs check clean agents-cpp
+.PHONY: setup demo test test-all test-slow coverage lint facts bench wheel docs check clean agents-cpp agents-java
 
 setup: $(TESTS)
 
@@ -86,6 +86,12 @@ CPP := build/agents/cpp
 agents-cpp: $(TESTS)
 	$(BIN)/cmake -S agents/cpp -B $(CPP) -G Ninja -DEDGEFL_PYTHON=$(abspath $(BIN)/python)
 	$(BIN)/cmake --build $(CPP)
+
+# org.edgefl for Java and Kotlin: its jar and native library in build/agents/java, by javac and jar.
+agents-java: agents-cpp
+	$(BIN)/cmake --install $(CPP) --prefix build/agents/installed
+	$(BIN)/cmake -S agents/java -B build/agents/java -DCMAKE_PREFIX_PATH=$(abspath build/agents/installed)
+	$(BIN)/cmake --build build/agents/java --target agents-java
 
 # The documents as a site in build/site: a dead link is an error. Its tools have an environment of their own.
 # Never --quiet: mkdocs then counts no warnings, and strict mode finds none.

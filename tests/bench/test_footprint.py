@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from edgefl.bench.footprint import cpp
 from edgefl.bench.footprint import rows as footprint
-from edgefl.bench.footprint.idle import Idle, edgefl_clients
+from edgefl.bench.footprint.idle import Idle, device_command, edgefl_clients
+from edgefl.bench.footprint.training import training_peak
 from edgefl.wire.errors import EdgeflError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -77,3 +79,58 @@ def test_a_row_without_its_packages_says_why_and_holds_the_rest() -> None:
 
 def test_our_own_packages_are_small_beside_what_they_need() -> None:
     assert 100_000 < footprint.own_bytes() < 10_000_000
+
+
+# -- the C++ agent ---------------------------------------------------------------------------------------------
+
+
+def test_a_binary_is_counted_with_the_libraries_that_it_loads_and_without_the_systems() -> None:
+    python = Path(sys.executable).resolve()
+
+    found = cpp.sizes(python)
+
+    assert 0 < found[python.name] <= python.stat().st_size
+    assert not {"libc.so.6", "libm.so.6"} & found.keys()
+    assert all(count > 0 for count in found.values())
+
+
+def test_a_binary_that_is_none_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "agent").write_text("no program")
+
+    with pytest.raises(EdgeflError, match="strip"):
+        cpp.sizes(tmp_path / "agent")
+
+
+def test_the_agent_is_the_one_that_is_named_then_the_one_that_was_built_then_that_of_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.delenv(cpp.VARIABLE, raising=False)
+    assert cpp.find_agent() is None
+
+    in_path = _program(tmp_path / "bin" / cpp.NAME)
+    assert cpp.find_agent() == in_path
+
+    built = _program(tmp_path / cpp.BUILT[-1])
+    assert (tmp_path / str(cpp.find_agent())).samefile(built)
+
+    monkeypatch.setenv(cpp.VARIABLE, "/somewhere/agent")
+    assert cpp.find_agent() == Path("/somewhere/agent")
+
+
+def _program(path: Path) -> Path:
+    path.parent.mkdir(parents=True)
+    path.write_text("#!/bin/sh\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.slow
+def test_the_peak_of_an_agent_that_trains_is_above_that_of_one_that_waits(idle: Idle) -> None:
+    assert training_peak(device_command(sys.executable), "onnx") > idle.idle_rss_bytes
+
+
+def test_an_agent_that_ends_at_once_is_an_error_with_its_last_words() -> None:
+    with pytest.raises(EdgeflError, match="the round in which the agent trains did not end"):
+        training_peak([sys.executable, "-c", "raise SystemExit('no such sensor')"], "onnx")

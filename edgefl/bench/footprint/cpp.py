@@ -13,20 +13,24 @@ from pathlib import Path
 from edgefl.wire.errors import EdgeflError
 
 VARIABLE = "EDGEFL_AGENT_CPP"
-BUILT = Path("build/agents/cpp/bin/edgefl-agent")
+BUILT = Path("build/agents/cpp/bin/edgefl-agent"), Path("build/agents/cpp/edgefl-agent")
 NAME = "edgefl-agent"
 _SYSTEM = re.compile(r"^(ld-linux.*|linux-vdso|libc|libm|libdl|libpthread|librt|libgcc_s|libstdc\+\+)\.")
 """What every system has that runs a C++ program at all."""
+_RUNTIME = "libexecutorch.so"
+_OPENED = ("libexecutorch_kernels_optimized.so", "libexecutorch_backend_xnnpack.so")
+"""What the engine opens beside its runtime when it starts: nothing names it in the binary."""
 _LOADED = re.compile(r"^\s*(\S+) => (/\S+) \(", re.MULTILINE)
 
 
 def find_agent() -> Path | None:
-    """The binary that ``EDGEFL_AGENT_CPP`` names, else the one that was built below this folder, else that of the path."""
+    """The binary that ``EDGEFL_AGENT_CPP`` names, else one that was built below this folder, else that of the path."""
     named = os.environ.get(VARIABLE)
     if named:
         return Path(named)
-    if BUILT.exists():
-        return BUILT
+    for path in BUILT:
+        if path.exists():
+            return path
     found = shutil.which(NAME)
     return Path(found) if found else None
 
@@ -35,9 +39,12 @@ def sizes(agent: Path) -> Mapping[str, int]:
     """Bytes of the agent and of each library that it loads beside the system's, without their symbols. EdgeflError where it
     cannot be looked at."""
     found = {agent.name: _stripped(agent)}
-    for name, path in _LOADED.findall(_answer(["ldd", str(agent)])):
+    libraries = {name: Path(path) for name, path in _LOADED.findall(_answer(["ldd", str(agent)]))}
+    if runtime := libraries.get(_RUNTIME):
+        libraries |= {name: runtime.with_name(name) for name in _OPENED if runtime.with_name(name).exists()}
+    for name, path in libraries.items():
         if not _SYSTEM.match(name):
-            found[name] = _stripped(Path(path).resolve())
+            found[name] = _stripped(path.resolve())
     return found
 
 

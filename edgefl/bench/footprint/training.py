@@ -68,7 +68,8 @@ def _federation(engine: str, port: int) -> Federation:
     }
     federation = completed(parse(tables, source="the benchmark"), per_tier=1)
     tier = federation.tiers[TIER].model_copy(update={"engine": engine})
-    return federation.model_copy(update={"tiers": {TIER: tier}})
+    alone = federation.round.model_copy(update={"min_devices": 1})
+    return federation.model_copy(update={"tiers": {TIER: tier}, "round": alone})
 
 
 def _watched(server: subprocess.Popen[bytes], agent: subprocess.Popen[bytes], log: Path) -> int:

@@ -104,8 +104,6 @@ def test_options_that_cannot_be_used_are_exceptions_with_the_remedy(world: World
 
 
 def test_a_row_that_cannot_be_read_declines_the_round_and_the_agent_lives(world: World) -> None:
-    config = world.folder / "federation.toml"
-    config.write_text(CONFIG.replace("min_devices = 2", "min_devices = 1"))
     jvm = world.jvm("broken", "one", "broken")
 
     trained = world.train("broken", {"one": jvm, "two": world.python("broken", "two")})
@@ -113,5 +111,5 @@ def test_a_row_that_cannot_be_read_declines_the_round_and_the_agent_lives(world:
     assert len(trained.rounds) == ROUNDS
     assert jvm.code == 0, jvm.errors
     assert "accepted" not in jvm.said()
-    assert {"declined", "failed"} & set(jvm.said()), jvm.said()
+    assert jvm.said().count("declined") == ROUNDS, jvm.said()
     assert "the camera roll is locked" in jvm.errors
