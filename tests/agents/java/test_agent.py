@@ -75,7 +75,7 @@ def test_an_agent_in_a_jvm_takes_the_place_of_a_python_device_bit_by_bit(world: 
     """By a thread of its own, and by steps; a listener that throws and calls from within an event change nothing."""
     plain = world.train("first", {name: world.python("first", name) for name in ("one", "two")})
 
-    for mode in ("start", "throws", "calls"):
+    for mode in ("start", "within"):
         jvm = world.jvm(mode, "one", mode)
         mixed = world.train(mode, {"one": jvm, "two": world.python(mode, "two")})
 
@@ -83,9 +83,8 @@ def test_an_agent_in_a_jvm_takes_the_place_of_a_python_device_bit_by_bit(world: 
         assert "stopped: true" in jvm.errors
         assert mixed.weights == plain.weights
         assert jvm.said().count("accepted") == ROUNDS, jvm.said()
-        if mode == "throws":
+        if mode == "within":
             assert "a listener's own fault" in jvm.errors
-        if mode == "calls":
             assert jvm.errors.count("refused: only pause and setConstraints") == 3
 
 
