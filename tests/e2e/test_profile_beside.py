@@ -70,6 +70,7 @@ def test_a_recorded_profile_is_shown_without_anything_being_measured(
     assert "pixel-7 (strong)" in (tmp_path / "page.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_recorded_profile_stands_behind_what_is_measured_now(
     recorded: tuple[FleetReport, Path], bundle: Path
 ) -> None:
@@ -87,7 +88,7 @@ def test_a_recorded_profile_stands_behind_what_is_measured_now(
             f"{sys.executable} -c \"raise SystemExit('no such sensor')\"",
             "its last words were: no such sensor",
         ),
-        (f"{AGENT} --threads none", "ended with exit code 2"),
+        pytest.param(f"{AGENT} --threads none", "ended with exit code 2", marks=pytest.mark.slow),
     ],
 )
 def test_a_command_that_ends_is_told_of_with_its_last_words(command: str, told: str, bundle: Path) -> None:
