@@ -133,9 +133,9 @@ void report_exception(JNIEnv* env) {
   const jmethodID ask = current ? env->GetMethodID(thread, "getUncaughtExceptionHandler", "()Ljava/lang/Thread$UncaughtExceptionHandler;") : nullptr;
   const jmethodID tell = ask ? env->GetMethodID(handler, "uncaughtException", "(Ljava/lang/Thread;Ljava/lang/Throwable;)V") : nullptr;
   const jobject here = tell ? env->CallStaticObjectMethod(thread, current) : nullptr;
-  const jobject told = here && !env->ExceptionCheck() ? env->CallObjectMethod(here, ask) : nullptr;
-  if (told != nullptr && !env->ExceptionCheck()) env->CallVoidMethod(told, tell, here, error);
-  env->ExceptionClear();
+  const jobject told = !env->ExceptionCheck() && here != nullptr ? env->CallObjectMethod(here, ask) : nullptr;
+  if (!env->ExceptionCheck() && told != nullptr) env->CallVoidMethod(told, tell, here, error);
+  if (env->ExceptionCheck()) env->ExceptionClear();
 }
 
 void on_event(void* context, const edgefl_event* event) {
@@ -162,7 +162,7 @@ int read_row(void* context, size_t array, uint64_t row, void* into, size_t bytes
   }
   const jobject buffer = env->NewDirectByteBuffer(into, static_cast<jlong>(bytes));
   if (buffer != nullptr) env->CallObjectMethod(buffer, buffer_order, native_order);
-  if (buffer != nullptr && !env->ExceptionCheck()) {
+  if (!env->ExceptionCheck() && buffer != nullptr) {
     env->CallVoidMethod(static_cast<Global*>(context)->object, source_read, static_cast<jint>(array), static_cast<jlong>(row), buffer);
   }
   const bool wrong = buffer == nullptr || env->ExceptionCheck();
@@ -190,7 +190,9 @@ bool find_names(JNIEnv* env) {
   const jclass order = env->FindClass("java/nio/ByteOrder"), buffer = env->FindClass("java/nio/ByteBuffer");
   if (order == nullptr || buffer == nullptr) return false;
   const jmethodID of_machine = env->GetStaticMethodID(order, "nativeOrder", "()Ljava/nio/ByteOrder;");
-  native_order = env->NewGlobalRef(env->CallStaticObjectMethod(order, of_machine));
+  const jobject found = of_machine ? env->CallStaticObjectMethod(order, of_machine) : nullptr;
+  if (env->ExceptionCheck() || found == nullptr) return false;
+  native_order = env->NewGlobalRef(found);
   buffer_order = env->GetMethodID(buffer, "order", "(Ljava/nio/ByteOrder;)Ljava/nio/ByteBuffer;");
   return exception_init && agent_told && source_read && native_order && buffer_order;
 }
