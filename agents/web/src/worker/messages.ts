@@ -104,6 +104,7 @@ export type ToWorker =
 export type EventName =
   | "online"
   | "offline"
+  | "rival"
   | "alone"
   | "left-out"
   | "denied"
@@ -121,6 +122,7 @@ export type EventName =
   | "carry"
   | "store"
   | "limited"
+  | "mirror"
   | "done"
   | "engine"
   | "paused"
@@ -154,10 +156,14 @@ export interface ProgressEvent {
   upBytes: number;
 }
 
-/** The last message of a worker. `error` is empty if the agent ended as it was asked to; else what to tell the person. */
+/**
+ * The last message of a worker. `error` is empty if the agent ended as it was asked to; else what to tell the person, with
+ * the exit code that `edgefl device` has for it.
+ */
 export interface EndedEvent {
   type: "ended";
   error: string;
+  code: number;
 }
 
 export type FromWorker = AgentEvent | ProgressEvent | EndedEvent;
