@@ -7,7 +7,8 @@ const here = import.meta.dirname ?? new URL(".", import.meta.url).pathname;
 const runtime = resolve(here, "node_modules/onnxruntime-web/dist");
 const pages = ["index.html", "bench.html"].filter((name) => existsSync(resolve(here, name)));
 
-/** What onnxruntime loads by itself at run time: `wasm` for all, `asyncify` for WebGPU. */
+let ort = "";
+/** What onnxruntime loads by itself at run time. */
 const RUNTIME_FILES = ["ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm"];
 
 export default defineConfig({
@@ -23,9 +24,12 @@ export default defineConfig({
   plugins: [
     {
       name: "onnxruntime",
+      configResolved(config) {
+        ort = resolve(here, config.build.outDir, "ort");
+      },
       closeBundle() {
-        mkdirSync(resolve(here, "dist/ort"), { recursive: true });
-        for (const file of RUNTIME_FILES) cpSync(resolve(runtime, file), resolve(here, "dist/ort", file));
+        mkdirSync(ort, { recursive: true });
+        for (const file of RUNTIME_FILES) cpSync(resolve(runtime, file), resolve(ort, file));
       },
     },
   ],

@@ -146,7 +146,8 @@ export class Writer {
 
   float(value: number): void {
     this.byte(0xcb);
-    this.view.setFloat64(this.room(8), value);
+    const place = this.room(8);
+    this.view.setFloat64(place, value);
   }
 
   int(value: number | bigint): void {
@@ -182,7 +183,8 @@ export class Writer {
     else if (value <= 0xffffffffn) this.head(Number(value), 0xcc, 0xcd, 0xce);
     else {
       this.byte(0xcf);
-      this.view.setBigUint64(this.room(8), value);
+      const place = this.room(8);
+      this.view.setBigUint64(place, value);
     }
   }
 
@@ -191,16 +193,20 @@ export class Writer {
     if (number >= -32) this.byte(number & 0xff);
     else if (number >= -128) {
       this.byte(0xd0);
-      this.view.setInt8(this.room(1), number);
+      const place = this.room(1);
+      this.view.setInt8(place, number);
     } else if (number >= -32768) {
       this.byte(0xd1);
-      this.view.setInt16(this.room(2), number);
+      const place = this.room(2);
+      this.view.setInt16(place, number);
     } else if (number >= -2147483648) {
       this.byte(0xd2);
-      this.view.setInt32(this.room(4), number);
+      const place = this.room(4);
+      this.view.setInt32(place, number);
     } else {
       this.byte(0xd3);
-      this.view.setBigInt64(this.room(8), value);
+      const place = this.room(8);
+      this.view.setBigInt64(place, value);
     }
   }
 
@@ -210,15 +216,18 @@ export class Writer {
       this.byte(count);
     } else if (count < 65536) {
       this.byte(two);
-      this.view.setUint16(this.room(2), count);
+      const place = this.room(2);
+      this.view.setUint16(place, count);
     } else {
       this.byte(four);
-      this.view.setUint32(this.room(4), count);
+      const place = this.room(4);
+      this.view.setUint32(place, count);
     }
   }
 
   private byte(value: number): void {
-    this.data[this.room(1)] = value;
+    const place = this.room(1); // which may take other memory
+    this.data[place] = value;
   }
 
   private raw(bytes: Uint8Array): void {
