@@ -24,6 +24,7 @@ export default defineConfig({
   plugins: [
     {
       name: "onnxruntime",
+      apply: "build",
       configResolved(config) {
         ort = resolve(here, config.build.outDir, "ort");
       },

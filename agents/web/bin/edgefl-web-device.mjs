@@ -16,7 +16,7 @@ function say(asJson, event) {
 async function main() {
   const options = readOptions(process.argv.slice(2), process.env);
   const server = await serve(options);
-  const browser = await start(options, server.port, server.path);
+  let browser = await start(options, server.port, server.path);
   let leaving = false;
   let end = () => undefined;
   const ended = new Promise((resolve) => (end = resolve));
@@ -24,7 +24,15 @@ async function main() {
     if (message.type === "event") say(options.json, message);
     else if (message.type === "ended") end(message);
   });
-  browser.onExit((code) => end({ error: leaving ? "" : `the browser ended (${code}): is there memory for it?`, code: leaving ? 0 : 1 }));
+  const watch = () =>
+    browser.onExit((code) => browser.stopping || end({ error: leaving ? "" : `the browser ended (${code}): is there memory for it?`, code: leaving ? 0 : 1 }));
+  watch();
+  server.onLost(async () => {
+    if (leaving) return;
+    await browser.stop();
+    browser = await start(options, server.port, server.path);
+    watch();
+  });
   const leave = () => {
     if (leaving) return;
     leaving = true;
@@ -32,6 +40,7 @@ async function main() {
     setTimeout(() => end({ error: "", code: 0 }), GRACE_MS).unref();
   };
   for (const signal of ["SIGTERM", "SIGINT"]) process.on(signal, leave);
+  process.on("SIGUSR2", () => server.send({ type: "reload" })); // as a person may, at any time
   const parent = Number(process.env.EDGEFL_PARENT ?? 0);
   if (parent) setInterval(() => isAlive(parent) || leave(), WATCH_MS).unref();
   const last = await ended;

@@ -1,5 +1,5 @@
 /** The frozen vectors of tests/wire/golden: what every implementation of the protocol must read and write. */
-import { readFileSync } from "node:fs";
+import { existsSync, readFileSync } from "node:fs";
 import { join } from "node:path";
 import { describe, expect, it } from "vitest";
 import { asBytes } from "../src/wire/arrays";
@@ -19,7 +19,8 @@ import { decoded, encoded } from "../src/wire/schema";
 import { dump, load } from "../src/wire/tensors";
 import { Topics } from "../src/wire/topics";
 
-const FOLDER = join(import.meta.dirname, "../../../tests/wire/golden");
+const ROOT = join(import.meta.dirname, "../../..");
+const FOLDER = ["edgefl/conformance/data/golden", "tests/wire/golden"].map((each) => join(ROOT, each)).find((each) => existsSync(each))!;
 const bytes = (name: string): Uint8Array => new Uint8Array(readFileSync(join(FOLDER, `${name}.bin`)));
 const values = JSON.parse(readFileSync(join(FOLDER, "values.json"), "utf8")) as Record<string, unknown>;
 

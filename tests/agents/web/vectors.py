@@ -1,5 +1,6 @@
-"""Vectors of what a device draws and reads, made by the reference: ``python -m tests.agents.web.vectors`` writes them for the
-browser agent's own tests."""
+"""Vectors of what a device draws and reads, made by the reference for the browser agent's own tests.
+
+``python -m tests.agents.web.vectors`` writes them."""
 
 from __future__ import annotations
 
@@ -70,7 +71,8 @@ def vectors() -> dict[str, Any]:
         "draws": [_draws((seed, *rest)) for seed in _SEEDS for rest in ((), (3,), (1 << 20, 9, 2))],
         "batches": _batches(),
         "passes": [
-            {"rows": Pass(10, 4).indices(step).tolist(), "mask": Pass(10, 4).mask(step).tolist()} for step in range(3)
+            {"rows": Pass(10, 4).indices(step).tolist(), "mask": Pass(10, 4).mask(step).tolist()}
+            for step in range(3)
         ],
         "noise": noise(2**62 + 1, 5, 1, (2, 3), "float32").reshape(-1).tolist(),
         "scaled": as_read(samples, spec).reshape(-1).tolist(),

@@ -26,8 +26,10 @@ export async function start(options, port, url) {
   const child = spawn(command, [...flagsOf(folder, port), url], { stdio: ["ignore", "ignore", process.env.EDGEFL_CHROMIUM_LOG ? "inherit" : "ignore"] });
   if (child.pid) writeFileSync(pidFile(options.store), String(child.pid));
   return {
+    stopping: false,
     onExit: (listener) => child.on("exit", (code, signal) => listener(code ?? signal)).on("error", (error) => listener(error.message)),
     async stop() {
+      this.stopping = true;
       child.kill("SIGTERM");
       await until(() => child.exitCode !== null || child.signalCode !== null, END_MS);
       child.kill("SIGKILL");

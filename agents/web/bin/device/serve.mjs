@@ -8,6 +8,7 @@ import { WebSocketServer } from "ws";
 import { bridge } from "./bridge.mjs";
 
 const DIST = process.env.EDGEFL_WEB_DIST ?? fileURLToPath(new URL("../../dist", import.meta.url));
+const LOST_MS = 2000;
 const HOST = "edgefl.localhost";
 const TYPES = { ".js": "text/javascript", ".mjs": "text/javascript", ".wasm": "application/wasm", ".html": "text/html" };
 const HEADERS = { "Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Embedder-Policy": "require-corp", "Cache-Control": "no-cache" };
@@ -19,7 +20,11 @@ const worker = new Worker("/worker.js", { type: "module" });
 const tell = (message) => line.readyState === 1 && line.send(JSON.stringify(message));
 worker.onmessage = (event) => tell(event.data);
 worker.onerror = (event) => tell({ type: "ended", error: "the agent cannot be loaded: " + event.message, code: 1 });
-line.onmessage = (event) => worker.postMessage(JSON.parse(event.data));
+line.onmessage = (event) => {
+  const message = JSON.parse(event.data);
+  if (message.type === "reload") location.reload();
+  else worker.postMessage(message);
+};
 line.onclose = () => worker.postMessage({ type: "stop" });
 </script>`;
 
@@ -28,7 +33,7 @@ export async function serve(options) {
     throw new Error(`the agent is not built (${DIST}): npm ci && npm run build in agents/web`);
   }
   const secret = randomBytes(16).toString("hex");
-  let [told, control, waiting] = [() => undefined, null, []];
+  let [told, lost, control, waiting] = [() => undefined, () => undefined, null, []];
   const server = createServer((request, response) => answer(request, response, secret, options));
   const sockets = new WebSocketServer({ noServer: true, handleProtocols: (offered) => (offered.has("mqtt") ? "mqtt" : false) });
   server.on("upgrade", (request, socket, head) => {
@@ -38,6 +43,10 @@ export async function serve(options) {
       if (pathname === "/mqtt") return bridge(line, options.broker);
       control = line;
       line.on("message", (text) => told(JSON.parse(String(text))));
+      line.on("close", () => {
+        if (control === line) control = null;
+        setTimeout(() => control ?? lost(), LOST_MS).unref();
+      });
       line.send(JSON.stringify({ type: "start", config: configOf(options, secret) }));
       for (const message of waiting.splice(0)) line.send(JSON.stringify(message));
     });
@@ -47,6 +56,8 @@ export async function serve(options) {
     port: server.address().port,
     path: `http://${HOST}/page?secret=${secret}`,
     onMessage: (listener) => (told = listener),
+    /** The page is gone, and does not come back: its process has ended. */
+    onLost: (listener) => (lost = listener),
     send: (message) => (control ? control.send(JSON.stringify(message)) : waiting.push(message)),
   };
 }
