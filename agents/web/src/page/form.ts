@@ -44,7 +44,6 @@ export class JoinForm {
       data: this.checked("data") as Choices["data"],
       memory: Number(this.field("memory").value) * 2 ** 20 || (this.tier()?.memory_bytes ?? 0),
       threads: Number(this.field("threads").value) || 1,
-      webgpu: this.field("webgpu").checked,
       pauseHidden: this.field("hidden").checked,
       joined: true,
     };
@@ -76,8 +75,6 @@ export class JoinForm {
     element("login").hidden = !this.offer.login;
     const classes = this.offer.classes.map((name) => Object.assign(document.createElement("option"), { value: name }));
     element("classes").replaceChildren(...classes);
-    const gpu = this.field("webgpu");
-    gpu.disabled = !("gpu" in navigator);
     this.field("threads").disabled = !globalThis.crossOriginIsolated;
     if (!("webkitdirectory" in HTMLInputElement.prototype)) element("folder").hidden = true;
   }
@@ -144,7 +141,6 @@ export class JoinForm {
     const { choices } = this;
     if (choices === null) return;
     this.field("threads").value = String(choices.threads);
-    this.field("webgpu").checked = choices.webgpu && !this.field("webgpu").disabled;
     this.field("hidden").checked = choices.pauseHidden;
   }
 

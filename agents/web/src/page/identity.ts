@@ -7,7 +7,6 @@ export interface Choices {
   data: "sample" | "photos" | "file";
   memory: number;
   threads: number;
-  webgpu: boolean;
   pauseHidden: boolean;
   /** Whether it joined and did not leave: a page that is loaded again then goes on by itself. */
   joined: boolean;

@@ -53,7 +53,7 @@ class Page {
     const worker = new Worker(new URL("worker.js", document.baseURI), { type: "module" });
     this.worker = worker;
     worker.onmessage = (said: MessageEvent<FromWorker>) => this.take(said.data);
-    worker.onerror = (error) => this.take({ type: "ended", error: error.message || "the agent could not be loaded" });
+    worker.onerror = (error) => this.take({ type: "ended", code: 1, error: error.message || "the agent could not be loaded" });
     const surroundings = await watch((now) => this.post({ type: "surroundings", surroundings: now }));
     this.post({ type: "start", config: this.config(choices, data), surroundings });
   }
@@ -65,7 +65,6 @@ class Page {
       federation: this.offer.federation,
       data: data.kind === "url" ? { kind: "url", url: new URL(data.url, location.href).href } : data,
       tier: choices.tier,
-      engine: choices.webgpu ? "webgpu" : "wasm",
       threads: globalThis.crossOriginIsolated ? choices.threads : 1,
       pauseHidden: choices.pauseHidden,
       ...(choices.memory ? { memory: choices.memory } : {}),
