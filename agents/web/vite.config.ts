@@ -1,18 +1,23 @@
 /** Builds `dist/`: `worker.js` (the agent), `ort/` (onnxruntime's WebAssembly), and the page where there is one. */
 import { cpSync, existsSync, mkdirSync } from "node:fs";
 import { resolve } from "node:path";
-import { defineConfig } from "vite";
+import { defaultClientConditions, defineConfig } from "vite";
 
 const here = import.meta.dirname ?? new URL(".", import.meta.url).pathname;
 const runtime = resolve(here, "node_modules/onnxruntime-web/dist");
 const pages = ["index.html", "bench.html"].filter((name) => existsSync(resolve(here, name)));
 
-let ort = "";
-/** What onnxruntime loads by itself at run time. */
+/** What onnxruntime loads by itself at run time; WebGPU's 27 MB by `vite build --mode webgpu` alone. */
 const RUNTIME_FILES = ["ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm"];
+const WEBGPU_FILES = RUNTIME_FILES.map((file) => file.replace(".", ".asyncify."));
+
+let ort = "";
+let files: string[] = [];
 
 export default defineConfig({
   base: "./",
+  // Else its WebAssembly would be packed in beside that in ort/.
+  resolve: { conditions: ["onnxruntime-web-use-extern-wasm", ...defaultClientConditions] },
   build: {
     target: "es2022",
     modulePreload: false,
@@ -27,10 +32,11 @@ export default defineConfig({
       apply: "build",
       configResolved(config) {
         ort = resolve(here, config.build.outDir, "ort");
+        files = config.mode === "webgpu" ? [...RUNTIME_FILES, ...WEBGPU_FILES] : RUNTIME_FILES;
       },
       closeBundle() {
         mkdirSync(ort, { recursive: true });
-        for (const file of RUNTIME_FILES) cpSync(resolve(runtime, file), resolve(ort, file));
+        for (const file of files) cpSync(resolve(runtime, file), resolve(ort, file));
       },
     },
   ],

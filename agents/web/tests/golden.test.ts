@@ -131,7 +131,7 @@ describe("envelopes", () => {
 
 describe("tensors", () => {
   it.each(["tensors", "tensors_masked", "patch_old", "patch_new"])("%s is written again byte by byte", (name) => {
-    const masks = name === "tensors_masked" ? { even: 20, none: 12, sparse: 1000 } : {};
+    const masks: Record<string, number> = name === "tensors_masked" ? { even: 20, none: 12, sparse: 1000 } : {};
     expect(hex(dump(load(bytes(name)), masks))).toBe(hex(bytes(name)));
   });
 

@@ -6,9 +6,11 @@ import { join } from "node:path";
 const PLACES = ["/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome", "/usr/bin/google-chrome-stable"];
 const END_MS = 3000;
 
-function flagsOf(folder, port) {
+/** EDGEFL_CHROMIUM_FLAGS has more, such as a graphics card that is made up: --use-webgpu-adapter=swiftshader. */
+function flagsOf(folder, port, engine) {
   return [
-    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--no-default-browser-check",
+    "--headless=new", "--no-sandbox", engine === "webgpu" ? "--enable-unsafe-webgpu" : "--disable-gpu",
+    ...(process.env.EDGEFL_CHROMIUM_FLAGS ?? "").split(" ").filter(Boolean), "--disable-quic", "--no-first-run", "--no-default-browser-check",
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-extensions",
     "--disable-default-apps", "--disable-dev-shm-usage", "--disable-background-timer-throttling",
     "--disable-renderer-backgrounding", "--metrics-recording-only", "--mute-audio", "--no-proxy-server",
@@ -23,7 +25,7 @@ export async function start(options, port, url) {
   const folder = join(options.store, "browser");
   mkdirSync(folder, { recursive: true, mode: 0o700 });
   await endEarlier(options.store, folder);
-  const child = spawn(command, [...flagsOf(folder, port), url], { stdio: ["ignore", "ignore", process.env.EDGEFL_CHROMIUM_LOG ? "inherit" : "ignore"] });
+  const child = spawn(command, [...flagsOf(folder, port, options.engine), url], { stdio: ["ignore", "ignore", process.env.EDGEFL_CHROMIUM_LOG ? "inherit" : "ignore"] });
   if (child.pid) writeFileSync(pidFile(options.store), String(child.pid));
   return {
     stopping: false,

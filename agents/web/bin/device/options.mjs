@@ -39,7 +39,7 @@ export function readOptions(words, environment) {
   }
   if (!values.id) throw new UsageError("name this device: --id NAME");
   if (!values.data) throw new UsageError("name its data: --data FILE.npz");
-  if (!["onnx", "wasm", "onnx-web"].includes(values.engine)) {
+  if (!["onnx", "wasm", "webgpu"].includes(values.engine)) {
     throw new UsageError(`a browser runs onnx graphs, not --engine ${values.engine}: leave it out, or use another agent`);
   }
   const data = resolve(values.data);
@@ -48,6 +48,7 @@ export function readOptions(words, environment) {
     id: values.id,
     broker: brokerOf(values.broker ?? environment.EDGEFL_BROKER ?? "localhost:1883"),
     federation: values.federation,
+    engine: values.engine === "webgpu" ? "webgpu" : "wasm",
     data,
     store: resolve(values.store ?? join(homedir(), ".edgefl", values.federation, values.id)),
     serverKeys: values["server-key"] ? values["server-key"].split(",").map((key) => key.trim()) : [],

@@ -63,9 +63,9 @@ export async function serve(options) {
 }
 
 function configOf(options, secret) {
-  const { id, federation, serverKeys, token, tier, memory, threads, limits, untilDone, broker } = options;
+  const { id, federation, engine, serverKeys, token, tier, memory, threads, limits, untilDone, broker } = options;
   return {
-    id, federation, serverKeys, token, tier, memory, threads, limits, untilDone, pauseHidden: false,
+    id, federation, engine, serverKeys, token, tier, memory, threads, limits, untilDone, pauseHidden: false,
     broker: broker.url ?? `ws://${HOST}/mqtt?secret=${secret}`,
     ...(broker.username === undefined ? {} : { username: broker.username, password: broker.password }),
     data: { kind: "url", url: `/data.npz?secret=${secret}` },

@@ -1,10 +1,15 @@
 /** A graph in segments: artifacts that run one after another as if they were one. Pages wait in memory between two. */
+import type { Graph } from "../wire/graphs";
 import type { Arrays } from "../wire/tensors";
 import type { LoadedGraph, Outputs, State } from "./base";
-import type { OnnxGraph } from "./onnx";
+
+/** A segment that is loaded, and its ports. */
+export interface LoadedSegment extends LoadedGraph {
+  readonly graph: Graph;
+}
 
 export class SegmentedGraph implements LoadedGraph {
-  constructor(private readonly parts: readonly OnnxGraph[]) {}
+  constructor(private readonly parts: readonly LoadedSegment[]) {}
 
   /** Every segment reads the state that the run began with. */
   async run(feeds: Arrays, state: State): Promise<Outputs> {

@@ -22,7 +22,10 @@ export type Data =
   /** Photos, each with the name of its class (the folder it lay in). Decoded and sized as the bundle's reader says. */
   | { kind: "photos"; photos: { name: string; label: string; file: Blob }[] };
 
-/** wasm: onnxruntime's WebAssembly kernels. webgpu: those on the graphics card where it is there, op by op, else an error. */
+/**
+ * wasm: onnxruntime's WebAssembly kernels. webgpu: those of the graphics card; ops that it has none for run in WebAssembly,
+ * and an event `engine` says which. An error where the browser has no WebGPU, or the page was built without.
+ */
 export type EngineName = "wasm" | "webgpu";
 
 /** Limits of docs/protocol.md#limits that may be set; what is left out has its default. */

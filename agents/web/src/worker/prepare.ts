@@ -1,5 +1,6 @@
 /** What a page asks for, read and checked. */
 import { OnnxEngine } from "../engine/onnx";
+import { WebGpuEngine } from "../engine/webgpu";
 import { hex } from "../wire/digests";
 import { parseToken } from "../wire/enrolment";
 import { ConfigError } from "../wire/errors";
@@ -12,7 +13,8 @@ const SHARE = 4;
 const MOST_BYTES = 2 * 2 ** 30;
 const UNKNOWN_BYTES = 512 * 2 ** 20;
 
-export function prepare(config: AgentConfig, seen: Surroundings): Prepared {
+/** `tell`: people, of what an engine finds out. */
+export function prepare(config: AgentConfig, seen: Surroundings, tell: (text: string) => void): Prepared {
   if (!/^wss?:\/\//.test(config.broker)) {
     throw new ConfigError(`a browser reaches a broker by ws:// or wss://, not at '${config.broker}'`);
   }
@@ -21,7 +23,9 @@ export function prepare(config: AgentConfig, seen: Surroundings): Prepared {
   const keys = given.length || token === null ? given : [hex(token.server)];
   const limits: Limits = { ...DEFAULT_LIMITS, ...config.limits };
   const assets = new URL(config.assets ?? "./ort/", globalThis.location?.href).href;
-  const engine = new OnnxEngine({ assets, threads: threadsOf(config) });
+  const engine = config.engine === "webgpu"
+    ? new WebGpuEngine(assets, tell)
+    : new OnnxEngine({ assets, threads: threadsOf(config) });
   return { config, limits, memoryBytes: config.memory || memoryOf(), keys, token, engine, seen };
 }
 

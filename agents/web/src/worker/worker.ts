@@ -12,7 +12,7 @@ let stopped = false;
 async function start(config: AgentConfig, seen: Surroundings): Promise<void> {
   let release: (() => void) | null = null;
   try {
-    const prepared = prepare(config, seen);
+    const prepared = prepare(config, seen, (text) => post({ type: "event", event: "engine", text, details: {} }));
     release = await holdDevice(`edgefl:${config.federation}:${config.id}`);
     if (release === null) {
       const text = `another tab runs as ${config.id}: use that one, or close it and load this page again`;
