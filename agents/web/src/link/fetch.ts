@@ -6,6 +6,7 @@ import { BundleError, RoundAborted } from "../wire/errors";
 import type { Limits } from "../wire/limits";
 import { publishBytes, type Topics } from "../wire/topics";
 import { Mailbox } from "./mailbox";
+import type { Mirrors } from "./mirrors";
 import type { Session } from "./session";
 
 /** With what the reason of a failed attempt begins where the broker has not what the round needs. */
@@ -37,6 +38,7 @@ export class Fetcher {
     private readonly store: BlobStore,
     private readonly limits: Limits,
     private readonly aborted: () => boolean,
+    readonly mirrors: Mirrors,
   ) {
     this.arrived = new Mailbox(WINDOWS * limits.fetch_window);
   }
@@ -73,11 +75,19 @@ export class Fetcher {
   async bring(refs: readonly BlobRef[]): Promise<void> {
     for (const ref of refs) checkRef(ref, this.limits.max_blob_bytes);
     const once = [...new Map(refs.map((ref) => [ref.sha256, ref])).values()];
-    const missing: Chunk[] = [];
-    for (const ref of once) missing.push(...(await this.store.missing(ref)).map((index): Chunk => [ref, index]));
-    if (!missing.length) return;
+    if (!(await this.missing(once)).length) return;
     await this.store.makeRoom(once);
+    await this.mirrors.bring(once, this.store, this.aborted);
+    const missing = await this.missing(once);
+    if (!missing.length) return;
+    this.mirrors.checkBroker();
     await this.collect({ waiting: missing, asked: new Map(), bad: new Map(), finished: [] });
+  }
+
+  private async missing(refs: readonly BlobRef[]): Promise<Chunk[]> {
+    const found: Chunk[] = [];
+    for (const ref of refs) found.push(...(await this.store.missing(ref)).map((index): Chunk => [ref, index]));
+    return found;
   }
 
   /** One of those that were brought here; where it has to be fetched again, those `beside` it stay. */

@@ -124,7 +124,7 @@ async function handOver(bench: Bench, job: Job, manifest: Manifest, result: Resu
       down_wire_bytes: received.wire,
       variants: {},
       dropped: {},
-      mirror_bytes: 0,
+      mirror_bytes: bench.fetcher.mirrors.takeReceived(),
     },
     codec: manifest.codec,
     codec_version: manifest.codec_version,

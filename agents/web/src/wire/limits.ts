@@ -4,6 +4,8 @@ export const DEFAULT_LIMITS = {
   fetch_window: 8,
   fetch_timeout_s: 10,
   fetch_retries: 5,
+  mirror_bytes_s: 65_536,
+  mirror_pause_s: 10,
   max_blob_bytes: 2 ** 30,
   max_manifest_bytes: 16 * 2 ** 20,
   upload_window: 16,

@@ -7,6 +7,7 @@ import { conditionsOf, Greeting } from "../link/greeting";
 import { ServerTrust, speakerOf } from "../link/identity";
 import { Listening } from "../link/listening";
 import { pause } from "../link/mailbox";
+import { Mirrors } from "../link/mirrors";
 import { Notices } from "../link/notices";
 import { Outbox, pastOf } from "../link/outbox";
 import { type Event, Session } from "../link/session";
@@ -82,7 +83,7 @@ export class Agent {
     this.trust = new ServerTrust(store, prepared.keys, say);
     this.gate = new Gate(config, prepared.seen, (reason, before) => this.paused(reason ?? before!, reason !== null));
     const blobs = new BlobStore(store, limits.store_bytes);
-    this.fetcher = new Fetcher(this.session, topics, blobs, limits, () => this.desk.isOver());
+    this.fetcher = new Fetcher(this.session, topics, blobs, limits, () => this.desk.isOver(), new Mirrors(limits, (text) => say("mirror", text)));
     this.outbox = new Outbox(
       this.session, topics, store, limits, this.speaker, (outgoing, ack) => this.settled(outgoing, ack), (text) => say("store", text),
     );
@@ -217,6 +218,7 @@ export class Agent {
     else if (topic === this.topics.currentRound) {
       const announced = this.trust.open(Round, topic, payload);
       this.neighbourhood.announced(announced);
+      this.fetcher.mirrors.announced(announced);
       this.desk.announce(announced);
       this.listening.heard(announced);
     } else if (topic === this.topics.tasks) {

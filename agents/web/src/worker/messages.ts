@@ -34,6 +34,8 @@ export type Limits = Partial<{
   fetch_window: number;
   fetch_timeout_s: number;
   fetch_retries: number;
+  mirror_bytes_s: number;
+  mirror_pause_s: number;
   max_blob_bytes: number;
   max_manifest_bytes: number;
   upload_window: number;
