@@ -64,7 +64,7 @@ export async function instantiate(settings: ModuleSettings): Promise<OrtModule> 
     compiled = null;
     throw error;
   });
-  const module = await factory({
+  const start = () => factory({
     numThreads: settings.threads,
     locateFile: (name: string) => `${settings.assets}${name}`,
     instantiateWasm(imports: WebAssembly.Imports, done: (instance: WebAssembly.Instance, code: WebAssembly.Module) => void) {
@@ -72,8 +72,24 @@ export async function instantiate(settings: ModuleSettings): Promise<OrtModule> 
       return {};
     },
   });
+  const module = settings.threads > 1 ? await start() : await withoutWaiting(start);
   check(module, module._OrtInit(settings.threads, FATAL), "onnxruntime cannot be started");
   return module;
+}
+
+/**
+ * An instance waits for messages of its threads for ever, and what is waited for is never given back: of one without
+ * threads, all its memory would stay, round after round. It does not wait where it does not find how to.
+ */
+async function withoutWaiting<T>(work: () => Promise<T>): Promise<T> {
+  const shared = Atomics as { waitAsync?: unknown };
+  const kept = shared.waitAsync;
+  shared.waitAsync = undefined;
+  try {
+    return await work();
+  } finally {
+    shared.waitAsync = kept;
+  }
 }
 
 async function compile(url: string): Promise<WebAssembly.Module> {

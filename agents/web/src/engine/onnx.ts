@@ -90,8 +90,9 @@ export class OnnxEngine implements Engine {
     return this.started?.HEAPU8.byteLength ?? 0;
   }
 
+  /** WebAssembly's memory never shrinks: it goes with the instance, but threads would stay behind one. */
   rest(): void {
-    this.module = this.started = null;
+    if (this.settings.threads === 1) this.module = this.started = null;
   }
 
   private running(): Promise<OrtModule> {
