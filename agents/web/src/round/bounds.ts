@@ -2,7 +2,7 @@
 import type { Job } from "../store/rows";
 import type { BlobRef } from "../wire/blobs";
 import { RoundDeclined } from "../wire/errors";
-import { inputsOf, type Port, portBytes } from "../wire/graphs";
+import { type Graph, inputsOf, type Port, portBytes } from "../wire/graphs";
 import type { Limits } from "../wire/limits";
 import { blobsOf, graphsOfRound, type Manifest, stepsWith } from "../wire/manifest";
 import { lineOf } from "./job";
@@ -31,13 +31,19 @@ export function checkMemory(manifest: Manifest, memoryBytes: number): void {
         throw noMemory(`graph '${graph.name}' ${what} ${mebibytes(needed)} at once, and this device offers ${mebibytes(memoryBytes)}: ${remedy}`);
       }
     }
-    if (graph.planned_bytes > memoryBytes) {
+    const planned = graph.planned_bytes && graph.planned_bytes + pageBytes(graph);
+    if (planned > memoryBytes) {
       throw noMemory(
-        `graph '${graph.name}' of tier '${manifest.tier}' needs ${mebibytes(graph.planned_bytes)}, and this device offers ` +
+        `graph '${graph.name}' of tier '${manifest.tier}' needs ${mebibytes(planned)}, and this device offers ` +
           `${mebibytes(memoryBytes)}: ${remedy}`,
       );
     }
   }
+}
+
+/** Pages stay in memory here, and are counted in `planned_bytes` only while they are read or left. */
+function pageBytes(graph: Graph): number {
+  return sumOf(graph.segments.flatMap((segment) => segment.outputs.filter((port) => port.role === "page")));
 }
 
 /** RoundDeclined if a blob of weights unfolds to more than the graphs of the round could read of it. */
