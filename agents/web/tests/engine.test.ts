@@ -6,7 +6,7 @@ import { instantiate } from "../src/engine/module";
 import { OnnxEngine } from "../src/engine/onnx";
 import { HeldTensor } from "../src/engine/tensor";
 import { BundleError } from "../src/wire/errors";
-import type { Graph } from "../src/wire/graphs";
+import type { Graph } from "../src/wire/bundle/graphs";
 
 const ASSETS = new URL("../node_modules/onnxruntime-web/dist/", import.meta.url).href;
 const settings = { assets: ASSETS, threads: 1 };

@@ -9,7 +9,7 @@ import { hex } from "../src/wire/digests";
 import { Sequence, Speaker, unwrap, verified } from "../src/wire/envelope";
 import { BundleError, ProtocolError } from "../src/wire/errors";
 import { keyPair } from "../src/wire/keys";
-import { decodeManifest } from "../src/wire/manifest";
+import { decodeManifest } from "../src/wire/bundle/manifest";
 import {
   Ack, Decline, Hello, type Kind, Page, Progress, read, Round, Status, Task, Update, UpdateChunk, written,
 } from "../src/wire/messages";

@@ -1,8 +1,8 @@
 /** One sample's label: whole numbers are classes (one, or one per token), floats are answers or targets. */
 import { type Arr, type Dtype, isFloat, sameShape, toFloat32, zeros } from "../wire/arrays";
 import { DataError } from "../wire/errors";
-import { inputsOf, labelOf, type Port } from "../wire/graphs";
-import { graphOf, type Manifest } from "../wire/manifest";
+import { inputsOf, labelOf, type Port } from "../wire/bundle/graphs";
+import { graphOf, type Manifest } from "../wire/bundle/manifest";
 import { checkFinite } from "./checks";
 
 export interface LabelSpec {

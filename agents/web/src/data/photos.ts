@@ -1,7 +1,7 @@
 /** Photos in a folder for each class: turned upright, in grey or RGB, stretched bilinearly to the model's size. */
 import { type Arr, rowsOf, zeros } from "../wire/arrays";
 import { DataError } from "../wire/errors";
-import type { DataSpec } from "../wire/manifest";
+import type { DataSpec } from "../wire/bundle/manifest";
 import { fittedLabels, type LabelSpec } from "./labels";
 import { FittedData, type Local, type Rows } from "./samples";
 

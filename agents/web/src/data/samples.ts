@@ -1,7 +1,7 @@
 /** Local data: checked against the manifest, and the rows of a batch. */
 import { type Arr, type Dtype, isFloat, isWhole, rowsOf, sameShape, toFloat32, zeros } from "../wire/arrays";
 import { DataError } from "../wire/errors";
-import type { DataSpec, Input } from "../wire/manifest";
+import type { DataSpec, Input } from "../wire/bundle/manifest";
 import { checkBelow, checkFinite, checkRange } from "./checks";
 import { classCounts, fittedLabels, type LabelSpec } from "./labels";
 

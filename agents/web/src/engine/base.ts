@@ -1,6 +1,6 @@
 /** What the round runner asks of an engine. State stays inside the engine between calls. */
 import type { Arr } from "../wire/arrays";
-import type { Graph } from "../wire/graphs";
+import type { Graph } from "../wire/bundle/graphs";
 import type { Arrays } from "../wire/tensors";
 
 /** A tensor that an engine holds; opaque to everyone else. */

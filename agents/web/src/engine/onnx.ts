@@ -1,7 +1,7 @@
 /** ONNX graphs in WebAssembly (SIMD). Inputs and outputs have memory that stays; state is written beside the old one. */
 import type { Arr } from "../wire/arrays";
 import { BundleError, EdgeflError, said } from "../wire/errors";
-import { artifactsOf, type Graph, outputsOf, segmentOf } from "../wire/graphs";
+import { artifactsOf, type Graph, outputsOf, segmentOf } from "../wire/bundle/graphs";
 import type { Arrays } from "../wire/tensors";
 import type { Engine, Held, LoadedGraph, Outputs, State } from "./base";
 import { allocate, check, instantiate, lastError, type ModuleSettings, type OrtModule, textIn } from "./module";

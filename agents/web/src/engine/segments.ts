@@ -1,5 +1,5 @@
 /** A graph in segments: artifacts that run one after another as if they were one. Pages wait in memory between two. */
-import type { Graph } from "../wire/graphs";
+import type { Graph } from "../wire/bundle/graphs";
 import type { Arrays } from "../wire/tensors";
 import type { LoadedGraph, Outputs, State } from "./base";
 

@@ -1,6 +1,6 @@
 /** One session of onnxruntime: inputs are found by name, outputs by position. */
 import { BundleError } from "../wire/errors";
-import type { Graph, Port } from "../wire/graphs";
+import type { Graph, Port } from "../wire/bundle/graphs";
 import { allocate, check, type OrtModule } from "./module";
 import { dtypeName, type HeldTensor } from "./tensor";
 

@@ -6,7 +6,7 @@
 import type { InferenceSession, Tensor } from "onnxruntime-web/webgpu";
 import type { Arr, Dtype } from "../wire/arrays";
 import { BundleError, said } from "../wire/errors";
-import { artifactsOf, type Graph, segmentOf } from "../wire/graphs";
+import { artifactsOf, type Graph, segmentOf } from "../wire/bundle/graphs";
 import type { Arrays } from "../wire/tensors";
 import type { Engine, Held, LoadedGraph, Outputs, State } from "./base";
 import { ORT_VERSION } from "./onnx";

@@ -2,9 +2,9 @@
 import type { Job } from "../store/rows";
 import type { BlobRef } from "../wire/blobs";
 import { RoundDeclined } from "../wire/errors";
-import { type Graph, inputsOf, type Port, portBytes } from "../wire/graphs";
+import { type Graph, inputsOf, type Port, portBytes } from "../wire/bundle/graphs";
 import type { Limits } from "../wire/limits";
-import { blobsOf, graphsOfRound, type Manifest, stepsWith } from "../wire/manifest";
+import { blobsOf, graphsOfRound, type Manifest, stepsWith } from "../wire/bundle/manifest";
 import { lineOf } from "./job";
 
 /** What any device is trusted to have: small offers are about a graph's own memory. */

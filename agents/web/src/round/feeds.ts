@@ -3,7 +3,7 @@ import { type Draws, Batches, noise, passed, passMask } from "../data/batches";
 import type { FittedData, Rows } from "../data/samples";
 import { type Arr, type Dtype, sizeOf, zeros } from "../wire/arrays";
 import { BundleError } from "../wire/errors";
-import { type Graph, inputsOf, labelOf, type Port } from "../wire/graphs";
+import { type Graph, inputsOf, labelOf, type Port } from "../wire/bundle/graphs";
 import type { Arrays } from "../wire/tensors";
 import { checkPort } from "./graphs";
 

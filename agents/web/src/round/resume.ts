@@ -3,8 +3,8 @@ import { abandoned, type CarryChoice, choose, foreign, type VoidCarry } from "..
 import type { Job, StoredCarry } from "../store/rows";
 import type { Store } from "../store/store";
 import { BundleError, ProtocolError, RoundDeclined } from "../wire/errors";
-import { inputsOf, labelOf, type Port } from "../wire/graphs";
-import { graphOf, type Manifest } from "../wire/manifest";
+import { inputsOf, labelOf, type Port } from "../wire/bundle/graphs";
+import { graphOf, type Manifest } from "../wire/bundle/manifest";
 import type { Round } from "../wire/messages";
 import { type Arrays, load } from "../wire/tensors";
 import { checkPort } from "./graphs";

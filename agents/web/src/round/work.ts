@@ -9,7 +9,7 @@ import type { Job } from "../store/rows";
 import type { Store } from "../store/store";
 import { ProtocolError, RoundDeclined, StoreError } from "../wire/errors";
 import type { Limits } from "../wire/limits";
-import { decodeManifest, type Manifest, stepsWith } from "../wire/manifest";
+import { decodeManifest, type Manifest, stepsWith } from "../wire/bundle/manifest";
 import { Update, written } from "../wire/messages";
 import { dump } from "../wire/tensors";
 import { checkManifestRef, checkMemory, checkWeights, checkWork } from "./bounds";

@@ -1,10 +1,10 @@
 /** A graph as a manifest tells it: one artifact or several segments, and the ports by which a device calls it. */
-import { bytesOf, isDtype } from "./arrays";
-import { packedBytes } from "./bits";
-import { BlobRef, SHA256 } from "./blobs";
-import { BundleError } from "./errors";
-import { Float, decode } from "./msgpack";
-import { type Codec, either, int, list, nullable, omitted, oneOf, type Read, required, str, struct } from "./schema";
+import { bytesOf, isDtype } from "../arrays";
+import { packedBytes } from "../bits";
+import { BlobRef, SHA256 } from "../blobs";
+import { BundleError } from "../errors";
+import { Float, decode } from "../msgpack";
+import { type Codec, either, int, list, nullable, omitted, oneOf, type Read, required, str, struct } from "../schema";
 
 export const ROLES = [
   "weights", "state", "carry", "batch", "data", "noise", "hyper", "update", "metric", "record", "page",

@@ -1,8 +1,8 @@
 /** How a device's own files become samples, as a manifest says it. */
-import { BlobRef } from "./blobs";
-import { ProtocolError } from "./errors";
-import type { Value, Writer } from "./msgpack";
-import { bool, type Codec, dict, float, int, list, nullable, omitted, oneOf, type Read, required, str, struct } from "./schema";
+import { BlobRef } from "../blobs";
+import { ProtocolError } from "../errors";
+import type { Value, Writer } from "../msgpack";
+import { bool, type Codec, dict, float, int, list, nullable, omitted, oneOf, type Read, required, str, struct } from "../schema";
 
 const tag = <const K extends string>(kind: K) => ({ kind: required(oneOf(kind)) });
 const floats = () => omitted(list(float), () => []);

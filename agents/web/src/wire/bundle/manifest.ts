@@ -1,12 +1,12 @@
 /** The manifest: what a tier downloads, graph by graph, and how the runtime is to call it. It names no method. */
-import { isDtype } from "./arrays";
-import { BlobRef } from "./blobs";
-import { BundleError, ProtocolError } from "./errors";
+import { isDtype } from "../arrays";
+import { BlobRef } from "../blobs";
+import { BundleError, ProtocolError } from "../errors";
 import { checkGraph, Graph, inputsOf, isPrintable, labelOf } from "./graphs";
-import { VERSION, versionOf } from "./messages";
-import { decode } from "./msgpack";
+import { VERSION, versionOf } from "../messages";
+import { decode } from "../msgpack";
 import { problemOf, Reader } from "./readers";
-import { bool, dict, either, float, int, list, nullable, omitted, oneOf, type Read, required, str, struct } from "./schema";
+import { bool, dict, either, float, int, list, nullable, omitted, oneOf, type Read, required, str, struct } from "../schema";
 
 /** The version of a manifest that has a graph in segments. */
 const SEGMENTED = 3;
