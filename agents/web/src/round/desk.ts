@@ -3,7 +3,7 @@ import type { Outbox } from "../link/outbox";
 import { DECLINED, type Job, type PastRound } from "../store/rows";
 import type { Store } from "../store/store";
 import { takes } from "../wire/announced";
-import type { BlobRef } from "../wire/blobs";
+import { type BlobRef, sameRef } from "../wire/blobs";
 import { DataError, RoundAborted, RoundDeclined, said, StoreError } from "../wire/errors";
 import type { Decline, Round, Task } from "../wire/messages";
 import type { Say } from "../link/surroundings";
@@ -94,7 +94,7 @@ export class RoundDesk {
     if (this.parts.stopping()) return true;
     const { job, announced } = this;
     if (this.reading !== null) {
-      return announced?.state !== "open" || announced.pages?.sha256 !== this.reading.sha256;
+      return announced?.state !== "open" || !sameRef(this.reading, announced.pages);
     }
     if (job === null || announced === null) return false;
     return !isOpen(job, announced) || isReplaced(job, this.task);
@@ -151,7 +151,7 @@ export class RoundDesk {
   /** With all that it offers; null while that is to be read. */
   private whole(announced: Round): Round | null {
     if (announced.pages === null) return announced;
-    if (this.page?.[0].sha256 !== announced.pages.sha256) return null;
+    if (this.page === null || !sameRef(this.page[0], announced.pages)) return null;
     const read = this.page[1];
     return { ...announced, offers: read.offers, units: read.units, live: read.live, pages: null };
   }

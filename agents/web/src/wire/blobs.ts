@@ -1,7 +1,7 @@
 /** Immutable bytes named by their SHA-256, and the chunks that carry them. */
 import { digest, equal, fromHex, hex } from "./digests";
 import { BundleError } from "./errors";
-import { bytes, int, omitted, oneOf, type Read, required, str, struct } from "./schema";
+import { bytes, encoded, int, omitted, oneOf, type Read, required, str, struct } from "./schema";
 
 const DIGEST_BYTES = 32;
 export const SHA256 = /^[0-9a-f]{64}$/;
@@ -27,6 +27,11 @@ export async function accepts(ref: BlobRef, index: number, data: Uint8Array): Pr
   if (index < 0 || index >= count) return false;
   const wanted = count === 1 ? fromHex(ref.sha256) : ref.digests.subarray(index * DIGEST_BYTES, (index + 1) * DIGEST_BYTES);
   return equal(await digest(data), wanted);
+}
+
+/** Whether both describe the same bytes in the same way: a digest alone says nothing of a size that somebody claims. */
+export function sameRef(one: BlobRef, other: BlobRef | null | undefined): boolean {
+  return other != null && equal(encoded(BlobRef, one), encoded(BlobRef, other));
 }
 
 /** BundleError if the reference contradicts itself or exceeds `limit` bytes, also unfolded. */
