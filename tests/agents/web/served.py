@@ -58,12 +58,13 @@ class Answer:
 
 @dataclass
 class WebProcess:
-    """``python -m edgefl.web``, ready when the block begins. ``more``: fields of its settings."""
+    """``python -m edgefl.web``, ready when the block begins. ``more``: fields of its settings; ``page``: the built one."""
 
     folder: Path
     federation: str = FEDERATION
     more: dict[str, Any] = field(default_factory=dict)
     authority: str = ""
+    page: Path | None = None
 
     def __enter__(self) -> WebProcess:
         own = self.folder / "web"
@@ -82,7 +83,7 @@ class WebProcess:
                 **self.more,
             }
         )
-        files = os.environ.get(VARIABLE) or str(page_of_files(self.folder / "page"))
+        files = str(self.page or page_of_files(self.folder / "page"))
         self.process = subprocess.Popen(
             [sys.executable, "-m", "edgefl.web"],
             stdin=subprocess.PIPE,

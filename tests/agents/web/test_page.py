@@ -17,6 +17,7 @@ from edgefl.bench.common.browser import Browser
 from edgefl.lab.ports import free_port
 from edgefl.web import built
 from edgefl.wire.errors import ConfigError
+from tests.agents.web.served import SECRET, WebProcess
 
 EDGEFL = [sys.executable, "-m", "edgefl"]
 ROUNDS = 2
@@ -196,9 +197,7 @@ def test_a_browser_trains_on_photos_and_goes_on_after_it_is_loaded_again(
 
 
 def test_an_address_of_another_run_says_what_to_do(tmp_path: Path, browser: Browser) -> None:
-    from tests.agents.web.served import WebProcess
-
-    with WebProcess(tmp_path) as page:
+    with WebProcess(tmp_path, page=built.built_page()) as page:
         open_page(browser, f"{page.url}/#wrong")
         assert browser.value(STATE) == "refused"
         assert "Scan the code" in browser.value("document.getElementById('problem').textContent")
@@ -208,10 +207,8 @@ def test_an_address_of_another_run_says_what_to_do(tmp_path: Path, browser: Brow
 
 @pytest.mark.parametrize("dark", [False, True])
 def test_the_page_fits_a_phone_and_the_dark(dark: bool, tmp_path: Path, browser: Browser) -> None:
-    from tests.agents.web.served import SECRET, WebProcess
-
     browser.screen(360, 740, dark=dark, phone=True)
-    with WebProcess(tmp_path) as page:
+    with WebProcess(tmp_path, page=built.built_page()) as page:
         open_page(browser, f"{page.url}/#{SECRET}")
         until(browser, f"{STATE} === 'asking'")
         browser.value("for (const each of document.querySelectorAll('details')) each.open = true")

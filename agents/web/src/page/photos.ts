@@ -14,7 +14,8 @@ const STORE = "picked";
 export function fromFolder(files: Iterable<File>): { photos: Photo[]; skipped: number } {
   const photos: Photo[] = [];
   let skipped = 0;
-  for (const file of files) {
+  const sorted = [...files].sort((one, other) => (one.webkitRelativePath < other.webkitRelativePath ? -1 : 1));
+  for (const file of sorted) {
     const parts = file.webkitRelativePath.split("/");
     const label = parts.length >= 3 ? (parts[parts.length - 2] ?? "") : "";
     if (label === "" || !isImage(file)) skipped += 1;
