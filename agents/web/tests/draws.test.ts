@@ -2,6 +2,7 @@
 import { describe, expect, it } from "vitest";
 import { Batches, type Draws, noise, passed, passMask } from "../src/data/batches";
 import { Generator, seedWords } from "../src/data/random";
+import { resized } from "../src/data/resize";
 import { asRead } from "../src/data/samples";
 import vectors from "./vectors.json";
 
@@ -49,5 +50,12 @@ describe("batches", () => {
       shape: [4], dtype: "float32", classes: 2, scale: 1 / 255, shift: -0.4914, below: 0, others: [], names: [], reader: null,
     };
     expect([...(asRead(samples, spec).data as Float32Array)]).toEqual(vectors.scaled);
+  });
+});
+
+describe("images", () => {
+  it.each(vectors.images.map((each) => [each.sizes.join(", "), each] as const))("of %s pixels are stretched as Pillow does", (_, each) => {
+    const [width, height, toWidth, toHeight] = each.sizes as [number, number, number, number];
+    expect([...resized(Uint8Array.from(each.pixels), width, height, toWidth, toHeight)]).toEqual(each.resized);
   });
 });

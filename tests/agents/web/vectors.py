@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from numpy.random import Generator, Philox, SeedSequence
+from PIL import Image
 
 from device_runtime.data.samples import Batches, Pass, as_read, noise
 from edgefl.wire.bundle.manifest import DataSpec
@@ -63,6 +64,28 @@ def _batches() -> list[dict[str, Any]]:
     return cases
 
 
+def _images() -> list[dict[str, Any]]:
+    """Grey images and what Pillow makes of them, larger and smaller."""
+    cases = []
+    for width, height, to_width, to_height in (
+        (7, 5, 3, 2),
+        (6, 4, 9, 10),
+        (40, 30, 8, 8),
+        (8, 8, 8, 3),
+        (5, 3, 1, 1),
+    ):
+        pixels = np.random.default_rng(width).integers(0, 256, (height, width), np.uint8)
+        small = Image.fromarray(pixels).resize((to_width, to_height), Image.Resampling.BILINEAR)
+        cases.append(
+            {
+                "sizes": [width, height, to_width, to_height],
+                "pixels": pixels.reshape(-1).tolist(),
+                "resized": np.asarray(small).reshape(-1).tolist(),
+            }
+        )
+    return cases
+
+
 def vectors() -> dict[str, Any]:
     """What the file holds."""
     spec = DataSpec(shape=(4,), dtype="float32", classes=2, scale=1 / 255, shift=-0.4914)
@@ -75,6 +98,7 @@ def vectors() -> dict[str, Any]:
             for step in range(3)
         ],
         "noise": noise(2**62 + 1, 5, 1, (2, 3), "float32").reshape(-1).tolist(),
+        "images": _images(),
         "scaled": as_read(samples, spec).reshape(-1).tolist(),
     }
 

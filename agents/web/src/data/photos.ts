@@ -3,6 +3,7 @@ import { type Arr, rowsOf, zeros } from "../wire/arrays";
 import { DataError } from "../wire/errors";
 import type { DataSpec } from "../wire/bundle/manifest";
 import { fittedLabels, type LabelSpec } from "./labels";
+import { resized } from "./resize";
 import { FittedData, type Local, type Rows } from "./samples";
 
 export interface Photo {
@@ -13,6 +14,8 @@ export interface Photo {
 
 /** Decoded photos up to so many bytes stay in memory; beyond, each batch decodes its own. */
 const MOST_BYTES = 64 << 20;
+/** Of a photo as it is decoded, so that none takes the memory of the training. */
+const MOST_PIXELS = 2 ** 26;
 
 export class Photos implements Local {
   readonly source = "the photos";
@@ -73,21 +76,33 @@ async function decoded(photo: Photo, channels: number, height: number, width: nu
   } catch (error) {
     throw new DataError(`${photo.name} is no image that can be read: ${String(error)}; take it away, or pick another`);
   }
-  const canvas = new OffscreenCanvas(width, height);
-  const context = canvas.getContext("2d", { willReadFrequently: true })!;
-  context.imageSmoothingQuality = "high";
-  context.drawImage(bitmap, 0, 0, width, height);
-  bitmap.close();
-  const pixels = context.getImageData(0, 0, width, height).data;
-  const plane = height * width;
-  const out = new Uint8Array(channels * plane);
-  for (let at = 0; at < plane; at++) {
-    const [red, green, blue] = [pixels[4 * at]!, pixels[4 * at + 1]!, pixels[4 * at + 2]!];
-    // Pillow's weights of grey.
-    const values = channels === 3 ? [red, green, blue] : [(red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16];
-    values.forEach((value, channel) => {
-      out[channel * plane + at] = white === 255 ? value : Math.floor((value * white + 127) / 255);
-    });
+  const { width: wide, height: high } = bitmap;
+  if (wide * high > MOST_PIXELS) {
+    bitmap.close();
+    throw new DataError(`${photo.name} has ${wide} x ${high} pixels, more than ${MOST_PIXELS}: make it smaller`);
   }
-  return out;
+  const context = new OffscreenCanvas(wide, high).getContext("2d", { willReadFrequently: true })!;
+  context.drawImage(bitmap, 0, 0);
+  bitmap.close();
+  const planes = planesOf(context.getImageData(0, 0, wide, high).data, channels);
+  const size = height * width;
+  const out = new Uint8Array(channels * size);
+  planes.forEach((plane, channel) => out.set(resized(plane, wide, high, width, height), channel * size));
+  return white === 255 ? out : out.map((value) => Math.floor((value * white + 127) / 255));
+}
+
+/** Of pixels of four bytes: red, green and blue, or grey by Pillow's weights. */
+function planesOf(pixels: Uint8ClampedArray, channels: number): Uint8Array[] {
+  const count = pixels.length / 4;
+  const planes = Array.from({ length: channels }, () => new Uint8Array(count));
+  for (let at = 0; at < count; at++) {
+    const [red, green, blue] = [pixels[4 * at]!, pixels[4 * at + 1]!, pixels[4 * at + 2]!];
+    if (channels === 1) planes[0]![at] = (red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16;
+    else {
+      planes[0]![at] = red;
+      planes[1]![at] = green;
+      planes[2]![at] = blue;
+    }
+  }
+  return planes;
 }
