@@ -18,7 +18,17 @@ KIT_S = 1800.0
 def test_the_browsers_device_passes_the_conformance_kit(tmp_path: Path) -> None:
     pytest.importorskip("edgefl.conformance", reason="this release has no conformance kit")
     require_browser()
-    kit = [sys.executable, "-m", "edgefl", "conformance", "run", "--patience", "3", "--out", str(tmp_path / "kit")]
+    kit = [
+        sys.executable,
+        "-m",
+        "edgefl",
+        "conformance",
+        "run",
+        "--patience",
+        "3",
+        "--out",
+        str(tmp_path / "kit"),
+    ]
 
     ran = subprocess.run(
         [*kit, "--", *command_of("web"), "--json"], capture_output=True, text=True, timeout=KIT_S, check=False
