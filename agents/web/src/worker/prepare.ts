@@ -25,14 +25,16 @@ export function prepare(config: AgentConfig, seen: Surroundings, tell: (text: st
   const assets = new URL(config.assets ?? "./ort/", globalThis.location?.href).href;
   const engine = config.engine === "webgpu"
     ? new WebGpuEngine(assets, tell)
-    : new OnnxEngine({ assets, threads: threadsOf(config) });
+    : new OnnxEngine({ assets, threads: threadsOf(config, tell) });
   return { config, limits, memoryBytes: config.memory || memoryOf(), keys, token, engine, seen };
 }
 
 /** Several need memory that threads share, which only a cross-origin isolated page has. */
-function threadsOf(config: AgentConfig): number {
+function threadsOf(config: AgentConfig, tell: (text: string) => void): number {
   const wanted = config.threads ?? 1;
-  return globalThis.crossOriginIsolated ? wanted : 1;
+  if (wanted === 1 || globalThis.crossOriginIsolated) return wanted;
+  tell(`this page is not cross-origin isolated: onnxruntime runs on one thread, not on ${wanted}`);
+  return 1;
 }
 
 /** Bytes that a page may take: browsers end tabs that take more than a part of what there is. */
