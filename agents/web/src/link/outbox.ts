@@ -51,11 +51,13 @@ export class Outbox {
 
   async run(): Promise<void> {
     while (!this.stopping) {
+      let sent = false;
       try {
         const outgoing = this.session.connected ? await this.store.outgoing() : null;
         if (outgoing) {
           this.sending = outgoing.nonce;
           await this.sendUntilSettled(outgoing);
+          sent = true;
           this.trouble = "";
         }
       } catch (error) {
@@ -63,7 +65,7 @@ export class Outbox {
         await pause(1000 * this.limits.retry_pause_s);
       }
       this.sending = "";
-      if (this.stopping || (this.store.hasOutgoing && this.session.connected)) continue;
+      if (this.stopping || sent) continue; // there may be another
       await Promise.race([pause(1000), new Promise<void>((resolve) => (this.wakeUp = resolve))]);
     }
   }
