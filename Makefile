@@ -84,8 +84,8 @@ facts: $(TESTS)
 bench: $(TESTS)
 	$(BIN)/python tools/benchmarks.py
 
-# A source distribution and the wheel from it; what each side installs from the wheel trains with the other.
-wheel: $(TESTS)
+# A source distribution and the wheel from it, the page for browsers in both; what each side installs from the wheel trains with the other.
+wheel: $(TESTS) agents-web
 	rm -rf build/wheel
 	$(BIN)/python -m build --quiet --outdir build/wheel .
 	$(BIN)/python -m tests.rings.wheel files build/wheel

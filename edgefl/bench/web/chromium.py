@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import psutil
@@ -34,7 +34,7 @@ def write_safetensors(folder: Path) -> None:
 class _Files(SimpleHTTPRequestHandler):
     """The built page, and below /job/ what it runs."""
 
-    extensions_map = {
+    extensions_map: ClassVar[dict[str, str]] = {
         **SimpleHTTPRequestHandler.extensions_map,
         ".wasm": "application/wasm",
         ".mjs": "text/javascript",
@@ -43,6 +43,11 @@ class _Files(SimpleHTTPRequestHandler):
     def __init__(self, *args: Any, page: Path, job: Path) -> None:
         self._job = job
         super().__init__(*args, directory=str(page))
+
+    def end_headers(self) -> None:
+        self.send_header("Cross-Origin-Opener-Policy", "same-origin")  # threads ask for both
+        self.send_header("Cross-Origin-Embedder-Policy", "require-corp")
+        super().end_headers()
 
     def translate_path(self, path: str) -> str:
         name = path.removeprefix("/job/")
@@ -72,6 +77,7 @@ class Chromium:
 
     browser: Browser
     url: str
+    threads: int = 1
     times: list[float] = field(default_factory=list)
     cpu_ms: list[float] = field(default_factory=list)
     load_s: float = 0.0
@@ -79,7 +85,7 @@ class Chromium:
 
     def begin(self) -> None:
         """Open the engine, then load the graph."""
-        self.browser.open(f"{self.url}/{_PAGE}")
+        self.browser.open(f"{self.url}/{_PAGE}?threads={self.threads}")
         self.browser.until("globalThis.bench !== undefined")
         self.browser.value("bench.open()")
         self._process = self._renderer()

@@ -1,4 +1,4 @@
-"""One training step in Chromium beside Python's agent, which runs the same graph natively; both on one thread, by turns."""
+"""One training step in Chromium beside Python's agent, which runs the same graph natively on one thread, by turns."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ WARM_UP = 8
 
 class WebRow(msgspec.Struct, frozen=True, kw_only=True):
     """Milliseconds a step, medians and minima, in the browser and natively; ``ratio`` is that of the minima, which other
-    work on the machine changes least. ``cpu_ms`` is processor time, medians of blocks, of all threads of the page's process.
+    work on the machine changes least. ``threads`` are the browser's. ``cpu_ms`` is processor time, medians of blocks, of all
+    threads of the page's process.
 
     Memory is the peak of resident memory over the same process with its engine open and nothing loaded; ``wasm_bytes`` is
     WebAssembly's own part of it. ``load_s``: until the graph can be run.
@@ -39,6 +40,7 @@ class WebRow(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     tier: str
     batch: int
+    threads: int
     ms: float
     native_ms: float
     ms_min: float
@@ -74,9 +76,16 @@ def cases(models: tuple[str, ...], chosen: tuple[str, ...] = ()) -> list[tuple[s
 
 
 def measure(
-    model: str, tier: str, *, batch: int = 32, repeat: int = 5, say: Callable[[str], None] = lambda _: None
+    model: str,
+    tier: str,
+    *,
+    batch: int = 32,
+    threads: int = 1,
+    repeat: int = 5,
+    say: Callable[[str], None] = lambda _: None,
 ) -> WebRow:
-    """Export one tier's step and run it on both sides. ConfigError where the page is not built or there is no Chromium."""
+    """Export one tier's step and run it on both sides, natively on one thread. ConfigError where the page is not built or
+    there is no Chromium."""
     page = built_page()
     submodel = built(model, {}, tier)
     program = programs.build("sgd", Objective.of(submodel), batch=batch, **SGD)
@@ -91,7 +100,7 @@ def measure(
         write_arrays(folder, captured, function, program.start(weights), program.hyper)
         write_safetensors(folder)
         with served(page, folder) as url, worker(folder, 1) as native, Browser() as browser:
-            chromium = Chromium(browser, url)
+            chromium = Chromium(browser, url, threads)
             chromium.begin()
             say(f"{model}, {tier}: warming up")
             slowest = max(min(each.run(WARM_UP, count=False)) for each in (native, chromium))
@@ -104,6 +113,7 @@ def measure(
                 model=model,
                 tier=tier,
                 batch=batch,
+                threads=threads,
                 ms=_median(chromium.times),
                 native_ms=_median(native.times),
                 ms_min=round(min(chromium.times), 3),

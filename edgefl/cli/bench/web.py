@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from edgefl.bench.web.rows import WebRow
 
 _HELP = """
-A training step in headless Chromium (WebAssembly with SIMD, one thread) beside Python's agent, which runs the same graph
+A training step in headless Chromium (WebAssembly with SIMD) beside Python's agent, which runs the same graph
 natively on one thread: time and memory, for each tier of ResNet-20 and the CNN, weak to strong.
 
 Both sides take turns in blocks of equally many steps. It needs Chromium, and the page that `make agents-web` builds.
@@ -21,6 +21,8 @@ Both sides take turns in blocks of equally many steps. It needs Chromium, and th
 Examples:
 
   edgefl bench web --json
+
+  edgefl bench web --threads 2 --json
 
   edgefl bench web --model cnn --tier weak --repeat 3
 """
@@ -37,6 +39,7 @@ def web(
     ] = None,
     tier: Annotated[list[str] | None, typer.Option(help="a tier, may be repeated; default: all")] = None,
     batch: Annotated[int, typer.Option(min=1, help="samples per step")] = 32,
+    threads: Annotated[int, typer.Option(min=1, help="threads of WebAssembly; the native side has one")] = 1,
     repeat: Annotated[int, typer.Option(min=1, help="blocks of steps for each side")] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object: bench, machine, results")] = False,
 ) -> None:
@@ -44,7 +47,7 @@ def web(
 
     rows, failed = measured(
         cases(tuple(model or MODELS), tuple(tier or ())),
-        lambda case, tell: measure(*case, batch=batch, repeat=repeat, say=tell),
+        lambda case, tell: measure(*case, batch=batch, threads=threads, repeat=repeat, say=tell),
         _line,
     )
     report("web", f"a step in Chromium, batch {batch}", rows, _columns, as_json, failed)

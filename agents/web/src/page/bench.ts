@@ -8,7 +8,10 @@ import { load, type Arrays } from "../wire/tensors";
 const BATCHES = 2;
 
 class Bench {
-  private readonly engine = new OnnxEngine({ assets: new URL("ort/", document.baseURI).href, threads: 1 });
+  private readonly engine = new OnnxEngine({
+    assets: new URL("ort/", document.baseURI).href,
+    threads: Number(new URLSearchParams(location.search).get("threads") ?? 1),
+  });
   private graph: Graph | null = null;
   private loaded: LoadedGraph | null = null;
   private state: State = new Map();

@@ -16,9 +16,10 @@ export interface PageState {
   round: number;
   accepted: number;
   progress: ProgressEvent | null;
-  /** Bytes of the rounds before this one. */
+  /** Bytes fetched in the rounds before this one: a round's progress counts its own. What was sent is counted from the start. */
   downBefore: number;
-  upBefore: number;
+  /** Bytes sent since the start. */
+  sent: number;
   /** Mean loss of each report, oldest first: one point a progress event. */
   losses: number[];
   lines: Line[];
@@ -34,7 +35,7 @@ export const START: PageState = {
   accepted: 0,
   progress: null,
   downBefore: 0,
-  upBefore: 0,
+  sent: 0,
   losses: [],
   lines: [],
   error: "",
@@ -81,14 +82,14 @@ function waiting(state: PageState): string {
 }
 
 function begun(state: PageState, round: number): PageState {
-  const { downBytes = 0, upBytes = 0 } = round === state.round ? {} : (state.progress ?? {});
+  const fetched = round === state.round ? 0 : (state.progress?.downBytes ?? 0);
   return {
     ...state,
     phase: "training",
     round,
     progress: round === state.round ? state.progress : null,
-    downBefore: state.downBefore + downBytes,
-    upBefore: state.upBefore + upBytes,
+    downBefore: state.downBefore + fetched,
+    sent: Math.max(state.sent, state.progress?.upBytes ?? 0),
     doing: `Round ${round}: fetching`,
   };
 }

@@ -47,7 +47,7 @@ function tiles(state: PageState): void {
     ["step", "A step", now && now.stepMs > 0 ? milliseconds(now.stepMs) : "–"],
     ["memory", "Memory", now && now.peakBytes > 0 ? bytes(now.peakBytes) : "–"],
     ["down", "Fetched", bytes(state.downBefore + (now?.downBytes ?? 0))],
-    ["up", "Sent", bytes(state.upBefore + (now?.upBytes ?? 0))],
+    ["up", "Sent", bytes(Math.max(state.sent, now?.upBytes ?? 0))],
     ["accepted", "Updates accepted", String(state.accepted)],
   ];
   const list = element("tiles");
