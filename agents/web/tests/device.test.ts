@@ -75,6 +75,28 @@ describe("the store", () => {
     await expect(blobs.makeRoom([one, other])).rejects.toThrow(StoreError);
   });
 
+  it("says what to do where the browser refuses one, or takes nothing more", async () => {
+    const store = await opened();
+    const full = new Proxy(store.db, {
+      get: (db, name) => (name === "transaction" ? () => { throw new DOMException("no room", "QuotaExceededError"); } : Reflect.get(db, name)),
+    });
+    await expect(Object.assign(Object.create(store) as Store, { db: full }).keepJob(job)).rejects.toThrow(/free some space/);
+    const open = indexedDB.open;
+    indexedDB.open = () => { throw new DOMException("denied", "SecurityError"); };
+    try {
+      await expect(opened()).rejects.toThrow(/allow it to keep data/);
+    } finally {
+      indexedDB.open = open;
+    }
+  });
+
+  it("keeps nothing of a write that fails in the middle", async () => {
+    const store = await opened();
+    const unclonable = { ...outgoing("aa"), data: (() => 0) as unknown as Uint8Array };
+    await expect(store.finishJob(unclonable, null, "run/p/weak")).rejects.toThrow(StoreError);
+    expect([store.hasOutgoing, await store.outgoing()]).toEqual([false, null]);
+  });
+
   it("has a record again that was sealed, for its own tag alone", async () => {
     const store = await opened();
     const record = await Record.create(store, 0, [3, 2], "float32", 2, 0);

@@ -86,6 +86,7 @@ export class Store {
   async write(names: Name[], work: (writing: Writing) => void, durable = false): Promise<void> {
     try {
       const writing = this.db.transaction(names, "readwrite", { durability: durable ? "strict" : "relaxed" });
+      writing.done.catch(() => undefined); // where it is aborted below, what is thrown says why
       try {
         work(writing);
       } catch (error) {
@@ -135,8 +136,8 @@ export class Store {
     const row = { name: carryName, nonce: outgoing.nonce, round: outgoing.round };
     let [place, kept]: [number, number] = [0, 0];
     await this.write(["outbox", "carries", "job", "checkpoint"], (writing) => {
-      void writing.objectStore("outbox").add(outgoing).then((key) => (place = key));
-      if (carry) void writing.objectStore("carries").add({ ...row, data: carry }).then((key) => (kept = key));
+      void writing.objectStore("outbox").add(outgoing).then((key) => (place = key), () => undefined);
+      if (carry) void writing.objectStore("carries").add({ ...row, data: carry }).then((key) => (kept = key), () => undefined);
       endJob(writing);
     }, true);
     this.waiting.set(place, without(outgoing));
