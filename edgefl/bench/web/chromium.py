@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import psutil
@@ -34,14 +34,9 @@ def write_safetensors(folder: Path) -> None:
 class _Files(SimpleHTTPRequestHandler):
     """The built page, and below /job/ what it runs."""
 
-    extensions_map: ClassVar[dict[str, str]] = {
-        **SimpleHTTPRequestHandler.extensions_map,
-        ".wasm": "application/wasm",
-        ".mjs": "text/javascript",
-    }
-
     def __init__(self, *args: Any, page: Path, job: Path) -> None:
         self._job = job
+        self.extensions_map = self.extensions_map | {".wasm": "application/wasm", ".mjs": "text/javascript"}
         super().__init__(*args, directory=str(page))
 
     def end_headers(self) -> None:
@@ -117,7 +112,7 @@ class Chromium:
     @property
     def loss(self) -> float:
         """Of one more step."""
-        return float(self.browser.value("bench.metrics().then(found => found['metric.loss'])"))
+        return float(self.browser.value("bench.metrics().then(found => String(found['metric.loss']))"))
 
     def _cpu_s(self) -> float:
         times = self._process.cpu_times()

@@ -65,7 +65,10 @@ class WebRow(msgspec.Struct, frozen=True, kw_only=True):
 def cases(models: tuple[str, ...], chosen: tuple[str, ...] = ()) -> list[tuple[str, str]]:
     """(model, tier) for each of the models' own tiers, or those that are ``chosen``, weak to strong."""
     found = [
-        (model, tier) for model in models for tier in reversed(tiers(model)) if not chosen or tier in chosen
+        (model, tier)
+        for model in models
+        for tier in reversed(list(tiers(model)))
+        if not chosen or tier in chosen
     ]
     if not found:
         raise ConfigError(
