@@ -225,3 +225,21 @@ def brightness(colour: str) -> float:
     """Of ``rgb(r, g, b)``, 0 to 255."""
     values = [float(each) for each in colour.removeprefix("rgb(").removesuffix(")").split(",")]
     return sum(values) / 3
+
+
+@pytest.mark.slow
+def test_a_page_whose_run_is_stopped_says_so_and_goes_on_with_the_next(
+    tmp_path: Path, browser: Browser
+) -> None:
+    with web_run(tmp_path, "--rounds", "400") as run:
+        open_page(browser, run.address)
+        until(browser, f"{STATE} === 'asking'")
+        browser.value("document.querySelector('#join button').click()")
+        until(browser, f"{TILE.format('accepted')} !== '0'")
+        run.stop()
+        until(browser, "document.getElementById('doing').textContent.startsWith('The run is over, or')")
+    port = run.address.split(":")[2].partition("/")[0]
+    accepted = int(browser.value(TILE.format("accepted")))
+    with web_run(tmp_path, "--rounds", "400", "--web", f"127.0.0.1:{port}") as again:
+        assert again.address == run.address, "the secret stays with the run"
+        until(browser, f"parseInt({TILE.format('accepted')}) > {accepted}")

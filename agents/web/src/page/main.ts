@@ -8,6 +8,8 @@ import { Awake, watch } from "./surroundings";
 import { element, problem, show } from "./view";
 
 const secret = secretOf(location.hash);
+/** How long a link is down before it is worth a word. */
+const LOOK_MS = 4000;
 
 class Page {
   private state: PageState = START;
@@ -79,11 +81,21 @@ class Page {
 
   private take(message: FromWorker): void {
     this.state = after(this.state, message, Date.now());
+    if (message.type === "event" && message.event === "offline") setTimeout(() => void this.lookForServer(), LOOK_MS);
     this.awake.want(this.state.phase === "training" || this.state.phase === "waiting");
     if (message.type === "ended") {
       this.worker?.terminate();
       this.worker = null;
     }
+    this.draw();
+  }
+
+  /** Where the link stays down, whether the machine is there at all: a run that is over takes its page's server along. */
+  private async lookForServer(): Promise<void> {
+    if (this.state.link !== "down" || this.state.phase === "done" || this.worker === null) return;
+    const there = await fetch(asked("/api/offer", secret)).then(() => true, () => false);
+    if (there) return;
+    this.state = { ...this.state, phase: "waiting", doing: "The run is over, or its machine is away. This page waits for it." };
     this.draw();
   }
 
