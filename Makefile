@@ -41,6 +41,7 @@ WEB := agents/web
 agents-web: $(WEB)/node_modules/.installed
 	npm --prefix $(WEB) run --silent build
 	rm -rf edgefl/web/static && cp -R $(WEB)/dist edgefl/web/static
+	node $(WEB)/licenses.mjs > edgefl/web/static/LICENSES.txt
 
 $(WEB)/node_modules/.installed: $(WEB)/package-lock.json
 	npm --prefix $(WEB) ci

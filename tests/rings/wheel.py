@@ -31,6 +31,7 @@ WANTED = (
     "device_runtime/engine/executorch/native.cpp",
     "edgefl/data/digits.csv.gz",
     "edgefl/facts/facts.json",
+    "edgefl/web/static/LICENSES.txt",
     "edgefl/web/static/index.html",
     "edgefl/web/static/ort/ort-wasm-simd-threaded.wasm",
     "edgefl/web/static/worker.js",
