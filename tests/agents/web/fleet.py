@@ -124,10 +124,12 @@ class Browser:
     store: Path
     events: list[dict[str, Any]] = field(default_factory=list)
     process: subprocess.Popen[bytes] | None = None
+    reader: threading.Thread | None = None
 
     def start(self) -> None:
         self.process = subprocess.Popen([*command_of("web"), *self.arguments], stdout=subprocess.PIPE)
-        threading.Thread(target=self._read, args=(self.process,), daemon=True).start()
+        self.reader = threading.Thread(target=self._read, args=(self.process,), daemon=True)
+        self.reader.start()
 
     def _read(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
@@ -252,6 +254,7 @@ def train(
                 stack.callback(agent.stop)
         disturb(browser)
         server.join()
-        assert browser.process is not None
+        assert browser.process is not None and browser.reader is not None
         code = browser.process.wait(PATIENCE_S)
+        browser.reader.join(PATIENCE_S)
     return Trained(server.seen_of(RoundClosed), browser.events, code)
