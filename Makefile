@@ -18,7 +18,7 @@ ifneq ($(strip $(EDGEFL_DATA)),)
 demo test test-all test-slow coverage: export EDGEFL_DATA := $(EDGEFL_DATA)
 endif
 
-.PHONY: setup demo test test-all test-slow coverage lint facts bench wheel docs check clean agents-cpp agents-java
+.PHONY: setup demo agents agents-web agents-cpp agents-java test test-all test-slow coverage lint facts bench wheel docs check clean
 
 setup: $(TESTS)
 
@@ -32,6 +32,20 @@ $(TESTS): pyproject.toml tools/environment.py
 
 demo: $(DEMO)
 	$(BIN)/edgefl run --out runs/demo --fresh --download
+
+# Agents in other languages than Python.
+agents: agents-web
+
+# The browser agent and the page on which browsers join, into the package that serves them. Needs Node 20 and npm.
+WEB := agents/web
+agents-web: $(WEB)/node_modules/.installed
+	npm --prefix $(WEB) run --silent build
+	rm -rf edgefl/web/static && cp -R $(WEB)/dist edgefl/web/static
+	node $(WEB)/licenses.mjs > edgefl/web/static/LICENSES.txt
+
+$(WEB)/node_modules/.installed: $(WEB)/package-lock.json
+	npm --prefix $(WEB) ci
+	@touch $@
 
 # One thread for each: torch's own pools would fight over the cores. Whole files go to a worker, the longest first.
 RING := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
@@ -71,8 +85,8 @@ facts: $(TESTS)
 bench: $(TESTS)
 	$(BIN)/python tools/benchmarks.py
 
-# A source distribution and the wheel from it; what each side installs from the wheel trains with the other.
-wheel: $(TESTS)
+# A source distribution and the wheel from it, the page for browsers in both; what each side installs from the wheel trains with the other.
+wheel: $(TESTS) agents-web
 	rm -rf build/wheel
 	$(BIN)/python -m build --quiet --outdir build/wheel .
 	$(BIN)/python -m tests.rings.wheel files build/wheel

@@ -214,20 +214,27 @@ def _matches(levels: list[str], topic: str) -> bool:
     return len(levels) == len(parts) or (len(levels) == len(parts) + 1 and levels[-1] == "#")
 
 
-def run_amqtt(host: str, port: int) -> None:
-    """Serve MQTT on ``host:port`` until interrupted; BrokerError if the port cannot be had."""
+def run_amqtt(host: str, port: int, websocket_port: int = 0) -> None:
+    """Serve MQTT on ``host:port`` until interrupted, and over WebSocket on ``websocket_port`` where that is not 0.
+
+    BrokerError if a port cannot be had.
+    """
     check_private(host)
-    check_port(host, port)
-    for name in ("amqtt", "transitions"):
+    for each in _ports(port, websocket_port):
+        check_port(host, each)
+    for name in ("amqtt", "transitions", "websockets"):
         logging.getLogger(name).setLevel(logging.WARNING)
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_serve(host, port))
+        asyncio.run(_serve(host, port, websocket_port))
 
 
-async def _serve(host: str, port: int) -> None:
+async def _serve(host: str, port: int, websocket_port: int) -> None:
+    listeners = {"default": {"type": "tcp", "bind": f"{host}:{port}"}}
+    if websocket_port:
+        listeners["browsers"] = {"type": "ws", "bind": f"{host}:{websocket_port}"}
     broker = LeanBroker(
         {
-            "listeners": {"default": {"type": "tcp", "bind": f"{host}:{port}"}},
+            "listeners": listeners,
             "plugins": {"amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous": True}},
         }
     )
@@ -243,18 +250,32 @@ async def _serve(host: str, port: int) -> None:
         await broker.shutdown()
 
 
-def mosquitto_command(port: int, folder: Path, host: str = "127.0.0.1") -> list[str]:
-    """The command that runs Mosquitto on ``host:port``, with its configuration in ``folder``.
+def mosquitto_command(port: int, folder: Path, host: str = "127.0.0.1", websocket_port: int = 0) -> list[str]:
+    """The command that runs Mosquitto on ``host:port``, and over WebSocket on ``websocket_port`` where that is not 0, with
+    its configuration in ``folder``.
 
-    BrokerError if it is not installed or the port cannot be had.
+    BrokerError if it is not installed or a port cannot be had.
     """
     program = mosquitto_program()
     check_private(host)
-    check_port(host, port)
-    lines = [f"listener {port} {host}", "allow_anonymous true", *mosquitto_base()]
+    for each in _ports(port, websocket_port):
+        check_port(host, each)
+    lines = ["allow_anonymous true", *mosquitto_base(), f"listener {port} {host}"]
+    if websocket_port:
+        lines += [f"listener {websocket_port} {host}", "protocol websockets"]
     config = folder / "mosquitto.conf"
     write_text(config, "\n".join(lines) + "\n")
     return [program, "-c", str(config)]
+
+
+def _ports(port: int, websocket_port: int) -> list[int]:
+    """Those to listen on; BrokerError where both are one."""
+    if websocket_port and websocket_port == port:
+        raise BrokerError(
+            f"port {port} is asked for twice: MQTT over WebSocket (`websocket_port`) has a port of its own",
+            port=port,
+        )
+    return [port, *([websocket_port] if websocket_port else [])]
 
 
 def mosquitto_program() -> str:

@@ -18,6 +18,7 @@ from edgefl.api.federation import load_federation
 from edgefl.api.serve import SERVER_LOCK
 from edgefl.config import Federation, load
 from edgefl.data.dataset import Dataset
+from edgefl.lab.agents import dealt, with_agents
 from edgefl.lab.lab import Lab, Restarted, Said, discard, refuse_foreign
 from edgefl.lab.written import CONFIG_NAME
 from edgefl.models.user_factory import refuse_while_loading
@@ -172,16 +173,24 @@ class Prepared:
         return run
 
 
-def prepare(federation: Federation | str | Path, out: str | Path, *, fresh: bool = False) -> Prepared:
+def prepare(
+    federation: Federation | str | Path,
+    out: str | Path,
+    *,
+    fresh: bool = False,
+    agents: Mapping[str, int] | None = None,
+) -> Prepared:
     """The folder of a run of ``federation``: its configuration and each device's data, unless devices have their own. What
-    cannot be trained leaves none behind.
+    cannot be trained leaves none behind. ``agents``: how many devices are of each kind, in place of the tiers' counts, as
+    ``{"python": 2, "cpp": 1, "web": 1}``.
 
-    ConfigError if ``out`` holds another run (``fresh`` discards it) or the devices' own data, StoreError if another
-    process trains in it, ModelError where model and tiers do not fit.
+    ConfigError if ``out`` holds another run (``fresh`` discards it) or the devices' own data, or if an agent is not built;
+    StoreError if another process trains in it, ModelError where model and tiers do not fit.
     """
     refuse_while_loading("start a run")
     read = federation if isinstance(federation, Federation) else load_federation(federation)
-    whole = found_from_anywhere(completed(read))
+    counts = agents or {}
+    whole = found_from_anywhere(completed(with_agents(read, counts) if counts else read))
     check_installed(format for tier in whole.tiers for format in whole.formats_of(tier))
     folder = Path(out).resolve()
     dataset = open_data(whole)
@@ -202,7 +211,7 @@ def prepare(federation: Federation | str | Path, out: str | Path, *, fresh: bool
             made_ready.callback(held(folder, SERVER_LOCK, "server").release)
             if fresh:
                 discard(folder)
-            lab = Lab(whole, folder)
+            lab = Lab(whole, folder, agents=dealt(devices, counts))
             lab.prepare(dataset, parts)
     except BaseException:
         lock.release()
@@ -215,6 +224,7 @@ def run(
     out: str | Path = "runs/latest",
     *,
     fresh: bool = False,
+    agents: Mapping[str, int] | None = None,
     watch: Callable[[News], None] = lambda _: None,
 ) -> Run:
     """Train a federation on this machine: a broker, a server and its devices, each a process of its own.
@@ -223,6 +233,7 @@ def run(
         federation: objects (:func:`edgefl.federation`), or their file.
         out: folder for all that the run leaves; one that was stopped goes on where it was.
         fresh: discard what an earlier run left there.
+        agents: how many devices are of each kind, in place of the tiers' counts: ``{"python": 2, "cpp": 2, "web": 2}``.
         watch: is told what happens, in the calling thread; ``print`` shows it. News of the server has a dictionary
             ``event``, such as ``{"event": "roundclosed", "round": 1, "accuracy": 0.4, ...}``.
 
@@ -230,4 +241,4 @@ def run(
         ConfigError: where the federation cannot be used, or ``out`` holds another one's run.
         EdgeflError: if a process cannot go on.
     """
-    return prepare(federation, out, fresh=fresh).train(watch)
+    return prepare(federation, out, fresh=fresh, agents=agents).train(watch)

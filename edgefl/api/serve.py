@@ -83,7 +83,7 @@ class Server:
             spec, device = _composed(read, folder, device, told, workshop)
             self._service = Service(
                 spec,
-                _address(read, broker, ca_file),
+                reached_at(read, broker, ca_file),
                 folder,
                 emit=told,
                 database=database,
@@ -133,8 +133,9 @@ def _composed(
     return compose(federation, open_data(federation), folder, emit=emit, device=device), device
 
 
-def _address(federation: Federation, broker: str | Address, ca_file: str) -> Address:
-    """What ``broker`` says, and the federation's table where it says nothing."""
+def reached_at(federation: Federation, broker: str | Address = "", ca_file: str = "") -> Address:
+    """Where a server of ``federation`` finds its broker: what ``broker`` says, and the table ``[broker]``
+    where it says nothing."""
     table = federation.broker.address()
     given = table
     if isinstance(broker, Address):

@@ -151,5 +151,6 @@ _EXTRAS = {
     **dict.fromkeys(("starlette", "uvicorn", "anyio"), "mirror"),
     "prometheus_client": "dashboard",
     "opentelemetry": "otel",
+    "segno": "web",
 }
 """Which extra brings a module."""

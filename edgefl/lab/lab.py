@@ -17,6 +17,7 @@ import msgspec
 from edgefl.config import Federation, TierTable, load
 from edgefl.config.broker import BrokerTable
 from edgefl.config.text import changes, dump
+from edgefl.lab.agents import PYTHON, WEB, command_of
 from edgefl.lab.faults.injector import Injector
 from edgefl.lab.faults.schedule import Schedule, check_targets
 from edgefl.lab.ports import free_port
@@ -47,6 +48,7 @@ _LEFT_BY_A_RUN = (
         "broker",
         "clocks",
         "orders",
+        "web",
     ),
     *(
         "journal.sqlite*",
@@ -96,15 +98,26 @@ class Lab:
         folder: Path,
         environment: Mapping[str, str] | None = None,
         policies: Mapping[str, Path] | None = None,
+        agents: Mapping[str, str] | None = None,
     ) -> None:
-        """``policies``: files of what the owners of devices allow, by device (`edgefl device --policy`)."""
+        """``policies``: files of what the owners of devices allow, by device (`edgefl device --policy`). ``agents``: kinds
+        of the devices that are not Python's (:mod:`edgefl.lab.agents`); ConfigError for one that is not built."""
         self.federation = federation
         self.folder = folder
         self._policies = policies or {}
+        self._agents = agents or {}
+        self._commands = {kind: command_of(kind) for kind in {PYTHON, *self._agents.values()}}
         self.devices = device_names(federation)
         self._own_data = own_data(federation, self.devices)
         broker = federation.broker
         self._port = broker.port or (1883 if broker.kind == "external" else free_port())
+        self._browsers = [name for name in self.devices if self._agents.get(name) == WEB]
+        if self._browsers and broker.kind == "external" and not broker.path:
+            raise ConfigError(
+                f"browser agents ({', '.join(self._browsers)}) need a broker with WebSocket: give the external one's `path`"
+                ', like path = "/mqtt", or let the run start its own broker'
+            )
+        self._websocket_port = free_port() if self._browsers and broker.kind != "external" else 0
         self.supervisor = Supervisor(folder, environment)
         self._injector: Injector | None = None
         self._happened = 0
@@ -114,12 +127,23 @@ class Lab:
         """Of the broker."""
         return _address(self.federation.broker, self._port)
 
+    @property
+    def _key(self) -> Path:
+        """Beside the stores of the devices that trust it."""
+        return self.folder / "signing.key"
+
+    @property
+    def public_key(self) -> str:
+        """Of the server; its key is made where there is none."""
+        return KeyPair(self._key).public_key
+
     def disturb(self, schedule: Schedule) -> None:
         """Before :meth:`start`: let these faults happen. ConfigError for one of a process that is not there."""
         broker = self.federation.broker
         check_targets(schedule, self.devices, broker=broker.kind != "external")
         address = broker.host, self._port
-        self._injector = Injector(schedule, self.supervisor, self.devices, address, self.folder)
+        elsewhere = dict.fromkeys(self._browsers, self._websocket_port) if self._websocket_port else {}
+        self._injector = Injector(schedule, self.supervisor, self.devices, address, self.folder, elsewhere)
 
     @property
     def faults_happened(self) -> int:
@@ -129,9 +153,12 @@ class Lab:
     def _environment(self, name: str) -> dict[str, str]:
         """Where ``name`` finds the broker; in the environment, because everybody may read the arguments of a process, and
         the folder is passed on."""
+        address = self.address
+        if name in self._browsers and self._websocket_port:
+            address = replace(address, port=self._websocket_port, path="/mqtt")
         if self._injector is None:
-            return {BROKER: self.address.url}
-        disturbed = replace(self.address, host="127.0.0.1", port=self._injector.ports[name])
+            return {BROKER: address.url}
+        disturbed = replace(address, host="127.0.0.1", port=self._injector.ports[name])
         return {BROKER: disturbed.url, **self._injector.environment(name)}
 
     def prepare(self, dataset: Dataset, parts: list[Any]) -> None:
@@ -158,10 +185,11 @@ class Lab:
         broker, name = self.federation.broker, self.federation.federation.name
         if broker.kind != "external":
             arguments = ["--kind", broker.kind, "--host", broker.host, "--port", str(self._port)]
+            if self._websocket_port:
+                arguments += ["--websocket-port", str(self._websocket_port)]
             self.supervisor.start("broker", ["broker", *arguments, "--folder", str(self.folder / "broker")])
         config = str(self.folder / CONFIG_NAME)
-        key = self.folder / "signing.key"  # beside the stores of the devices that trust it
-        public = KeyPair(key).public_key
+        key, public = self._key, self.public_key
         self.supervisor.start(
             "server",
             ["server", "--config", config, "--out", str(self.folder), "--json", "--sign-key", str(key)],
@@ -176,7 +204,8 @@ class Lab:
             arguments += ["--server-key", public, *self._engine(device)]
             if device in self._policies:
                 arguments += ["--policy", str(self._policies[device])]
-            self.supervisor.start(device, ["device", *arguments, *limits], self._environment(device))
+            command = self._commands[self._agents.get(device, PYTHON)]
+            self.supervisor.start_program(device, [*command, *arguments, *limits], self._environment(device))
 
     def data_of(self, device: str) -> Path:
         """What a device trains on: its own in ``data.devices_dir``, or its part of the dataset."""

@@ -62,7 +62,12 @@ class Supervisor:
         self, name: str, arguments: Sequence[str], environment: Mapping[str, str] | None = None
     ) -> None:
         """Start ``python -m edgefl <arguments>`` as ``name``, with more in its ``environment`` than the others have."""
-        command = [sys.executable, "-m", "edgefl", *arguments]
+        self.start_program(name, [sys.executable, "-m", "edgefl", *arguments], environment)
+
+    def start_program(
+        self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None
+    ) -> None:
+        """Start any program likewise."""
         (self._folder / "logs").mkdir(parents=True, exist_ok=True)
         log = self._folder / "logs" / f"{name}.log"
         child = Child(name, command, log, environment=environment or {})

@@ -22,6 +22,8 @@ _SEND_S = 60.0
 """For a client to take one step."""
 _SIZE_S = 15.0
 """For an upstream mirror to say whether it has a blob."""
+_FOR_PAGES = {"Access-Control-Allow-Origin": "*", "Cross-Origin-Resource-Policy": "cross-origin"}
+"""Browsers are devices too, and their page is another origin. There is nothing here that not everybody may have."""
 _RANGE = re.compile(r"bytes=(\d{1,18})-(\d{0,18})")
 
 Open = Callable[[str], Blob | None]
@@ -57,6 +59,7 @@ def application(open_blob: Open) -> Starlette:
 
 def _answer(request: Request, blob: Blob, size: int) -> Response:
     headers = {
+        **_FOR_PAGES,
         "Accept-Ranges": "bytes",
         "Cache-Control": "public, max-age=31536000, immutable",
         "ETag": f'"{request.path_params["name"]}"',
@@ -65,7 +68,7 @@ def _answer(request: Request, blob: Blob, size: int) -> Response:
     part = _part(request.headers.get("range", ""), size)
     if part is None:
         blob.close()
-        return Response(status_code=416, headers={"Content-Range": f"bytes */{size}"})
+        return Response(status_code=416, headers={**_FOR_PAGES, "Content-Range": f"bytes */{size}"})
     first, last, partial = part
     headers["Content-Length"] = str(last - first)
     if partial:
@@ -136,8 +139,8 @@ class _Body(Response):
 
 
 def _missing() -> Response:
-    return Response(status_code=404, headers={"Cache-Control": "no-store"})
+    return Response(status_code=404, headers={**_FOR_PAGES, "Cache-Control": "no-store"})
 
 
 def _busy() -> Response:
-    return Response(status_code=503, headers={"Cache-Control": "no-store", "Retry-After": "10"})
+    return Response(status_code=503, headers={**_FOR_PAGES, "Cache-Control": "no-store", "Retry-After": "10"})

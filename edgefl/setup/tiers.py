@@ -8,7 +8,7 @@ from edgefl.wire.errors import ConfigError
 
 def completed(federation: Federation, per_tier: int = 2) -> Federation:
     """Fill in what one machine implies: the model's own tiers, devices per tier, waiting for all of them."""
-    tiers = dict(federation.tiers) or _preset_tiers(federation.model.name, per_tier)
+    tiers = own_tiers(federation, per_tier)
     by_memory = any(table.memory_bytes for table in tiers.values())
     tiers = {
         name: table if by_memory else table.model_copy(update={"devices": table.devices or (f"{name}-*",)})
@@ -22,6 +22,21 @@ def completed(federation: Federation, per_tier: int = 2) -> Federation:
     if "min_devices" not in federation.round.model_fields_set:
         tables["round"]["min_devices"] = sum(table.count for table in tiers.values())
     return parse(tables, source="the federation")
+
+
+def with_guests(federation: Federation, guests: int) -> Federation:
+    """The federation on one machine, whose first round waits for so many devices from elsewhere too, unless its file
+    says how many it waits for."""
+    if "min_devices" in federation.round.model_fields_set:
+        return completed(federation)
+    whole = completed(federation)
+    wanted = {"min_devices": whole.round.min_devices + guests}
+    return whole.model_copy(update={"round": whole.round.model_copy(update=wanted)})
+
+
+def own_tiers(federation: Federation, per_tier: int = 2) -> dict[str, TierTable]:
+    """Those of the file, or of the model where it names none."""
+    return dict(federation.tiers) or _preset_tiers(federation.model.name, per_tier)
 
 
 def _preset_tiers(model: str, count: int) -> dict[str, TierTable]:

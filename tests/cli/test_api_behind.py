@@ -75,6 +75,7 @@ API = {
     "bench footprint": "edgefl.bench.footprint.rows.measure",
     "bench simulate": "edgefl.bench.simulate.rows.measure",
     "bench models": "edgefl.suite.rows.tried",
+    "bench web": "edgefl.bench.web.rows.measure",
 }
 
 

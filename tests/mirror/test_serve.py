@@ -83,6 +83,14 @@ def test_a_blob_whole_in_parts_and_its_headers_alone(folder: Path) -> None:
             assert client.ask(path, Range=odd)[::2] == (200, DATA), odd
 
 
+def test_a_page_of_another_origin_may_read_what_is_there_and_that_something_is_not(folder: Path) -> None:
+    with serving(folder) as server:
+        client = Client(server.port)
+        for name, expected in ((REF.sha256, 206), ("0" * 64, 404)):
+            status, headers, _ = client.ask(f"/{name}", Range="bytes=0-9", Origin="https://page.example")
+            assert (status, headers["access-control-allow-origin"]) == (expected, "*")
+
+
 def test_nothing_but_blobs_of_the_folder_is_given(folder: Path) -> None:
     secret, linked, pipe, sub = "aa" * 32, "bb" * 32, "cc" * 32, "dd" * 32
     (folder.parent / secret).write_bytes(b"secret")

@@ -15,6 +15,7 @@ from tests.rings.record import ROOT, FullRun, load
 
 # What else of the slow ring looks at a room, beside the folder that mirrors it. Longest path first.
 LOOKED_AT_BY = {
+    "agents": ("tests/agents",),
     "edgefl/analysis": ("tests/analysis",),
     "edgefl/bench": ("tests/bench",),
     "edgefl/cli": ("tests/cli",),
@@ -29,6 +30,7 @@ LOOKED_AT_BY = {
     "edgefl/setup": ("tests/e2e",),
     "edgefl/submodels": ("tests/parity", "tests/invariants"),
     "edgefl/system": ("tests/e2e",),
+    "edgefl/web": ("tests/agents",),
     "edgefl/wire": ("tests/e2e",),
     "device_runtime": ("tests/parity", "tests/e2e"),
     "exporters": ("tests/parity", "tests/web"),

@@ -88,10 +88,11 @@ class Browser:
         return self._process.pid
 
     def open(self, place: Path | str) -> Page:
-        """The page of a file, or at an address, loaded."""
+        """The page of a file, or at an address, loaded. One whose address differs behind the # alone is not loaded again."""
         self._page = Page()
-        self._send("Page.navigate", url=place if isinstance(place, str) else place.resolve().as_uri())
-        while self._event() != "Page.loadEventFired":
+        url = place if isinstance(place, str) else place.resolve().as_uri()
+        loads = "loaderId" in self._send("Page.navigate", url=url)
+        while loads and self._event() != "Page.loadEventFired":
             pass
         return self._page
 
@@ -121,6 +122,12 @@ class Browser:
             text = {"text": "\r"} if key == "Enter" and kind == "char" else {}
             if kind != "char" or text:
                 self._send("Input.dispatchKeyEvent", type=kind, key=key, windowsVirtualKeyCode=code, **text)
+
+    def choose(self, selector: str, *places: str) -> None:
+        """Files, or a folder, for the file input that ``selector`` finds."""
+        root = self._send("DOM.getDocument")["root"]["nodeId"]
+        node = self._send("DOM.querySelector", nodeId=root, selector=selector)["nodeId"]
+        self._send("DOM.setFileInputFiles", nodeId=node, files=list(places))
 
     def screen(self, width: int, height: int, *, dark: bool = False, phone: bool = False) -> None:
         """Look at pages on a screen of this size, in pixels."""

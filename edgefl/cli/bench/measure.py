@@ -21,6 +21,7 @@ from edgefl.cli.bench import programs as bench_programs
 from edgefl.cli.bench import simulate as bench_simulate
 from edgefl.cli.bench import train_step as bench_train_step
 from edgefl.cli.bench import versions as bench_versions
+from edgefl.cli.bench import web as bench_web
 from edgefl.cli.bench.report import mebibytes, print_rows
 from edgefl.cli.options import Engine, Outputs, model_options
 from edgefl.cli.output import errors, print_table, progress
@@ -60,6 +61,8 @@ Examples:
 
   edgefl bench buffered --json
 
+  edgefl bench web --json
+
   edgefl bench peer flower
 """
 _SUBMODELS = """
@@ -95,6 +98,7 @@ def register(app: typer.Typer) -> None:
     bench_simulate.register(group)
     bench_train_step.register(group)
     bench_versions.register(group)
+    bench_web.register(group)
     app.add_typer(group, name="bench")
 
 

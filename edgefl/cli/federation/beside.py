@@ -13,6 +13,8 @@ from typing import Annotated
 
 import typer
 
+from edgefl.cli.federation.web import DEFAULT as WEB_DEFAULT
+from edgefl.cli.federation.web import FLAG as WEB_FLAG
 from edgefl.cli.output import errors
 from edgefl.system.parent import PARENT
 
@@ -31,14 +33,18 @@ Dashboard = Annotated[
 ]
 
 
+_PLACES = {FLAG: DEFAULT, WEB_FLAG: WEB_DEFAULT}
+
+
 def with_place(arguments: Sequence[str]) -> list[str]:
-    """The words of a command line, where ``--dashboard`` is followed by an address: by the default one if by none."""
+    """The words of a command line, where ``--dashboard`` and ``--web`` are followed by an address: by the default one if by
+    none."""
     found: list[str] = []
     for at, word in enumerate(arguments):
         found.append(word)
         following = arguments[at + 1] if at + 1 < len(arguments) else ""
-        if word == FLAG and not _PLACE.fullmatch(following):
-            found.append(DEFAULT)
+        if word in _PLACES and not _PLACE.fullmatch(following):
+            found.append(_PLACES[word])
     return found
 
 

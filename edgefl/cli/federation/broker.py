@@ -26,6 +26,8 @@ Examples:
 
   edgefl broker --kind mosquitto --port 1883
 
+  edgefl broker --port 1883 --websocket-port 8083
+
   edgefl broker --tls --host 0.0.0.0 --name broker.lan --federation orchard --device pi-1 --device pi-2 --folder broker
 
   edgefl broker --tls --client-certificates --websocket-port 8884 --device pi-1 --folder broker
@@ -54,7 +56,7 @@ def broker(
         list[str] | None, typer.Option(help="with --tls: host name for the certificate; may be repeated")
     ] = None,
     websocket_port: Annotated[
-        int, typer.Option(min=0, max=65535, help="with --tls: MQTT over WebSocket on this port too")
+        int, typer.Option(min=0, max=65535, help="MQTT over WebSocket on this port too, for browsers")
     ] = 0,
     client_certificates: Annotated[
         bool, typer.Option("--client-certificates", help="with --tls: certificates in place of passwords")
@@ -90,17 +92,16 @@ def broker(
         command = lab.command()
         _tell(lab)
         os.execvp(command[0], command)
-    if device or name or websocket_port or client_certificates or ca_file or cert_file or key_file:
-        raise ConfigError(
-            "users, names, certificates and WebSocket go with TLS: add --tls, or leave them out"
-        )
+    if device or name or client_certificates or ca_file or cert_file or key_file:
+        raise ConfigError("users, names and certificates go with TLS: add --tls, or leave them out")
     port = port or 1883
     if kind == "amqtt":
-        _say(host, port)
-        serve_broker(host, port)
+        _say(host, port, websocket_port)
+        serve_broker(host, port, websocket_port)
     else:
-        command = mosquitto_command(port, folder or Path(tempfile.mkdtemp(prefix="edgefl-mosquitto-")), host)
-        _say(host, port)
+        own = folder or Path(tempfile.mkdtemp(prefix="edgefl-mosquitto-"))
+        command = mosquitto_command(port, own, host, websocket_port)
+        _say(host, port, websocket_port)
         os.execvp(command[0], command)
 
 
@@ -108,10 +109,12 @@ def _whole(path: str) -> str:
     return str(Path(path).resolve()) if path else ""
 
 
-def _say(host: str, port: int) -> None:
+def _say(host: str, port: int, websocket_port: int) -> None:
     """Where it will listen, and who may come."""
+    also = f" and ws://{host}:{websocket_port}" if websocket_port else ""
     print(
-        f"starting an MQTT broker on {host}:{port}, for this machine alone and without passwords", flush=True
+        f"starting an MQTT broker on {host}:{port}{also}, for this machine alone and without passwords",
+        flush=True,
     )
 
 

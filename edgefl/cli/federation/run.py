@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +13,7 @@ import typer
 
 from edgefl.cli.federation.beside import Dashboard, page_beside
 from edgefl.cli.federation.scores import shown
+from edgefl.cli.federation.web import Web, WebBroker, WebCert, WebKey, WebOptions, web_beside
 from edgefl.cli.options import Engine
 from edgefl.cli.output import console, errors, print_json, progress
 
@@ -43,6 +45,10 @@ Examples:
   edgefl run --engine executorch --out runs/phones      (needs 'edgefl-tiers\\[executorch]'; per tier: engine in the file)
 
   edgefl run --dashboard --out runs/watched      (the fleet in a browser, docs/fleets/dashboard.md)
+
+  edgefl run --web --out runs/phones      (phones scan a QR code and join, docs/agents/web.md)
+
+  edgefl run --agents python:2,cpp:2,web:2 --out runs/kinds      (agents of `make agents`)
 
   edgefl run --faults faults.toml --out runs/disturbed      (docs/security/faults.md has such a schedule)
 
@@ -104,6 +110,20 @@ def run(
     ] = None,
     fresh: Annotated[bool, typer.Option(help="discard what an earlier run left in --out")] = False,
     dashboard: Dashboard = "",
+    web: Web = "",
+    web_devices: Annotated[
+        int, typer.Option(min=0, help="with --web: browsers that the first round waits for")
+    ] = 1,
+    web_cert: WebCert = "",
+    web_key: WebKey = "",
+    web_broker: WebBroker = "",
+    agents: Annotated[
+        str,
+        typer.Option(
+            metavar="KIND:COUNT,...",
+            help="which agents are the devices, in place of the tiers' counts: python, cpp, web, like python:2,cpp:2,web:2",
+        ),
+    ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object per round, nothing else")] = False,
 ) -> None:
     from edgefl.setup.torch_start import without_dynamo
@@ -111,12 +131,16 @@ def run(
     without_dynamo()
     from edgefl.api.federation import demo_federation, load_federation
     from edgefl.api.run import prepare
+    from edgefl.lab.agents import parse_agents, with_agents
     from edgefl.lab.faults.schedule import load_schedule
     from edgefl.setup.evaluation import perplexity_to_beat
     from edgefl.setup.one_line import parse_loss, parse_named, parse_program
     from edgefl.setup.tier_text import parse_tiers
-    from edgefl.setup.tiers import completed
+    from edgefl.setup.tiers import completed, with_guests
 
+    page = WebOptions(web, web_cert, web_key, web_broker)
+    page.check()
+    counts = parse_agents(agents) if agents else {}
     overrides: dict[str, object] = {
         "federation.rounds": rounds,
         "federation.seed": seed,
@@ -141,8 +165,10 @@ def run(
         federation = read(chosen | {"tiers": parse_tiers(tiers, federation.model.name)})
     if engine is not None:
         federation = _run_by(completed(federation), engine)
+    if web:
+        federation = with_guests(with_agents(federation, counts) if counts else federation, web_devices)
     with progress("reading the data and looking at the tiers"):
-        prepared = prepare(federation, out, fresh=fresh)
+        prepared = prepare(federation, out, fresh=fresh, agents=counts)
     if schedule is not None:
         prepared.lab.disturb(schedule)
     if not as_json:
@@ -155,8 +181,16 @@ def run(
             console.print(
                 f"the unigram model of its training text has {shown('perplexity', unigram)} on its test text"
             )
-    with page_beside(dashboard, prepared.lab.folder):
+    with page_beside(dashboard, prepared.lab.folder), _browsers(page, prepared, as_json):
         _watch(prepared, as_json)
+
+
+def _browsers(page: WebOptions, prepared: Prepared, as_json: bool) -> AbstractContextManager[None]:
+    """The page on which phones join, where it is asked for."""
+    if not page.listen:
+        return nullcontext()
+    lab = prepared.lab
+    return web_beside(page, lab.folder, prepared.federation, lab.address, lab.public_key, code=not as_json)
 
 
 def _run_by(federation: Federation, engine: Engine) -> Federation:

@@ -9,6 +9,7 @@ import typer
 
 from edgefl.cli.broker_options import Broker, CaFile, CertFile, InsecurePassword, KeyFile, PasswordFile
 from edgefl.cli.federation.beside import Dashboard
+from edgefl.cli.federation.web import Web, WebBroker, WebCert, WebKey
 from edgefl.cli.isolated import Told
 
 _EXAMPLES = """
@@ -25,6 +26,8 @@ Examples:
   edgefl server --config federation.toml --broker localhost:1883 --out runs/fleet
 
   edgefl server --config federation.toml --broker mqtts://server@broker.lan --ca-file ca.crt --out runs/fleet
+
+  edgefl server --config federation.toml --web --web-cert page.crt --web-key page.key --out runs/fleet
 """
 
 
@@ -66,6 +69,10 @@ def server(
         ),
     ] = None,
     dashboard: Dashboard = "",
+    web: Web = "",
+    web_cert: WebCert = "",
+    web_key: WebKey = "",
+    web_broker: WebBroker = "",
     workers: Annotated[
         int, typer.Option(help="processes that take updates; default: server.workers of the file", min=0)
     ] = 0,
@@ -101,6 +108,7 @@ def server(
         sign_key=str(sign_key or ""),
         enrolled=str(enrolled or ""),
         dashboard=dashboard,
+        web=(web, web_cert, web_key, web_broker),
         as_json=as_json,
     )
     if isinstance(ctx.obj, Told):

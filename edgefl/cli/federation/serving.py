@@ -19,13 +19,15 @@ from edgefl.system.lazy_modules import not_here, on_first_use
 from server.workshop.process import Process
 
 if TYPE_CHECKING:
+    from edgefl.config import Federation
     from server.events import Event
 
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What `edgefl server` was told: the arguments of :class:`edgefl.Server`, and how it tells what happens.
 
-    ``given``: keys of the federation file, in place of those that it has; what is empty is left to the file.
+    ``given``: keys of the federation file, in place of those that it has; what is empty is left to the file. ``web``: the
+    fields of :class:`edgefl.cli.federation.web.WebOptions`.
     """
 
     config: str
@@ -37,6 +39,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     sign_key: str = ""
     enrolled: str = ""
     dashboard: str = ""
+    web: tuple[str, str, str, str] = ("", "", "", "")
     as_json: bool = False
 
 
@@ -64,7 +67,7 @@ def run(settings: ServerSettings, process: Process) -> None:
         given["broker.password"] = password
     with Workshop(process) as workshop:
         federation = load_federation(config, given)
-        with _page(settings):
+        with _page(settings), _web(settings, federation):
             served = Server(
                 federation,
                 settings.out,
@@ -88,6 +91,24 @@ def _page(settings: ServerSettings) -> AbstractContextManager[None]:
     from edgefl.cli.federation.beside import page_beside
 
     return page_beside(settings.dashboard, Path(settings.out), settings.database)
+
+
+def _web(settings: ServerSettings, federation: Federation) -> AbstractContextManager[None]:
+    """The page on which browsers join, where it is asked for."""
+    if not any(settings.web):
+        return nullcontext()
+    from edgefl.api.serve import reached_at
+    from edgefl.cli.federation.web import WebOptions, web_beside
+    from edgefl.wire import folders
+    from edgefl.wire.keys import KeyPair
+
+    options = WebOptions(*settings.web)
+    options.check()
+    folder = Path(settings.out)
+    folder.mkdir(parents=True, exist_ok=True)
+    key = Path(settings.sign_key) if settings.sign_key else folders.server_key(federation.federation.name)
+    broker = reached_at(federation, settings.broker)
+    return web_beside(options, folder, federation, broker, KeyPair(key).public_key, code=not settings.as_json)
 
 
 LIFE = Life(ServerSettings, load, run)

@@ -38,12 +38,13 @@ class Injector:
         devices: Sequence[str],
         broker: tuple[str, int],
         folder: Path,
+        elsewhere: Mapping[str, int] | None = None,
     ) -> None:
         self._schedule = schedule
         self._supervisor = supervisor
         self._names = (SERVER, *devices)
         self._folder = folder / "clocks"
-        self._links = Links(self._names, broker, schedule.seed)
+        self._links = Links(self._names, broker, schedule.seed, elsewhere)
         self.ports: Mapping[str, int] = self._links.ports
         self._armed: set[int] = set()
         self._due: list[tuple[float, int, _Work]] = []

@@ -60,8 +60,16 @@ class Links:
     Everything happens on the loop of one thread; :meth:`begin` and :meth:`end` may be called from any other.
     """
 
-    def __init__(self, names: Iterable[str], broker: tuple[str, int], seed: int) -> None:
+    def __init__(
+        self,
+        names: Iterable[str],
+        broker: tuple[str, int],
+        seed: int,
+        elsewhere: Mapping[str, int] | None = None,
+    ) -> None:
+        """``elsewhere``: ports of the broker for those that use another one than most."""
         self._broker = broker
+        self._elsewhere = elsewhere or {}
         self._loop = asyncio.new_event_loop()
         self._links = {name: _Link(name, random.Random(f"{seed}/{name}")) for name in names}
         for link in self._links.values():
@@ -116,7 +124,8 @@ class Links:
         async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await link.clear.wait()
             try:
-                back, forth = await asyncio.open_connection(*self._broker)
+                host, port = self._broker
+                back, forth = await asyncio.open_connection(host, self._elsewhere.get(link.name, port))
             except OSError:
                 _reset(writer)
                 return

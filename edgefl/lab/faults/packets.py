@@ -4,10 +4,12 @@ from __future__ import annotations
 
 _PUBLISH, _DUP, _QOS = 0x30, 0x08, 0x06
 _LENGTH_BYTES = 4
+_WEBSOCKET = b"GET ", b"HTTP"
+"""How either side of MQTT over WebSocket begins; by MQTT's rules it would be a packet of the reserved flags 7 or 8."""
 
 
 class Packets:
-    """Cuts a stream into packets. What is no MQTT, such as TLS, goes through as it came."""
+    """Cuts a stream into packets. What is no MQTT, such as TLS or WebSocket, goes through as it came."""
 
     def __init__(self) -> None:
         self._held = b""
@@ -18,6 +20,9 @@ class Packets:
         if self._opaque:
             return [data]
         self._held += data
+        if self._held.startswith(_WEBSOCKET):
+            self._opaque, rest, self._held = True, self._held, b""
+            return [rest]
         whole: list[bytes] = []
         while (size := _size(self._held)) is not None:
             if size == 0:

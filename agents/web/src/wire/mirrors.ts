@@ -1,0 +1,28 @@
+/** Mirrors: where blobs lie beside the broker, each at `BASE/<sha256>`. */
+import { ConfigError } from "./errors";
+
+/** That an announcement names and a device asks. */
+export const MOST_MIRRORS = 8;
+const MOST_LETTERS = 500;
+
+/** Whether a host is this machine, or an address of a private network; names say nothing of that. */
+export function isNear(host: string): boolean {
+  const plain = host.replace(/^\[|\]$/g, "");
+  if (plain === "localhost" || plain.endsWith(".localhost") || plain === "::1" || /^f[cd]/i.test(plain)) return true;
+  return /^(127|10)\.|^192\.168\.|^172\.(1[6-9]|2\d|3[01])\./.test(plain) && /^[\d.]+$/.test(plain);
+}
+
+/** The mirror's address without a slash at its end; ConfigError for anything that is not asked. */
+export function parseMirror(text: string): string {
+  const wrong = new ConfigError(`'${text.slice(0, MOST_LETTERS)}' is no mirror: write it like https://weights.example.org/demo`);
+  let url: URL;
+  try {
+    url = new URL(text);
+  } catch {
+    throw wrong;
+  }
+  const odd = url.username || url.password || url.search || url.hash || text.includes("?") || text.includes("#");
+  const known = url.protocol === "https:" || (url.protocol === "http:" && isNear(url.hostname));
+  if (odd || !known || text.length > MOST_LETTERS) throw wrong;
+  return `${url.origin}${url.pathname.replace(/\/+$/, "")}`;
+}

@@ -1,0 +1,1 @@
+"""A training step in a browser beside the same step of Python's agent."""

@@ -1,0 +1,180 @@
+"""The page on which browsers join, beside a run or a server: its options, and its process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edgefl.cli.output import errors
+from edgefl.system.parent import PARENT
+
+if TYPE_CHECKING:
+    from edgefl.config import Federation
+    from edgefl.web.settings import WebSettings
+    from edgefl.wire.mqtt.address import Address
+
+FLAG = "--web"
+DEFAULT = "0.0.0.0:8091"
+_END_S = 5.0
+_LOOK_S = 0.05
+
+Web = Annotated[
+    str,
+    typer.Option(
+        FLAG,
+        metavar="[HOST:PORT]",
+        help=f"let phones and browsers join by a page, whose QR code is shown (docs/agents/web.md); by default at {DEFAULT}",
+    ),
+]
+WebCert = Annotated[
+    str,
+    typer.Option(
+        help="certificate of the page (PEM), for https: phones give threads and locks to such pages only"
+    ),
+]
+WebKey = Annotated[str, typer.Option(help="its key (PEM, without a password)")]
+WebBroker = Annotated[
+    str,
+    typer.Option(
+        help="WebSocket URL of the broker that browsers use, like wss://broker.lan:8884/mqtt; default: through the page"
+    ),
+]
+
+
+@dataclass(frozen=True)
+class WebOptions:
+    """What the command line says of the page. ``listen``: empty for none."""
+
+    listen: str = ""
+    cert_file: str = ""
+    key_file: str = ""
+    broker: str = ""
+
+    def check(self) -> None:
+        """ConfigError, before anything is started, for a page that was not built, an address that is taken, a certificate or
+        a broker's URL that cannot be used."""
+        from edgefl.wire.errors import ConfigError
+
+        if not self.listen:
+            if self.cert_file or self.key_file or self.broker:
+                raise ConfigError(
+                    f"a certificate and a broker for the page go with {FLAG}: add it, or leave them out"
+                )
+            return
+        from edgefl.web.built import built_page
+        from edgefl.web.code import in_terminal
+        from edgefl.web.serve import check_certificate
+        from edgefl.web.settings import browsers_broker
+        from server.dashboard.web.serve import bind, parse_listen
+
+        built_page()
+        in_terminal("http://127.0.0.1")
+        check_certificate(self.cert_file, self.key_file)
+        if self.broker:
+            browsers_broker(self.broker, secure=bool(self.cert_file))
+        bind(*parse_listen(self.listen)).close()
+
+
+@contextmanager
+def web_beside(
+    options: WebOptions, folder: Path, federation: Federation, broker: Address, server_key: str, *, code: bool
+) -> Iterator[None]:
+    """Serve the page beside the run in ``folder`` while the block runs, and tell people its address, with its ``code`` to
+    scan; nothing without ``--web``. What the page's process says is in ``logs/web.log``."""
+    if not options.listen:
+        yield
+        return
+    import msgspec
+
+    from edgefl.config.text import dump
+    from edgefl.lab.written import without_password
+    from edgefl.system.files import write_text
+    from edgefl.web import settings as web
+
+    own = folder / web.FOLDER
+    secret = web.secret_of(own)
+    write_text(own / "federation.toml", dump(without_password(federation)))
+    settings = _settings(options, own, secret, broker, server_key)
+    (folder / "logs").mkdir(exist_ok=True)
+    log_file = folder / "logs" / "web.log"
+    with log_file.open("ab") as log:
+        page = subprocess.Popen(
+            [sys.executable, "-m", "edgefl.web"],
+            env={**os.environ, PARENT: str(os.getpid())},
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+        )
+    assert page.stdin is not None
+    with page.stdin as pipe:
+        pipe.write(msgspec.json.encode(settings))
+    _tell(settings.address, secure=bool(options.cert_file), code=code)
+    try:
+        yield
+    finally:
+        _end(page, log_file)
+
+
+def _settings(
+    options: WebOptions, folder: Path, secret: str, broker: Address, server_key: str
+) -> WebSettings:
+    from dataclasses import replace
+
+    from edgefl.web.relay import Relay
+    from edgefl.web.settings import WebSettings, address_of, browsers_broker
+    from server.dashboard.web.serve import bind, parse_listen
+
+    host, port = parse_listen(options.listen)
+    with bind(host, port) as tried:
+        port = tried.getsockname()[1]
+    secure = bool(options.cert_file)
+    own = "" if not options.broker else browsers_broker(options.broker, secure=secure)
+    if not own:
+        Relay(broker)
+    return WebSettings(
+        folder=str(folder),
+        host=host,
+        port=port,
+        secret=secret,
+        address=address_of(host, port, secret, secure=secure),
+        broker=own,
+        relay="" if own else replace(broker, username="", password="").url,
+        login=bool(broker.username),
+        server_key=server_key,
+        cert_file=options.cert_file,
+        key_file=options.key_file,
+    )
+
+
+def _tell(address: str, *, secure: bool, code: bool) -> None:
+    from edgefl.web.code import in_terminal
+
+    if code:
+        sys.stderr.write(in_terminal(address))
+    errors.print(f"phones join at {address}", soft_wrap=True, highlight=False, markup=False)
+    if not secure:
+        errors.print(
+            "over http, phones train without threads and without locks between tabs: --web-cert and --web-key make it https",
+            soft_wrap=True,
+            highlight=False,
+        )
+    sys.stderr.flush()
+
+
+def _end(page: subprocess.Popen[bytes], log: Path) -> None:
+    if page.poll() is not None and page.returncode:
+        errors.print(f"the page for phones ended early; {log} says why", soft_wrap=True, highlight=False)
+    page.terminate()
+    try:
+        page.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        page.kill()
+        page.wait()

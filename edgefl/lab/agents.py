@@ -1,0 +1,106 @@
+"""Which programs are the devices of a run on one machine: Python's agent, and those of `agents/`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, cycle, zip_longest
+from pathlib import Path
+
+from edgefl.config import Federation
+from edgefl.setup.tiers import own_tiers
+from edgefl.wire.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parents[2]
+PYTHON, CPP, WEB = "python", "cpp", "web"
+CPP_VARIABLE, WEB_VARIABLE = "EDGEFL_AGENT_CPP", "EDGEFL_AGENT_WEB"
+_CPP_PROGRAM = "edgefl-agent"
+_MOST = 1000
+
+
+def parse_agents(text: str) -> dict[str, int]:
+    """``python:2,cpp:2,web:2``: how many devices of each kind; a kind alone is one. ConfigError for anything else."""
+    counts: dict[str, int] = {}
+    for part in text.split(","):
+        kind, colon, number = part.strip().partition(":")
+        count = 1 if not colon else int(number) if number.isdecimal() and len(number) < 5 else 0
+        if kind not in COMMANDS or not 1 <= count <= _MOST or kind in counts:
+            raise ConfigError(
+                f"agents are KIND:COUNT by commas, each kind once, like python:2,cpp:1,web:1, found {part.strip()!r}; kinds "
+                f"are {', '.join(COMMANDS)}",
+                agents=text,
+            )
+        counts[kind] = count
+    return counts
+
+
+def with_agents(federation: Federation, counts: Mapping[str, int]) -> Federation:
+    """The federation on one machine with as many devices as there are agents, dealt to its tiers by turns."""
+    tiers = own_tiers(federation)
+    total = sum(counts.values())
+    share = {name: len(range(place, total, len(tiers))) for place, name in enumerate(tiers)}
+    dealt = {name: table.model_copy(update={"count": share[name]}) for name, table in tiers.items()}
+    return federation.model_copy(update={"tiers": dealt})
+
+
+def dealt(devices: Sequence[str], counts: Mapping[str, int]) -> dict[str, str]:
+    """The kind of each device. Kinds take turns, so that a tier has several of them."""
+    turns = zip_longest(*([kind] * count for kind, count in counts.items()))
+    kinds = [kind for kind in chain.from_iterable(turns) if kind]
+    return dict(zip(devices, cycle(kinds), strict=False)) if kinds else {}
+
+
+def command_of(kind: str) -> list[str]:
+    """The words that start an agent of this kind, before its options; ConfigError where it is not built."""
+    return COMMANDS[kind]()
+
+
+def _python() -> list[str]:
+    return [sys.executable, "-m", "edgefl", "device"]
+
+
+def _cpp() -> list[str]:
+    named = os.environ.get(CPP_VARIABLE, "")
+    built = ROOT / "build" / "agents" / "cpp" / "bin" / _CPP_PROGRAM
+    found = shutil.which(named) if named else shutil.which(_CPP_PROGRAM) or shutil.which(str(built))
+    if found is None:
+        where = (
+            f"{CPP_VARIABLE} names {named}, which" if named else f"{_CPP_PROGRAM} is not in PATH, and {built}"
+        )
+        raise ConfigError(
+            f"the C++ agent is not built: {where} is no program. Run `make agents-cpp` in a checkout, or name the program "
+            f"by {CPP_VARIABLE}",
+            kind=CPP,
+        )
+    return [found]
+
+
+def _web() -> list[str]:
+    named = os.environ.get(WEB_VARIABLE, "")
+    program = Path(named) if named else ROOT / "agents" / "web" / "bin" / "edgefl-web-device.mjs"
+    needed = [program] if named else [program, ROOT / "agents" / "web" / "dist" / "worker.js"]
+    missing = [path for path in needed if not path.is_file()]
+    if missing:
+        raise ConfigError(
+            f"the browser agent is not built: there is no {missing[0]}. Run `make agents-web` in a checkout, or name its "
+            f"program by {WEB_VARIABLE}",
+            kind=WEB,
+        )
+    node, browser = shutil.which("node"), _chromium()
+    if node is None or browser is None:
+        raise ConfigError(
+            f"a browser agent runs in Chromium, started by Node, and there is no {'node' if node is None else 'chromium'}: "
+            "install it (Debian: apt-get install nodejs chromium)",
+            kind=WEB,
+        )
+    return [node, str(program)]
+
+
+def _chromium() -> str | None:
+    names = "chromium", "chromium-browser", "google-chrome"
+    return next((found for name in names if (found := shutil.which(name))), None)
+
+
+COMMANDS: Mapping[str, Callable[[], list[str]]] = {PYTHON: _python, CPP: _cpp, WEB: _web}

@@ -1,0 +1,20 @@
+"""``python -m edgefl.web``: serve the page that :class:`edgefl.web.settings.WebSettings` describe, in JSON on its input."""
+
+from __future__ import annotations
+
+import sys
+
+import msgspec
+
+from edgefl.system.parent import end_by_signal
+from edgefl.web.serve import serve
+from edgefl.web.settings import WebSettings
+from edgefl.wire.errors import EdgeflError
+
+if __name__ == "__main__":
+    end_by_signal()
+    try:
+        serve(msgspec.json.decode(sys.stdin.buffer.read(), type=WebSettings))
+    except EdgeflError as error:
+        sys.stderr.write(f"error: {error.message}\n")
+        sys.exit(error.exit_code)

@@ -1,0 +1,1 @@
+"""The browser agent, and the page on which browsers join."""

@@ -1,0 +1,37 @@
+"""The conformance kit plays the server for the browser's device: every case that means something for it passes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from edgefl.lab.agents import command_of
+from tests.agents.web.fleet import require_browser
+
+KIT_S = 1800.0
+
+
+@pytest.mark.slow
+def test_the_browsers_device_passes_the_conformance_kit(tmp_path: Path) -> None:
+    pytest.importorskip("edgefl.conformance", reason="this release has no conformance kit")
+    require_browser()
+    kit = [
+        sys.executable,
+        "-m",
+        "edgefl",
+        "conformance",
+        "run",
+        "--patience",
+        "3",
+        "--out",
+        str(tmp_path / "kit"),
+    ]
+
+    ran = subprocess.run(
+        [*kit, "--", *command_of("web"), "--json"], capture_output=True, text=True, timeout=KIT_S, check=False
+    )
+
+    assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-1000:]

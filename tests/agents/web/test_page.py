@@ -1,0 +1,245 @@
+"""The page in a real browser: it joins a run with the sample and with photos, shows what happens, and finishes."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from edgefl.bench.common.browser import Browser
+from edgefl.lab.ports import free_port
+from edgefl.web import built
+from edgefl.wire.errors import ConfigError
+from tests.agents.web.served import SECRET, WebProcess
+
+EDGEFL = [sys.executable, "-m", "edgefl"]
+ROUNDS = 2
+FEDERATION = f"""
+[federation]
+name = "garden"
+rounds = {ROUNDS}
+[model]
+name = "mlp"
+options = {{ hidden = [16] }}
+[program]
+batch = 8
+steps = 6
+lr = 0.05
+[data]
+name = "digits"
+train_samples = 240
+test_samples = 100
+[tiers.strong]
+count = 1
+[tiers.weak]
+cut = 1
+count = 0
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _built() -> None:
+    try:
+        built.built_page()
+    except ConfigError as error:
+        if os.environ.get("EDGEFL_REQUIRE_NODE"):
+            pytest.fail(error.message)
+        pytest.skip(error.message)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    if shutil.which("chromium") is None:
+        pytest.skip("there is no Chromium (Debian: apt-get install chromium)")
+    with Browser() as opened:
+        opened.screen(360, 740, phone=True)
+        yield opened
+
+
+class WebRun:
+    """``edgefl run --web`` under way; ``address`` is what a phone scans."""
+
+    def __init__(self, folder: Path, *more: str) -> None:
+        (folder / "garden.toml").write_text(FEDERATION)
+        self.out = folder / "out"
+        command = [*EDGEFL, "run", str(folder / "garden.toml"), "--out", str(self.out), "--seed", "1"]
+        command += ["--web", f"127.0.0.1:{free_port()}", *more]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ}
+        )
+        assert self.process.stderr is not None
+        self.said: list[str] = []
+        while not (self.said and self.said[-1].startswith("phones join at ")):
+            self.said.append(self.process.stderr.readline())
+            assert self.said[-1], self.said
+        self.address = self.said[-1].split()[-1]
+
+    def finish(self) -> str:
+        out, errors = self.process.communicate(timeout=120)
+        assert self.process.returncode == 0, errors
+        return out
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.communicate(timeout=60)
+
+
+@contextmanager
+def web_run(folder: Path, *more: str) -> Iterator[WebRun]:
+    run = WebRun(folder, *more)
+    try:
+        yield run
+    finally:
+        run.stop()
+
+
+def open_page(browser: Browser, address: str) -> list[str]:
+    """The page, once its server listens; what it asked the network for and what went wrong are kept by the browser."""
+    for _ in range(100):
+        browser.open("about:blank")
+        page = browser.open(address)
+        if browser.value("document.body?.dataset.state") is not None:
+            break
+    browser.until("!['loading', null].includes(document.body.dataset.state)")
+    return page.problems
+
+
+def until(browser: Browser, expression: str) -> None:
+    """As :meth:`Browser.until`, but for three minutes, and with what the page shows where it is never so."""
+    for patience in range(3):
+        try:
+            browser.until(expression)
+            return
+        except AssertionError as error:
+            if patience == 2:
+                raise AssertionError(f"{error}\n{browser.value('document.body.innerText')}") from None
+
+
+STATE = "document.body.dataset.state"
+TILE = "document.querySelector('[data-tile={}] dd').textContent"
+
+
+def test_a_browser_joins_with_the_sample_and_finishes(tmp_path: Path, browser: Browser) -> None:
+    with web_run(tmp_path) as run:
+        assert sum("█" in line or "▀" in line for line in run.said) > 15, "the code for a camera"
+        problems = open_page(browser, run.address)
+        until(browser, f"{STATE} === 'asking'")
+        assert browser.value("document.getElementById('federation').textContent") == "garden"
+        until(browser, "document.getElementById('code').naturalWidth > 0")
+        assert browser.value("self.crossOriginIsolated"), "on this machine http is secure enough"
+        browser.value("document.querySelector('[name=tier][value=weak]').focus()")
+        browser.press("Tab", 9)
+        browser.value("document.querySelector('#join button').focus()")
+        browser.press("Enter", 13)
+
+        until(browser, f"{STATE} === 'training'")
+        until(browser, f"parseFloat({TILE.format('loss')}) > 0")
+        until(browser, f"{TILE.format('tier')} === 'weak'")
+        until(browser, f"{TILE.format('step')}.includes('ms')")
+        until(browser, f"{TILE.format('memory')}.includes('MB')")
+        until(browser, f"{STATE} === 'done'")
+        assert browser.value(TILE.format("accepted")) == str(ROUNDS)
+        assert browser.value(f"parseFloat({TILE.format('down')}) > 0 && parseFloat({TILE.format('up')}) > 0")
+        assert browser.value("document.querySelector('#chart polyline').getAttribute('points').length") > 10
+        assert problems == []
+        text = run.finish()
+        assert "weak-web-" in text
+    assert browser.value("document.documentElement.scrollWidth") <= 360
+
+
+def photos(folder: Path, names: dict[str, int]) -> list[str]:
+    """PNGs in a folder for each class, as a person's phone may have them: larger than the model's, and in colour."""
+    import numpy as np
+    from PIL import Image
+
+    rng, files = np.random.default_rng(0), []
+    for label, count in names.items():
+        (folder / label).mkdir(parents=True)
+        for number in range(count):
+            pixels = rng.integers(0, 255, (48, 40, 3), dtype=np.uint8)
+            out = io.BytesIO()
+            Image.fromarray(pixels).save(out, "PNG")
+            (folder / label / f"{number}.png").write_bytes(out.getvalue())
+            files.append(str(folder / label / f"{number}.png"))
+    return files
+
+
+@pytest.mark.slow
+def test_a_browser_trains_on_photos_and_goes_on_after_it_is_loaded_again(
+    tmp_path: Path, browser: Browser
+) -> None:
+    files = photos(tmp_path / "pictures", {"3": 12, "7": 12})
+    with web_run(tmp_path) as run:
+        open_page(browser, run.address)
+        until(browser, f"{STATE} === 'asking'")
+        browser.value("document.querySelector('[name=data][value=photos]').click()")
+        browser.value("document.querySelector('#join button').click()")
+        until(browser, "document.getElementById('problem').textContent.startsWith('Choose photos')")
+        browser.choose("[name=folder]", str(tmp_path / "pictures"))
+        until(browser, "document.getElementById('picked').textContent === '3 12, 7 12'")
+        assert len(files) == 24
+        name = browser.value("document.querySelector('[name=id]').value")
+        browser.value("document.querySelector('#join button').click()")
+        until(browser, f"{STATE} === 'training'")
+
+        open_page(browser, run.address)
+        until(browser, f"['waiting', 'training', 'done'].includes({STATE})")
+        until(browser, f"{STATE} === 'done'")
+        assert browser.value("JSON.parse(localStorage['edgefl/garden']).id") == name
+        assert name in run.finish()
+
+
+def test_an_address_of_another_run_says_what_to_do(tmp_path: Path, browser: Browser) -> None:
+    with WebProcess(tmp_path, page=built.built_page()) as page:
+        open_page(browser, f"{page.url}/#wrong")
+        assert browser.value(STATE) == "refused"
+        assert "Scan the code" in browser.value("document.getElementById('problem').textContent")
+        open_page(browser, f"{page.url}/")
+        until(browser, "document.getElementById('problem').textContent.startsWith('Scan the QR code')")
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_the_page_fits_a_phone_and_the_dark(dark: bool, tmp_path: Path, browser: Browser) -> None:
+    browser.screen(360, 740, dark=dark, phone=True)
+    with WebProcess(tmp_path, page=built.built_page()) as page:
+        open_page(browser, f"{page.url}/#{SECRET}")
+        until(browser, f"{STATE} === 'asking'")
+        browser.value("for (const each of document.querySelectorAll('details')) each.open = true")
+        assert browser.value("document.documentElement.scrollWidth") == 360
+        ground, ink = browser.value(
+            "[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color]"
+        )
+        assert (brightness(ground) < 60, brightness(ink) > 200) == (dark, dark)
+        touched = "[...document.querySelectorAll('button, label, summary')].filter(a => a.checkVisibility())"
+        assert browser.value(f"{touched}.every(a => a.getBoundingClientRect().height >= 30)")
+
+
+def brightness(colour: str) -> float:
+    """Of ``rgb(r, g, b)``, 0 to 255."""
+    values = [float(each) for each in colour.removeprefix("rgb(").removesuffix(")").split(",")]
+    return sum(values) / 3
+
+
+@pytest.mark.slow
+def test_a_page_whose_run_is_stopped_says_so_and_goes_on_with_the_next(
+    tmp_path: Path, browser: Browser
+) -> None:
+    with web_run(tmp_path, "--rounds", "400") as run:
+        open_page(browser, run.address)
+        until(browser, f"{STATE} === 'asking'")
+        browser.value("document.querySelector('#join button').click()")
+        until(browser, f"{TILE.format('accepted')} !== '0'")
+        run.stop()
+        until(browser, "document.getElementById('doing').textContent.startsWith('The run is over, or')")
+    port = run.address.split(":")[2].partition("/")[0]
+    accepted = int(browser.value(TILE.format("accepted")))
+    with web_run(tmp_path, "--rounds", "400", "--web", f"127.0.0.1:{port}") as again:
+        assert again.address == run.address, "the secret stays with the run"
+        until(browser, f"parseInt({TILE.format('accepted')}) > {accepted}")

@@ -1,0 +1,112 @@
+"""Vectors of what a device draws and reads, made by the reference for the browser agent's own tests.
+
+``python -m tests.agents.web.vectors`` writes them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.random import Generator, Philox, SeedSequence
+from PIL import Image
+
+from device_runtime.data.samples import Batches, Pass, as_read, noise
+from edgefl.wire.bundle.manifest import DataSpec
+
+FILE = Path(__file__).resolve().parents[3] / "agents" / "web" / "tests" / "vectors.json"
+
+_SEEDS = (0, 7, 2**32, 2**62 + 1, 2**63 - 1)
+_CHOICES = ((50, 12), (64, 64), (20_000, 500), (20_000, 300), (10_000, 9_000))
+
+
+def _generator(*key: int) -> Generator:
+    return Generator(Philox(SeedSequence(key)))
+
+
+def _draws(key: tuple[int, ...]) -> dict[str, Any]:
+    return {
+        "key": [str(part) for part in key],
+        "words": SeedSequence(key).generate_state(4).tolist(),
+        "uint32": Philox(SeedSequence(key)).random_raw(5).view(np.uint32).tolist(),
+        "permutation": _generator(*key).permutation(37).tolist(),
+        "integers": _generator(*key).integers(0, 5, 32).tolist(),
+        "floats": _generator(*key).random(5, dtype=np.float32).tolist(),
+        "choices": [
+            {"end": end, "count": count, "first": found[:20].tolist(), "sum": int(found @ np.arange(count))}
+            for end, count in _CHOICES
+            for found in [_generator(*key).choice(end, count, replace=False)]
+        ],
+    }
+
+
+def _batches() -> list[dict[str, Any]]:
+    lengths = np.array([3, 9, 5, 1, 8, 8, 2, 6, 7, 4], np.int64)
+    cases = []
+    for draws, samples, batch in (("walk", 10, 4), ("draw", 10, 4), ("walk", 3, 4), ("length", 10, 4)):
+        buckets = np.searchsorted((4, 8), lengths) if draws == "length" else None
+        batches = Batches(2**62 + 1, samples, batch, draws, buckets)  # type: ignore[arg-type]
+        rows = [
+            {"stream": stream, "step": step, "rows": batches.indices(stream, step).tolist()}
+            for stream in (0, 1)
+            for step in range(5)
+        ]
+        cases.append(
+            {
+                "draws": draws,
+                "samples": samples,
+                "batch": batch,
+                "buckets": None if buckets is None else buckets.tolist(),
+                "taken": rows,
+            }
+        )
+    return cases
+
+
+def _images() -> list[dict[str, Any]]:
+    """Grey images and what Pillow makes of them, larger and smaller."""
+    cases = []
+    for width, height, to_width, to_height in (
+        (7, 5, 3, 2),
+        (6, 4, 9, 10),
+        (40, 30, 8, 8),
+        (8, 8, 8, 3),
+        (5, 3, 1, 1),
+    ):
+        pixels = np.random.default_rng(width).integers(0, 256, (height, width), np.uint8)
+        small = Image.fromarray(pixels).resize((to_width, to_height), Image.Resampling.BILINEAR)
+        cases.append(
+            {
+                "sizes": [width, height, to_width, to_height],
+                "pixels": pixels.reshape(-1).tolist(),
+                "resized": np.asarray(small).reshape(-1).tolist(),
+            }
+        )
+    return cases
+
+
+def vectors() -> dict[str, Any]:
+    """What the file holds."""
+    spec = DataSpec(shape=(4,), dtype="float32", classes=2, scale=1 / 255, shift=-0.4914)
+    samples = np.array([[0, 1, 127, 255]], np.uint8)
+    return {
+        "draws": [_draws((seed, *rest)) for seed in _SEEDS for rest in ((), (3,), (1 << 20, 9, 2))],
+        "batches": _batches(),
+        "passes": [
+            {"rows": Pass(10, 4).indices(step).tolist(), "mask": Pass(10, 4).mask(step).tolist()}
+            for step in range(3)
+        ],
+        "noise": noise(2**62 + 1, 5, 1, (2, 3), "float32").reshape(-1).tolist(),
+        "images": _images(),
+        "scaled": as_read(samples, spec).reshape(-1).tolist(),
+    }
+
+
+def text() -> str:
+    """The file's text."""
+    return json.dumps(vectors()) + "\n"
+
+
+if __name__ == "__main__":
+    FILE.write_text(text())
