@@ -34,7 +34,7 @@ demo: $(DEMO)
 	$(BIN)/edgefl run --out runs/demo --fresh --download
 
 # Agents in other languages than Python.
-agents: agents-web
+agents: agents-web agents-cpp
 
 # The browser agent and the page on which browsers join, into the package that serves them. Needs Node 20 and npm.
 WEB := agents/web
