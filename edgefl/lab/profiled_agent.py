@@ -134,8 +134,8 @@ def _agent(command: Sequence[str], log: Path, password: str) -> Iterator[subproc
             )
         except OSError as error:
             raise ConfigError(
-                f"cannot start {command[0]!r} ({error.strerror or error}): name a command that takes the options of `edgefl "
-                "device` by --device-command",
+                f"cannot start {command[0]!r} ({error.strerror or error}): name a command that takes the options of "
+                "`edgefl device`",
                 command=command[0],
             ) from error
     try:
@@ -179,4 +179,4 @@ def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
         with contextlib.suppress(OSError), socket.create_connection((_HOST, port), 0.2):
             return
         time.sleep(0.05)
-    raise BrokerError(f"no broker could be started on port {port}: name one that runs by --broker")
+    raise BrokerError(f"no broker could be started on port {port}: name one that runs by `broker`")

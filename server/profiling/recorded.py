@@ -31,7 +31,7 @@ def record(path: Path, devices: Sequence[DeviceReport]) -> None:
         write_text(path, msgspec.json.encode(Recorded(devices=tuple(devices))).decode())
     except OSError as error:
         raise ConfigError(
-            f"cannot write {path}: {error.strerror or error}; name another file by --record", path=str(path)
+            f"cannot write {path}: {error.strerror or error}; name another file", path=str(path)
         ) from error
 
 

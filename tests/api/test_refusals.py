@@ -12,7 +12,7 @@ from torch import nn
 
 import edgefl
 from edgefl.api.run import Run
-from edgefl.api.serve import _address
+from edgefl.api.serve import reached_at
 from edgefl.config.text import dump
 from edgefl.models.zoo.catalog import build_model
 from edgefl.wire import tensors
@@ -109,9 +109,9 @@ def test_what_cannot_be_trained_leaves_the_run_that_was_there(tmp_path: Path) ->
 def test_the_broker_s_authority_is_not_lost_on_the_way() -> None:
     federation = edgefl.federation(broker=edgefl.Broker(host="broker.lan", port=8883, ca_file="ca.pem"))
 
-    assert _address(federation, "", "").ca_file == "ca.pem"
-    assert _address(federation, "other:1884", "own.pem") == Address("other", 1884, ca_file="own.pem")
-    assert _address(federation, Address("x"), "own.pem").ca_file == "own.pem"
+    assert reached_at(federation, "", "").ca_file == "ca.pem"
+    assert reached_at(federation, "other:1884", "own.pem") == Address("other", 1884, ca_file="own.pem")
+    assert reached_at(federation, Address("x"), "own.pem").ca_file == "own.pem"
 
 
 def test_the_model_of_a_run_that_goes_on_is_its_newest_checkpoint_without_the_server_s_state(

@@ -12,7 +12,7 @@ using nlohmann::json;
 namespace {
 
 json draws() {
-  std::ifstream file(EDGEFL_GOLDEN "/../../../agents/cpp/tests/draws.json");
+  std::ifstream file(EDGEFL_TESTS "/draws.json");
   REQUIRE(file);
   return json::parse(file);
 }

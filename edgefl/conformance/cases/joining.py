@@ -209,7 +209,8 @@ def leaves(stage: Stage) -> None:
 
 
 @JOINING.case(
-    "Stops by itself when the run is done (--until-done), after Status offline, with exit code 0.", alone=True
+    "Stops by itself when the run is done (`--until-done`), after Status offline, with exit code 0.",
+    alone=True,
 )
 def done(stage: Stage) -> None:
     agent = stage.start("--until-done")
