@@ -46,8 +46,8 @@ class World:
     broker: str
     classes: Classes
 
-    def jvm(self, run: str, name: str, mode: str) -> Device:
-        words = [mode, name, self.broker, "jvm", self.folder / run / name, ENGINE]
+    def jvm(self, run: str, name: str, mode: str, federation: str = "jvm") -> Device:
+        words = [mode, name, self.broker, federation, self.folder / run / name, ENGINE]
         data = [self.folder / f"{name}.x", self.folder / f"{name}.y"]
         return Device(self.classes.command("Device", *words, *data), self.folder / run / name)
 
@@ -110,8 +110,9 @@ def test_options_that_cannot_be_used_are_exceptions_with_the_remedy(world: World
 
 def test_a_row_that_cannot_be_read_declines_the_round_and_the_agent_lives(world: World) -> None:
     config = world.folder / "federation.toml"
-    config.write_text(CONFIG.replace("min_devices = 2", "min_devices = 1"))
-    jvm = [str(word) for word in world.jvm("broken", "one", "broken").command]
+    config.write_text(CONFIG.replace("min_devices = 2", "min_devices = 1").replace('"jvm"', '"locked"'))
+    # A name of its own: the broker retains what the server of the test before said, and its key would be trusted.
+    jvm = [str(word) for word in world.jvm("broken", "one", "broken", "locked").command]
     server = [*EDGEFL, "server", "--config", str(config), "--broker", world.broker]
     server += ["--out", str(world.folder / "out")]
     with (
