@@ -143,11 +143,12 @@ def _line(device: subprocess.Popen[str]) -> str:
 
 
 def _kill_once_it_fails(device: subprocess.Popen[str], said: list[dict[str, Any]]) -> None:
-    """A round waits for a device that is online; it need not wait for one that has shown what it does."""
+    """A round waits for a device that is online; it need not wait for one that has shown what it does with a round. What it
+    is asked before that, it has to have answered."""
     assert device.stdout is not None
     for line in device.stdout:
         said.append(json.loads(line))
-        if said[-1]["event"] == "refused":
+        if said[-1]["event"] == "refused" and "rounds/current" in said[-1]["text"]:
             device.kill()
             return
 
