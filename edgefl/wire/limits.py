@@ -79,7 +79,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Bytes of unfinished updates the server holds over all devices before it drops the oldest; never more than a quarter of
     the machine's memory."""
 
-    asked_bytes: Bytes = 32 << 20
+    asked_bytes: Bytes = 24 << 20
     """Bytes of updates that a server has on their way at a time. Where those of a round are more, devices take turns."""
 
     progress_messages_s: Rate = 100.0

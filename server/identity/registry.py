@@ -107,12 +107,18 @@ class Registry:
     @contextmanager
     def _using(self, *, durable: bool = False, changed: str = "") -> Iterator[sqlite3.Connection]:
         """One transaction, which changes what is known of the device ``changed``."""
-        with self._lock:
+        with self._reading() as db:
             self._read.pop(changed, None)
+            db.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
+            with db:
+                yield db
+
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        """To look, which every message does: without a transaction."""
+        with self._lock:
             try:
-                self._db.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
-                with self._db:
-                    yield self._db
+                yield self._db
             except sqlite3.Error as error:
                 raise StoreError(f"the list of devices {self.path} cannot be used: {error}") from error
 
@@ -120,7 +126,7 @@ class Registry:
 
     def keys(self, device: str) -> list[DeviceKey]:
         """All that a device ever had, the oldest first."""
-        with self._using() as db:
+        with self._reading() as db:
             self._look(db)
             if device not in self._read:
                 self._read[device] = _rows(
@@ -130,7 +136,7 @@ class Registry:
 
     def devices(self) -> int:
         """How many names have keys."""
-        with self._using() as db:
+        with self._reading() as db:
             self._look(db)
             if self._count is None:
                 count = "SELECT count(DISTINCT device) FROM keys WHERE federation = ?"

@@ -11,8 +11,8 @@ from server.aggregate.aggregator import Checked
 from server.storage.update_rows import AcceptedUpdate
 
 MOST_UPDATES = 64
-MOST_BYTES = 8 << 20
-LONGEST_S = 0.01
+MOST_BYTES = 4 << 20
+LONGEST_S = 0.05
 """A group is journaled at the latest when it has so many updates, or bytes, or its first one has waited so long."""
 
 

@@ -11,6 +11,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import takewhile
 
 from edgefl.wire.mqtt.messages import UpdateChunk
 
@@ -32,7 +33,7 @@ class Turns:
         self._clock = clock
         self._waiting: OrderedDict[str, UpdateChunk] = OrderedDict()
         self._again: dict[str, UpdateChunk] = {}
-        self._turns: dict[str, _Turn] = {}
+        self._turns: OrderedDict[str, _Turn] = OrderedDict()  # who was silent longest comes first
         self._asked_bytes = 0
 
     def offer(self, device: str, offer: UpdateChunk) -> None:
@@ -53,6 +54,7 @@ class Turns:
         """A piece came of the device's update."""
         if (turn := self._turns.get(device)) is not None:
             turn.heard = self._clock()
+            self._turns.move_to_end(device)
 
     def over(self, device: str, *, but_waiting: bool = False) -> None:
         """The device's update is whole, or nobody wants it."""
@@ -88,8 +90,9 @@ class Turns:
         """Seconds until a turn may be over for want of pieces; None if nobody waits for one."""
         if not self._waiting or not self._turns:
             return None
-        return max(0.0, min(turn.heard for turn in self._turns.values()) + PATIENCE_S - self._clock())
+        return max(0.0, next(iter(self._turns.values())).heard + PATIENCE_S - self._clock())
 
     def _expire(self, now: float) -> None:
-        for device in [name for name, turn in self._turns.items() if now - turn.heard >= PATIENCE_S]:
+        silent = takewhile(lambda each: now - each[1].heard >= PATIENCE_S, self._turns.items())
+        for device in [name for name, _ in silent]:
             self.over(device, but_waiting=True)

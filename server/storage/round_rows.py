@@ -28,6 +28,25 @@ class MethodProgress:
 CLOSING = "closing"
 """The state of a round whose updates are being added up: it takes no more of them."""
 
+# Statements that every group of updates needs are built once: that costs more than running them.
+_tasks = tables.assignments.c
+_ANSWER = (
+    tables.assignments.update()
+    .where(
+        _tasks.run == sa.bindparam("of_run"),
+        _tasks.round == sa.bindparam("number"),
+        _tasks.device == sa.bindparam("name"),
+        _tasks.nonce == sa.bindparam("key"),
+        _tasks.status == "open",
+    )
+    .values(status=sa.bindparam("to"), reason=sa.bindparam("why"))
+)
+_STATE_LOCKED = (
+    sa.select(tables.rounds.c.state)
+    .where(tables.rounds.c.run == sa.bindparam("of_run"), tables.rounds.c.round == sa.bindparam("number"))
+    .with_for_update(read=True)
+)
+
 
 class RoundOver(StoreError):
     """An update came too late to be kept: the round is closed, or the device's task was answered meanwhile."""
@@ -148,16 +167,18 @@ def progress(connection: Connection, run: str) -> MethodProgress:
 
 def answer(connection: Connection, run: str, tasks: Sequence[Assignment]) -> int:
     """Write down how tasks ended that are open: their status, and why. Of how many that is new."""
-    columns = tables.assignments.c
-    key = (columns.run == run) & (columns.round == sa.bindparam("number"))
-    key &= (columns.device == sa.bindparam("name")) & (columns.nonce == sa.bindparam("key"))
-    statement = tables.assignments.update().where(key & (columns.status == "open"))
-    statement = statement.values(status=sa.bindparam("to"), reason=sa.bindparam("why"))
     rows = [
-        {"number": task.round, "name": task.device, "key": task.nonce, "to": task.status, "why": task.reason}
+        {
+            "of_run": run,
+            "number": task.round,
+            "name": task.device,
+            "key": task.nonce,
+            "to": task.status,
+            "why": task.reason,
+        }
         for task in tasks
     ]
-    return int(connection.execute(statement, rows).rowcount) if rows else 0
+    return int(connection.execute(_ANSWER, rows).rowcount) if rows else 0
 
 
 def status(connection: Connection, run: str, number: int, device: str, nonce: str) -> str:
@@ -171,9 +192,7 @@ def status(connection: Connection, run: str, number: int, device: str, nonce: st
 def check_open(connection: Connection, run: str, number: int, answered: int, tasks: int) -> None:
     """RoundOver unless the round is open, and as many tasks were open as there should be. Where databases have locks of
     rows, whoever closes the round waits for this transaction."""
-    key = (tables.rounds.c.run == run) & (tables.rounds.c.round == number)
-    query = sa.select(tables.rounds.c.state).where(key).with_for_update(read=True)
-    state = connection.execute(query).scalar()
+    state = connection.execute(_STATE_LOCKED, {"of_run": run, "number": number}).scalar()
     if state != "open" or answered != tasks:
         what = (
             f"is {state or 'not there'}"

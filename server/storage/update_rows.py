@@ -66,6 +66,8 @@ def of_step(run: str, number: int) -> sa.ColumnElement[bool]:
     return (_updates.run == run) & (_updates.step == number)
 
 
+_INSERT = tables.updates.insert()
+
 ShardOf = Callable[[str], int]
 """The shard of a device, by its name, as far as its updates are taken by workers."""
 
@@ -88,7 +90,7 @@ def accept(
     # After the first write, which other writers wait for: nobody closes the round between this look and the commit.
     round_rows.check_open(connection, run, number, answered, len(tasks))
     connection.execute(
-        tables.updates.insert(),
+        _INSERT,
         [
             {
                 "run": run,
