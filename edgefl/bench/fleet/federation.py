@@ -12,6 +12,9 @@ from edgefl.wire.errors import ConfigError
 
 NAME, TIER = "bench-fleet", "fleet"
 
+_UNTIL_REST = 3
+"""Rounds after which devices without a task listen no more: two without one, and the one that they say it in."""
+
 _ECHO = {"name": "edgefl.bench.common.echo:echo", "steps": 0}
 _RESNET = {"model": {"name": "resnet20"}, "data": {"name": "random"}}
 
@@ -32,7 +35,7 @@ UPDATES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """``devices`` connect, ``selected`` of them get a task in each of ``rounds`` rounds, after one that is not counted.
+    """``devices`` connect, ``selected`` of them get a task in each of ``rounds`` rounds, after ``uncounted`` others.
 
     ``workers`` are the server's; all else is of the devices, as in :class:`edgefl.lab.generator.settings.Load`.
     """
@@ -63,6 +66,11 @@ class Case:
     def tasks(self) -> int:
         return self.selected or self.devices
 
+    @property
+    def uncounted(self) -> int:
+        """Rounds before those that count: kernels load in the first, and devices without tasks listen until they rest."""
+        return 1 if self.tasks == self.devices else 1 + _UNTIL_REST
+
     def __str__(self) -> str:
         return f"{self.devices:,} devices, {self.tasks:,} selected, {self.update}"
 
@@ -70,7 +78,7 @@ class Case:
 def federation_of(case: Case, port: int) -> Federation:
     """The file of the server; the broker listens on ``port``."""
     tables: dict[str, Any] = {
-        "federation": {"name": NAME, "rounds": case.rounds + 1},
+        "federation": {"name": NAME, "rounds": case.rounds + case.uncounted},
         "program": _ECHO,
         "round": {
             "evaluate_every": 0,

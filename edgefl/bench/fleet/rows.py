@@ -22,7 +22,7 @@ __all__ = ["Case", "FleetRow", "measure"]
 
 
 class FleetRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Times in seconds, sizes in bytes, over the rounds after the first.
+    """Times in seconds, sizes in bytes, over the rounds that count (:attr:`Case.uncounted`).
 
     ``connect_s``: from the first connection until the server had taken in all devices but one. ``round_*``: from a
     round's opening to its end as the server tells them; ``cycle_p50_s``: from one opening to the next.
@@ -100,12 +100,12 @@ def measure(case: Case, tell: Callable[[str], None], keep: Path | None = None) -
 
 
 def _row(case: Case, measured: Measured, run: Run) -> FleetRow:
-    first, last = run.marks[1], run.marks[-1]
-    accepted = sum(measured.reports[1:])
+    first, last = run.marks[case.uncounted], run.marks[-1]
+    accepted = sum(measured.reports[case.uncounted :])
     server_s, broker_s = last.server_s - first.server_s, last.broker_s - first.broker_s
     generator_s = last.generator_s - first.generator_s
-    cycles = [end.at - start.at for start, end in pairwise(run.marks[1:])]
-    rounds = sorted(measured.seconds[1:])
+    cycles = [end.at - start.at for start, end in pairwise(run.marks[case.uncounted :])]
+    rounds = sorted(measured.seconds[case.uncounted :])
     acks = sorted(run.fleet.tally.ack_s[first.acks : last.acks])
     per_thousand = 1000 / max(1, accepted)
     summary = run.fleet.summary()
@@ -116,7 +116,7 @@ def _row(case: Case, measured: Measured, run: Run) -> FleetRow:
         update=case.update,
         update_bytes=summary.update_bytes,
         rounds=case.rounds,
-        closed=sum(outcome == "closed" for outcome in measured.outcomes[1:]),
+        closed=sum(outcome == "closed" for outcome in measured.outcomes[case.uncounted :]),
         connect_s=round(measured.connect_s, 3),
         round_p50_s=round(statistics.median(rounds), 4),
         round_p99_s=round(quantile(rounds, 0.99), 4),

@@ -163,12 +163,12 @@ class Run:
                     self._loop.later(_SETTLE_S, self._release)
             case "roundopened":
                 self._mark()
-                self._tell(f"{self.case}: round {event['round']} of {self.case.rounds + 1}")
+                self._tell(f"{self.case}: round {event['round']} of {self.case.rounds + self.case.uncounted}")
             case "roundended":
                 self.measured.seconds.append(event["seconds"])
                 self.measured.reports.append(event["reports"])
                 self.measured.outcomes.append(event["outcome"])
-            case "roundclosed" if event["round"] > self.case.rounds:
+            case "roundclosed" if event["round"] >= self.case.rounds + self.case.uncounted:
                 self._finish()
 
     def _begin(self) -> None:
