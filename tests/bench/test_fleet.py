@@ -27,14 +27,14 @@ def test_a_row_of_twenty_devices() -> None:
     row = measure(Case(20, selected=15, update="small", rounds=2, shares=Shares(duplicate=0.2)), told.append)
 
     assert (row.devices, row.selected, row.rounds, row.closed) == (20, 15, 2, 2)
-    assert sum(row.fates.values()) == 45 and set(row.fates) == {"honest: accepted", "duplicate: accepted"}
+    assert sum(row.fates.values()) == 90 and set(row.fates) == {"honest: accepted", "duplicate: accepted"}
     assert 3000 < row.update_bytes < 4000
-    assert (row.dropped_messages, row.resent_chunks, row.vanished) == (0, 0, 0)
+    assert (row.dropped_messages, row.resent_chunks, row.vanished, row.unanswered) == (0, 0, 0, 0)
     assert 0 < row.round_p50_s <= row.round_p99_s and 0 < row.ack_p50_s <= row.ack_p99_s
     assert min(row.connect_s, row.cycle_p50_s, row.updates_per_s, row.server_cpu_s, row.generator_cpu_s) > 0
     assert row.server_start_bytes > 0 and row.server_idle_bytes <= row.server_peak_bytes
     assert 0 < row.journal_bytes <= row.out_bytes
-    assert any("round 3 of 3" in text for text in told)
+    assert any("round 6 of 6" in text for text in told)
 
 
 def test_rows_of_the_coordinator() -> None:

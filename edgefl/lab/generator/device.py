@@ -196,6 +196,8 @@ class Device:
         if self._resting and self._connection is not None and self._connection.up:
             self._resting = False
             self._connection.subscribe([self._common.topics.current_round], qos=1)
+        if not task.nonce:  # it asks for nothing but to listen again
+            return
         if self._task is None or self._task.nonce != task.nonce:  # it may come any number of times
             self._task = task
         self._outbox.send_again()
