@@ -31,7 +31,7 @@ START_S = 120.0
 
 # A busy machine is no fault: tests assert no times. And what fails once fails again: the same examples each time, more of
 # them where all tests run (``--hypothesis-profile all``).
-settings.register_profile("edgefl", deadline=None, derandomize=True, max_examples=30)
+settings.register_profile("edgefl", deadline=None, derandomize=True, max_examples=20)
 settings.register_profile("all", settings.get_profile("edgefl"), max_examples=100)
 settings.load_profile("edgefl")
 

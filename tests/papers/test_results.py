@@ -116,6 +116,7 @@ def test_a_run_that_goes_on_counts_the_rounds_before(tmp_path: Path) -> None:
     assert again.found == whole.found and again.seconds >= round(sum(row["seconds"] for row in rows), 2)
 
 
+@pytest.mark.slow
 def test_a_campaign_runs_what_is_not_there_and_keeps_what_is(tmp_path: Path) -> None:
     wanted = tasks(named("fafed/counterexample"), "smoke", 1, tmp_path)
     (first,) = campaign(wanted, jobs=1)

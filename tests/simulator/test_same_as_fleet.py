@@ -83,7 +83,17 @@ def twice(
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("case", sorted(CASES))
+@pytest.mark.parametrize(
+    "case",
+    mostly_slow(
+        sorted(CASES),
+        (
+            "mixed tiers, some of them, int8 down",
+            "noise, and a codec of its own",
+            "kept on clients, state at the server",
+        ),
+    ),
+)
 def test_where_both_use_torch_the_weights_have_the_same_bits(
     case: str, broker: BrokerProcess, federation: str, tmp_path: Path
 ) -> None:

@@ -9,6 +9,7 @@ import pytest
 import edgefl
 from edgefl.simulator.row import Row
 from edgefl.wire.errors import ConfigError, ParticipationError
+from tests.rings.rows import mostly_slow
 from tests.simulator.small import federation
 
 Tables = dict[str, dict[str, object]]
@@ -43,7 +44,7 @@ def bits(rows: tuple[Row, ...]) -> list[tuple[object, ...]]:
     return [(row.weights_sha256, row.train_loss, row.reports, row.simulated_s, row.staleness) for row in rows]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", mostly_slow(CASES, ["one bit, with what each client kept of it"]))
 def test_the_same_bits_again_and_with_two_workers(case: str, tmp_path: Path) -> None:
     tables = of(CASES[case])
     one = edgefl.simulate(tables, tmp_path / "one").history

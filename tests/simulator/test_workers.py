@@ -22,6 +22,7 @@ from edgefl.simulator.trainers.pool import Hand, Lost, Pool
 from edgefl.simulator.trainers.tasks import Portion
 from edgefl.simulator.trainers.worker import Failed, Method, Worker
 from edgefl.wire.errors import ConfigError, DataError, EdgeflError
+from tests.rings.rows import mostly_slow
 from tests.simulator.test_simulate import Stopped, federation, stop_after
 
 CASES: dict[str, dict[str, dict[str, object]]] = {
@@ -73,7 +74,12 @@ def killing(after: int, victims: Callable[[], list[psutil.Process]]) -> Callable
     return take
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    mostly_slow(
+        CASES, ("mixed tiers, residuals on clients", "who changed it, clipped, from rounded weights")
+    ),
+)
 def test_any_number_of_workers_ends_with_the_bits_of_one(case: str, tmp_path: Path) -> None:
     chosen = federation(**CASES[case])
     one = edgefl.simulate(chosen, tmp_path / "one")
@@ -83,7 +89,7 @@ def test_any_number_of_workers_ends_with_the_bits_of_one(case: str, tmp_path: Pa
     assert some.federation.simulation.workers == 2 and nobody_is_left()
 
 
-@pytest.mark.parametrize("dying", ["one", "all"])
+@pytest.mark.parametrize("dying", mostly_slow(["one", "all"], ["one"]))
 def test_what_a_killed_worker_had_trained_is_trained_again_and_counts_once(
     dying: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

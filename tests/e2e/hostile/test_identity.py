@@ -50,6 +50,7 @@ def until(process: subprocess.Popen[str], event: str) -> dict[str, Any]:
     raise AssertionError(f"it ended without {event}")
 
 
+@pytest.mark.slow
 def test_enrolled_devices_train_and_follow_a_new_key_of_the_server_and_a_stranger_does_not(
     stack: ExitStack, mosquitto: Mosquitto, tmp_path: Path
 ) -> None:

@@ -24,6 +24,7 @@ from exporters.memory.predict import predicted_peak
 from exporters.memory.recompute import Budget
 from exporters.memory.usage import SMALL_BYTES, size, timeline
 from tests.parity.forms import checked
+from tests.rings.rows import mostly_slow
 
 MODELS: dict[str, tuple[dict[str, object], int]] = {
     "resnet8": ({"size": 32}, 32),
@@ -104,7 +105,7 @@ def test_a_step_without_halves_is_left_alone() -> None:
     assert AFTER not in targets
 
 
-@pytest.mark.parametrize("model", sorted(MODELS))
+@pytest.mark.parametrize("model", mostly_slow(sorted(MODELS), ["vit"]))
 def test_executorch_keeps_halves_and_computes_the_rest_again(model: str) -> None:
     kept = {}
     for activations in ("float32", "float16"):
@@ -117,7 +118,13 @@ def test_executorch_keeps_halves_and_computes_the_rest_again(model: str) -> None
     assert kept["float16"] < 0.8 * kept["float32"]
 
 
-@pytest.mark.parametrize(("model", "form"), [("resnet8", "onnx"), ("vit", "onnx"), ("vit", "executorch")])
+@pytest.mark.parametrize(
+    ("model", "form"),
+    mostly_slow(
+        [("resnet8", "onnx"), ("vit", "onnx"), ("vit", "executorch")],
+        [("resnet8", "onnx"), ("vit", "executorch")],
+    ),
+)
 def test_graphs_round_as_torch_rounds(model: str, form: str) -> None:
     assert checked(form, step(model, "float16"), 1).worst <= 1e-3
 

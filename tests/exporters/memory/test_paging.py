@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import msgspec
@@ -34,6 +35,7 @@ from exporters.memory.paging import cuts
 from exporters.memory.predict import predicted_peak
 from exporters.memory.recompute import Budget, plans
 from exporters.memory.usage import timeline
+from tests.rings.rows import mostly_slow
 
 OPTIONS: dict[str, tuple[dict[str, object], int]] = {
     "resnet8": ({"size": 32}, 16),
@@ -64,8 +66,10 @@ def in_turn(parts: tuple[Captured, ...], given: dict[str, torch.Tensor]) -> dict
     return {name: value for name, value in made.items() if not is_page(name)}
 
 
-@pytest.mark.parametrize("model", OPTIONS)
-@pytest.mark.parametrize("recomputed", [False, True])
+@pytest.mark.parametrize(
+    ("model", "recomputed"),
+    mostly_slow(product(OPTIONS, (False, True)), [("resnet8", True), ("vit", False)]),
+)
 def test_a_step_cut_anywhere_computes_the_same(model: str, recomputed: bool) -> None:
     captured = step_of(model)
     if recomputed:
