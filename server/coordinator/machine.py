@@ -186,11 +186,13 @@ def _delayed(rules: Rules, state: State, seconds: float) -> State:
 
 
 def _answered(state: State, event: Answered | Declined) -> State:
+    task = state.round.assignments.get(event.device) if state.round is not None else None
     if isinstance(event, Answered):
+        if task is None or event.nonce not in ("", task.nonce):
+            return state
         status: Status = "accepted" if event.accepted else "rejected"
         return _with_answer(state, event.device, status=status, reason=event.reason)
-    task = state.round.assignments.get(event.device) if state.phase == "open" and state.round else None
-    if task is None or task.nonce != event.nonce:
+    if task is None or task.nonce != event.nonce or state.phase != "open":
         return state
     return _with_answer(state, event.device, status="declined", reason=event.reason)
 

@@ -212,11 +212,13 @@ class DeviceLeft:
 
 @dataclass(frozen=True)
 class Answered:
-    """A device's update was accepted, or refused for good. ``reason``, for people, says why it was refused."""
+    """A device's update was accepted, or refused for good. ``reason``, for people, says why it was refused. ``nonce`` is
+    that of the task, which may be over by now; empty for the one that is open."""
 
     device: str
     accepted: bool
     reason: str = ""
+    nonce: str = ""
 
 
 @dataclass(frozen=True)

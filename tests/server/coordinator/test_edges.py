@@ -178,6 +178,9 @@ def test_the_first_answer_stands() -> None:
         "why",
     )
     assert machine.step(rules, state, machine.Answered("nobody", True), 1.0) == (state, ())
+    # Nor that of a task that is over: the round may have ended while its device's update was refused.
+    old = machine.Answered("strong-1", False, nonce="of the round before")
+    assert machine.step(rules, state, old, 1.0) == (state, ())
 
 
 @pytest.mark.parametrize("event", [machine.ModelReady("w" * 64), machine.ModelReady("w" * 64, failed="why")])
