@@ -53,7 +53,7 @@ from server.shards.slots import shard_of
 from server.shards.words import FromWorker
 from server.storage.checkpoints import Checkpoints
 from server.storage.journal import Journal
-from server.storage.places import store_at
+from server.storage.places import journal_at, place_of, store_at
 from server.taking.active import ActiveRound
 from server.verdicts import Verdicts
 
@@ -106,8 +106,8 @@ class Service:
         self._speaker = Speaker(self._signer.keys, Sequence(self._registry.number, self._keep_number, clock))
         self._topics = Topics(spec.federation)
         self._checkpoints = Checkpoints(out)
-        journal = database or f"sqlite:///{out.resolve() / 'journal.sqlite'}"
-        updates = crew.updates or str(out.resolve() / "updates")
+        journal = database or journal_at(out.resolve() / "journal.sqlite")
+        updates = place_of(crew.updates, spec.federation, out.resolve())
         self._journal = Journal(
             journal,
             spec.federation,

@@ -18,7 +18,7 @@ from edgefl.wire.errors import ConfigError
 from edgefl.wire.tensors import Arrays
 from server.storage.checkpoints import Checkpoints
 from server.storage.journal import Journal
-from server.storage.places import store_at
+from server.storage.places import journal_at, place_of, store_at
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,8 @@ def replay(
     """
     path = Path(folder).resolve()
     whole = without_devices(_federation(path, federation, data))
-    url = database or f"sqlite:///{_journal_of(path)}"
-    updates = whole.server.updates or str(path / "updates")
+    url = database or journal_at(_journal_of(path))
+    updates = place_of(whole.server.updates, whole.federation.name, path)
     with (
         closing(Journal(url, whole.federation.name, store_at(updates))) as journal,
         TemporaryDirectory() as scratch,

@@ -28,8 +28,8 @@ class ServerTable(Table):
     updates: str = Field(
         "",
         description=(
-            "where the bytes of the open round's updates go: a folder, or an fsspec URL such as s3://bucket/run; default: "
-            "a folder of the run. Workers on several machines need one that all of them reach"
+            "where the bytes of the open round's updates go, below the federation's name: a folder, or an fsspec URL such "
+            "as s3://bucket/run; default: a folder of the run. Workers on several machines need one that all of them reach"
         ),
     )
 

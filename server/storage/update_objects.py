@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
@@ -15,14 +16,14 @@ _PREFIX = "round-"
 
 class UpdateObjects:
     """The objects below ``url``, such as ``s3://bucket/run``. They go when the round is over. ``writer`` is part of their
-    names, so that no process writes over another's.
+    names, so that no process writes over another's, also not over those of the one that it takes the place of.
 
     StoreError where fsspec, or what it needs for such a place, is not installed.
     """
 
     def __init__(self, url: str, writer: str) -> None:
         self._url = url.rstrip("/")
-        self._writer = writer or "server"
+        self._writer = writer or f"server-{time.time_ns():020d}"
         self._numbers = count()
         with self._guard():
             self._files, self._root = _file_system(self._url)

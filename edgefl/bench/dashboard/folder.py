@@ -16,6 +16,7 @@ from server.coordinator.states import OpenRound
 from server.storage.feed import Feed
 from server.storage.history import History
 from server.storage.journal import Journal, Run
+from server.storage.places import journal_at
 from server.storage.update_files import UpdateFiles
 from server.storage.update_rows import AcceptedUpdate
 
@@ -34,7 +35,7 @@ class Made:
         self._random = random.Random(seed)
         self._now = time.time() - rounds * _ROUND_S
         self._journal = Journal(
-            f"sqlite:///{folder / 'journal.sqlite'}", FEDERATION, UpdateFiles(folder / "updates")
+            journal_at(folder / "journal.sqlite"), FEDERATION, UpdateFiles(folder / "updates")
         )
         self._history = History(folder)
         self.feed = Feed(folder, lambda: self._now)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -15,6 +16,7 @@ from edgefl.wire.mqtt.messages import Hello, decode
 from edgefl.wire.printable import printable
 from server.dashboard.known.fleet import Facts, Fleet, Part
 from server.storage import tables
+from server.storage.round_rows import CLOSING
 
 _MOST_NAME = 64
 _MOST_ENGINES = 8
@@ -87,7 +89,8 @@ class Past:
             rows = connection.execute(query).mappings().all()
         for row in rows:
             known = fleet.round(row["round"])
-            known.state, known.opened = row["state"], row["opened"]
+            known.opened = row["opened"]
+            known.state = "open" if row["state"] == CLOSING else row["state"]
             known.deadline, known.goal = row["deadline"], row["goal"]
             outcome: dict[str, Any] = row["outcome"]
             for name in (
@@ -104,7 +107,7 @@ class Past:
                 if outcome.get(name) is not None:
                     setattr(known, name, outcome[name])
             self._parts(fleet, run, row["round"])
-            if row["state"] == "open":
+            if known.state == "open":
                 fleet.phase, fleet.current = "open", row["round"]
 
     def _parts(self, fleet: Fleet, run: str, number: int) -> None:
@@ -124,7 +127,10 @@ class Past:
     @contextmanager
     def _reading(self) -> Iterator[Connection]:
         if self._engine is None:
-            self._engine = sa.create_engine(f"sqlite:///file:{self._path}?mode=ro&uri=true")
+            file = f"file:{quote(str(self._path))}"
+            self._engine = sa.create_engine(
+                sa.URL.create("sqlite", database=file, query={"mode": "ro", "uri": "true"})
+            )
         with self._engine.connect() as connection:
             yield connection
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from edgefl.bench.dashboard.folder import FEDERATION, Made
+from edgefl.bench.dashboard.folder import FEDERATION, RUN, Made
 from server import events
 from server.dashboard.known import fleet as fleets
 from server.dashboard.known import fold
@@ -25,6 +26,8 @@ from server.events import (
     UpdateAccepted,
 )
 from server.storage.feed import Feed
+from server.storage.journal import Journal
+from server.storage.update_files import UpdateFiles
 
 DEVICES = ("strong-0", "strong-1", "weak-0", "weak-1")
 
@@ -187,6 +190,35 @@ def test_the_journal_and_the_feed_of_a_run_tell_the_same_rounds(tmp_path: Path) 
             assert getattr(ours, name) == getattr(theirs, name), name
     facts = alone.devices["weak-0002"].facts
     assert facts is not None and (facts.cores, facts.samples) == (2, 600)
+
+
+def test_a_folder_may_have_any_name(tmp_path: Path) -> None:
+    folder = tmp_path / "50%25 of #1?"
+    made = Made(folder, devices=3, rounds=1)
+    made.past()
+    made.close()
+    (folder / "events.jsonl").unlink()
+
+    found = Folder(folder).begin()
+
+    assert (found.problem, len(found.devices), found.rounds[1].state) == ("", 3, "closed")
+
+
+def test_a_round_whose_updates_are_being_added_up_is_open_still(tmp_path: Path) -> None:
+    made = Made(tmp_path, devices=3, rounds=1)
+    made.past()
+    made.open(2)
+    made.close()
+    with closing(
+        Journal(f"sqlite:///{tmp_path}/journal.sqlite", FEDERATION, UpdateFiles(tmp_path))
+    ) as journal:
+        journal.stop_taking(RUN, 2)
+    (tmp_path / "events.jsonl").unlink()
+
+    found = Folder(tmp_path).begin()
+
+    assert (found.rounds[2].state, found.phase, found.current) == ("open", "open", 2)
+    assert {part.status for part in found.rounds[2].parts.values()} == {"open"}
 
 
 def test_a_journal_that_cannot_be_read_is_a_problem_that_is_told(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from edgefl.wire.limits import Limits
 from server.events import RoundClosed, UpdateAccepted, Warned
 from server.shards.process import ProcessHand
 from server.shards.slots import worker_of
-from server.storage.places import store_at
+from server.storage.places import place_of, store_at
 from server.storage.update_files import UpdateFiles
 from tests.conftest import Mosquitto
 from tests.server.fleet import ScriptedDevice
@@ -57,6 +57,14 @@ def test_what_was_appended_is_read_by_another_process_and_goes_with_the_round(bu
     assert not bucket.objects
 
 
+def test_a_server_that_is_started_again_writes_over_nothing(bucket: Bucket) -> None:
+    before, after = store_at(URL), store_at(URL)
+    places = [*before.append(3, [b"accepted"]), *after.append(3, [b"later"])]
+
+    assert [after.read(place) for place in places] == [b"accepted", b"later"]
+    assert sorted(places, key=lambda place: place.file) == places  # the order in which they came
+
+
 def test_a_bucket_that_answers_503_is_waited_for(
     bucket: Bucket, mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path
 ) -> None:
@@ -86,6 +94,20 @@ def test_a_bucket_that_answers_503_is_waited_for(
     assert bucket.refused == 12 and closed.reports == len(NAMES)
     assert model_of(tmp_path / "out") == model_of(tmp_path / "calm")
     assert not bucket.objects
+
+
+def test_federations_that_share_a_place_leave_each_other_what_is_theirs(tmp_path: Path) -> None:
+    one, other = (
+        store_at(place_of(str(tmp_path / "shared"), federation, tmp_path)) for federation in ("one", "other")
+    )
+    [place] = one.append(1, [b"accepted"])
+    other.append(1, [b"of a round that is over"])
+
+    other.drop()
+
+    assert one.read(place) == b"accepted"
+    assert place_of("", "one", tmp_path) == str(tmp_path / "updates")
+    assert place_of("s3://bucket/run/", "one", tmp_path) == "s3://bucket/run/one"
 
 
 def test_a_place_is_a_folder_or_what_fsspec_reaches(tmp_path: Path) -> None:
