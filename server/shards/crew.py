@@ -104,7 +104,7 @@ class _Member:
     ready: int = 0
     pause_s: float = _FIRST_PAUSE_S
     again_at: float | None = 0.0
-    trouble_since: float | None = None
+    in_trouble: bool = False
     counts: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -117,6 +117,7 @@ class Crew:
         self._journal = journal
         self._hire = hire
         self._around = around
+        self._trouble_since: float | None = None
         wanted = told.workers if told.workers > 1 else 0
         self._members = [_Member(number, shards_of(number, wanted)) for number in range(wanted)]
         self._recipe: Recipe | None = None
@@ -133,7 +134,7 @@ class Crew:
     @property
     def in_trouble(self) -> bool:
         """Whether some updates cannot be taken at the moment: no deadline passes then."""
-        return any(member.trouble_since is not None for member in self._members)
+        return any(member.in_trouble for member in self._members)
 
     @property
     def turned_away(self) -> Mapping[str, int]:
@@ -263,14 +264,20 @@ class Crew:
         return None
 
     def _ready(self, member: _Member, number: int) -> Outage | None:
-        member.ready = number
-        since, member.trouble_since = member.trouble_since, None
+        member.ready, member.in_trouble = number, False
         current = self._around.course.state.round
         if current is not None and current.number == number:
             for task in current.with_status("open"):
                 if self._of(task.device) is member:
                     self._around.send_task(current, task)
-        return None if since is None else Outage(self._around.clock() - since)
+        return self._recovered()
+
+    def _recovered(self) -> Outage | None:
+        """Once nobody is in trouble any more: how long somebody was. Most often all were, for the same reason."""
+        if self._trouble_since is None or self.in_trouble:
+            return None
+        since, self._trouble_since = self._trouble_since, None
+        return Outage(self._around.clock() - since)
 
     def _took(self, took: Took) -> Answers | None:
         for event in took.events:
@@ -284,8 +291,9 @@ class Crew:
 
     def _in_trouble(self, member: _Member, error: StoreError) -> None:
         """Until it says that it takes updates again: what it waits for is tried again and again."""
-        if member.trouble_since is None:
-            member.trouble_since = self._around.clock()
+        member.in_trouble = True
+        if self._trouble_since is None:
+            self._trouble_since = self._around.clock()
         self._around.tellers.troubled(error)
 
     def _lost(self, member: _Member, why: str) -> None:
@@ -333,8 +341,9 @@ class Crew:
             member.again_at = now + member.pause_s
             return
         current = self._around.course.state.round
-        if current is None:
-            member.trouble_since = None  # else once it is ready for the round
+        if current is None:  # else once it is ready for the round
+            member.in_trouble = False
+            self._recovered()
         else:
             self._tell_round(member, member.hand, current)
 

@@ -46,15 +46,30 @@ def begin(there: socket.socket) -> Begun:
     )
 
 
+def _begun(begin: Callable[[socket.socket], Begun]) -> tuple[Begun, socket.socket]:
+    """The process, and this end of the pipe to it."""
+    here: socket.socket | None = None
+    try:
+        here, there = socket.socketpair()
+        with there:
+            return begin(there), here
+    except OSError as error:
+        if here is not None:
+            here.close()
+        raise StoreError(
+            f"no worker can be started: {error.strerror or error}; set server.workers lower, or raise what the machine "
+            "allows of processes, memory and open files (`ulimit -a`)"
+        ) from error
+
+
 class ProcessHand:
-    """The server's end. ``deliver`` gets what the worker says, on a thread of its own; :class:`Died` is its last word."""
+    """The server's end. ``deliver`` gets what the worker says, on a thread of its own; :class:`Died` is its last word.
+    StoreError where the machine has no room for a process."""
 
     def __init__(
         self, told: Told, deliver: Callable[[News], None], begin: Callable[[socket.socket], Begun] = begin
     ) -> None:
-        here, there = socket.socketpair()
-        with there:
-            self._process = begin(there)
+        self._process, here = _begun(begin)
         self._connection = Connection(here.detach())
         self._deliver = deliver
         self._sending = threading.Lock()
