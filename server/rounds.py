@@ -341,11 +341,9 @@ class Rounds:
         devices keep of them is void. Done again after a kill it comes to the same."""
         run, last = self.rules.run, state.next_round - 1
         weights = self._checkpoints.load(to)
-        facts = {
-            "text": f"undone: an operator took the model back to round {to}",
-            "weights_sha256": self._persist(lambda: self._checkpoints.save(last, weights)),
-        }
-        self._persist(lambda: self._journal.undo(run, to, facts))
+        text = f"undone: an operator took the model back to round {to}"
+        digest = self._persist(lambda: self._checkpoints.save(last, weights))
+        self._persist(lambda: self._journal.undo(run, to, text, digest))
         self.model = self._persist(lambda: self._checkpoint(last))
         self._persist(lambda: self.announcements.publish(self.model))
         self.best = self._best()

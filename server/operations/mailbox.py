@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -87,8 +88,9 @@ class Mailbox:
                 continue
 
     def done(self, path: Path) -> None:
-        """An order was carried out, or refused."""
-        path.unlink(missing_ok=True)
+        """An order was carried out, or refused. One that cannot be deleted waits for the next server."""
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
 
     @property
     def paused(self) -> bool:

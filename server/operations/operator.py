@@ -68,8 +68,8 @@ class Operator:
         """Carry an order out, or keep it for when no round is open."""
         match given.order:
             case Pause() | Resume():
-                self._mailbox.pause(on=isinstance(given.order, Pause))
-                self._end(given, done=True)
+                text = self._paused(on=isinstance(given.order, Pause))
+                self._end(given, done=not text, text=text)
                 self._hold()
             case Drain():
                 self._due.append(given)
@@ -83,6 +83,14 @@ class Operator:
             case None:
                 self._emit(events.Ordered(order="unknown", by="", done=False, text="it cannot be read"))
                 self._mailbox.done(given.path)
+
+    def _paused(self, *, on: bool) -> str:
+        """Why that cannot be remembered; empty where it is."""
+        try:
+            self._mailbox.pause(on=on)
+        except OSError as error:
+            return f"{error.filename or 'the folder of orders'} cannot be written ({error.strerror}): free some space there"
+        return ""
 
     def step(self, *, judged: bool) -> None:
         """Do what waited for the round to end. ``judged``: the models of all rounds have been evaluated."""

@@ -271,10 +271,11 @@ class Journal:
         if not self._keep:
             self._files.drop()
 
-    def undo(self, run: str, after: int, more: Mapping[str, Any]) -> None:
-        """The rounds behind round ``after`` count no more, as if they had been abandoned; ``more`` is in their outcomes."""
+    def undo(self, run: str, after: int, text: str, weights_sha256: str) -> None:
+        """Between rounds: those behind round ``after`` count no more, as if they had been abandoned for what ``text`` says,
+        and had left these weights."""
         with self._transaction() as connection:
-            round_rows.undo(connection, run, after, more)
+            round_rows.undo(connection, run, after, text, weights_sha256)
 
     def add_to_outcome(self, run: str, number: int, more: Mapping[str, Any]) -> None:
         """Complete an ended round's outcome, with an evaluation for example."""

@@ -218,13 +218,15 @@ def open_again(connection: Connection, run: str) -> None:
     connection.execute(tables.rounds.update().where(which).values(state="open"))
 
 
-def undo(connection: Connection, run: str, after: int, more: Mapping[str, Any]) -> None:
-    """Rounds behind round ``after`` that were closed are abandoned, with ``more`` in their outcomes."""
+def undo(connection: Connection, run: str, after: int, text: str, weights_sha256: str) -> None:
+    """Rounds behind round ``after`` left the model as that one did, with these weights; those that were closed are
+    abandoned, and ``text`` says why."""
     columns = tables.rounds.c
     which = (columns.run == run) & (columns.round > after) & (columns.state == "closed")
     for number, outcome in connection.execute(sa.select(columns.round, columns.outcome).where(which)).all():
         key = (columns.run == run) & (columns.round == number)
-        values = {"state": "abandoned", "outcome": {**outcome, **more}}
+        now = {**outcome, "weights_sha256": weights_sha256} | ({"text": text} if state == "closed" else {})
+        values = {"state": "abandoned", "outcome": now}
         connection.execute(tables.rounds.update().where(key).values(**values))
 
 

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from edgefl.simulator.replay import Replay
+from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.messages import Task
 from server.events import Event, Finished, Ordered, RoundClosed, RoundOpened, Started, Stopped
 from server.operations.mailbox import Drain, Mailbox, Order, Pause, Resume, RollBack, read
 from server.storage.journal import Journal
 from server.storage.update_files import UpdateFiles
-from tests.server.fleet import RunningServer, ScriptedDevice, silent
+from tests.conftest import Mosquitto
+from tests.server.fleet import WEIGHTS, RunningServer, ScriptedDevice, plan_for, silent
 from tests.server.service.served import MakeDevice
 
 Serve = Callable[..., RunningServer]
@@ -40,11 +45,16 @@ def left(server: RunningServer, box: Mailbox, order: Order) -> None:
 def report(device: ScriptedDevice, number: int) -> str:
     """The device's update for that round; the version of the model that it began with."""
     opened = device.wait_open(number)
+    device.report(task_of(device, number), opened)
+    return opened.model_version
+
+
+def task_of(device: ScriptedDevice, number: int) -> Task:
+    """The device's task in that round."""
     task = device.tasks.get(timeout=50)
     while task.round != number:
         task = device.tasks.get(timeout=50)
-    device.report(task, opened)
-    return opened.model_version
+    return task
 
 
 def order_of(server: RunningServer, *kinds: type[Event]) -> list[str]:
@@ -128,6 +138,36 @@ def test_a_model_is_rolled_back_between_rounds_and_stays_so(
     assert told[2][2]["weights_sha256"] == told[0][2]["weights_sha256"] != told[3][2]["weights_sha256"]
 
 
+def test_a_run_that_was_rolled_back_is_repeated_to_the_same_bits(
+    device: MakeDevice,
+    mosquitto: Mosquitto,
+    box: Mailbox,
+    federation: str,
+    limits: Limits,
+    tmp_path: Path,
+) -> None:
+    """Over a round that was closed, and one that was abandoned by itself."""
+    phone = device("strong-0", silent)
+    plan = replace(plan_for(federation, limits, rounds=4), keep_updates=True)
+    server = RunningServer.start(plan, mosquitto.address, tmp_path / "out")
+    report(phone, 1)
+    report(phone, 2)
+    opened, task = phone.wait_open(3), task_of(phone, 3)
+    left(server, box, RollBack(version=1))
+    phone.report(task, opened, samples=-1, tier="another")  # which is refused
+    assert server.wait_for(Ordered).done
+    report(phone, 4)
+    server.join()
+
+    url = f"sqlite:///{tmp_path / 'out' / 'journal.sqlite'}"
+    with closing(Journal(url, federation, UpdateFiles(tmp_path / "out" / "updates"))) as journal:
+        run = journal.latest_run()
+        assert run is not None
+        repeated = list(Replay(plan, journal, run, WEIGHTS, tmp_path / "again", "cpu").rounds())
+    assert [each.outcome for each in repeated] == ["closed", "abandoned", "abandoned", "closed"]
+    assert [each.round for each in repeated if not each.same] == []
+
+
 def test_a_version_that_is_not_there_is_refused_with_the_reason(
     device: MakeDevice, serve: Serve, box: Mailbox
 ) -> None:
@@ -203,3 +243,18 @@ def test_an_order_is_json() -> None:
     for bad in (b"", b"{}", b'{"order":"rollback"}', b'{"order":"rollback","version":"x"}', b"\xff"):
         with pytest.raises(ValueError):
             read(bad)
+
+
+@pytest.mark.parametrize(("order", "name"), [(Pause(), "pause"), (Resume(), "resume")])
+def test_an_order_that_cannot_be_written_down_is_refused_and_the_run_goes_on(
+    device: MakeDevice, serve: Serve, box: Mailbox, tmp_path: Path, order: Order, name: str
+) -> None:
+    phone = device("strong-0", silent)
+    (tmp_path / "out" / "orders" / "paused").mkdir(parents=True)  # as a disk that takes nothing
+    server = serve(rounds=1)
+    refused = carried_out(server, box, order)
+    assert (refused.done, refused.order) == (False, name) and "cannot be written" in refused.text
+    (tmp_path / "out" / "orders" / "paused").rmdir()
+    assert carried_out(server, box, Resume()).done
+    report(phone, 1)
+    server.join()
