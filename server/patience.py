@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from edgefl.wire.errors import StoreError
 
@@ -12,6 +12,17 @@ _Written = TypeVar("_Written")
 
 _LONGEST_S = 10.0
 _LOOK_S = 0.05
+
+
+class Persist(Protocol):
+    """Does what needs the disk or the database, and does it again until it succeeds."""
+
+    def __call__(self, write: Callable[[], _Written]) -> _Written: ...
+
+
+def once(write: Callable[[], _Written]) -> _Written:
+    """Without a second try."""
+    return write()
 
 
 class CannotGoOn(StoreError):
@@ -34,23 +45,27 @@ class Patience:
 
     def persist(self, write: Callable[[], _Written]) -> _Written:
         """What ``write`` returns, once it succeeds; its StoreError after :meth:`end`."""
-        pause_s = self._pause_s
+        began, pause_s = time.monotonic(), self._pause_s
+        waited = False
         while True:
             try:
-                return write()
+                written = write()
             except StoreError as error:
                 if self._ended:
                     raise
                 self._troubled(error)
                 self._wait(pause_s)
-                pause_s = min(2 * pause_s, _LONGEST_S)
+                pause_s, waited = min(2 * pause_s, _LONGEST_S), True
+                continue
+            if waited:  # a database that is away may take long to say so
+                self._waited += time.monotonic() - began
+            return written
 
     def end(self) -> None:
         """Wait for nothing any more; callable from a signal handler."""
         self._ended = True
 
     def _wait(self, seconds: float) -> None:
-        began = time.monotonic()
-        while not self._ended and time.monotonic() < began + max(seconds, _LOOK_S):
+        until = time.monotonic() + max(seconds, _LOOK_S)
+        while not self._ended and time.monotonic() < until:
             time.sleep(_LOOK_S)
-        self._waited += time.monotonic() - began

@@ -39,7 +39,7 @@ from server.intake.admission import Admission
 from server.intake.declines import reason_of
 from server.intake.gate import Gate
 from server.intake.updates import Intake
-from server.patience import CannotGoOn
+from server.patience import CannotGoOn, Persist
 from server.publish.watch import Watch
 from server.run_spec import RunSpec
 from server.storage.journal import Journal
@@ -88,7 +88,8 @@ class Tellers:
 
 
 class Reception:
-    """Takes the messages of devices, one after the other. ``door`` knows their keys; ``clock`` gives epoch seconds."""
+    """Takes the messages of devices, one after the other. ``door`` knows their keys; ``clock`` gives epoch seconds; updates
+    that cannot be kept just now are waited for by ``persist``."""
 
     def __init__(
         self,
@@ -101,7 +102,9 @@ class Reception:
         door: Door,
         watch: Watch,
         clock: Callable[[], float],
+        persist: Persist,
     ) -> None:
+        self._persist = persist
         self._spec = spec
         self._rules = rules
         self._journal = journal
@@ -219,17 +222,14 @@ class Reception:
         if not self.intake.pending or active is None:
             return
         try:
-            acks = self.intake.commit(active)
-        except StoreError as error:  # not acknowledged, so they come again
-            self._tellers.troubled(error)
+            acks = self._persist(lambda: self.intake.commit(active))
+        except StoreError:  # asked to stop meanwhile; not acknowledged, so they come again
             return
         for device, ack in acks:
             self._tellers.answer(device, ack)
-        self._course.advance(
-            coordinator.Answers(
-                tuple(coordinator.Answered(device, True) for device, ack in acks if ack.status == "accepted")
-            )
-        )
+        good = [(device, ack.nonce) for device, ack in acks if ack.status == "accepted"]
+        answers = tuple(coordinator.Answered(device, True, nonce=nonce) for device, nonce in good)
+        self._course.advance(coordinator.Answers(answers))
 
     # -- what devices say ------------------------------------------------------------------------------------
 

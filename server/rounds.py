@@ -6,7 +6,7 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -26,6 +26,7 @@ from server.coordinator.fleet import Assignments, Devices
 from server.coordinator.machine import OpenRound, Reassign, State
 from server.coordinator.rollout import Trial, counted
 from server.events import Finished
+from server.patience import Persist, once
 from server.publish.announcements import Announcements
 from server.publish.downlink import check_counting
 from server.publish.model import Model
@@ -42,18 +43,6 @@ _COMPILER = "libllvmlite"
 """What loads the loops that updates are added by, and then has nothing to do."""
 
 _Published = list[BlobRef]
-_Written = TypeVar("_Written")
-
-
-class Persist(Protocol):
-    """Does what writes to a disk, and does it again where the disk was full."""
-
-    def __call__(self, write: Callable[[], _Written]) -> _Written: ...
-
-
-def once(write: Callable[[], _Written]) -> _Written:
-    """Without a second try."""
-    return write()
 
 
 class AnotherConfiguration(ConfigError):

@@ -166,7 +166,15 @@ class Service:
         )
         door = Door(self._registry, self._announcer.noted, enrolled=enrolled is not None, clock=clock)
         self._reception = Reception(
-            spec, self._rules, self._journal, self, tellers, door=door, watch=self._watch, clock=clock
+            spec,
+            self._rules,
+            self._journal,
+            self,
+            tellers,
+            door=door,
+            watch=self._watch,
+            clock=clock,
+            persist=self._patience.persist,
         )
         self._operations = Operations(out, self, self._rounds, self._inbox, self._emit)
         self._refused = ""
@@ -242,8 +250,6 @@ class Service:
         return self.state.phase == "done" and not self._verdicts.pending and said
 
     def _next(self) -> None:
-        if waited := self._patience.take_waited():  # for the disk, and nothing could be accepted
-            self.advance(coordinator.Outage(waited))
         self._reception.step()
         self._operations.step(judged=self._link.is_up and not self._verdicts.pending)
         now = self._clock()
@@ -332,6 +338,8 @@ class Service:
 
     def advance(self, event: coordinator.Event, hello: bytes | None = None) -> None:
         """The coordinator's next step, and all that follows from it. ``hello``: as a device said it, for the journal."""
+        if waited := self._patience.take_waited():  # for the disk, and nobody could be answered
+            self.advance(coordinator.Outage(waited))
         now = self._clock()
         about_device = isinstance(event, coordinator.DeviceHello | coordinator.DeviceStatus)
         settle = self._pulse.settles(now, at_once=not about_device or self._inbox.empty())

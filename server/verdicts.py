@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from edgefl.wire.tensors import Arrays
 from server import events
 from server.coordinator.states import Outcome, Rules
-from server.rounds import Persist
+from server.patience import Persist
 from server.run_spec import RunSpec
 from server.scoring import Scored, Scorer, round_closed
 from server.storage.journal import Journal

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from edgefl.codecs.growth import warning
 from edgefl.system.memory import most_bytes
-from edgefl.wire.errors import UpdateRejected
+from edgefl.wire.errors import StoreError, UpdateRejected
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import Ack, Update, UpdateChunk
 from edgefl.wire.mqtt.packets import Traffic
 from edgefl.wire.printable import printable
-from server.aggregate.aggregator import Checked
 from server.coordinator.claims import Claim, addressed, weigh
 from server.coordinator.machine import Answered, Assignment, OpenRound, Rules, State
-from server.events import Event, Rejected, UpdateAccepted, Warned
+from server.events import Event, Rejected, Warned
 from server.intake.assembly import LEAST_PIECE, Assembly, Complete
 from server.intake.gate import Gate
 from server.intake.group import GoodUpdate, Group
 from server.intake.reading import check_codec, check_size, decoded
 from server.intake.reports import accepted_news, fetched, finite, report, train_ms
+from server.intake.stored import added
 from server.intake.turns import Turns
-from server.intake.words import MOST_TEXT, good_news, is_edge, over, refusal_of
+from server.intake.words import MOST_TEXT, good_news, is_edge, over, refusal_of, request_for, word_on_answered
 from server.storage.journal import Journal
 from server.storage.round_rows import RoundOver
 from server.storage.update_rows import AcceptedUpdate
@@ -84,6 +84,7 @@ class Intake:
         if ended.buffered:
             self.reassigned(set(self._spent) - set(ended.assignments.open))
             return
+        self._group.take()
         self._assembly.clear()
         self._turns.clear()
         self._spent.clear()
@@ -175,15 +176,7 @@ class Intake:
             self._turns.over(assignment.device)
             self._group.add(self._good(assignment, piece, state, active))
             return Verdict()
-        ack = Ack(
-            round=number,
-            nonce=chunk.nonce,
-            status="missing",
-            missing=piece.indices,
-            text=piece.text,
-            sha256=chunk.sha256,
-        )
-        return Verdict(ack)
+        return Verdict(request_for(number, chunk, piece.indices, piece.text))
 
     def _may_send(self, device: str, came: Traffic, most: int) -> bool:
         """Whether a device has not yet sent its update, of ``most`` bytes, as often as it may."""
@@ -214,20 +207,19 @@ class Intake:
         acks = []
         for device, offer in self._turns.next():
             missing = self._assembly.gaps(device, offer)
-            ack = Ack(
-                round=opened.assignments[device].round,
-                nonce=offer.nonce,
-                status="missing",
-                missing=missing,
-                sha256=offer.sha256,
-            )
-            acks.append((device, ack))
+            acks.append((device, request_for(opened.assignments[device].round, offer, missing)))
         return acks
 
     def commit(self, active: ActiveRound) -> list[tuple[str, Ack]]:
         """Journal the good updates that came, then add them to the sums: what their devices are told. StoreError if they
-        could not be kept: then nobody is told, and they come again."""
-        kept, acks = self._kept(self._group.take(), active)
+        could not be kept, as far as is known: then nobody is told, and they wait for another try."""
+        updates = self._group.take()
+        try:
+            kept, acks = self._kept(updates, active)
+        except StoreError:
+            for each in updates:
+                self._group.add(each)
+            raise
         for each in kept:
             row = each.row
             self._emit(accepted_news(each.update, row.sha256, row.weight))
@@ -247,15 +239,23 @@ class Intake:
         self, updates: list[GoodUpdate], active: ActiveRound
     ) -> tuple[list[GoodUpdate], list[tuple[str, Ack]]]:
         """Those of ``updates`` that are journaled now, and what the devices of the others are told: where workers take
-        updates, too, another process may have closed the round, or answered a task."""
+        updates, too, another process may have closed the round, or answered a task. One that the journal has already was
+        kept before, by a commit that nobody heard of."""
         try:
             self._journal.accept(self._rules.run, active.number, [each.row for each in updates])
             return updates, []
         except RoundOver:
+            if len(updates) == 1 and self._is_kept(updates[0].row):
+                return updates, []
             if len(updates) == 1:
                 return [], [self._too_late(updates[0], active.number)]
         parts = [self._kept([each], active) for each in updates]
         return [each for kept, _ in parts for each in kept], [ack for _, acks in parts for ack in acks]
+
+    def _is_kept(self, row: AcceptedUpdate) -> bool:
+        task = row.assignment
+        known = self._journal.accepted_sha256(self._rules.run, task.round, task.device, task.nonce)
+        return known == row.sha256
 
     def _too_late(self, update: GoodUpdate, number: int) -> tuple[str, Ack]:
         row = update.row
@@ -322,21 +322,11 @@ class Intake:
         return taken
 
     def _repeated(self, assignment: Assignment, number: int, chunk: UpdateChunk) -> Ack:
-        """The word on an update for a task that is answered: good news only for the very update that was accepted."""
-        nonce, sha256 = assignment.nonce, chunk.sha256[:64]
-        reason, text = (
-            "already-rejected",
-            f"the update for round {number} has been refused already; wait for the next round",
-        )
-        if (ended := over(assignment.status, number, self._rules)) is not None:
-            reason, text = ended.reason, ended.message
+        accepted = ""
         if assignment.status == "accepted":
-            accepted = self._journal.accepted_sha256(self._rules.run, number, assignment.device, nonce)
-            if accepted == chunk.sha256:
-                return good_news(number, chunk)
-            reason = "other-update"
-            text = f"another update ({accepted[:12]}) was accepted for this task: who has this device's name and key?"
-        return Ack(round=number, nonce=nonce, status="rejected", reason=reason, text=text, sha256=sha256)
+            device, nonce = assignment.device, assignment.nonce
+            accepted = self._journal.accepted_sha256(self._rules.run, number, device, nonce)
+        return word_on_answered(assignment, number, chunk, accepted, self._rules)
 
     def _stray(
         self, device: str, number: int, chunk: UpdateChunk, refusal: UpdateRejected, state: State
@@ -379,21 +369,11 @@ class Intake:
         if self._journal.reject(*row, step=step, final=final):
             self._emit(Rejected(device=device, round=number, reason=reason, text=text))
         ack = refusal_of(number, chunk, refusal)
-        return Verdict(ack, Answered(device, accepted=False, reason=text) if final is not None else None)
+        if final is None:
+            return Verdict(ack)
+        return Verdict(ack, Answered(device, accepted=False, reason=text, nonce=final.nonce))
 
     def _told(self, device: str, number: int, chunk: UpdateChunk, refusal: UpdateRejected) -> Ack:
         ack = refusal_of(number, chunk, refusal)
         self._emit(Rejected(device=device, round=number, reason=ack.reason, text=ack.text))
         return ack
-
-
-def added(
-    journal: Journal, run: str, active: ActiveRound, shards: Collection[int] | None = None
-) -> Iterator[tuple[UpdateAccepted, Checked, float]]:
-    """The updates that the journal has of a round (of these ``shards`` only), each as it is told, as it is added, and the
-    share of it that counts."""
-    for stored in journal.accepted(run, active.number, shards):
-        update = decoded(stored.data)
-        check_codec(update, active.reading(update.tier, update.round).form)
-        news = accepted_news(update, stored.sha256, stored.weight)
-        yield news, active.check(update).added, stored.share

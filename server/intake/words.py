@@ -5,6 +5,7 @@ from __future__ import annotations
 from edgefl.wire.errors import UpdateRejected
 from edgefl.wire.mqtt.messages import Ack, UpdateChunk
 from edgefl.wire.printable import printable
+from server.coordinator.fleet import Assignment
 from server.coordinator.states import Rules
 
 MOST_TEXT = 1000
@@ -35,6 +36,33 @@ def refusal_of(number: int, chunk: UpdateChunk, refusal: UpdateRejected) -> Ack:
         text=text,
         sha256=chunk.sha256[:64],
     )
+
+
+def request_for(number: int, chunk: UpdateChunk, missing: list[int], text: str = "") -> Ack:
+    """The pieces that are ``missing`` of an update, of which ``chunk`` came."""
+    return Ack(
+        round=number, nonce=chunk.nonce, status="missing", missing=missing, text=text, sha256=chunk.sha256
+    )
+
+
+def word_on_answered(
+    assignment: Assignment, number: int, chunk: UpdateChunk, accepted: str, rules: Rules
+) -> Ack:
+    """On an update for a task that is answered, of which ``chunk`` came: good news only for the very update that was
+    ``accepted``, by its digest."""
+    nonce, sha256 = assignment.nonce, chunk.sha256[:64]
+    reason, text = (
+        "already-rejected",
+        f"the update for round {number} has been refused already; wait for the next round",
+    )
+    if (ended := over(assignment.status, number, rules)) is not None:
+        reason, text = ended.reason, ended.message
+    if assignment.status == "accepted":
+        if accepted == chunk.sha256:
+            return good_news(number, chunk)
+        reason = "other-update"
+        text = f"another update ({accepted[:12]}) was accepted for this task: who has this device's name and key?"
+    return Ack(round=number, nonce=nonce, status="rejected", reason=reason, text=text, sha256=sha256)
 
 
 def good_news(number: int, copied: UpdateChunk) -> Ack:

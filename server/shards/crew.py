@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import msgspec
 
@@ -27,7 +27,8 @@ from server.coordinator.fleet import Assignment, Assignments
 from server.coordinator.states import Answers, OpenRound, Outage
 from server.events import Noted, Warned
 from server.identity.registry import DeviceKey
-from server.intake.updates import added
+from server.intake.stored import added
+from server.patience import Persist
 from server.reception import Course, Tellers
 from server.shards.slots import SHARDS, shards_of, worker_of
 from server.shards.words import (
@@ -58,8 +59,6 @@ _KEYS_S = 1.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
 """Before a worker that died is hired again: doubled each time, until one has lived for as long as the longest."""
 
-_Written = TypeVar("_Written")
-
 
 class Hand(Protocol):
     """One worker, wherever it runs."""
@@ -73,12 +72,6 @@ class Hand(Protocol):
 
 Hire = Callable[[Told, Callable[[News], None]], Hand]
 """Starts a worker; its news are delivered on a thread of its own. StoreError where it cannot be had just now."""
-
-
-class Persist(Protocol):
-    """Does what reads or writes the journal until it succeeds."""
-
-    def __call__(self, write: Callable[[], _Written]) -> _Written: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +110,6 @@ class Crew:
         self._journal = journal
         self._hire = hire
         self._around = around
-        self._trouble_since: float | None = None
         wanted = told.workers if told.workers > 1 else 0
         self._members = [_Member(number, shards_of(number, wanted)) for number in range(wanted)]
         self._recipe: Recipe | None = None
@@ -125,6 +117,7 @@ class Crew:
         self._known: dict[str, tuple[DeviceKey, ...]] = {}
         self._keys_at = 0.0
         self._noted_few = False
+        self._trouble_since: float | None = None
 
     @property
     def there(self) -> bool:

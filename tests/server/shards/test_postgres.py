@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +14,11 @@ from edgefl.wire.errors import StoreError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import Round, Task
 from server.dashboard.known.source import Folder
-from server.events import RoundClosed, UpdateAccepted, Warned
+from server.events import RoundClosed, RoundOpened, UpdateAccepted, Warned
 from server.storage.journal import Journal
 from server.storage.update_files import UpdateFiles
 from tests.conftest import Mosquitto
-from tests.server.fleet import ScriptedDevice
+from tests.server.fleet import PATIENCE_S, RunningServer, ScriptedDevice, plan_for
 from tests.server.shards.databases import Postgres
 from tests.server.shards.fleets import NAMES, model_of, started
 
@@ -78,3 +80,33 @@ def test_a_database_that_is_not_there_is_named(tmp_path: Path) -> None:
         StoreError, match=r"journal at postgresql\+psycopg://me:\*\*\*@127.0.0.1:1/x failed: .*start"
     ):
         Journal("postgresql+psycopg://me:secret@127.0.0.1:1/x", "demo", UpdateFiles(tmp_path))
+
+
+def test_no_deadline_passes_while_a_database_is_away(
+    postgres: Postgres, mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path
+) -> None:
+    """A server without workers: devices are asked for what could not be kept as soon as it can be."""
+    came, deadline_s = threading.Event(), 4.0
+
+    def wait_for_it(device: ScriptedDevice, task: Task, opened: Round) -> None:
+        if came.is_set():
+            device.report(task, opened)
+
+    device = ScriptedDevice(mosquitto.address, federation, "strong-0", limits, wait_for_it)
+    try:
+        plan = plan_for(federation, limits, rounds=1, deadline_s=deadline_s)
+        server = RunningServer.start(plan, mosquitto.address, tmp_path / "out", database=postgres.url)
+        server.wait_for(RoundOpened)
+        task, opened = device.tasks.get(timeout=PATIENCE_S), device.wait_open()
+        postgres.stop()
+        device.report(task, opened)
+        server.wait_for(Warned, lambda event: "the journal at postgresql" in event.text)
+        time.sleep(deadline_s)
+        came.set()
+        postgres.start()
+        closed = server.wait_for(RoundClosed)
+        server.join()
+    finally:
+        device.stop()
+
+    assert (closed.outcome, closed.reports) == ("closed", 1)

@@ -1,0 +1,54 @@
+"""A journal that keeps updates and cannot say so, as a database whose link breaks at the commit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgefl.wire import tensors
+from edgefl.wire.errors import StoreError
+from server.events import Rejected, RoundClosed, Warned
+from server.storage.journal import Journal
+from server.storage.update_rows import AcceptedUpdate
+from tests.server.fleet import PATIENCE_S, WEIGHTS, expected_mean, silent
+from tests.server.service.served import MakeDevice
+
+
+@pytest.fixture
+def cut(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The devices of the first updates that the journal keeps: nobody hears of that."""
+    devices: list[str] = []
+    accept = Journal.accept
+
+    def kept(journal: Journal, run: str, number: int, updates: Sequence[AcceptedUpdate]) -> None:
+        accept(journal, run, number, updates)
+        if not devices:
+            devices.extend(each.assignment.device for each in updates)
+            raise StoreError("the link was cut")
+
+    monkeypatch.setattr(Journal, "accept", kept)
+    return devices
+
+
+def test_an_update_that_was_kept_unheard_counts_once_and_is_acknowledged(
+    device: MakeDevice, serve: Any, cut: list[str], tmp_path: Path
+) -> None:
+    devices = {name: device(name, silent) for name in ("strong-0", "strong-1")}
+    server = serve(rounds=1, min_devices=2)
+    for each in devices.values():
+        opened, task = each.wait_open(), each.tasks.get(timeout=PATIENCE_S)
+        each.report(task, opened)
+        assert each.acks.get(timeout=PATIENCE_S).status == "accepted"  # which sends nothing again
+    closed = server.wait_for(RoundClosed)
+    server.join()
+
+    assert cut == ["strong-0"] and not server.seen_of(Rejected)
+    assert any("the link was cut" in warned.text for warned in server.seen_of(Warned))
+    assert closed.reports == 2
+    model = tensors.load((tmp_path / "out" / "model.safetensors").read_bytes())
+    for name, value in expected_mean(WEIGHTS, [(each, "strong", 1) for each in devices]).items():
+        np.testing.assert_allclose(model[name], value, atol=1e-6)
