@@ -373,4 +373,4 @@ class Rounds:
         """How many devices the method is about: its members, or all that were ever seen and have a tier."""
         if self.rules.all_needed:
             return len(self._journal.progress(self.rules.run).members)
-        return sum(1 for device in self._journal.devices().values() if device.tier)
+        return self._journal.count_devices()

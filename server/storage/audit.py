@@ -182,19 +182,28 @@ def _mended(path: Path) -> _Tail:
     tail = _Tail()
     if not path.exists():
         return tail
-    data = path.read_bytes()
-    whole = data[: data.rfind(b"\n") + 1]
-    if len(whole) < len(data):
+    line = b"\n"
+    with path.open("rb") as file:
+        for line in file:  # one at a time: a long run's log is larger than memory
+            if line.endswith(b"\n"):
+                _go_on(tail, line.rstrip(b"\n"))
+                tail.size += len(line)
+    if not line.endswith(b"\n"):
         with path.open("r+b") as file:
-            file.truncate(len(whole))
-    for line in whole.splitlines():
-        told, _ = _read(line, tail.lines + 1, tail.head)
-        tail.lines, tail.head = tail.lines + 1, _own_hash(line) or tail.head
-        event = _event(told)
-        if event.get("event") == "started":
-            tail.run = str(event.get("run"))
-        elif event.get("event") == "updateaccepted":
-            key = (str(event.get(name)) for name in ("round", "device", "nonce"))
-            tail.accepted.add((tail.run, *key))
-    tail.size = len(whole)
+            file.truncate(tail.size)
     return tail
+
+
+def _go_on(tail: _Tail, line: bytes) -> None:
+    """One line further along the chain."""
+    told, _ = _read(line, tail.lines + 1, tail.head)
+    tail.lines, tail.head = tail.lines + 1, _own_hash(line) or tail.head
+    event = _event(told)
+    number, device, nonce = (str(event.get(name)) for name in ("round", "device", "nonce"))
+    match event.get("event"):
+        case "started":
+            tail.run = str(event.get("run"))
+        case "roundopened":
+            tail.accepted = {key for key in tail.accepted if key[:2] == (tail.run, number)}
+        case "updateaccepted":
+            tail.accepted.add((tail.run, number, device, nonce))

@@ -58,6 +58,13 @@ def devices(connection: Connection, federation: str) -> dict[str, Device]:
     }
 
 
+def count(connection: Connection, federation: str) -> int:
+    """How many devices of a federation have a tier."""
+    columns = tables.devices.c
+    query = sa.select(sa.func.count()).where((columns.federation == federation) & (columns.tier != ""))
+    return int(connection.execute(query).scalar_one())
+
+
 def _conditions(hello: bytes) -> Conditions:
     """Those of a hello as it is kept; what an earlier release kept may be no hello of this one."""
     try:

@@ -133,6 +133,11 @@ class Journal:
         with self._transaction() as connection:
             return fleet_rows.devices(connection, self._federation)
 
+    def count_devices(self) -> int:
+        """How many devices have a tier."""
+        with self._transaction() as connection:
+            return fleet_rows.count(connection, self._federation)
+
     # -- rounds ----------------------------------------------------------------------------------------------
 
     def open_round(

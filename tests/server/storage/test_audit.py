@@ -109,6 +109,14 @@ def test_an_update_that_is_told_again_after_a_restart_stands_there_once(log: Pat
     assert verify(log.parent).updates == 5
 
 
+def test_of_rounds_that_are_over_a_server_that_is_started_again_remembers_no_update(log: Path) -> None:
+    audit = Audit(log.parent)
+    told(audit, started())
+
+    assert audit._tail is not None
+    assert audit._tail.accepted == {("r", "2", device, "n2") for device in DEVICES}
+
+
 def test_strangers_and_floods_do_not_fill_it(log: Path) -> None:
     audit = Audit(log.parent)
     told(audit, events.RoundOpened(round=3, goal=2, devices=DEVICES, deadline=9.0))

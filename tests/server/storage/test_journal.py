@@ -295,7 +295,9 @@ def test_presence_is_updated_without_losing_the_hello(journal: Journal) -> None:
 
 def test_federations_share_a_database(journal: Journal, url: str) -> None:
     other = opened(url, "other")
-    assert other.latest_run() is None and other.devices() == {}
+    assert other.latest_run() is None and other.devices() == {} and other.count_devices() == 0
+    journal.save_devices([(Device("stranger", "", 7, True, 1.0), b"hello")])
+    assert journal.count_devices() == 1
 
 
 def test_a_database_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
