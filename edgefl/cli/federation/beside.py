@@ -77,6 +77,11 @@ def page_beside(listen: str, folder: Path, database: str = "") -> Iterator[None]
     try:
         yield
     finally:
+        if (page.poll() or 0) > 0:  # by itself, and not by Ctrl-C
+            log_file = folder / "logs" / "dashboard.log"
+            errors.print(
+                f"the fleet's page ended early; {log_file} says why", soft_wrap=True, highlight=False
+            )
         page.terminate()
         try:
             page.wait(_END_S)

@@ -31,6 +31,7 @@ _AGAIN_S = 2.0
 _HEARTBEAT_S = 15.0
 _MOST_WAITING = 20_000
 _MOST_LINE = 512 << 20
+_END = "end"
 
 _decode = msgspec.json.Decoder(Fleet).decode
 _encode = msgspec.json.Encoder().encode
@@ -104,9 +105,9 @@ class Upstream:
         """What is known there, once it has told; what comes after that is polled."""
         threading.Thread(target=self._follow, name="upstream", daemon=True).start()
         kind, content = self._news.get()
-        while kind != "fleet":
+        while kind not in ("fleet", _END):
             kind, content = self._news.get()
-        return _whole(content)
+        return Fleet() if kind == _END else self._whole(content)
 
     def poll(self, fleet: Fleet, line: Callable[[bytes], None]) -> bool:
         changed = False
@@ -119,8 +120,8 @@ class Upstream:
             if kind == "problem":
                 fleet.problem = content
             elif kind == "fleet":
-                replace_all(fleet, _whole(content))
-            elif (new := told(content)) is not None:
+                replace_all(fleet, self._whole(content))
+            elif kind != _END and (new := told(content)) is not None:
                 line(content)
                 fold.apply(fleet, new.at, new.event)
                 if self._watch is not None:
@@ -128,6 +129,17 @@ class Upstream:
 
     def close(self) -> None:
         self._ended.set()
+        self._news.put((_END, b""))  # for who waits for a page that tells nothing
+
+    def _whole(self, data: bytes) -> Fleet:
+        try:
+            return _whole(data)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"the page at {self.url} tells of a fleet in another way than this one reads ({error}): have both of "
+                "the same release of edgefl",
+                url=self.url,
+            ) from error
 
     def _follow(self) -> None:
         while not self._ended.is_set():

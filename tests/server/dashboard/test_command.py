@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import http.server
 import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from edgefl.cli.federation.beside import DEFAULT, page_beside, with_place
@@ -91,6 +94,46 @@ def test_what_answers_and_is_no_page_is_named() -> None:
         other.server_close()
 
 
+class Feeding(http.server.BaseHTTPRequestHandler):
+    """Answers as a page does, but for its feed."""
+
+    feed = b""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"ok\n" if self.path == "/healthz" else self.feed)
+
+    def log_message(self, *_: object) -> None:
+        """Nobody reads it."""
+
+
+@pytest.fixture
+def feeding() -> Iterator[str]:
+    served = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Feeding)
+    threading.Thread(target=served.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{served.server_port}"
+    served.shutdown()
+    served.server_close()
+
+
+def test_a_page_of_another_release_is_named(feeding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Feeding, "feed", b'event: fleet\ndata: {"devices": "all of them"}\n\n')
+
+    code, text = said("--server", feeding, "--listen", "0")
+
+    assert code == 2 and f"the page at {feeding} tells of a fleet in another way" in text
+
+
+def test_a_page_that_waits_for_another_ends_when_it_is_told_to(feeding: str) -> None:
+    command = [sys.executable, "-m", "edgefl", "dashboard", "--server", feeding, "--listen", "0"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    process.stderr.readline()  # it listens
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+
+
 @pytest.mark.parametrize(
     ("text", "place"),
     [
@@ -155,6 +198,21 @@ def test_a_page_beside_a_run_ends_with_it(tmp_path: Path, capfd: pytest.CaptureF
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", port)) != 0
     assert os.listdir(tmp_path / "out" / "logs") == ["dashboard.log"]
+
+
+def test_a_page_beside_a_run_that_cannot_begin_is_told(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGEFL_OPERATOR_TOKEN", "short")
+    log = tmp_path / "out" / "logs" / "dashboard.log"
+    before = {child.pid for child in psutil.Process().children()}
+    with page_beside("0", tmp_path / "out"):
+        [page] = [child for child in psutil.Process().children() if child.pid not in before]
+        deadline = time.monotonic() + 60
+        while page.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
+            time.sleep(0.05)
+    assert "holds no operator's token" in log.read_text()
+    assert f"the fleet's page ended early; {log} says why" in capfd.readouterr().err
 
 
 def test_a_page_for_everybody_says_so(folder: Path) -> None:
