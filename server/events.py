@@ -289,8 +289,7 @@ class RoundClosed(Event, frozen=True, kw_only=True):
     are in (:mod:`edgefl.wire.mqtt.packets`). ``up_float32_bytes`` is what ``up_bytes`` would be if the same messages
     held the updates as float32 tensors. ``server_down_bytes`` is what the server itself published. ``weights_sha256``
     is the digest of the round's checkpoint file. ``staleness``: versions between what an update began from and what it was
-    counted in, the mean over those that were.
-    is the digest of the round's checkpoint file. ``fairness``: Jain's index of how often each device has reported so far, 1
+    counted in, the mean over those that were. ``fairness``: Jain's index of how often each device has reported so far, 1
     if all did as often; None before any did.
     """
 

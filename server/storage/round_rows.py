@@ -222,8 +222,9 @@ def undo(connection: Connection, run: str, after: int, text: str, weights_sha256
     """Rounds behind round ``after`` left the model as that one did, with these weights; those that were closed are
     abandoned, and ``text`` says why."""
     columns = tables.rounds.c
-    which = (columns.run == run) & (columns.round > after) & (columns.state == "closed")
-    for number, outcome in connection.execute(sa.select(columns.round, columns.outcome).where(which)).all():
+    query = sa.select(columns.round, columns.state, columns.outcome)
+    behind = query.where((columns.run == run) & (columns.round > after))
+    for number, state, outcome in connection.execute(behind).all():
         key = (columns.run == run) & (columns.round == number)
         now = {**outcome, "weights_sha256": weights_sha256} | ({"text": text} if state == "closed" else {})
         values = {"state": "abandoned", "outcome": now}
