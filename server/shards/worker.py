@@ -307,11 +307,13 @@ class Worker:
         self._say(Troubled(error.message))
 
     def _try_again(self) -> None:
-        """Once the journal answers, devices are asked for what could not be kept."""
+        """Once what waits is journaled, devices are asked for what could not be kept."""
         time.sleep(min(self._told.limits.retry_pause_s, _LONGEST_WAIT_S))
+        self._in_trouble = False
         try:
             self._journal.latest_run()
         except StoreError as error:
             self._troubled(error)
             return
-        self._in_trouble, self._to_say_ready = False, True
+        self._commit()
+        self._to_say_ready = not self._in_trouble

@@ -12,6 +12,7 @@ import pytest
 
 from edgefl.wire.errors import StoreError
 from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.topics import Topics
 from server.events import RoundClosed, UpdateAccepted, Warned
 from server.shards.process import ProcessHand
 from server.shards.slots import worker_of
@@ -92,6 +93,9 @@ def test_a_bucket_that_answers_503_is_waited_for(
 
     assert "ServiceUnavailable" in trouble.text or "reduce your request rate" in trouble.text, trouble.text
     assert bucket.refused == 12 and closed.reports == len(NAMES)
+    # The task, its worker in trouble and well again, and for half of them another worker: not one for each refusal.
+    asked = [device.tasks.qsize() for device in devices if device.topics == Topics(federation)]
+    assert max(asked) <= 3, asked
     assert model_of(tmp_path / "out") == model_of(tmp_path / "calm")
     assert not bucket.objects
 
