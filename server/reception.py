@@ -315,7 +315,7 @@ class Reception:
             self._journal.decline(self._rules.run, task, reason)
         except StoreError as error:  # whoever takes up the round announces it, and is told again
             self._tellers.troubled(error)
-        self._tellers.emit(events.Declined(device=device, round=current.number, reason=reason, text=text))
+        self._tellers.emit(events.Declined(device=device, round=task.round, reason=reason, text=text))
         self._course.advance(coordinator.Declined(device, task.nonce, reason))
 
     def _leave_out(self, device: str) -> None:

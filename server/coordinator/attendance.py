@@ -129,7 +129,8 @@ def lacking(rules: Rules, state: State, current: OpenRound, now: float) -> dict[
 
 def _may_lack(rules: Rules, state: State, current: OpenRound, now: float) -> bool:
     """Whether there is a reason to look at each device: one has answered, and not by an update, or time is over for one."""
-    if current.count("rejected") or current.count("declined") or now >= current.deadline:
+    ended = sum(current.count(status) for status in ("rejected", "declined", "expired"))
+    if ended or now >= current.deadline:
         return True
     return any(until <= now for until in _away_until(rules, state, current))
 
@@ -149,6 +150,8 @@ def _why(rules: Rules, state: State, current: OpenRound, name: str, now: float) 
             return f"its update was refused{assignment.reason and f': {assignment.reason}'}"
         case "declined":
             return f"it declined ({assignment.reason})"
+        case "expired":
+            return "its task took too long, or it was away for too long"
         case "open" if now >= current.deadline:
             return "it did not report in time"
         case "open" if until is not None and now >= until:
@@ -170,13 +173,14 @@ def unreported(rules: Rules, state: State, current: OpenRound, now: float) -> di
 
 
 def missing(rules: Rules, state: State, ended: OpenRound, now: float) -> dict[str, str]:
-    """The devices of a round that ended without their updates, and why, by name."""
+    """The devices of a round that ended without their updates, and why, by name. Where versions wait for nobody, who is
+    still at work goes on in the next."""
     known = lacking(rules, state, ended, now)
-    accepted = {assignment.device for assignment in ended.with_status("accepted")}
+    fine = ("accepted", "open") if ended.buffered else ("accepted",)
     return {
         name: known.get(name) or "the round had enough without it"
-        for name in ended.assignments
-        if name not in accepted
+        for name, task in ended.assignments.items()
+        if task.status not in fine
     }
 
 

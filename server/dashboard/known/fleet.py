@@ -89,6 +89,12 @@ class Device(msgspec.Struct, kw_only=True):
     parts: dict[int, Part] = {}
     changed: int = 0
 
+    @property
+    def at_work(self) -> Part | None:
+        """Its newest part, if it is open: where versions wait for nobody, the round of that may be over."""
+        newest = next(reversed(self.parts.values()), None)
+        return newest if newest is not None and newest.status == "open" else None
+
 
 class Sum(msgspec.Struct, kw_only=True):
     """What the parts of a tier in a round come to. ``seconds``, ``step_ms`` and ``used_bytes`` are medians over the devices

@@ -145,8 +145,9 @@ def _(event: events.RoundOpened, fleet: Fleet, at: float) -> None:
     opened.state, opened.opened, opened.deadline, opened.goal = "open", at, event.deadline, event.goal
     fleet.phase, fleet.current, fleet.text = "open", event.round, ""
     for name in event.devices:
-        fleet.part(event.round, name)
-        device = fleet.devices[name]
+        device = fleet.device(name)
+        if _going_on(fleet, name) is None:
+            fleet.part(event.round, name)
         device.round, device.stage, device.step, device.steps, device.loss = event.round, "", 0, 0, None
     fleet.entry(
         at, "round", f"round {event.round} opened for {len(event.devices)} devices", number=event.round
@@ -169,7 +170,7 @@ def _(event: events.RoundEnded, fleet: Fleet, at: float) -> None:
     ended.reports = event.reports
     ended.opened = ended.opened or at - event.seconds
     for name, why in event.missing.items():
-        part = fleet.part(event.round, name)
+        part = _part_of(fleet, event.round, name)
         fleet.devices[name].missed += part.status == "open"
         if part.status in ("open", "missing"):
             part.status, part.reason = "missing", why
@@ -230,6 +231,27 @@ def _(event: events.DeviceLost, fleet: Fleet, at: float) -> None:
 
 
 @take.register
+def _(event: events.DeviceFitness, fleet: Fleet, at: float) -> None:
+    fleet.device(event.device, event.tier)
+    text = f"is left out of rounds for now: {event.unfit}" if event.unfit else "may be selected again"
+    fleet.entry(at, "device", text, device=event.device)
+
+
+@take.register
+def _(event: events.RolloutStarted, fleet: Fleet, at: float) -> None:
+    whom = ", ".join(f"{count} of tier {tier}" for tier, count in event.devices.items())
+    text = f"round {event.round} begins the trial of the candidate: {whom} try it"
+    fleet.entry(at, "trial", text, number=event.round)
+
+
+@take.register
+def _(event: events.RolloutJudged, fleet: Fleet, at: float) -> None:
+    what = "promoted" if event.promoted else "taken back"
+    text = f"after round {event.round} the candidate is {what} ({event.text})"
+    fleet.entry(at, "trial", text, number=event.round)
+
+
+@take.register
 def _(event: events.DeviceFailed, fleet: Fleet, at: float) -> None:
     fleet.device(event.device).stage = "failed"
     fleet.entry(at, "failure", event.text, device=event.device, number=event.round)
@@ -272,7 +294,7 @@ def _(event: events.Rejected, fleet: Fleet, at: float) -> None:
     if row is None:
         return
     part = row.parts.get(event.device)
-    if row.state == "open" and part is not None and part.status == "open":
+    if part is not None and part.status == "open":
         part.status, part.reason = "rejected", event.reason
     elif row.state in _ENDED:
         row.late = {**row.late, event.reason: row.late.get(event.reason, 0) + 1}
@@ -288,6 +310,19 @@ def _(event: events.Declined, fleet: Fleet, at: float) -> None:
         part.status, part.reason = "declined", event.reason
     told = f": {event.text}" if event.text else ""
     fleet.entry(at, "declined", f"declined ({event.reason}){told}", device=event.device, number=event.round)
+
+
+def _part_of(fleet: Fleet, number: int, name: str) -> Part:
+    """That of a device in a round, or the one of an earlier round that it is still at work on."""
+    earlier = _going_on(fleet, name)
+    return fleet.part(number if earlier is None else earlier.round, name)
+
+
+def _going_on(fleet: Fleet, name: str) -> Part | None:
+    """The part of a device that is at work on a round that is over, as versions wait for nobody."""
+    device = fleet.devices.get(name)
+    part = device.at_work if device is not None else None
+    return part if part is not None and fleet.rounds[part.round].state in _ENDED else None
 
 
 def _accepted(fleet: Fleet, part: Part, at: float) -> None:

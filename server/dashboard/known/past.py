@@ -83,7 +83,8 @@ class Past:
 
     def _rounds(self, fleet: Fleet, run: str) -> None:
         table = tables.rounds
-        columns = [table.c[name] for name in ("round", "state", "opened", "deadline", "goal", "outcome")]
+        names = ("round", "state", "opened", "deadline", "goal", "outcome", "weight_cap")
+        columns = [table.c[name] for name in names]
         with self._reading() as connection:
             query = sa.select(*columns).where(table.c.run == run).order_by(table.c.round)
             rows = connection.execute(query).mappings().all()
@@ -106,18 +107,22 @@ class Past:
             ):
                 if outcome.get(name) is not None:
                     setattr(known, name, outcome[name])
-            self._parts(fleet, run, row["round"])
+            self._parts(fleet, run, row["round"], waits=not row["weight_cap"])
             if known.state == "open":
                 fleet.phase, fleet.current = "open", row["round"]
 
-    def _parts(self, fleet: Fleet, run: str, number: int) -> None:
-        """The devices of one round, in a transaction of their own."""
+    def _parts(self, fleet: Fleet, run: str, number: int, *, waits: bool) -> None:
+        """The devices of one round, in a transaction of their own. ``waits``: those that have not answered when it ends
+        never will."""
         with self._reading() as connection:
             for device, tier, status, reason in _assigned(connection, run, number):
                 part = fleet.part(number, device, tier)
-                ended = status == "open" and fleet.rounds[number].state != "open"
+                silent = waits and status == "open" and fleet.rounds[number].state != "open"
+                ended = silent or status in ("expired", "stale")
                 part.status = "missing" if ended else status
-                part.reason = reason or ("no update in time" if ended else "")
+                part.reason = reason or (
+                    "" if not ended else "no update in time" if silent else f"its task is {status}"
+                )
                 fleet.devices[device].missed += ended
                 fleet.devices[device].round = max(number, fleet.devices[device].round)
             for row in _updates(connection, run, number):

@@ -136,6 +136,8 @@ def state_of(fleet: Fleet, device: Device) -> str:
     if not device.online:
         return "offline"
     part = device.parts.get(fleet.current) if fleet.phase == "open" else None
+    if part is None and fleet.phase in ("open", "waiting"):
+        part = device.at_work
     if part is None:
         return "idle"
     return {"open": "working", "accepted": "reported"}.get(part.status, part.status)

@@ -83,6 +83,47 @@ def test_a_round_counts_what_became_of_each_of_its_devices() -> None:
     assert rows.staleness(fleet) == {0: 2, 1: 1}, "the late update was one version behind"
 
 
+def test_who_goes_on_from_an_earlier_version_is_at_work_and_missed_by_none() -> None:
+    """Where versions wait for nobody: two are at work while the first one ends, of whom one is late for good."""
+    ends = RoundEnded(round=1, outcome="closed", reports=2, missing={}, seconds=5.0)
+    opens = RoundOpened(round=2, goal=2, devices=("strong-0", "weak-0", "weak-1"), deadline=90.0)
+    fleet = told(*report("strong-0"), *report("strong-1"), ends, opens)
+
+    states = {name: rows.state_of(fleet, fleet.devices[name]) for name in DEVICES}
+    assert states == {"strong-0": "working", "strong-1": "idle", "weak-0": "working", "weak-1": "working"}
+    assert list(fleet.rounds[2].parts) == ["strong-0"]
+
+    late = {"weak-0": "too many versions came since it began"}
+    for event in (
+        *report("weak-1"),
+        RoundEnded(round=2, outcome="closed", reports=1, missing=late, seconds=1.0),
+    ):
+        fold.apply(fleet, 30.0, event)
+
+    first, second = Glance(fleet).round(1), Glance(fleet).round(2)
+    assert (first.selected, first.arrived, first.missing) == (4, 3, 1)
+    assert (second.selected, second.arrived, second.missing) == (1, 1, 0)
+    assert [fleet.devices[name].missed for name in DEVICES] == [0, 0, 1, 0]
+    assert fleet.devices["weak-1"].parts[1].staleness == 1
+
+
+def test_trials_and_the_fitness_of_devices_are_in_the_log() -> None:
+    fleet = told(
+        events.RolloutStarted(round=1, devices={"weak": 1}),
+        events.DeviceFitness(
+            device="weak-0", tier="weak", unfit="selection.power is charging, and it is battery"
+        ),
+        events.RolloutJudged(round=1, promoted=False, text="3 of 4 tasks gave no update"),
+    )
+    texts = [entry.text for entry in fleet.log[-3:]]
+    assert texts == [
+        "round 1 begins the trial of the candidate: 1 of tier weak try it",
+        "is left out of rounds for now: selection.power is charging, and it is battery",
+        "after round 1 the candidate is taken back (3 of 4 tasks gave no update)",
+    ]
+    assert fleet.devices["weak-0"].log[-1].text == texts[1]
+
+
 def test_what_is_told_twice_changes_nothing() -> None:
     once = told(*report("strong-0"), DECLINED, ENDED)
     twice = told(*report("strong-0"), *report("strong-0"), DECLINED, DECLINED, ENDED, ENDED)
@@ -142,7 +183,7 @@ def test_orders_and_phases_are_known() -> None:
 
 def test_of_rounds_that_are_long_over_the_sums_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fold, "MOST_PARTS", 8)
-    fleet = told(*report("strong-0"), ENDED)
+    fleet = told(*report("strong-0"), *report("strong-1"), ENDED)
     before = Glance(fleet).round(1)
 
     for number in (2, 3):
