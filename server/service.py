@@ -1,9 +1,7 @@
-"""The server process: one broker session, one loop, one journal. All decisions are the coordinator's.
+"""The server process: one broker session, one loop, one journal. All decisions are the coordinator's
+(:mod:`server.decisions` carries them out).
 
     Service(spec, Address("localhost", 1883), Path("out"), emit=print).run()
-
-The order that makes ``kill -9`` harmless: journal an update, then acknowledge it; write a round's checkpoint, then
-journal its end, then announce the next round; announce a round, then clear the weights of the last.
 """
 
 from __future__ import annotations
@@ -27,34 +25,32 @@ from edgefl.wire.mqtt.inbox import Inbox
 from edgefl.wire.mqtt.messages import Ack
 from edgefl.wire.mqtt.neighbours import Lookout, Neighbours, look
 from edgefl.wire.mqtt.session import Address, Down, Incoming, Refused, Up
-from edgefl.wire.mqtt.topics import ALL_ROUNDS, ALL_STATUSES, NO_SHARD, Topics
+from edgefl.wire.mqtt.topics import ALL_ROUNDS, ALL_STATUSES, Topics
 from server import events
 from server.announcer import Announcer
 from server.coordinator import machine as coordinator
-from server.coordinator.machine import Actions, OpenRound
-from server.coordinator.states import Abandon, Close, Finish, Open, Reassign, Refuse, SendTask, Warn
+from server.coordinator.states import State
+from server.decisions import Decisions, Means
 from server.device_news import DeviceNews
-from server.device_rows import DeviceRows
 from server.identity.door import Door
 from server.identity.registry import Registry
 from server.link import Link
 from server.load_news import LoadNews
 from server.operations.operations import Given, Operations, Probe
-from server.patience import CannotGoOn, Patience
+from server.patience import Patience
 from server.publish.watch import Watch
 from server.pulse import Chores, Pulse
 from server.reception import Reception, Tellers
-from server.rounds import EndedRound, Rounds
+from server.rounds import Rounds
 from server.run_spec import RunSpec
-from server.scoring import Scored, told_of
+from server.scoring import Scored
 from server.shards.crew import Around, Crew
 from server.shards.hiring import ALONE, Workers
-from server.shards.slots import shard_of
 from server.shards.words import FromWorker
 from server.storage.checkpoints import Checkpoints
+from server.storage.device_writes import DeviceWrites
 from server.storage.journal import Journal
 from server.storage.places import journal_at, place_of, store_at
-from server.taking.active import ActiveRound
 from server.verdicts import Verdicts
 
 _LONGEST_WAIT_S, _FAREWELL_S = 60.0, 5.0
@@ -145,10 +141,9 @@ class Service:
             load=lambda number: spec.model_of(self._checkpoints.load(number)),
             done=self._inbox.put,
         )
-        self._announcements = self._rounds.announcements
-        self._publisher = self._announcements.publisher
+        self._publisher = self._rounds.announcements.publisher
         self._watch = Watch(self._publisher, self._signer.keys.public, self._emit, clock)
-        self._rows = DeviceRows(self._journal)
+        self._writes = DeviceWrites(self._journal)
         self._pulse = Pulse(self._rules)
         self._chores = Chores()
         self._link = Link(address, spec.federation, self._emit, clock)
@@ -164,12 +159,26 @@ class Service:
             news=self._news,
             announcer=self._announcer,
         )
+        means = Means(
+            rounds=self._rounds,
+            journal=self._journal,
+            patience=self._patience,
+            pulse=self._pulse,
+            writes=self._writes,
+            verdicts=self._verdicts,
+            announcer=self._announcer,
+            news=self._news,
+            emit=self._emit,
+            quiet=self._inbox.empty,
+            clock=clock,
+        )
+        self._decisions = Decisions(means)
         door = Door(self._registry, self._announcer.noted, enrolled=enrolled is not None, clock=clock)
         self._reception = Reception(
             spec,
             self._rules,
             self._journal,
-            self,
+            self._decisions,
             tellers,
             door=door,
             watch=self._watch,
@@ -177,32 +186,35 @@ class Service:
             persist=self._patience.persist,
         )
         self._operations = Operations(out, self, self._rounds, self._inbox, self._emit)
-        self._refused = ""
         self._stopped = False
-        self.state = self._reception.at_start(self._rounds.initial_state(held=self._operations.holds))
-        self.active: ActiveRound | None = None
         around = Around(
-            course=self,
+            course=self._decisions,
             tellers=tellers,
             keys=lambda device: tuple(self._registry.keys(device)),
-            send_task=self._send_task,
+            send_task=self._decisions.send_task,
             deliver=self._inbox.put,
             persist=self._patience.persist,
             clock=clock,
         )
         told = crew.told(spec, self._rules, address, journal, updates, enrolled=enrolled is not None)
         self._crew = Crew(told, self._journal, crew.hire, around)
-        if self.state.round is not None:
-            self._take_up(self.state.round)
-
-    def _take_up(self, opened: OpenRound) -> None:
-        """Go on with the round that a killed process left open; what workers took of it they add themselves."""
-        self._journal.take_again(self._rules.run)
-        self.active = self._rounds.taking(opened)
-        self._reception.intake.replay(self.active, {NO_SHARD} if self._crew.there else None)
-        self._crew.begin(opened, self.active)
-        if not self._crew.there:  # devices may have been told of shards
+        state = self._reception.at_start(self._rounds.initial_state(held=self._operations.holds))
+        self._decisions.begin(state, self._reception, self._crew)
+        if state.round is not None and not self._crew.there:  # devices may have been told of shards
             self._session.subscribe([self._topics.all_shards])
+
+    @property
+    def state(self) -> State:
+        """The coordinator's."""
+        return self._decisions.state
+
+    @state.setter
+    def state(self, state: State) -> None:
+        self._decisions.state = state
+
+    def advance(self, event: coordinator.Event) -> None:
+        """The coordinator's next step, and all that follows from it."""
+        self._decisions.advance(event)
 
     # -- the loop --------------------------------------------------------------------------------------------
 
@@ -257,7 +269,7 @@ class Service:
         if self._link.is_up and not self._crew.in_trouble and self._pulse.due(self.state, now, quiet=quiet):
             self.advance(coordinator.Tick())
             return
-        self._write_rows(quiet=quiet)
+        self._write_devices(quiet=quiet)
         self._rounds.tidy(quiet=quiet)
         try:
             event = self._inbox.get(timeout=self._timeout() if quiet or self._chores.due() else 0.0)
@@ -301,7 +313,7 @@ class Service:
         waits = (
             None if wake is None or self._crew.in_trouble else wake - now,
             crew,
-            self._rows.wait(),
+            self._writes.wait(),
             self._reception.intake.wait(self.state),
             self._limited(now),
             self._news.step(self.state, now),
@@ -316,17 +328,7 @@ class Service:
         self.advance(coordinator.Outage(self._link.up()))
         self._rounds.announce(self.state)
         self._watch.connected(resumed=resumed)
-        if self.state.round is not None:
-            for assignment in self.state.round.with_status("open"):
-                self._send_task(self.state.round, assignment)
-
-    def _send_task(self, opened: OpenRound, assignment: coordinator.Assignment) -> None:
-        """Where a worker takes the update, as soon as that knows of the round."""
-        device = assignment.device
-        if self._crew.has_heard(device, opened.number):
-            by_turns = self.active is not None and self.active.by_turns
-            shard = shard_of(device) if self._crew.there else NO_SHARD
-            self._announcements.send_task(opened, assignment, ask=by_turns, shard=shard)
+        self._decisions.send_open_tasks()
 
     def _answer(self, device: str, ack: Ack) -> None:
         # A device that does not get it sends again, and is answered again.
@@ -334,107 +336,20 @@ class Service:
         sealed = self._speaker.seal(topic, ack)
         self._operations.sent(self._session.publish(topic, sealed, expires_s=expires_s))
 
-    # -- what the coordinator decides ------------------------------------------------------------------------
-
-    def advance(self, event: coordinator.Event, hello: bytes | None = None) -> None:
-        """The coordinator's next step, and all that follows from it. ``hello``: as a device said it, for the journal."""
-        if waited := self._patience.take_waited():  # for the disk, and nobody could be answered
-            self.advance(coordinator.Outage(waited))
-        now = self._clock()
-        about_device = isinstance(event, coordinator.DeviceHello | coordinator.DeviceStatus)
-        settle = self._pulse.settles(now, at_once=not about_device or self._inbox.empty())
-        if settle and not isinstance(event, coordinator.Answers):
-            self._reception.commit()  # what came before counts before: a round may close now
-        before = self.state
-        self.state, actions = coordinator.step(self._rules, before, event, now, settle=settle)
-        if isinstance(event, coordinator.DeviceHello | coordinator.DeviceStatus):
-            self._rows.take(before, self.state, event.device, hello)
-            self._news.changed(before, self.state, event.device)
-        if isinstance(event, coordinator.Declined):
-            self._crew.declined(event.device)
-        try:
-            self._perform(actions)
-        except StoreError as error:  # a server that is started again takes the round up
-            raise CannotGoOn(error.message, **error.details) from error
-        if not settle:
-            return
-        current = self._publisher.current
-        if self.state.phase == "waiting" and current is not None and current.state == "open":
-            self._rounds.announce(self.state)
-        self._announcer.waiting(self.state, self._clock())
-
-    def _write_rows(self, *, quiet: bool) -> None:
+    def _write_devices(self, *, quiet: bool) -> None:
         """Journal what is new of devices: at once while it is quiet, else now and then, many of them in one step."""
         try:
-            self._rows.write(quiet=quiet)
+            self._writes.write(quiet=quiet)
         except StoreError as error:
             self._troubled(error)
 
-    def _perform(self, actions: Actions) -> None:
-        for action in actions:
-            match action:
-                case Open():
-                    self._patience.persist(lambda: self._rows.write(quiet=True))
-                    self.active = self._rounds.open(action.round, self.state)
-                    self._crew.begin(action.round, self.active)
-                    for task in action.round.began:
-                        self._send_task(action.round, task)
-                    self._announcer.opened(action.round, self.state.trial)
-                case SendTask() if self.state.round is not None:
-                    self._send_task(self.state.round, action.assignment)
-                case Reassign():
-                    self._reassign(action)
-                case Close():
-                    done = self._end(action.round, "closed")
-                    self.advance(coordinator.ModelReady(done.model_version, done.failed, done.undone))
-                case Abandon():
-                    if action.restart:
-                        number = action.round.number
-                        self._patience.persist(partial(self._journal.begin_again, self._rules.run, number))
-                    self._end(action.round, "abandoned", action.text)
-                case Warn():
-                    self._emit(events.Warned(tier="", text=action.text))
-                case Refuse():
-                    self._refuse(action.text)
-                case Finish():
-                    self._rounds.announce_end(self.state)
-
-    def _reassign(self, given: Reassign) -> None:
-        self._rounds.reassign(given)
-        self._reception.intake.reassigned(task.device for task in given.over)
-        if self.state.round is not None:
-            for task in given.tasks:
-                self._send_task(self.state.round, task)
-
-    def _end(self, ended: OpenRound, outcome: coordinator.Outcome, text: str = "") -> EndedRound:
-        active, self.active = self.active, None
-        assert active is not None  # the coordinator ends what it has opened
-        ended = self._crew.end(ended, active, summed=outcome == "closed")
-        self._patience.persist(lambda: self._reception.intake.end_round(ended))
-        now = self._clock()
-        done = self._rounds.end(ended, active, outcome, text, state=self.state, keep=self._verdicts.pending)
-        self._announcer.ended(self.state, ended, done.outcome, done.failed or text, now)
-        if done.trial is not None:
-            self.advance(coordinator.TrialCounted(done.trial))
-            self._announcer.tried(ended.number, done.trial)
-        if done.undone:
-            self._emit(events.RolledBack(round=ended.number, text=done.failed, **told_of(done.metrics or {})))
-        self._verdicts.judge(ended.number, done.outcome, done.known)
-        return done
-
-    def _refuse(self, text: str) -> None:
-        """End the run as it is: devices that wait for its end leave, and the journal is there for another start."""
-        self._refused = text
-        self._emit(events.Refused(text=text))
-        self._rounds.announce_end(self.state)
-
     def _finish(self) -> None:
         """Write the model if it is trained, make sure the devices know, and leave nothing queued for us at the broker."""
-        finished = None if self._refused else self._rounds.finish()
+        finished = None if self._decisions.refused else self._rounds.finish()
         self._publisher.wait_delivered(_FAREWELL_S)
         self._session.unsubscribe(self._topics.server_filters)
         if finished is None:
-            raise ParticipationError(self._refused)
+            raise ParticipationError(self._decisions.refused)
         self._emit(finished)
 
     # -- telling people --------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from server.coordinator.record import Participation, Record
 from server.coordinator.rollout import Reports, Trial
 from server.coordinator.roster import Device
 from server.coordinator.states import OpenRound, Version
-from server.storage import fleet_rows, participation_rows, round_rows, tables, trial_rows, update_rows
+from server.storage import device_rows, participation_rows, round_rows, tables, trial_rows, update_rows
 from server.storage.round_rows import MethodProgress
 from server.storage.update_rows import AcceptedUpdate, ShardOf, Tally
 from server.storage.update_store import Place, UpdateStore
@@ -127,16 +127,16 @@ class Journal:
     def save_devices(self, devices: Iterable[tuple[Device, bytes | None]]) -> None:
         """Remember devices, each with the hello that it sent, if it sent one anew: all in one step."""
         with self._transaction() as connection:
-            fleet_rows.save(connection, self._federation, devices)
+            device_rows.save(connection, self._federation, devices)
 
     def devices(self) -> dict[str, Device]:
         with self._transaction() as connection:
-            return fleet_rows.devices(connection, self._federation)
+            return device_rows.devices(connection, self._federation)
 
     def count_devices(self) -> int:
         """How many devices have a tier."""
         with self._transaction() as connection:
-            return fleet_rows.count(connection, self._federation)
+            return device_rows.count(connection, self._federation)
 
     # -- rounds ----------------------------------------------------------------------------------------------
 

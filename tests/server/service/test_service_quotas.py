@@ -49,7 +49,7 @@ class Flooded:
     def work(self) -> None:
         while not self.service._inbox.empty() or self.service._reception.intake.pending:
             self.service._next()
-        self.service._write_rows(quiet=True)
+        self.service._write_devices(quiet=True)
 
     def rows(self, table: str) -> int:
         with sqlite3.connect(self.path) as journal:
@@ -103,8 +103,10 @@ def test_many_hellos_at_once_are_written_together(flooded: Any) -> None:
 
 def test_a_device_that_fits_no_tier_has_no_row(flooded: Any) -> None:
     server = flooded()
-    plan = server.service._rules
-    server.service._rules = replace(plan, tiers=tuple(replace(t, memory_bytes=1 << 40) for t in plan.tiers))
+    plan = server.service._decisions._rules
+    server.service._decisions._rules = replace(
+        plan, tiers=tuple(replace(t, memory_bytes=1 << 40) for t in plan.tiers)
+    )
     server.hear("nobody", "hello", hello())
     server.work()
     assert server.rows("devices") == 0
@@ -222,7 +224,9 @@ def test_copies_of_what_a_device_said_cost_it_nothing_and_change_nothing(
     server.service.advance(Tick())
     assert server.service.state.phase == "open"
     sent: list[Any] = []
-    monkeypatch.setattr(server.service._announcements, "send_task", lambda *task, **_: sent.append(task))
+    monkeypatch.setattr(
+        server.service._rounds.announcements, "send_task", lambda *task, **_: sent.append(task)
+    )
 
     for _ in range(300):
         for leaf, payload in said.items():

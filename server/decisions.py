@@ -1,0 +1,182 @@
+"""What the coordinator decides, carried out in its order: rounds are opened, closed and abandoned, and tasks are sent.
+
+The order that makes ``kill -9`` harmless: journal an update, then acknowledge it; write a round's checkpoint, then
+journal its end, then announce the next round; announce a round, then clear the weights of the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from edgefl.wire.errors import StoreError
+from edgefl.wire.mqtt.topics import NO_SHARD
+from server import events
+from server.announcer import Announcer
+from server.coordinator import machine as coordinator
+from server.coordinator.machine import Actions, OpenRound
+from server.coordinator.states import Abandon, Close, Finish, Open, Reassign, Refuse, SendTask, State, Warn
+from server.device_news import DeviceNews
+from server.patience import CannotGoOn, Patience
+from server.pulse import Pulse
+from server.reception import Reception
+from server.rounds import EndedRound, Rounds
+from server.scoring import told_of
+from server.shards.crew import Crew
+from server.shards.slots import shard_of
+from server.storage.device_writes import DeviceWrites
+from server.storage.journal import Journal
+from server.taking.active import ActiveRound
+from server.verdicts import Verdicts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Means:
+    """What decisions are carried out with. ``emit`` tells people; ``quiet`` says whether no message waits."""
+
+    rounds: Rounds
+    journal: Journal
+    patience: Patience
+    pulse: Pulse
+    writes: DeviceWrites
+    verdicts: Verdicts
+    announcer: Announcer
+    news: DeviceNews
+    emit: Callable[[events.Event], None]
+    quiet: Callable[[], bool]
+    clock: Callable[[], float]
+
+
+class Decisions:
+    """The coordinator's ``state``, and the round that takes updates, if one does: ``active``. ``refused`` says why the run
+    ended unfinished."""
+
+    def __init__(self, means: Means) -> None:
+        self._means = means
+        self._rounds = means.rounds
+        self._rules = means.rounds.rules
+        self._clock = means.clock
+        self._persist = means.patience.persist
+        self.state = coordinator.initial(means.rounds.model.version, means.clock())
+        self.active: ActiveRound | None = None
+        self.refused = ""
+
+    def begin(self, state: State, reception: Reception, crew: Crew) -> None:
+        """Go on from ``state``, also with a round that a killed process left open. ``reception`` and ``crew`` take updates;
+        what workers took they add themselves."""
+        self.state, self._reception, self._crew = state, reception, crew
+        if (opened := state.round) is None:
+            return
+        self._means.journal.take_again(self._rules.run)
+        self.active = self._rounds.taking(opened)
+        reception.intake.replay(self.active, {NO_SHARD} if crew.there else None)
+        crew.begin(opened, self.active)
+
+    def advance(self, event: coordinator.Event, hello: bytes | None = None) -> None:
+        """The coordinator's next step, and all that follows from it. ``hello``: as a device said it, for the journal."""
+        if waited := self._means.patience.take_waited():  # for the disk, and nobody could be answered
+            self.advance(coordinator.Outage(waited))
+        now = self._clock()
+        about_device = isinstance(event, coordinator.DeviceHello | coordinator.DeviceStatus)
+        settle = self._means.pulse.settles(now, at_once=not about_device or self._means.quiet())
+        if settle and not isinstance(event, coordinator.Answers):
+            self._reception.commit()  # what came before counts before: a round may close now
+        before = self.state
+        self.state, actions = coordinator.step(self._rules, before, event, now, settle=settle)
+        if isinstance(event, coordinator.DeviceHello | coordinator.DeviceStatus):
+            self._means.writes.take(before, self.state, event.device, hello)
+            self._means.news.changed(before, self.state, event.device)
+        if isinstance(event, coordinator.Declined):
+            self._crew.declined(event.device)
+        try:
+            self._perform(actions)
+        except StoreError as error:  # a server that is started again takes the round up
+            raise CannotGoOn(error.message, **error.details) from error
+        if not settle:
+            return
+        current = self._rounds.announcements.publisher.current
+        if self.state.phase == "waiting" and current is not None and current.state == "open":
+            self._rounds.announce(self.state)
+        self._means.announcer.waiting(self.state, self._clock())
+
+    def send_task(self, opened: OpenRound, assignment: coordinator.Assignment) -> None:
+        """Where a worker takes the update, as soon as that knows of the round."""
+        device = assignment.device
+        if self._crew.has_heard(device, opened.number):
+            by_turns = self.active is not None and self.active.by_turns
+            shard = shard_of(device) if self._crew.there else NO_SHARD
+            self._rounds.announcements.send_task(opened, assignment, ask=by_turns, shard=shard)
+
+    def send_open_tasks(self) -> None:
+        """To all who have not answered."""
+        if self.state.round is not None:
+            for assignment in self.state.round.with_status("open"):
+                self.send_task(self.state.round, assignment)
+
+    # -- what is to be done ----------------------------------------------------------------------------------
+
+    def _perform(self, actions: Actions) -> None:
+        for action in actions:
+            match action:
+                case Open():
+                    self._open(action.round)
+                case SendTask() if self.state.round is not None:
+                    self.send_task(self.state.round, action.assignment)
+                case Reassign():
+                    self._reassign(action)
+                case Close():
+                    done = self._end(action.round, "closed")
+                    self.advance(coordinator.ModelReady(done.model_version, done.failed, done.undone))
+                case Abandon():
+                    self._abandon(action)
+                case Warn():
+                    self._means.emit(events.Warned(tier="", text=action.text))
+                case Refuse():
+                    self._refuse(action.text)
+                case Finish():
+                    self._rounds.announce_end(self.state)
+
+    def _open(self, opened: OpenRound) -> None:
+        self._persist(lambda: self._means.writes.write(quiet=True))
+        self.active = self._rounds.open(opened, self.state)
+        self._crew.begin(opened, self.active)
+        for task in opened.began:
+            self.send_task(opened, task)
+        self._means.announcer.opened(opened, self.state.trial)
+
+    def _reassign(self, given: Reassign) -> None:
+        self._rounds.reassign(given)
+        self._reception.intake.reassigned(task.device for task in given.over)
+        if self.state.round is not None:
+            for task in given.tasks:
+                self.send_task(self.state.round, task)
+
+    def _abandon(self, abandoned: Abandon) -> None:
+        number = abandoned.round.number
+        if abandoned.restart:
+            self._persist(partial(self._means.journal.begin_again, self._rules.run, number))
+        self._end(abandoned.round, "abandoned", abandoned.text)
+
+    def _end(self, ended: OpenRound, outcome: coordinator.Outcome, text: str = "") -> EndedRound:
+        active, self.active = self.active, None
+        assert active is not None  # the coordinator ends what it has opened
+        ended = self._crew.end(ended, active, summed=outcome == "closed")
+        self._persist(lambda: self._reception.intake.end_round(ended))
+        now, announcer, verdicts = self._clock(), self._means.announcer, self._means.verdicts
+        done = self._rounds.end(ended, active, outcome, text, state=self.state, keep=verdicts.pending)
+        announcer.ended(self.state, ended, done.outcome, done.failed or text, now)
+        if done.trial is not None:
+            self.advance(coordinator.TrialCounted(done.trial))
+            announcer.tried(ended.number, done.trial)
+        if done.undone:
+            metrics = told_of(done.metrics or {})
+            self._means.emit(events.RolledBack(round=ended.number, text=done.failed, **metrics))
+        verdicts.judge(ended.number, done.outcome, done.known)
+        return done
+
+    def _refuse(self, text: str) -> None:
+        """End the run as it is: devices that wait for its end leave, and the journal is there for another start."""
+        self.refused = text
+        self._means.emit(events.Refused(text=text))
+        self._rounds.announce_end(self.state)
