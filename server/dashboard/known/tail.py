@@ -65,9 +65,10 @@ class Tail:
             yield from older.read_bytes().splitlines() if older.exists() else ()
         while self._ready():
             assert self._file is not None
+            replaced = self._replaced()  # before it is read: nobody writes to it any more
             data = self._file.read(_MOST_AT_ONCE)
             if not data:
-                if not self._replaced():
+                if not replaced:
                     return
                 self.close()
                 self._rest = b""

@@ -89,6 +89,28 @@ def test_a_full_file_makes_room_and_whoever_follows_misses_nothing(tmp_path: Pat
     assert kept == list("345678") and sum(path.stat().st_size for path in tmp_path.iterdir()) < 4000
 
 
+def test_what_is_written_just_before_a_file_is_full_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / feed.NAME
+    path.write_bytes(b"one\n")
+    tail = Tail(tmp_path)
+    assert list(tail.lines()) == [b"one"]
+    looked: list[int] = []
+    look = tail._replaced
+
+    def full_meanwhile() -> bool:
+        if not looked:
+            path.write_bytes(b"one\ntwo\n")
+            path.rename(tmp_path / feed.BEFORE)
+            path.write_bytes(b"three\n")
+        looked.append(1)
+        return look()
+
+    monkeypatch.setattr(tail, "_replaced", full_meanwhile)
+    assert list(tail.lines()) == [b"two", b"three"]
+
+
 def test_a_line_that_a_killed_server_left_half_written_costs_itself_only(tmp_path: Path) -> None:
     written(tmp_path, Noted(text="before"))
     with (tmp_path / feed.NAME).open("ab") as file:
