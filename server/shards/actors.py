@@ -26,6 +26,8 @@ LOCAL = "local"
 _REACHED_S = 10.0
 _HEARD_S = 1.0
 """That an actor waits for news before it answers that there are none."""
+_ANSWER_S = 60.0
+"""For an actor to come up, or to answer at all: Ray itself waits for ever for a core that others have."""
 _MOST_NEWS = 256
 
 
@@ -99,10 +101,14 @@ class ActorHand:
     def _hear(self) -> None:
         try:
             while not self._gone:
-                for news in self._ray.get(self._actor.hear.remote()):
+                for news in self._ray.get(self._actor.hear.remote(), timeout=_ANSWER_S):
                     self._deliver(news)
                     if isinstance(news, Died):
                         return
+        except self._ray.exceptions.GetTimeoutError:
+            self._deliver(
+                Died(f"did not answer for {_ANSWER_S:g} s: has the Ray cluster a free core for it?")
+            )
         except Exception as error:  # Ray has many, and each of them means that the worker is out of reach
             self._deliver(Died(f"is out of Ray's reach ({type(error).__name__})"))
 
@@ -142,6 +148,12 @@ class Actors:
             raise StoreError(
                 f"the Ray cluster at {self._address} has {found} cores for {self._workers} workers, which take one each: "
                 "set server.workers to at most that, or add nodes",
+                found=found,
+            )
+        if self._ray.available_resources().get("CPU", 0) < 1:
+            raise StoreError(
+                f"the Ray cluster at {self._address} has {found} cores, and all are taken: set server.workers lower, add "
+                "nodes, or wait for other jobs to end",
                 found=found,
             )
 

@@ -41,6 +41,7 @@ from server.shards.words import (
     News,
     Order,
     Ready,
+    Stop,
     Summed,
     Told,
     Took,
@@ -139,11 +140,14 @@ class Crew:
         return not self._members or self._of(device).ready == number
 
     def stop(self) -> None:
-        """Let them go."""
+        """Let them go, all at the same time."""
+        hands = [member.hand for member in self._members if member.hand is not None]
+        for hand in hands:
+            hand.tell(Stop())
+        for hand in hands:
+            hand.end()
         for member in self._members:
-            if member.hand is not None:
-                member.hand.end()
-                member.hand = None
+            member.hand = None
 
     # -- rounds ----------------------------------------------------------------------------------------------
 

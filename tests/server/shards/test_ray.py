@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import queue
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,11 @@ from edgefl.config.serving import ServerTable
 from edgefl.wire.errors import ConfigError, StoreError
 from edgefl.wire.limits import Limits
 from server.events import RoundClosed, UpdateAccepted, Warned
-from server.shards.actors import ActorHand, Actors
+from server.shards import actors
+from server.shards.actors import Actor, ActorHand, Actors
 from server.shards.hiring import workers_of
 from server.shards.slots import worker_of
+from server.shards.words import Died, News
 from tests.conftest import Mosquitto
 from tests.server.fleet import ScriptedDevice
 from tests.server.shards.fleets import NAMES, model_of, started
@@ -33,10 +37,10 @@ def test_actors_end_with_the_same_bits_and_one_that_dies_is_replaced(
     ray: Any, mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path
 ) -> None:
     hired: list[ActorHand] = []
-    actors = Actors("local", 2)
+    cluster = Actors("local", 2)
 
     def hire(*given: Any) -> ActorHand:
-        hired.append(actors(*given))
+        hired.append(cluster(*given))
         return hired[-1]
 
     devices = [
@@ -59,6 +63,31 @@ def test_actors_end_with_the_same_bits_and_one_that_dies_is_replaced(
     assert closed.reports == len(NAMES) and len(hired) >= 3
     assert any("out of Ray's reach" in event.text for event in server.seen_of(Warned))
     assert model_of(tmp_path / "out") == model_of(tmp_path / "calm")
+
+
+@pytest.mark.slow
+def test_a_cluster_whose_cores_others_have_is_named_and_waited_for(
+    ray: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Busy:
+        def there(self) -> None: ...
+
+    ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False)
+    busy = ray.remote(num_cpus=1)(Busy)
+    ray.get((first := busy.remote()).there.remote())
+    while ray.available_resources().get("CPU", 0):
+        time.sleep(0.05)
+
+    with pytest.raises(StoreError, match=r"cores, and all are taken: .*wait for other jobs"):
+        Actors("local", 1)(None, lambda _: None)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(actors, "_ANSWER_S", 2.0)  # one that was promised a core and gets none
+    said: queue.Queue[News] = queue.Queue()
+    hand = ActorHand(ray, ray.remote(num_cpus=1)(Actor).remote(None), "worker-0", said.put)
+    died = said.get(timeout=50)
+    hand.kill()
+    assert isinstance(died, Died) and "did not answer for 2 s" in died.why
+    ray.kill(first)
 
 
 def test_a_cluster_that_is_not_there_is_named(ray: Any, monkeypatch: pytest.MonkeyPatch) -> None:
