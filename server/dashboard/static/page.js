@@ -75,7 +75,10 @@
       put(byId("link"), "");
       take(JSON.parse(event.data));
     };
-    source.onerror = () => put(byId("link"), "This page is not told anything new: its process is away. It tries again.");
+    source.onerror = () => {
+      put(byId("link"), "This page is not told anything new: its process is away, or has too many readers. It tries again.");
+      if (source.readyState === EventSource.CLOSED) setTimeout(listen, 10000);  // an answer that a browser takes for final
+    };
   }
 
   function filter(form) {

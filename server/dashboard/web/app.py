@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
@@ -28,6 +27,7 @@ from server.dashboard.web.upstream import feed
 
 STATIC = Path(__file__).parents[1] / "static"
 _MOST_PAGE = 10**6
+_RETRY_S = "10"
 
 Answer = Callable[[Request], Awaitable[Response]]
 
@@ -60,7 +60,7 @@ def application(hub: Hub, desk: Desk, *, hosts: frozenset[str] | None) -> Starle
         elif "round" in asked:
             look = boards.round_(_number(asked["round"]))
         charts = not {"device", "round"} & set(asked)
-        return _events(stream(hub, look, charts=charts))
+        return _events(hub, stream(hub, look, charts=charts))
 
     async def listing(request: Request) -> Response:
         found = api.TABLES.get(request.path_params["table"])
@@ -93,7 +93,7 @@ def application(hub: Hub, desk: Desk, *, hosts: frozenset[str] | None) -> Starle
         return PlainTextResponse("ready\n" if hub.ready else "reading\n", 200 if hub.ready else 503)
 
     async def whole(_: Request) -> Response:
-        return _events(feed(hub))
+        return _events(hub, feed(hub))
 
     routes = [
         Route("/", overview),
@@ -113,8 +113,14 @@ def application(hub: Hub, desk: Desk, *, hosts: frozenset[str] | None) -> Starle
     return Starlette(routes=routes, middleware=[Middleware(Guard, hosts=hosts)], lifespan=hub.running)
 
 
-def _events(events: Any) -> StreamingResponse:
-    return StreamingResponse(events, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+def _events(hub: Hub, events: AsyncGenerator[bytes]) -> Response:
+    if hub.full:
+        return PlainTextResponse(
+            "too many pages are open: close some\n", 503, headers={"Retry-After": _RETRY_S}
+        )
+    return StreamingResponse(
+        hub.counted(events), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"}
+    )
 
 
 def _no_table(request: Request) -> Response:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 
 from starlette.applications import Starlette
 
@@ -12,6 +12,8 @@ from server.dashboard.known.fleet import Fleet
 from server.dashboard.known.source import Source
 from server.dashboard.shown.glance import Glance
 
+MOST_STREAMS = 100
+"""Pages, and followers, that are kept new at a time: each costs memory, and a look a second."""
 _PAUSE_S = 0.5
 
 
@@ -25,6 +27,7 @@ class Hub:
         self.ready = False
         self.error: BaseException | None = None
         self._followers: set[Callable[[bytes], None]] = set()
+        self._streams = 0
         self._ending = asyncio.Event()
 
     @property
@@ -43,6 +46,21 @@ class Hub:
         """Wait so long, or until the process is to end."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self._ending.wait(), seconds)
+
+    @property
+    def full(self) -> bool:
+        """Whether no stream more is to begin."""
+        return self._streams >= MOST_STREAMS
+
+    async def counted(self, stream: AsyncGenerator[bytes]) -> AsyncIterator[bytes]:
+        """``stream``, which counts for as long as somebody reads it."""
+        self._streams += 1
+        try:
+            async with aclosing(stream):
+                async for piece in stream:
+                    yield piece
+        finally:
+            self._streams -= 1
 
     @contextmanager
     def following(self, take: Callable[[bytes], None]) -> Iterator[None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 import msgspec
 
@@ -70,7 +70,7 @@ def _changed(now: dict[str, Html], before: dict[str, Html]) -> dict[str, str]:
     return {key: str(each) for key, each in now.items() if before.get(key) != each}
 
 
-async def stream(hub: Hub, look: Look, *, charts: bool) -> AsyncIterator[bytes]:
+async def stream(hub: Hub, look: Look, *, charts: bool) -> AsyncGenerator[bytes]:
     """Server-sent events for a page that shows ``look``."""
     listener = Listener(look, charts=charts)
     yield b"retry: %d\n\n" % RETRY_MS

@@ -7,7 +7,7 @@ import queue
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -37,7 +37,7 @@ _decode = msgspec.json.Decoder(Fleet).decode
 _encode = msgspec.json.Encoder().encode
 
 
-async def feed(hub: Hub) -> AsyncIterator[bytes]:
+async def feed(hub: Hub) -> AsyncGenerator[bytes]:
     """Server-sent events for one that follows: ``fleet`` with all that is known, then ``lines`` as they come."""
     lines: list[bytes] = []
     overrun = False

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import csv
+import http.client
 import io
+import time
+from contextlib import closing
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import SplitResult, quote, urlsplit
 
 import pytest
 
+from server.dashboard.web.hub import MOST_STREAMS
 from server.operations.mailbox import Mailbox, Pause, RollBack
 from tests.server.dashboard.conftest import HOSTILE, MARKUP
 from tests.server.dashboard.served import PageProcess
@@ -89,6 +93,33 @@ def test_what_is_not_there_is_told(page: PageProcess) -> None:
         "There is no device" in page.get("/devices/%3Cb%3E").text
         and "<b>" not in page.get("/devices/%3Cb%3E").text
     )
+
+
+def test_so_many_pages_are_kept_new_and_no_more(page: PageProcess) -> None:
+    at = urlsplit(page.url)
+    connections = [
+        http.client.HTTPConnection(at.hostname or "", at.port, timeout=30) for _ in range(MOST_STREAMS)
+    ]
+    for connection in connections:
+        connection.request("GET", "/live")
+        assert connection.getresponse().status == 200
+    assert page.get("/live").status == page.get("/feed").status == 503
+    assert "too many pages are open" in page.get("/live").text and page.get("/").status == 200
+
+    for connection in connections:
+        connection.close()
+    assert _told_of_news(at)  # once the page has seen that they are gone
+
+
+def _told_of_news(at: SplitResult) -> bool:
+    for _ in range(300):
+        connection = http.client.HTTPConnection(at.hostname or "", at.port, timeout=30)
+        with closing(connection):
+            connection.request("GET", "/live")
+            if connection.getresponse().status == 200:
+                return True
+        time.sleep(0.1)
+    return False
 
 
 def test_health_and_readiness(page: PageProcess) -> None:
