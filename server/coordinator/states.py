@@ -137,10 +137,6 @@ class OpenRound:
     def count(self, status: Status) -> int:
         return self.assignments.count(status)
 
-    @property
-    def weight_limit(self) -> int:
-        return sum(assignment.weight_limit for assignment in self.assignments.values())
-
 
 @dataclass(frozen=True)
 class State:

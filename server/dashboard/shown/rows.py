@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
 
@@ -275,11 +275,6 @@ def staleness(fleet: Fleet, last: int = 20) -> dict[int, int]:
             if part.status == "accepted" or part.staleness:
                 counts[part.staleness] = counts.get(part.staleness, 0) + 1
     return dict(sorted(counts.items())) if any(counts) else {}
-
-
-def changed(fleet: Fleet, since: int) -> Iterator[Round]:
-    """The rounds that changed behind tick ``since``."""
-    return (row for row in fleet.rounds.values() if row.changed > since)
 
 
 def _median(values: Iterable[float | None]) -> float | None:
