@@ -190,7 +190,7 @@ class Service:
         around = Around(
             course=self._decisions,
             tellers=tellers,
-            keys=lambda device: tuple(self._registry.keys(device)),
+            keys=lambda device: tuple(self._patience.persist(lambda: self._registry.keys(device))),
             send_task=self._decisions.send_task,
             deliver=self._inbox.put,
             persist=self._patience.persist,

@@ -6,6 +6,7 @@ import queue
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,14 @@ import pytest
 from edgefl.config import load
 from edgefl.setup.digests import run_digest
 from edgefl.wire import tensors
-from edgefl.wire.errors import ConfigError, IdentityError
+from edgefl.wire.errors import ConfigError, IdentityError, StoreError
 from edgefl.wire.keys import FOREVER, KeyPair
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.envelope import Sequence, Speaker, bare
 from edgefl.wire.mqtt.messages import UpdateChunk, encode
 from server.aggregate.robust import MeanRule
-from server.events import Noted, Rejected, RoundClosed, UpdateAccepted
-from server.identity.registry import DeviceKey
+from server.events import Noted, Rejected, RoundClosed, RoundOpened, UpdateAccepted, Warned
+from server.identity.registry import DeviceKey, Registry
 from server.shards.hiring import Workers
 from server.shards.ring import KeyRing, Stranger
 from server.shards.slots import shard_of
@@ -78,6 +79,7 @@ def test_each_update_is_in_the_round_or_refused_and_never_both(
     for name, device in devices.items():
         words[name] = set()  # who sent after the server's end hears nothing
         with suppress(queue.Empty):
+            words[name].add(device.acks.get(timeout=2.0).status)
             while True:
                 words[name].add(device.acks.get(timeout=0.2).status)
     accepted = [name for name, said in words.items() if said == {"accepted"}]
@@ -115,6 +117,24 @@ def test_more_workers_than_devices_are_told(fleet: Fleet) -> None:
     noted = server.wait_for(Noted, lambda event: "workers" in event.text)
     assert server.wait_for(RoundClosed).reports == 1
     assert noted.text == "there are 2 workers, and round 1 has 1 devices: some have nothing to do"
+
+
+def test_a_list_of_devices_that_cannot_always_be_read_ends_nothing(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, keys = count(1), Registry.keys
+
+    def sometimes(registry: Registry, device: str) -> list[DeviceKey]:
+        if next(calls) % 7 == 0:
+            raise StoreError("the list of devices is away")
+        return keys(registry, device)
+
+    server, _ = fleet(rounds=2)
+    server.wait_for(RoundOpened)  # all have said hello
+    monkeypatch.setattr(Registry, "keys", sometimes)
+    assert server.wait_for(RoundClosed, lambda event: event.round == 2).reports == len(NAMES)
+    server.join()
+    assert any("the list of devices is away" in warned.text for warned in server.seen_of(Warned))
 
 
 def test_a_ring_lets_in_what_the_keys_of_a_device_sign(tmp_path: Path) -> None:
