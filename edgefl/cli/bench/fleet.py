@@ -17,8 +17,8 @@ Rounds of many devices that are connected at once: their time, and what server a
 
 Mosquitto runs with the configuration that edgefl ships, the server is `edgefl server`, and all devices are connections of
 one process that trains nothing (`edgefl load`): broker, server and generator share this machine. Updates are dense (a
-ResNet-20, 1.1 MB), onebit (the same in one bit an entry), middle (321 KB) or small (3 KB). The first round is not counted, and
-three more are not where few of the devices are selected: the others listen until they rest.
+ResNet-20, 1.1 MB), onebit (the same in one bit an entry), middle (321 KB) or small (3 KB). The first round is not counted,
+and three more are not where few of the devices are selected: the others listen until they rest.
 
 Without --devices the rows are: 1,000 devices with dense and with onebit updates; 100 of 100 and 100 of 10,000 selected;
 3,000 with 321 KB. That takes some minutes.
