@@ -97,6 +97,14 @@ describe("the store", () => {
     expect([store.hasOutgoing, await store.outgoing()]).toEqual([false, null]);
   });
 
+  it("knows of no round that it could not keep", async () => {
+    const store = await opened();
+    const unclonable = (nonce: string) => ({ ...past(nonce, "accepted"), text: (() => 0) as unknown as string });
+    await expect(store.decline(unclonable("aa"))).rejects.toThrow(StoreError);
+    await expect(store.settle(unclonable("bb"))).rejects.toThrow(StoreError);
+    expect(store.history()).toEqual([]);
+  });
+
   it("has a record again that was sealed, for its own tag alone", async () => {
     const store = await opened();
     const record = await Record.create(store, 0, [3, 2], "float32", 2, 0);

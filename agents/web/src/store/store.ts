@@ -164,35 +164,41 @@ export class Store {
   async settle(past: PastRound): Promise<void> {
     const places = [...this.waiting].filter(([, each]) => each.nonce === past.nonce).map(([place]) => place);
     const void_ = past.outcome === "accepted" ? [] : [...this.left].filter(([, each]) => each.nonce === past.nonce);
+    let enter: () => void = () => undefined;
     await this.write(["outbox", "carries", "history"], (writing) => {
       for (const place of places) void writing.objectStore("outbox").delete(place);
       for (const [place] of void_) void writing.objectStore("carries").delete(place);
-      this.enter(writing, past);
+      enter = this.entered(writing, past);
     });
+    enter();
     places.forEach((place) => this.waiting.delete(place));
     void_.forEach(([place]) => this.left.delete(place));
   }
 
   /** The open job is not taken: it ends and enters the history, in one durable step. */
   async decline(past: PastRound): Promise<void> {
+    let enter: () => void = () => undefined;
     await this.write(["history", "job", "checkpoint"], (writing) => {
-      this.enter(writing, past);
+      enter = this.entered(writing, past);
       endJob(writing);
     }, true);
+    enter();
     this.openJob = null;
   }
 
-  private enter(writing: Writing, past: PastRound): void {
+  /** Written into the history, whose oldest rounds leave it. What is to be done once that is kept: until then nobody is told. */
+  private entered(writing: Writing, past: PastRound): () => void {
     this.last = Math.max(this.last + 1, Date.now());
     const row = { ...past, at: this.last };
-    this.past_.delete(past.nonce);
-    this.past_.set(past.nonce, row);
     const history = writing.objectStore("history");
     void history.put(row, past.nonce);
-    for (const nonce of [...this.past_.keys()].slice(0, Math.max(0, this.past_.size - this.historyRounds))) {
-      this.past_.delete(nonce);
-      void history.delete(nonce);
-    }
+    const others = [...this.past_.keys()].filter((nonce) => nonce !== past.nonce);
+    const gone = others.slice(0, Math.max(0, others.length + 1 - this.historyRounds));
+    for (const nonce of gone) void history.delete(nonce);
+    return () => {
+      for (const nonce of [past.nonce, ...gone]) this.past_.delete(nonce);
+      this.past_.set(past.nonce, row);
+    };
   }
 
   // -- history, facts, carries -----------------------------------------------------------------------------
