@@ -1,6 +1,6 @@
 /** The store, who has a device, when it stands still, and where ops ran. */
 import "fake-indexeddb/auto";
-import { describe, expect, it } from "vitest";
+import { describe, expect, it, vi } from "vitest";
 import { placementIn, placementText } from "../src/engine/placement";
 import { BlobStore } from "../src/store/blobs";
 import { choose } from "../src/store/carries";
@@ -139,14 +139,30 @@ describe("carries", () => {
 });
 
 describe("a device", () => {
-  it("belongs to one tab at a time", async () => {
-    const first = await holdDevice("edgefl:demo:tab");
-    expect(first).not.toBeNull();
-    expect(await holdDevice("edgefl:demo:tab")).toBeNull();
-    first!();
-    const second = await holdDevice("edgefl:demo:tab");
-    expect(second).not.toBeNull();
-    second!();
+  it("belongs to one tab at a time, and to the next after that, which is told that it waits", async () => {
+    const told: string[] = [];
+    const hold = (tab: string) => holdDevice("edgefl:demo:tab", () => void told.push(tab));
+    const first = await hold("first");
+    let second: (() => void) | null = null;
+    const waiting = hold("second").then((release) => (second = release));
+    await vi.waitFor(() => expect(told).toEqual(["second"]), 5000);
+    expect(second).toBeNull();
+    first();
+    (await waiting)();
+    (await hold("third"))();
+    expect(told).toEqual(["second"]);
+  });
+
+  it("is never that of two tabs that ask at once", async () => {
+    let [now, most] = [0, 0];
+    await Promise.all(Array.from({ length: 4 }, async () => {
+      const release = await holdDevice("edgefl:demo:crowd", () => undefined);
+      most = Math.max(most, ++now);
+      await new Promise((resolve) => setTimeout(resolve, 10));
+      now--;
+      release();
+    }));
+    expect(most).toBe(1);
   });
 
   it("stands still while it is hidden, on a low battery, or asked to; and work waits for its end", async () => {

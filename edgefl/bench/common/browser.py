@@ -11,6 +11,7 @@ import base64
 import itertools
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -38,7 +39,13 @@ class Page:
 
 
 class Browser:
-    """Commands go in through file descriptor 3 of the browser, answers and events come back from 4, ended by zeros."""
+    """Commands go in through file descriptor 3 of the browser, answers and events come back from 4, ended by zeros.
+
+    ``flags``: more of the browser's command line. All is asked of the tab that is looked at.
+    """
+
+    def __init__(self, *flags: str) -> None:
+        self._flags = flags
 
     def __enter__(self) -> Browser:
         program = (
@@ -51,7 +58,8 @@ class Browser:
         self._folder = tempfile.TemporaryDirectory(prefix="edgefl-browser-")
         read, self._write = os.pipe()
         answers, write = os.pipe()
-        command = f'exec "{program}" {_FLAGS} --user-data-dir="{self._folder.name}" 3<&{read} 4>&{write}'
+        flags = f"{shlex.join(self._flags)} {_FLAGS}"
+        command = f'exec "{program}" --user-data-dir="{self._folder.name}" {flags} 3<&{read} 4>&{write}'
         self._process = subprocess.Popen(
             ["bash", "-c", command],
             pass_fds=(read, write),
@@ -63,11 +71,8 @@ class Browser:
         self._answers = os.fdopen(answers, "rb")
         self._numbers = itertools.count(1)
         self._page = Page()
-        target = self._send("Target.getTargets")["targetInfos"][0]["targetId"]
         self._session = ""
-        self._session = self._send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        for domain in ("Page", "Network", "Runtime", "Log"):
-            self._send(f"{domain}.enable")
+        self._attach(self._send("Target.getTargets")["targetInfos"][0]["targetId"])
         return self
 
     def __exit__(
@@ -86,6 +91,30 @@ class Browser:
     def pid(self) -> int:
         """Of the browser's first process."""
         return self._process.pid
+
+    @property
+    def tab(self) -> str:
+        """The tab that is looked at: a name for :meth:`to`."""
+        return self._session
+
+    def to(self, tab: str) -> None:
+        """Look at a tab that was looked at before."""
+        self._session = tab
+
+    def new_tab(self) -> str:
+        """Look at a new, empty tab, beside those there are."""
+        self._session = ""
+        return self._attach(self._send("Target.createTarget", url="about:blank")["targetId"])
+
+    def close_tab(self) -> None:
+        """End the tab that is looked at; another is looked at by :meth:`to`."""
+        self._send("Page.close")
+
+    def _attach(self, target: str) -> str:
+        self._session = self._send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Network", "Runtime", "Log"):
+            self._send(f"{domain}.enable")
+        return self._session
 
     def open(self, place: Path | str) -> Page:
         """The page of a file, or at an address, loaded. One whose address differs behind the # alone is not loaded again."""
@@ -143,7 +172,7 @@ class Browser:
     def _send(self, method: str, **params: object) -> dict[str, Any]:
         number = next(self._numbers)
         message: dict[str, object] = {"id": number, "method": method, "params": params}
-        if getattr(self, "_session", ""):
+        if self._session:
             message["sessionId"] = self._session
         os.write(self._write, json.dumps(message).encode() + b"\0")
         while (answer := self._message()).get("id") != number:

@@ -37,7 +37,7 @@ Web = Annotated[
 WebCert = Annotated[
     str,
     typer.Option(
-        help="certificate of the page (PEM), for https: phones give threads and locks to such pages only"
+        help="certificate of the page (PEM), for https: phones give threads and a lit screen to such pages only"
     ),
 ]
 WebKey = Annotated[str, typer.Option(help="its key (PEM, without a password)")]
@@ -162,7 +162,7 @@ def _tell(address: str, *, secure: bool, code: bool) -> None:
     errors.print(f"phones join at {address}", soft_wrap=True, highlight=False, markup=False)
     if not secure:
         errors.print(
-            "over http, phones train without threads and without locks between tabs: --web-cert and --web-key make it https",
+            "over http, phones train on one thread and their screens may go dark: --web-cert and --web-key make it https",
             soft_wrap=True,
             highlight=False,
         )

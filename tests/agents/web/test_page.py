@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ import pytest
 from edgefl.bench.common.browser import Browser
 from edgefl.lab.ports import free_port
 from edgefl.web import built
-from edgefl.wire.errors import ConfigError
+from tests.agents.web.pages import STATE, TILE, open_page, require_page, until
 from tests.agents.web.served import SECRET, WebProcess
 
 EDGEFL = [sys.executable, "-m", "edgefl"]
@@ -44,20 +43,9 @@ count = 0
 """
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _built() -> None:
-    try:
-        built.built_page()
-    except ConfigError as error:
-        if os.environ.get("EDGEFL_REQUIRE_NODE"):
-            pytest.fail(error.message)
-        pytest.skip(error.message)
-
-
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    if shutil.which("chromium") is None:
-        pytest.skip("there is no Chromium (Debian: apt-get install chromium)")
+    require_page()
     with Browser() as opened:
         opened.screen(360, 740, phone=True)
         yield opened
@@ -98,32 +86,6 @@ def web_run(folder: Path, *more: str) -> Iterator[WebRun]:
         yield run
     finally:
         run.stop()
-
-
-def open_page(browser: Browser, address: str) -> list[str]:
-    """The page, once its server listens; what it asked the network for and what went wrong are kept by the browser."""
-    for _ in range(100):
-        browser.open("about:blank")
-        page = browser.open(address)
-        if browser.value("document.body?.dataset.state") is not None:
-            break
-    browser.until("!['loading', null].includes(document.body.dataset.state)")
-    return page.problems
-
-
-def until(browser: Browser, expression: str) -> None:
-    """As :meth:`Browser.until`, but for three minutes, and with what the page shows where it is never so."""
-    for patience in range(3):
-        try:
-            browser.until(expression)
-            return
-        except AssertionError as error:
-            if patience == 2:
-                raise AssertionError(f"{error}\n{browser.value('document.body.innerText')}") from None
-
-
-STATE = "document.body.dataset.state"
-TILE = "document.querySelector('[data-tile={}] dd').textContent"
 
 
 def test_a_browser_joins_with_the_sample_and_finishes(tmp_path: Path, browser: Browser) -> None:

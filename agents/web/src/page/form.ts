@@ -23,12 +23,17 @@ export class JoinForm {
 
   /** Calls `join` with what was chosen each time the form is sent. */
   onJoin(join: (choices: Choices, data: Data) => void): void {
+    let reading = false; // who presses twice joins once
     this.form.addEventListener("submit", (sent) => {
       sent.preventDefault();
-      this.data().then(
-        (data) => (problem(""), join(this.chosen(), data)),
-        (error: Error) => problem(error.message),
-      );
+      if (reading) return;
+      reading = true;
+      this.data()
+        .then(
+          (data) => (problem(""), join(this.chosen(), data)),
+          (error: Error) => problem(error.message),
+        )
+        .finally(() => (reading = false));
     });
   }
 

@@ -15,6 +15,7 @@ class Page {
   private state: PageState = START;
   private worker: Worker | null = null;
   private readonly awake = new Awake();
+  private readonly seen = watch((surroundings) => this.post({ type: "surroundings", surroundings }));
   private readonly form: JoinForm;
   private drawing = false;
 
@@ -56,8 +57,8 @@ class Page {
     this.worker = worker;
     worker.onmessage = (said: MessageEvent<FromWorker>) => this.take(said.data);
     worker.onerror = (error) => this.take({ type: "ended", code: 1, error: error.message || "the agent could not be loaded" });
-    const surroundings = await watch((now) => this.post({ type: "surroundings", surroundings: now }));
-    this.post({ type: "start", config: this.config(choices, data), surroundings });
+    const surroundings = await this.seen;
+    this.post({ type: "start", config: this.config(choices, data), surroundings: surroundings() });
   }
 
   private config(choices: Choices, data: Data): AgentConfig {
@@ -129,7 +130,7 @@ class Page {
 function hint(): void {
   if (globalThis.isSecureContext) return;
   element("hint").textContent =
-    "This page came over http: it trains on one thread, the screen may go dark, and two tabs are not kept apart. " +
+    "This page came over http: it trains on one thread, and the screen may go dark. " +
     "The run's --web-cert and --web-key make it https.";
 }
 

@@ -11,8 +11,8 @@ interface Connection extends EventTarget {
 }
 type Known = Navigator & { getBattery?: () => Promise<Battery>; connection?: Connection };
 
-/** Tells `post` how things are, now and whenever something changes. */
-export async function watch(post: (now: Surroundings) => void): Promise<Surroundings> {
+/** Tells `post` how things are whenever something changes; what it gives says how they are now. */
+export async function watch(post: (now: Surroundings) => void): Promise<() => Surroundings> {
   const known = navigator as Known;
   const battery = await known.getBattery?.().catch(() => undefined); // refused, or no secure context
   const link = known.connection;
@@ -26,7 +26,7 @@ export async function watch(post: (now: Surroundings) => void): Promise<Surround
   battery?.addEventListener("levelchange", tell);
   battery?.addEventListener("chargingchange", tell);
   link?.addEventListener("change", tell);
-  return now();
+  return now;
 }
 
 /** Keeps the screen on while `wanted` says so: a phone whose screen goes dark hides the page, and training pauses. */

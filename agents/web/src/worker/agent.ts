@@ -40,7 +40,6 @@ export interface Prepared {
   keys: string[];
   token: Token | null;
   engine: Engine;
-  seen: Surroundings;
 }
 
 export class Agent {
@@ -60,16 +59,17 @@ export class Agent {
   private wakeUp: () => void = () => undefined;
 
   /** Opens the store and reads the data; an EdgeflError says what cannot be. */
-  static async make(prepared: Prepared, post: (message: FromWorker) => void): Promise<Agent> {
+  static async make(prepared: Prepared, seen: Surroundings, post: (message: FromWorker) => void): Promise<Agent> {
     const { config, limits } = prepared;
     new Topics(config.federation, config.id); // refuses names before anything is kept under them
     const data = await load(config.data);
     const store = await Store.open(config.federation, config.id, limits.history_rounds);
-    return new Agent(prepared, data, store, await speakerOf(store), post);
+    return new Agent(prepared, seen, data, store, await speakerOf(store), post);
   }
 
   private constructor(
     private readonly prepared: Prepared,
+    seen: Surroundings,
     private readonly data: Local,
     private readonly store: Store,
     private readonly speaker: Speaker,
@@ -81,7 +81,7 @@ export class Agent {
     const address = { url: config.broker, ...(config.username === undefined ? {} : { username: config.username, password: config.password ?? "" }) };
     this.session = new Session(address, topics.clientId("device"), limits, () => this.will(), (event) => this.take(event));
     this.trust = new ServerTrust(store, prepared.keys, say);
-    this.gate = new Gate(config, prepared.seen, (reason, before) => this.paused(reason ?? before!, reason !== null));
+    this.gate = new Gate(config, seen, (reason, before) => this.paused(reason ?? before!, reason !== null));
     const blobs = new BlobStore(store, limits.store_bytes);
     this.fetcher = new Fetcher(this.session, topics, blobs, limits, () => this.desk.isOver(), new Mirrors(limits, (text) => say("mirror", text)));
     this.outbox = new Outbox(

@@ -104,7 +104,7 @@ export type ToWorker =
 
 /**
  * The events that `edgefl device --json` prints, and three of a browser's own: `paused`, `resumed` (with `reason`:
- * asked, hidden or battery) and `busy` (another tab has this device).
+ * asked, hidden or battery) and `busy` (another tab has this device, and this one waits for it).
  */
 export type EventName =
   | "online"

@@ -7,14 +7,14 @@ import { ConfigError } from "../wire/errors";
 import { parseKey } from "../wire/keys";
 import { DEFAULT_LIMITS, type Limits } from "../wire/limits";
 import type { Prepared } from "./agent";
-import type { AgentConfig, Surroundings } from "./messages";
+import type { AgentConfig } from "./messages";
 
 const SHARE = 4;
 const MOST_BYTES = 2 * 2 ** 30;
 const UNKNOWN_BYTES = 512 * 2 ** 20;
 
 /** `tell`: people, of what an engine finds out. */
-export function prepare(config: AgentConfig, seen: Surroundings, tell: (text: string) => void): Prepared {
+export function prepare(config: AgentConfig, tell: (text: string) => void): Prepared {
   if (!/^wss?:\/\//.test(config.broker)) {
     throw new ConfigError(`a browser reaches a broker by ws:// or wss://, not at '${config.broker}'`);
   }
@@ -26,7 +26,7 @@ export function prepare(config: AgentConfig, seen: Surroundings, tell: (text: st
   const engine = config.engine === "webgpu"
     ? new WebGpuEngine(assets, tell)
     : new OnnxEngine({ assets, threads: threadsOf(config, tell) });
-  return { config, limits, memoryBytes: config.memory || memoryOf(), keys, token, engine, seen };
+  return { config, limits, memoryBytes: config.memory || memoryOf(), keys, token, engine };
 }
 
 /** Several need memory that threads share, which only a cross-origin isolated page has. */

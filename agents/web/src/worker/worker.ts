@@ -1,5 +1,5 @@
 /** The dedicated worker that holds the agent. It talks with its page by ./messages alone. */
-import { EdgeflError, said, StoreError } from "../wire/errors";
+import { EdgeflError, said } from "../wire/errors";
 import { Agent } from "./agent";
 import { holdDevice } from "./lock";
 import type { AgentConfig, FromWorker, Surroundings, ToWorker } from "./messages";
@@ -7,21 +7,20 @@ import { prepare } from "./prepare";
 
 const post = (message: FromWorker): void => globalThis.postMessage(message);
 let agent: Agent | null = null;
-let stopped = false;
+/** What the page said so far: an agent that is made later has to know it. */
+let seen: Surroundings = {};
+let paused = false;
+let stop: () => void = () => undefined;
+const stopped = new Promise<null>((resolve) => (stop = () => resolve(null)));
 
-async function start(config: AgentConfig, seen: Surroundings): Promise<void> {
+async function start(config: AgentConfig): Promise<void> {
   let release: (() => void) | null = null;
   try {
-    const prepared = prepare(config, seen, (text) => post({ type: "event", event: "engine", text, details: {} }));
-    release = await holdDevice(`edgefl:${config.federation}:${config.id}`);
-    if (release === null) {
-      const text = `another tab runs as ${config.id}: use that one, or close it and load this page again`;
-      post({ type: "event", event: "busy", text, details: {} });
-      post({ type: "ended", error: text, code: new StoreError(text).code });
-      return;
-    }
-    agent = await Agent.make(prepared, post);
-    if (!stopped) await agent.run();
+    const prepared = prepare(config, (text) => post({ type: "event", event: "engine", text, details: {} }));
+    const held = holdDevice(`edgefl:${config.federation}:${config.id}`, () => busy(config.id));
+    release = await Promise.race([held, stopped]);
+    if (release === null) void held.then((late) => late(), () => undefined);
+    else await run(await Agent.make(prepared, seen, post));
     post({ type: "ended", error: "", code: 0 });
   } catch (error) {
     post({ type: "ended", error: said(error), code: error instanceof EdgeflError ? error.code : 1 });
@@ -30,15 +29,35 @@ async function start(config: AgentConfig, seen: Surroundings): Promise<void> {
   }
 }
 
+async function run(made: Agent): Promise<void> {
+  agent = made;
+  made.see(seen);
+  made.pause(paused);
+  void stopped.then(() => made.stop());
+  await made.run();
+}
+
+function busy(id: string): void {
+  const text = `another tab runs as ${id}: this one waits, and goes on once that is closed`;
+  post({ type: "event", event: "busy", text, details: {} });
+}
+
 globalThis.onmessage = (event: MessageEvent<ToWorker>): void => {
   const message = event.data;
   switch (message.type) {
-    case "start": void start(message.config, message.surroundings ?? {}); break;
-    case "surroundings": agent?.see(message.surroundings); break;
-    case "pause": agent?.pause(true); break;
-    case "resume": agent?.pause(false); break;
-    case "stop":
-      stopped = true;
-      agent?.stop();
+    case "start":
+      seen = { ...seen, ...message.surroundings };
+      void start(message.config);
+      break;
+    case "surroundings":
+      seen = { ...seen, ...message.surroundings };
+      agent?.see(message.surroundings);
+      break;
+    case "pause":
+    case "resume":
+      paused = message.type === "pause";
+      agent?.pause(paused);
+      break;
+    case "stop": stop();
   }
 };
