@@ -92,8 +92,9 @@ describe("a mirror's address", () => {
   });
 
   it("is near by its number alone", () => {
-    expect(["10.1.2.3", "172.16.0.1", "[::1]", "8.8.8.8", "172.32.0.1", "10.example.org"].map(isNear)).toEqual([
-      true, true, true, false, false, false,
-    ]);
+    for (const host of ["10.1.2.3", "172.16.0.1", "[::1]", "[fd00::7]"]) expect([host, isNear(host)]).toEqual([host, true]);
+    for (const host of ["8.8.8.8", "172.32.0.1", "10.example.org", "fdic.example.org", "[2001:db8::1]"]) {
+      expect([host, isNear(host)]).toEqual([host, false]);
+    }
   });
 });

@@ -5,11 +5,11 @@ import { ConfigError } from "./errors";
 export const MOST_MIRRORS = 8;
 const MOST_LETTERS = 500;
 
-/** Whether a host is this machine, or an address of a private network; names say nothing of that. */
+/** Whether a host, as URLs have it, is this machine or an address of a private network; names say nothing of that. */
 export function isNear(host: string): boolean {
-  const plain = host.replace(/^\[|\]$/g, "");
-  if (plain === "localhost" || plain.endsWith(".localhost") || plain === "::1" || /^f[cd]/i.test(plain)) return true;
-  return /^(127|10)\.|^192\.168\.|^172\.(1[6-9]|2\d|3[01])\./.test(plain) && /^[\d.]+$/.test(plain);
+  if (host.startsWith("[")) return host === "[::1]" || /^\[f[cd]/i.test(host);
+  if (host === "localhost" || host.endsWith(".localhost")) return true;
+  return /^(127|10)\.|^192\.168\.|^172\.(1[6-9]|2\d|3[01])\./.test(host) && /^[\d.]+$/.test(host);
 }
 
 /** The mirror's address without a slash at its end; ConfigError for anything that is not asked. */
