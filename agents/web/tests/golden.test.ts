@@ -3,13 +3,14 @@ import { existsSync, readFileSync } from "node:fs";
 import { join } from "node:path";
 import { describe, expect, it } from "vitest";
 import { asBytes } from "../src/wire/arrays";
+import { fromGaps } from "../src/wire/bits";
 import { BlobRef, checkRef } from "../src/wire/blobs";
 import { unpacked } from "../src/wire/compression";
 import { hex } from "../src/wire/digests";
 import { Sequence, Speaker, unwrap, verified } from "../src/wire/envelope";
 import { BundleError, ProtocolError } from "../src/wire/errors";
 import { keyPair } from "../src/wire/keys";
-import { decodeManifest } from "../src/wire/bundle/manifest";
+import { decodeManifest, Manifest } from "../src/wire/bundle/manifest";
 import {
   Ack, Decline, Hello, type Kind, Page, Progress, read, Round, Status, Task, Update, UpdateChunk, written,
 } from "../src/wire/messages";
@@ -152,6 +153,11 @@ describe("tensors", () => {
     expect(() => unpacked(ref, Uint8Array.from([...frame, 0]))).toThrow(/follows/);
   });
 
+  it("a mask may have more entries than a number of 32 bits counts", () => {
+    const packed = fromGaps(Uint8Array.of(128, 128, 128, 128, 8), 2 ** 31 + 8);
+    expect(packed[2 ** 28]).toBe(1);
+  });
+
   it("bytes of a tensor stand by themselves", () => {
     const [first] = Object.values(load(bytes("tensors")));
     expect(asBytes(first!).byteOffset).toBe(0);
@@ -159,6 +165,18 @@ describe("tensors", () => {
 });
 
 describe("manifests", () => {
+  const planned = (v: number, format: "onnx" | "executorch") => {
+    const manifest = decodeManifest(bytes("manifest_executorch"));
+    const graphs = manifest.graphs.map((graph) => ({ ...graph, format, planned_outputs: true }));
+    return encoded(Manifest, { ...manifest, v, graphs });
+  };
+
+  it("with planned outputs are of version 4, and of programs alone", () => {
+    expect(decodeManifest(planned(4, "executorch")).v).toBe(4);
+    expect(() => decodeManifest(planned(1, "executorch"))).toThrow(/planned outputs in a manifest of version 1/);
+    expect(() => decodeManifest(planned(4, "onnx"))).toThrow(/only a program of format executorch/);
+  });
+
   it.each(["manifest", "manifest_of_exchanges", "manifest_executorch", "manifest_of_texts", "manifest_with_unknown_fields"])(
     "%s is read", (name) => {
       const manifest = decodeManifest(bytes(name));

@@ -21,7 +21,6 @@ const KINDS = {
   float64: Float64Array,
 } as const;
 
-export const DTYPES = Object.keys(KINDS) as Dtype[];
 export const isDtype = (name: string): name is Dtype => Object.hasOwn(KINDS, name);
 export const isFloat = (dtype: Dtype): boolean => dtype.startsWith("float");
 export const isWhole = (dtype: Dtype): boolean => dtype.includes("int");

@@ -50,7 +50,7 @@ export function fromGaps(data: Uint8Array, count: number): Uint8Array {
     if (previous >= count) {
       throw new ProtocolError(`the gaps of a mask lead beyond its ${count} entries; send the blob again`);
     }
-    packed[previous >> 3]! |= 1 << (previous & 7);
+    packed[Math.floor(previous / 8)]! |= 1 << previous % 8;
   }
   return packed;
 }

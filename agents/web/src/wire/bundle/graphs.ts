@@ -4,7 +4,7 @@ import { packedBytes } from "../bits";
 import { BlobRef, SHA256 } from "../blobs";
 import { BundleError } from "../errors";
 import { Float, decode } from "../msgpack";
-import { type Codec, either, int, list, nullable, omitted, oneOf, type Read, required, str, struct } from "../schema";
+import { bool, either, int, list, nullable, omitted, oneOf, type Read, required, str, struct } from "../schema";
 
 export const ROLES = [
   "weights", "state", "carry", "batch", "data", "noise", "hyper", "update", "metric", "record", "page",
@@ -50,6 +50,7 @@ export const Graph = struct("Graph", {
   activations: either(oneOf("float32", "float16"), () => "float32" as const),
   variants: omitted(list(Variant), () => []),
   segments: omitted(list(Segment), () => []),
+  planned_outputs: omitted(bool, () => false),
 });
 export type Graph = Read<typeof Graph>;
 
@@ -90,6 +91,11 @@ export function checkGraph(graph: Graph): void {
   }
   if (graph.planned_bytes < 0) {
     throw new BundleError(`graph '${graph.name}' is planned to need ${graph.planned_bytes} bytes${again}`);
+  }
+  if (graph.planned_outputs && (graph.format !== "executorch" || graph.segments.length)) {
+    throw new BundleError(
+      `graph '${graph.name}' has planned outputs, which only a program of format executorch has, and none in segments${again}`,
+    );
   }
   const problem = disorderOf(graph);
   if (problem) throw new BundleError(`the segments of graph '${graph.name}' do not fit together: ${problem}${again}`);
@@ -167,5 +173,3 @@ export function segmentOf(graph: Graph, place: number): Graph {
   const { inputs, outputs, in_place } = graph.segments[place]!;
   return { ...graph, inputs, outputs, in_place, segments: [] };
 }
-
-export type GraphCodec = Codec<Graph>;

@@ -10,6 +10,8 @@ import { bool, dict, either, float, int, list, nullable, omitted, oneOf, type Re
 
 /** The version of a manifest that has a graph in segments. */
 const SEGMENTED = 3;
+/** That of one that has a graph with planned outputs. */
+const PLANNED = 4;
 /** What every batch may have; other parts are inputs beside x. */
 const PARTS = ["x", "y", "mask", "sample"];
 
@@ -78,9 +80,9 @@ export function decodeManifest(data: Uint8Array): Manifest {
   try {
     const value = decode(data);
     const version = versionOf("Manifest", value);
-    if (version !== VERSION && version !== SEGMENTED) {
+    if (![VERSION, SEGMENTED, PLANNED].includes(version)) {
       throw new BundleError(
-        `the manifest has version ${version}, this runtime reads ${VERSION} and ${SEGMENTED}: install a matching edgefl`,
+        `the manifest has version ${version}, this runtime reads ${VERSION}, ${SEGMENTED} and ${PLANNED}: install a matching edgefl`,
       );
     }
     manifest = Manifest.read(value, "");
@@ -143,6 +145,9 @@ function check(manifest: Manifest): void {
     checkGraph(graph);
     if (graph.segments.length && manifest.v !== SEGMENTED) {
       throw new BundleError(`graph '${graph.name}' has segments in a manifest of version ${manifest.v}, which is ${SEGMENTED} then${again}`);
+    }
+    if (graph.planned_outputs && manifest.v !== PLANNED) {
+      throw new BundleError(`graph '${graph.name}' has planned outputs in a manifest of version ${manifest.v}, which is ${PLANNED} then${again}`);
     }
   }
   const others = manifest.data.others.map((each) => each.name);
