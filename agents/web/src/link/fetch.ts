@@ -30,7 +30,6 @@ export class Fetcher {
   private largest = -1;
   /** Payloads, and whole packets, of all messages on blob topics since they were last taken. */
   private received = { payload: 0, wire: 0 };
-  dropped = 0;
 
   constructor(
     private readonly session: Pick<Session, "connected" | "subscribe" | "unsubscribe">,
@@ -57,7 +56,7 @@ export class Fetcher {
   deliver(topic: string, payload: Uint8Array): void {
     this.received.payload += payload.length;
     this.received.wire += publishBytes(topic, payload.length, 0);
-    if (payload.length > this.largest || !this.arrived.put({ topic, payload })) this.dropped++;
+    if (payload.length <= this.largest) this.arrived.put({ topic, payload });
   }
 
   /** The connection came back: what was asked for must be asked for again. */
@@ -86,7 +85,7 @@ export class Fetcher {
 
   private async missing(refs: readonly BlobRef[]): Promise<Chunk[]> {
     const found: Chunk[] = [];
-    for (const ref of refs) found.push(...(await this.store.missing(ref)).map((index): Chunk => [ref, index]));
+    for (const ref of refs) for (const index of await this.store.missing(ref)) found.push([ref, index]);
     return found;
   }
 
@@ -107,7 +106,7 @@ export class Fetcher {
 
   private async collect(window: Window): Promise<void> {
     this.arrived.drain();
-    this.largest = Math.max(...window.waiting.map(([ref]) => ref.chunk));
+    this.largest = window.waiting.reduce((most, [ref]) => Math.max(most, ref.chunk), 0);
     let silences = 0;
     let deadline = this.patience();
     try {

@@ -3,18 +3,13 @@ const MOST = 256;
 
 export class Notices {
   private readonly againAt = new Map<string, number>();
-  /** How often something was not due. */
-  hushed = 0;
 
   constructor(private readonly everyS: number) {}
 
   /** Whether `what` is told now. */
   due(what: string): boolean {
     const now = performance.now();
-    if (now < (this.againAt.get(what) ?? now)) {
-      this.hushed++;
-      return false;
-    }
+    if (now < (this.againAt.get(what) ?? now)) return false;
     this.againAt.delete(what);
     this.againAt.set(what, now + 1000 * this.everyS);
     if (this.againAt.size > MOST) this.againAt.delete(this.againAt.keys().next().value!);
