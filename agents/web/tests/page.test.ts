@@ -35,6 +35,8 @@ describe("the page's state", () => {
 
   it("keeps a thank you when the agent ends, and shows an error when it has one", () => {
     expect(told(event("done"), { type: "ended", error: "", code: 0 }).phase).toBe("done");
+    const late = told(event("done"), event("accepted"));
+    expect([late.phase, late.accepted]).toEqual(["done", 1]);
     const failed = told({ type: "ended", error: "no memory", code: 6 });
     expect([failed.phase, failed.error, failed.lines[0]?.text]).toEqual(["ended", "no memory", "no memory"]);
   });

@@ -58,7 +58,7 @@ export function after(state: PageState, message: FromWorker, now: number): PageS
     case "round":
       return begun(told, Number(message.details["round"] ?? state.round));
     case "accepted":
-      return { ...told, accepted: state.accepted + 1, phase: "waiting", doing: "Update accepted; waiting for the next round" };
+      return accepted(told);
     case "rejected":
     case "declined":
     case "failed":
@@ -75,6 +75,12 @@ export function after(state: PageState, message: FromWorker, now: number): PageS
     default:
       return told;
   }
+}
+
+/** The word on the last round's update may come after that the training is over. */
+function accepted(state: PageState): PageState {
+  const counted = { ...state, accepted: state.accepted + 1 };
+  return state.phase === "done" ? counted : { ...counted, phase: "waiting", doing: "Update accepted; waiting for the next round" };
 }
 
 function waiting(state: PageState): string {
