@@ -20,6 +20,8 @@ const MOST_PIXELS = 2 ** 26;
 export class Photos implements Local {
   readonly source = "the photos";
   readonly count: number;
+  /** What the last bundle made of them: the next round's is most often like it, and decoding takes long. */
+  private last: [wanted: string, data: FittedData] | null = null;
 
   constructor(private readonly photos: readonly Photo[]) {
     if (!photos.length) throw new DataError("there is no photo: pick some of at least one class");
@@ -27,6 +29,15 @@ export class Photos implements Local {
   }
 
   async fitted(spec: DataSpec, label: LabelSpec): Promise<FittedData> {
+    const wanted = JSON.stringify([spec, label]);
+    if (this.last?.[0] !== wanted) {
+      this.last = null;
+      this.last = [wanted, await this.read(spec, label)];
+    }
+    return this.last[1];
+  }
+
+  private async read(spec: DataSpec, label: LabelSpec): Promise<FittedData> {
     const [channels, height, width] = spec.shape;
     const reader = spec.reader;
     if (spec.shape.length !== 3 || (channels !== 1 && channels !== 3) || (reader && reader.kind !== "image")) {
