@@ -4,11 +4,13 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 from numpy.random import Generator, Philox, SeedSequence
 from PIL import Image
 
@@ -86,6 +88,24 @@ def _images() -> list[dict[str, Any]]:
     return cases
 
 
+def _rectifier(dtype: int) -> str:
+    """y = max(x * scale, 0) * scale of 40 numbers, an ONNX model in base64: what is between is no port."""
+    vector, scalar = [40], []
+    nodes = [
+        onnx.helper.make_node("Mul", ["batch.0.x", "hyper.scale"], ["scaled"]),
+        onnx.helper.make_node("Relu", ["scaled"], ["cut"]),
+        onnx.helper.make_node("Mul", ["cut", "hyper.scale"], ["y"]),
+    ]
+    inputs = [
+        onnx.helper.make_tensor_value_info(name, dtype, shape)
+        for name, shape in (("batch.0.x", vector), ("hyper.scale", scalar))
+    ]
+    outputs = [onnx.helper.make_tensor_value_info("y", dtype, vector)]
+    graph = onnx.helper.make_graph(nodes, "rectifier", inputs, outputs)
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=9)
+    return base64.b64encode(model.SerializeToString(deterministic=True)).decode()
+
+
 def vectors() -> dict[str, Any]:
     """What the file holds."""
     spec = DataSpec(shape=(4,), dtype="float32", classes=2, scale=1 / 255, shift=-0.4914)
@@ -100,6 +120,10 @@ def vectors() -> dict[str, Any]:
         "noise": noise(2**62 + 1, 5, 1, (2, 3), "float32").reshape(-1).tolist(),
         "images": _images(),
         "scaled": as_read(samples, spec).reshape(-1).tolist(),
+        "rectifiers": {
+            "float32": _rectifier(onnx.TensorProto.FLOAT),
+            "float64": _rectifier(onnx.TensorProto.DOUBLE),
+        },
     }
 
 

@@ -43,6 +43,8 @@ export interface OrtModule {
 type Factory = (options: Record<string, unknown>) => Promise<OrtModule>;
 
 const FATAL = 4;
+/** Of WebAssembly's memory. */
+const ADDRESSES = 2 ** 32;
 
 /** Where the module's two files lie, and with how many threads it runs. */
 export interface ModuleSettings {
@@ -64,13 +66,16 @@ export async function instantiate(settings: ModuleSettings): Promise<OrtModule> 
     compiled = null;
     throw error;
   });
-  const start = () => factory({
-    numThreads: settings.threads,
-    locateFile: (name: string) => `${settings.assets}${name}`,
-    instantiateWasm(imports: WebAssembly.Imports, done: (instance: WebAssembly.Instance, code: WebAssembly.Module) => void) {
-      void WebAssembly.instantiate(code, imports).then((instance) => done(instance, code));
-      return {};
-    },
+  const start = () => new Promise<OrtModule>((resolve, reject) => {
+    factory({
+      numThreads: settings.threads,
+      locateFile: (name: string) => `${settings.assets}${name}`,
+      // The factory hears of an instance alone: without one it would wait for ever.
+      instantiateWasm(imports: WebAssembly.Imports, done: (instance: WebAssembly.Instance, code: WebAssembly.Module) => void) {
+        WebAssembly.instantiate(code, imports).then((instance) => done(instance, code)).catch(reject);
+        return {};
+      },
+    }).then(resolve, reject);
   });
   const module = settings.threads > 1 ? await start() : await withoutWaiting(start);
   check(module, module._OrtInit(settings.threads, FATAL), "onnxruntime cannot be started");
@@ -120,7 +125,7 @@ export function lastError(module: OrtModule): string {
 
 /** Memory of the module; BundleError where there is none left. */
 export function allocate(module: OrtModule, bytes: number): number {
-  const pointer = module._malloc(Math.max(1, bytes)) >>> 0;
+  const pointer = bytes < ADDRESSES ? module._malloc(Math.max(1, bytes)) >>> 0 : 0;
   if (!pointer) throw new BundleError(`WebAssembly has no memory for ${bytes} bytes: give this device a smaller tier`);
   return pointer;
 }

@@ -3,24 +3,19 @@ import type { Arr } from "../wire/arrays";
 import { BundleError, EdgeflError, said } from "../wire/errors";
 import { artifactsOf, type Graph, outputsOf, segmentOf } from "../wire/bundle/graphs";
 import type { Arrays } from "../wire/tensors";
+import { faster } from "./forms";
 import type { Engine, Held, LoadedGraph, Outputs, State } from "./base";
 import { allocate, check, instantiate, lastError, type ModuleSettings, type OrtModule, textIn } from "./module";
 import { SegmentedGraph } from "./segments";
 import { Session } from "./session";
-import { HeldTensor } from "./tensor";
+import { freeAll, HeldTensor } from "./tensor";
 
 /** Pinned in package.json: the module's functions are those of one release. */
 export const ORT_VERSION = "1.30.0";
 const FATAL = 4;
-const ALL = 99;
+/** How sessions are made: all optimizations, an arena, and no memory patterns. */
+const [ALL, ARENA, PATTERN] = [99, true, false] as const;
 
-/** How sessions are made; found out by measuring (docs/web.md). */
-export interface SessionTuning {
-  arena: boolean;
-  pattern: boolean;
-  level: number;
-}
-export const TUNING: SessionTuning = { arena: true, pattern: false, level: ALL };
 
 export class OnnxEngine implements Engine {
   readonly name = "onnxruntime-web";
@@ -29,7 +24,7 @@ export class OnnxEngine implements Engine {
   private module: Promise<OrtModule> | null = null;
   private started: OrtModule | null = null;
 
-  constructor(private readonly settings: ModuleSettings, private readonly tuning: SessionTuning = TUNING) {}
+  constructor(private readonly settings: ModuleSettings) {}
 
   async load(graph: Graph, artifact: Uint8Array): Promise<LoadedGraph> {
     if (!graph.segments.length) return this.loaded(graph, artifact);
@@ -42,32 +37,12 @@ export class OnnxEngine implements Engine {
   private async loaded(graph: Graph, artifact: Uint8Array): Promise<OnnxGraph> {
     const module = await this.running();
     try {
-      return new OnnxGraph(graph, module, new Session(module, graph, await this.session(module, artifact)));
+      return new OnnxGraph(graph, module, new Session(module, graph, await fastest(module, artifact)));
     } catch (error) {
       if (error instanceof EdgeflError && error.message.includes(graph.name)) throw error;
       throw new BundleError(
         `onnxruntime-web ${this.version} cannot load graph '${graph.name}': ${said(error)}; export the bundle for this version`,
       );
-    }
-  }
-
-  private async session(module: OrtModule, artifact: Uint8Array): Promise<number> {
-    const { arena, pattern, level } = this.tuning;
-    const options = module._OrtCreateSessionOptions(level, arena, pattern, 0, false, 0, 0, FATAL, 0, 0);
-    if (!options) throw new BundleError(lastError(module));
-    // By their first bytes, graphs would be read in a format of onnxruntime's own, too.
-    const texts = ["session.load_model_format", "ONNX"].map((text) => textIn(module, text));
-    const data = allocate(module, artifact.length);
-    try {
-      check(module, module._OrtAddSessionConfigEntry(options, texts[0]!, texts[1]!), "its options are refused");
-      module.HEAPU8.set(artifact, data);
-      const session = await module._OrtCreateSession(data, artifact.length, options);
-      if (!session) throw new BundleError(lastError(module));
-      return session;
-    } finally {
-      module._free(data);
-      texts.forEach((text) => module._free(text));
-      module._OrtReleaseSessionOptions(options);
     }
   }
 
@@ -93,11 +68,45 @@ export class OnnxEngine implements Engine {
   /** WebAssembly's memory never shrinks: it goes with the instance, but threads would stay behind one. */
   rest(): void {
     if (this.settings.threads === 1) this.module = this.started = null;
+    else if (this.started) freeAll(this.started);
   }
 
   private running(): Promise<OrtModule> {
-    this.module ??= instantiate(this.settings).then((module) => (this.started = module));
+    this.module ??= instantiate(this.settings).then(
+      (module) => (this.started = module),
+      (error: unknown) => {
+        this.module = null; // the next attempt may have more memory, or a network
+        throw error;
+      },
+    );
     return this.module;
+  }
+}
+
+/** A session of the form that is fastest here; of the graph's own where that is refused, as for other numbers than float32. */
+async function fastest(module: OrtModule, artifact: Uint8Array): Promise<number> {
+  const form = faster(artifact);
+  if (form === null) return createSession(module, artifact);
+  return createSession(module, form).catch(() => createSession(module, artifact));
+}
+
+/** A session of the ONNX model as it is, to be released; BundleError with what onnxruntime says. */
+export async function createSession(module: OrtModule, model: Uint8Array): Promise<number> {
+  const options = module._OrtCreateSessionOptions(ALL, ARENA, PATTERN, 0, false, 0, 0, FATAL, 0, 0);
+  if (!options) throw new BundleError(lastError(module));
+  // By their first bytes, graphs would be read in a format of onnxruntime's own, too.
+  const texts = ["session.load_model_format", "ONNX"].map((text) => textIn(module, text));
+  const data = allocate(module, model.length);
+  try {
+    check(module, module._OrtAddSessionConfigEntry(options, texts[0]!, texts[1]!), "its options are refused");
+    module.HEAPU8.set(model, data);
+    const session = await module._OrtCreateSession(data, model.length, options);
+    if (!session) throw new BundleError(lastError(module));
+    return session;
+  } finally {
+    module._free(data);
+    texts.forEach((text) => module._free(text));
+    module._OrtReleaseSessionOptions(options);
   }
 }
 

@@ -9,6 +9,13 @@ const TYPES: Record<Dtype, number> = {
 };
 const NAMES = new Map(Object.entries(TYPES).map(([name, code]) => [code, name]));
 const CPU = 1;
+/** Those of each module that are not freed. */
+const held = new WeakMap<OrtModule, Set<HeldTensor>>();
+
+/** Free what is left of a module's tensors: a round that is aborted leaves its state. */
+export function freeAll(module: OrtModule): void {
+  for (const tensor of held.get(module) ?? []) tensor.free();
+}
 
 /** numpy's name of one of onnxruntime's element types. */
 export const dtypeName = (code: number): string => NAMES.get(code) ?? `type ${code}`;
@@ -37,9 +44,15 @@ export class HeldTensor {
       module._free(this.pointer);
       throw new BundleError(`onnxruntime takes no tensor of ${this.dtype} (${this.shape}): ${lastError(module)}`);
     }
+    if (!held.has(module)) held.set(module, new Set());
+    held.get(module)!.add(this);
   }
 
+  /** BundleError for other than as many bytes: beside them lies other memory. */
   set(array: Arr): void {
+    if (array.data.byteLength !== this.bytes) {
+      throw new BundleError(`a tensor of ${this.dtype} (${this.shape}) is given ${array.dtype} (${array.shape}): export the bundle again`);
+    }
     this.module.HEAPU8.set(asBytes(array), this.pointer);
   }
 
@@ -51,6 +64,7 @@ export class HeldTensor {
   }
 
   free(): void {
+    if (!held.get(this.module)?.delete(this)) return;
     this.module._OrtReleaseTensor(this.handle);
     this.module._free(this.pointer);
   }
