@@ -27,12 +27,12 @@ async function main() {
   const watch = () =>
     browser.onExit((code) => browser.stopping || end({ error: leaving ? "" : `the browser ended (${code}): is there memory for it?`, code: leaving ? 0 : 1 }));
   watch();
-  server.onLost(async () => {
-    if (leaving) return;
+  const again = async () => {
     await browser.stop();
     browser = await start(options, server.port, server.path);
     watch();
-  });
+  };
+  server.onLost(() => leaving || again().catch((error) => end({ error: error.message, code: 1 })));
   const leave = () => {
     if (leaving) return;
     leaving = true;

@@ -62,7 +62,7 @@ export function readOptions(words, environment) {
   };
 }
 
-function isFile(path) {
+export function isFile(path) {
   try {
     return statSync(path).isFile();
   } catch {

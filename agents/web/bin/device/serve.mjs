@@ -2,12 +2,14 @@
 import { randomBytes } from "node:crypto";
 import { createReadStream, existsSync } from "node:fs";
 import { createServer } from "node:http";
-import { extname, join, normalize } from "node:path";
+import { extname, join, normalize, sep } from "node:path";
 import { fileURLToPath } from "node:url";
 import { WebSocketServer } from "ws";
 import { bridge } from "./bridge.mjs";
+import { isFile } from "./options.mjs";
 
 const DIST = process.env.EDGEFL_WEB_DIST ?? fileURLToPath(new URL("../../dist", import.meta.url));
+const PACKED = ".gz";
 const LOST_MS = 2000;
 const HOST = "edgefl.localhost";
 const TYPES = { ".js": "text/javascript", ".mjs": "text/javascript", ".wasm": "application/wasm", ".html": "text/html" };
@@ -37,10 +39,10 @@ export async function serve(options) {
   const server = createServer((request, response) => answer(request, response, secret, options));
   const sockets = new WebSocketServer({ noServer: true, handleProtocols: (offered) => (offered.has("mqtt") ? "mqtt" : false) });
   server.on("upgrade", (request, socket, head) => {
-    const { pathname, searchParams } = new URL(request.url, "http://localhost");
-    if (searchParams.get("secret") !== secret) return socket.destroy();
+    const asked = parsed(request.url);
+    if (asked?.searchParams.get("secret") !== secret) return socket.destroy();
     sockets.handleUpgrade(request, socket, head, (line) => {
-      if (pathname === "/mqtt") return bridge(line, options.broker);
+      if (asked.pathname === "/mqtt") return bridge(line, options.broker);
       control = line;
       line.on("message", (text) => told(JSON.parse(String(text))));
       line.on("close", () => {
@@ -73,18 +75,27 @@ function configOf(options, secret) {
 }
 
 function answer(request, response, secret, options) {
-  const { pathname, searchParams } = new URL(request.url, "http://localhost");
-  const known = searchParams.get("secret") === secret;
-  if (pathname === "/page" && known) {
+  const asked = parsed(request.url);
+  if (asked === null) return response.writeHead(404).end();
+  const known = asked.searchParams.get("secret") === secret;
+  if (asked.pathname === "/page" && known) {
     response.writeHead(200, { ...HEADERS, "Content-Type": "text/html" });
     return response.end(PAGE);
   }
-  const file = pathname === "/data.npz" && known ? options.data : join(DIST, normalize(pathname));
-  if (!file.startsWith(DIST) && file !== options.data) return response.writeHead(404).end();
+  const own = asked.pathname === "/data.npz" && known ? options.data : join(DIST, normalize(asked.pathname));
+  if (!own.startsWith(DIST + sep) && own !== options.data) return response.writeHead(404).end();
+  const file = [own, `${own}${PACKED}`].find(isFile); // large ones are kept as browsers get them
+  if (!file) return response.writeHead(404).end();
+  const packed = file === own ? {} : { "Content-Encoding": "gzip" };
   const stream = createReadStream(file);
-  stream.on("error", () => response.writeHead(404).end());
+  stream.on("error", () => response.destroy());
   stream.on("open", () => {
-    response.writeHead(200, { ...HEADERS, "Content-Type": TYPES[extname(file)] ?? "application/octet-stream" });
+    response.writeHead(200, { ...HEADERS, ...packed, "Content-Type": TYPES[extname(own)] ?? "application/octet-stream" });
     stream.pipe(response);
   });
+}
+
+/** What a request asks for; null for what is no address, which anybody on this machine may send. */
+function parsed(url) {
+  return URL.canParse(url, "http://localhost") ? new URL(url, "http://localhost") : null;
 }
