@@ -1,6 +1,7 @@
 /** Builds `dist/`: `worker.js` (the agent), `ort/` (onnxruntime's WebAssembly), and the page where there is one. */
-import { cpSync, existsSync, mkdirSync } from "node:fs";
+import { existsSync, mkdirSync, readFileSync, writeFileSync } from "node:fs";
 import { resolve } from "node:path";
+import { gzipSync } from "node:zlib";
 import { defaultClientConditions, defineConfig } from "vite";
 
 const here = import.meta.dirname ?? new URL(".", import.meta.url).pathname;
@@ -10,6 +11,9 @@ const pages = ["index.html", "bench.html"].filter((name) => existsSync(resolve(h
 /** What onnxruntime loads by itself at run time; WebGPU's 27 MB by `vite build --mode webgpu` alone. */
 const RUNTIME_FILES = ["ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm"];
 const WEBGPU_FILES = RUNTIME_FILES.map((file) => file.replace(".", ".asyncify."));
+
+/** Above so many bytes a file is kept as a browser gets it, NAME.gz: every browser takes gzip, over http too. */
+const LARGE_BYTES = 1 << 20;
 
 let ort = "";
 let files: string[] = [];
@@ -36,7 +40,11 @@ export default defineConfig({
       },
       closeBundle() {
         mkdirSync(ort, { recursive: true });
-        for (const file of files) cpSync(resolve(runtime, file), resolve(ort, file));
+        for (const file of files) {
+          const content = readFileSync(resolve(runtime, file));
+          if (content.length > LARGE_BYTES) writeFileSync(resolve(ort, `${file}.gz`), gzipSync(content, { level: 9 }));
+          else writeFileSync(resolve(ort, file), content);
+        }
       },
     },
   ],

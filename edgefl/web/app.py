@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import os
 from pathlib import Path
 
 import anyio
@@ -17,6 +18,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
+from edgefl.web.built import PACKED
 from edgefl.web.code import as_svg
 from edgefl.web.offer import Offer
 from edgefl.web.relay import Relay
@@ -62,7 +64,7 @@ def application(
         Route("/api/sample.npz", sample),
         Route("/api/code.svg", code),
         WebSocketRoute("/mqtt", mqtt),
-        Mount("/", StaticFiles(directory=static, html=True)),
+        Mount("/", _Files(directory=static, html=True)),
     ]
     connects = [place for place in (offer.broker, *offer.mirrors) if place]
     return Starlette(routes=routes, middleware=[Middleware(_Headers, connects=connects)])
@@ -70,6 +72,26 @@ def application(
 
 def _unknown() -> Response:
     return PlainTextResponse("scan the code in the terminal: its address holds what lets you in\n", 403)
+
+
+class _Files(StaticFiles):
+    """The page's files. Large ones lie there as browsers get them: packed, beside the name that is asked for."""
+
+    def lookup_path(self, path: str) -> tuple[str, os.stat_result | None]:
+        place, found = super().lookup_path(path)
+        return (place, found) if found else super().lookup_path(path + PACKED)
+
+    def file_response(
+        self,
+        full_path: str | os.PathLike[str],
+        stat_result: os.stat_result,
+        scope: Scope,
+        status_code: int = 200,
+    ) -> Response:
+        response = super().file_response(full_path, stat_result, scope, status_code)
+        if str(full_path).endswith(PACKED):
+            response.headers["Content-Encoding"] = "gzip"
+        return response
 
 
 class _Headers:

@@ -10,7 +10,9 @@ from edgefl.wire.errors import ConfigError
 VARIABLE = "EDGEFL_WEB_PAGE"
 """Names another folder: the page of another build."""
 STATIC = Path(__file__).parent / "static"
-_NEEDED = ("index.html", "worker.js", "ort/ort-wasm-simd-threaded.wasm")
+PACKED = ".gz"
+"""Behind the name of a file that is kept as browsers get it, with gzip."""
+_NEEDED = ("index.html", "worker.js", "ort/ort-wasm-simd-threaded.wasm" + PACKED)
 
 
 def built_page() -> Path:

@@ -78,7 +78,7 @@ def test_a_row_without_its_packages_says_why_and_holds_the_rest() -> None:
 
 
 def test_our_own_packages_are_small_beside_what_they_need() -> None:
-    assert 100_000 < footprint.own_bytes() < 25_000_000  # with the page for browsers, if that is built
+    assert 100_000 < footprint.own_bytes() < 12_000_000  # with the page for browsers, if that is built
 
 
 # -- the C++ agent ---------------------------------------------------------------------------------------------

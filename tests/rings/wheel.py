@@ -33,7 +33,7 @@ WANTED = (
     "edgefl/facts/facts.json",
     "edgefl/web/static/LICENSES.txt",
     "edgefl/web/static/index.html",
-    "edgefl/web/static/ort/ort-wasm-simd-threaded.wasm",
+    "edgefl/web/static/ort/ort-wasm-simd-threaded.wasm.gz",
     "edgefl/web/static/worker.js",
     "server/dashboard/monitoring/alerts.yml",
     "server/dashboard/monitoring/grafana.json",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ import numpy as np
 import psutil
 
 from edgefl.bench.common.browser import Browser
+from edgefl.web.built import PACKED
 from edgefl.wire import tensors
 
 _PAGE = "bench.html"
@@ -39,14 +41,22 @@ class _Files(SimpleHTTPRequestHandler):
         self.extensions_map = self.extensions_map | {".wasm": "application/wasm", ".mjs": "text/javascript"}
         super().__init__(*args, directory=str(page))
 
+    def guess_type(self, path: str | os.PathLike[str]) -> str:
+        return super().guess_type(str(path).removesuffix(PACKED))
+
     def end_headers(self) -> None:
+        if self.translate_path(self.path).endswith(PACKED):
+            self.send_header("Content-Encoding", "gzip")
         self.send_header("Cross-Origin-Opener-Policy", "same-origin")  # threads ask for both
         self.send_header("Cross-Origin-Embedder-Policy", "require-corp")
         super().end_headers()
 
     def translate_path(self, path: str) -> str:
         name = path.removeprefix("/job/")
-        return str(self._job / Path(name).name) if name != path else super().translate_path(path)
+        if name != path:
+            return str(self._job / Path(name).name)
+        place = super().translate_path(path)
+        return place if Path(place).exists() else place + PACKED
 
     def log_message(self, *_: object) -> None:
         pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import http.client
 import json
 import os
@@ -18,7 +19,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from edgefl.lab.ports import free_port
-from edgefl.web.built import VARIABLE
+from edgefl.web.built import PACKED, VARIABLE
 from edgefl.web.settings import WebSettings
 
 FEDERATION = """
@@ -35,13 +36,15 @@ cut = 1
 devices = ["weak-?", "weak-*"]
 """
 SECRET = "a-secret-of-22-letters"
+WASM, CODE = "ort/ort-wasm-simd-threaded.wasm", b"\0asm" + bytes(1000)
 
 
 def page_of_files(folder: Path) -> Path:
     """A folder that looks built."""
-    for name in ("index.html", "worker.js", "ort/ort-wasm-simd-threaded.wasm"):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / "ort").mkdir(parents=True, exist_ok=True)
+    for name in ("index.html", "worker.js"):
         (folder / name).write_text(f"<!doctype html><title>{name}</title>")
+    (folder / f"{WASM}{PACKED}").write_bytes(gzip.compress(CODE))
     return folder
 
 

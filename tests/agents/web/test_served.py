@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import os
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from edgefl.web.code import as_svg, in_terminal
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.mqtt.session import Address, Incoming, Session, Up
 from server.access.certificates import LabAuthority
-from tests.agents.web.served import SECRET, WebProcess
+from tests.agents.web.served import CODE, SECRET, WASM, WebProcess
 from tests.conftest import Mosquitto
 
 PATIENCE_S = 60.0
@@ -40,6 +41,16 @@ def test_a_page_is_isolated_and_loads_nothing_from_elsewhere(page: WebProcess) -
     assert page.get("/").body.startswith(b"<!doctype html>")
     assert page.get("/nothing").status == 404
     assert page.get("/../federation.toml").status == 404
+
+
+def test_what_is_large_lies_packed_and_travels_so(page: WebProcess) -> None:
+    answer = page.get(f"/{WASM}", **{"Accept-Encoding": "gzip"})
+    told = answer.headers["content-encoding"], answer.headers["content-type"]
+    assert (answer.status, *told) == (200, "gzip", "application/wasm")
+    assert gzip.decompress(answer.body) == CODE and len(answer.body) < len(CODE)
+    assert "content-encoding" not in page.get("/worker.js").headers
+    again = page.get(f"/{WASM}", **{"If-None-Match": answer.headers["etag"]})
+    assert (again.status, again.body) == (304, b"")
 
 
 def test_a_host_that_would_change_the_policy_is_left_out(page: WebProcess) -> None:
