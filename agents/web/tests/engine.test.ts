@@ -21,7 +21,7 @@ const settings = { assets: ASSETS, threads: 1 };
 setFlagsFromString("--expose-gc");
 const collect = runInNewContext("gc") as () => void;
 
-const rectifier = (dtype: "float32" | "float64") => Uint8Array.from(Buffer.from(vectors.rectifiers[dtype], "base64"));
+const rectifier = (dtype: "float32" | "float64" | "fused") => Uint8Array.from(Buffer.from(vectors.rectifiers[dtype], "base64"));
 const portsOf = (dtype: "float32" | "float64") => {
   const port = (name: string, role: string, shape: number[]) => ({ name, role, dtype, shape, mask: 0, ignored: null });
   const inputs = [port("batch.0.x", "batch", [40]), port("hyper.scale", "hyper", [])];
@@ -47,6 +47,10 @@ describe("a graph with Relu", () => {
     const found = (await quick.run(feeds("float32"), new Map())).arrays["update.y"]!;
     expect(asBytes(found)).toEqual(asBytes(expected));
     expect([...found.data].slice(0, 6)).toEqual([0, -0, NaN, NaN, Infinity, 0]);
+  });
+
+  it("that is fused with a product stays", () => {
+    expect(faster(rectifier("fused"))).toBeNull();
   });
 
   it("of other numbers runs as it is", async () => {

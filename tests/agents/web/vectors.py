@@ -106,6 +106,21 @@ def _rectifier(dtype: int) -> str:
     return base64.b64encode(model.SerializeToString(deterministic=True)).decode()
 
 
+def _fused() -> str:
+    """relu(x @ w), an ONNX model in base64."""
+    square = [4, 4]
+    nodes = [
+        onnx.helper.make_node("Gemm", ["x", "w"], ["product"]),
+        onnx.helper.make_node("Relu", ["product"], ["y"]),
+    ]
+    x, w, y = (
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, square) for name in ("x", "w", "y")
+    )
+    graph = onnx.helper.make_graph(nodes, "fused", [x, w], [y])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=9)
+    return base64.b64encode(model.SerializeToString(deterministic=True)).decode()
+
+
 def vectors() -> dict[str, Any]:
     """What the file holds."""
     spec = DataSpec(shape=(4,), dtype="float32", classes=2, scale=1 / 255, shift=-0.4914)
@@ -123,6 +138,7 @@ def vectors() -> dict[str, Any]:
         "rectifiers": {
             "float32": _rectifier(onnx.TensorProto.FLOAT),
             "float64": _rectifier(onnx.TensorProto.DOUBLE),
+            "fused": _fused(),
         },
     }
 
