@@ -48,5 +48,5 @@ export default defineConfig({
       },
     },
   ],
-  test: { include: ["tests/**/*.test.ts"] },
+  test: { include: ["tests/**/*.test.ts"], isolate: false },
 } as Parameters<typeof defineConfig>[0]);

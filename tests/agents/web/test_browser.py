@@ -1,4 +1,4 @@
-"""Two tabs of one browser that would be the same device: one has it, the other says so, waits, and takes over."""
+"""The page in a real browser, before any round: how it looks, what it refuses, and two tabs that would be one device."""
 
 from __future__ import annotations
 
@@ -27,9 +27,45 @@ def page(tmp_path_factory: pytest.TempPathFactory, mosquitto: Mosquitto) -> Iter
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
+def chromium() -> Iterator[Browser]:
     with Browser(f"--host-resolver-rules=MAP {ELSEWHERE} 127.0.0.1") as opened:
         yield opened
+
+
+@pytest.fixture
+def browser(chromium: Browser) -> Browser:
+    """It, with a tab of its own for each test."""
+    chromium.new_tab()
+    return chromium
+
+
+def test_an_address_of_another_run_says_what_to_do(page: WebProcess, browser: Browser) -> None:
+    open_page(browser, f"{page.url}/#wrong")
+    assert browser.value(STATE) == "refused"
+    assert "Scan the code" in browser.value("document.getElementById('problem').textContent")
+    open_page(browser, f"{page.url}/")
+    until(browser, "document.getElementById('problem').textContent.startsWith('Scan the QR code')")
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_the_page_fits_a_phone_and_the_dark(dark: bool, page: WebProcess, browser: Browser) -> None:
+    browser.screen(360, 740, dark=dark, phone=True)
+    open_page(browser, f"{page.url}/#{SECRET}")
+    until(browser, f"{STATE} === 'asking'")
+    browser.value("for (const each of document.querySelectorAll('details')) each.open = true")
+    assert browser.value("document.documentElement.scrollWidth") == 360
+    ground, ink = browser.value(
+        "[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color]"
+    )
+    assert (brightness(ground) < 60, brightness(ink) > 200) == (dark, dark)
+    touched = "[...document.querySelectorAll('button, label, summary')].filter(a => a.checkVisibility())"
+    assert browser.value(f"{touched}.every(a => a.getBoundingClientRect().height >= 30)")
+
+
+def brightness(colour: str) -> float:
+    """Of ``rgb(r, g, b)``, 0 to 255."""
+    values = [float(each) for each in colour.removeprefix("rgb(").removesuffix(")").split(",")]
+    return sum(values) / 3
 
 
 @pytest.mark.parametrize(("host", "locks"), [("127.0.0.1", True), (ELSEWHERE, False)])
@@ -37,7 +73,7 @@ def test_a_second_tab_waits_and_takes_over(
     host: str, locks: bool, page: WebProcess, browser: Browser
 ) -> None:
     address = f"http://{host}:{page.port}/#{SECRET}"
-    first = browser.new_tab()
+    first = browser.tab
     open_page(browser, address)
     assert browser.value("'locks' in navigator") is locks
     browser.value("for (const _ of 'ab') document.querySelector('#join button').click()")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-import os
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,9 +14,8 @@ import pytest
 
 from edgefl.bench.common.browser import Browser
 from edgefl.lab.ports import free_port
-from edgefl.web import built
 from tests.agents.web.pages import STATE, TILE, open_page, require_page, until
-from tests.agents.web.served import SECRET, WebProcess
+from tests.conftest import Mosquitto
 
 EDGEFL = [sys.executable, "-m", "edgefl"]
 ROUNDS = 2
@@ -52,15 +51,19 @@ def browser() -> Iterator[Browser]:
 
 
 class WebRun:
-    """``edgefl run --web`` under way; ``address`` is what a phone scans."""
+    """``edgefl run --web``, or with ``broker`` ``edgefl server --web``, under way; ``address`` is what a phone scans."""
 
-    def __init__(self, folder: Path, *more: str) -> None:
-        (folder / "garden.toml").write_text(FEDERATION)
-        self.out = folder / "out"
-        command = [*EDGEFL, "run", str(folder / "garden.toml"), "--out", str(self.out), "--seed", "1"]
-        command += ["--web", f"127.0.0.1:{free_port()}", *more]
+    def __init__(self, folder: Path, *more: str, broker: str = "") -> None:
+        config, out = str(folder / "garden.toml"), str(folder / "out")
+        Path(config).write_text(FEDERATION)
+        words = (
+            ["server", "--config", config, "--broker", broker] if broker else ["run", config, "--seed", "1"]
+        )
         self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ}
+            [*EDGEFL, *words, "--out", out, "--web", f"127.0.0.1:{free_port()}", *more],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         assert self.process.stderr is not None
         self.said: list[str] = []
@@ -80,8 +83,8 @@ class WebRun:
 
 
 @contextmanager
-def web_run(folder: Path, *more: str) -> Iterator[WebRun]:
-    run = WebRun(folder, *more)
+def web_run(folder: Path, *more: str, broker: str = "") -> Iterator[WebRun]:
+    run = WebRun(folder, *more, broker=broker)
     try:
         yield run
     finally:
@@ -110,6 +113,7 @@ def test_a_browser_joins_with_the_sample_and_finishes(tmp_path: Path, browser: B
         until(
             browser, f"{TILE.format('accepted')} === '{ROUNDS}'"
         )  # the last word may come after the run's end
+        assert browser.value(STATE) == "done"
         assert browser.value(f"parseFloat({TILE.format('down')}) > 0 && parseFloat({TILE.format('up')}) > 0")
         assert browser.value("document.querySelector('#chart polyline').getAttribute('points').length") > 10
         assert problems == []
@@ -160,37 +164,6 @@ def test_a_browser_trains_on_photos_and_goes_on_after_it_is_loaded_again(
         assert name in run.finish()
 
 
-def test_an_address_of_another_run_says_what_to_do(tmp_path: Path, browser: Browser) -> None:
-    with WebProcess(tmp_path, page=built.built_page()) as page:
-        open_page(browser, f"{page.url}/#wrong")
-        assert browser.value(STATE) == "refused"
-        assert "Scan the code" in browser.value("document.getElementById('problem').textContent")
-        open_page(browser, f"{page.url}/")
-        until(browser, "document.getElementById('problem').textContent.startsWith('Scan the QR code')")
-
-
-@pytest.mark.parametrize("dark", [False, True])
-def test_the_page_fits_a_phone_and_the_dark(dark: bool, tmp_path: Path, browser: Browser) -> None:
-    browser.screen(360, 740, dark=dark, phone=True)
-    with WebProcess(tmp_path, page=built.built_page()) as page:
-        open_page(browser, f"{page.url}/#{SECRET}")
-        until(browser, f"{STATE} === 'asking'")
-        browser.value("for (const each of document.querySelectorAll('details')) each.open = true")
-        assert browser.value("document.documentElement.scrollWidth") == 360
-        ground, ink = browser.value(
-            "[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color]"
-        )
-        assert (brightness(ground) < 60, brightness(ink) > 200) == (dark, dark)
-        touched = "[...document.querySelectorAll('button, label, summary')].filter(a => a.checkVisibility())"
-        assert browser.value(f"{touched}.every(a => a.getBoundingClientRect().height >= 30)")
-
-
-def brightness(colour: str) -> float:
-    """Of ``rgb(r, g, b)``, 0 to 255."""
-    values = [float(each) for each in colour.removeprefix("rgb(").removesuffix(")").split(",")]
-    return sum(values) / 3
-
-
 @pytest.mark.slow
 def test_a_page_whose_run_is_stopped_says_so_and_goes_on_with_the_next(
     tmp_path: Path, browser: Browser
@@ -207,3 +180,21 @@ def test_a_page_whose_run_is_stopped_says_so_and_goes_on_with_the_next(
     with web_run(tmp_path, "--rounds", "400", "--web", f"127.0.0.1:{port}") as again:
         assert again.address == run.address, "the secret stays with the run"
         until(browser, f"parseInt({TILE.format('accepted')}) > {accepted}")
+
+
+@pytest.mark.slow
+def test_a_browser_trains_alone_beside_a_server_of_its_owners(
+    tmp_path: Path, browser: Browser, own_mosquitto: Mosquitto
+) -> None:
+    with web_run(tmp_path, broker=str(own_mosquitto.address)) as run:
+        problems = open_page(browser, run.address)
+        until(browser, f"{STATE} === 'asking'")
+        browser.value("document.querySelector('#join button').click()")
+        until(browser, f"{STATE} === 'done' && {TILE.format('accepted')} === '{ROUNDS}'")
+        assert browser.value(STATE) == "done" and problems == []
+        run.finish()
+    rounds = [
+        json.loads(line) for line in (tmp_path / "out" / "history.jsonl").read_text().splitlines() if line
+    ]
+    assert [(each["outcome"], each["reports"]) for each in rounds] == [("closed", 1)] * ROUNDS
+    assert (tmp_path / "out" / "model.safetensors").is_file()
