@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import socket
 from pathlib import Path
 
 import msgspec
 
-from edgefl.system.files import make_folder, write_text
+from edgefl.system.files import make_folder
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.mqtt.address import Address
 
@@ -46,11 +47,14 @@ def secret_of(folder: Path) -> str:
     """What lets browsers in: made once for a run's folder, so that those who joined go on after it is started again."""
     path = folder / "secret"
     make_folder(folder)
-    if not path.is_file():
-        path.touch(mode=0o600)
-        write_text(path, secrets.token_urlsafe(_SECRET_BYTES) + "\n")
-        path.chmod(0o600)
-    return path.read_text(encoding="ascii").strip()
+    known = path.read_text(encoding="ascii").strip() if path.is_file() else ""
+    if known:
+        return known
+    # Nobody else ever reads it; one that was not written to its end is none, as an empty one would let everybody in.
+    own = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(own, "w", encoding="ascii") as file:
+        file.write(made := secrets.token_urlsafe(_SECRET_BYTES))
+    return made
 
 
 def address_of(host: str, port: int, secret: str, *, secure: bool) -> str:

@@ -130,6 +130,9 @@ def test_the_secret_stays_and_is_its_owners_alone(tmp_path: Path) -> None:
     assert settings.secret_of(tmp_path / "web") == first and len(first) >= 22
     assert settings.secret_of(tmp_path / "other") != first
     assert stat.S_IMODE((tmp_path / "web" / "secret").stat().st_mode) == 0o600
+    (tmp_path / "web" / "secret").write_text("")  # killed as it was made
+    again = settings.secret_of(tmp_path / "web")
+    assert len(again) >= 22 and settings.secret_of(tmp_path / "web") == again
 
 
 def test_what_is_scanned_is_an_address_of_this_machine() -> None:

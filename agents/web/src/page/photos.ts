@@ -51,10 +51,9 @@ async function database(): Promise<IDBPDatabase> {
 }
 
 export async function keep(federation: string, photos: Photo[]): Promise<void> {
-  // A picked file may be gone by the next visit: what is kept are its bytes.
-  const whole = await Promise.all(
-    photos.map(async (photo) => ({ ...photo, file: new Blob([await photo.file.arrayBuffer()], { type: photo.file.type }) })),
-  );
+  // A picked file may be gone by the next visit: what is kept are its bytes, read one after the other.
+  const whole: Photo[] = [];
+  for (const photo of photos) whole.push({ ...photo, file: new Blob([await photo.file.arrayBuffer()], { type: photo.file.type }) });
   await (await database()).put(STORE, whole, federation);
 }
 
