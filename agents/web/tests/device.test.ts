@@ -85,6 +85,7 @@ describe("the store", () => {
     indexedDB.open = () => { throw new DOMException("denied", "SecurityError"); };
     try {
       await expect(opened()).rejects.toThrow(/allow it to keep data/);
+      await expect(holdDevice("edgefl:demo:refused", () => undefined)).rejects.toThrow(StoreError);
     } finally {
       indexedDB.open = open;
     }

@@ -59,9 +59,7 @@ export class Store {
       await store.remember();
       return store;
     } catch (error) {
-      throw new StoreError(
-        `the browser gives this page no store (${String(error)}): allow it to keep data, and leave private windows`,
-      );
+      throw noStore(error);
     }
   }
 
@@ -241,6 +239,11 @@ export class Store {
   close(): void {
     this.db.close();
   }
+}
+
+/** What to say where the browser refuses to keep anything. */
+export function noStore(error: unknown): StoreError {
+  return new StoreError(`the browser gives this page no store (${String(error)}): allow it to keep data, and leave private windows`);
 }
 
 function endJob(writing: Writing): void {

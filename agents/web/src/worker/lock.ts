@@ -2,6 +2,8 @@
  * One tab at a time has a device; the next one waits for it. By Web Locks, which need a secure context; where there are none,
  * by a database that only one tab can bring to its next version.
  */
+import { noStore } from "../store/store";
+
 const PATIENCE_MS = 1000;
 const TAKEN = "VersionError";
 
@@ -42,6 +44,8 @@ async function holdDatabase(name: string, waits: () => void): Promise<() => void
         if ((error as DOMException).name !== TAKEN) throw error;
       }
     }
+  } catch (error) {
+    throw noStore(error);
   } finally {
     clearTimeout(patience);
   }
