@@ -31,7 +31,7 @@ def test_a_step_in_chromium_is_measured_beside_the_native_one() -> None:
     row = measure("cnn", "weak", batch=4, repeat=1)
 
     assert row.steps >= 2 and row.ms_min > 0 and row.native_ms_min > 0
-    assert row.ratio == round(row.ms_min / row.native_ms_min, 3)
+    assert row.ratio == pytest.approx(row.ms_min / row.native_ms_min, rel=0.01)  # which are rounded
     assert row.wasm_bytes >= 2**20 and row.peak_over_idle_bytes > 0
     assert math.isfinite(row.loss) and row.loss < math.log(62), "it trains: the loss is below that of a guess"
     assert row.browser.startswith("Chrome/")
