@@ -77,4 +77,7 @@ TEST_CASE("a page keeps its value on the disk") {
   for (const Port& port : {large, small}) std::memset(pages.mapped(port).data, 7, static_cast<size_t>(port.nbytes()));
   for (const Port& port : {large, small}) CHECK(static_cast<int>(pages.mapped(port).data[port.nbytes() - 1]) == 7);
   CHECK_THROWS_AS(Pages({large}, "/nowhere"), StoreError);
+  Ports huge(4, Port{"page.a", "page", DType::u8, {int64_t{1} << 62}, 0, std::nullopt});  // whose sum would wrap
+  for (size_t at = 0; at < huge.size(); ++at) huge[at].name += std::to_string(at);
+  CHECK_THROWS_WITH_AS(Pages(huge, ""), doctest::Contains("no room for 4611686018427387904 bytes"), StoreError);
 }

@@ -62,6 +62,12 @@ TEST_CASE("tensors in both directions, byte by byte") {
   CHECK(dump_tensors(tensors) == golden("tensors.bin"));
 }
 
+TEST_CASE("a tensor of more bytes than there can be is refused, however its size would wrap") {
+  for (const Shape& shape : {Shape{(int64_t{1} << 61) + 1}, Shape{int64_t{1} << 31, int64_t{1} << 31}, Shape{int64_t{1} << 40, int64_t{1} << 40}, Shape{-1}})
+    CHECK_THROWS_WITH_AS(Tensor(DType::i64, shape), doctest::Contains("larger than any memory"), Error);
+  CHECK(Tensor(DType::i64, {int64_t{1} << 61, 0}).nbytes() == 0);
+}
+
 TEST_CASE("types are written in the order of the library") {
   Tensors tensors;
   char name = 'a';

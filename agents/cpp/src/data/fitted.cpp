@@ -40,7 +40,9 @@ class Fitted : public FittedData {
     Tensor counts(DType::i64, {rows_->spec.classes});
     in_blocks(*rows_->y, [&](int64_t, const Tensor& rows) {
       for (const int64_t *at = rows.as<int64_t>(), *end = at + rows.count(); at < end; ++at) {
-        if (rows_->label.ignored != *at) ++counts.as<int64_t>()[*at];
+        if (rows_->label.ignored == *at) continue;
+        if (*at < 0 || *at >= rows_->spec.classes) throw DataError("the labels of the local data have changed while they were read: they have " + std::to_string(*at));
+        ++counts.as<int64_t>()[*at];
       }
     });
     return {{"class_counts", std::move(counts)}};

@@ -15,7 +15,7 @@
 namespace edgefl {
 namespace {
 
-constexpr int64_t kSmall = 1 << 16;
+constexpr int64_t kSmall = 1 << 16, kMost = int64_t{1} << 46;  // bytes; a manifest may say anything
 
 int64_t page_bytes() { return sysconf(_SC_PAGESIZE); }
 
@@ -50,6 +50,7 @@ Pages::Pages(const Ports& ports, const std::string& folder) {
     if (port.nbytes() < kSmall) {
       small_[port.name] = std::make_shared<HeldTensor>(port.dtype, port.shape);
     } else {
+      if (port.nbytes() > kMost || total > kMost) no_room(port.nbytes(), EFBIG);
       places_[port.name] = total;
       total += mapped_bytes(port);
     }

@@ -11,7 +11,11 @@
 namespace edgefl {
 namespace {
 
-int64_t rows_of_port(const Port& port) { return port.shape.empty() ? 1 : port.shape.front(); }  // no batch fits a scalar
+int64_t rows_of_port(const Port& port) {
+  if (port.shape.empty()) return 1;  // no batch fits a scalar
+  if (port.shape.front() < 1) throw BundleError("'" + port.name + "' reads a batch of no rows; export the bundle again");
+  return port.shape.front();
+}
 
 // The beginning of each of `rows`, as long as the port is.
 Tensor cut(const Tensor& rows, const Port& port) {

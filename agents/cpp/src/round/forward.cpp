@@ -36,8 +36,8 @@ std::unique_ptr<Record> chunk(size_t index, RoundGraphs& graphs, const RoundRequ
     if (port.role == "record") records.push_back(&port);
   }
   const Port &in = only(flowing, spec.name), &out = only(records, spec.name);
-  if (in.shape.empty() || in.shape.front() < 1 || out.shape.empty()) {
-    throw BundleError("graph '" + spec.name + "' reads or gives no rows; export it again");
+  if (in.shape.empty() || in.shape.front() < 1 || out.shape.empty() || out.shape.front() != in.shape.front()) {
+    throw BundleError("graph '" + spec.name + "' reads or gives no rows, or gives others than it reads; export it again");
   }
   Tensors feeds;
   graphs.give_weights(spec, listed.units, feeds);

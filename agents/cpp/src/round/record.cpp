@@ -94,6 +94,7 @@ std::string Record::facts() const {
 
 void Record::write(int64_t start, const Tensor& rows, int64_t count) {
   size_t left = row_bytes() * static_cast<size_t>(count), done = 0;
+  if (left > rows.nbytes()) throw BundleError("a frozen chunk gives " + shown(rows.shape) + " where " + std::to_string(count) + " rows are wanted: export the bundle again");
   auto at = static_cast<off_t>(row_bytes() * static_cast<size_t>(start));
   while (left > 0) {
     const ssize_t wrote = pwrite(file_, rows.data.data() + done, left, at);

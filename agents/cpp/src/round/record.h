@@ -23,7 +23,8 @@ class Record {
   Record& operator=(const Record&) = delete;
 
   int64_t count() const { return shape_.front(); }
-  void write(int64_t start, const Tensor& rows, int64_t count);  // the first `count` of them, from row `start` on
+  // The first `count` of them, from row `start` on; BundleError if there are fewer.
+  void write(int64_t start, const Tensor& rows, int64_t count);
   void seal();                                                   // the rows, then the tag that makes them valid
   Tensor rows(const Indices& indices) const;
   void remove();                                                 // its files

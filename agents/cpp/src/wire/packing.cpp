@@ -1,5 +1,6 @@
 #include "wire/packing.h"
 
+#include <algorithm>
 #include <cstring>
 #include <limits>
 #include <msgpack.hpp>
@@ -57,7 +58,8 @@ struct Packed::Handle {
 
 Packed::Packed(std::string_view data) : handle_(std::make_unique<Handle>()) {
   // Text and bytes stay where they are: `data` has to live as long.
-  msgpack::unpack_limit limit(kMostItems, kMostItems, std::numeric_limits<uint32_t>::max(),
+  const size_t most = std::min(kMostItems, data.size());  // each item is a byte at least: no room is made for what is only claimed
+  msgpack::unpack_limit limit(most, most, std::numeric_limits<uint32_t>::max(),
                               std::numeric_limits<uint32_t>::max(), std::numeric_limits<uint32_t>::max(), kMostDepth);
   size_t offset = 0;
   try {
@@ -223,9 +225,6 @@ Bytes packed_number(double value) {
 }
 Bytes packed_flag(bool value) {
   return packed([&](auto& out) { value ? out.pack_true() : out.pack_false(); });
-}
-Bytes packed_nil() {
-  return packed([](auto& out) { out.pack_nil(); });
 }
 
 Bytes packed_list(const std::vector<Bytes>& values) {

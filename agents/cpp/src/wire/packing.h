@@ -98,7 +98,6 @@ Bytes packed_bytes(std::string_view value);
 Bytes packed_integer(int64_t value);
 Bytes packed_number(double value);
 Bytes packed_flag(bool value);
-Bytes packed_nil();
 Bytes packed_list(const std::vector<Bytes>& values);
 Bytes packed_scalars(const std::map<std::string, double>& values);
 Bytes packed_texts(const std::map<std::string, std::string>& values);

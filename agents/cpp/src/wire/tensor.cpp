@@ -20,6 +20,13 @@ constexpr std::array<Kind, 12> kKinds = {{{"bool", 1}, {"int8", 1}, {"int16", 2}
                                           {"uint16", 2}, {"uint32", 4}, {"uint64", 8}, {"float16", 2}, {"float32", 4},
                                           {"float64", 8}}};
 
+// Shapes come from manifests that nobody vouches for: a product that wraps would be a small block for a large tensor.
+size_t bytes_of(DType dtype, const Shape& shape) {
+  const int64_t count = elements(shape), each = static_cast<int64_t>(dtype_bytes(dtype));
+  if (count < 0 || count > std::numeric_limits<int64_t>::max() / each) throw Error("a tensor of shape " + shown(shape) + " is larger than any memory");
+  return static_cast<size_t>(count * each);
+}
+
 template <typename T>
 double first_of(const Tensor& tensor) {
   T value;
@@ -45,7 +52,7 @@ int64_t elements(const Shape& shape) {
   int64_t count = 1;
   for (const int64_t size : shape) {
     if (size == 0) return 0;
-    if (count > std::numeric_limits<int64_t>::max() / size) {
+    if (size < 0 || count > std::numeric_limits<int64_t>::max() / size) {
       count = std::numeric_limits<int64_t>::max();
     } else {
       count *= size;
@@ -60,8 +67,7 @@ std::string shown(const Shape& shape) {
   return text + (shape.size() == 1 ? ",)" : ")");
 }
 
-Tensor::Tensor(DType type, Shape dims)
-    : dtype(type), shape(std::move(dims)), data(static_cast<size_t>(elements(shape)) * dtype_bytes(type)) {}
+Tensor::Tensor(DType type, Shape dims) : dtype(type), shape(std::move(dims)), data(bytes_of(type, shape)) {}
 
 double Tensor::scalar() const {
   if (count() != 1) throw Error("a tensor of shape " + shown(shape) + " is no single number");
@@ -85,7 +91,5 @@ double Tensor::scalar() const {
 bool Tensor::operator==(const Tensor& other) const {
   return dtype == other.dtype && shape == other.shape && data == other.data;
 }
-
-TensorView view_of(const Tensor& tensor) { return {tensor.dtype, tensor.shape, tensor.data.data(), tensor.data.size()}; }
 
 }  // namespace edgefl

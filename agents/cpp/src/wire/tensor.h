@@ -20,7 +20,7 @@ bool dtype_integers(DType dtype);                 // signed or not; bool is none
 
 using Shape = std::vector<int64_t>;               // [] for a scalar
 
-int64_t elements(const Shape& shape);             // exact for what fits; saturates at INT64_MAX, so it can be compared
+int64_t elements(const Shape& shape);             // exact for what fits; else, and below 0, INT64_MAX, so it can be compared
 std::string shown(const Shape& shape);            // "(3, 32, 32)"
 
 // Owns its bytes. `data.size()` is `elements(shape) * dtype_bytes(dtype)`.
@@ -30,7 +30,7 @@ struct Tensor {
   std::vector<std::byte> data;
 
   Tensor() = default;
-  Tensor(DType type, Shape dims);                 // zeros
+  Tensor(DType type, Shape dims);                 // zeros; Error for more bytes than there can be
 
   size_t nbytes() const { return data.size(); }
   int64_t count() const { return elements(shape); }
@@ -43,15 +43,5 @@ struct Tensor {
 };
 
 using Tensors = std::map<std::string, Tensor>;    // by name, in the ascending order of its bytes
-
-// Somebody else's bytes, for as long as they say.
-struct TensorView {
-  DType dtype = DType::f32;
-  Shape shape;
-  const std::byte* data = nullptr;
-  size_t nbytes = 0;
-};
-
-TensorView view_of(const Tensor& tensor);
 
 }  // namespace edgefl

@@ -76,6 +76,8 @@ void leave() {
 
 // Takes over what the runtime says and how it ends; again where another user of it in this process did so meanwhile.
 void claim() {
+  static std::mutex once;  // several agents of a process each have a thread that comes here
+  const std::lock_guard<std::mutex> lock(once);
   const et::PalImpl& now = *et::get_pal_impl();
   if (now.abort == leave && now.emit_log_message == keep_log) return;
   if (now.abort != leave) before.abort = now.abort;
