@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 #include <filesystem>
 #include <memory>
+#include <sqlite3.h>
 #include <unistd.h>
 
 #include "store/store.h"
@@ -120,6 +121,23 @@ TEST_CASE("history is bounded, and what was declined is found by its round") {
   CHECK_FALSE(store->is_past("a"));
   CHECK(store->declined("run", 2).size() == 3);
   CHECK(store->declined("run", 3).empty());
+}
+
+TEST_CASE("what came last stays, though the clock was a day ahead before") {
+  const Folder folder;
+  {
+    auto store = opened(folder);
+    for (const char* nonce : {"a", "b", "c"}) store->decline(past_of(nonce, kDeclined));
+  }
+  sqlite3* db = nullptr;
+  REQUIRE(sqlite3_open((folder.path + "/store.sqlite3").c_str(), &db) == SQLITE_OK);
+  CHECK(sqlite3_exec(db, "UPDATE history SET finished_at = finished_at + 86400", nullptr, nullptr, nullptr) == SQLITE_OK);
+  sqlite3_close(db);
+  auto store = opened(folder);
+  store->decline(past_of("d", kDeclined));
+  CHECK(store->is_past("d"));
+  CHECK_FALSE(store->is_past("a"));
+  CHECK(store->history().back().nonce == "d");
 }
 
 TEST_CASE("a store is one device's") {

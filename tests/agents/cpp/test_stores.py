@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -92,3 +94,59 @@ def test_a_cpp_agent_that_is_stopped_in_a_round_leaves_it_and_goes_on_with_it(
 
     assert server.progress(1).step > reached - 20
     assert again.stop() == 0
+
+
+def test_a_task_that_comes_back_after_its_round_was_closed_is_kept_again(
+    tmp_path: Path, mosquitto: BrokerProcess, server: ScriptedServer, federation: str
+) -> None:
+    endless = World(tiny.make_bundle(steps=(LONG,)))
+    agent = CppAgent.of(federation, mosquitto.address, write_data(tmp_path), tmp_path / "state")
+    server.open(endless)
+    agent.event("round")
+    server.announce(endless.announcement(state="closed"))
+    agent.event("aborted")
+    server.announce(endless.announcement())
+    agent.event("round")
+    agent.process.send_signal(signal.SIGKILL)
+    agent.ended()
+
+    with closing(sqlite3.connect(tmp_path / "state" / "store.sqlite3")) as db:
+        assert db.execute("SELECT COUNT(*) FROM job").fetchone() == (1,)
+
+
+@pytest.mark.parametrize("kind", ["cpp", "python"])
+def test_at_the_end_of_a_run_a_device_stops_that_had_a_part_in_it(
+    tmp_path: Path,
+    mosquitto: BrokerProcess,
+    server: ScriptedServer,
+    federation: str,
+    limits: Limits,
+    kind: str,
+) -> None:
+    """One that comes later, to a run that was over before, waits for the next: that may be its own."""
+
+    def started(folder: Path) -> CppAgent | RunningAgent:
+        folder.mkdir(exist_ok=True)
+        if kind == "python":
+            return RunningAgent(federation, mosquitto.address, folder, limits, until_done=True)
+        return CppAgent.of(
+            federation, mosquitto.address, write_data(folder), folder / "state", "--until-done"
+        )
+
+    world = World(tiny.make_bundle())
+    first = started(tmp_path / "first")
+    server.open(world)
+    server.ack(server.update())
+    first.event("accepted")
+    first.stop()
+    server.announce(world.announcement(state="done"))
+    again = started(tmp_path / "first")
+    again.event("done")
+    assert not again.ended()
+    late = started(tmp_path / "late")
+    late.event("done")
+    server.open(world, number=2, run="next")
+    server.ack(server.update(2))
+    late.event("accepted")
+    server.announce(world.announcement(number=2, run="next", state="done"))
+    assert not late.ended()

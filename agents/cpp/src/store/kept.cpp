@@ -48,7 +48,7 @@ void Store::drop_carries(const std::vector<StoredCarry>& carries) {
 std::vector<PastRound> Store::history() const {
   std::vector<PastRound> found;
   reading([&](sqlite3* db) {
-    Statement rows(db, "SELECT data FROM history ORDER BY finished_at");
+    Statement rows(db, "SELECT data FROM history ORDER BY rowid");
     while (rows.next()) {
       try {
         found.push_back(read_past(rows.string(0)));

@@ -80,10 +80,6 @@ Statement& Statement::bytes(std::string_view value) {
   if (sqlite3_bind_blob64(statement_, ++bound_, value.empty() ? "" : value.data(), value.size(), SQLITE_STATIC) != SQLITE_OK) fail(db_);
   return *this;
 }
-Statement& Statement::zeros(int64_t size) {
-  if (sqlite3_bind_zeroblob64(statement_, ++bound_, static_cast<sqlite3_uint64>(size)) != SQLITE_OK) fail(db_);
-  return *this;
-}
 
 bool Statement::next() {
   const int code = sqlite3_step(statement_);

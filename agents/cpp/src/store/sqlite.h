@@ -28,7 +28,6 @@ class Statement {
   Statement& with(double value);
   Statement& text(std::string_view value);
   Statement& bytes(std::string_view value);  // `value` stays where it is until the statement has run
-  Statement& zeros(int64_t size);
   bool next();  // whether there is a row
   void run();
 

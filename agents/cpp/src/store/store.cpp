@@ -40,7 +40,6 @@ void end_job(sqlite3* db) {
   Statement(db, "DELETE FROM checkpoint").run();
 }
 
-// One tensor, through a blob handle: a bound value would be copied twice.
 void insert_tensor(sqlite3* db, const std::string& nonce, const std::string& name, const Tensor& tensor) {
   Statement(db, "INSERT INTO checkpoint_tensors(nonce, name, dtype, shape, data) VALUES(?, ?, ?, ?, ?)")
       .text(nonce)
@@ -237,6 +236,12 @@ std::optional<Outgoing> Store::outgoing() const {
   }
 }
 
+bool Store::has_outgoing() const {
+  bool found = false;
+  reading([&](sqlite3* db) { found = Statement(db, "SELECT 1 FROM outbox LIMIT 1").next(); });
+  return found;
+}
+
 bool Store::waits(const std::string& nonce) const {
   bool found = false;
   reading([&](sqlite3* db) { found = Statement(db, "SELECT 1 FROM outbox WHERE nonce = ?").text(nonce).next(); });
@@ -263,7 +268,8 @@ void Store::decline(const PastRound& past) {
 void Store::remember(sqlite3* db, const PastRound& past) {
   const Bytes packed = packed_past(past);
   Statement(db, "INSERT OR REPLACE INTO history VALUES(?, ?, ?)").text(past.nonce).with(now_s()).bytes(packed).run();
-  Statement(db, "DELETE FROM history WHERE nonce NOT IN (SELECT nonce FROM history ORDER BY finished_at DESC LIMIT ?)").with(history_rounds_).run();
+  // By the order in which they came: a clock may have been a day ahead.
+  Statement(db, "DELETE FROM history WHERE rowid NOT IN (SELECT rowid FROM history ORDER BY rowid DESC LIMIT ?)").with(history_rounds_).run();
 }
 
 }  // namespace edgefl

@@ -46,7 +46,7 @@ void RoundDesk::assign(const Task& task) {
 
 // The server speaks of a round: it may have lost what we sent.
 void RoundDesk::remind() {
-  if (store_.outgoing()) outbox_.send_again();
+  if (store_.has_outgoing()) outbox_.send_again();
   declare();
 }
 
@@ -58,7 +58,7 @@ void RoundDesk::declare() {
 
 // Where it stands.
 
-bool RoundDesk::is_idle() const { return !busy() && !store_.job() && !store_.outgoing(); }
+bool RoundDesk::is_idle() const { return !busy() && !store_.job() && !store_.has_outgoing(); }
 
 bool RoundDesk::is_over() const {
   if (stopping_) return true;
@@ -80,7 +80,7 @@ bool RoundDesk::is_done() const {
   if (!announced_ || announced_->state != "done") return false;
   // A retained "done" of an earlier run must not send a device away before the next run begins.
   const bool ours = std::find(seen_open_.begin(), seen_open_.end(), announced_->run) != seen_open_.end() || took_part();
-  return ours && !store_.outgoing() && !busy();
+  return ours && !store_.has_outgoing() && !busy();
 }
 
 // Working.
@@ -114,7 +114,10 @@ void RoundDesk::begin() {
 void RoundDesk::start(std::function<void()> work) {
   ended_ = false;
   worker_ = std::thread([this, work = std::move(work)] {
-    work();
+    try {
+      work();
+    } catch (const std::exception&) {  // not even the failure could be told: the job is in the store, and is begun again
+    }
     ended_ = true;
     host_.wake();
   });
@@ -131,7 +134,7 @@ std::optional<Job> RoundDesk::next_job(const Round& announced) {
   const auto job = task_ ? Job::of(*task_, announced, format_) : std::nullopt;
   // In this order: the outbox may move an update from waiting to past between the two questions.
   if (!job || store_.waits(job->nonce) || store_.is_past(job->nonce)) return std::nullopt;
-  return tried(*job, &*job, false);
+  return tried(*job, nullptr, true);
 }
 
 // The job of a killed process or a failed attempt, as its round is announced now; dropped if that is over.
@@ -147,14 +150,15 @@ std::optional<Job> RoundDesk::kept_job(const Round& announced) {
   return tried(*now, &*job, !now->same_content(*job));
 }
 
-// The job as it is kept from now on. The first attempt of each process counts: one that ends the process is not made for ever.
+// The job as it is kept from now on, in place of `kept`. The first attempt of each process counts: one that ends the process is
+// not made for ever. `fresh` drops what was computed for another.
 Job RoundDesk::tried(Job job, const Job* kept, bool fresh) {
   if (begun_.count(job.nonce) == 0) {
     begun_ = {job.nonce};
     ++job.tries;
   }
   const Bytes now = encode(job);
-  if (now != encode(*kept)) store_.open_job(now, fresh);
+  if (kept == nullptr || now != encode(*kept)) store_.open_job(now, fresh);
   return job;
 }
 
