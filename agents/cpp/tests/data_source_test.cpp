@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "data/convert.h"
+#include "data/files/images.h"
 #include "data/files/npy.h"
 #include "data/source.h"
 
@@ -64,6 +65,21 @@ std::string refused(const std::function<void()>& work) {
   return "";
 }
 
+std::string npy(const std::string& header, const std::string& numbers) {
+  return std::string("\x93NUMPY\x01\0", 8) + std::string{static_cast<char>(header.size()), '\0'} + header + numbers;
+}
+
+struct Folder {
+  std::string path = (std::filesystem::temp_directory_path() / ("edgefl-data-" + std::to_string(getpid()))).string();
+  Folder() { std::filesystem::remove_all(path); }
+  ~Folder() { std::filesystem::remove_all(path); }
+  void has(const std::string& name, const std::string& bytes) const {
+    const std::filesystem::path file = std::filesystem::path(path) / name;
+    std::filesystem::create_directories(file.parent_path());
+    std::ofstream(file, std::ios::binary) << bytes;
+  }
+};
+
 bool has(const std::string& text, const std::string& words) { return text.find(words) != std::string::npos; }
 
 }  // namespace
@@ -95,11 +111,49 @@ TEST_CASE("an app's rows that do not fit, or cannot be read, are refused in word
   CHECK(app.released == 4);
 }
 
+TEST_CASE("classes are counted in no more memory than there is, whatever a manifest says of them") {
+  App app;
+  const auto data = source_of(app)->fitted(manifest_of((int64_t{1} << 61) + 1), {});
+  CHECK_THROWS_WITH_AS(data->facts(), doctest::Contains("larger than any memory"), Error);
+}
+
+TEST_CASE("a callback without its arrays or their shapes is refused") {
+  const edgefl_array shapeless[] = {{"x", "uint8", nullptr, 1}};
+  CHECK(has(refused([] { callback_source({"photos", 1, nullptr, 1, read_row, nullptr, nullptr}); }), "`arrays` is NULL"));
+  CHECK(has(refused([&] { callback_source({"photos", 1, shapeless, 1, read_row, nullptr, nullptr}); }), "`shape` of array number 0 is NULL"));
+}
+
+TEST_CASE("a folder's samples are those of the bundle that asks, and a server is not told what it holds") {
+  const Folder folder;
+  folder.has("0/a.npy", npy("{'descr': '|u1', 'fortran_order': False, 'shape': (2,), }", std::string("\0\1", 2)));
+  const auto source = open_source(folder.path, BadRows::refuse);
+  Manifest manifest = manifest_of(2);
+  for (const double scale : {1e-7, 2e-7}) {  // the same in six places
+    manifest.data.scale = scale;
+    manifest.data.shift = 0.0;
+    CHECK(values<float>(source->fitted(manifest, {})->rows({0})) == std::vector<float>{0.0F, static_cast<float>(scale)});
+  }
+  manifest.data.scale = 3.0;
+  DataParts over;
+  over.between = [] { throw RoundAborted("over"); };
+  CHECK_THROWS_AS(source->fitted(manifest, over), RoundAborted);
+  folder.has("grandmother/b.npy", "no array");
+  try {
+    open_source(folder.path, BadRows::refuse)->fitted(manifest, {});
+    FAIL("a folder that is no class was taken");
+  } catch (const DataError& error) {
+    CHECK(has(error.what(), "grandmother"));
+    CHECK_FALSE(has(error.told, "grandmother"));
+    CHECK(has(error.told, "the device itself says which"));
+  }
+  manifest.data.shape = {3, 0, 0};
+  folder.has("1/c.jpg", "\xFF\xD8");
+  std::filesystem::remove_all(folder.path + "/0");
+  std::filesystem::remove_all(folder.path + "/grandmother");
+  CHECK(has(refused([&] { open_source(folder.path, BadRows::refuse)->fitted(manifest, {}); }), reads_images() ? "images become samples of shape" : "this agent reads .npy"));
+}
+
 TEST_CASE("what is no array, or is cut short, is refused") {
-  const std::string head = std::string("\x93NUMPY\x01\0", 8);
-  const auto npy = [&](const std::string& header, const std::string& numbers) {
-    return head + std::string{static_cast<char>(header.size()), '\0'} + header + numbers;
-  };
   const Tensor whole = npy_tensor(npy("{'descr': '>i2', 'fortran_order': False, 'shape': (2, 1), }", std::string("\0\1\1\0", 4)), "a");
   CHECK(values<int16_t>(whole) == std::vector<int16_t>{1, 256});
   CHECK(whole.shape == Shape{2, 1});

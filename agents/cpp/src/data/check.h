@@ -36,7 +36,6 @@ class Problems {
  public:
   explicit Problems(BadRows policy) : policy_(policy) {}
   void add(const std::string& where, const std::string& text, int64_t rows = 1);  // DataError with BadRows::refuse
-  int64_t count() const { return count_; }
   std::string shown() const;
   void check_some(int64_t rows, const std::string& source) const;  // DataError where no row is left
 

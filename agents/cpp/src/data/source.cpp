@@ -16,6 +16,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr uint64_t kMostArray = uint64_t{1} << 34;
+constexpr int64_t kMostRow = int64_t{1} << 40;
 
 std::shared_ptr<DataSource> from_archive(const std::string& path, BadRows bad) {
   if (!fs::is_regular_file(path)) throw DataError("there is no file " + path + ": name the .npz with this device's samples");
@@ -95,8 +96,10 @@ std::shared_ptr<DataSource> callback_source(const edgefl_data_source& source) {
     throw DataError(name + " cannot be read: give a `read` and a number of rows that an int64 holds");
   }
   NamedRows arrays;
+  if (source.arrays == nullptr && source.array_count > 0) throw DataError(name + " cannot be read: `arrays` is NULL");
   for (size_t at = 0; at < source.array_count; ++at) {
     const edgefl_array& array = source.arrays[at];
+    if (array.shape == nullptr && array.dims > 0) throw DataError(name + ": the `shape` of array number " + std::to_string(at) + " is NULL");
     const std::string about = array.name == nullptr ? "" : array.name;
     const std::string kind = array.dtype == nullptr ? "" : array.dtype;
     DType dtype;
@@ -106,8 +109,10 @@ std::shared_ptr<DataSource> callback_source(const edgefl_data_source& source) {
       throw DataError(name + ": array '" + about + "' has the type '" + kind + "': name one of numpy's, such as float32");
     }
     Shape shape(array.shape, array.shape + array.dims);
-    if (std::any_of(shape.begin(), shape.end(), [](int64_t size) { return size < 0; })) {
-      throw DataError(name + ": array '" + about + "' has the shape " + shown(shape) + ": no size is below 0");
+    const bool sizes = std::all_of(shape.begin(), shape.end(), [](int64_t size) { return size >= 0; });
+    if (!sizes || elements(shape) > kMostRow) {
+      throw DataError(name + ": array '" + about + "' has rows of shape " + shown(shape) + ": no size is below 0, and no row has more than " +
+                      std::to_string(kMostRow) + " entries");
     }
     const size_t bytes = static_cast<size_t>(elements(shape)) * dtype_bytes(dtype);
     arrays[about] = made_rows(dtype, std::move(shape), static_cast<int64_t>(source.rows),

@@ -35,6 +35,7 @@ class FittedData {
 struct DataParts {
   std::function<Bytes(const BlobRef&)> blob;                                     // a tokenizer
   std::function<Tensor(const std::string& graph, const Tensor& rows)> apply;     // sounds -> features
+  std::function<void()> between = nullptr;                                       // before each file: throws if the round is over
 };
 
 class DataSource {

@@ -27,9 +27,11 @@ struct BundleError : ProtocolError {
   using ProtocolError::ProtocolError;
 };
 
-// The local data do not fit the model: the round is declined (`wrong-data`).
+// The local data do not fit the model: the round is declined (`wrong-data`). `told` is what the server hears of it.
 struct DataError : Error {
-  using Error::Error;
+  std::string told;
+  explicit DataError(const std::string& text) : Error(text), told(text) {}
+  DataError(const std::string& text, std::string to_server) : Error(text), told(std::move(to_server)) {}
 };
 
 // The store cannot be used, read or written.

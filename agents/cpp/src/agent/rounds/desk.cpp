@@ -170,7 +170,7 @@ void RoundDesk::attempt(const Job& job) {
     decline(job, declined.reason, declined.what());
   } catch (const DataError& error) {  // another round, or another bundle, may fit
     host_.say("data", error.what(), {{"round", job.round}});
-    decline(job, "wrong-data", error.what());
+    decline(job, "wrong-data", error.told);
   } catch (const RoundAborted& error) {
     if (!stopping_) return host_.say("aborted", error.what(), {{"round", job.round}});
     try {  // it ended in good order

@@ -85,6 +85,9 @@ DataParts Work::parts_of(const Manifest& manifest) {
     const Graph& graph = manifest.graph(name);
     return apply_graph(engine, graph, fetcher.get(graph.blob), rows);
   };
+  parts.between = [this] {
+    if (aborted()) throw RoundAborted("the round ended while the local data were read");
+  };
   return parts;
 }
 

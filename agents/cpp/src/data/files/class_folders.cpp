@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
-#include <cmath>
+#include <cstdio>
 #include <filesystem>
 #include <map>
 #include <optional>
@@ -22,6 +22,7 @@ namespace fs = std::filesystem;
 
 const std::set<std::string> kKnown = {".npy", ".wav", ".png", ".jpg", ".jpeg", ".csv", ".jsonl", ".tsv", ".txt"};
 constexpr size_t kNamed = 12, kDigits = 12, kShown = 60;
+constexpr int64_t kMostBytes = int64_t{1} << 28;  // of one image as a sample: a manifest may say anything
 
 const std::set<std::string> kImages = {".png", ".jpg", ".jpeg"};
 
@@ -138,8 +139,10 @@ std::string text_of(const DataSpec& spec, const LabelSpec& label) {
   const auto* reader = std::get_if<ImageReader>(&spec.reader);
   std::string text = shown(spec.shape) + std::string(dtype_name(spec.dtype));
   text += shown(label.shape) + std::string(dtype_name(label.dtype));
-  for (const double each : {spec.scale, spec.shift}) text += " " + std::to_string(each);
-  for (const int64_t each : {spec.classes, spec.below, reader == nullptr ? 0 : reader->white}) {
+  char bits[64];
+  std::snprintf(bits, sizeof bits, " %a %a", spec.scale, spec.shift);
+  text += bits;
+  for (const int64_t each : {spec.classes, spec.below, reader == nullptr ? 0 : reader->white, label.ignored.value_or(-1)}) {
     text += " " + std::to_string(each);
   }
   for (const std::string& name : spec.names) text += "\n" + name;
@@ -153,18 +156,18 @@ class ClassFolders : public DataSource {
   std::string name() const override { return path_; }
   int64_t size() const override { return static_cast<int64_t>(files_.size()); }
 
-  std::shared_ptr<FittedData> fitted(const Manifest& manifest, const DataParts&) const override {
+  std::shared_ptr<FittedData> fitted(const Manifest& manifest, const DataParts& parts) const override {
     const LabelSpec label = LabelSpec::of(manifest);
     const std::string key = text_of(manifest.data, label);
     if (!last_ || key != last_key_) {  // what was read stays until another bundle asks
-      last_ = read(manifest.data, label);
+      last_ = read(manifest.data, label, parts);
       last_key_ = key;
     }
     return last_;
   }
 
  private:
-  std::shared_ptr<FittedData> read(const DataSpec& spec, const LabelSpec& label) const {
+  std::shared_ptr<FittedData> read(const DataSpec& spec, const LabelSpec& label, const DataParts& parts) const {
     const bool arrays = of_arrays(spec);
     const std::vector<File> files = those_of(arrays, spec);
     const Sample sample_of = arrays ? sample : image;
@@ -179,6 +182,7 @@ class ClassFolders : public DataSource {
     for (const File& file : files) {
       const std::optional<int64_t> number = classes.at(file.folder);
       if (!number) continue;
+      if (parts.between) parts.between();
       try {
         (void)sample_of(file.path, spec);  // once now, so that a broken one is known before a round begins
         paths.push_back(file.path);
@@ -209,7 +213,7 @@ class ClassFolders : public DataSource {
 
   std::vector<File> those_of(bool arrays, const DataSpec& spec) const {
     const bool colours = spec.shape.size() == 3 && (spec.shape.front() == 1 || spec.shape.front() == 3);
-    if (!arrays && !colours) {
+    if (!arrays && (!colours || spec.shape[1] < 1 || spec.shape[2] < 1 || elements(spec.shape) > kMostBytes)) {
       throw DataError(path_ + ": images become samples of shape (1, H, W) or (3, H, W), the model takes " + shown(spec.shape) +
                       ": give arrays (.npz)");
     }
@@ -253,8 +257,8 @@ class ClassFolders : public DataSource {
         const Tensor found = sample_of(path, spec);
         std::copy(found.data.begin(), found.data.end(), into);
       } catch (const BadRow& bad) {
-        throw DataError(path.string() + " " + bad.what() +
-                        "; it could be read before: start the device again, which then reads its files anew");
+        throw DataError(path.string() + " " + bad.what() + "; it could be read before: start the device again, which then reads its files anew",
+                        "a file of the local data was changed in the round");
       }
     });
   }
