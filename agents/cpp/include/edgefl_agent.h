@@ -16,8 +16,9 @@
  *   edgefl_agent_destroy(agent);
  *
  * No exception leaves these functions. Each returns EDGEFL_OK or what went wrong, which edgefl_last_error() says in words.
- * Strings are UTF-8 and are copied. One agent's functions may be called from any thread, one at a time; edgefl_agent_pause and
- * edgefl_agent_set_constraints at any time, also within an event.
+ * Strings are UTF-8 and are copied. One agent's functions may be called from any thread, one at a time; edgefl_agent_stop also
+ * while edgefl_agent_step is being called, and edgefl_agent_pause and edgefl_agent_set_constraints at any time. These two alone may
+ * be called within an event. How signals are handled is the program's affair: nothing here changes it.
  *
  * Whatever ends the process, nothing is lost: what was computed waits in `folder`, and a round that was begun goes on there
  * with the bits that it would have had. One process at a time may have a folder.
@@ -132,12 +133,12 @@ EDGEFL_API edgefl_status edgefl_agent_state(edgefl_agent *agent, edgefl_state *s
 /* `on` not 0: no step is begun until it is called with 0; the connection stays. */
 EDGEFL_API edgefl_status edgefl_agent_pause(edgefl_agent *agent, int on);
 
-/* Leaves in good order: a round in hand stops before its next step, which is kept. EDGEFL_ERR_BUSY if the step that is being
- * made takes longer than `within_ms`: call it again, or end the process, which loses the steps since the last checkpoint and
+/* Leaves in good order, within about `within_ms`: a round in hand stops before its next step, which is kept, and so does an
+ * edgefl_agent_step of another thread. EDGEFL_ERR_BUSY if the step of training that is being made takes longer: call it again, or end the process, which loses the steps since the last checkpoint and
  * nothing else. A stopped agent does not start again: create another. */
 EDGEFL_API edgefl_status edgefl_agent_stop(edgefl_agent *agent, uint32_t within_ms);
 
-/* Stops it, waits for the step that is being made, and frees it. NULL is nothing. */
+/* Stops it, waits for the step that is being made, and frees it. NULL is nothing; within an event it does nothing. */
 EDGEFL_API void edgefl_agent_destroy(edgefl_agent *agent);
 
 /* What the last call on this thread that failed has to say; "" if none did. Good until the next call. */

@@ -51,6 +51,10 @@ class CppAgent:
             seen.append(f"{found['event']}: {found['text']}")
         raise AssertionError(f"no event {names}; there were {seen}")
 
+    def left(self) -> list[str]:
+        """Names of the events that nobody waited for."""
+        return [str(self._events.get()["event"]) for _ in range(self._events.qsize())]
+
     def ended(self) -> int:
         """Wait for the end: the exit code."""
         code = self.process.wait(PATIENCE_S)

@@ -103,6 +103,25 @@ def test_an_agent_whose_broker_does_not_answer_ends_when_it_is_told_to(
     assert agent.stop() == 0
 
 
+def threads_of(agent: CppAgent) -> int:
+    return len(list(Path(f"/proc/{agent.process.pid}/task").iterdir()))
+
+
+def test_an_agent_that_looks_around_leaves_off_when_it_is_told_to_end(
+    tmp_path: Path, data: Path, mosquitto: BrokerProcess, federation: str
+) -> None:
+    """Looking around takes ten seconds of silence, and ends with a word about it."""
+    soon = ("--limit", "notice_s=0.5")
+    agent = CppAgent.of(federation, mosquitto.address, data, tmp_path / "store", *soon)
+    agent.event("online")
+    serving = threads_of(agent)
+    while threads_of(agent) <= serving:
+        time.sleep(0.01)
+
+    assert agent.stop() == 0
+    assert "alone" not in agent.left()
+
+
 def test_an_agent_without_a_disk_says_so_and_trains_once_there_is_room(
     tmp_path: Path, data: Path, mosquitto: BrokerProcess, connect: SessionFactory, federation: str
 ) -> None:

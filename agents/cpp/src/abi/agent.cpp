@@ -2,7 +2,7 @@
 #include "edgefl_agent.h"
 
 #include <algorithm>
-#include <cstdlib>
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -14,9 +14,19 @@
 namespace {
 
 thread_local std::string last_error;
+thread_local const edgefl_agent* telling = nullptr;  // the agent whose callback for events this thread is in
 
-edgefl_status failed(edgefl_status status, const std::string& text) {
-  last_error = text;
+struct Telling {
+  explicit Telling(const edgefl_agent* agent) { telling = agent; }
+  ~Telling() { telling = nullptr; }
+};
+
+edgefl_status failed(edgefl_status status, const std::string& text) noexcept {
+  try {
+    last_error = text;
+  } catch (...) {  // no memory for words
+    last_error.clear();
+  }
   return status;
 }
 
@@ -64,6 +74,13 @@ const T& sized(const T* pointer, const char* what) {
   return *pointer;
 }
 
+// What waits for an agent's threads would wait for ever in an event, for which they wait.
+edgefl_agent& outside_of_events(edgefl_agent* agent) {
+  if (agent == nullptr) throw Misuse{EDGEFL_ERR_ARGUMENT, "agent is NULL"};
+  if (agent == telling) throw Misuse{EDGEFL_ERR_STATE, "only edgefl_agent_pause and edgefl_agent_set_constraints may be called within an event"};
+  return *agent;
+}
+
 std::string text_of(const char* text) { return text == nullptr ? "" : text; }
 
 std::string needed(const char* text, const char* what) {
@@ -101,11 +118,13 @@ struct edgefl_agent {
   edgefl::AgentConfig config;
   edgefl_event_callback callback = nullptr;
   void* context = nullptr;
-  std::mutex lock;  // of the constraints before there is an agent
+  std::mutex lock;  // of the constraints, and of where there is an agent
   edgefl_constraints constraints{};
   std::string words[4];
-  bool paused = false, stopped = false;
+  bool paused = false;
+  std::atomic<bool> stopped{false};
   std::unique_ptr<edgefl::Agent> agent;
+  std::mutex serving;  // held by a step, which `stop` ends and waits for
   std::thread loop;
 
   void make() {
@@ -115,6 +134,7 @@ struct edgefl_agent {
       if (callback == nullptr) return;
       const std::string json = edgefl::event_json(event, text, details);
       const edgefl_event told{event.c_str(), text.c_str(), json.c_str()};
+      const Telling here(this);
       callback(context, &told);
     });
     const std::lock_guard<std::mutex> guard(lock);
@@ -143,10 +163,13 @@ struct edgefl_agent {
 
   bool stop(double within_s) {
     stopped = true;
-    if (!agent) return true;
-    agent->stop();
+    {
+      const std::lock_guard<std::mutex> guard(lock);
+      if (agent) agent->stop();
+    }
+    const std::lock_guard<std::mutex> guard(serving);
     if (loop.joinable()) loop.join();
-    return agent->end(within_s);
+    return !agent || agent->end(within_s);
   }
 };
 
@@ -181,21 +204,21 @@ edgefl_status edgefl_agent_create(const edgefl_options* options, edgefl_agent** 
 edgefl_status edgefl_agent_set_data(edgefl_agent* agent, const edgefl_data_source* source) {
   return guarded([&] {
     auto data = edgefl::callback_source(given(source, "source"));
-    given(agent, "agent").check_unstarted();
+    outside_of_events(agent).check_unstarted();
     agent->config.data = std::move(data);
   });
 }
 
 edgefl_status edgefl_agent_set_data_path(edgefl_agent* agent, const char* path, int skip_bad_rows) {
   return guarded([&] {
-    given(agent, "agent").check_unstarted();
+    outside_of_events(agent).check_unstarted();
     agent->config.data = edgefl::open_source(&given(path, "path"), skip_bad_rows != 0 ? edgefl::BadRows::skip : edgefl::BadRows::refuse);
   });
 }
 
 edgefl_status edgefl_agent_set_events(edgefl_agent* agent, edgefl_event_callback callback, void* context) {
   return guarded([&] {
-    given(agent, "agent").check_unstarted();
+    outside_of_events(agent).check_unstarted();
     agent->callback = callback;
     agent->context = context;
   });
@@ -216,7 +239,8 @@ edgefl_status edgefl_agent_set_constraints(edgefl_agent* agent, const edgefl_con
 
 edgefl_status edgefl_agent_start(edgefl_agent* agent) {
   return guarded([&] {
-    given(agent, "agent");
+    outside_of_events(agent);
+    const std::lock_guard<std::mutex> guard(agent->serving);
     if (agent->loop.joinable()) throw Misuse{EDGEFL_ERR_STATE, "the agent runs already"};
     agent->make();
     agent->agent->start();
@@ -228,7 +252,8 @@ edgefl_status edgefl_agent_start(edgefl_agent* agent) {
 
 edgefl_status edgefl_agent_step(edgefl_agent* agent, uint32_t wait_ms, edgefl_state* state) {
   return guarded([&] {
-    given(agent, "agent");
+    outside_of_events(agent);
+    const std::lock_guard<std::mutex> guard(agent->serving);
     if (agent->loop.joinable()) throw Misuse{EDGEFL_ERR_STATE, "the agent runs on a thread of its own: it needs no steps"};
     agent->make();
     agent->agent->start();
@@ -265,13 +290,14 @@ edgefl_status edgefl_agent_pause(edgefl_agent* agent, int on) {
 
 edgefl_status edgefl_agent_stop(edgefl_agent* agent, uint32_t within_ms) {
   return guarded([&] {
-    given(agent, "agent");
+    outside_of_events(agent);
     if (!agent->stop(within_ms / 1e3)) throw Misuse{EDGEFL_ERR_BUSY, "a step is still being made: call edgefl_agent_stop again"};
   });
 }
 
 void edgefl_agent_destroy(edgefl_agent* agent) {
   if (agent == nullptr) return;
+  if (guarded([&] { outside_of_events(agent); }) != EDGEFL_OK) return;
   (void)guarded([&] { agent->stop(0.0); });
   (void)guarded([&] { delete agent; });
 }

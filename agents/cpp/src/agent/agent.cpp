@@ -16,6 +16,7 @@ namespace {
 constexpr double kLookS = 0.25;     // deadlines and silence wake nobody
 constexpr double kRestS = 5.0;      // how long an engine waits for another round
 constexpr double kWorkerEndS = 30.0;
+constexpr double kGoodbyeS = 0.5, kLongGoodbyeS = 2.0;  // of the time to end in: to tell the server, and leave the broker
 constexpr size_t kMostText = 2000;
 
 // Bytes of memory that the machine has; those of this process where the system does not tell.
@@ -107,7 +108,6 @@ DeskHost Agent::desk_host() {
 void Agent::start() {
   if (started_) return;
   started_ = true;
-  return_memory_early();
   give_memory_back();
   session_->subscribe({topics_.current_round(), topics_.tasks(), topics_.acks()}, 1, true);
   session_->start();
@@ -157,14 +157,18 @@ void Agent::stop() {
 bool Agent::end(double within_s) {
   if (ended_) return true;
   stopping_ = true;
+  const double until = monotonic_s() + within_s;
+  surroundings_->leave();
+  outbox_->leave();
   fetcher_->poke();
-  if (!desk_->join(within_s)) return false;
+  if (!desk_->join(std::max(within_s - kGoodbyeS, within_s / 2))) return false;
   desk_->collect();
   ended_ = true;
   outbox_->stop();
   engine_->rest();
-  if (started_ && session_->connected()) session_->wait(publish(topics_.status(), Status{false}, true), 2.0);
-  abandoned_ = !session_->stop(1.0);
+  const double goodbye_s = std::clamp(until - monotonic_s(), kGoodbyeS, kLongGoodbyeS) / 2;
+  if (started_ && session_->connected()) session_->wait(publish(topics_.status(), Status{false}, true), goodbye_s);
+  abandoned_ = !session_->stop(goodbye_s);
   return true;
 }
 

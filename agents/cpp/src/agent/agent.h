@@ -48,7 +48,7 @@ class Agent {
   bool connected() const { return session_->connected(); }
   void run();                // start, turn until it is stopped, or done if it was asked to stop then; then end
   void stop();               // any thread; `end` waits
-  // Leaves in good order. Whether the round in hand was left within so many seconds; a step that takes longer goes on.
+  // Leaves in good order, within about so many seconds. Whether the round in hand was left; a step that takes longer goes on.
   bool end(double within_s);
 
   Owner& owner() { return owner_; }

@@ -7,6 +7,7 @@
 
 #include "agent/events.h"
 #include "cli/options.h"
+#include "engine/memory.h"
 #include "wire/errors.h"
 #include "wire/mqtt/address.h"
 
@@ -33,6 +34,22 @@ sigset_t ends() {
   return set;
 }
 
+// Ends an agent at the first of these signals, for as long as this lives.
+class EndsBySignal {
+ public:
+  explicit EndsBySignal(edgefl::Agent& agent) : waiting_([&agent, set = ends()] {
+    int number = 0;
+    if (sigwait(&set, &number) == 0) agent.stop();
+  }) {}
+  ~EndsBySignal() {
+    pthread_kill(waiting_.native_handle(), SIGTERM);  // it waits no more
+    waiting_.join();
+  }
+
+ private:
+  std::thread waiting_;
+};
+
 void serve(const edgefl::CommandLine& line) {
   const bool as_json = line.as_json;
   edgefl::Agent agent(line.config, [as_json](const std::string& event, const std::string& text, const edgefl::Details& details) {
@@ -42,11 +59,7 @@ void serve(const edgefl::CommandLine& line) {
   });
   agent.owner().set_duty(line.duty);
   agent.owner().ask_system();
-  const sigset_t set = ends();
-  std::thread([&agent, set] {
-    int number = 0;
-    if (sigwait(&set, &number) == 0) agent.stop();
-  }).detach();
+  const EndsBySignal ends_by_signal(agent);
   agent.run();
   std::fflush(stdout);
   if (!agent.end(0)) _exit(0);  // a step that does not end: what it did is kept up to the last checkpoint
@@ -59,6 +72,7 @@ int main(int count, char** words) {
   std::signal(SIGXFSZ, SIG_IGN);  // a limit on files is an error of the store, with words
   const sigset_t set = ends();
   pthread_sigmask(SIG_BLOCK, &set, nullptr);
+  edgefl::return_memory_early();
   try {
     serve(edgefl::read_command_line(count, words));
     return 0;

@@ -10,7 +10,8 @@ int64_t resident_bytes();  // now
 int64_t peak_bytes();      // highest since reset_peak()
 void reset_peak();
 
-// glibc hands every freed block of 64 KiB back to the system at once: what a step frees does not stay in a torn heap.
+// glibc hands every freed block of 64 KiB back to the system at once: what a step frees does not stay in a torn heap. For a
+// process of the agent's own, as it is a setting of the whole process.
 void return_memory_early();
 // Gives freed memory back to the system, so that what was dropped is really gone.
 void trim_memory();

@@ -13,6 +13,7 @@ namespace {
 constexpr size_t kMostAcks = 64;
 constexpr int64_t kEnvelopeBytes = 512;  // more than any UpdateChunk needs around its data
 constexpr double kLongest = 16.0;        // times ack_timeout_s
+constexpr double kLookS = 0.25;          // how long the end of the agent is not looked for
 
 }  // namespace
 
@@ -46,12 +47,14 @@ void Outbox::start() {
   thread_ = std::thread([this] { run(); });
 }
 
-void Outbox::stop() {
-  {
-    const std::lock_guard<std::mutex> guard(lock_);
-    stopping_ = true;
-  }
+void Outbox::leave() {
+  const std::lock_guard<std::mutex> guard(lock_);
+  stopping_ = true;
   news_.notify_all();
+}
+
+void Outbox::stop() {
+  leave();
   if (thread_.joinable()) thread_.join();
 }
 
@@ -95,7 +98,7 @@ void Outbox::run() {
         trouble.clear();
         continue;
       }
-    } catch (const Error& error) {  // a full disk: the update waits, and with it the server's word is asked for again
+    } catch (const std::exception& error) {  // a full disk, no memory: the update waits, and the server's word is asked for again
       if (trouble != error.what()) say_("store", error.what(), {});
       trouble = error.what();
       std::unique_lock<std::mutex> guard(lock_);
@@ -131,7 +134,7 @@ void Outbox::send_until_settled(const Outgoing& outgoing) {
   while (!stopping_ && session_.connected()) {
     forget_reasons();
     if (offering) {
-      offer(outgoing, sha256, count);
+      publish(outgoing, sha256, 0, "");  // says that there is one: its pieces go out when the server asks for them
     } else {
       send(outgoing, sha256, wanted);
     }
@@ -166,15 +169,12 @@ void Outbox::publish(const Outgoing& outgoing, const std::string& sha256, int64_
   flying_.push_back(session_.publish(topic, speaker_.seal(topic, chunk)));
 }
 
-// Says that there is an update, whose pieces go out when the server asks for them.
-void Outbox::offer(const Outgoing& outgoing, const std::string& sha256, int64_t) { publish(outgoing, sha256, 0, ""); }
-
 // Publishes chunks, at most a window of them ahead of the broker.
 void Outbox::send(const Outgoing& outgoing, const std::string& sha256, const std::vector<int64_t>& wanted) {
   for (const int64_t index : wanted) {
     publish(outgoing, sha256, index, piece(outgoing, index));
     while (static_cast<int64_t>(flying_.size()) >= limits_.upload_window && !stopping_) {
-      if (session_.wait(flying_.front(), 1.0)) {
+      if (session_.wait(flying_.front(), kLookS)) {
         flying_.pop_front();
       } else if (!session_.connected()) {
         return;

@@ -25,6 +25,7 @@ class Outbox {
   Outbox(Session& session, const Topics& topics, Store& store, const Limits& limits, Speaker& speaker, Say say, std::function<void(const PastRound&, const Ack&)> settled);
   ~Outbox() { stop(); }
   void start();
+  void leave();             // begins to end; `stop` waits
   void stop();
   void wake();              // there is something to send
   void send_again();        // what was sent may be lost
@@ -33,7 +34,6 @@ class Outbox {
  private:
   void run();
   void send_until_settled(const Outgoing& outgoing);
-  void offer(const Outgoing& outgoing, const std::string& sha256, int64_t count);
   void send(const Outgoing& outgoing, const std::string& sha256, const std::vector<int64_t>& wanted);
   std::optional<Ack> wait_for(const std::string& nonce, const std::string& sha256, double patience_s);
   void forget_reasons();

@@ -9,13 +9,14 @@
 #include <mqtt_protocol.h>
 #include <random>
 
+#include "link/signals.h"
 #include "wire/errors.h"
 #include "wire/printable.h"
 
 namespace edgefl {
 namespace {
 
-constexpr double kMomentS = 5.0, kAnswerS = 10.0, kLeaveS = 1.0;
+constexpr double kMomentS = 5.0, kAnswerS = 10.0, kLeaveS = 0.25;
 constexpr int kRivalAfter = 3, kSessionS = 7 * 24 * 3600;
 constexpr const char* kUnanswered = "unanswered";
 
@@ -29,20 +30,34 @@ int most_bytes_of(const mosquitto_property* properties) {
   return static_cast<int>(std::min<uint32_t>(most, INT32_MAX));
 }
 
+// No exception goes through the library: what there is no memory for is lost, as on the way.
+template <typename Work>
+void quietly(void* session, Work work) noexcept {
+  try {
+    work(of(session));
+  } catch (const std::exception&) {
+  }
+}
+
 void set_callbacks(mosquitto* client) {
-  mosquitto_connect_v5_callback_set(client, [](mosquitto*, void* session, int code, int, const mosquitto_property* properties) {
-    of(session).on_connect(code, most_bytes_of(properties));
+  using Properties = const mosquitto_property*;
+  mosquitto_connect_v5_callback_set(client, [](mosquitto*, void* session, int code, int, Properties properties) {
+    quietly(session, [&](Session& each) { each.on_connect(code, most_bytes_of(properties)); });
   });
-  mosquitto_disconnect_v5_callback_set(client, [](mosquitto*, void* session, int code, const mosquitto_property*) { of(session).on_disconnect(code); });
-  mosquitto_message_v5_callback_set(client, [](mosquitto*, void* session, const mosquitto_message* message, const mosquitto_property*) {
-    of(session).on_message(message->topic, message->payload, message->payloadlen);
+  mosquitto_disconnect_v5_callback_set(client, [](mosquitto*, void* session, int code, Properties) {
+    quietly(session, [&](Session& each) { each.on_disconnect(code); });
   });
-  mosquitto_publish_v5_callback_set(client, [](mosquitto*, void* session, int mid, int code, const mosquitto_property*) { of(session).on_publish(mid, code); });
-  mosquitto_subscribe_v5_callback_set(client, [](mosquitto*, void* session, int, int count, const int* granted, const mosquitto_property*) {
-    of(session).on_subscribe(count, granted);
+  mosquitto_message_v5_callback_set(client, [](mosquitto*, void* session, const mosquitto_message* message, Properties) {
+    quietly(session, [&](Session& each) { each.on_message(message->topic, message->payload, message->payloadlen); });
+  });
+  mosquitto_publish_v5_callback_set(client, [](mosquitto*, void* session, int mid, int code, Properties) {
+    quietly(session, [&](Session& each) { each.on_publish(mid, code); });
+  });
+  mosquitto_subscribe_v5_callback_set(client, [](mosquitto*, void* session, int, int count, const int* granted, Properties) {
+    quietly(session, [&](Session& each) { each.on_subscribe(count, granted); });
   });
   mosquitto_log_callback_set(client, [](mosquitto*, void* session, int level, const char* text) {
-    if (level == MOSQ_LOG_ERR) of(session).on_log(text);
+    if (level == MOSQ_LOG_ERR) quietly(session, [&](Session& each) { each.on_log(text); });
   });
 }
 
@@ -57,7 +72,10 @@ Session::Session(const Address& address, const std::string& client_id, const Lim
   address_.check();
   static const int ready = mosquitto_lib_init();
   (void)ready;
-  client_ = mosquitto_new(client_id.c_str(), clean, this);
+  {
+    const PipeHandlerKept kept;
+    client_ = mosquitto_new(client_id.c_str(), clean, this);
+  }
   if (client_ == nullptr) throw BrokerError("there is no memory for a connection to the broker");
   try {
     prepare();
@@ -88,11 +106,13 @@ void Session::prepare() {
 Session::~Session() {
   stop(0.0);
   if (thread_.joinable()) thread_.join();
+  const NoPipeSignal held;  // TLS says goodbye
   mosquitto_destroy(client_);
 }
 
 void Session::start() {
   thread_ = std::thread([this] {
+    const NoPipeSignal held;  // this thread alone writes to the connection
     run();
     const std::lock_guard<std::mutex> guard(sleeping_);
     left_ = true;
@@ -100,8 +120,8 @@ void Session::start() {
   });
 }
 
-bool Session::stop(double drain_s) {
-  const double until = monotonic_s() + drain_s;
+bool Session::stop(double within_s) {
+  const double until = monotonic_s() + within_s;
   while (connected_ && mosquitto_want_write(client_) && monotonic_s() < until) std::this_thread::sleep_for(std::chrono::milliseconds(20));
   {
     const std::lock_guard<std::mutex> guard(sleeping_);
@@ -111,7 +131,7 @@ bool Session::stop(double drain_s) {
   mosquitto_disconnect(client_);
   if (!thread_.joinable()) return true;
   std::unique_lock<std::mutex> guard(sleeping_);
-  if (!woken_.wait_for(guard, std::chrono::duration<double>(drain_s + kLeaveS), [&] { return left_; })) return false;
+  if (!woken_.wait_for(guard, std::chrono::duration<double>(std::max(kLeaveS, until - monotonic_s())), [&] { return left_; })) return false;
   guard.unlock();
   thread_.join();
   return true;
@@ -120,7 +140,12 @@ bool Session::stop(double drain_s) {
 void Session::run() {
   int attempt = -1, moments = 0;
   while (!stopping_) {
-    const std::string reason = connect_and_loop();
+    std::string reason;
+    try {
+      reason = connect_and_loop();
+    } catch (const std::exception& error) {  // no memory, for example
+      reason = error.what();
+    }
     const bool was_up = connected_.exchange(false);
     if (stopping_) return;
     moments = was_up && monotonic_s() - up_since_ < kMomentS ? moments + 1 : 0;

@@ -35,9 +35,9 @@ class Session {
   ~Session();
 
   void start();
-  // Says goodbye, so that the will stays unsaid. Whether its thread has ended: one that waits for a host that does not answer
-  // ends later, and the session has to live on until then.
-  bool stop(double drain_s = 2.0);
+  // Says goodbye, so that the will stays unsaid. Whether its thread has ended within about so many seconds: one that waits for
+  // a host that does not answer ends later, and the session has to live on until then.
+  bool stop(double within_s);
   bool connected() const { return connected_; }
   Inbox& inbox() { return inbox_; }
   void wake() { inbox_.put({}); }

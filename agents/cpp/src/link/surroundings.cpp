@@ -26,6 +26,7 @@ Surroundings::Surroundings(std::string federation, std::string device, const Add
     : federation_(std::move(federation)), device_(std::move(device)), broker_(broker), limits_(limits), say_(std::move(say)), pause_s_(limits.notice_s) {}
 
 Surroundings::~Surroundings() {
+  leave();
   if (lookout_.joinable()) lookout_.join();
 }
 
@@ -71,7 +72,7 @@ void Surroundings::look() {
     const std::string name = event->topic.substr(10, event->topic.find('/', 10) - 10);
     if (name != federation_) others.insert(in_quotes(name));
   }
-  if (!session.stop(0.0)) (void)own.release();  // its thread waits for a host that does not answer
+  if (!session.stop(kQuietS)) (void)own.release();  // its thread waits for a host that does not answer
   std::string text = "nothing is heard of federation " + in_quotes(federation_) + " at " + broker_.text();
   if (others.empty()) {
     text += ", nor of another: this device waits for the server of its federation";

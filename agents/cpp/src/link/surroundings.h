@@ -18,6 +18,7 @@ class Surroundings {
  public:
   Surroundings(std::string federation, std::string device, const Address& broker, const Limits& limits, Say say);
   ~Surroundings();
+  void leave() { alone_ = false; }  // who looks around ends soon, and says nothing
   void step(bool alone);  // now and then; `alone`: the broker is there, and nothing was heard of the federation
   void offline(const Event& event);
   void denied(const Event& event);

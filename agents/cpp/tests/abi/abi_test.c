@@ -1,4 +1,6 @@
 /* The C interface from plain C: what it refuses, what it tells, and that it ends in time. Argument: a folder of its own. */
+#include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,7 +33,18 @@ static void on_event(void *context, const edgefl_event *event) {
   edgefl_agent **agent = context;
   if (strcmp(event->event, "offline") == 0) ++offline;
   if (event->json[0] != '{' || strstr(event->json, event->event) == NULL) json_is_an_object = 0;
-  if (*agent != NULL) CHECK(edgefl_agent_pause(*agent, 0) == EDGEFL_OK); /* allowed within an event */
+  if (*agent == NULL) return;
+  CHECK(edgefl_agent_pause(*agent, 0) == EDGEFL_OK); /* allowed within an event, as what waits is not */
+  CHECK(edgefl_agent_stop(*agent, 0) == EDGEFL_ERR_STATE && strstr(edgefl_last_error(), "within an event") != NULL);
+  CHECK(edgefl_agent_step(*agent, 0, NULL) == EDGEFL_ERR_STATE);
+  edgefl_agent_destroy(*agent);
+}
+
+static void on_signal(int number) { (void)number; }
+
+static void *long_step(void *agent) {
+  edgefl_status status = edgefl_agent_step(agent, 3600 * 1000, NULL);
+  return status == EDGEFL_OK ? agent : NULL;
 }
 
 static double now_s(void) {
@@ -112,6 +125,28 @@ static void lives(edgefl_options options, const edgefl_array *arrays) {
   edgefl_agent_destroy(NULL);
 }
 
+/* Another thread ends a step, and the program's own handling of SIGPIPE is left alone. */
+static void ends_a_step(edgefl_options options, const edgefl_array *arrays) {
+  edgefl_agent *agent = NULL;
+  edgefl_data_source source = source_of(arrays);
+  edgefl_state state = {sizeof state, 0, 0, 0, 0};
+  struct sigaction mine, now;
+  pthread_t thread;
+  void *stepped = NULL;
+  memset(&mine, 0, sizeof mine);
+  mine.sa_handler = on_signal;
+  CHECK(sigaction(SIGPIPE, &mine, NULL) == 0);
+  CHECK(edgefl_agent_create(&options, &agent) == EDGEFL_OK);
+  CHECK(edgefl_agent_set_data(agent, &source) == EDGEFL_OK);
+  CHECK(edgefl_agent_step(agent, 0, &state) == EDGEFL_OK);
+  CHECK(pthread_create(&thread, NULL, long_step, agent) == 0);
+  CHECK(edgefl_agent_stop(agent, 2000) == EDGEFL_OK);
+  CHECK(pthread_join(thread, &stepped) == 0);
+  CHECK(stepped == agent || stepped == NULL); /* it may not have begun */
+  edgefl_agent_destroy(agent);
+  CHECK(sigaction(SIGPIPE, NULL, &now) == 0 && now.sa_handler == on_signal);
+}
+
 int main(int count, char **words) {
   const int64_t shape[] = {1, 4, 4};
   const edgefl_array arrays[] = {{"x", "uint8", shape, 3}, {"y", "int64", NULL, 0}};
@@ -125,6 +160,7 @@ int main(int count, char **words) {
   CHECK(strlen(edgefl_version()) > 0);
   refuses(options);
   lives(options, arrays);
+  ends_a_step(options, arrays);
   puts("good");
   return 0;
 }

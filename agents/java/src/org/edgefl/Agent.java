@@ -20,7 +20,7 @@ import java.util.concurrent.locks.ReentrantReadWriteLock;
  * }</pre>
  *
  * <p>Every method may be called from any thread. {@link #pause} and {@link #setConstraints} never wait for another one and may be
- * called within an event, the others may not. What goes wrong is an {@link EdgeflException}. Whatever ends the process, nothing is
+ * called within an event, the others may not. {@link #stop} ends a {@link #step} of another thread. What goes wrong is an {@link EdgeflException}. Whatever ends the process, nothing is
  * lost: what was computed waits in the folder, which one process at a time may have.
  */
 public final class Agent implements AutoCloseable {
@@ -107,8 +107,11 @@ public final class Agent implements AutoCloseable {
      *     not start again.
      */
     public boolean stop(int withinMs) {
-        synchronized (calls) {
+        alive.readLock().lock();
+        try {
             return Native.stop(open(), withinMs);
+        } finally {
+            alive.readLock().unlock();
         }
     }
 
