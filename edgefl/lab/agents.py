@@ -63,7 +63,7 @@ def _python() -> list[str]:
 
 def _cpp() -> list[str]:
     named = os.environ.get(CPP_VARIABLE, "")
-    built = ROOT / "build" / "agents" / "cpp" / "bin" / _CPP_PROGRAM
+    built = ROOT / "build" / "agents" / "cpp" / _CPP_PROGRAM
     found = shutil.which(named) if named else shutil.which(_CPP_PROGRAM) or shutil.which(str(built))
     if found is None:
         where = (

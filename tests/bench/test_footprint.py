@@ -112,7 +112,7 @@ def test_the_agent_is_the_one_that_is_named_then_the_one_that_was_built_then_tha
     in_path = _program(tmp_path / "bin" / cpp.NAME)
     assert cpp.find_agent() == in_path
 
-    built = _program(tmp_path / cpp.BUILT[-1])
+    built = _program(tmp_path / cpp.BUILT)
     assert (tmp_path / str(cpp.find_agent())).samefile(built)
 
     monkeypatch.setenv(cpp.VARIABLE, "/somewhere/agent")

@@ -71,7 +71,7 @@ def test_an_agent_that_is_not_built_says_how(tmp_path: Path, monkeypatch: pytest
 def test_an_agent_that_is_built_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agents, "ROOT", tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
-    program = tmp_path / "build" / "agents" / "cpp" / "bin" / "edgefl-agent"
+    program = tmp_path / "build" / "agents" / "cpp" / "edgefl-agent"
     program.parent.mkdir(parents=True)
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)

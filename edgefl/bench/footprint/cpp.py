@@ -13,7 +13,7 @@ from pathlib import Path
 from edgefl.wire.errors import EdgeflError
 
 VARIABLE = "EDGEFL_AGENT_CPP"
-BUILT = Path("build/agents/cpp/bin/edgefl-agent"), Path("build/agents/cpp/edgefl-agent")
+BUILT = Path("build/agents/cpp/edgefl-agent")
 NAME = "edgefl-agent"
 _SYSTEM = re.compile(r"^(ld-linux.*|linux-vdso|libc|libm|libdl|libpthread|librt|libgcc_s|libstdc\+\+)\.")
 """What every system has that runs a C++ program at all."""
@@ -28,9 +28,8 @@ def find_agent() -> Path | None:
     named = os.environ.get(VARIABLE)
     if named:
         return Path(named)
-    for path in BUILT:
-        if path.exists():
-            return path
+    if BUILT.exists():
+        return BUILT
     found = shutil.which(NAME)
     return Path(found) if found else None
 

@@ -22,7 +22,7 @@ packages that it runs with take on disk as they were shipped, with all they requ
 needs that package's libraries and nothing that it requires (pip install --no-deps executorch); --json has the size with
 all of it, too, and the bytecode that Python adds. Training is the peak of a round of ResNet-20's weak tier.
 
-The C++ agent has a row where there is one: EDGEFL_AGENT_CPP names it, or it lies in build/agents/cpp/bin or in the path. Its
+The C++ agent has a row where there is one: EDGEFL_AGENT_CPP names it, or it lies in build/agents/cpp or in the path. Its
 size is that of the stripped binary and the libraries that it loads.
 
 Examples:

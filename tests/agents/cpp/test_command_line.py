@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from typing import Any
 
+import pytest
 import typer.main
 
+import edgefl
 from edgefl.cli.commands import app
+from edgefl.lab.agents import CPP, CPP_VARIABLE, command_of
 from tests.agents.cpp.build import program
 from tests.docs.documents import DOCS, blocks
 
@@ -43,5 +47,15 @@ def test_the_page_names_options_that_there_are() -> None:
     assert [word for word in words if f"{word} " not in known] == []
 
 
-def test_it_tells_its_version() -> None:
-    assert told("--version").startswith("edgefl-agent 0.")
+def test_it_tells_the_project_s_version() -> None:
+    assert told("--version").strip() == f"edgefl-agent {edgefl.__version__}"
+
+
+def test_a_run_finds_the_agent_that_a_checkout_builds(monkeypatch: pytest.MonkeyPatch) -> None:
+    if "EDGEFL_CPP_BUILD" in os.environ:
+        pytest.skip("the agent was built elsewhere (EDGEFL_CPP_BUILD)")
+    built = program("edgefl-agent")
+    monkeypatch.delenv(CPP_VARIABLE, raising=False)
+    monkeypatch.setenv("PATH", "")
+
+    assert command_of(CPP) == [str(built)]
