@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,12 @@ PYTHON = (*EDGEFL, "device")
 @dataclass
 class Device:
     """A device that somebody may kill. ``moments``: tables of its store; once there is a row in one it is killed and
-    started again, in this order."""
+    started again, in this order. ``surroundings``: variables of its processes, which take turns."""
 
     command: Sequence[str | Path]
     folder: Path
     moments: Sequence[str] = ()
+    surroundings: Sequence[Mapping[str, str]] = ({},)
     killed: list[str] = field(default_factory=list)
     lines: list[dict[str, Any]] = field(default_factory=list)
     errors: str = ""
@@ -37,13 +39,13 @@ class Device:
     def serve(self, environment: Mapping[str, str]) -> None:
         """Until it ends by itself."""
         waiting = list(self.moments)
-        while True:
+        for more in cycle(self.surroundings):
             with subprocess.Popen(
                 [str(word) for word in self.command],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
-                env=dict(environment),
+                env={**environment, **more},
             ) as process:
                 if waiting:
                     watch = threading.Thread(target=self._kill, args=(process, waiting[0]))

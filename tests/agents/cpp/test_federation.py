@@ -1,8 +1,11 @@
 """C++ agents, one of them embedded by its C interface, train in place of Python's: the same weights, bit by bit, also where
-each is killed at every stage of a round and started again."""
+each is killed at every stage of a round and started again, with a clock that is a day ahead, then a day behind."""
 
 from __future__ import annotations
 
+import sqlite3
+import time
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +37,16 @@ chunks = 1
 """
 )
 TIERS = {"one": ("onnx", "strong"), "two": ("executorch", "weak"), "three": ("onnx", "strong")}
+DAY_S = 86_400
 MOMENTS = ("chunks", "job", "checkpoint", "outbox", "job", "checkpoint")
+
+
+def finished(folder: Path) -> list[float]:
+    """When its rounds ended, by the clock of a device."""
+    with closing(sqlite3.connect(folder / "store.sqlite3")) as db:
+        found = [float(at) for (at,) in db.execute("SELECT finished_at FROM history")]
+    assert found
+    return found
 
 
 def test_killed_at_every_stage_they_end_with_the_weights_of_undisturbed_python_devices(
@@ -50,12 +62,16 @@ def test_killed_at_every_stage_they_end_with_the_weights_of_undisturbed_python_d
         (tmp_path / f"{name}.x").write_bytes(x.tobytes())
         (tmp_path / f"{name}.y").write_bytes(y.tobytes())
 
+    clock = {"LD_PRELOAD": str(program("tests/libshifted_clock.so"))}
+    clocks = [clock | {"CLOCK_SHIFT_S": str(shift)} for shift in (DAY_S, -DAY_S)]
+
     def device(run: str, name: str, agent: tuple[str | Path, ...], moments: tuple[str, ...] = ()) -> Device:
         engine, tier = TIERS[name]
         folder = tmp_path / run / name
         command = [*agent, "--id", name, "--federation", "cpp", "--broker", broker, "--engine", engine]
         command += ["--tier", tier, "--data", tmp_path / f"{name}.npz", "--store", folder, "--until-done"]
-        return Device([*command, "--json", "--limit", "checkpoint_steps=3"], folder, moments)
+        own = clocks if moments else [{}]
+        return Device([*command, "--json", "--limit", "checkpoint_steps=3"], folder, moments, own)
 
     cpp = (program("edgefl-agent"),)
     host = Device(
@@ -84,7 +100,8 @@ def test_killed_at_every_stage_they_end_with_the_weights_of_undisturbed_python_d
     for each in disturbed.devices.values():
         assert each.code == 0, each.errors
         assert "accepted" in each.said()
-        assert {"failed", "declined"}.isdisjoint(each.said())
-    assert len(disturbed.devices["one"].killed) >= 4
-    assert len(disturbed.devices["two"].killed) >= 4
+        assert {"failed", "declined", "refused"}.isdisjoint(each.said())
+    for name in ("one", "two"):
+        assert len(disturbed.devices[name].killed) >= 4
+        assert all(abs(at - time.time()) > DAY_S / 2 for at in finished(tmp_path / "cpp" / name))
     assert disturbed.weights == calm.weights
