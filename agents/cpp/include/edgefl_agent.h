@@ -126,7 +126,8 @@ EDGEFL_API edgefl_status edgefl_agent_set_constraints(edgefl_agent *agent, const
 /* Connects and takes part, on a thread of its own; returns at once. */
 EDGEFL_API edgefl_status edgefl_agent_start(edgefl_agent *agent);
 /* The same on the caller's thread: connects at the first call, and serves for about `wait_ms`. `state` may be NULL. For a
- * program that is given its time in pieces, such as a job of a phone's scheduler. */
+ * program that is given its time in pieces, such as a job of a phone's scheduler. A round in hand goes on between two calls, on a
+ * thread of its own, until edgefl_agent_stop. */
 EDGEFL_API edgefl_status edgefl_agent_step(edgefl_agent *agent, uint32_t wait_ms, edgefl_state *state);
 EDGEFL_API edgefl_status edgefl_agent_state(edgefl_agent *agent, edgefl_state *state);
 

@@ -7,6 +7,7 @@ import queue
 import subprocess
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,12 @@ from tests.wire.mqtt.events import PATIENCE_S
 
 
 class CppAgent:
-    """``edgefl-agent --json`` with these options. ``event`` waits for what it says."""
+    """``edgefl-agent --json`` with these options, or another program that says the same. ``event`` waits for what it says."""
 
-    def __init__(self, *options: object) -> None:
+    def __init__(self, *options: object, command: Sequence[object] = ()) -> None:
+        words = command or [program("edgefl-agent"), *options, "--json"]
         self.process = subprocess.Popen(
-            [program("edgefl-agent"), *map(str, options), "--json"],
+            [str(word) for word in words],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
