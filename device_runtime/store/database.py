@@ -266,7 +266,8 @@ class Store(StoreFile):
         row = (past.nonce, time.time(), msgspec.msgpack.encode(past))
         db.execute("INSERT OR REPLACE INTO history VALUES(?, ?, ?)", row)
         db.execute(
-            "DELETE FROM history WHERE nonce NOT IN (SELECT nonce FROM history ORDER BY finished_at DESC LIMIT ?)",
+            # By the order in which they came: a clock may have been a day ahead.
+            "DELETE FROM history WHERE rowid NOT IN (SELECT rowid FROM history ORDER BY rowid DESC LIMIT ?)",
             (self._history_rounds,),
         )
 
@@ -315,7 +316,7 @@ class Store(StoreFile):
 
     def history(self) -> list[PastRound]:
         """Past rounds, oldest first."""
-        rows = self._all("SELECT data FROM history ORDER BY finished_at")
+        rows = self._all("SELECT data FROM history ORDER BY rowid")
         return [msgspec.msgpack.decode(row[0], type=PastRound) for row in rows]
 
     def past(self, nonce: str) -> PastRound | None:

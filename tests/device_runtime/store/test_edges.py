@@ -107,6 +107,20 @@ def test_a_task_told_of_again_becomes_the_newest_with_the_newer_word(store: Stor
     ]
 
 
+def test_what_came_last_stays_though_the_clock_was_a_day_ahead_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(tmp_path, history=2)
+    with monkeypatch.context() as ahead:
+        ahead.setattr(database.time, "time", lambda: 1e12)
+        for nonce in ("n1", "n2"):
+            store.settle(past(nonce))
+
+    store.settle(past("n3"))
+
+    assert [each.nonce for each in store.history()] == ["n2", "n3"]
+
+
 def test_declined_are_those_of_this_run_and_round_alone(store: Store) -> None:
     store.decline(past("n1", outcome=DECLINED))
     store.decline(past("n2", outcome=DECLINED, round=4))
