@@ -75,6 +75,9 @@ typedef struct edgefl_options {
   int threads;             /* of the engine; 0: one */
   const char *const *limits; /* "fetch_window=4", ...: those of `edgefl device --limit` */
   size_t limit_count;
+  const char *const *mirrors; /* URLs below which blobs lie too, asked before those that the server names, and the broker */
+  size_t mirror_count;
+  int own_mirrors_only;    /* not 0: no mirror that the server names is asked */
 } edgefl_options;
 
 EDGEFL_API void edgefl_options_init(edgefl_options *options);

@@ -93,6 +93,12 @@ std::vector<Text> texts_of(JNIEnv* env, jobjectArray array) {
   return texts;
 }
 
+std::vector<const char*> pointers_of(const std::vector<Text>& texts) {
+  std::vector<const char*> pointers;
+  for (const Text& text : texts) pointers.push_back(text.get());
+  return pointers;
+}
+
 void throw_error(JNIEnv* env, int status, const char* text) {
   if (env->ExceptionCheck()) return;
   jbyteArray message = bytes_of(env, text);
@@ -209,11 +215,11 @@ JNIEXPORT jint JNICALL JNI_OnLoad(JavaVM* machine, void*) {
 }
 
 JNIEXPORT jlong JNICALL Java_org_edgefl_Native_create(
-    JNIEnv* env, jclass, jobjectArray texts, jboolean insecure, jlong memory, jint threads, jobjectArray limits) {
+    JNIEnv* env, jclass, jobjectArray texts, jboolean insecure, jlong memory, jint threads, jobjectArray limits, jobjectArray mirrors,
+    jboolean own_only) {
   return guarded<jlong>(env, 0, [&]() -> jlong {
-    const std::vector<Text> words = texts_of(env, texts), given = texts_of(env, limits);
-    std::vector<const char*> keys;
-    for (const Text& limit : given) keys.push_back(limit.get());
+    const std::vector<Text> words = texts_of(env, texts), given = texts_of(env, limits), places = texts_of(env, mirrors);
+    const std::vector<const char*> keys = pointers_of(given), urls = pointers_of(places);
     edgefl_options options;
     edgefl_options_init(&options);
     const char** const fields[] = {
@@ -225,6 +231,9 @@ JNIEXPORT jlong JNICALL Java_org_edgefl_Native_create(
     options.threads = threads;
     options.limits = keys.data();
     options.limit_count = keys.size();
+    options.mirrors = urls.data();
+    options.mirror_count = urls.size();
+    options.own_mirrors_only = own_only ? 1 : 0;
     auto handle = std::make_unique<Handle>();
     if (!checked(env, edgefl_agent_create(&options, &handle->agent))) return 0;
     return reinterpret_cast<jlong>(handle.release());

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -9,9 +10,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class Mirror:
-    """``blobs`` by digest, as they are given; ``asked`` are the digests that somebody asked for."""
+    """``blobs`` by digest, as they are given; ``asked`` are the digests that somebody asked for. ``tls``: its certificate."""
 
-    def __init__(self, blobs: Mapping[str, bytes]) -> None:
+    def __init__(self, blobs: Mapping[str, bytes], tls: ssl.SSLContext | None = None) -> None:
         self.asked: list[str] = []
         asked = self.asked
 
@@ -29,7 +30,9 @@ class Mirror:
                 return
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        if tls is not None:
+            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
+        self.url = f"http{'s' if tls else ''}://127.0.0.1:{self._server.server_address[1]}"
         threading.Thread(target=self._server.serve_forever, name="mirror", daemon=True).start()
 
     def close(self) -> None:
@@ -39,9 +42,9 @@ class Mirror:
 
 
 @contextmanager
-def mirrored(blobs: Mapping[str, bytes]) -> Iterator[Mirror]:
+def mirrored(blobs: Mapping[str, bytes], tls: ssl.SSLContext | None = None) -> Iterator[Mirror]:
     """A mirror for as long as it is needed."""
-    mirror = Mirror(blobs)
+    mirror = Mirror(blobs, tls)
     try:
         yield mirror
     finally:

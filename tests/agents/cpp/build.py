@@ -15,10 +15,10 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 SOURCE = ROOT / "agents" / "cpp"
-PACKAGES = ("libmosquitto", "openssl", "sqlite3", "libzstd", "zlib", "libpng", "libjpeg")
+PACKAGES = ("libmosquitto", "openssl", "sqlite3", "libzstd", "zlib", "libcurl", "libpng", "libjpeg")
 DEBIAN = (
-    "libmosquitto-dev libssl-dev libsqlite3-dev libzstd-dev zlib1g-dev libpng-dev libjpeg-dev libmsgpack-cxx-dev "
-    "nlohmann-json3-dev libcli11-dev doctest-dev ninja-build ccache pkg-config g++"
+    "libmosquitto-dev libssl-dev libsqlite3-dev libzstd-dev zlib1g-dev libcurl4-openssl-dev libpng-dev libjpeg-dev "
+    "libmsgpack-cxx-dev nlohmann-json3-dev libcli11-dev doctest-dev ninja-build ccache pkg-config g++"
 )
 BUILD_S = 1800
 

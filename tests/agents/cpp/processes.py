@@ -16,7 +16,7 @@ from tests.wire.mqtt.events import PATIENCE_S
 
 
 class CppAgent:
-    """``edgefl-agent --json`` with these options, or another program that says the same. ``event`` waits for what it says."""
+    """``edgefl-agent --json`` with these options, or a program that says the same. ``event`` waits for what it says."""
 
     def __init__(self, *options: object, command: Sequence[object] = ()) -> None:
         words = command or [program("edgefl-agent"), *options, "--json"]

@@ -1,4 +1,4 @@
-"""The C++ agent passes the conformance kit on both engines; mirrors are optional."""
+"""The C++ agent passes the conformance kit on both engines; profiles are optional."""
 
 from __future__ import annotations
 

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+import ssl
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
+from edgefl.conformance.play.mirror import Mirror, mirrored
 from edgefl.wire.mqtt.address import read_secret
 from edgefl.wire.mqtt.envelope import peek
 from edgefl.wire.mqtt.messages import Hello
+from edgefl.wire.mqtt.session import Session
 from edgefl.wire.mqtt.topics import Topics
 from tests.agents.cpp.build import embedded
 from tests.agents.cpp.processes import CppAgent
-from tests.conftest import SessionFactory
-from tests.device_runtime.agent.scripted import DEVICE, write_data
+from tests.conftest import BrokerProcess, SessionFactory
+from tests.device_runtime import tiny
+from tests.device_runtime.agent.scripted import DEVICE, ScriptedServer, write_data
+from tests.device_runtime.tiny import World
 from tests.secure import SecureBroker
 from tests.wire.mqtt.events import wait_message, wait_up
 
@@ -50,10 +57,66 @@ def test_a_broker_of_another_authority_is_not_spoken_to(tmp_path: Path, broker: 
     other.lab.command()
     needs, mine = broker.lab.needs(DEVICE), other.lab.needs(DEVICE)
     address, _, _ = needs["broker"].partition("?")
-    options = ("--ca-file", mine["broker"].partition("ca-file=")[2], "--password-file", needs["password-file"])
+    options = (
+        "--ca-file",
+        mine["broker"].partition("ca-file=")[2],
+        "--password-file",
+        needs["password-file"],
+    )
     agent = CppAgent.of(FEDERATION, address, write_data(tmp_path), tmp_path / "store", *options)
 
     assert "the broker's certificate is not of the authority in" in agent.event("offline")["text"]
+    assert agent.stop() == 0
+
+
+class Server(ScriptedServer):
+    """As a user whom an access list lets write what a server writes, and no hello."""
+
+    def __init__(self, session: Session) -> None:
+        self.session, self.topics = session, Topics(FEDERATION)
+        self.mine = self.topics.device(DEVICE)
+        self.digests = {}
+        self._greeted = False
+        session.subscribe(self.topics.server_filters)
+        wait_up(session)
+
+
+@contextmanager
+def over_tls(broker: SecureBroker, blobs: Mapping[str, bytes]) -> Iterator[Mirror]:
+    """A mirror with the broker's certificate."""
+    config = dict(
+        line.split(" ", 1) for line in (broker.lab.folder / "mosquitto.conf").read_text().splitlines()
+    )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(config["certfile"], config["keyfile"])
+    with mirrored(blobs, context) as mirror:
+        yield mirror
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_mirror_over_tls_is_asked_if_its_certificate_holds(
+    tmp_path: Path, broker: SecureBroker, connect: SessionFactory, mosquitto: BrokerProcess, known: bool
+) -> None:
+    """That of an authority which the device was given; a device that has another broker was given none."""
+    world, needs, data = World(tiny.make_bundle()), broker.lab.needs(DEVICE), write_data(tmp_path)
+    with over_tls(broker, world.blobs) as mirror:
+        round = msgspec.structs.replace(world.announcement(), v=3, mirrors=(mirror.url,), mirrors_only=True)
+        if known:
+            server = Server(connect(broker.user("server")))
+            options = ("--password-file", needs["password-file"])
+            agent = CppAgent.of(FEDERATION, needs["broker"], data, tmp_path / "store", *options)
+        else:
+            server = ScriptedServer(connect(mosquitto.address), FEDERATION)
+            agent = CppAgent.of(FEDERATION, mosquitto.address, data, tmp_path / "store")
+        server.hello()
+        server.announce(round)
+        server.assign(world.task())
+        if known:
+            assert server.update().profile.mirror_bytes > 0
+        else:
+            assert "certificate" in agent.event("mirror")["text"].lower()
+            assert mirror.asked == []
+
     assert agent.stop() == 0
 
 

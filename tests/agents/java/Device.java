@@ -99,6 +99,7 @@ public final class Device {
     private static void refused(Agent.Builder builder) {
         told(() -> Agent.builder().federation("demo").device("d").broker("localhost").build());
         told(() -> builder.limit("no=such-limit").build());
+        told(() -> Agent.builder().federation("demo").device("d").broker("localhost").folder("f").mirror("ftp://m").ownMirrorsOnly(true).build());
         told(() -> Agent.builder().federation("demo").device("\uD83D\uDE00/d").broker("localhost").folder("f").build());
         told(() -> Agent.builder().federation("demo").device("d").broker("localhost").folder("/proc/none").build());
     }

@@ -104,8 +104,9 @@ def test_options_that_cannot_be_used_are_exceptions_with_the_remedy(world: World
     told = done.stderr.strip().splitlines()
     assert told[0].startswith("ARGUMENT: options.folder is required")
     assert told[1].startswith("CONFIG: ") and "no" in told[1]
-    assert told[2].startswith("CONFIG: ") and "device" in told[2]
-    assert told[3].startswith("STORE: ")
+    assert told[2].startswith("CONFIG: ") and "mirror" in told[2]
+    assert told[3].startswith("CONFIG: ") and "device" in told[3]
+    assert told[4].startswith("STORE: ")
 
 
 def test_a_row_that_cannot_be_read_declines_the_round_and_the_agent_lives(world: World) -> None:

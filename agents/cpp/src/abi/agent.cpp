@@ -88,6 +88,13 @@ std::string needed(const char* text, const char* what) {
   return text;
 }
 
+std::vector<std::string> texts_of(const char* const* texts, size_t count, const char* what) {
+  if (texts == nullptr && count > 0) throw Misuse{EDGEFL_ERR_ARGUMENT, std::string("options.") + what + " is NULL"};
+  std::vector<std::string> found;
+  for (size_t i = 0; i < count; ++i) found.push_back(text_of(texts[i]));
+  return found;
+}
+
 edgefl::AgentConfig config_of(const edgefl_options& options) {
   edgefl::AgentConfig config;
   config.federation = edgefl::checked_name("federation", needed(options.federation, "federation"));
@@ -108,7 +115,10 @@ edgefl::AgentConfig config_of(const edgefl_options& options) {
   broker.check();
   config.memory_bytes = static_cast<int64_t>(std::min<uint64_t>(options.memory_bytes, INT64_MAX));
   config.threads = std::max(1, options.threads);
-  for (size_t i = 0; i < options.limit_count; ++i) config.limits.set(text_of(options.limits[i]));
+  for (const std::string& limit : texts_of(options.limits, options.limit_count, "limits")) config.limits.set(limit);
+  config.mirrors = texts_of(options.mirrors, options.mirror_count, "mirrors");
+  (void)edgefl::own_mirrors(config.mirrors);  // says now what is wrong with them
+  config.other_mirrors = options.own_mirrors_only == 0;
   return config;
 }
 

@@ -53,7 +53,8 @@ Agent::Agent(const AgentConfig& config, Say report)
   if (config_.token && keys.empty()) keys.push_back(config_.token->server);
   trust_ = std::make_unique<ServerTrust>(*store_, keys, tell);
   session_ = std::make_unique<Session>(config_.broker, client_id("device", config_.federation, config_.device, config_.broker.brief_ids), limits, [this] { return last_will(); });
-  fetcher_ = std::make_unique<Fetcher>(*session_, topics_, *store_, limits, [this] { return desk_->is_over(); });
+  mirrors_ = std::make_unique<Mirrors>(limits, own_mirrors(config_.mirrors), config_.other_mirrors, config_.broker.ca_file, [tell](const std::string& text) { tell("mirror", text, {}); });
+  fetcher_ = std::make_unique<Fetcher>(*session_, topics_, *store_, limits, [this] { return desk_->is_over(); }, *mirrors_);
   progress_ = std::make_unique<ProgressMessages>(*session_, topics_, *fetcher_, *speaker_);
   outbox_ = std::make_unique<Outbox>(*session_, topics_, *store_, limits, *speaker_, tell, [this](const PastRound& past, const Ack& ack) { settled(past, ack); });
   desk_ = std::make_unique<RoundDesk>(*store_, *outbox_, engine_->format(), limits.retry_pause_s, stopping_, desk_host());
@@ -219,7 +220,7 @@ void Agent::take(const std::string& topic, const Event& event) {
   if (event.payload.empty()) return;
   if (topic == topics_.current_round()) {
     const Round announced = trust_->open<Round>(topic, event.payload);
-    fetcher_->mirrors_only(announced.mirrors_only);
+    mirrors_->announced(announced);
     surroundings_->announced(announced);
     desk_->announce(announced);
     listening_->heard(announced);

@@ -28,6 +28,8 @@ struct AgentConfig {
   int64_t memory_bytes = 0;  // that this device offers; 0: what it has
   std::vector<Bytes> server_keys;
   std::optional<Token> token;
+  std::vector<std::string> mirrors;  // of its own
+  bool other_mirrors = true;         // whether those that the server names may be asked
   bool until_done = false;
   std::string engine = "onnx";
   int threads = 1;
@@ -86,6 +88,7 @@ class Agent {
   std::unique_ptr<Speaker> speaker_;
   std::unique_ptr<ServerTrust> trust_;
   std::unique_ptr<Session> session_;
+  std::unique_ptr<Mirrors> mirrors_;
   std::unique_ptr<Fetcher> fetcher_;
   std::unique_ptr<ProgressMessages> progress_;
   std::unique_ptr<Outbox> outbox_;

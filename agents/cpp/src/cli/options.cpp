@@ -45,18 +45,17 @@ void declare(CLI::App& app, Words& w) {
   app.add_option("--key-file", w.key_file, "its key (PEM, without a password)");
   app.add_option("--password-file", w.password_file, "file whose first line is the password; or EDGEFL_BROKER_PASSWORD");
   app.add_flag("--insecure-password", w.insecure_password, "let the password travel without TLS");
+  app.add_option("--mirror", w.mirrors, "URL below which blobs lie too, asked before the broker and those that the server names");
   app.add_flag("--json", w.as_json, "events as JSON lines");
   // Of `edgefl device`, so that one line starts either agent: taken where they ask for nothing, refused where they do.
   app.add_flag("--tune,!--no-tune", w.tune, "taken for the sake of `edgefl device`: this agent tries no forms of a step");
   app.add_option("--sandbox", w.sandbox, "auto or never: this agent runs graphs in its own process")->check(CLI::IsMember({"auto", "always", "never"}));
   app.add_option("--policy", w.policy, "not of this agent: rules are set by its C interface")->group("");
-  app.add_option("--mirror", w.mirrors, "not of this agent")->group("");
   app.add_option("--surroundings-command", w.surroundings, "not of this agent")->group("");
 }
 
 void refuse_others(const Words& w) {
   if (!w.policy.empty()) throw ConfigError("--policy is an option of `edgefl device`: this agent has --duty, and its C interface for all else");
-  if (!w.mirrors.empty()) throw ConfigError("--mirror is an option of `edgefl device`: this agent gets its blobs from the broker");
   if (!w.surroundings.empty()) throw ConfigError("--surroundings-command is an option of `edgefl device`: this agent is told by its C interface");
   if (w.sandbox == "always") throw ConfigError("--sandbox always: this agent runs graphs in its own process; use `edgefl device`, or leave it out");
 }
@@ -119,6 +118,7 @@ CommandLine read_command_line(int count, char** words) {
   config.until_done = w.until_done;
   config.server_keys = parse_keys(w.server_key);
   config.token = token_of(w.token);
+  config.mirrors = w.mirrors;
   for (const std::string& each : w.limits) config.limits.set(each);
   config.data = open_source(w.data, w.bad_rows == "skip" ? BadRows::skip : BadRows::refuse);
   line.duty = w.duty;

@@ -22,8 +22,8 @@ std::vector<std::string> names_of(const std::map<std::string, std::pair<BlobRef,
 
 }  // namespace
 
-Fetcher::Fetcher(Session& session, const Topics& topics, Store& store, const Limits& limits, std::function<bool()> aborted)
-    : session_(session), topics_(topics), store_(store), limits_(limits), aborted_(std::move(aborted)) {}
+Fetcher::Fetcher(Session& session, const Topics& topics, Store& store, const Limits& limits, std::function<bool()> aborted, Mirrors& mirrors)
+    : session_(session), topics_(topics), store_(store), limits_(limits), aborted_(std::move(aborted)), mirrors_(mirrors) {}
 
 int64_t Fetcher::received() const {
   const std::lock_guard<std::mutex> guard(lock_);
@@ -72,11 +72,12 @@ void Fetcher::bring(const std::vector<BlobRef>& refs) {
     if (seen.insert(ref.sha256).second) once.push_back(ref);
   }
   if (missing(once).empty()) return;
-  if (mirrors_only_)
-    throw RoundDeclined("policy", "the blobs of this federation are at mirrors only, and this agent reads none: have the server publish them at the broker");
   store_.make_room(once);
+  mirrors_.bring(once, store_, aborted_);
   Window window;
   window.waiting = missing(once);
+  if (window.waiting.empty()) return;
+  mirrors_.check_broker();
   collect(std::move(window));
 }
 

@@ -1,4 +1,4 @@
-// Fetching blobs: subscribe to the chunks that are missing, a window at a time, check each, keep it on disk.
+// Fetching blobs, from mirrors and from the broker: subscribe to the chunks that are missing, a window at a time, check each, keep it on disk.
 #pragma once
 
 #include <atomic>
@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "link/mirrors/mirrors.h"
 #include "link/session.h"
 #include "store/store.h"
 #include "wire/mqtt/limits.h"
@@ -26,20 +27,18 @@ struct Traffic {
 class Fetcher {
  public:
   // `aborted`: whether the round is over.
-  Fetcher(Session& session, const Topics& topics, Store& store, const Limits& limits, std::function<bool()> aborted);
+  Fetcher(Session& session, const Topics& topics, Store& store, const Limits& limits, std::function<bool()> aborted, Mirrors& mirrors);
 
   // The blob, unfolded. BundleError if nobody gives the right bytes, RoundAborted if the round ends meanwhile.
   Bytes get(const BlobRef& ref);
   // Has all of them in the store; `get` then finds them there.
   void bring(const std::vector<BlobRef>& refs);
 
-  // Whether the server has blobs at mirrors alone, which this device does not read: what is not here is declined.
-  void mirrors_only(bool only) { mirrors_only_ = only; }
-
   void deliver(const std::string& topic, Bytes payload);  // a message on a blob topic
   void poke();                                            // the connection is new: what was asked for is asked for again
   int64_t received() const;                               // payloads since they were last taken
   Traffic take_received();
+  int64_t take_mirrored() { return mirrors_.take_received(); }
   int64_t dropped() const { return dropped_; }
 
  private:
@@ -68,13 +67,13 @@ class Fetcher {
   Store& store_;
   const Limits limits_;
   const std::function<bool()> aborted_;
+  Mirrors& mirrors_;
   mutable std::mutex lock_;
   std::condition_variable news_;
   std::deque<Arrived> arrived_;
   Traffic received_;
   int64_t largest_ = -1;  // bytes of the largest chunk that is asked for; -1: none is
   std::atomic<int64_t> dropped_{0};
-  std::atomic<bool> mirrors_only_{false};
 };
 
 }  // namespace edgefl

@@ -1,1 +1,13 @@
 set(ROOM_LIBRARIES edgefl_store edgefl_wire PkgConfig::MOSQUITTO Threads::Threads)
+# Of libcurl the headers: the library is loaded when a mirror is first asked.
+option(EDGEFL_MIRRORS "Fetch blobs from mirrors too, by libcurl" ON)
+if(EDGEFL_MIRRORS)
+  find_package(CURL 7.87)
+  if(CURL_FOUND)
+    set(ROOM_INCLUDES ${CURL_INCLUDE_DIRS})
+    list(APPEND ROOM_LIBRARIES ${CMAKE_DL_LIBS})
+    list(APPEND ROOM_DEFINITIONS EDGEFL_HAS_CURL)
+  else()
+    message(STATUS "libcurl is not installed: this agent will not read mirrors")
+  endif()
+endif()

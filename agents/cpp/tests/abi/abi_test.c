@@ -88,6 +88,13 @@ static void refuses(edgefl_options good) {
     bad.limits = limits;
     bad.limit_count = 1;
     CHECK(edgefl_agent_create(&bad, &agent) == EDGEFL_ERR_CONFIG && strstr(edgefl_last_error(), "fetch_window") != NULL);
+    bad = good;
+    bad.limit_count = 1;
+    CHECK(edgefl_agent_create(&bad, &agent) == EDGEFL_ERR_ARGUMENT && strstr(edgefl_last_error(), "options.limits") != NULL);
+    bad = good;
+    bad.mirrors = limits;
+    bad.mirror_count = 1;
+    CHECK(edgefl_agent_create(&bad, &agent) == EDGEFL_ERR_CONFIG && strstr(edgefl_last_error(), "mirror") != NULL);
   }
 }
 

@@ -123,7 +123,7 @@ void Work::hand_over(const Job& job, const Manifest& manifest, const RoundResult
   update.model_version = job.model_version;
   update.samples = result.samples;
   update.metrics = result.metrics;
-  update.profile = {result.step_ms, result.forward_ms, result.load_ms, idle_bytes, std::max(peak_bytes(), idle_bytes), received.payload, received.wire};
+  update.profile = {result.step_ms, result.forward_ms, result.load_ms, idle_bytes, std::max(peak_bytes(), idle_bytes), received.payload, received.wire, fetcher.take_mirrored()};
   update.codec = manifest.codec;
   update.codec_version = manifest.codec_version;
   update.tensors = dump_tensors(result.update, result.masks);

@@ -27,6 +27,7 @@ const std::map<std::string, Whole> kWhole = {{"chunk_bytes", {&Limits::chunk_byt
                                              {"fetch_retries", {&Limits::fetch_retries, 1, kCount}},
                                              {"max_blob_bytes", {&Limits::max_blob_bytes, 1, kBytes}},
                                              {"store_bytes", {&Limits::store_bytes, 1, kBytes}},
+                                             {"mirror_bytes_s", {&Limits::mirror_bytes_s, 1, kBytes}},
                                              {"upload_window", {&Limits::upload_window, 1, kCount}},
                                              {"checkpoint_steps", {&Limits::checkpoint_steps, 1, kCount}},
                                              {"keepalive_s", {&Limits::keepalive_s, 1, 65535}},
@@ -41,14 +42,15 @@ const std::map<std::string, Real> kReal = {{"fetch_timeout_s", {&Limits::fetch_t
                                            {"ack_timeout_s", {&Limits::ack_timeout_s, kAbove}},
                                            {"reconnect_min_s", {&Limits::reconnect_min_s, kAbove}},
                                            {"reconnect_max_s", {&Limits::reconnect_max_s, kAbove}},
+                                           {"mirror_pause_s", {&Limits::mirror_pause_s, kAbove}},
                                            {"conditions_s", {&Limits::conditions_s, kAbove}},
                                            {"retry_pause_s", {&Limits::retry_pause_s, 0.0}},
                                            {"notice_s", {&Limits::notice_s, kAbove}},
                                            {"max_step_s", {&Limits::max_step_s, kAbove}},
                                            {"max_round_s", {&Limits::max_round_s, kAbove}}};
-// Of a server, or of what this agent has not (mirrors, profiles): the same line may start either agent.
+// Of a server, or of what this agent has not (profiles): the same line may start either agent.
 const std::set<std::string> kOthers = {
-    "mirror_bytes_s", "mirror_pause_s", "announcement_bytes", "max_update_bytes", "max_pending_bytes", "asked_bytes", "progress_messages_s",
+    "announcement_bytes", "max_update_bytes", "max_pending_bytes", "asked_bytes", "progress_messages_s",
     "update_copies", "max_devices", "come_later_s", "max_strangers", "hello_bytes", "device_messages_s", "stranger_messages_s", "strikes",
     "bench_rounds", "round_deadline_s", "offline_grace_s", "ready_timeout_s", "profile_s", "profile_repeat", "profiles_an_hour"};
 

@@ -14,6 +14,8 @@ struct Limits {
   int64_t max_blob_bytes = int64_t{1} << 30;
   int64_t store_bytes = int64_t{2} << 30;
   int64_t upload_window = 16;
+  int64_t mirror_bytes_s = 64 << 10;
+  double mirror_pause_s = 10.0;
   double ack_timeout_s = 20.0;
   int64_t checkpoint_steps = 5;
   int64_t keepalive_s = 20;

@@ -24,21 +24,18 @@ Bytes encode(const Conditions& conditions) {
 }
 
 Bytes encode(const Profile& profile) {
-  return MapOut()
-      .number("step_ms", profile.step_ms)
-      .number("forward_ms", profile.forward_ms)
-      .number("load_ms", profile.load_ms)
-      .integer("idle_bytes", profile.idle_bytes)
-      .integer("peak_bytes", profile.peak_bytes)
-      .integer("down_bytes", profile.down_bytes)
-      .integer("down_wire_bytes", profile.down_wire_bytes)
-      .done();
+  MapOut out;
+  out.number("step_ms", profile.step_ms).number("forward_ms", profile.forward_ms).number("load_ms", profile.load_ms);
+  out.integer("idle_bytes", profile.idle_bytes).integer("peak_bytes", profile.peak_bytes);
+  out.integer("down_bytes", profile.down_bytes).integer("down_wire_bytes", profile.down_wire_bytes);
+  if (profile.mirror_bytes != 0) out.integer("mirror_bytes", profile.mirror_bytes);
+  return out.done();
 }
 
 Profile read_profile(const Packable& value) {
   Fields fields(value, "Profile");
   return {fields.number("step_ms"),      fields.number("forward_ms"),   fields.number("load_ms"),          fields.integer("idle_bytes"),
-          fields.integer("peak_bytes"), fields.integer("down_bytes"), fields.integer("down_wire_bytes")};
+          fields.integer("peak_bytes"), fields.integer("down_bytes"), fields.integer("down_wire_bytes"), fields.integer("mirror_bytes", 0)};
 }
 
 struct Stored {

@@ -113,7 +113,7 @@ struct Progress {
 
 struct Profile {
   double step_ms = 0, forward_ms = 0, load_ms = 0;
-  int64_t idle_bytes = 0, peak_bytes = 0, down_bytes = 0, down_wire_bytes = 0;
+  int64_t idle_bytes = 0, peak_bytes = 0, down_bytes = 0, down_wire_bytes = 0, mirror_bytes = 0;
 };
 
 struct Update {

@@ -34,7 +34,8 @@ public final class Agent implements AutoCloseable {
 
     private Agent(Builder from) {
         listener = from.listener;
-        handle = Native.create(from.texts(), from.insecurePassword, from.memoryBytes, from.threads, Native.utf8(from.limits));
+        handle = Native.create(from.texts(), from.insecurePassword, from.memoryBytes, from.threads, Native.utf8(from.limits),
+                Native.utf8(from.mirrors), from.ownMirrorsOnly);
         try {
             if (listener != null) {
                 Native.setEvents(handle, this);
@@ -182,6 +183,8 @@ public final class Agent implements AutoCloseable {
         private long memoryBytes;
         private int threads;
         private final List<String> limits = new ArrayList<>();
+        private final List<String> mirrors = new ArrayList<>();
+        private boolean ownMirrorsOnly;
         private DataSource source;
         private String dataPath;
         private boolean skipBadRows;
@@ -276,6 +279,18 @@ public final class Agent implements AutoCloseable {
         /** {@code fetch_window=4} and the like: those of {@code edgefl device --limit}. */
         public Builder limit(String keyAndValue) {
             limits.add(keyAndValue);
+            return this;
+        }
+
+        /** A URL below which blobs lie too, asked before those that the server names, and the broker. */
+        public Builder mirror(String url) {
+            mirrors.add(url);
+            return this;
+        }
+
+        /** No mirror that the server names is asked. */
+        public Builder ownMirrorsOnly(boolean only) {
+            ownMirrorsOnly = only;
             return this;
         }
 

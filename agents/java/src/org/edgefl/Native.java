@@ -12,7 +12,9 @@ final class Native {
 
     private Native() {}
 
-    static native long create(byte[][] texts, boolean insecurePassword, long memoryBytes, int threads, byte[][] limits);
+    static native long create(
+            byte[][] texts, boolean insecurePassword, long memoryBytes, int threads, byte[][] limits, byte[][] mirrors,
+            boolean ownMirrorsOnly);
 
     static native void destroy(long handle);
 

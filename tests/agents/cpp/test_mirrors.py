@@ -1,0 +1,75 @@
+"""A C++ agent gets the blobs of a round from mirrors, and believes them nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from edgefl.conformance.play.mirror import mirrored
+from edgefl.wire.mqtt.messages import Round
+from tests.agents.cpp.processes import CppAgent
+from tests.conftest import BrokerProcess, SessionFactory
+from tests.device_runtime import tiny
+from tests.device_runtime.agent.scripted import ScriptedServer, write_data
+from tests.device_runtime.tiny import World
+
+SOON = ("--limit", "mirror_pause_s=0.1", "--limit", "retry_pause_s=0.1")
+
+
+@pytest.fixture
+def server(mosquitto: BrokerProcess, connect: SessionFactory, federation: str) -> ScriptedServer:
+    return ScriptedServer(connect(mosquitto.address), federation)
+
+
+def announced(world: World, *mirrors: str, only: bool = True) -> Round:
+    return msgspec.structs.replace(
+        world.announcement(), v=3 if only else 1, mirrors=mirrors, mirrors_only=only
+    )
+
+
+def test_blobs_that_are_at_mirrors_only_are_fetched_and_counted(
+    tmp_path: Path, mosquitto: BrokerProcess, server: ScriptedServer, federation: str
+) -> None:
+    """The first has nothing, the second lies, the third has the rest."""
+    world = World(tiny.make_bundle())
+    data = write_data(tmp_path)
+    wrong = {name: bytes(len(blob)) for name, blob in world.blobs.items()}
+    agent = CppAgent.of(federation, mosquitto.address, data, tmp_path / "store", *SOON)
+    server.hello()
+    with mirrored({}) as empty, mirrored(wrong) as lying, mirrored(world.blobs) as good:
+        server.announce(announced(world, empty.url, lying.url, good.url))
+        server.assign(world.task())
+        update = server.update()
+        told = agent.event("mirror")["text"]
+        server.ack(update)
+        agent.event("accepted")
+
+    assert f"mirror {lying.url} is left for" in told
+    assert "a chunk has a wrong digest" in told
+    assert update.profile.mirror_bytes >= sum(map(len, world.blobs.values())) - tiny.CHUNK
+    assert update.profile.down_bytes == 0
+    assert set(good.asked) <= set(world.blobs)
+    assert agent.stop() == 0
+
+
+def test_one_of_its_own_is_asked_first_and_where_none_has_a_blob_that_is_said(
+    tmp_path: Path, mosquitto: BrokerProcess, server: ScriptedServer, federation: str
+) -> None:
+    world = World(tiny.make_bundle())
+    with mirrored({}) as named, mirrored({}) as own:
+        options = ("--mirror", own.url, *SOON)
+        agent = CppAgent.of(federation, mosquitto.address, write_data(tmp_path), tmp_path / "store", *options)
+        server.hello()
+        server.announce(announced(world, "http://198.51.100.1:80", named.url))
+        server.assign(world.task())
+        told = agent.event("mirror")["text"]
+        failed = agent.event("failed")["text"]
+        asked = bool(own.asked)
+
+    assert "mirror http://198.51.100.1:80 is left for" in told
+    assert "without TLS only a machine of a private network is asked" in told
+    assert "no mirror gave all blobs of the round, and the broker has none" in failed
+    assert asked
+    assert agent.stop() == 0
