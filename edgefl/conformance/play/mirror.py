@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class Mirror:
-    """``blobs`` by digest, as they are given; ``asked`` are the digests that somebody asked for. ``tls``: its certificate."""
+    """``blobs`` by digest, as they are given; ``asked`` are those that somebody asked for. ``tls``: a certificate."""
 
     def __init__(self, blobs: Mapping[str, bytes], tls: ssl.SSLContext | None = None) -> None:
         self.asked: list[str] = []
