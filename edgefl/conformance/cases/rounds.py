@@ -140,7 +140,7 @@ def task_again(stage: Stage) -> None:
 
 @ROUNDS.case("Works on a later task of a round that gives several, and drops the one in hand for it.")
 def another_task(stage: Stage) -> None:
-    slow = stage.material().with_steps(3000)
+    slow = stage.material().with_steps(int(stage.patient(20_000)))  # however fast it is, it is not done yet
     play = stage.open(slow)
     time.sleep(stage.patient(0.3))
     second = stage.task(play.announced, slow, seed=99)
