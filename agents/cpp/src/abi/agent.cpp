@@ -7,11 +7,17 @@
 #include <mutex>
 #include <thread>
 
+#include "abi/options.h"
 #include "agent/agent.h"
 #include "agent/events.h"
 #include "wire/errors.h"
 
 namespace {
+
+using edgefl::Misuse;
+using edgefl::given;
+using edgefl::sized;
+using edgefl::text_of;
 
 thread_local std::string last_error;
 thread_local const edgefl_agent* telling = nullptr;  // the agent whose callback for events this thread is in
@@ -29,11 +35,6 @@ edgefl_status failed(edgefl_status status, const std::string& text) noexcept {
   }
   return status;
 }
-
-struct Misuse {
-  edgefl_status status;
-  std::string text;
-};
 
 // Runs what a function does; its exceptions become codes.
 template <typename Body>
@@ -60,66 +61,11 @@ edgefl_status guarded(Body body) noexcept {
   }
 }
 
-template <typename T>
-const T& given(const T* pointer, const char* what) {
-  if (pointer == nullptr) throw Misuse{EDGEFL_ERR_ARGUMENT, std::string(what) + " is NULL"};
-  return *pointer;
-}
-
-template <typename T>
-const T& sized(const T* pointer, const char* what) {
-  if (given(pointer, what).size != sizeof(T))
-    throw Misuse{EDGEFL_ERR_ARGUMENT, std::string(what) + " has size " + std::to_string(pointer->size) + ", this library's has " + std::to_string(sizeof(T)) +
-                                          ": fill it by its init function, of the header that belongs to the library"};
-  return *pointer;
-}
-
 // What waits for an agent's threads would wait for ever in an event, for which they wait.
 edgefl_agent& outside_of_events(edgefl_agent* agent) {
   if (agent == nullptr) throw Misuse{EDGEFL_ERR_ARGUMENT, "agent is NULL"};
   if (agent == telling) throw Misuse{EDGEFL_ERR_STATE, "only edgefl_agent_pause and edgefl_agent_set_constraints may be called within an event"};
   return *agent;
-}
-
-std::string text_of(const char* text) { return text == nullptr ? "" : text; }
-
-std::string needed(const char* text, const char* what) {
-  if (text == nullptr || *text == '\0') throw Misuse{EDGEFL_ERR_ARGUMENT, std::string("options.") + what + " is required"};
-  return text;
-}
-
-std::vector<std::string> texts_of(const char* const* texts, size_t count, const char* what) {
-  if (texts == nullptr && count > 0) throw Misuse{EDGEFL_ERR_ARGUMENT, std::string("options.") + what + " is NULL"};
-  std::vector<std::string> found;
-  for (size_t i = 0; i < count; ++i) found.push_back(text_of(texts[i]));
-  return found;
-}
-
-edgefl::AgentConfig config_of(const edgefl_options& options) {
-  edgefl::AgentConfig config;
-  config.federation = edgefl::checked_name("federation", needed(options.federation, "federation"));
-  config.device = edgefl::checked_name("device", needed(options.device, "device"));
-  config.broker = edgefl::Address::parse(needed(options.broker, "broker"));
-  config.folder = needed(options.folder, "folder");
-  const auto built = edgefl::built_engines();
-  config.engine = text_of(options.engine).empty() ? (built.empty() ? "onnx" : built.front()) : options.engine;
-  config.tier = text_of(options.tier);
-  config.server_keys = edgefl::parse_keys(text_of(options.server_keys));
-  if (options.token != nullptr) config.token = edgefl::Token::parse(options.token);
-  edgefl::Address& broker = config.broker;
-  if (options.password != nullptr) broker.password = options.password;
-  if (options.ca_file != nullptr) broker.ca_file = options.ca_file;
-  if (options.cert_file != nullptr) broker.cert_file = options.cert_file;
-  if (options.key_file != nullptr) broker.key_file = options.key_file;
-  broker.insecure_password = broker.insecure_password || options.insecure_password != 0;
-  broker.check();
-  config.memory_bytes = static_cast<int64_t>(std::min<uint64_t>(options.memory_bytes, INT64_MAX));
-  config.threads = std::max(1, options.threads);
-  for (const std::string& limit : texts_of(options.limits, options.limit_count, "limits")) config.limits.set(limit);
-  config.mirrors = texts_of(options.mirrors, options.mirror_count, "mirrors");
-  (void)edgefl::own_mirrors(config.mirrors);  // says now what is wrong with them
-  config.other_mirrors = options.own_mirrors_only == 0;
-  return config;
 }
 
 }  // namespace
@@ -204,7 +150,7 @@ edgefl_status edgefl_agent_create(const edgefl_options* options, edgefl_agent** 
     given(agent, "agent");
     *agent = nullptr;
     auto made = std::make_unique<edgefl_agent>();
-    made->config = config_of(sized(options, "options"));
+    made->config = edgefl::config_of(sized(options, "options"));
     // Opened once to say now what is wrong with it; the agent opens it for good when it starts.
     edgefl::Store(made->config.folder, made->config.limits.store_bytes, made->config.limits.history_rounds, made->config.federation, made->config.device);
     *agent = made.release();
