@@ -38,7 +38,8 @@ TEST_CASE("rows of a batch are those that the Python agent draws") {
 }
 
 TEST_CASE("noise is that of the Python agent") {
-  for (const json& each : draws()["noise"]) {
+  const json vectors = draws();
+  for (const json& each : vectors["noise"]) {
     CAPTURE(each.dump());
     const Tensor drawn = noise(seed_of(each), each["step"], each["port"], each["shape"].get<Shape>(), DType::f32);
     std::vector<uint32_t> bits(static_cast<size_t>(drawn.count()));

@@ -106,7 +106,7 @@ Bytes dump_tensors(const Tensors& tensors, const std::map<std::string, int64_t>&
       const Bytes folded = mask_to_gaps(tensor, mask->second);
       if (folded.size() < tensor.data.size()) {
         Tensor flat(DType::u8, {static_cast<int64_t>(folded.size())});
-        std::memcpy(flat.data.data(), folded.data(), folded.size());
+        if (!folded.empty()) std::memcpy(flat.data.data(), folded.data(), folded.size());
         const std::string entry = name + kGaps + std::to_string(mask->second);
         stored.emplace_back(entry, &(gaps[entry] = std::move(flat)));
         continue;
