@@ -19,6 +19,7 @@ namespace {
 constexpr double kMomentS = 5.0, kAnswerS = 10.0, kLeaveS = 0.25;
 constexpr int kRivalAfter = 3, kSessionS = 7 * 24 * 3600;
 constexpr const char* kUnanswered = "unanswered";
+constexpr const char* kUntrusted = "certificate verify failed";  // as OpenSSL says it
 
 Session& of(void* session) { return *static_cast<Session*>(session); }
 
@@ -212,6 +213,7 @@ std::string Session::attempt() {
     code = mosquitto_loop(client_, 50, 1);
   }
   if (!refusal_.empty()) return "the broker at " + address_.text() + " refused us: " + refusal_;
+  if (!connected_ && (code == MOSQ_ERR_TLS || logged_.find(kUntrusted) != std::string::npos)) return unreachable(MOSQ_ERR_TLS);
   if (!connected_) {
     ended_ = kUnanswered;
     const char* hint = !address_.secure()             ? "does it want TLS (mqtts://, or --ca-file)?"
@@ -226,7 +228,7 @@ std::string Session::unreachable(int code) const {
   std::string why = code == MOSQ_ERR_ERRNO ? std::strerror(errno) : mosquitto_strerror(code);
   if (code == MOSQ_ERR_TLS || code == MOSQ_ERR_EAI) why += logged_.empty() ? "" : " (" + printable(logged_, 200) + ")";
   std::string remedy;
-  if (code == MOSQ_ERR_TLS && logged_.find("certificate verify failed") != std::string::npos) {
+  if (code == MOSQ_ERR_TLS && logged_.find(kUntrusted) != std::string::npos) {
     remedy = "; the broker's certificate is " + (address_.ca_file.empty() ? std::string("of no authority known here") : "not of the authority in " + address_.ca_file) +
              ", or for another name: name the PEM file of the right one (--ca-file), and the name that is in it";
   } else if (code == MOSQ_ERR_TLS) {
