@@ -86,7 +86,7 @@ def _played(setup: Setup, cases: Sequence[Case], told: Callable[[Verdict], None]
             if setup.stopping.is_set():
                 break
             begun = time.monotonic()
-            outcome, expected, found = _outcome_without_engine(setup, case)
+            outcome, expected, found = _untried(setup, case)
             if not outcome:
                 stage = stage or Stage(setup, case.group)
                 outcome, expected, found = _tried(stage, case)
@@ -111,10 +111,18 @@ def _played(setup: Setup, cases: Sequence[Case], told: Callable[[Verdict], None]
     return verdicts
 
 
-def _outcome_without_engine(setup: Setup, case: Case) -> tuple[Outcome | None, str, str]:
-    if setup.engine in case.engines:
-        return None, "", ""
-    return "skipped", "", f"it means nothing for {setup.engine}"
+def _untried(setup: Setup, case: Case) -> tuple[Outcome | None, str, str]:
+    """The verdict where it is of no use to play the case; else None."""
+    if setup.engine not in case.engines:
+        return "skipped", "", f"it means nothing for {setup.engine}"
+    if setup.gave_up:
+        return (
+            "failed",
+            "an agent that says Hello",
+            f"none that did, so this was not tried: start {' '.join(setup.command)!r} by hand with the options of "
+            f"docs/conformance.md. In place of a Hello came {setup.mute[0]}",
+        )
+    return None, "", ""
 
 
 def _tried(stage: Stage, case: Case) -> tuple[Outcome, str, str]:

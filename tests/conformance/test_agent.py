@@ -72,6 +72,17 @@ def test_an_agent_that_says_nothing_fails_and_the_command_says_so() -> None:
     assert "the agent ended with exit code 3" in case["found"]
 
 
+@pytest.mark.e2e
+def test_a_command_that_never_says_hello_is_started_twice_and_the_rest_is_told_so() -> None:
+    ends = (sys.executable, "-c", "import sys; sys.exit('no such option: --id')")
+    found = verdicts(ends, ("plain-round", "batches", "large-seed", "few-rows"), jobs=1)
+
+    assert {verdict.outcome for verdict in found.values()} == {"failed"}
+    assert "no such option: --id" in found["batches"].found
+    assert found["few-rows"].expected == "an agent that says Hello"
+    assert "by hand" in found["few-rows"].found and "exit code 1" in found["few-rows"].found
+
+
 def test_a_command_that_is_not_there_and_a_case_that_is_not_there_are_named() -> None:
     with pytest.raises(ConfigError, match=r"the agent's command cannot be run .*no-such-agent"):
         Campaign(command=["no-such-agent"], only=("connects",)).run()

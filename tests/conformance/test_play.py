@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import time
@@ -11,9 +12,12 @@ import numpy as np
 import pytest
 
 from edgefl.conformance.material.bundles import FORMATS, drawn, material, names, samples, unit_bytes
+from edgefl.conformance.play import broker
+from edgefl.conformance.play.broker import Broker
 from edgefl.conformance.play.packets import Connect, Disconnect, Reader, Subscribe
 from edgefl.conformance.play.relay import Relay
 from edgefl.wire import bits
+from edgefl.wire.errors import BrokerError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.session import Address, Session, Will
 from tests.conftest import BrokerProcess
@@ -62,6 +66,32 @@ def test_a_session_is_read_cut_and_comes_again(mosquitto: BrokerProcess, version
     assert (connect.client_id, connect.will_topic, connect.will_payload) == ("kit-test", "kit/will", b"gone")
     assert (connect.will_qos, connect.will_retained, connect.clean) == (1, True, False)
     assert rest[:2] == [Subscribe("kit/one", 1), Subscribe("kit/two", 1)]
+
+
+def test_a_relay_that_is_closed_listens_no_more() -> None:
+    relay = Relay(1)
+    with socket.create_connection(("127.0.0.1", relay.port), timeout=5.0) as first:
+        assert first.recv(1) == b""  # there is no broker, and the relay is back at its door
+    time.sleep(0.1)
+    relay.close()
+
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", relay.port), timeout=5.0)
+
+
+def test_a_broker_that_does_not_start_is_not_left_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deaf = tmp_path / "deaf"
+    deaf.write_text("#!/bin/sh\nexec sleep 600\n")
+    deaf.chmod(0o755)
+    monkeypatch.setattr(broker, "_START_S", 0.2)
+    monkeypatch.setattr(broker, "mosquitto_program", lambda: str(deaf))
+    one = Broker(tmp_path)
+
+    with pytest.raises(BrokerError, match="did not start"):
+        one.__enter__()
+    assert one._process is not None and one._process.poll() is not None
 
 
 def _until(holds: object) -> None:

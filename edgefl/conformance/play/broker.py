@@ -15,7 +15,7 @@ from edgefl.wire.errors import BrokerError
 from edgefl.wire.mqtt.address import Address
 from server.broker import mosquitto_base, mosquitto_program
 
-_START_S = 20.0
+_START_S, _END_S = 20.0, 10.0
 
 
 class Broker:
@@ -42,14 +42,26 @@ class Broker:
             command = [sys.executable, "-m", "edgefl", "broker", "--kind", "amqtt", "--port", str(self.port)]
         with (self._folder / "broker.log").open("wb") as log:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        self._wait()
+        try:
+            self._wait()
+        except BaseException:  # nobody leaves what was not entered
+            self._end()
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._process is not None:
-            self._process.terminate()
+        self._end()
+
+    def _end(self) -> None:
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
             self._process.wait()
 
     def _mosquitto(self) -> list[str]:

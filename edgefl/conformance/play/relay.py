@@ -72,6 +72,8 @@ class Relay:
         """No connections any more."""
         self._open = False
         with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts; closing alone does not
+        with suppress(OSError):
             self._listener.close()
         self.release()
         self.cut()
@@ -80,13 +82,13 @@ class Relay:
         while True:
             try:
                 client, _ = self._listener.accept()
-                if not self._open:
-                    client.close()
-                    continue
-                broker = socket.create_connection(("127.0.0.1", self._broker_port))
             except OSError:
                 if self._listener.fileno() < 0:
                     return
+                continue
+            broker = self._to_broker() if self._open else None
+            if broker is None:
+                client.close()
                 continue
             for sock in (client, broker):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -94,6 +96,12 @@ class Relay:
                 self._sockets |= {client, broker}
             threading.Thread(target=self._up, args=(client, broker), daemon=True).start()
             threading.Thread(target=self._down, args=(broker, client), daemon=True).start()
+
+    def _to_broker(self) -> socket.socket | None:
+        try:
+            return socket.create_connection(("127.0.0.1", self._broker_port))
+        except OSError:
+            return None
 
     def _up(self, client: socket.socket, broker: socket.socket) -> None:
         reader = Reader()

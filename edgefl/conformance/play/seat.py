@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,12 +25,20 @@ from edgefl.wire.tensors import Array
 _MOST_PRINTED = 300
 _HEARD_S = 0.3
 """What an agent that has nothing to do needs to hear something and write it down."""
+_LOOK_S = 0.5
+"""How often it is looked whether an agent that is waited for still runs."""
+_LAST_S = 1.0
+"""What an agent said before it ended comes within that."""
+_MUTE = 2
+"""So many agents that never said Hello, where none did, are enough."""
 
 
 @dataclass(frozen=True)
 class Setup:
     """What a campaign is about. ``command`` starts the agent, ``patience`` multiplies every wait (1: of a fast machine),
-    ``websocket``: the agent is given a URL of MQTT through WebSocket. ``stopping``: no case begins any more."""
+    ``websocket``: the agent is given a URL of MQTT through WebSocket. ``stopping``: no case begins any more, and nothing is
+    waited for. ``greeted``: an agent said Hello. ``mute``: what came in place of a Hello, of agents that were given nothing
+    unusual."""
 
     command: Sequence[str]
     engine: str
@@ -39,6 +47,13 @@ class Setup:
     patience: float = 1.0
     websocket: bool = False
     stopping: threading.Event = field(default_factory=threading.Event)
+    greeted: threading.Event = field(default_factory=threading.Event)
+    mute: list[str] = field(default_factory=list)
+
+    @property
+    def gave_up(self) -> bool:
+        """Whether it is of no use to start the agent again."""
+        return len(self.mute) >= _MUTE and not self.greeted.is_set()
 
     @property
     def format(self) -> str:
@@ -61,6 +76,7 @@ class Seat:
         self.relay = Relay(port, reads=not setup.websocket)
         self.agent: Agent | None = None
         self._options: list[str] = []
+        self._usual = True
 
     def patient(self, seconds: float) -> float:
         """So many seconds, or more where the campaign is patient."""
@@ -88,7 +104,7 @@ class Seat:
             *options,
         ]
         mark = self.server.log.mark()
-        self._options = given
+        self._options, self._usual = given, not options
         self.agent = Agent([*self.setup.command, *given], self.folder / "agent.log")
         if ready:
             self.hello(mark)
@@ -126,13 +142,25 @@ class Seat:
 
     def hello(self, mark: int, within_s: float = 30.0) -> Hello:
         """What the agent says of itself after ``mark``."""
-        said = self.server.log.wait(
-            mark, "hello", self.patient(within_s), lambda each: each.message is not None
-        )
+        said = self.heard(mark, "hello", within_s, lambda each: each.message is not None)
         if said is None:
-            raise Failed(f"a Hello on devices/{self.device}/hello", self.instead(mark))
+            instead = self.instead(mark)
+            if self._usual:
+                self.setup.mute.append(instead)
+            raise Failed(f"a Hello on devices/{self.device}/hello", instead)
+        self.setup.greeted.set()
         assert isinstance(said.message, Hello)
         return said.message
+
+    def heard(self, mark: int, leaf: str, within_s: float, test: Callable[[Said], bool]) -> Said | None:
+        """The first message of this kind after ``mark`` that passes ``test``; None if it does not come, or the agent ends."""
+        until = time.monotonic() + self.patient(within_s)
+        while True:
+            ended = self.agent is None or self.agent.exit_code is not None
+            left = self.patient(_LAST_S) if ended else min(_LOOK_S, until - time.monotonic())
+            said = self.server.log.wait(mark, leaf, max(0.0, left), test)
+            if said is not None or ended or left <= 0 or self.setup.stopping.is_set():
+                return said
 
     def instead(self, mark: int) -> str:
         """For people: what came after ``mark`` in place of what was waited for."""

@@ -37,8 +37,6 @@ FAR_S = 3600.0
 """Deadlines of rounds: this far ahead."""
 _TIMER_S = 17.0
 """Sooner than an agent sends an update again by itself (`ack_timeout_s`, 20 s): what comes within that was asked for."""
-_LOOK_S = 0.5
-"""An agent that ended is waited for no longer than that."""
 
 
 @dataclass(frozen=True)
@@ -181,15 +179,10 @@ class Stage(Seat):
         until, mark = time.monotonic() + self.patient(within_s), since
         leaf = "updates" if isinstance(task.shard, msgspec.UnsetType) else "shards"
         while True:
-            left = min(_LOOK_S, until - time.monotonic())
-            ended = self.agent is not None and self.agent.exit_code is not None
-            said = self.server.log.wait(
-                mark, leaf, max(0.0, left), lambda each: _chunk_of(each, task) is not None
-            )
+            left = (until - time.monotonic()) / self.setup.patience
+            said = self.heard(mark, leaf, left, lambda each: _chunk_of(each, task) is not None)
             if said is None:
-                if ended or left < _LOOK_S:
-                    return None
-                continue
+                return None
             mark = said.place + 1
             chunk = _chunk_of(said, task)
             assert chunk is not None
@@ -322,7 +315,7 @@ class Stage(Seat):
         def its(said: Said) -> bool:
             return isinstance(said.message, Decline) and said.message.nonce == play.task.nonce
 
-        said = self.server.log.wait(mark, "declines", self.patient(within_s), its)
+        said = self.heard(mark, "declines", within_s, its)
         if said is None:
             raise Failed(f"a Decline of round {play.task.round}", self.instead(mark))
         assert isinstance(said.message, Decline)
