@@ -8,6 +8,7 @@ from collections.abc import Callable
 import msgspec
 
 from edgefl.conformance.case import Group
+from edgefl.conformance.play.seat import HEARD_S
 from edgefl.conformance.play.server import speaker_of
 from edgefl.conformance.play.stage import Play, Stage
 from edgefl.wire.keys import KeyPair, Succession, rotate
@@ -90,8 +91,14 @@ def trust_on_first_use(stage: Stage) -> None:
     stage.good_round()
     stranger = _stranger(stage)
     _task_is_ignored(stage, lambda task: stranger.seal(stage.server.mine.tasks, task))
-    stage.restart()
-    _round_is_ignored(stage, lambda announced: stranger.seal(stage.server.topics.current_round, announced))
+    what = stage.material()
+    announced = stage.announcement(*stage.offer(what))
+    _restarted_before(stage, stranger.seal(stage.server.topics.current_round, announced))
+    mark = stage.server.log.mark()
+    task = stage.task(announced, what)
+    stage.server.publish(stage.server.mine.tasks, stranger.seal(stage.server.mine.tasks, task))
+    stage.quiet(mark, "no update for somebody who was there first after a restart")
+    stage.good_round()
 
 
 @TRUST.case(
@@ -104,9 +111,11 @@ def succession(stage: Stage) -> None:
     old, new = stage.server.speaker, _rotated(stage, overlap_s=3600.0)
     stage.server.speaker = new
     stage.good_round()
+    _task_is_heard(stage, old)
     _round_is_ignored(stage, lambda announced: old.seal(stage.server.topics.current_round, announced))
     stage.server.speaker = Speaker(_without_chain(new.keys), new.numbers)
-    stage.restart()
+    over = msgspec.structs.replace(stage.announcement(*stage.offer(stage.material())), state="closed")
+    _restarted_before(stage, stage.server.seal(stage.server.topics.current_round, over))
     stage.good_round()
 
 
@@ -143,6 +152,25 @@ def forged_succession(stage: Stage) -> None:
 
 
 # -- what is ignored -------------------------------------------------------------------------------------------------
+
+
+def _restarted_before(stage: Stage, payload: bytes) -> None:
+    """Kill the agent, and start it again where ``payload`` is the announcement that it meets."""
+    time.sleep(stage.patient(HEARD_S))
+    stage.kill()
+    stage.server.publish(stage.server.topics.current_round, payload, retain=True)
+    stage.start_again()
+
+
+def _task_is_heard(stage: Stage, speaker: Speaker) -> None:
+    """A task that ``speaker`` signed, in a round of the server's, is worked on."""
+    what = stage.material()
+    announced = stage.announcement(*stage.offer(what))
+    task = stage.task(announced, what, seed=33)
+    mark = stage.server.log.mark()
+    stage.server.say(announced)
+    stage.server.publish(stage.server.mine.tasks, speaker.seal(stage.server.mine.tasks, task))
+    stage.settle(Play(announced, task, what, mark))
 
 
 def _task_is_ignored(stage: Stage, sealed: Callable[[Task], bytes]) -> None:

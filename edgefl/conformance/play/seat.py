@@ -23,7 +23,7 @@ from edgefl.wire.printable import printable
 from edgefl.wire.tensors import Array
 
 _MOST_PRINTED = 300
-_HEARD_S = 0.3
+HEARD_S = 0.3
 """What an agent that has nothing to do needs to hear something and write it down."""
 _LOOK_S = 0.5
 """How often it is looked whether an agent that is waited for still runs."""
@@ -113,7 +113,7 @@ class Seat:
     def restart(self, *, ready: bool = True) -> Agent:
         """Kill the agent, if it runs, when it has heard what was said, and start it again as it was started."""
         if self.agent is not None:
-            time.sleep(self.patient(_HEARD_S))
+            time.sleep(self.patient(HEARD_S))
             self.agent.kill()
         return self.start_again(ready=ready)
 
@@ -153,7 +153,7 @@ class Seat:
         return said.message
 
     def heard(self, mark: int, leaf: str, within_s: float, test: Callable[[Said], bool]) -> Said | None:
-        """The first message of this kind after ``mark`` that passes ``test``; None if it does not come, or the agent ends."""
+        """The first message of its kind after ``mark`` that passes ``test``; None if none comes, or the agent ends."""
         until = time.monotonic() + self.patient(within_s)
         while True:
             ended = self.agent is None or self.agent.exit_code is not None
