@@ -17,6 +17,8 @@ FAULTS: dict[str, str] = {
     "training.resumes_a_step_late": "killed-in-training",
     "trust.ignores_signatures": "wrong-signature",
     "trust.hears_bare_messages": "bare-task",
+    "trust.hears_bare_messages_slowly": "bare-task",
+    "trust.ends_at_the_past": "older-task",
     "trust.hears_strangers": "task-of-a-stranger",
     "trust.ignores_expiry": "expired-key",
     "trust.hears_the_past": "older-task",

@@ -38,7 +38,7 @@ class Setup:
     """What a campaign is about. ``command`` starts the agent, ``patience`` multiplies every wait (1: of a fast machine),
     ``websocket``: the agent is given a URL of MQTT through WebSocket. ``stopping``: no case begins any more, and nothing is
     waited for. ``greeted``: an agent said Hello. ``mute``: what came in place of a Hello, of agents that were given nothing
-    unusual."""
+    unusual. ``paces``: seconds from a task to its update, where that was seen."""
 
     command: Sequence[str]
     engine: str
@@ -49,6 +49,7 @@ class Setup:
     stopping: threading.Event = field(default_factory=threading.Event)
     greeted: threading.Event = field(default_factory=threading.Event)
     mute: list[str] = field(default_factory=list)
+    paces: list[float] = field(default_factory=list)
 
     @property
     def gave_up(self) -> bool:

@@ -35,6 +35,8 @@ from edgefl.wire.tensors import Arrays
 
 FAR_S = 3600.0
 """Deadlines of rounds: this far ahead."""
+_QUIET_S = 30.0
+"""Nothing that must not come is waited for longer than that."""
 _TIMER_S = 17.0
 """Sooner than an agent sends an update again by itself (`ack_timeout_s`, 20 s): what comes within that was asked for."""
 
@@ -70,10 +72,25 @@ class Stage(Seat):
         super().__init__(setup, name)
         self.run = f"run-{secrets.token_hex(4)}"
         self.number = 0
-        self.usual_s = 1.0
-        """From a task to its update, last time."""
+        self.usual_s = max(setup.paces, default=0.0)
+        """From a task to its update, last time; first, the longest that another stage saw."""
         self.published: list[Manifest] = []
         """The manifests that were offered."""
+
+    def ensure(self) -> None:
+        """Have an agent run, and know how long its rounds take: what must not come is waited for by that."""
+        fresh = self.agent is None
+        super().ensure()
+        if fresh and not self.usual_s:
+            begun, play = time.monotonic(), self.open()
+            received = self.update_or_none(play.task, 30.0, play.mark)
+            self._took(time.monotonic() - begun if received else 1.0)
+            if received:
+                self.answer(received)
+
+    def _took(self, seconds: float) -> None:
+        self.usual_s = seconds
+        self.setup.paces.append(seconds)
 
     # -- rounds ----------------------------------------------------------------------------------------------------
 
@@ -255,7 +272,7 @@ class Stage(Seat):
         play = self.open(what, **options)  # type: ignore[arg-type]
         begun = time.monotonic()
         received = self.update(play)
-        self.usual_s = time.monotonic() - begun
+        self._took(time.monotonic() - begun)
         self.judge(received, play)
         self.answer(received)
         return received
@@ -301,12 +318,14 @@ class Stage(Seat):
     # -- what does not come ----------------------------------------------------------------------------------------
 
     def quiet(self, mark: int, what: str, task: Task | None = None, seconds: float = 0.0) -> None:
-        """Failed if an update comes (of ``task``, or any) within the time that a round usually takes, three times over."""
-        wait = self.patient(seconds or min(8.0, 0.5 + 3 * self.usual_s))
+        """Failed if an update comes (of ``task``, or any) within the time that a round usually takes, three times over, or
+        the agent ends."""
+        wait = self.patient(seconds or min(_QUIET_S, 0.5 + 3 * (self.usual_s or 1.0)))
         said = self.server.log.wait(
             mark, "updates", wait, lambda each: task is None or _chunk_of(each, task) is not None
         )
         expect(said is None, what, f"an update on {said.topic}" if said else "")
+        self.ensure()
 
     def decline(self, play: Play, within_s: float = 15.0, since: int | None = None) -> Decline:
         """The decline of a task."""
