@@ -1,4 +1,4 @@
-"""The draws of docs/conformance.md in plain integers, without numpy: what the vectors, which numpy made, are compared with.
+"""The draws of docs/protocol.md ("The generator") in plain integers: what the vectors, which numpy made, are held against.
 
 Whoever writes an agent in another language can read it as the specification.
 """

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 
 from edgefl.cli.commands import app
+from edgefl.cli.conformance import check
 from edgefl.conformance.catalog import CASES, GROUPS, chosen
 from tests.cli.runner import runner
 from tests.conformance.table import table
@@ -43,3 +45,10 @@ def test_the_command_lists_them() -> None:
         "mirrors",
         "profile",
     }
+
+
+def test_examples_name_cases_that_are_there() -> None:
+    named = re.findall(r"--only (\S+)", check._HELP + PAGE)
+
+    assert len(named) >= 3
+    assert all(chosen((name,)) for name in named)

@@ -27,7 +27,7 @@ Examples:
 
   edgefl conformance run -- edgefl device --no-tune
 
-  edgefl conformance run --engine executorch --only refusals --json -- build/agents/cpp/edgefl-agent
+  edgefl conformance run --engine executorch --only declines --json -- build/agents/cpp/edgefl-agent
 """
 _CASES = """
 List the cases that `edgefl conformance run` plays: names, groups, and what each checks.

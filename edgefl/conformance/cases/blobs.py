@@ -26,7 +26,7 @@ _SMALL = 700
 _SCALES = "/scales"
 
 
-@BLOBS.case("Fetches blobs of many chunks, a window at a time.")
+@BLOBS.case("Fetches blobs of many chunks, each of which it asks for at QoS 0.")
 def many_chunks(stage: Stage) -> None:
     begun = time.monotonic()
     stage.good_round(stage.material("coded"), chunk=_SMALL)
