@@ -42,8 +42,8 @@ def killed_in_training(stage: Stage) -> None:
 @INTERRUPTIONS.case("Killed while it sends its update and started again, it sends the same update, whole.")
 def killed_in_sending(stage: Stage) -> None:
     stage.ensure()
-    play = stage.open(stage.material("big"))
     stage.relay.hold_after(300_000)
+    play = stage.open(stage.material("big"))
     first = stage.server.log.wait(play.mark, "updates", stage.patient(30.0), lambda said: True)
     expect(first is not None, "a first chunk", stage.instead(play.mark))
     stage.kill()
@@ -102,8 +102,8 @@ def killed_in_fetching(stage: Stage) -> None:
 @CUTS.case("Cut off while it sends, it connects again, greets, and sends the same update, whole.")
 def cut_in_sending(stage: Stage) -> None:
     stage.ensure()
-    play = stage.open(stage.material("big"))
     stage.relay.hold_after(300_000)
+    play = stage.open(stage.material("big"))
     first = stage.server.log.wait(play.mark, "updates", stage.patient(30.0), lambda said: True)
     expect(first is not None, "a first chunk", stage.instead(play.mark))
     mark = stage.server.log.mark()

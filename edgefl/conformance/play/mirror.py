@@ -18,7 +18,7 @@ class Mirror:
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                name = self.path.rsplit("/", 1)[-1]
+                name = self.path.removeprefix("/")
                 asked.append(name)
                 data = blobs.get(name)
                 self.send_response(404 if data is None else 200)

@@ -50,7 +50,6 @@ class Server:
             clean=True,
             deliver=self._take,
         )
-        self._retained: set[str] = set()
         filters = (*self.topics.server_filters, self.topics.all_shards, *self.topics.profile_filters)
         self._session.subscribe(dict.fromkeys(filters))
         self._session.start()
@@ -71,7 +70,6 @@ class Server:
 
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
         """Bytes as they are; the broker has them when this returns."""
-        (self._retained.add if retain and payload else self._retained.discard)(topic)
         if not self._session.publish(topic, payload, retain=retain).wait(_START_S):
             raise BrokerError(f"the broker did not take a message on {topic} in {_START_S:g} s")
 
@@ -79,19 +77,13 @@ class Server:
         """A message signed as it has to be, with the next number or ``at``."""
         return self.speaker.seal(topic, message, at)
 
-    def seal_body(
-        self, kind: type[Message], topic: str, body: bytes, *, by: Speaker | None = None, v: int = SIGNED
-    ) -> bytes:
+    def seal_body(self, kind: type[Message], topic: str, body: bytes, *, v: int = SIGNED) -> bytes:
         """Bytes in an envelope, whatever they say, signed for ``topic`` as a ``kind``."""
-        speaker = by or self.speaker
+        speaker = self.speaker
         at = speaker.numbers.next()
         text = signed_message(kind, topic, at, body)
         envelope = Envelope(v=v, key=speaker.keys.public, at=at, signature=speaker.keys.sign(text), body=body)
         return msgspec.msgpack.encode(envelope)
-
-    def number(self) -> int:
-        """The next number, for something that is said later."""
-        return self.speaker.numbers.next()
 
     def topic_of(self, message: Message) -> str:
         """Where such a message goes."""
@@ -146,5 +138,5 @@ class Server:
         self.publish(topic, b"", retain=True)
 
     def stop(self) -> None:
-        """Leave, and leave nothing retained behind that a script put there."""
+        """Leave; what is retained goes with the broker."""
         self._session.stop(drain_s=1.0)
