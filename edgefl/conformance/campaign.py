@@ -90,6 +90,8 @@ def _played(setup: Setup, cases: Sequence[Case], told: Callable[[Verdict], None]
             if not outcome:
                 stage = stage or Stage(setup, case.group)
                 outcome, expected, found = _tried(stage, case)
+                if setup.stopping.is_set():  # what was cut short says nothing of the agent
+                    break
                 if outcome != "passed":  # the next case begins with an agent that has nothing on its mind
                     stage.end()
                     stage = None

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
 import sys
+import time
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
@@ -81,6 +85,33 @@ def test_a_command_that_never_says_hello_is_started_twice_and_the_rest_is_told_s
     assert "no such option: --id" in found["batches"].found
     assert found["few-rows"].expected == "an agent that says Hello"
     assert "by hand" in found["few-rows"].found and "exit code 1" in found["few-rows"].found
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_kit_that_is_stopped_ends_its_agents_and_its_broker(tmp_path: Path, number: int) -> None:
+    told = tmp_path / "told"
+    mute = f"import os, time; open({str(told)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    words = ("conformance", "run", "--only", "plain-round", "--out", str(tmp_path / "kit"))
+    command = [sys.executable, "-m", "edgefl", *words, "--", sys.executable, "-c", mute]
+    kit = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    until = time.monotonic() + 60.0
+    while not (told.exists() and told.read_text()) and time.monotonic() < until:
+        time.sleep(0.05)
+    kit.send_signal(number)
+    out, _ = kit.communicate(timeout=60.0)
+
+    assert kit.returncode == 130, out
+    assert "failed" not in out
+    left = [each.name for each in Path("/proc").glob("[0-9]*") if _names(each, str(tmp_path / "kit"))]
+    assert left == []
+
+
+def _names(process: Path, folder: str) -> bool:
+    try:
+        return folder.encode() in (process / "cmdline").read_bytes()
+    except OSError:  # it ended meanwhile
+        return False
 
 
 def test_a_command_that_is_not_there_and_a_case_that_is_not_there_are_named() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -62,6 +63,7 @@ def run(
 ) -> None:
     from edgefl.conformance.campaign import Campaign
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # agents and broker end with the kit
     campaign = Campaign(
         command=command,
         engine=engine.value,
