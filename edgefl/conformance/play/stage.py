@@ -299,8 +299,8 @@ class Stage(Seat):
         return again
 
     def under_way(self, play: Play, seconds: float) -> None:
-        """Wait until the agent has trained a third, by what it says of its progress; so many seconds where it never said
-        anything."""
+        """Wait until the agent has trained a third, by what it says of its progress, or is done; so many seconds where it
+        never said anything."""
         if not self.server.log.since(0, "progress"):
             time.sleep(seconds)
             return
@@ -313,7 +313,11 @@ class Stage(Seat):
                 and message.step >= message.steps / 3
             )
 
-        self.server.log.wait(play.mark, "progress", self.patient(10.0), trains)
+        until = time.monotonic() + self.patient(10.0)
+        while time.monotonic() < until:
+            done = any(_chunk_of(said, play.task) for said in self.server.log.since(play.mark, "updates"))
+            if done or self.server.log.wait(play.mark, "progress", 0.1, trains):
+                return
 
     # -- what does not come ----------------------------------------------------------------------------------------
 
