@@ -49,6 +49,7 @@ def finished(folder: Path) -> list[float]:
     return found
 
 
+@pytest.mark.slow
 def test_killed_at_every_stage_they_end_with_the_weights_of_undisturbed_python_devices(
     tmp_path: Path, mosquitto: BrokerProcess
 ) -> None:

@@ -22,6 +22,7 @@ from tests.agents.cpp.federations import PYTHON, Device, Trained, train
 from tests.agents.java.build import Classes, compiled
 from tests.conftest import BrokerProcess
 from tests.e2e.runs import EDGEFL, PATIENCE_S, TINY
+from tests.rings.rows import mostly_slow
 
 pytestmark = pytest.mark.e2e
 ENGINE, ROWS, ROUNDS = "executorch", 60, 2
@@ -76,21 +77,21 @@ def world(tmp_path: Path, mosquitto: BrokerProcess, classes: Classes) -> World:
     return World(tmp_path, str(mosquitto.address), classes)
 
 
-def test_an_agent_in_a_jvm_takes_the_place_of_a_python_device_bit_by_bit(world: World) -> None:
+@pytest.mark.parametrize("mode", mostly_slow(["start", "within"], ["within"]))
+def test_an_agent_in_a_jvm_takes_the_place_of_a_python_device_bit_by_bit(world: World, mode: str) -> None:
     """By a thread of its own, and by steps; a listener that throws and calls from within an event change nothing."""
     plain = world.train("first", {name: world.python("first", name) for name in ("one", "two")})
 
-    for mode in ("start", "within"):
-        jvm = world.jvm(mode, "one", mode)
-        mixed = world.train(mode, {"one": jvm, "two": world.python(mode, "two")})
+    jvm = world.jvm(mode, "one", mode)
+    mixed = world.train(mode, {"one": jvm, "two": world.python(mode, "two")})
 
-        assert jvm.code == 0, jvm.errors
-        assert "stopped: true" in jvm.errors
-        assert mixed.weights == plain.weights
-        assert jvm.said().count("accepted") == ROUNDS, jvm.said()
-        if mode == "within":
-            assert "a listener's own fault" in jvm.errors
-            assert jvm.errors.count("refused: only pause and setConstraints") == 3
+    assert jvm.code == 0, jvm.errors
+    assert "stopped: true" in jvm.errors
+    assert mixed.weights == plain.weights
+    assert jvm.said().count("accepted") == ROUNDS, jvm.said()
+    if mode == "within":
+        assert "a listener's own fault" in jvm.errors
+        assert jvm.errors.count("refused: only pause and setConstraints") == 3
 
 
 def test_options_that_cannot_be_used_are_exceptions_with_the_remedy(world: World) -> None:
