@@ -13,7 +13,6 @@ from server.intake.admission import Admission
 from tests.conftest import Mosquitto
 from tests.server.fleet import PATIENCE_S, RunningServer, plan_for
 from tests.server.service.served import MakeDevice
-from tests.server.service.test_identity import signing
 from tests.wire.mqtt.speakers import speaker_in
 
 
@@ -31,9 +30,7 @@ def test_the_lowest_lots_get_the_places_and_the_others_come_later(
     plan = plan_for(federation, limits, min_devices=3, rounds=2, ready_timeout_s=1.0)
     server = RunningServer.start(plan, mosquitto.address, tmp_path / "out", enrolled=tmp_path / "list.sqlite")
 
-    made = {
-        name: signing(device(name, seal=speakers[name].seal), speakers[name]) for name in reversed(ranked)
-    }
+    made = {name: device(name, seal=speakers[name].seal) for name in reversed(ranked)}
     for name in ranked[2:]:
         ack = made[name].acks.get(timeout=PATIENCE_S)
         assert (ack.round, ack.nonce, ack.status, ack.reason) == (0, "", "rejected", "come-later")
