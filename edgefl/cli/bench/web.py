@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -39,24 +40,36 @@ def web(
     ] = None,
     tier: Annotated[list[str] | None, typer.Option(help="a tier, may be repeated; default: all")] = None,
     batch: Annotated[int, typer.Option(min=1, help="samples per step")] = 32,
-    threads: Annotated[int, typer.Option(min=1, help="threads of WebAssembly; the native side has one")] = 1,
+    threads: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=1,
+            help="threads of WebAssembly, may be repeated; default: 1, and 2, which an isolated page may have; "
+            "the native side has one",
+        ),
+    ] = None,
     repeat: Annotated[int, typer.Option(min=1, help="blocks of steps for each side")] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object: bench, machine, results")] = False,
 ) -> None:
     from edgefl.bench.web.rows import MODELS, cases, measure
 
+    chosen = cases(tuple(model or MODELS), tuple(tier or ()))
     rows, failed = measured(
-        cases(tuple(model or MODELS), tuple(tier or ())),
-        lambda case, tell: measure(*case, batch=batch, threads=threads, repeat=repeat, say=tell),
+        [(*case, count) for count in threads or _usual() for case in chosen],
+        lambda case, tell: measure(*case[:2], batch=batch, threads=case[2], repeat=repeat, say=tell),
         _line,
     )
     report("web", f"a step in Chromium, batch {batch}", rows, _columns, as_json, failed)
 
 
+def _usual() -> list[int]:
+    return [1, 2] if (os.cpu_count() or 1) > 1 else [1]
+
+
 def _line(row: WebRow) -> str:
     return (
-        f"{row.model}, {row.tier}: {row.ms_min:g} ms, native {row.native_ms_min:g} ms, ratio {row.ratio:g}, memory "
-        f"{size(row.peak_over_idle_bytes)}, native {size(row.native_peak_over_idle_bytes)}"
+        f"{row.model}, {row.tier}, {row.threads} threads: {row.ms_min:g} ms, native {row.native_ms_min:g} ms, "
+        f"ratio {row.ratio:g}, memory {size(row.peak_over_idle_bytes)}, native {size(row.native_peak_over_idle_bytes)}"
     )
 
 
@@ -64,6 +77,7 @@ def _columns(row: WebRow) -> dict[str, Any]:
     return {
         "model": row.model,
         "tier": row.tier,
+        "threads": row.threads,
         "ms": row.ms,
         "native ms": row.native_ms,
         "ratio": f"{row.ratio:.2f}",
