@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -22,6 +23,9 @@ from server.shards.worker import Worker
 
 _FAREWELL_S = 5.0
 """For a worker to leave the broker; what it has not journaled is nobody's loss."""
+
+PATIENCE_S = 30.0
+"""For a worker to read what it is told: one that stands still does not hold up its server."""
 
 
 class Begun(Protocol):
@@ -64,12 +68,18 @@ def _begun(begin: Callable[[socket.socket], Begun]) -> tuple[Begun, socket.socke
 
 class ProcessHand:
     """The server's end. ``deliver`` gets what the worker says, on a thread of its own; :class:`Died` is its last word.
-    StoreError where the machine has no room for a process."""
+    StoreError where the machine has no room for a process. One that reads nothing for ``patience_s`` is killed."""
 
     def __init__(
-        self, told: Told, deliver: Callable[[News], None], begin: Callable[[socket.socket], Begun] = begin
+        self,
+        told: Told,
+        deliver: Callable[[News], None],
+        begin: Callable[[socket.socket], Begun] = begin,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         self._process, here = _begun(begin)
+        whole, part = divmod(round(patience_s * 1_000_000), 1_000_000)
+        here.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", whole, part))
         self._connection = Connection(here.detach())
         self._deliver = deliver
         self._sending = threading.Lock()
@@ -97,8 +107,11 @@ class ProcessHand:
         self.kill()
 
     def _send(self, thing: Told | Order) -> None:
-        with self._sending, suppress(OSError):
-            self._connection.send(thing)
+        with self._sending:
+            try:
+                self._connection.send(thing)
+            except OSError:  # it is gone, or stands still: behind half of a message nothing can be said
+                self._process.kill()
 
     def _hear(self) -> None:
         try:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import queue
+import socket
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,7 @@ from server.reception import Tellers
 from server.shards import process
 from server.shards.crew import Around, Crew
 from server.shards.process import ProcessHand
-from server.shards.words import FromWorker, News, Order, Ready, Told, Troubled
+from server.shards.words import Died, FromWorker, Know, News, Order, Ready, Told, Troubled
 from server.storage.journal import Journal
 from server.storage.update_files import UpdateFiles
 
@@ -54,7 +57,7 @@ class Made:
     def __init__(self, folder: Path, hire: Any = Silent) -> None:
         self.now = 100.0
         self.troubles: list[str] = []
-        told = Told(
+        self.told = told = Told(
             worker=0,
             workers=WORKERS,
             federation="demo",
@@ -117,3 +120,17 @@ def test_a_machine_that_can_begin_no_process_is_waited_for(
     assert "no worker can be started: Resource temporarily unavailable" in made.troubles[0]
     with pytest.raises(StoreError, match=r"set server\.workers lower"):
         ProcessHand(None, lambda _: None)  # type: ignore[arg-type]
+
+
+def test_a_worker_that_stands_still_does_not_hold_up_its_server(tmp_path: Path) -> None:
+    made = Made(tmp_path)
+    said: queue.SimpleQueue[News] = queue.SimpleQueue()
+
+    def standing(there: socket.socket) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(["sleep", "600"], pass_fds=[there.fileno()])
+
+    hand = ProcessHand(made.told, said.put, standing, patience_s=0.2)
+    for _ in range(40):  # more than a pipe takes
+        hand.tell(Know({f"{n}": () for n in range(2000)}))
+
+    assert said.get(timeout=30) == Died("was killed by signal 9")
