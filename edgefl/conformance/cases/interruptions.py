@@ -6,6 +6,7 @@ import time
 
 from edgefl.conformance.case import Group
 from edgefl.conformance.material.compare import Tolerance, check_metrics, read_tensors
+from edgefl.conformance.play.pace import steps_that_take
 from edgefl.conformance.play.stage import Play, Received, Stage
 from edgefl.conformance.verdict import expect, expect_equal
 from edgefl.wire.mqtt.messages import UpdateChunk
@@ -13,7 +14,6 @@ from edgefl.wire.mqtt.messages import UpdateChunk
 INTERRUPTIONS, CUTS = Group.called("interruptions"), Group.called("cuts")
 _TRAINING_S = 1.5
 """Of a round that is killed in the middle."""
-_FEW, _MANY = 300, 20_000
 
 
 @INTERRUPTIONS.case(
@@ -23,7 +23,8 @@ _FEW, _MANY = 300, 20_000
 def killed_in_training(stage: Stage) -> None:
     stage.start()
     stage.good_round()
-    slow = stage.material("onebit").with_steps(_steps_that_take(stage, _TRAINING_S))
+    what = stage.material("onebit")
+    slow = what.with_steps(steps_that_take(stage, what, _TRAINING_S))
     play = stage.open(slow, seed=77)
     stage.under_way(play, _TRAINING_S / 2)
     stage.kill()
@@ -141,14 +142,6 @@ def cut_in_fetching(stage: Stage) -> None:
         stage.relay.cut()
         stage.hello(mark)
     stage.settle(play)
-
-
-def _steps_that_take(stage: Stage, seconds: float) -> int:
-    """How many steps of the agent take about so long, by a round of a few hundred."""
-    begun = time.monotonic()
-    stage.good_round(stage.material("onebit").with_steps(_FEW))
-    step_s = max(1e-6, time.monotonic() - begun - stage.usual_s / 2) / _FEW
-    return max(_FEW, min(_MANY, int(seconds / step_s)))
 
 
 def _again(stage: Stage, play: Play, *, say: bool = True) -> None:

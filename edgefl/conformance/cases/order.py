@@ -7,6 +7,7 @@ import time
 import msgspec
 
 from edgefl.conformance.case import Group
+from edgefl.conformance.play.pace import steps_that_take
 from edgefl.conformance.play.stage import Play, Stage
 from edgefl.wire.mqtt.messages import Ack
 
@@ -104,7 +105,9 @@ def closed_round(stage: Stage) -> None:
 
 @ORDER.case("Stops its work on a round that closes, and sends no update for it.")
 def round_closes(stage: Stage) -> None:
-    play = stage.open(stage.material().with_steps(2500))
+    stage.ensure()
+    what = stage.material()
+    play = stage.open(what.with_steps(steps_that_take(stage, what, 1.5)))
     stage.under_way(play, 0.4)
     stage.close(play)
     mark = stage.server.log.mark()

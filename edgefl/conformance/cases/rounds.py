@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from edgefl.conformance.case import Group
+from edgefl.conformance.play.pace import steps_that_take
 from edgefl.conformance.play.said import Said
 from edgefl.conformance.play.stage import Play, Stage
 from edgefl.conformance.verdict import Failed, expect, expect_equal
@@ -140,7 +141,9 @@ def task_again(stage: Stage) -> None:
 
 @ROUNDS.case("Works on a later task of a round that gives several, and drops the one in hand for it.")
 def another_task(stage: Stage) -> None:
-    slow = stage.material().with_steps(int(stage.patient(20_000)))  # however fast it is, it is not done yet
+    stage.ensure()
+    what = stage.material()
+    slow = what.with_steps(steps_that_take(stage, what, 1.5))
     play = stage.open(slow)
     stage.under_way(play, 0.3)
     done = stage.update_or_none(play.task, 0.0, play.mark)
@@ -149,7 +152,9 @@ def another_task(stage: Stage) -> None:
     mark = stage.server.log.mark()
     task = stage.task(play.announced, slow, seed=99)
     stage.server.say(task)
-    stage.settle(Play(play.announced, task, slow, mark))
+    stage.answer(
+        stage.update(Play(play.announced, task, slow, mark))
+    )  # its values: engines part over so many steps
     late = [each for each in stage.server.log.since(mark, "updates") if _nonce(each) == play.task.nonce]
     expect(not late, "no update for a task that another one followed", f"{len(late)} chunks of one")
 
