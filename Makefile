@@ -7,7 +7,7 @@ DEMO := $(VENV)/.demo
 TESTS := $(VENV)/.tests
 ENVIRONMENT := $(PYTHON) tools/environment.py
 # Test processes side by side: some wait for brokers. One shows prints and stops in a debugger.
-WORKERS ?= 4
+WORKERS ?= 3
 
 # Processes that the demo and tests start import the same modules over and over: Python may keep them compiled.
 unexport PYTHONDONTWRITEBYTECODE

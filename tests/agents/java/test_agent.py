@@ -22,7 +22,6 @@ from tests.agents.cpp.federations import PYTHON, Device, Trained, train
 from tests.agents.java.build import Classes, compiled
 from tests.conftest import BrokerProcess
 from tests.e2e.runs import EDGEFL, PATIENCE_S, TINY
-from tests.rings.rows import mostly_slow
 
 pytestmark = pytest.mark.e2e
 ENGINE, ROWS, ROUNDS = "executorch", 60, 2
@@ -77,7 +76,8 @@ def world(tmp_path: Path, mosquitto: BrokerProcess, classes: Classes) -> World:
     return World(tmp_path, str(mosquitto.address), classes)
 
 
-@pytest.mark.parametrize("mode", mostly_slow(["start", "within"], ["within"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["start", "within"])
 def test_an_agent_in_a_jvm_takes_the_place_of_a_python_device_bit_by_bit(world: World, mode: str) -> None:
     """By a thread of its own, and by steps; a listener that throws and calls from within an event change nothing."""
     plain = world.train("first", {name: world.python("first", name) for name in ("one", "two")})

@@ -68,7 +68,7 @@ def test_a_browser_and_a_python_device_train_one_model(calm: Trained) -> None:
 @pytest.mark.parametrize(
     "disturb",
     [
-        cut_while_sending,
+        pytest.param(cut_while_sending, marks=pytest.mark.slow),
         pytest.param(killed_launcher, marks=pytest.mark.slow),
         pytest.param(killed_tab, marks=pytest.mark.slow),
         pytest.param(reload_while_sending, marks=pytest.mark.slow),
