@@ -41,13 +41,13 @@ def all_arms(scale: Scale) -> Sequence[Arm]:
 
 
 _NOTE = (
-    "ELU network 80-60, 50 users in ten groups, 10 of them in each round, batches of 40, HF's step 1e-2 / ||g||; pixels in "
-    "[0, 1], not centred, which the paper does not say and which decides the curvature (per_fedavg.md 8.2). Scale `cpu` is "
-    "the paper's own configuration (1000 rounds, beta 0.001, a = 196 and 68) with 36 test images of a class on CIFAR-10 in "
-    "place of 14, for less noise, with FedAvg of as many gradients on MNIST alone, and without CIFAR-10's row of tau = 10, "
-    "which per_fedavg/local_steps has. `literal` adapts to the test samples that judge, as the paper's words have it; everything else is adapted to training "
-    "samples. `majority` is what always saying a user's own commonest class reaches. `gradients`: batch gradients of a "
-    "user that takes part in every round."
+    "ELU network 80-60, 50 users in ten groups, 10 of them in each round, batches of 40, HF's step 1e-2 / ||g||; pixels "
+    "in [0, 1], not centred, which the paper does not say and which decides the curvature (per_fedavg.md 8.2). Scale "
+    "`cpu` is the paper's own configuration (1000 rounds, beta 0.001, a = 196 and 68) with 36 test images of a class on "
+    "CIFAR-10 in place of 14, for less noise, with FedAvg of as many gradients on MNIST alone, and without CIFAR-10's row "
+    "of tau = 10, which per_fedavg/local_steps has. `literal` adapts to the test samples that judge, as the paper's words "
+    "have it; everything else is adapted to training samples. `majority` is what always saying a user's own commonest "
+    "class reaches. `gradients`: batch gradients of a user that takes part in every round."
 )
 
 ENTRY = Entry(
