@@ -181,6 +181,7 @@ TABLES = (
             ("a round", number("per_round")),
             ("rounds", number("rounds")),
             ("clients a second", number("clients_per_s", 1)),
+            ("the arithmetic's limit", number("limit_clients_per_s", 1)),
             ("peak, MiB", number("peak_rss_bytes", 0, _MIB)),
             ("accuracy", number("final_accuracy", 3)),
         ),

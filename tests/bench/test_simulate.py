@@ -7,7 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from edgefl.bench.simulate.arithmetic import limit, operations
+from edgefl.bench.simulate.models import MODELS
 from edgefl.bench.simulate.rows import chosen, engines, measure
 from edgefl.bench.simulate.tasks import TASKS, Task, skewed
 from edgefl.bench.simulate.work import Work
@@ -22,8 +25,18 @@ def test_a_row_tells_speed_memory_and_accuracy_of_a_whole_simulation() -> None:
     row = measure(TINY, engines()["edgefl"])
     assert (row.task, row.engine, row.clients, row.per_round, row.rounds) == ("tiny", "edgefl", 20, 4, 2)
     assert row.clients_per_s == pytest.approx(8 / row.seconds, rel=0.05)
+    assert row.limit_clients_per_s > row.clients_per_s
     assert 50 << 20 < row.peak_rss_bytes < 4 << 30
     assert 0.15 < row.final_accuracy < 1.0
+
+
+def test_the_limit_counts_each_convolution_and_product_of_a_step() -> None:
+    """Of pfl's CNN, per sample: 900 and 784 places, then two dense layers; no gradient of the images is made."""
+    first, second, dense, last = (2 * n for n in (900 * 27 * 32, 784 * 288 * 64, 12544 * 128, 128 * 10))
+    made = operations(MODELS["pfl_cnn"](), torch.zeros(10, 3, 32, 32))
+    assert made == 10 * (2 * first + 3 * (second + dense + last))
+    task = replace(TINY, model="logistic", steps=2, batch=10)
+    assert limit(task, (1, 28, 28), 1e9) == pytest.approx(1e9 / (2 * 10 * 2 * 2 * 7840))
 
 
 def test_others_are_given_the_same_rows_as_floats(tmp_path: Path) -> None:

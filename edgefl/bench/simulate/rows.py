@@ -20,6 +20,7 @@ import psutil
 from edgefl.bench.common.peers import make, peers
 from edgefl.bench.common.turns import import_path
 from edgefl.bench.simulate import ours
+from edgefl.bench.simulate.arithmetic import limit, rate
 from edgefl.bench.simulate.tasks import Task
 from edgefl.config.simulation import SimulationTable
 from edgefl.system.cores import cores
@@ -34,13 +35,15 @@ _LAST = 400
 class SimulateRow(msgspec.Struct, frozen=True, kw_only=True):
     """``clients_per_s``: clients that trained per second, from the end of the first round, in which an engine gets ready,
     to the end of the last of ``rounds``; ``seconds`` is that time. ``peak_rss_bytes``: the most that its processes had in
-    memory at once, pages that they share counted for each. ``final_accuracy``: on the whole test set."""
+    memory at once, pages that they share counted for each. ``final_accuracy``: on the whole test set.
+    ``limit_clients_per_s``: what the processor's arithmetic alone allows (:mod:`edgefl.bench.simulate.arithmetic`)."""
 
     task: str
     engine: str
     clients: int
     per_round: int
     clients_per_s: float
+    limit_clients_per_s: float
     peak_rss_bytes: int
     final_accuracy: float
     seconds: float
@@ -94,7 +97,7 @@ def measure(
     with tempfile.TemporaryDirectory(prefix="edgefl-bench-") as name, import_path() as path:
         folder = Path(name)
         say(f"{task.name}: the data of {task.clients:,} clients")
-        task.write(folder, engine.simulation)
+        shape = task.write(folder, engine.simulation)
         say(f"{task.name}: {task.rounds} rounds of {engine.name}")
         inherited = {key: value for key, value in os.environ.items() if key not in _THREADS}
         environment = {**inherited, **engine.environment, **_quiet(engine, path)}
@@ -111,6 +114,7 @@ def measure(
         clients=task.clients,
         per_round=task.per_round,
         clients_per_s=round(task.per_round * found["rounds"] / found["seconds"], 2),
+        limit_clients_per_s=round(limit(task, shape, rate()), 2),
         peak_rss_bytes=peak,
         final_accuracy=round(found["accuracy"], 4),
         seconds=round(found["seconds"], 6),

@@ -39,8 +39,9 @@ class Task:
     lr: float
     skewed: bool = False
 
-    def write(self, folder: Path, simulation: dict[str, Any]) -> None:
-        """``folder`` for every engine: the federation file, and arrays. DataError where the dataset is not found."""
+    def write(self, folder: Path, simulation: dict[str, Any]) -> tuple[int, ...]:
+        """``folder`` for every engine: the federation file, and arrays. The shape of a sample. DataError where the dataset
+        is not found."""
         data = dict(self.data)
         if self.skewed:
             path = skewed(datasets.load(data["name"]), self.clients).save(folder / "data.npz")
@@ -61,6 +62,7 @@ class Task:
             dataset.shift,
         )
         Work.write(folder, job, (dataset.train_x, dataset.train_y), (dataset.test_x, dataset.test_y), parts)
+        return tuple(dataset.train_x.shape[1:])
 
     def _federation(self, data: dict[str, Any], simulation: dict[str, Any]) -> Federation:
         tables = {

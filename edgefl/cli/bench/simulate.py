@@ -31,7 +31,8 @@ clients, 1 % of them a round.
 
 Every engine has the same arrays, rows of clients, initial weights, steps and batches, and draws clients and batches
 itself. The first round, in which engines get ready, is not counted. Nothing is evaluated until all rounds are over. Memory
-is of all processes of an engine together.
+is of all processes of an engine together. The limit is what this processor's cores could train if a step were its
+convolutions and products alone, at the speed of a large product of float32 matrices.
 
 edgefl runs with its default settings, with one thread (edgefl-1-thread), and with a worker on each core (edgefl-workers);
 pfl 0.6 with torch's default threads and with one (pfl-1-thread); Flower on Ray with an actor on each core. Those of
@@ -92,6 +93,7 @@ def _columns(row: SimulateRow) -> dict[str, Any]:
         "clients": row.clients,
         "a round": row.per_round,
         "clients/s": row.clients_per_s,
+        "limit": row.limit_clients_per_s,
         "peak MiB": mebibytes(row.peak_rss_bytes),
         "accuracy": f"{row.final_accuracy:.3f}",
     }
