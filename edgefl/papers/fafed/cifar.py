@@ -74,7 +74,8 @@ def arms(scale: Scale) -> Sequence[Arm]:
 
 _NOTE = (
     "Scale cpu: 10,000 of the training images, 10 clients in place of 20, batches of 50 in place of 100, 80 rounds of 150 "
-    "(20 epochs). Scale smoke runs on noise in the images' place. Steps are from the paper's grid, none was chosen by a pilot."
+    "(20 epochs). Scale smoke runs on noise in the images' place. Steps are from the paper's grid, none "
+    "was chosen by a pilot."
 )
 
 ENTRY = Entry(
