@@ -92,7 +92,7 @@ class RoundDesk:
     def _remind(self) -> None:
         """The server speaks of a round: it may have lost what we sent, so updates that wait and what we declined of this
         round are sent again."""
-        if self._store.outgoing() is not None:
+        if self._store.any_waits():
             self._outbox.send_again()
         self.declare()
 
@@ -113,7 +113,7 @@ class RoundDesk:
 
     def is_idle(self) -> bool:
         """Whether nothing is being worked on, and nothing waits to be sent."""
-        return self._worker is None and self._store.job() is None and self._store.outgoing() is None
+        return self._worker is None and self._store.job() is None and not self._store.any_waits()
 
     def is_over(self) -> bool:
         """Whether the job in hand is of no use any more."""
@@ -144,7 +144,7 @@ class RoundDesk:
             return False
         # A retained "done" of an earlier run must not send a device away before the next run begins.
         ours = announced.run in self._seen_open or any(p.run == announced.run for p in self._store.history())
-        return ours and self._store.outgoing() is None and self._worker is None
+        return ours and not self._store.any_waits() and self._worker is None
 
     # -- working ---------------------------------------------------------------------------------------------
 

@@ -240,6 +240,10 @@ class Store(StoreFile):
                 "be damaged, or another release wrote it"
             ) from error
 
+    def any_waits(self) -> bool:
+        """Whether an update waits; it is not read."""
+        return bool(self._all("SELECT rowid FROM outbox LIMIT 1"))
+
     def waits(self, nonce: str) -> bool:
         """Whether the update of this task was computed and waits for the server."""
         return self._one("SELECT nonce FROM outbox WHERE nonce = ?", nonce) is not None

@@ -135,7 +135,7 @@ def test_a_finished_job_becomes_an_update_that_waits(store: Store) -> None:
 
     store.finish_job(outgoing("n1"), b"carry bytes", "run/sgd")
 
-    assert store.outgoing() == outgoing("n1")
+    assert store.outgoing() == outgoing("n1") and store.any_waits()
     assert store.waits("n1")
     assert (store.job(), store.checkpoint("n1")) == (None, None)
     assert carry_of(store, "run/sgd") == b"carry bytes"
@@ -201,7 +201,7 @@ def test_a_settled_update_leaves_the_outbox_and_enters_history(store: Store) -> 
 
     store.settle(past("n1", "rejected"))
 
-    assert (store.outgoing(), store.waits("n1")) == (None, False)
+    assert (store.outgoing(), store.waits("n1"), store.any_waits()) == (None, False, False)
     assert store.past("n1") == past("n1", "rejected")
     assert store.past("n2") is None
 
