@@ -34,6 +34,7 @@ from edgefl.contract.tensors import Tensors, TensorSpec, role_of
 from edgefl.submodels.channels.trace import plain_attention
 from edgefl.wire.errors import EdgeflError, ExportError
 from exporters.capture.checks import check_constants, check_ops, drop_outside_writes, untraceable
+from exporters.capture.clamped import compare_results
 from exporters.capture.graph import Table, graph_of
 from exporters.capture.nodes import copy_of, fake_value, results
 from exporters.capture.patches import patched
@@ -103,6 +104,7 @@ def capture(function: Function, table: Table | None = None, joint: Joint | None 
     arguments = tuple(torch.empty(spec.shape, dtype=spec.dtype) for spec in function.inputs.values())
     core = _trace(function, torch.func.functionalize(module), arguments, table, fake=True)
     _drop_copies(core)
+    compare_results(core.graph)
     core.graph.eliminate_dead_code()
     _separate_outputs(core)
     used = _drop_unused_inputs(core, tuple(function.inputs))
