@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import edgefl
 
 FEDERATION = """
@@ -23,6 +25,7 @@ cut = 1
 """
 
 
+@pytest.mark.slow
 def test_two_tiers_side_by_side_are_those_of_one_process(tmp_path: Path) -> None:
     file = tmp_path / "federation.toml"
     file.write_text(FEDERATION)

@@ -18,6 +18,7 @@ from edgefl.conformance.verdict import Verdict
 from edgefl.wire.errors import ConfigError
 from tests.cli.runner import runner
 from tests.conformance.playing import OURS, verdicts
+from tests.rings.rows import mostly_slow
 
 # Of each way to begin an agent, and of each kind of bundle.
 QUICK = {
@@ -76,6 +77,7 @@ def test_an_agent_that_says_nothing_fails_and_the_command_says_so() -> None:
     assert "the agent ended with exit code 3" in case["found"]
 
 
+@pytest.mark.slow
 @pytest.mark.e2e
 def test_a_command_that_never_says_hello_is_started_twice_and_the_rest_is_told_so() -> None:
     ends = (sys.executable, "-c", "import sys; sys.exit('no such option: --id')")
@@ -88,7 +90,7 @@ def test_a_command_that_never_says_hello_is_started_twice_and_the_rest_is_told_s
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", mostly_slow([signal.SIGINT, signal.SIGTERM], [signal.SIGTERM]))
 def test_a_kit_that_is_stopped_ends_its_agents_and_its_broker(tmp_path: Path, number: int) -> None:
     told = tmp_path / "told"
     mute = f"import os, time; open({str(told)!r}, 'w').write(str(os.getpid())); time.sleep(600)"

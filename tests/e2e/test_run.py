@@ -69,6 +69,7 @@ def test_bytes_with_headers_are_more_than_those_without(calm: Calm) -> None:
         assert row["down_bytes"] == sum(device["down_bytes"] for device in row["devices"].values())
 
 
+@pytest.mark.slow
 def test_processes_that_are_killed_in_mid_round_change_no_bit(tmp_path: Path, calm: Calm) -> None:
     """Over another broker, too. Rounds depend on the residuals and the int8 model that devices have, and a server's model
     on its workshop."""

@@ -42,6 +42,7 @@ def _compiled(more: str, folder: str) -> list[object]:
     return answer
 
 
+@pytest.mark.slow
 def test_a_bundle_is_compiled_without_torchs_compiler_and_is_the_same(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -141,6 +141,7 @@ def test_together_is_chosen_by_the_model_and_by_what_a_round_wants() -> None:
     assert first(federation("cnn")).together == 1  # it has convolutions
 
 
+@pytest.mark.slow
 def test_bfloat16_trains_to_about_the_same(tmp_path: Path) -> None:
     exact = edgefl.simulate(federation("cnn"), tmp_path / "exact")
     coarse = edgefl.simulate(federation("cnn", simulation={"precision": "bfloat16"}), tmp_path / "coarse")

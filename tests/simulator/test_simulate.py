@@ -19,6 +19,7 @@ from edgefl.simulator.functions import recorded
 from edgefl.simulator.row import Row
 from edgefl.wire.errors import ConfigError, ParticipationError, StoreError
 from tests.e2e.inside import edgefl as command
+from tests.rings.rows import mostly_slow
 from tests.simulator.small import Stopped, federation, stop_after
 
 
@@ -39,7 +40,12 @@ def test_its_folder_has_the_rounds_as_lines_and_as_a_table_and_the_model(tmp_pat
     assert "training, mean over clients" in (made.folder / "loss.svg").read_text()
 
 
-@pytest.mark.parametrize("kept", ["", "state at clients and server", "int8 down", "in groups"])
+@pytest.mark.parametrize(
+    "kept",
+    mostly_slow(
+        ["", "state at clients and server", "int8 down", "in groups"], ["state at clients and server"]
+    ),
+)
 def test_one_that_was_stopped_goes_on_to_the_same_bits(
     kept: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,6 +137,7 @@ def test_a_resume_with_another_configuration_says_which_key(tmp_path: Path) -> N
         edgefl.simulate(federation(federation={"rounds": 1}), tmp_path)
 
 
+@pytest.mark.slow
 def test_one_that_was_killed_as_it_began_left_a_folder_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,6 +215,7 @@ def test_a_function_that_cannot_run_for_many_clients_says_what_to_set(
         recorded(function, 4)
 
 
+@pytest.mark.slow
 def test_models_of_rounds_stay_where_they_are_asked_for(tmp_path: Path) -> None:
     made = edgefl.simulate(
         federation(simulation={"keep_every": 2}, federation={"rounds": 4}), tmp_path / "out"
@@ -221,6 +229,7 @@ def test_models_of_rounds_stay_where_they_are_asked_for(tmp_path: Path) -> None:
     assert not again.kept
 
 
+@pytest.mark.slow
 def test_who_is_absent_holds_samples_and_never_takes_part(tmp_path: Path) -> None:
     some = edgefl.simulate(federation(simulation={"absent": ["weak-*"]}), tmp_path / "some")
     every = edgefl.simulate(federation(), tmp_path / "all")
@@ -230,6 +239,7 @@ def test_who_is_absent_holds_samples_and_never_takes_part(tmp_path: Path) -> Non
     assert {(row.selected, row.reports) for row in some.history} == {(present, present)}
 
 
+@pytest.mark.slow
 def test_a_round_that_collapses_is_undone_and_one_that_was_stopped_remembers_the_best(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

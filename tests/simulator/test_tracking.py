@@ -144,6 +144,7 @@ class Served:
         self._server.server_close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every_s", [0.0, 1e9])
 def test_one_that_goes_on_tells_no_round_twice(
     every_s: float, tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch
@@ -162,6 +163,7 @@ def test_one_that_goes_on_tells_no_round_twice(
         assert told(store, name) == rounds(made.history, name)
 
 
+@pytest.mark.slow
 def test_both_have_no_say_in_the_weights_and_take_up_what_they_missed(tmp_path: Path, store: str) -> None:
     plain = edgefl.simulate(federation(), tmp_path / "out")
     before = plain.history
@@ -198,6 +200,7 @@ def test_a_server_that_fails_costs_no_round_and_gets_them_later(
     assert told(store, "loss") == rounds(made.history, "loss")
 
 
+@pytest.mark.slow
 def test_an_mlflow_that_cannot_be_used_is_told_before_any_round(tmp_path: Path, store: str) -> None:
     nowhere = "http://127.0.0.1:9/"
     with pytest.raises(ConfigError, match=r"simulation\.mlflow 'http://127\.0\.0\.1:9/' cannot be used"):

@@ -54,6 +54,7 @@ def test_the_same_bits_again_and_with_two_workers(case: str, tmp_path: Path) -> 
     assert max(row.staleness for row in one) > 0
 
 
+@pytest.mark.slow
 def test_a_version_is_there_as_soon_as_its_updates_are(tmp_path: Path) -> None:
     waits = {"round": {"mode": "synchronous", "buffer": 10, "concurrency": 0, "max_staleness": 20}}
     rounds = edgefl.simulate(of(waits), tmp_path / "waits").history
@@ -69,6 +70,7 @@ def test_what_comes_too_many_versions_late_is_not_in_any(tmp_path: Path) -> None
     assert {row.staleness for row in fresh} == {0.0}
 
 
+@pytest.mark.slow
 def test_the_share_of_late_changes_is_in_the_weights(tmp_path: Path) -> None:
     rows = [
         edgefl.simulate(of({"round": {"staleness": rule}}), tmp_path / rule).history

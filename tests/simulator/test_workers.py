@@ -124,6 +124,7 @@ def test_a_simulation_goes_on_with_another_number_of_workers(
     assert bits(parts.history) == bits(whole.history)
 
 
+@pytest.mark.slow
 def test_bad_data_of_a_client_are_the_same_error(tmp_path: Path) -> None:
     def own(name: str, rows: int, wide: int) -> None:
         np.savez(folder / f"{name}.npz", x=np.zeros((rows, 1, 8, wide), np.uint8), y=np.zeros(rows, np.int64))

@@ -91,6 +91,7 @@ def web_run(folder: Path, *more: str, broker: str = "") -> Iterator[WebRun]:
         run.stop()
 
 
+@pytest.mark.slow
 def test_a_browser_joins_with_the_sample_and_finishes(tmp_path: Path, browser: Browser) -> None:
     with web_run(tmp_path) as run:
         assert sum("█" in line or "▀" in line for line in run.said) > 15, "the code for a camera"

@@ -160,6 +160,7 @@ def test_steps_in_segments_train_as_one_graph_does(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.slow
 def test_one_graph_and_its_segments_give_the_same_bits(tmp_path: Path) -> None:
     """Cut at one recomputation plan, here none."""
     form = format_of("onnx")
@@ -190,6 +191,7 @@ def test_a_step_in_segments_is_compared_with_torch() -> None:
     assert tight.paged_bytes > 0
 
 
+@pytest.mark.slow
 def test_segments_are_predicted_to_need_less_than_the_step_in_one_graph() -> None:
     captured = format_of("onnx").capture(program_of("resnet8").phases[0].function)
 

@@ -98,6 +98,7 @@ def test_a_command_that_ends_is_told_of_with_its_last_words(command: str, told: 
     assert told in done.stderr
 
 
+@pytest.mark.slow
 def test_a_command_that_never_answers_is_given_up(bundle: Path, tmp_path: Path) -> None:
     script = tmp_path / "deaf.py"
     script.write_text(DEAF)

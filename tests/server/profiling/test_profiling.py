@@ -242,6 +242,7 @@ def test_what_a_killed_command_left_is_cleared_once_its_time_is_over(
     assert retained_below(session, topics) == (left_there if until else set())
 
 
+@pytest.mark.slow
 def test_a_broker_that_restarts_is_told_everything_again(
     own_mosquitto: BrokerProcess, connect: SessionFactory, federation: str, wanted: Wanted
 ) -> None:

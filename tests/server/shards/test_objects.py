@@ -66,6 +66,7 @@ def test_a_server_that_is_started_again_writes_over_nothing(bucket: Bucket) -> N
     assert sorted(places, key=lambda place: place.file) == places  # the order in which they came
 
 
+@pytest.mark.slow
 def test_a_bucket_that_answers_503_is_waited_for(
     bucket: Bucket, mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path
 ) -> None:

@@ -82,6 +82,7 @@ def test_a_database_that_is_not_there_is_named(tmp_path: Path) -> None:
         Journal("postgresql+psycopg://me:secret@127.0.0.1:1/x", "demo", UpdateFiles(tmp_path))
 
 
+@pytest.mark.slow
 def test_no_deadline_passes_while_a_database_is_away(
     postgres: Postgres, mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path
 ) -> None:

@@ -188,6 +188,7 @@ def test_an_update_that_is_too_many_versions_late_is_refused_with_that_reason(
     assert (ack.status, ack.reason) == ("rejected", "stale") and "round.max_staleness" in ack.text
 
 
+@pytest.mark.slow
 def test_whose_time_is_over_is_told_so_and_has_another_task(
     device: MakeDevice, start: Start, plan: RunSpec
 ) -> None:
