@@ -14,7 +14,7 @@ import onnxruntime as ort
 
 from device_runtime.engine.base import Outputs, State
 from device_runtime.engine.segments import SegmentedGraph, load_segments
-from device_runtime.memory import release_code
+from device_runtime.libraries import cut_code, release_code
 from edgefl.wire.bundle.manifest import Graph, Port
 from edgefl.wire.bundle.rows import Rows, cover, rows_in
 from edgefl.wire.errors import BundleError
@@ -65,6 +65,7 @@ class OnnxEngine:
                 "its tensors inside",
                 graph=graph.name,
             )
+        cut_code()
         try:
             session = ort.InferenceSession(artifact, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime raises its own unrelated exception types
