@@ -12,8 +12,8 @@ import mmap
 import os
 import re
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,6 +60,15 @@ class _Object(ctypes.Structure):
     ]
 
 
+@contextmanager
+def sparing_code() -> Iterator[None]:
+    """Within it a graph is loaded: code is mapped in pieces, also what is first used there, and then let go of."""
+    cut_code()
+    yield
+    cut_code()
+    release_code()  # of starting, parsing and rewriting graphs, which no step needs
+
+
 def cut_code() -> int:
     """Cut the mappings of programs and libraries into pieces of :data:`PIECE_BYTES`; returns how many new ones there are.
 
@@ -78,7 +87,7 @@ def cut_code() -> int:
             room = made + 2 * len(places) <= most
             if part.start not in _cut and room and _is_worth_it(part, _flags(part, pages.fileno())):
                 made += 2 * sum(_advise(place, PIECE_BYTES, advice) for place in places)
-            _cut.add(part.start)
+                _cut.add(part.start)
     return made
 
 
