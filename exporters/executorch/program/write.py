@@ -26,10 +26,10 @@ from exporters.executorch.program.missing import check
 from exporters.executorch.program.partition import steps_of
 from exporters.sources.blob import program_nodes
 
-RUNTIME_BYTES = 5_800_000
-"""What ExecuTorch and XNNPACK take for the first program, and a round around it: code of libraries, which an idle device has
-let go of."""
-VALUE_BYTES = 1500
+LEAST_BYTES = 5_000_000
+"""What a round takes however small its programs are. What ExecuTorch and XNNPACK take is as much as what a device that trains
+has let go of, of code that an idle one has (:mod:`device_runtime.libraries`)."""
+VALUE_BYTES = 800
 """What XNNPACK keeps about each value of a delegate and the node that makes it."""
 
 
@@ -81,7 +81,7 @@ def planned_bytes(captured: Captured, program: Program, written: Collection[str]
     inputs = sum(_bytes(spec) for spec in captured.inputs.values())
     outputs = sum(_bytes(spec) for name, spec in captured.outputs.items() if name not in written)
     own = program.arena_bytes + program.workspace_bytes + len(program.model)
-    return own + inputs + outputs + RUNTIME_BYTES + VALUE_BYTES * program.delegated_values
+    return max(LEAST_BYTES, own + inputs + outputs + VALUE_BYTES * program.delegated_values)
 
 
 def _bytes(spec: TensorSpec) -> int:
