@@ -27,9 +27,11 @@ from exporters.executorch.program.partition import steps_of
 from exporters.sources.blob import program_nodes
 
 LEAST_BYTES = 5_000_000
-"""What a round takes however small its programs are. What ExecuTorch and XNNPACK take is as much as what a device that trains
-has let go of, of code that an idle one has (:mod:`device_runtime.libraries`)."""
-VALUE_BYTES = 800
+"""What a round takes however small its programs are."""
+RUNTIME_BYTES = -950_000
+"""What ExecuTorch, XNNPACK and a round around a program take, less what a device that trains has let go of: code that an idle one
+has mapped (:mod:`device_runtime.libraries`)."""
+VALUE_BYTES = 1500
 """What XNNPACK keeps about each value of a delegate and the node that makes it."""
 
 
@@ -81,7 +83,8 @@ def planned_bytes(captured: Captured, program: Program, written: Collection[str]
     inputs = sum(_bytes(spec) for spec in captured.inputs.values())
     outputs = sum(_bytes(spec) for name, spec in captured.outputs.items() if name not in written)
     own = program.arena_bytes + program.workspace_bytes + len(program.model)
-    return max(LEAST_BYTES, own + inputs + outputs + VALUE_BYTES * program.delegated_values)
+    needed = own + inputs + outputs + RUNTIME_BYTES + VALUE_BYTES * program.delegated_values
+    return max(LEAST_BYTES, program.arena_bytes, needed)  # a device refuses an arena that is larger than what was told
 
 
 def _bytes(spec: TensorSpec) -> int:
