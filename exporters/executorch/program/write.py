@@ -26,7 +26,7 @@ from exporters.executorch.program.missing import check
 from exporters.executorch.program.partition import steps_of
 from exporters.sources.blob import program_nodes
 
-LEAST_BYTES = 5_000_000
+LEAST_BYTES = 7_500_000
 """What a round takes however small its programs are."""
 RUNTIME_BYTES = -950_000
 """What ExecuTorch, XNNPACK and a round around a program take, less what a device that trains has let go of: code that an idle one
