@@ -45,7 +45,10 @@ class _Header(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_uint32) for name in ("kind", "flags")),
-        *((name, ctypes.c_uint64) for name in ("offset", "address", "unused", "in_file", "nbytes", "alignment")),
+        *(
+            (name, ctypes.c_uint64)
+            for name in ("offset", "address", "unused", "in_file", "nbytes", "alignment")
+        ),
     ]
 
 
@@ -72,9 +75,10 @@ def sparing_code() -> Iterator[None]:
 def cut_code() -> int:
     """Cut the mappings of programs and libraries into pieces of :data:`PIECE_BYTES`; returns how many new ones there are.
 
-    Around each page that is read Linux maps whatever its cache has of 64 KiB, but nothing beyond a mapping's ends: a step that
-    reads 2 MB of onnxruntime, here and there, would have 9 of it. Pieces stay apart because they differ: every second one
-    would be left out of a core dump, in which no code is anyway. What is mapped already stays until it is let go of.
+    Around each page that is read Linux maps whatever its cache has of 64 KiB, but nothing beyond a mapping's ends: a step
+    that reads 2 MB of onnxruntime, here and there, would have 9 of it. Pieces stay apart because they differ: every second
+    one would be left out of a core dump, in which no code is anyway. What is mapped already stays until it is let go
+    of. From the disk, Linux 6.18 reads code ahead no further than a piece goes.
     """
     advice = getattr(mmap, "MADV_DONTDUMP", None)
     if advice is None or mmap.PAGESIZE >= PIECE_BYTES:
@@ -83,7 +87,9 @@ def cut_code() -> int:
     with suppress(OSError, AttributeError, ValueError), _PAGES.open("rb", 0) as pages:
         most = int(_MOST_MAPPINGS.read_text()) // _SHARE
         for part in _parts():
-            places = range(-(-part.start // PIECE_BYTES) * PIECE_BYTES, part.end - PIECE_BYTES, 2 * PIECE_BYTES)
+            places = range(
+                -(-part.start // PIECE_BYTES) * PIECE_BYTES, part.end - PIECE_BYTES, 2 * PIECE_BYTES
+            )
             room = made + 2 * len(places) <= most
             if part.start not in _cut and room and _is_worth_it(part, _flags(part, pages.fileno())):
                 made += 2 * sum(_advise(place, PIECE_BYTES, advice) for place in places)
@@ -116,7 +122,6 @@ def _parts() -> list[_Part]:
     """Of everything that is loaded; nothing where processors have other addresses than of 64 bits."""
     parts: list[_Part] = []
 
-    @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Object), ctypes.c_size_t, ctypes.c_void_p)
     def visit(found: Any, _: int, __: int) -> int:
         library = found.contents
         for header in library.headers[: library.count]:
@@ -129,7 +134,8 @@ def _parts() -> list[_Part]:
     page = mmap.PAGESIZE
     if ctypes.sizeof(ctypes.c_void_p) == _ENTRY_BYTES:
         # Without letting go of Python's lock: whoever waited for it within an import would have the list's lock.
-        ctypes.PyDLL(None).dl_iterate_phdr(visit, None)
+        kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Object), ctypes.c_size_t, ctypes.c_void_p)
+        ctypes.PyDLL(None).dl_iterate_phdr(kind(visit), None)
     return parts
 
 
@@ -153,4 +159,4 @@ def _advise(start: int, nbytes: int, advice: int) -> bool:
 
 @functools.cache
 def _madvise() -> Callable[..., int]:
-    return ctypes.CDLL(None).madvise  # type: ignore[no-any-return]
+    return ctypes.CDLL(None).madvise

@@ -27,15 +27,15 @@ NODE_BYTES = 5000
 LOAD_BYTES = 7.3e6
 """While a graph is loaded: onnxruntime's code for that, and its parser. The code is let go of again."""
 RUN_BYTES = -17.5e6
-"""While a loaded graph runs: what has been loaded for good, less the code that was mapped when onnxruntime was imported, of which
-a step needs little (:mod:`device_runtime.libraries`)."""
+"""While a loaded graph runs: what has been loaded for good, less the code that was mapped when onnxruntime was imported, of
+which a step needs little (:mod:`device_runtime.libraries`)."""
 SEGMENT_BYTES = 0.95e6
 """What a segment more takes: its session, and what is small of its pages."""
 ARENA_SHARE = 0.05
 """Of the arena: buffers of the kernels, and what lies in other places than we predict."""
 AGENT_LOAD_BYTES, AGENT_RUN_BYTES = 1.5e6, 10.5e6
-"""A round around the graph while it is loaded, and while it runs: what other graphs have left, the store, decompression, a batch
-being put together, and code of other libraries, which an idle device had let go of before."""
+"""A round around the graph while it is loaded, and while it runs: what other graphs have left, the store, decompression, a
+batch being put together, and code of other libraries, which an idle device had let go of before."""
 
 _aten = torch.ops.aten
 # Those that onnxruntime replaces by a new node, which then counts as later than all others.

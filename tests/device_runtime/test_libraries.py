@@ -1,5 +1,5 @@
-"""Code of libraries: mapped in pieces, let go of, and there again when it is called. Each test has a process of its own, as both
-are for good."""
+"""Code of libraries: mapped in pieces, let go of, and there again when it is called. Each test has a process of its own:
+pieces stay."""
 
 from __future__ import annotations
 

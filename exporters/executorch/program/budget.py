@@ -13,9 +13,9 @@ from exporters.memory.recompute import Budget
 def within(captured: Captured, budget: Budget, *, planned_outputs: bool = False) -> tuple[Artifact, int]:
     """The cheapest program that plans at most ``budget`` bytes over the idle process, and that budget in bytes.
 
-    A relative budget is a share of what the program plans as it is. What is cheap is computed again with or without a budget (:mod:`.keep`); a budget adds products. It is not cut into segments: each would be a
-    program that keeps an arena and XNNPACK's workspace of its own. Raises ExportError with the smallest number of bytes
-    that was found if none fits.
+    A relative budget is a share of what the program plans as it is. What is cheap is computed again with or without a budget
+    (:mod:`.keep`); a budget adds products. It is not cut into segments: each would be a program that keeps an arena and
+    XNNPACK's workspace of its own. Raises ExportError with the smallest number of bytes that was found if none fits.
     """
     last: list[tuple[Captured, Artifact]] = []
 

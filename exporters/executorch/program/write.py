@@ -29,8 +29,8 @@ from exporters.sources.blob import program_nodes
 LEAST_BYTES = 7_500_000
 """What a round takes however small its programs are."""
 RUNTIME_BYTES = -950_000
-"""What ExecuTorch, XNNPACK and a round around a program take, less what a device that trains has let go of: code that an idle one
-has mapped (:mod:`device_runtime.libraries`)."""
+"""What ExecuTorch, XNNPACK and a round around a program take, less what a device that trains has let go of: code that an
+idle one has mapped (:mod:`device_runtime.libraries`)."""
 VALUE_BYTES = 1500
 """What XNNPACK keeps about each value of a delegate and the node that makes it."""
 
@@ -84,7 +84,8 @@ def planned_bytes(captured: Captured, program: Program, written: Collection[str]
     outputs = sum(_bytes(spec) for name, spec in captured.outputs.items() if name not in written)
     own = program.arena_bytes + program.workspace_bytes + len(program.model)
     needed = own + inputs + outputs + RUNTIME_BYTES + VALUE_BYTES * program.delegated_values
-    return max(LEAST_BYTES, program.arena_bytes, needed)  # a device refuses an arena that is larger than what was told
+    # A device refuses a program whose arena is larger than what was told.
+    return max(LEAST_BYTES, program.arena_bytes, needed)
 
 
 def _bytes(spec: TensorSpec) -> int:
