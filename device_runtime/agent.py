@@ -18,6 +18,7 @@ from device_runtime.config import AgentConfig, AgentEvent
 from device_runtime.data import sources
 from device_runtime.engine.base import Engine
 from device_runtime.host import physical_memory
+from device_runtime.libraries import release_code
 from device_runtime.link.fetch import Fetcher
 from device_runtime.link.greeting import Greeting
 from device_runtime.link.identity import Repeated, ServerTrust, speaker_of
@@ -26,7 +27,7 @@ from device_runtime.link.mirrors import Mirrors
 from device_runtime.link.notices import Notices
 from device_runtime.link.outbox import Outbox, past_of
 from device_runtime.link.surroundings import Surroundings
-from device_runtime.memory import release_code, return_memory_early, trim_memory
+from device_runtime.memory import return_memory_early, trim_memory
 from device_runtime.policy import Rules, asked_of_system, day_of
 from device_runtime.profile.child import Child
 from device_runtime.profile.request import Measure, ProfileDesk

@@ -14,7 +14,7 @@ import onnxruntime as ort
 
 from device_runtime.engine.base import Outputs, State
 from device_runtime.engine.segments import SegmentedGraph, load_segments
-from device_runtime.memory import release_code
+from device_runtime.libraries import sparing_code
 from edgefl.wire.bundle.manifest import Graph, Port
 from edgefl.wire.bundle.rows import Rows, cover, rows_in
 from edgefl.wire.errors import BundleError
@@ -66,13 +66,13 @@ class OnnxEngine:
                 graph=graph.name,
             )
         try:
-            session = ort.InferenceSession(artifact, options, providers=["CPUExecutionProvider"])
+            with sparing_code():
+                session = ort.InferenceSession(artifact, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime raises its own unrelated exception types
             raise BundleError(
                 f"onnxruntime {self.version} cannot load graph {graph.name!r}: {error}; export the bundle for this version",
                 graph=graph.name,
             ) from error
-        release_code()  # of starting, parsing and rewriting graphs, which no step needs
         return OnnxGraph(graph, session, shrinks=shrinks)
 
     def _options(self, threads: int = 0) -> Any:

@@ -42,12 +42,11 @@ class Measures:
     first: Callable[[Captured], Captured] = lambda captured: captured
 
 
-def within(captured: Captured, budget: int, measures: Measures, beside: str = "") -> Form:
+def within(captured: Captured, budget: int, measures: Measures) -> Form:
     """``captured`` in the cheapest form that needs at most ``budget`` bytes over the idle process.
 
     Recomputation alone comes first, by the safe measure and then by the likely one: paging wears the disk, and wants a
-    device that knows segments. Raises ExportError with the smallest number of bytes that was found if none fits; ``beside``
-    is told there.
+    device that knows segments. Raises ExportError with the smallest number of bytes that was found if none fits.
     """
     forms, found, passed = _Forms(captured, measures.first(captured)), list[int](), list[tuple[int, Form]]()
     passes = [(forms.recomputed(), measures.safe)]
@@ -70,7 +69,7 @@ def within(captured: Captured, budget: int, measures: Measures, beside: str = ""
     without = mebibytes_up(measures.safe((forms.first,)))
     raise ExportError(
         f"function {captured.name!r} does not fit a memory budget of {mebibytes(budget)}: with all {means} it needs "
-        f"{mebibytes_up(smallest)} over the idle process, {without} without{beside}. Give "
+        f"{mebibytes_up(smallest)} over the idle process, {without} without. Give "
         "that much, a smaller batch, or a later cut",
         function=captured.name,
         budget=budget,

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import operator
-from itertools import accumulate
 
 import torch
 from torch import fx
@@ -23,17 +22,20 @@ from exporters.capture.trace import Captured
 from exporters.memory.arena import Arena
 from exporters.memory.usage import PRODUCTS, has_many, rewritable, size, timeline, workspace
 
-LOAD_BYTES, LOAD_NODE_BYTES = 11.4e6, 4400
-"""While a graph is loaded: onnxruntime's code for that, and what is made of each node. The code is let go of again."""
-RUN_BYTES, NODE_BYTES = 0.3e6, 4400
-"""While a loaded graph runs: what has been loaded for good, and the nodes."""
+NODE_BYTES = 5000
+"""What is made of each node of a graph when it is loaded."""
+LOAD_BYTES = 7.3e6
+"""While a graph is loaded: onnxruntime's code for that, and its parser. The code is let go of again."""
+RUN_BYTES = -17.5e6
+"""While a loaded graph runs: what has been loaded for good, less the code that was mapped when onnxruntime was imported, of
+which a step needs little (:mod:`device_runtime.libraries`)."""
 SEGMENT_BYTES = 0.95e6
 """What a segment more takes: its session, and what is small of its pages."""
 ARENA_SHARE = 0.05
 """Of the arena: buffers of the kernels, and what lies in other places than we predict."""
-AGENT_BYTES = 1.8e6
-"""A round around the graph: what other graphs have left, the store, decompression, a batch being put together, and the code
-of libraries for that, which an idle device has let go of."""
+AGENT_LOAD_BYTES, AGENT_RUN_BYTES = 1.5e6, 10.5e6
+"""A round around the graph while it is loaded, and while it runs: what other graphs have left, the store, decompression, a
+batch being put together, and code of other libraries, which an idle device had let go of before."""
 
 _aten = torch.ops.aten
 # Those that onnxruntime replaces by a new node, which then counts as later than all others.
@@ -63,25 +65,27 @@ _STEPS = 2
 def predicted_peak(*steps: Captured) -> int:
     """Expected peak of resident memory, over the idle agent, of a round in which a graph, or the segments that it was cut
     into, run one after another, again and again."""
-    return int(predicted_alone(*steps) + AGENT_BYTES)
+    loading, running = _loading_and_running(steps)
+    return int(max(loading + AGENT_LOAD_BYTES, running + AGENT_RUN_BYTES))
 
 
 def predicted_alone(*steps: Captured) -> int:
-    """The same of a process that does nothing else, over that process with onnxruntime imported and nothing loaded.
+    """The same of a process that does nothing else, over that process with onnxruntime imported and nothing loaded."""
+    return int(max(_loading_and_running(steps)))
+
+
+def _loading_and_running(steps: tuple[Captured, ...]) -> tuple[float, float]:
+    """Bytes while the last graph is loaded, and while the one that needs most runs.
 
     The pages of a segment, those that it reads and those that it writes, are there while it runs, and so is what it
     computes: the arena is emptied behind each.
     """
     runs = [_Run(each) for each in steps]
-    before = list(accumulate((len(run.calls) for run in runs), initial=0))
-    loading = max(
-        LOAD_BYTES + LOAD_NODE_BYTES * len(run.calls) + NODE_BYTES * n
-        for run, n in zip(runs, before, strict=False)
-    )
+    nodes = NODE_BYTES * sum(len(run.calls) for run in runs)
     given = {name: count for run in runs for name, count in run.given.items()}
     bound = sum(given.values()) + sum(run.own for run in runs) + SEGMENT_BYTES * (len(runs) - 1)
     turn = max(run.pages + (1 + ARENA_SHARE) * run.arena_bytes() for run in runs)
-    return int(max(loading, bound + turn + RUN_BYTES + NODE_BYTES * before[-1]))
+    return LOAD_BYTES + nodes, bound + turn + RUN_BYTES + nodes
 
 
 class _Run:

@@ -10,7 +10,7 @@ from device_runtime.engine.base import Outputs, State
 from device_runtime.engine.executorch.binding import Native, NativeError, Program, Value
 from device_runtime.engine.executorch.buffers import checked, new_buffer, owned_copy, readable
 from device_runtime.engine.executorch.build import Wheel, find_wheel
-from device_runtime.memory import release_code
+from device_runtime.libraries import sparing_code
 from edgefl.wire.blobs import verified
 from edgefl.wire.bundle.manifest import Graph, Port
 from edgefl.wire.errors import BundleError, ConfigError
@@ -52,16 +52,16 @@ class ExecuTorchEngine:
             # The released runtime follows a program's offsets unchecked: damaged bytes can end the process.
             verified(graph.blob, artifact)
         try:
-            program = Program(self._native, artifact)
-            _check_ports(graph, program.inputs(), program.outputs())
-            _check_arena(graph, program.planned_bytes)
-            program.prepare()
+            with sparing_code():
+                program = Program(self._native, artifact)
+                _check_ports(graph, program.inputs(), program.outputs())
+                _check_arena(graph, program.planned_bytes)
+                program.prepare()
         except NativeError as error:
             raise BundleError(
                 f"executorch {self.version} cannot load graph {graph.name!r}: {error}; export the bundle for this version",
                 graph=graph.name,
             ) from error
-        release_code()  # of starting and preparing programs, which no step needs
         return ExecuTorchGraph(graph, program)
 
     def read_state(self, state: State) -> Arrays:

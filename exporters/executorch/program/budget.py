@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from edgefl.system.sizes import mebibytes_up
 from exporters.artifact import Artifact
 from exporters.capture.trace import Captured
-from exporters.executorch.program.write import RUNTIME_BYTES, to_executorch
+from exporters.executorch.program.write import to_executorch
 from exporters.memory import budget as search
 from exporters.memory.budget import Form, Measures
 from exporters.memory.recompute import Budget
@@ -14,10 +13,9 @@ from exporters.memory.recompute import Budget
 def within(captured: Captured, budget: Budget, *, planned_outputs: bool = False) -> tuple[Artifact, int]:
     """The cheapest program that plans at most ``budget`` bytes over the idle process, and that budget in bytes.
 
-    A relative budget is a share of what the program plans as it is, ExecuTorch itself apart. What is cheap is computed
-    again with or without a budget (:mod:`.keep`); a budget adds products. It is not cut into segments: each would be a
-    program that keeps an arena and XNNPACK's workspace of its own. Raises ExportError with the smallest number of bytes
-    that was found if none fits.
+    A relative budget is a share of what the program plans as it is. What is cheap is computed again with or without a budget
+    (:mod:`.keep`); a budget adds products. It is not cut into segments: each would be a program that keeps an arena and
+    XNNPACK's workspace of its own. Raises ExportError with the smallest number of bytes that was found if none fits.
     """
     last: list[tuple[Captured, Artifact]] = []
 
@@ -27,8 +25,7 @@ def within(captured: Captured, budget: Budget, *, planned_outputs: bool = False)
         return last[0][1].planned_bytes
 
     count = _bytes(budget, planned((captured,)))
-    beside = f"; {mebibytes_up(RUNTIME_BYTES)} of it are for ExecuTorch itself"
-    found = search.within(captured, count, Measures(planned, pages=False), beside)
+    found = search.within(captured, count, Measures(planned, pages=False))
     planned(found)
     return last[0][1], count
 
@@ -36,4 +33,4 @@ def within(captured: Captured, budget: Budget, *, planned_outputs: bool = False)
 def _bytes(budget: Budget, plain: int) -> int:
     if not budget.relative:
         return int(budget.count)
-    return int(budget.count * (plain - RUNTIME_BYTES)) + RUNTIME_BYTES
+    return int(budget.count * plain)

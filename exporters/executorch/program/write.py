@@ -26,9 +26,11 @@ from exporters.executorch.program.missing import check
 from exporters.executorch.program.partition import steps_of
 from exporters.sources.blob import program_nodes
 
-RUNTIME_BYTES = 5_800_000
-"""What ExecuTorch and XNNPACK take for the first program, and a round around it: code of libraries, which an idle device has
-let go of."""
+LEAST_BYTES = 7_500_000
+"""What a round takes however small its programs are."""
+RUNTIME_BYTES = -950_000
+"""What ExecuTorch, XNNPACK and a round around a program take, less what a device that trains has let go of: code that an
+idle one has mapped (:mod:`device_runtime.libraries`)."""
 VALUE_BYTES = 1500
 """What XNNPACK keeps about each value of a delegate and the node that makes it."""
 
@@ -81,7 +83,9 @@ def planned_bytes(captured: Captured, program: Program, written: Collection[str]
     inputs = sum(_bytes(spec) for spec in captured.inputs.values())
     outputs = sum(_bytes(spec) for name, spec in captured.outputs.items() if name not in written)
     own = program.arena_bytes + program.workspace_bytes + len(program.model)
-    return own + inputs + outputs + RUNTIME_BYTES + VALUE_BYTES * program.delegated_values
+    needed = own + inputs + outputs + RUNTIME_BYTES + VALUE_BYTES * program.delegated_values
+    # A device refuses a program whose arena is larger than what was told.
+    return max(LEAST_BYTES, program.arena_bytes, needed)
 
 
 def _bytes(spec: TensorSpec) -> int:
