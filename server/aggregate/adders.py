@@ -17,8 +17,7 @@ from server.aggregate.scatter import FIRST, LENGTH, Integers, Pieces, Work
 Factors = npt.NDArray[np.float64]
 
 Loop = Callable[..., None]
-"""Adds blocks: called with their ``index``, and ``size``, ``fresh`` and ``sums``, as :mod:`server.aggregate.kernels` has
-them."""
+"""Adds blocks: called with a :class:`server.aggregate.blocks.Sink`."""
 
 Chosen = Callable[[slice, Integers], Loop]
 """The loop over some blocks of a section: which of them these are, and the blocks, whose targets may have been moved."""

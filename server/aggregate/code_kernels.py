@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from server.aggregate.blocks import few, last_word, overwritten, place, spread
+from server.aggregate.blocks import Sink, few, last_word, overwritten, place, spread
 from server.aggregate.native import Number, Numbers, compiled, longs_at, words_at
 from server.aggregate.scatter import BLOCK, FIRST, ROW, SOURCE
 
@@ -28,10 +28,7 @@ def add_codes(
     bits: Number,
     values: Numbers,
     blocks: Numbers,
-    index: Numbers,
-    size: Number,
-    fresh: Number,
-    sums: Numbers,
+    sink: Sink,
 ) -> None:
     """``bits`` (1 to 8) per entry: code c adds ``values[k, row, c]`` (int64 [updates, rows, 2**bits])."""
     group_size = 8 // bits
@@ -47,9 +44,9 @@ def add_codes(
         if block[ROW] != row:
             row = block[ROW]
             _fill(values, row, bits, tables[:groups])
-        out = place(block, size, sums, scratch)
+        out = place(block, sink, scratch)
         skip = (block[FIRST] & 7) // bits if turned else 0
-        fill = overwritten(block, size, fresh)
+        fill = overwritten(block, sink)
         for first in range(0, groups, _TOGETHER):
             for group in range(first, min(first + _TOGETHER, groups)):
                 few(addresses, group * group_size, block[SOURCE], block[FIRST] >> 3, own)
@@ -58,7 +55,7 @@ def add_codes(
                 else:
                     _unpack(own, block[FIRST] & 7, out.shape[0], bits, planes[group - first, 0])
             _look_up(tables[first : first + _TOGETHER], planes, skip, fill and first == 0, out)
-        spread(out, block, index, size, sums)
+        spread(out, block, sink)
 
 
 @compiled
