@@ -18,7 +18,7 @@ import numpy as np
 from edgefl.system.cores import cores
 from edgefl.system.spare import Spare
 from edgefl.wire.tensors import Array
-from server.aggregate.adders import Checked, Chosen, Factors, Waiting, loop_of
+from server.aggregate.adders import Checked, Chosen, Factors, Waiting, addresses_of, loop_of, readable
 from server.aggregate.scatter import LENGTH, PART, TARGET, Floats, Integers, Layout, Pieces, Work, stretch
 from server.aggregate.threads import Call, run
 
@@ -44,7 +44,8 @@ those of the old one and where they go."""
 @dataclass(frozen=True)
 class Renewal:
     """A model made of another one and a round's sums: ``new`` (float32 [model], or float64 where a tensor of ``old`` is not
-    float32). ``change``: the average is added to the old. It must live until the calls that renew are done."""
+    float32). ``change``: the average is added to the old. It must live until the calls that renew are done, which know no
+    more of the old one than where it lies."""
 
     layout: Layout
     old: Mapping[str, Array]
@@ -61,8 +62,8 @@ class Renewal:
 
     @cached_property
     def tensors(self) -> list[Array]:
-        """Those of the old model, as compiled loops read them, which know nothing but their addresses."""
-        return [np.require(self.old[name], np.float32, ["C", "A"]) for name in self.layout.offsets]
+        """Those of the old model, as compiled loops read them."""
+        return [readable(self.old[name]) for name in self.layout.offsets]
 
 
 class Accumulator(Protocol):
@@ -129,7 +130,7 @@ class CpuAccumulator:
         pieces = batches[0].pieces
         sink = _sink(pieces.index, pieces.model, self._fresh, self._sums)._replace(
             new=renewal.new,
-            old=np.array([tensor.ctypes.data for tensor in renewal.tensors], np.uint64),
+            old=addresses_of(renewal.tensors),
             starts=np.array([*renewal.layout.starts, renewal.layout.size], np.int64),
             weights=weights,
             scale=scale,

@@ -46,7 +46,18 @@ class Checked:
     @cached_property
     def addresses(self) -> npt.NDArray[np.uint64]:
         """Of the arrays."""
-        return np.array([array.ctypes.data for array in self.arrays], np.uint64)
+        return addresses_of(self.arrays)
+
+
+def readable(array: Array) -> Array:
+    """The array as compiled loops read it: in C order and aligned."""
+    if isinstance(array, np.ndarray) and array.flags.c_contiguous and array.flags.aligned:
+        return array
+    return np.require(array, requirements=["C", "A"])  # also of what arithmetic made of arrays without a dimension
+
+
+def addresses_of(arrays: Sequence[Array]) -> npt.NDArray[np.uint64]:
+    return np.array([array.__array_interface__["data"][0] for array in arrays], np.uint64)
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,8 +10,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from server.aggregate.native import Number, Numbers, bytes_at, compiled, floats_at
-from server.aggregate.scatter import LENGTH, TARGET
+from server.aggregate.native import Number, Numbers, bytes_at, compiled, floats_at, words_at
+from server.aggregate.scatter import BLOCK, LENGTH, TARGET
+
+LINE = 64
+"""Bytes that come from memory together."""
+
+MOST_LINES = 8 * BLOCK // LINE + 4
+"""That :func:`needed` finds for a block."""
 
 
 class Sink(NamedTuple):
@@ -107,6 +113,31 @@ def _mean_of_all(sums: Numbers, share: Number, old: Numbers, change: Number, new
     else:
         for i in range(sums.shape[0]):
             new[i] = np.float64(sums[i]) / share
+
+
+@compiled
+def needed(block: Numbers, sink: Sink, lines: Numbers, count: Number) -> Number:
+    """Append to the ``count`` addresses ``lines`` those of the lines of memory that the sums of ``block`` go to, or the new
+    model and the old one. How many there are then."""
+    at, entries = block[TARGET], block[LENGTH]
+    if at >= sink.size:
+        return count
+    if sink.new.shape[0] == 0:
+        start = np.uint64(sink.sums.ctypes.data) + np.uint64(8 * at)
+        return _listed(start, (8 * entries + LINE - 1) // LINE, lines, count)
+    tensor = np.searchsorted(sink.starts, at, "right") - 1
+    old = sink.old[tensor] + np.uint64(4 * (at - sink.starts[tensor]))
+    start = np.uint64(sink.new.ctypes.data) + np.uint64(4 * at)
+    count = _listed(start, (4 * entries + LINE - 1) // LINE, lines, count)
+    return _listed(old, (4 * entries + LINE - 1) // LINE, lines, count)
+
+
+@compiled
+def _listed(start: Number, more: Number, lines: Numbers, count: Number) -> Number:
+    found = words_at(np.uint64(lines.ctypes.data))
+    for j in range(more):
+        found[count + j] = start + np.uint64(LINE * j)
+    return count + more
 
 
 @compiled

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, cast
 
 import numpy.typing as npt
+from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
@@ -74,6 +75,21 @@ def _instruction(given: Any, found: Any, made: Callable[[Any, Any, Any], Any]) -
         return found(given), generate
 
     return of
+
+
+@intrinsic
+def prefetch(typing_context: Any, address: Any) -> Any:
+    """Have the line of memory at an address (uint64) brought near, while the processor goes on; any address may be asked for."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        number, line = ir.IntType(32), ir.IntType(8).as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [line, number, number, number])
+        call = builder.module.declare_intrinsic("llvm.prefetch", [line], kind)
+        near = [builder.inttoptr(arguments[0], line), number(0), number(3), number(1)]  # to be read; the second cache; data
+        builder.call(call, near)
+        return context.get_dummy_value()
+
+    return types.void(types.uint64), generate
 
 
 lowest_bit = _instruction(
