@@ -10,14 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from server.aggregate.native import Number, Numbers, bytes_at, compiled, floats_at, words_at
-from server.aggregate.scatter import BLOCK, LENGTH, TARGET
-
-LINE = 64
-"""Bytes that come from memory together."""
-
-MOST_LINES = 8 * BLOCK // LINE + 4
-"""That :func:`needed` finds for a block."""
+from server.aggregate.native import FUSED, Number, Numbers, bytes_at, compiled, floats_at, fused
+from server.aggregate.scatter import LENGTH, TARGET
 
 
 class Sink(NamedTuple):
@@ -107,37 +101,28 @@ def mean(sums: Numbers, weights: Numbers, scale: Number, old: Numbers, change: N
 @compiled
 def _mean_of_all(sums: Numbers, share: Number, old: Numbers, change: Number, new: Numbers) -> None:
     """The mean where every entry has the same weight: loops without a branch, which processors do eight at a time."""
+    nearly = 1.0 / share
     if change:
         for i in range(sums.shape[0]):
-            new[i] = np.float64(old[i]) + np.float64(sums[i]) / share
+            new[i] = np.float64(old[i]) + quotient(np.float64(sums[i]), share, nearly)
     else:
         for i in range(sums.shape[0]):
-            new[i] = np.float64(sums[i]) / share
+            new[i] = quotient(np.float64(sums[i]), share, nearly)
 
 
 @compiled
-def needed(block: Numbers, sink: Sink, lines: Numbers, count: Number) -> Number:
-    """Append to the ``count`` addresses ``lines`` those of the lines of memory that the sums of ``block`` go to, or the new
-    model and the old one. How many there are then."""
-    at, entries = block[TARGET], block[LENGTH]
-    if at >= sink.size:
-        return count
-    if sink.new.shape[0] == 0:
-        start = np.uint64(sink.sums.ctypes.data) + np.uint64(8 * at)
-        return _listed(start, (8 * entries + LINE - 1) // LINE, lines, count)
-    tensor = np.searchsorted(sink.starts, at, "right") - 1
-    old = sink.old[tensor] + np.uint64(4 * (at - sink.starts[tensor]))
-    start = np.uint64(sink.new.ctypes.data) + np.uint64(4 * at)
-    count = _listed(start, (4 * entries + LINE - 1) // LINE, lines, count)
-    return _listed(old, (4 * entries + LINE - 1) // LINE, lines, count)
+def quotient(a: Number, b: Number, nearly: Number) -> Number:
+    """``a / b`` to the last bit, where ``nearly`` is ``1 / b`` and nothing comes near the ends of float64's range.
 
-
-@compiled
-def _listed(start: Number, more: Number, lines: Numbers, count: Number) -> Number:
-    found = words_at(np.uint64(lines.ctypes.data))
-    for j in range(more):
-        found[count + j] = start + np.uint64(LINE * j)
-    return count + more
+    A division takes as long as six of the multiplications and additions that make one. The first remainder brings the
+    quotient to within a unit in the last place, and what is rounded after the second is rounded as a division is
+    (Markstein, IBM Journal of Research and Development 34, 1990, theorem 7).
+    """
+    if not FUSED:
+        return a / b
+    first = a * nearly
+    second = fused(fused(-b, first, a), nearly, first)
+    return fused(fused(-b, second, a), nearly, second)
 
 
 @compiled

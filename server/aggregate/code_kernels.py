@@ -11,19 +11,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from server.aggregate.blocks import (
-    LINE,
-    MOST_LINES,
-    Sink,
-    few,
-    last_word,
-    needed,
-    overwritten,
-    place,
-    spread,
-)
+from server.aggregate.blocks import Sink, few, last_word, overwritten, place, spread
 from server.aggregate.native import Number, Numbers, compiled, longs_at, prefetch, words_at
 from server.aggregate.scatter import BLOCK, FIRST, LENGTH, ROW, SOURCE
+
+_LINE = 64
+"""Bytes that come from memory together."""
 
 _TABLE = 256
 """Sums of a group's table."""
@@ -48,8 +41,7 @@ def add_codes(
     count = group_size if turned else 1
     planes = np.zeros((_TOGETHER, count, BLOCK // (8 * count) + 2), np.uint64)
     own, scratch = np.zeros(group_size, np.uint64), np.zeros(BLOCK, np.int64)
-    ahead = np.zeros(addresses.shape[0] * (BLOCK * bits // 512 + 1) + MOST_LINES, np.uint64)
-    passes = -(-groups // _TOGETHER)
+    ahead, passes = np.zeros(addresses.shape[0] * (BLOCK * bits // (8 * _LINE)), np.uint64), -(-groups // _TOGETHER)
     row = -1
     for b in range(blocks.shape[0]):
         block = blocks[b]
@@ -59,7 +51,7 @@ def add_codes(
         out = place(block, sink, scratch)
         skip = (block[FIRST] & 7) // bits if turned else 0
         fill = overwritten(block, sink)
-        lines = _ahead(addresses, blocks[b + 1], bits, sink, ahead) if b + 1 < blocks.shape[0] else 0
+        lines = _ahead(addresses, blocks[b + 1], bits, ahead) if b + 1 < blocks.shape[0] else 0
         for first in range(0, groups, _TOGETHER):
             for group in range(first, min(first + _TOGETHER, groups)):
                 few(addresses, group * group_size, block[SOURCE], block[FIRST] >> 3, own)
@@ -74,15 +66,15 @@ def add_codes(
 
 
 @compiled
-def _ahead(addresses: Numbers, block: Numbers, bits: Number, sink: Sink, lines: Numbers) -> Number:
-    """How many lines of memory ``block`` reads and writes, and their addresses, in ``lines``: more streams at once than
-    processors foresee."""
-    found, own = words_at(np.uint64(lines.ctypes.data)), (bits * block[LENGTH] + 511) >> 9
+def _ahead(addresses: Numbers, block: Numbers, bits: Number, lines: Numbers) -> Number:
+    """How many lines of memory the codes of ``block`` take, and their addresses, in ``lines``: one stretch for each update,
+    which is more at once than processors foresee."""
+    found, own = words_at(np.uint64(lines.ctypes.data)), -(-bits * block[LENGTH] // (8 * _LINE))
     for k in range(addresses.shape[0]):
         start = addresses[k, block[SOURCE]] + np.uint64(block[FIRST] >> 3)
         for j in range(own):
-            found[k * own + j] = start + np.uint64(LINE * j)
-    return needed(block, sink, lines, own * addresses.shape[0])
+            found[k * own + j] = start + np.uint64(_LINE * j)
+    return own * addresses.shape[0]
 
 
 @compiled

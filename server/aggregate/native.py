@@ -13,10 +13,12 @@ first update need not have.
 from __future__ import annotations
 
 from collections.abc import Callable
+from platform import machine
 from typing import Any, ParamSpec, TypeVar, cast
 
 import numpy.typing as npt
 from llvmlite import ir
+from llvmlite.binding import get_host_cpu_features
 from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
@@ -28,6 +30,9 @@ Numbers = npt.NDArray[Any]
 """An array that compiled code reads or fills; numba takes the element's type from the call."""
 Number = Any
 """A number in compiled code, of Python or of numpy."""
+
+FUSED: bool = get_host_cpu_features().get("fma", machine().lower() in ("arm64", "aarch64"))
+"""Whether this processor has an instruction for :func:`fused`. numba keeps what it compiles for each sort of processor."""
 
 _pointer_to: Callable[[Any], Any] = types.CPointer
 
@@ -79,17 +84,27 @@ def _instruction(given: Any, found: Any, made: Callable[[Any, Any, Any], Any]) -
 
 @intrinsic
 def prefetch(typing_context: Any, address: Any) -> Any:
-    """Have the line of memory at an address (uint64) brought near, while the processor goes on; any address may be asked for."""
+    """Have the line of memory at an address (uint64) brought near while the processor goes on; any address may be asked for."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         number, line = ir.IntType(32), ir.IntType(8).as_pointer()
         kind = ir.FunctionType(ir.VoidType(), [line, number, number, number])
         call = builder.module.declare_intrinsic("llvm.prefetch", [line], kind)
-        near = [builder.inttoptr(arguments[0], line), number(0), number(3), number(1)]  # to be read; the second cache; data
-        builder.call(call, near)
+        to_read, nearest, data = number(0), number(3), number(1)
+        builder.call(call, [builder.inttoptr(arguments[0], line), to_read, nearest, data])
         return context.get_dummy_value()
 
     return types.void(types.uint64), generate
+
+
+@intrinsic
+def fused(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
+    """``a * b + c`` of float64, rounded once; fast where :data:`FUSED`."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.fma(*arguments)
+
+    return types.float64(types.float64, types.float64, types.float64), generate
 
 
 lowest_bit = _instruction(
