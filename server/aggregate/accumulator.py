@@ -85,8 +85,8 @@ class Accumulator(Protocol):
     def renewing(
         self, batches: Sequence[Waiting], renewal: Renewal, weights: Integers, scale: float
     ) -> list[Call]:
-        """Calls that make the new model of the sums and ``batches`` beside them, as :meth:`ended` and
-        :func:`server.aggregate.blocks.mean` would, in one go; none where that cannot be."""
+        """Calls that make the new model of ``batches`` as :meth:`ended` and :func:`server.aggregate.blocks.mean` would, in one
+        go: where they are one batch of whole models, and all that there is. None elsewhere."""
 
     def sums(self) -> Integers:
         """The sums so far, int64 [size]; not to be changed."""
@@ -107,6 +107,7 @@ class CpuAccumulator:
         self.spare = Spare()
         self._sums = np.zeros(size, np.int64)
         self._fresh = False
+        self._empty = True
         self._threads = threads or cores()
 
     def add(self, pieces: Pieces, updates: Sequence[Checked], factors: Factors) -> None:
@@ -114,7 +115,7 @@ class CpuAccumulator:
             self._zeroed()
         sink = _sink(pieces.index, pieces.model, self._fresh, self._sums)
         run(self._calls(Waiting(pieces, updates, factors), sink), self._threads)
-        self._fresh = False
+        self._fresh = self._empty = False
 
     def by_parts(self, pieces: Pieces) -> bool:
         return pieces.by_parts
@@ -125,10 +126,11 @@ class CpuAccumulator:
     def renewing(
         self, batches: Sequence[Waiting], renewal: Renewal, weights: Integers, scale: float
     ) -> list[Call]:
-        if len(batches) != 1 or not batches[0].pieces.covering or renewal.new.dtype != np.float32:
-            return []
+        whole = len(batches) == 1 and batches[0].pieces.covering
+        if not (whole and self._empty and renewal.new.dtype == np.float32):
+            return []  # sums in memory make streams of their own, which are better walked through by parts
         pieces = batches[0].pieces
-        sink = _sink(pieces.index, pieces.model, self._fresh, self._sums)._replace(
+        sink = _sink(pieces.index, pieces.model, True, self._sums)._replace(
             new=renewal.new,
             old=addresses_of(renewal.tensors),
             starts=np.array([*renewal.layout.starts, renewal.layout.size], np.int64),
@@ -145,9 +147,10 @@ class CpuAccumulator:
     def take(self, sums: Integers) -> None:
         self._zeroed()
         self._sums += sums
+        self._empty = False
 
     def reset(self) -> None:
-        self._fresh = True  # the first updates then write over it, which spares a walk through memory
+        self._fresh = self._empty = True  # the first updates then write over it, which spares a walk through memory
 
     def _zeroed(self) -> None:
         if self._fresh:

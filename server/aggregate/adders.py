@@ -101,8 +101,9 @@ def code_values(pieces: Pieces, work: Work, updates: Sequence[Checked], factors:
         scales = np.stack([update.arrays[source][part] for update in updates])
     else:
         scales = np.full((len(updates), 1), work.encoding.scale, np.float32)
-    values = scales[:, :, None] * levels
-    return np.rint(values.astype(np.float64) * factors[:, None, None]).astype(np.int64)
+    values = (scales[:, :, None] * levels).astype(np.float64)
+    values *= factors[:, None, None]
+    return np.rint(values, out=values).astype(np.int64)
 
 
 def _starts(pieces: Pieces, work: Work, updates: Sequence[Checked]) -> Integers:

@@ -18,7 +18,7 @@ class Sink(NamedTuple):
     """Where a loop's sums go: into ``sums`` (int64 [size]), at places of ``index`` where they are scattered (as
     :mod:`server.aggregate.scatter` has them). ``fresh`` sums hold nothing yet, whatever is there.
 
-    With ``new`` (float32 [size]; else [0]) they are the last of a round, none is scattered, and ``sums`` is only read: the
+    With ``new`` (float32 [size]; else [0]) they are all sums of a round, none is scattered, and nobody touches ``sums``: the
     new model is written there, by :func:`mean`. ``old`` (uint64 [tensors]) are the addresses of the old one's tensors, which
     begin at the entries ``starts`` (int64 [tensors + 1], the last one being ``size``).
     """
@@ -40,12 +40,7 @@ def place(block: Numbers, sink: Sink, scratch: Numbers) -> Numbers:
     """Where the block's sums are made: in its part of ``sums``, or in scratch if its places are scattered or nobody needs
     the sums themselves."""
     at, count = block[TARGET], block[LENGTH]
-    if at < sink.size and sink.new.shape[0] == 0:
-        return sink.sums[at : at + count]
-    out = scratch[:count]
-    if not overwritten(block, sink):
-        out[:] = sink.sums[at : at + count]
-    return out
+    return sink.sums[at : at + count] if at < sink.size and sink.new.shape[0] == 0 else scratch[:count]
 
 
 @compiled
