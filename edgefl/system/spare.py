@@ -1,4 +1,4 @@
-"""Memory that is used again once nobody holds what lay there: the system fills pages with zeros whenever it hands them out."""
+"""Memory that is used again once nobody holds what lay there: new pages are filled with zeros before a process has them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Spare:
             return np.empty(size, dtype)
         memory = self._free(nbytes)
         # Views of views have this array for their base, and not the memory: numpy goes no further than to what is no array.
-        found: npt.NDArray[Any] = np.frombuffer(memoryview(memory), dtype)
+        found: npt.NDArray[Any] = np.frombuffer(memory.data, dtype)
         self._kept = [*self._kept[-_KEPT + 1 :], (memory, weakref.ref(found))]
         return found
 

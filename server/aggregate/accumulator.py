@@ -85,8 +85,8 @@ class Accumulator(Protocol):
     def renewing(
         self, batches: Sequence[Waiting], renewal: Renewal, weights: Integers, scale: float
     ) -> list[Call]:
-        """Calls that make the new model of ``batches`` as :meth:`ended` and :func:`server.aggregate.blocks.mean` would, in one
-        go: where they are one batch of whole models, and all that there is. None elsewhere."""
+        """Calls that make the new model of ``batches`` as :meth:`ended` and :func:`server.aggregate.blocks.mean` would, in
+        one go: where they are one batch of whole models, and all that there is. None elsewhere."""
 
     def sums(self) -> Integers:
         """The sums so far, int64 [size]; not to be changed."""
@@ -150,7 +150,8 @@ class CpuAccumulator:
         self._empty = False
 
     def reset(self) -> None:
-        self._fresh = self._empty = True  # the first updates then write over it, which spares a walk through memory
+        self._empty = True
+        self._fresh = True  # the first updates then write over it, which spares a walk through memory
 
     def _zeroed(self) -> None:
         if self._fresh:
@@ -158,7 +159,8 @@ class CpuAccumulator:
             self._fresh = False
 
     def _calls(self, batch: Waiting, sink: Sink) -> list[Call]:
-        return [call for work in batch.pieces.works if len(work.blocks) for call in self._of(batch, work, sink)]
+        works = [work for work in batch.pieces.works if len(work.blocks)]
+        return [call for work in works for call in self._of(batch, work, sink)]
 
     def _of(self, batch: Waiting, work: Work, sink: Sink) -> Iterator[Call]:
         chosen, values = loop_of(batch, work), int(work.blocks[:, LENGTH].sum()) * len(batch.updates)

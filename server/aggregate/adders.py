@@ -53,7 +53,7 @@ def readable(array: Array) -> Array:
     """The array as compiled loops read it: in C order and aligned."""
     if isinstance(array, np.ndarray) and array.flags.c_contiguous and array.flags.aligned:
         return array
-    return np.require(array, requirements=["C", "A"])  # also of what arithmetic made of arrays without a dimension
+    return np.require(array, requirements=["C", "A"])  # a number that was an array without a dimension, too
 
 
 def addresses_of(arrays: Sequence[Array]) -> npt.NDArray[np.uint64]:

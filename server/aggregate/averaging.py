@@ -117,7 +117,8 @@ class OverHolders:
         ended = self._sums.ended(batches)
 
         def merge(part: slice, old: Floats, new: Floats) -> None:
-            _mean(ended(part), weights if weights.size == 1 else weights[part], self._scale, old, renewal, new)
+            own = weights if weights.size == 1 else weights[part]
+            _mean(ended(part), own, self._scale, old, renewal, new)
 
         return renewal.by_parts(merge)
 

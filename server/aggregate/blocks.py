@@ -15,15 +15,15 @@ from server.aggregate.scatter import LENGTH, TARGET
 
 
 class Sink(NamedTuple):
-    """Where a loop's sums go: into ``sums`` (int64 [size]), at places of ``index`` where they are scattered (as
-    :mod:`server.aggregate.scatter` has them). ``fresh`` sums hold nothing yet, whatever is there.
+    """Where a loop's sums go: into ``sums`` (int64 [size]), at ``places`` where they are scattered (the
+    ``index`` of :mod:`server.aggregate.scatter`). ``fresh`` sums hold nothing yet, whatever is there.
 
     With ``new`` (float32 [size]; else [0]) they are all sums of a round, none is scattered, and nobody touches ``sums``: the
     new model is written there, by :func:`mean`. ``old`` (uint64 [tensors]) are the addresses of the old one's tensors, which
     begin at the entries ``starts`` (int64 [tensors + 1], the last one being ``size``).
     """
 
-    index: Numbers
+    places: Numbers
     size: Number
     fresh: Number
     sums: Numbers
@@ -54,7 +54,7 @@ def spread(out: Numbers, block: Numbers, sink: Sink) -> None:
     """Add ``out`` to the places of ``block``, if it is scratch; or make it a part of the new model."""
     if block[TARGET] >= sink.size:
         at = block[TARGET] - sink.size
-        places = sink.index[at : at + out.shape[0]]
+        places = sink.places[at : at + out.shape[0]]
         for i in range(out.shape[0]):
             sink.sums[places[i]] += out[i]
     elif sink.new.shape[0]:
@@ -109,14 +109,14 @@ def _mean_of_all(sums: Numbers, share: Number, old: Numbers, change: Number, new
 def quotient(a: Number, b: Number, nearly: Number) -> Number:
     """``a / b`` to the last bit, where ``nearly`` is ``1 / b`` and nothing comes near the ends of float64's range.
 
-    A division takes as long as six of the multiplications and additions that make one. The first remainder brings the
-    quotient to within a unit in the last place, and what is rounded after the second is rounded as a division is
-    (Markstein, IBM Journal of Research and Development 34, 1990, theorem 7).
+    A division takes longer than what it is replaced with. The first remainder brings the quotient to within a unit of its
+    last place, and from there the second one to what a division rounds to (P. Markstein, Computation of elementary
+    functions on the IBM RISC System/6000 processor, 1990).
     """
     if not FUSED:
         return a / b
     first = a * nearly
-    second = fused(fused(-b, first, a), nearly, first)
+    second: Number = fused(fused(-b, first, a), nearly, first)
     return fused(fused(-b, second, a), nearly, second)
 
 

@@ -88,7 +88,10 @@ def _largest(update: Checked, threads: int) -> float:
 
 
 def _largest_bits(
-    scan: Callable[[Integers, Integers], int], update: Checked, stretches: Stretches, threads: int
+    scan: Callable[[npt.NDArray[np.uint64], Integers], int],
+    update: Checked,
+    stretches: Stretches,
+    threads: int,
 ) -> int:
     source, skipped, counts = stretches
     starts = update.addresses[source] + skipped

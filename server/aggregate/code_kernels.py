@@ -41,7 +41,8 @@ def add_codes(
     count = group_size if turned else 1
     planes = np.zeros((_TOGETHER, count, BLOCK // (8 * count) + 2), np.uint64)
     own, scratch = np.zeros(group_size, np.uint64), np.zeros(BLOCK, np.int64)
-    ahead, passes = np.zeros(addresses.shape[0] * (BLOCK * bits // (8 * _LINE)), np.uint64), -(-groups // _TOGETHER)
+    ahead = np.zeros(addresses.shape[0] * (BLOCK * bits // (8 * _LINE)), np.uint64)
+    passes = -(-groups // _TOGETHER)
     row = -1
     for b in range(blocks.shape[0]):
         block = blocks[b]

@@ -3,7 +3,7 @@ codes.
 
 All read an update's arrays through their addresses, ``addresses`` (uint64 [updates, arrays]), so a batch is never
 copied together; whoever calls keeps the arrays alive and has checked their lengths. ``blocks``, ``index`` and
-``size`` are those of :mod:`server.aggregate.scatter`, ``sink`` is that of :mod:`server.aggregate.blocks`. Each block's
+``size`` are those of :mod:`server.aggregate.scatter`, ``sink`` is one of :mod:`server.aggregate.blocks`. Each block's
 sum over the batch is built in the cache, so the sums in memory are read and written once per batch, and those of the
 last one never lie there. The loops hold no lock of Python's: several threads may run them on disjoint blocks. They are
 not numba's own parallel loops, whose thread pool must not be used from several threads at once.

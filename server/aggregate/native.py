@@ -18,9 +18,8 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 import numpy.typing as npt
 from llvmlite import ir
-from llvmlite.binding import get_host_cpu_features
 from numba import njit, types
-from numba.core import cgutils
+from numba.core import cgutils, codegen
 from numba.extending import intrinsic
 
 _P = ParamSpec("_P")
@@ -31,7 +30,9 @@ Numbers = npt.NDArray[Any]
 Number = Any
 """A number in compiled code, of Python or of numpy."""
 
-FUSED: bool = get_host_cpu_features().get("fma", machine().lower() in ("arm64", "aarch64"))
+_features: Callable[[], str] = codegen.get_host_cpu_features
+
+FUSED: bool = "+fma" in _features() or machine().lower() in ("arm64", "aarch64")
 """Whether this processor has an instruction for :func:`fused`. numba keeps what it compiles for each sort of processor."""
 
 _pointer_to: Callable[[Any], Any] = types.CPointer
@@ -82,12 +83,9 @@ def _instruction(given: Any, found: Any, made: Callable[[Any, Any, Any], Any]) -
     return of
 
 
-@intrinsic
-def prefetch(typing_context: Any, address: Any) -> Any:
-    """Have the line of memory at an address (uint64) brought near while the processor goes on; any address may be asked for."""
-
+def _prefetch(typing_context: Any, address: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        number, line = ir.IntType(32), ir.IntType(8).as_pointer()
+        number, line = context.get_value_type(types.int32), cgutils.voidptr_t
         kind = ir.FunctionType(ir.VoidType(), [line, number, number, number])
         call = builder.module.declare_intrinsic("llvm.prefetch", [line], kind)
         to_read, nearest, data = number(0), number(3), number(1)
@@ -97,15 +95,19 @@ def prefetch(typing_context: Any, address: Any) -> Any:
     return types.void(types.uint64), generate
 
 
-@intrinsic
-def fused(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
-    """``a * b + c`` of float64, rounded once; fast where :data:`FUSED`."""
+prefetch: Any = intrinsic(_prefetch)
+"""Have the line of memory at an address (uint64) brought near while the processor goes on; any may be asked for."""
 
+
+def _fused(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.fma(*arguments)
 
     return types.float64(types.float64, types.float64, types.float64), generate
 
+
+fused: Any = intrinsic(_fused)
+"""``a * b + c`` of three float64, rounded once; fast where :data:`FUSED`."""
 
 lowest_bit = _instruction(
     types.uint64, types.uint64, lambda builder, word, _: builder.cttz(word, cgutils.true_bit)

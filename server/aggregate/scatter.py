@@ -22,7 +22,7 @@ from edgefl.wire.bits import packed_bytes
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.regions import Positions, Region, local_shape, pieces
 from edgefl.wire.tensors import Array
-from edgefl.wire.update.form import DENSE, Codes, Encoding, Form, Section, Sparse, Values
+from edgefl.wire.update.form import DENSE, Codes, Encoding, Form, Sparse, Values
 
 Floats = npt.NDArray[np.floating]
 Integers = npt.NDArray[np.int64]
