@@ -17,8 +17,7 @@ from server.aggregate.scatter import FIRST, LENGTH, Integers, Pieces, Work
 Factors = npt.NDArray[np.float64]
 
 Loop = Callable[..., None]
-"""Adds blocks: called with their ``index``, and ``size``, ``fresh`` and ``sums``, as :mod:`server.aggregate.kernels` has
-them."""
+"""Adds blocks: called with a :class:`server.aggregate.blocks.Sink`."""
 
 Chosen = Callable[[slice, Integers], Loop]
 """The loop over some blocks of a section: which of them these are, and the blocks, whose targets may have been moved."""
@@ -47,7 +46,18 @@ class Checked:
     @cached_property
     def addresses(self) -> npt.NDArray[np.uint64]:
         """Of the arrays."""
-        return np.array([array.ctypes.data for array in self.arrays], np.uint64)
+        return addresses_of(self.arrays)
+
+
+def readable(array: Array) -> Array:
+    """The array as compiled loops read it: in C order and aligned."""
+    if isinstance(array, np.ndarray) and array.flags.c_contiguous and array.flags.aligned:
+        return array
+    return np.require(array, requirements=["C", "A"])  # a number that was an array without a dimension, too
+
+
+def addresses_of(arrays: Sequence[Array]) -> npt.NDArray[np.uint64]:
+    return np.array([array.__array_interface__["data"][0] for array in arrays], np.uint64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,8 +101,9 @@ def code_values(pieces: Pieces, work: Work, updates: Sequence[Checked], factors:
         scales = np.stack([update.arrays[source][part] for update in updates])
     else:
         scales = np.full((len(updates), 1), work.encoding.scale, np.float32)
-    values = scales[:, :, None] * levels
-    return np.rint(values.astype(np.float64) * factors[:, None, None]).astype(np.int64)
+    values = (scales[:, :, None] * levels).astype(np.float64)
+    values *= factors[:, None, None]
+    return np.rint(values, out=values).astype(np.int64)
 
 
 def _starts(pieces: Pieces, work: Work, updates: Sequence[Checked]) -> Integers:

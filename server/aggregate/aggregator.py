@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -27,12 +26,12 @@ from edgefl.wire.regions import Region, extract
 from edgefl.wire.tensors import Array, Arrays
 from edgefl.wire.update.decode import decode
 from edgefl.wire.update.form import CHANGE_LIMIT, DENSE, VALUE_LIMIT, Form
-from server.aggregate.accumulator import Accumulator, CpuAccumulator
+from server.aggregate.accumulator import Accumulator, CpuAccumulator, Renewal
 from server.aggregate.adders import Checked
 from server.aggregate.averaging import Added, Average, Buffered, OverChanges, OverHolders
 from server.aggregate.checks import checked
 from server.aggregate.robust import MEAN, MeanRule, change_norm, clip_factor
-from server.aggregate.scatter import PART, Floats, Layout, Pieces, compiled, flatten, layout_of, stretch
+from server.aggregate.scatter import Floats, Layout, Pieces, compiled, flatten, layout_of
 from server.aggregate.statistics import Bounds, without_negative_variances
 from server.aggregate.threads import run
 
@@ -196,13 +195,10 @@ class Aggregator:
         self._check_in_use()
         if self._average is None:
             return {name: old[name].copy() for name in self.layout.offsets}
-        self._average.finish()
         names = self.layout.offsets
-        alike = all(old[name].dtype == np.float32 for name in names)
-        new: Floats = np.empty(self.layout.size, np.float32 if alike else np.float64)
-        starts = range(0, self.layout.size, PART)
-        calls = [partial(self._merge, self._average, old, new, start) for start in starts]
-        run(calls, self._threads)
+        new = self._room(np.float32 if all(old[name].dtype == np.float32 for name in names) else np.float64)
+        renewal = Renewal(self.layout, old, new, self._change)
+        run(self._average.renewing(renewal), self._threads)
         arrays = {
             name: new[at : at + old[name].size].reshape(old[name].shape).astype(old[name].dtype, copy=False)
             for name, at in names.items()
@@ -212,10 +208,11 @@ class Aggregator:
         arrays |= self._statistics.medians(self._rows, old, change=self._change)
         return without_negative_variances(arrays, self._statistics.names)
 
-    def _merge(self, average: Average, old: Mapping[str, Array], new: Floats, start: int) -> None:
-        part = slice(start, min(start + PART, self.layout.size))
-        before = stretch(self.layout, old, part).astype(new.dtype, copy=False)
-        average.merge(part, before, new[part], change=self._change)
+    def _room(self, dtype: npt.DTypeLike) -> Floats:
+        """Memory for a model."""
+        if self._sums is None:
+            return np.empty(self.layout.size, dtype)
+        return self._sums.spare.array(self.layout.size, dtype)
 
     def _average_for(self, form: Form) -> Average:
         return self._average_of(f"one of codec {form.codec!r}", change=form.change)

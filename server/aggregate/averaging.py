@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -10,10 +11,11 @@ import numpy.typing as npt
 
 from edgefl.wire.tensors import Array
 from server.aggregate import krum
-from server.aggregate.accumulator import Accumulator, Ended
+from server.aggregate.accumulator import Accumulator, Renewal
 from server.aggregate.adders import Checked, Waiting
 from server.aggregate.robust import BLOCK, MeanRule, combine
 from server.aggregate.scatter import LENGTH, TARGET, Floats, Integers, Layout, Pieces
+from server.aggregate.threads import Call
 
 _BATCH = 64
 """Updates that wait at most, whatever their size."""
@@ -39,7 +41,7 @@ class Added:
 
 
 class Average(Protocol):
-    """Takes checked updates one by one, and merges them into the model at the end. ``packed``: of any form, else dense."""
+    """Takes checked updates one by one, and makes a model of them at the end. ``packed``: of any form, else dense."""
 
     @property
     def packed(self) -> bool: ...
@@ -53,12 +55,9 @@ class Average(Protocol):
     def take(self, added: Added) -> None:
         """Count what another one was given, too."""
 
-    def finish(self) -> None:
-        """No update comes before :meth:`merge`, which may be called from several threads, is done."""
-
-    def merge(self, part: slice, old: Floats, new: Floats, *, change: bool) -> None:
-        """Write entries ``part`` of the new model (from a multiple of :data:`server.aggregate.scatter.PART` to the next):
-        the average (added to ``old`` if it is of changes), or ``old`` where no update counts."""
+    def renewing(self, renewal: Renewal) -> list[Call]:
+        """Calls, for any threads, that write the new model: the average (added to the old one if it is of changes), or the
+        old one where no update counts. No update comes before they are done."""
 
 
 class OverHolders:
@@ -74,9 +73,7 @@ class OverHolders:
         self._waiting: dict[int, list[tuple[Checked, float]]] = {}
         self._waiting_bytes = 0
         self._most_bytes = max(_ROOM, _WAITING * layout.size)
-        self._weights = np.zeros(1, np.int64)
         self._taken = np.zeros(1, np.int64)
-        self._ended: Ended | None = None
 
     def add(self, update: Checked, weight: int, factor: float) -> None:
         count = sum(len(batch) for batch in self._waiting.values())
@@ -109,12 +106,21 @@ class OverHolders:
             for batch in self._waiting.values()
         ]
 
-    def finish(self) -> None:
+    def renewing(self, renewal: Renewal) -> list[Call]:
         """What waits goes on waiting, unless its pieces cannot be added in parts: then all is added."""
         if not all(self._sums.by_parts(batch[0][0].pieces) for batch in self._waiting.values()):
             self.flush()
-        self._ended = self._sums.ended(self._batches())
-        self._weights = self._total_weights()
+        batches, weights = self._batches(), self._total_weights()
+        calls = self._sums.renewing(batches, renewal, weights, self._scale)
+        if calls:
+            return calls
+        ended = self._sums.ended(batches)
+
+        def merge(part: slice, old: Floats, new: Floats) -> None:
+            own = weights if weights.size == 1 else weights[part]
+            _mean(ended(part), own, self._scale, old, renewal, new)
+
+        return renewal.by_parts(merge)
 
     def _total_weights(self) -> Integers:
         """The weight of each entry, or a single number where all have the same."""
@@ -127,13 +133,6 @@ class OverHolders:
         for pieces, weight in self._held.values():
             kernels.add_weight(weight, pieces.blocks, pieces.index, self._size, weights)
         return weights
-
-    def merge(self, part: slice, old: Floats, new: Floats, *, change: bool) -> None:
-        from server.aggregate import scans
-
-        assert self._ended is not None, "finish() comes first"
-        weights = self._weights if self._weights.size == 1 else self._weights[part]
-        scans.mean(self._ended(part), weights, self._scale, old, change, new)
 
 
 class OverChanges:
@@ -171,13 +170,11 @@ class OverChanges:
         self._sums += added.sums
         self._weights += added.weights
 
-    def finish(self) -> None:
-        """Nothing waits."""
+    def renewing(self, renewal: Renewal) -> list[Call]:
+        def merge(part: slice, old: Floats, new: Floats) -> None:
+            _mean(self._sums[part], self._weights[part], self._scale, old, renewal, new)
 
-    def merge(self, part: slice, old: Floats, new: Floats, *, change: bool) -> None:
-        from server.aggregate import scans
-
-        scans.mean(self._sums[part], self._weights[part], self._scale, old, change, new)
+        return renewal.by_parts(merge)
 
 
 class Buffered:
@@ -217,11 +214,12 @@ class Buffered:
     def take(self, added: Added) -> None:
         self._rows.extend(added.rows)
 
-    def finish(self) -> None:
+    def renewing(self, renewal: Renewal) -> list[Call]:
         if self._rule.name == "multi_krum":
             self._rows = krum.chosen(self._rows, self._rule, self._counted)
+        return renewal.by_parts(partial(self._merge, renewal.change))
 
-    def merge(self, part: slice, old: Floats, new: Floats, *, change: bool) -> None:
+    def _merge(self, change: bool, part: slice, old: Floats, new: Floats) -> None:
         new[:] = old
         width = max(1, BLOCK // max(1, len(self._rows)))
         for start in range(part.start, part.stop if self._rows else part.start, width):
@@ -231,6 +229,14 @@ class Buffered:
             here = slice(start - part.start, stop - part.start)
             before = old[here]
             new[here] = np.where(mask, (before + result if change else result).astype(new.dtype), before)
+
+
+def _mean(
+    sums: Integers, weights: Integers, scale: float, old: Floats, renewal: Renewal, new: Floats
+) -> None:
+    from server.aggregate import blocks
+
+    blocks.mean(sums, weights, scale, old, renewal.change, new)
 
 
 def _flat(arrays: tuple[Array, ...]) -> npt.NDArray[np.float32]:

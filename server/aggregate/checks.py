@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -12,8 +12,8 @@ import numpy.typing as npt
 from edgefl.wire.errors import UpdateRejected
 from edgefl.wire.tensors import Array
 from edgefl.wire.update.decode import widen
-from edgefl.wire.update.form import Codes, Form, Sparse
-from server.aggregate.adders import Checked
+from edgefl.wire.update.form import Codes, Form
+from server.aggregate.adders import Checked, readable
 from server.aggregate.scatter import Integers, Pieces, Stretches, reach
 from server.aggregate.threads import run
 
@@ -29,50 +29,47 @@ def checked(arrays: Mapping[str, Array], pieces: Pieces, threads: int = 1) -> Ch
 
     So many ``threads`` look through the values of a large one.
     """
-    _check_names(arrays, pieces.expected)
+    if arrays.keys() != pieces.expected.keys():
+        raise _wrong_names(arrays, pieces.expected)
     for name, (dtype, shape) in pieces.expected.items():
-        _check_array(name, arrays[name], dtype, shape)
-    update = Checked(
-        pieces, tuple(np.require(arrays[name], requirements=["C", "A"]) for name in pieces.sources)
-    )
+        if arrays[name].shape != shape or arrays[name].dtype != dtype:
+            raise _wrong_array(name, arrays[name], dtype, shape)
+    update = Checked(pieces, tuple([readable(arrays[name]) for name in pieces.sources]))
     update = replace(update, largest=_largest(update, threads))
-    named = update.named
     if not update.largest <= pieces.form.limit:
-        _refuse_floats(named, pieces.form)
-    if "scales" in named:
-        _check_scales(named["scales"], pieces)
-    if "mask" in named:
-        _check_mask(named["mask"], pieces)
+        _refuse_floats(update.named, pieces.form)
+    if "scales" in pieces.expected:
+        _check_scales(update)
+    if "mask" in pieces.expected:
+        _check_mask(arrays["mask"], pieces)
     return update
 
 
-def _check_names(arrays: Mapping[str, Array], expected: Mapping[str, object]) -> None:
+def _wrong_names(arrays: Mapping[str, Array], expected: Mapping[str, object]) -> UpdateRejected:
     missing, extra = sorted(expected.keys() - arrays.keys()), sorted(arrays.keys() - expected.keys())
-    if missing or extra:
-        raise UpdateRejected(
-            "wrong-names",
-            f"the update should hold the {len(expected)} tensors of its tier; missing: {_few(missing)}; "
-            f"not asked for: {_few(extra)}; {_FETCH}",
-            missing=missing,
-            extra=extra,
-        )
+    return UpdateRejected(
+        "wrong-names",
+        f"the update should hold the {len(expected)} tensors of its tier; missing: {_few(missing)}; "
+        f"not asked for: {_few(extra)}; {_FETCH}",
+        missing=missing,
+        extra=extra,
+    )
 
 
 def _few(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "") or "none"
 
 
-def _check_array(name: str, array: Array, dtype: str, shape: tuple[int, ...]) -> None:
+def _wrong_array(name: str, array: Array, dtype: str, shape: tuple[int, ...]) -> UpdateRejected:
     if array.shape != shape:
-        raise UpdateRejected(
+        return UpdateRejected(
             "wrong-shape",
             f"tensor {name} should have shape {shape}, found {array.shape}; {_FETCH}",
             name=name,
         )
-    if array.dtype != dtype:
-        raise UpdateRejected(
-            "wrong-dtype", f"tensor {name} should be {dtype}, found {array.dtype}; {_FETCH}", name=name
-        )
+    return UpdateRejected(
+        "wrong-dtype", f"tensor {name} should be {dtype}, found {array.dtype}; {_FETCH}", name=name
+    )
 
 
 def _largest(update: Checked, threads: int) -> float:
@@ -87,15 +84,17 @@ def _largest(update: Checked, threads: int) -> float:
         elif dtype in ("uint16", "float16"):
             half = np.array([_largest_bits(scans.largest_half, update, stretches, threads)], np.uint16)
             found.append(float(widen(half.view(dtype))[0]))
-    return float(np.max(found))
+    return found[-1] if len(found) < 3 else float(np.max(found))
 
 
 def _largest_bits(
-    scan: Callable[[Integers, Integers], int], update: Checked, stretches: Stretches, threads: int
+    scan: Callable[[npt.NDArray[np.uint64], Integers], int],
+    update: Checked,
+    stretches: Stretches,
+    threads: int,
 ) -> int:
-    source, first, counts = stretches
-    width = update.arrays[source[0]].itemsize if len(source) else 0
-    starts = update.addresses[source] + (width * first).astype(np.uint64)
+    source, skipped, counts = stretches
+    starts = update.addresses[source] + skipped
     if len(starts) < _FEW or threads == 1:
         return scan(starts, counts)
     found = [0] * threads
@@ -133,13 +132,17 @@ def _kind(form: Form) -> str:
     return "change" if form.change else "weight"
 
 
-def _check_scales(scales: npt.NDArray[np.float32], pieces: Pieces) -> None:
-    if (scales < 0).any():
+def _check_scales(update: Checked) -> None:
+    pieces = update.pieces
+    scales = update.arrays[pieces.sources.index("scales")]
+    if scales.min(initial=0.0) < 0:
         raise UpdateRejected(
             "bad-scale",
             f"scales holds {float(scales.min())}, and a scale is never negative; {_FETCH}",
             scale=float(scales.min()),
         )
+    if update.largest * pieces.steepest <= pieces.form.limit:
+        return  # as no scale stands for more
     for work in pieces.works:
         if isinstance(work.encoding, Codes) and work.encoding.scale is None:
             own = scales[work.scale : work.scale + work.rows]
@@ -152,26 +155,16 @@ def _check_mask(mask: npt.NDArray[np.uint8], pieces: Pieces) -> None:
     """Each tensor has exactly as many bits set as the form keeps, and none is set beyond the last."""
     from server.aggregate import scans
 
-    spans = list(_spans(pieces))
-    lengths = np.array([length for _, length, _ in spans])
-    firsts = np.cumsum(lengths) - lengths
+    names, firsts, lengths, kept = pieces.masked
     end = int(lengths.sum())
-    counts = np.empty(len(spans), np.int64)
+    counts = np.empty(len(names), np.int64)
     scans.count_bits(mask.ctypes.data, firsts, lengths, counts)
-    for (name, length, expected), count in zip(spans, counts.tolist(), strict=True):
-        if count != expected:
-            raise UpdateRejected(
-                "malformed",
-                f"the mask keeps {count} of the {length} entries of {name}, not {expected}; {_FETCH}",
-                name=name,
-            )
+    for wrong in np.flatnonzero(counts != kept)[:1]:
+        name, length, expected = names[wrong], lengths[wrong], kept[wrong]
+        raise UpdateRejected(
+            "malformed",
+            f"the mask keeps {counts[wrong]} of the {length} entries of {name}, not {expected}; {_FETCH}",
+            name=name,
+        )
     if end % 8 and int(mask[-1]) >> end % 8:
         raise UpdateRejected("malformed", f"the mask has bits set beyond its {end} entries; {_FETCH}")
-
-
-def _spans(pieces: Pieces) -> Iterator[tuple[str, int, int]]:
-    """(tensor, entries, how many are kept) of the mask, in its order."""
-    for section in pieces.form.sections:
-        if isinstance(section.encoding, Sparse):
-            for name in section.names:
-                yield name, pieces.entries[name], section.encoding.kept(pieces.entries[name])

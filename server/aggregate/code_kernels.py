@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from server.aggregate.blocks import few, last_word, overwritten, place, spread
-from server.aggregate.native import Number, Numbers, compiled, longs_at, words_at
-from server.aggregate.scatter import BLOCK, FIRST, ROW, SOURCE
+from server.aggregate.blocks import Sink, few, last_word, overwritten, place, spread
+from server.aggregate.native import Number, Numbers, compiled, longs_at, prefetch, words_at
+from server.aggregate.scatter import BLOCK, FIRST, LENGTH, ROW, SOURCE
+
+_LINE = 64
+"""Bytes that come from memory together."""
 
 _TABLE = 256
 """Sums of a group's table."""
@@ -28,10 +31,7 @@ def add_codes(
     bits: Number,
     values: Numbers,
     blocks: Numbers,
-    index: Numbers,
-    size: Number,
-    fresh: Number,
-    sums: Numbers,
+    sink: Sink,
 ) -> None:
     """``bits`` (1 to 8) per entry: code c adds ``values[k, row, c]`` (int64 [updates, rows, 2**bits])."""
     group_size = 8 // bits
@@ -41,15 +41,18 @@ def add_codes(
     count = group_size if turned else 1
     planes = np.zeros((_TOGETHER, count, BLOCK // (8 * count) + 2), np.uint64)
     own, scratch = np.zeros(group_size, np.uint64), np.zeros(BLOCK, np.int64)
+    ahead = np.zeros(addresses.shape[0] * (BLOCK * bits // (8 * _LINE)), np.uint64)
+    passes = -(-groups // _TOGETHER)
     row = -1
     for b in range(blocks.shape[0]):
         block = blocks[b]
         if block[ROW] != row:
             row = block[ROW]
             _fill(values, row, bits, tables[:groups])
-        out = place(block, size, sums, scratch)
+        out = place(block, sink, scratch)
         skip = (block[FIRST] & 7) // bits if turned else 0
-        fill = overwritten(block, size, fresh)
+        fill = overwritten(block, sink)
+        lines = _ahead(addresses, blocks[b + 1], bits, ahead) if b + 1 < blocks.shape[0] else 0
         for first in range(0, groups, _TOGETHER):
             for group in range(first, min(first + _TOGETHER, groups)):
                 few(addresses, group * group_size, block[SOURCE], block[FIRST] >> 3, own)
@@ -57,8 +60,22 @@ def add_codes(
                     _turn(own, skip + out.shape[0], bits, planes[group - first])
                 else:
                     _unpack(own, block[FIRST] & 7, out.shape[0], bits, planes[group - first, 0])
-            _look_up(tables[first : first + _TOGETHER], planes, skip, fill and first == 0, out)
-        spread(out, block, index, size, sums)
+            done = first // _TOGETHER
+            asked = ahead[lines * done // passes : lines * (done + 1) // passes]
+            _look_up(tables[first : first + _TOGETHER], planes, skip, fill and first == 0, asked, out)
+        spread(out, block, sink)
+
+
+@compiled
+def _ahead(addresses: Numbers, block: Numbers, bits: Number, lines: Numbers) -> Number:
+    """How many lines of memory the codes of ``block`` take, and their addresses, in ``lines``: one stretch for each update,
+    which is more at once than processors foresee."""
+    found, own = words_at(np.uint64(lines.ctypes.data)), -(-bits * block[LENGTH] // (8 * _LINE))
+    for k in range(addresses.shape[0]):
+        start = addresses[k, block[SOURCE]] + np.uint64(block[FIRST] >> 3)
+        for j in range(own):
+            found[k * own + j] = start + np.uint64(_LINE * j)
+    return own * addresses.shape[0]
 
 
 @compiled
@@ -176,8 +193,11 @@ def _repeated(half: Number, bits: Number) -> Number:
 
 
 @compiled
-def _look_up(tables: Numbers, planes: Numbers, skip: Number, fill: Number, out: Numbers) -> None:
-    """Add to ``out``, or put there with ``fill``, what the bytes of four groups find in their tables.
+def _look_up(
+    tables: Numbers, planes: Numbers, skip: Number, fill: Number, ahead: Numbers, out: Numbers
+) -> None:
+    """Add to ``out``, or put there with ``fill``, what the bytes of four groups find in their tables. Meanwhile the lines
+    ``ahead`` are brought near, a few at a time, as many as memory takes in that time.
 
     Entry i has byte ``(skip + i) // p`` of plane ``(skip + i) % p``, of p.
     """
@@ -192,7 +212,12 @@ def _look_up(tables: Numbers, planes: Numbers, skip: Number, fill: Number, out: 
     table, length = np.uint64(tables.ctypes.data), np.uint64(8 * _TABLE)
     one, two = longs_at(table), longs_at(table + length)
     three, four = longs_at(table + length + length), longs_at(table + length + length + length)
+    lines, share, asked = words_at(np.uint64(ahead.ctypes.data)), -(-ahead.shape[0] // (last - first)), 0
     for j in range(first, last):
+        stop = min(asked + share, ahead.shape[0])
+        for line in range(asked, stop):
+            prefetch(lines[line])
+        asked = stop
         for plane in range(count):
             at, entry = plane * words + j, j * step + plane - skip
             a, b, c, d = codes[at], codes[at + apart], codes[at + 2 * apart], codes[at + 3 * apart]

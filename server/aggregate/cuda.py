@@ -18,11 +18,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from edgefl.system.spare import Spare
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.update.form import Codes
-from server.aggregate.accumulator import Ended
+from server.aggregate.accumulator import Ended, Renewal
 from server.aggregate.adders import Checked, Waiting, code_values
 from server.aggregate.scatter import BLOCK, SOURCE, Integers, Pieces
+from server.aggregate.threads import Call
 from server.aggregate.torch_batches import Batch, reader_of, slabs
 
 try:
@@ -37,6 +39,7 @@ class TorchAccumulator:
     def __init__(self, size: int, device: torch.device, triton: bool | None = None) -> None:
         self._device = device
         self.size = size
+        self.spare = Spare()
         self._sums = torch.zeros(size, dtype=torch.int64, device=device)
         self._triton = triton_kernels is not None and device.type == "cuda" if triton is None else triton
 
@@ -67,6 +70,11 @@ class TorchAccumulator:
 
     def ended(self, batches: Sequence[Waiting]) -> Ended:
         return self.sums().__getitem__
+
+    def renewing(
+        self, batches: Sequence[Waiting], renewal: Renewal, weights: Integers, scale: float
+    ) -> list[Call]:
+        return []
 
     def sums(self) -> Integers:
         sums: Integers = self._sums.cpu().numpy()

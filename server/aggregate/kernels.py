@@ -3,10 +3,10 @@ codes.
 
 All read an update's arrays through their addresses, ``addresses`` (uint64 [updates, arrays]), so a batch is never
 copied together; whoever calls keeps the arrays alive and has checked their lengths. ``blocks``, ``index`` and
-``size`` are those of :mod:`server.aggregate.scatter`; ``fresh`` sums hold nothing yet, whatever is there. Each block's
-sum over the batch is built in the cache, so the sums in memory are read and written once per batch. The loops hold no
-lock of Python's: several threads may run them on disjoint blocks. They are not numba's own parallel loops, whose thread
-pool must not be used from several threads at once.
+``size`` are those of :mod:`server.aggregate.scatter`, ``sink`` is one of :mod:`server.aggregate.blocks`. Each block's
+sum over the batch is built in the cache, so the sums in memory are read and written once per batch, and those of the
+last one never lie there. The loops hold no lock of Python's: several threads may run them on disjoint blocks. They are
+not numba's own parallel loops, whose thread pool must not be used from several threads at once.
 
 What these loops are compiled with stands in this file and in three that they share (:mod:`server.aggregate.native` says
 why).
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from server.aggregate.blocks import few, last_word, overwritten, place, spread
+from server.aggregate.blocks import Sink, few, last_word, overwritten, place, spread
 from server.aggregate.native import (
     Number,
     Numbers,
@@ -67,10 +67,7 @@ def add_floats(
     factors: Numbers,
     near: Numbers,
     blocks: Numbers,
-    index: Numbers,
-    size: Number,
-    fresh: Number,
-    sums: Numbers,
+    sink: Sink,
 ) -> None:
     """float32 entries: x adds rint(float64(x) * factors[k])."""
     scratch, own = np.zeros(BLOCK, np.int64), np.zeros(_TOGETHER, np.uint64)
@@ -79,8 +76,8 @@ def add_floats(
     by[:updates] = factors
     for b in range(blocks.shape[0]):
         block = blocks[b]
-        out = place(block, size, sums, scratch)
-        fill = overwritten(block, size, fresh)
+        out = place(block, sink, scratch)
+        fill = overwritten(block, sink)
         for k in range(0, updates, _TOGETHER):
             few(addresses, k, block[SOURCE], 4 * block[FIRST], own)
             keep = np.int64(0 if fill and k == 0 else -1)
@@ -88,7 +85,7 @@ def add_floats(
                 _add_four_near(own, by[k : k + _TOGETHER], keep, out)
             else:
                 _add_four(own, by[k : k + _TOGETHER], keep, out)
-        spread(out, block, index, size, sums)
+        spread(out, block, sink)
 
 
 @compiled
@@ -117,17 +114,14 @@ def add_halves(
     factors: Numbers,
     near: Numbers,
     blocks: Numbers,
-    index: Numbers,
-    size: Number,
-    fresh: Number,
-    sums: Numbers,
+    sink: Sink,
 ) -> None:
     """16 bits per entry, whose value is ``widened`` (float32 [65536]), added as floats are."""
     scratch, wide = np.zeros(BLOCK, np.int64), np.zeros(BLOCK, np.float32)
     for b in range(blocks.shape[0]):
         block = blocks[b]
-        out = place(block, size, sums, scratch)
-        fill = overwritten(block, size, fresh)
+        out = place(block, sink, scratch)
+        fill = overwritten(block, sink)
         for k in range(addresses.shape[0]):
             halves = shorts_at(addresses[k, block[SOURCE]] + np.uint64(2 * block[FIRST]))
             for i in range(out.shape[0]):
@@ -139,7 +133,7 @@ def add_halves(
             else:
                 for i in range(out.shape[0]):
                     out[i] = (out[i] & keep) + _fixed(wide[i], factor)
-        spread(out, block, index, size, sums)
+        spread(out, block, sink)
 
 
 @compiled
@@ -149,10 +143,7 @@ def add_kept(
     starts: Numbers,
     factors: Numbers,
     blocks: Numbers,
-    index: Numbers,
-    size: Number,
-    fresh: Number,
-    sums: Numbers,
+    sink: Sink,
 ) -> None:
     """A mask's bit per entry: where it is 1, the next value of array ``source`` is added as a float, else nothing.
 
@@ -161,15 +152,15 @@ def add_kept(
     scratch, places = np.zeros(BLOCK, np.int64), np.zeros(BLOCK + _AHEAD, np.int16)
     for b in range(blocks.shape[0]):
         block = blocks[b]
-        out = place(block, size, sums, scratch)
-        if overwritten(block, size, fresh):
+        out = place(block, sink, scratch)
+        if overwritten(block, sink):
             out[:] = 0
         for k in range(addresses.shape[0]):
             count = _places(addresses[k, block[SOURCE]], block[FIRST], out.shape[0], places)
             values, factor = floats_at(addresses[k, source] + np.uint64(4 * starts[k, b])), factors[k]
             for i in range(count):
                 out[places[i]] += _fixed(values[i], factor)
-        spread(out, block, index, size, sums)
+        spread(out, block, sink)
 
 
 @compiled

@@ -13,11 +13,13 @@ first update need not have.
 from __future__ import annotations
 
 from collections.abc import Callable
+from platform import machine
 from typing import Any, ParamSpec, TypeVar, cast
 
 import numpy.typing as npt
+from llvmlite import ir
 from numba import njit, types
-from numba.core import cgutils
+from numba.core import cgutils, codegen
 from numba.extending import intrinsic
 
 _P = ParamSpec("_P")
@@ -27,6 +29,11 @@ Numbers = npt.NDArray[Any]
 """An array that compiled code reads or fills; numba takes the element's type from the call."""
 Number = Any
 """A number in compiled code, of Python or of numpy."""
+
+_features: Callable[[], str] = codegen.get_host_cpu_features
+
+FUSED: bool = "+fma" in _features() or machine().lower() in ("arm64", "aarch64")
+"""Whether this processor has an instruction for :func:`fused`. numba keeps what it compiles for each sort of processor."""
 
 _pointer_to: Callable[[Any], Any] = types.CPointer
 
@@ -75,6 +82,32 @@ def _instruction(given: Any, found: Any, made: Callable[[Any, Any, Any], Any]) -
 
     return of
 
+
+def _prefetch(typing_context: Any, address: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        number, line = context.get_value_type(types.int32), cgutils.voidptr_t
+        kind = ir.FunctionType(ir.VoidType(), [line, number, number, number])
+        call = builder.module.declare_intrinsic("llvm.prefetch", [line], kind)
+        to_read, nearest, data = number(0), number(3), number(1)
+        builder.call(call, [builder.inttoptr(arguments[0], line), to_read, nearest, data])
+        return context.get_dummy_value()
+
+    return types.void(types.uint64), generate
+
+
+prefetch: Any = intrinsic(_prefetch)
+"""Have the line of memory at an address (uint64) brought near while the processor goes on; any may be asked for."""
+
+
+def _fused(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.fma(*arguments)
+
+    return types.float64(types.float64, types.float64, types.float64), generate
+
+
+fused: Any = intrinsic(_fused)
+"""``a * b + c`` of three float64, rounded once; fast where :data:`FUSED`."""
 
 lowest_bit = _instruction(
     types.uint64, types.uint64, lambda builder, word, _: builder.cttz(word, cgutils.true_bit)

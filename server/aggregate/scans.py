@@ -1,4 +1,4 @@
-"""Compiled loops that pass over flat arrays once: the checks of an update before it is added, and the mean after the sums.
+"""Compiled loops that pass over flat arrays once: the checks of an update before it is added.
 
 They keep the rules of :mod:`server.aggregate.kernels`.
 """
@@ -71,32 +71,3 @@ def largest_half(addresses: Numbers, counts: Numbers) -> int:
             own = max(own, patterns[i] & np.uint16(0x7FFF))
         most = max(most, own)
     return int(most)
-
-
-@compiled
-def mean(sums: Numbers, weights: Numbers, scale: Number, old: Numbers, change: Number, new: Numbers) -> None:
-    """``new``: sum / (weight * scale), with ``change`` added to ``old``; the bits of ``old`` where nothing weighs.
-
-    ``weights`` has one number per entry, or a single one for all.
-    """
-    if weights.shape[0] == 1 and weights[0] > 0:
-        _mean_of_all(sums, np.float64(weights[0]) * scale, old, change, new)
-        return
-    single = weights.shape[0] == 1
-    for i in range(sums.shape[0]):
-        weight = weights[0] if single else weights[i]
-        value = np.float64(sums[i]) / (np.float64(max(weight, 1)) * scale)
-        if change:
-            value += np.float64(old[i])
-        new[i] = value if weight > 0 else old[i]
-
-
-@compiled
-def _mean_of_all(sums: Numbers, share: Number, old: Numbers, change: Number, new: Numbers) -> None:
-    """The mean where every entry has the same weight: loops without a branch, which processors do eight at a time."""
-    if change:
-        for i in range(sums.shape[0]):
-            new[i] = np.float64(old[i]) + np.float64(sums[i]) / share
-    else:
-        for i in range(sums.shape[0]):
-            new[i] = np.float64(sums[i]) / share

@@ -13,6 +13,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 
 import numpy as np
 import numpy.typing as npt
@@ -21,14 +22,14 @@ from edgefl.wire.bits import packed_bytes
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.regions import Positions, Region, local_shape, pieces
 from edgefl.wire.tensors import Array
-from edgefl.wire.update.form import DENSE, Codes, Encoding, Form, Section, Sparse, Values
+from edgefl.wire.update.form import DENSE, Codes, Encoding, Form, Sparse, Values
 
 Floats = npt.NDArray[np.floating]
 Integers = npt.NDArray[np.int64]
-Stretches = tuple[Integers, Integers, Integers]
-"""Of some arrays: (number of the array, first entry, entries)."""
+Stretches = tuple[Integers, npt.NDArray[np.uint64], Integers]
+"""Of some arrays: (number of the array, bytes before, entries)."""
 
-BLOCK = 4096
+BLOCK = 8192
 """Most entries of a block: its sums and its clients' bits stay in the processor's cache. A multiple of 8."""
 
 FIRST, LENGTH, SOURCE, ROW, TARGET = range(5)
@@ -175,8 +176,31 @@ class Pieces:
             )
         listed = {dtype: np.array(rows, np.int64).reshape(-1, 3) for dtype, rows in found.items()}
         return {
-            dtype: (rows[:, 0].copy(), rows[:, 1].copy(), rows[:, 2].copy()) for dtype, rows in listed.items()
+            dtype: (
+                rows[:, 0].copy(),
+                (np.dtype(dtype).itemsize * rows[:, 1]).astype(np.uint64),
+                rows[:, 2].copy(),
+            )
+            for dtype, rows in listed.items()
         }
+
+    @cached_property
+    def steepest(self) -> float:
+        """The largest magnitude of a level whose scale travels; 0 if none does."""
+        codes = [work.encoding for work in self.works if isinstance(work.encoding, Codes)]
+        return max((reach(each, 1.0) for each in codes if each.scale is None), default=0.0)
+
+    @cached_property
+    def masked(self) -> tuple[list[str], Integers, Integers, Integers]:
+        """Of the mask's tensors, in its order: names, first bits, entries, and how many of these are kept."""
+        found = [
+            (name, self.entries[name], section.encoding.kept(self.entries[name]))
+            for section in self.form.sections
+            if isinstance(section.encoding, Sparse)
+            for name in section.names
+        ]
+        lengths, kept = np.array([row[1:] for row in found], np.int64).reshape(-1, 2).T.copy()
+        return [name for name, _, _ in found], np.cumsum(lengths) - lengths, lengths, kept
 
     def targets(self) -> Integers:
         """Position in the model of each entry, in the order of the blocks."""
@@ -203,7 +227,7 @@ def compiled(layout: Layout, regions: Mapping[str, Region], form: Form = DENSE) 
         works = tuple(_works(form, entries, sources, cutter))
     else:
         sources = tuple(shapes)
-        runs = [cutter.runs(name, 0, 1, source) for source, name in enumerate(sources)]
+        runs = [run for source, name in enumerate(sources) for run in cutter.runs(name, 0, 1, source)]
         works = (Work(Values(), _blocks(runs, 1, layout.size)),)
     return Pieces(form, regions, shapes, sources, works, cutter.index, sum(entries.values()), layout.size)
 
@@ -241,17 +265,23 @@ def _works(
                 array, step = "values" if dtype == "float32" else "halves", 1
             case Sparse():
                 array, step = "mask", 1
-        runs, scale, first_value = [], used["scales"], used["values"]
+        runs: list[_Runs] = []
+        scales, scale, first_value = section.scales, used["scales"], used["values"]
+        groups = section.groups if scales else None
         source = sources.index(array) if array in sources else 0  # without entries there is no array
         for name in section.names:
             first = 8 * used["codes"] if array == "codes" else used[array]
-            runs.append(cutter.runs(name, first, step, source, section))
+            runs.extend(cutter.runs(name, first, step, source, groups))
             used[array] += packed_bytes(entries[name], step) if array == "codes" else entries[name]
         if isinstance(section.encoding, Sparse):
             used["values"] += sum(section.encoding.kept(entries[name]) for name in section.names)
-        used["scales"] += section.scales
+        used["scales"] += scales
         blocks = _blocks(runs, step, cutter.layout.size)
-        yield Work(section.encoding, blocks, scale, max(1, section.scales), first_value)
+        yield Work(section.encoding, blocks, scale, max(1, scales), first_value)
+
+
+_Runs = tuple[int, int, int, int, int] | Integers
+"""The columns of a run, or of many."""
 
 
 class _Cutter:
@@ -267,25 +297,22 @@ class _Cutter:
     def index(self) -> Integers:
         return np.concatenate(self._scattered) if self._scattered else np.zeros(1, np.int64)
 
-    def runs(self, name: str, first: int, step: int, source: int, section: Section | None = None) -> Integers:
-        """The runs of tensor ``name``, whose first entry lies at ``first`` and each next one ``step`` further."""
-        groups = section.groups if section is not None and section.scales else None
-        runs = []
+    def runs(
+        self, name: str, first: int, step: int, source: int, groups: Mapping[str, int] | None = None
+    ) -> Iterator[_Runs]:
+        """The runs of tensor ``name``, whose first entry lies at ``first`` and each next one ``step`` further; ``groups``
+        are the rows of scales of global tensors."""
         for part, positions in pieces(name, self._regions[name], self.layout.shapes):
             if positions is None:
                 size, target = math.prod(self.layout.shapes[part]), self.layout.offsets[part]
-                row = 0 if groups is None else groups[part]
-                runs.append(np.array([[first, size, source, row, target]]))
+                yield first, size, source, 0 if groups is None else groups[part], target
                 first += step * size
                 continue
             lengths, targets = self._together(part, positions)
             starts = np.cumsum(lengths) - lengths
             rows = np.full(lengths.size, 0 if groups is None else groups[part])
-            runs.append(
-                np.stack([first + step * starts, lengths, np.full(lengths.size, source), rows, targets], 1)
-            )
+            yield np.stack([first + step * starts, lengths, np.full(lengths.size, source), rows, targets], 1)
             first += step * int(lengths.sum())
-        return np.concatenate(runs) if runs else _no_blocks()
 
     def _together(self, part: str, positions: Positions) -> tuple[Integers, Integers]:
         """(lengths, targets) of the entries of global tensor ``part`` that stay together, in local order."""
@@ -305,9 +332,11 @@ def _no_blocks() -> Integers:
     return np.empty((0, 5), np.int64)
 
 
-def _blocks(runs: list[Integers], step: int, model: int) -> Integers:
+def _blocks(runs: list[_Runs], step: int, model: int) -> Integers:
     """Runs with neighbours that continue each other as one, cut to the length of a block and where parts meet."""
-    whole = np.concatenate(runs) if runs else _no_blocks()
+    kinds = groupby(runs, lambda each: isinstance(each, tuple))
+    parts = [np.array(list(each)) if single else np.concatenate(list(each)) for single, each in kinds]
+    whole = np.concatenate(parts) if parts else _no_blocks()
     whole = whole[whole[:, LENGTH] > 0]
     if not len(whole):
         return whole

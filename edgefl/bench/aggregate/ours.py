@@ -16,11 +16,12 @@ from edgefl.bench.common.coded import CodedModel
 from edgefl.system.cores import cores
 from edgefl.wire.tensors import Arrays
 from edgefl.wire.update.decode import decode
-from server.aggregate.accumulator import Accumulator, Ended
+from server.aggregate.accumulator import Accumulator, Ended, Renewal
 from server.aggregate.adders import Checked, Waiting
 from server.aggregate.aggregator import Aggregator, accumulator, layout_of
 from server.aggregate.averaging import OverHolders
 from server.aggregate.scatter import Integers, Pieces, flatten
+from server.aggregate.threads import Call
 
 _ACCUMULATED = 8
 """Bytes of an entry's sum."""
@@ -120,6 +121,7 @@ class _Timed:
 
     def __init__(self, sums: Accumulator, device: str) -> None:
         self.size = sums.size
+        self.spare = sums.spare
         self.seconds = 0.0
         self.batches = 0
         self._sums = sums
@@ -138,6 +140,11 @@ class _Timed:
 
     def ended(self, batches: Sequence[Waiting]) -> Ended:
         return self._sums.ended(batches)
+
+    def renewing(
+        self, batches: Sequence[Waiting], renewal: Renewal, weights: Integers, scale: float
+    ) -> list[Call]:
+        return self._sums.renewing(batches, renewal, weights, scale)
 
     def sums(self) -> Integers:
         return self._sums.sums()

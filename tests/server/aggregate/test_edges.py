@@ -83,7 +83,7 @@ def test_the_same_weight_for_all_is_one_number_and_otherwise_one_for_each_entry(
         for weight in (2, 3):
             sums.add(sums.check(part, regions), weight)
         sums.result(OLD)
-        assert sums._average._weights.tolist() == weights  # type: ignore[union-attr]
+        assert sums._average._total_weights().tolist() == weights  # type: ignore[union-attr]
 
 
 def test_with_a_base_a_change_of_nothing_does_not_count() -> None:
