@@ -195,4 +195,4 @@ def _advise(start: int, nbytes: int, advice: int) -> bool:
 def _madvise() -> Callable[[int, int, int], int]:
     call = ctypes.CDLL(None).madvise
     call.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    return call  # type: ignore[no-any-return]
+    return call
