@@ -28,7 +28,10 @@ class _Unused(ModuleType):
                     _is_in(other, self.__name__) or _is_in(self.__name__, other)
                 ):
                     del sys.modules[other]
-        value = getattr(import_module(self.__name__), name)
+        loaded = import_module(self.__name__)
+        for child, module in _loaded_before(self.__name__):
+            vars(loaded).setdefault(child, module)
+        value = getattr(loaded, name)
         return _Folders(value) if name == "__path__" else value
 
 
@@ -51,6 +54,15 @@ def on_first_use(name: str, known: Mapping[str, object] = _NOTHING, alone: Seque
         setattr(import_module(parent), child, module)
     for part in alone:
         _load_alone(module, part)
+
+
+def parts_alone(*packages: str) -> None:
+    """Let the modules of these packages load without the package, which then waits for its first use: for packages that load
+    far more than the modules that are asked of them. To be called where they are asked for first, the outermost first."""
+    for name in packages:
+        spec = None if name in sys.modules else _specification(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            on_first_use(name, {"__path__": list(spec.submodule_search_locations)})
 
 
 def not_here(*names: str) -> None:
@@ -77,6 +89,12 @@ def _specification(name: str) -> ModuleSpec | None:
         assert package.__spec__ is not None
         return PathFinder.find_spec(name, package.__spec__.submodule_search_locations)
     return find_spec(name)
+
+
+def _loaded_before(package: str) -> list[tuple[str, ModuleType]]:
+    """The modules of a package that were loaded without it, which left their names with what stood for it."""
+    parts = ((name.rpartition("."), module) for name, module in list(sys.modules.items()))
+    return [(child, module) for (above, _, child), module in parts if above == package and module is not None]
 
 
 def _is_in(name: str, package: str) -> bool:
