@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
@@ -56,13 +57,22 @@ def on_first_use(name: str, known: Mapping[str, object] = _NOTHING, alone: Seque
         _load_alone(module, part)
 
 
-def parts_alone(*packages: str) -> None:
-    """Let the modules of these packages load without the package, which then waits for its first use: for packages that load
-    far more than the modules that are asked of them. To be called where they are asked for first, the outermost first."""
+@contextmanager
+def parts_alone(*packages: str) -> Iterator[None]:
+    """Load modules of these packages, the outermost named first, without the packages, which load far more: they wait for
+    their first use, and load with any module that is not loaded in here."""
+    opened = []
     for name in packages:
-        spec = None if name in sys.modules else _specification(name)
-        if spec is not None and spec.submodule_search_locations is not None:
-            on_first_use(name, {"__path__": list(spec.submodule_search_locations)})
+        on_first_use(name)
+        module = sys.modules.get(name)
+        if isinstance(module, _Unused) and module.__spec__ is not None:
+            vars(module)["__path__"] = list(module.__spec__.submodule_search_locations or ())
+            opened.append(module)
+    try:
+        yield
+    finally:
+        for module in opened:
+            vars(module).pop("__path__", None)
 
 
 def not_here(*names: str) -> None:

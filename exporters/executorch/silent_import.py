@@ -20,6 +20,7 @@ from edgefl.system.lazy_modules import parts_alone
 _MODULES = (
     "executorch.exir.schema",
     "executorch.exir.scalar_type",
+    "executorch.exir._warnings",
     "executorch.exir._serialize._program",
     "executorch.backends.xnnpack.serialization.xnnpack_graph_serialize",
 )
@@ -27,14 +28,16 @@ _one_at_a_time = threading.Lock()  # two that closed the error output at once wo
 
 
 def _import_schema() -> None:
-    """Later imports of what writes programs are quick and silent; the packages themselves, which bring torchao, load where
-    somebody else asks for them."""
-    parts_alone("executorch.exir", "executorch.backends.xnnpack")
+    """Later imports of what writes and runs programs are quick and silent; the packages themselves, which bring torchao,
+    load where somebody else asks for them."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        for name in _MODULES:
-            importlib.import_module(name)
+        with parts_alone("executorch.exir", "executorch.backends.xnnpack"):
+            for name in _MODULES:
+                module = importlib.import_module(name)
+                # Reads a file of its folder, which asks for the package, and keeps it.
+                getattr(module, "_get_schema_bytes", bytes)()
     finally:
         logging.disable(before)
 

@@ -35,6 +35,8 @@ def test_errors_are_heard_again_after_it() -> None:
 _LATER = """
 import sys
 from exporters.executorch.program import write
+from exporters.executorch.silent_import import portable_lib
+portable_lib()
 packages = "executorch.exir", "executorch.backends.xnnpack", "torchao"
 early = [name for name in packages if name in sys.modules and not is_unused(name)]
 import executorch.exir
