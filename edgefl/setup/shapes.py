@@ -30,7 +30,8 @@ def _own(federation: Federation) -> Dataset:
     spec = model_trained_on(
         table.name, options, losses.build(loss.name, **loss.options) if loss.name else None
     )
-    x, y = _zeros(spec.sample), _zeros(spec.label)
+    label = spec.label  # found by a run of the model
+    x, y = _zeros(spec.sample), _zeros(label)
     rows = {name: _zeros(each) for name, each in spec.others.items()}
     return Dataset(
         name=f"its own input {spec.sample.shape}",
@@ -45,7 +46,7 @@ def _own(federation: Federation) -> Dataset:
         others={
             name: OtherInput(rows[name], rows[name], each.below or 0) for name, each in spec.others.items()
         },
-        ignored=spec.label.ignored,
+        ignored=label.ignored,
     )
 
 

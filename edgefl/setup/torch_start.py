@@ -1,4 +1,5 @@
-"""What torch imports while models are traced, and no command that compiles uses: torch's own compiler, 350 modules."""
+"""What torch imports while models are traced, and no command that compiles uses: torch's own compiler, 350 modules, and its
+tensors on several machines, 150."""
 
 from __future__ import annotations
 
@@ -9,17 +10,20 @@ from typing import Any
 from edgefl.system.lazy_modules import is_unused, on_first_use
 
 _DYNAMO = "torch._dynamo"
+_DISTRIBUTED = "torch.distributed.tensor"
 
 
 def without_dynamo() -> None:
     """Leave ``torch._dynamo`` out until somebody compiles with it, such as a model of the user; to be called by a command.
 
     torch marks its decompositions as not to be compiled, and imports the compiler for that; its fake tensors do so for a
-    setting, and its gradients to turn off what nobody has turned on.
+    setting, and its gradients to turn off what nobody has turned on. Each mode that sees torch's ops asks once which class
+    a tensor on several machines has: here it is one that has no tensors, also for whoever imports it later.
     """
     on_first_use(_DYNAMO, {"disable": _disable}, alone=("config",))
     if is_unused(_DYNAMO):
         on_first_use(f"{_DYNAMO}.compiled_autograd", {"_disable": nullcontext})
+    on_first_use(_DISTRIBUTED, {"DTensor": type("DTensor", (), {})})
 
 
 def _disable(function: Callable[..., Any], recursive: bool = True, *, wrapping: bool = True) -> Any:

@@ -20,3 +20,12 @@ def collecting_later() -> Iterator[None]:
     finally:
         if searching:
             gc.enable()
+
+
+@contextlib.contextmanager
+def built_to_stay() -> Iterator[None]:
+    """:func:`collecting_later` for what is there until the process ends: it is not walked through afterwards either, nor by
+    the processes that are forked from this one."""
+    with collecting_later():
+        yield
+        gc.freeze()

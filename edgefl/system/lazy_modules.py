@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
@@ -28,7 +29,10 @@ class _Unused(ModuleType):
                     _is_in(other, self.__name__) or _is_in(self.__name__, other)
                 ):
                     del sys.modules[other]
-        value = getattr(import_module(self.__name__), name)
+        loaded = import_module(self.__name__)
+        for child, module in _loaded_before(self.__name__):
+            vars(loaded).setdefault(child, module)
+        value = getattr(loaded, name)
         return _Folders(value) if name == "__path__" else value
 
 
@@ -51,6 +55,24 @@ def on_first_use(name: str, known: Mapping[str, object] = _NOTHING, alone: Seque
         setattr(import_module(parent), child, module)
     for part in alone:
         _load_alone(module, part)
+
+
+@contextmanager
+def parts_alone(*packages: str) -> Iterator[None]:
+    """Load modules of these packages, the outermost named first, without the packages, which load far more: they wait for
+    their first use, and load with any module that is not loaded in here."""
+    opened = []
+    for name in packages:
+        on_first_use(name)
+        module = sys.modules.get(name)
+        if isinstance(module, _Unused) and module.__spec__ is not None:
+            vars(module)["__path__"] = list(module.__spec__.submodule_search_locations or ())
+            opened.append(module)
+    try:
+        yield
+    finally:
+        for module in opened:
+            vars(module).pop("__path__", None)
 
 
 def not_here(*names: str) -> None:
@@ -77,6 +99,12 @@ def _specification(name: str) -> ModuleSpec | None:
         assert package.__spec__ is not None
         return PathFinder.find_spec(name, package.__spec__.submodule_search_locations)
     return find_spec(name)
+
+
+def _loaded_before(package: str) -> list[tuple[str, ModuleType]]:
+    """The modules of a package that were loaded without it, which left their names with what stood for it."""
+    parts = ((name.rpartition("."), module) for name, module in list(sys.modules.items()))
+    return [(child, module) for (above, _, child), module in parts if above == package and module is not None]
 
 
 def _is_in(name: str, package: str) -> bool:

@@ -26,7 +26,7 @@ from exporters.artifact import Artifact, artifacts_in, in_segments, is_page
 from exporters.capture.trace import Captured, Joint
 from exporters.memory.budget import within_onnx
 from exporters.memory.predict import predicted_peak
-from exporters.memory.recompute import Budget, lean
+from exporters.memory.recompute import Budget, lean_and_peak
 from exporters.memory.usage import rewritable
 from exporters.onnx import capture_for
 from exporters.onnx.blocked import blocked
@@ -111,14 +111,16 @@ class Onnx:
         return capture_for(function, joint)
 
     def write(self, captured: Captured) -> Artifact:
-        return self._exported(lean(captured))
+        return self._exported(*lean_and_peak(captured))
 
-    def _exported(self, captured: Captured) -> Artifact:
+    def _exported(self, captured: Captured, peak: int | None = None) -> Artifact:
+        """``peak``: the one that is predicted, where that was done before."""
         from exporters.onnx.model import to_onnx  # with torch.onnx, a second that only who compiles waits for
 
         model = to_onnx(captured)
         nodes = onnx_nodes(captured, model)
-        return Artifact(model, predicted_peak(captured), rewritable(captured), nodes)
+        peak = predicted_peak(captured) if peak is None else peak
+        return Artifact(model, peak, rewritable(captured), nodes)
 
     def write_within(self, captured: Captured, budget: Budget) -> tuple[Artifact, int]:
         form, count = within_onnx(captured, budget)

@@ -1,7 +1,7 @@
-"""ExecuTorch's Python half without what it and its packages write to the error output when they are loaded.
+"""ExecuTorch's Python half without what it and its packages load and write to the error output when they are loaded.
 
-None of it is of use to somebody who exports: missing GPU libraries of torchao, files of Android that a processor's
-cores are counted by.
+None of it is of use to somebody who exports: its own exporter and partitioner (1,500 modules), missing GPU libraries of
+torchao, files of Android that a processor's cores are counted by.
 """
 
 from __future__ import annotations
@@ -15,15 +15,29 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from edgefl.system.lazy_modules import parts_alone
+
+_MODULES = (
+    "executorch.exir.schema",
+    "executorch.exir.scalar_type",
+    "executorch.exir._warnings",
+    "executorch.exir._serialize._program",
+    "executorch.backends.xnnpack.serialization.xnnpack_graph_serialize",
+)
 _one_at_a_time = threading.Lock()  # two that closed the error output at once would not find it again
 
 
 def _import_schema() -> None:
-    """Later imports of ``executorch.exir`` are silent: the first one brings torchao."""
+    """Later imports of what writes and runs programs are quick and silent; the packages themselves, which bring torchao,
+    load where somebody else asks for them."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        importlib.import_module("executorch.exir.schema")
+        with parts_alone("executorch.exir", "executorch.backends.xnnpack"):
+            for name in _MODULES:
+                module = importlib.import_module(name)
+                # Reads a file of its folder, which asks for the package, and keeps it.
+                getattr(module, "_get_schema_bytes", bytes)()
     finally:
         logging.disable(before)
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils.flop_counter import flop_registry
 
 from edgefl.contract.tensors import role_of
@@ -122,17 +123,25 @@ def peak_bytes(captured: Captured) -> int:
 
 
 def lean(captured: Captured) -> Captured:
+    """:func:`lean_and_peak`, the graph alone."""
+    return lean_and_peak(captured)[0]
+
+
+def lean_and_peak(captured: Captured) -> tuple[Captured, int]:
     """``captured`` with the recomputation that costs next to nothing, if it is predicted to lower the peak; else itself.
+    With its predicted peak.
 
     Arithmetic and movements are computed again behind the turn, unless they go around a product. The graph may grow by
     :data:`NEXT_TO_NOTHING` of its work, and what it saves has to be worth the nodes (:data:`WORTH`).
     """
     line = timeline(captured.module)
     plan = _Planner(captured.module, line).cheap()
+    peak = predicted_peak(captured)
     if _work(timeline(plan.module)) > (1 + NEXT_TO_NOTHING) * _work(line):
-        return captured
+        return captured, peak
     leaner = replace(captured, module=plan.module)
-    return leaner if predicted_peak(leaner) < WORTH * predicted_peak(captured) else captured
+    leaner_peak = predicted_peak(leaner)
+    return (leaner, leaner_peak) if leaner_peak < WORTH * peak else (captured, peak)
 
 
 def _work(line: Timeline) -> float:
@@ -175,7 +184,7 @@ class _Planner:
 
     def _keeping(self, kept: frozenset[fx.Node]) -> Plan:
         writer = _Writer(self.line, self.turn, kept)
-        rewritten = fx.GraphModule(self.module, writer.write())
+        rewritten = _LazyGraphModule(self.module, writer.write())
         rewritten.graph.eliminate_dead_code()
         return Plan(rewritten, timeline(rewritten).peak, writer.cost)
 

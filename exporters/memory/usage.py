@@ -155,12 +155,14 @@ def _is_read_before(old: fx.Node, new: fx.Node, behind: _Behind) -> bool:
 def _is_read_within(old: fx.Node, new: fx.Node) -> bool:
     """Whether an op that is more than arithmetic reads ``old`` and may become one kernel with ``new``: all that it makes
     is for ``new`` alone."""
-    own = {new}
+    own, waiting = {new}, list(new.all_input_nodes)
     odd: set[fx.Node] = set()
-    for node in reversed(new.graph.nodes):
-        if node.op != "call_function" or not node.users or not own.issuperset(node.users):
-            continue
+    while waiting:
+        node = waiting.pop()
+        if node in own or node.op != "call_function" or not own.issuperset(node.users):
+            continue  # the last of its readers leads here again
         own.add(node)
+        waiting += node.all_input_nodes
         if node.target not in _ARITHMETIC or not odd.isdisjoint(node.users):
             odd.add(node)
     return any(_is_old(value, old) for node in odd for value in node.all_input_nodes)

@@ -18,7 +18,7 @@ from edgefl.system.lazy_modules import is_unused
 without_dynamo()
 import edgefl, torch
 digest = edgefl.compile("mlp").digest
-unused = is_unused("torch._dynamo")
+unused = is_unused("torch._dynamo") and is_unused("torch.distributed.tensor")
 {more}
 print(json.dumps([digest, unused, result]))
 """

@@ -10,6 +10,7 @@ import typer
 
 from edgefl.cli.options import Activations, Engine, Outputs
 from edgefl.cli.output import errors, print_json, print_table, progress
+from edgefl.system.collecting import built_to_stay
 from edgefl.system.forks import processes_for
 from edgefl.system.sizes import size
 
@@ -85,12 +86,22 @@ def export(
     from edgefl.setup.torch_start import without_dynamo
 
     return_memory_late()
-    without_dynamo()
-    from edgefl.api.export import exporting, written
-    from edgefl.api.federation import load_federation
-    from edgefl.cli.options import named_model
+    with built_to_stay():
+        without_dynamo()
+        from edgefl.api.export import exporting, written
+        from edgefl.api.federation import load_federation
+        from edgefl.cli.options import named_model
 
-    named = named_model(model, option or ())
+        named = named_model(model, option or ())
+        if fit is None:
+            what = exporting(
+                load_federation(config, named),
+                tiers=tier or (),
+                formats=_names(format),
+                outputs=None if outputs is None else outputs.value,
+                memory_budget=memory_budget,
+                activations=None if activations is None else activations.value,
+            )
     if fit is not None:
         _export_fitting(
             config,
@@ -105,14 +116,6 @@ def export(
             as_json,
         )
         return
-    what = exporting(
-        load_federation(config, named),
-        tiers=tier or (),
-        formats=_names(format),
-        outputs=None if outputs is None else outputs.value,
-        memory_budget=memory_budget,
-        activations=None if activations is None else activations.value,
-    )
     rows = []
     numbers = count(1)
     with progress() as tell:

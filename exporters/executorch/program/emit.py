@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import executorch.exir.schema as schema  # noqa: PLR0402 - `from executorch.exir` would load all of that package
 import torch
-from executorch.exir import schema
 from executorch.exir._serialize._program import PTEFile, serialize_pte_binary
 from executorch.exir.scalar_type import ScalarType
 from torch import Tensor, fx

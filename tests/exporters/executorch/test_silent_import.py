@@ -30,3 +30,27 @@ def test_errors_are_heard_again_after_it() -> None:
     )
 
     assert ran.stderr == "WARNING:root:a\nb"
+
+
+_LATER = """
+import sys
+from exporters.executorch.program import write
+from exporters.executorch.silent_import import portable_lib
+portable_lib()
+packages = "executorch.exir", "executorch.backends.xnnpack", "torchao"
+early = [name for name in packages if name in sys.modules and not is_unused(name)]
+import executorch.exir
+from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+from executorch.exir import schema, to_edge
+print(early, executorch.exir.schema is schema is sys.modules["executorch.exir.schema"], callable(to_edge))
+"""
+
+
+@pytest.mark.slow
+def test_the_packages_load_where_somebody_asks_for_them() -> None:
+    program = f"from edgefl.system.lazy_modules import is_unused\n{_LATER}"
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=True
+    )
+
+    assert ran.stdout == "[] True True\n"

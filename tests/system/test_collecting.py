@@ -1,0 +1,40 @@
+"""What is built to stay is not walked through again; the search for garbage goes on for all else."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+
+from edgefl.system.collecting import built_to_stay
+
+
+class Link:
+    """An object that holds itself."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_what_is_built_to_stay_is_searched_no_more_and_later_garbage_is_found() -> None:
+    gc.collect()
+    try:
+        with built_to_stay():
+            assert not gc.isenabled()
+            early = weakref.ref(Link())
+        late = weakref.ref(Link())
+        gc.collect()
+
+        assert gc.isenabled() and gc.get_freeze_count() > 0
+        assert early() is not None and late() is None
+    finally:
+        gc.unfreeze()
+        gc.collect()
+
+
+def test_after_an_error_all_is_searched_as_before() -> None:
+    with pytest.raises(RuntimeError), built_to_stay():
+        raise RuntimeError
+
+    assert gc.isenabled() and gc.get_freeze_count() == 0
