@@ -14,8 +14,11 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from edgefl.system.collecting import collecting_later
 
 PIECE_BYTES = 1 << 14
 _SMALLEST_BYTES, _LARGEST_BYTES = 1 << 18, 1 << 26
@@ -54,15 +57,14 @@ class _Header(ctypes.Structure):
 
 
 class _Object(ctypes.Structure):
-    """The beginning of dl_phdr_info of link.h."""
+    """dl_phdr_info of link.h."""
 
     _fields_ = [
         ("base", ctypes.c_uint64),
         ("name", ctypes.c_char_p),
         ("headers", ctypes.POINTER(_Header)),
         ("count", ctypes.c_uint16),
-        ("added", ctypes.c_uint64),
-        ("removed", ctypes.c_uint64),
+        *((name, ctypes.c_uint64) for name in ("added", "removed", "thread", "data")),
     ]
 
 
@@ -74,8 +76,8 @@ class _Loaded:
         self.parts: list[_Part] = []
         self.graphs = 0
         """Loaded since."""
-        self.whole: dict[_Part, bool] = {}
-        """Whether a part stood as it stands in its file; nobody may write it."""
+        self.pieces = 0
+        """Mappings that were made of others, in all."""
 
 
 _loaded = _Loaded()
@@ -114,10 +116,11 @@ def cut_code() -> int:
             places = range(
                 -(-part.start // PIECE_BYTES) * PIECE_BYTES, part.end - PIECE_BYTES, 2 * PIECE_BYTES
             )
-            room = made + 2 * len(places) <= most
+            room = _loaded.pieces + made + 2 * len(places) <= most
             if part.start not in _cut and room and _is_worth_it(part, _flags(part, pages.fileno())):
                 made += 2 * sum(_advise(place, PIECE_BYTES, advice) for place in places)
                 _cut.add(part.start)
+    _loaded.pieces += made
     return made
 
 
@@ -137,40 +140,53 @@ def release_code(keep: str = "") -> None:
 
 
 def _release(part: _Part, pages: int) -> None:
-    if _loaded.whole.get(part):
-        _advise(part.start, part.end - part.start, mmap.MADV_DONTNEED)
-        return
-    flags = _flags(part, pages)
-    _loaded.whole[part] = not _CHANGED.search(flags)
-    for run in _UNCHANGED.finditer(flags):
+    for run in _UNCHANGED.finditer(_flags(part, pages)):
         first, nbytes = (mmap.PAGESIZE * count for count in (run.start(), run.end() - run.start()))
         _advise(part.start + first, nbytes, mmap.MADV_DONTNEED)
 
 
 def _parts() -> list[_Part]:
     """Of everything that is loaded; nothing where processors have other addresses than of 64 bits."""
-    found: list[_Part] = []
-
-    def visit(entry: Any, _: int, __: int) -> int:
-        library, changes = entry.contents, (entry.contents.added, entry.contents.removed)
-        if changes == _loaded.changes:
-            return 1  # nothing is new, and no other is visited
-        for header in library.headers[: library.count]:
-            if header.kind == _LOADED and not header.flags & _WRITABLE:
-                first, behind = header.address, header.address + header.nbytes
-                start, end = library.base + first // page * page, library.base + -(-behind // page) * page
-                found.append(_Part(start, end, os.fsdecode(library.name or b"")))
-        last[0] = changes
-        return 0
-
-    page, last = mmap.PAGESIZE, [_loaded.changes]
-    if ctypes.sizeof(ctypes.c_void_p) == _ENTRY_BYTES:
-        # Without letting go of Python's lock: whoever waited for it within an import would have the list's lock.
-        kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Object), ctypes.c_size_t, ctypes.c_void_p)
-        ctypes.PyDLL(None).dl_iterate_phdr(kind(visit), None)
-    if last[0] != _loaded.changes:
-        _loaded.changes, _loaded.parts, _loaded.graphs, _loaded.whole = last[0], found, 0, {}
+    objects = _objects() if ctypes.sizeof(ctypes.c_void_p) == _ENTRY_BYTES else []
+    changes = (objects[0].added, objects[0].removed) if objects else (0, 0)
+    if changes != _loaded.changes:
+        _loaded.changes, _loaded.parts, _loaded.graphs = changes, list(chain(*map(_parts_of, objects))), 0
     return _loaded.parts
+
+
+def _parts_of(library: _Object) -> Iterator[_Part]:
+    page = mmap.PAGESIZE
+    for header in library.headers[: library.count]:
+        if header.kind == _LOADED and not header.flags & _WRITABLE:
+            first, behind = header.address, header.address + header.nbytes
+            start, end = library.base + first // page * page, library.base + -(-behind // page) * page
+            yield _Part(start, end, os.fsdecode(library.name or b""))
+
+
+def _objects() -> list[_Object]:
+    """What is loaded, the program first. Of a C library that tells something else: nothing.
+
+    While it is told the list is locked, and a thread that loads a library waits for it, maybe with Python's own lock. So
+    no line of Python runs meanwhile, which could hand that lock over: each entry is written to a file, by C alone.
+    """
+    library = ctypes.PyDLL(None)  # calls keep Python's lock
+    write = library.write
+    write.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t)
+    write.restype = (0).__mul__  # a result of 0 goes on
+    visit = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+    descriptor = os.memfd_create("loaded")
+    try:
+        with collecting_later():  # what is collected may have something to run
+            library.dl_iterate_phdr(visit(functools.partial(write, descriptor)), None)
+        told = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+    finally:
+        os.close(descriptor)
+    each = ctypes.sizeof(_Object)
+    return (
+        [_Object.from_buffer_copy(told, at) for at in range(0, len(told), each)]
+        if len(told) % each == 0
+        else []
+    )
 
 
 def _flags(part: _Part, pages: int) -> bytes:

@@ -9,13 +9,15 @@ from __future__ import annotations
 import torch
 from torch import fx
 
+from exporters.capture.nodes import fake_value
+
 _aten = torch.ops.aten
 _BOUND_OF = {_aten.le.Scalar: 0, _aten.ge.Scalar: 1}
 """Which bound of the clamp a comparison has to name: x <= low where low is what the clamp gives, and x >= high."""
 
 
 def compare_results(graph: fx.Graph) -> None:
-    """x <= low and x >= high become y <= low and y >= high for y = hardtanh(x, low, high): the same for every x."""
+    """x <= low and x >= high become y <= low and y >= high for y = hardtanh(x, low, high): the same for every float x."""
     seen: set[fx.Node] = set()
     for node in graph.nodes:
         place = _BOUND_OF.get(node.target)
@@ -30,7 +32,7 @@ def _clamp(value: object, place: int, bound: object) -> fx.Node | None:
     if not isinstance(value, fx.Node):
         return None
     for user in value.users:
-        if user.target is _aten.hardtanh.default:
+        if user.target is _aten.hardtanh.default and fake_value(user).is_floating_point():
             bounds = _bounds(user)
             if bounds is not None and bounds[0] < bounds[1] and bound == bounds[place]:
                 return user

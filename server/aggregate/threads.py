@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cache
 
 Call = Callable[[], None]
@@ -15,7 +15,9 @@ def run(calls: Sequence[Call], threads: int) -> None:
         for call in calls:
             call()
         return
-    for done in [_pool(threads).submit(call) for call in calls]:
+    submitted = [_pool(threads).submit(call) for call in calls]
+    wait(submitted)  # all of them: they know memory by its address, which somebody holds until here only
+    for done in submitted:
         done.result()
 
 

@@ -114,6 +114,54 @@ print(last.value, part.start in libraries._cut)
     assert said(script) == "b'!' False"
 
 
+@LINUX
+def test_a_page_that_is_written_after_its_code_was_let_go_of_stays_too() -> None:
+    script = f"""
+part = code({NAME!r})
+release_code()
+place = part.end - mmap.PAGESIZE
+libc = ctypes.CDLL(None)
+protect = lambda rights: libc.mprotect(ctypes.c_void_p(place), ctypes.c_size_t(mmap.PAGESIZE), rights)
+assert protect(mmap.PROT_READ | mmap.PROT_WRITE) == 0
+last = ctypes.c_char.from_address(place + mmap.PAGESIZE - 1)
+last.value = b"!"
+assert protect(mmap.PROT_READ | mmap.PROT_EXEC) == 0
+release_code()
+print(last.value)
+"""
+    assert said(script) == "b'!'"
+
+
+@LINUX
+def test_threads_that_load_graphs_and_libraries_do_not_wait_for_each_other() -> None:
+    """The list of what is loaded has a lock of its own, which nobody may hold who waits for Python's."""
+    script = """
+import importlib, pkgutil, threading, time, warnings
+sys.setswitchinterval(1e-5)
+warnings.simplefilter("ignore")
+ended = time.monotonic() + 3.0
+def graphs():
+    while time.monotonic() < ended:
+        with libraries.sparing_code():
+            pass
+def imports():
+    folder = next(Path(place) for place in sys.path if place.endswith("lib-dynload"))
+    for module in pkgutil.iter_modules([str(folder)]):
+        try:
+            importlib.import_module(module.name)
+        except Exception:
+            pass
+threads = [threading.Thread(target=each, daemon=True) for each in (graphs, graphs, imports)]
+for each in threads:
+    each.start()
+for each in threads:
+    each.join(60.0)
+print([each.is_alive() for each in threads], works() == 30 ** 0.5)
+os._exit(0) if sys.stdout.flush() is None else None
+"""
+    assert said(script) == "[False, False, False] True"
+
+
 REFUSED = {
     "the call fails": "libraries._advise = lambda *each: False",
     "no such advice": "del mmap.MADV_DONTDUMP, mmap.MADV_DONTNEED",
@@ -125,6 +173,7 @@ REFUSED = {
 }
 
 
+@LINUX
 @pytest.mark.parametrize("refused", [pytest.param(script, id=name) for name, script in REFUSED.items()])
 def test_a_device_works_where_the_system_refuses(refused: str, tmp_path: Path) -> None:
     script = f"""

@@ -29,7 +29,7 @@ HOLDERS: dict[str, Callable[[Array], object]] = {
 
 
 @pytest.mark.parametrize("how", HOLDERS)
-def test_what_is_held_stays_as_it_is_and_is_used_again_once_it_is_not(how: str) -> None:
+def test_what_is_held_in_any_way_stays_as_it_is(how: str) -> None:
     spare = Spare()
     array = spare.array(8, np.float32)
     array[:] = 1

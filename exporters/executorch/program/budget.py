@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from exporters.artifact import Artifact
 from exporters.capture.trace import Captured
-from exporters.executorch.program.write import to_executorch
+from exporters.executorch.program.write import LEAST_BYTES, to_executorch
 from exporters.memory import budget as search
 from exporters.memory.budget import Form, Measures
 from exporters.memory.recompute import Budget
@@ -33,4 +33,4 @@ def within(captured: Captured, budget: Budget, *, planned_outputs: bool = False)
 def _bytes(budget: Budget, plain: int) -> int:
     if not budget.relative:
         return int(budget.count)
-    return int(budget.count * plain)
+    return max(LEAST_BYTES, int(budget.count * plain))  # no program takes less

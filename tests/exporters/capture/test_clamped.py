@@ -49,6 +49,17 @@ def test_masks_are_the_same_at_and_around_the_bounds() -> None:
     torch.testing.assert_close(captured(tensors), gradient(tensors), rtol=0, atol=0)
 
 
+def test_comparisons_of_whole_numbers_stay() -> None:
+    """A clamp of whole numbers rounds its bounds."""
+
+    def masked(tensors: Tensors) -> Tensors:
+        x = tensors["batch.0.x"].to(torch.int64)
+        return {"record.y": F.hardtanh(x, -2, 2).float(), "record.m": ((x <= -2) | (x >= 2)).float()}
+
+    captured = capture(pointwise(masked, batch__0__x=(10,)))
+    assert len(compared(captured)) == 2 and _aten.hardtanh.default not in compared(captured)
+
+
 def test_comparisons_with_other_numbers_stay() -> None:
     def masked(tensors: Tensors) -> Tensors:
         x = tensors["batch.0.x"]
