@@ -150,7 +150,8 @@ def _parts() -> list[_Part]:
     objects = _objects() if ctypes.sizeof(ctypes.c_void_p) == _ENTRY_BYTES else []
     changes = (objects[0].added, objects[0].removed) if objects else (0, 0)
     if changes != _loaded.changes:
-        _loaded.changes, _loaded.parts, _loaded.graphs = changes, list(chain(*map(_parts_of, objects))), 0
+        # In this order: a thread that sees the new count has the new parts.
+        _loaded.parts, _loaded.graphs, _loaded.changes = [*chain(*map(_parts_of, objects))], 0, changes
     return _loaded.parts
 
 

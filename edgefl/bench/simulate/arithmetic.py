@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 
 import torch
@@ -24,8 +25,9 @@ def operations(model: nn.Module, x: torch.Tensor) -> int:
     return int(counter.get_total_flops())
 
 
+@functools.cache
 def rate() -> float:
-    """The most operations a second at which torch multiplies float32 matrices on all cores."""
+    """The most operations a second at which torch multiplies float32 matrices on all cores, measured once."""
     before = torch.get_num_threads()
     torch.set_num_threads(cores())
     try:
