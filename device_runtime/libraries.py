@@ -84,8 +84,9 @@ _loaded = _Loaded()
 
 
 @contextmanager
-def sparing_code() -> Iterator[None]:
-    """Within it a graph is loaded: code is mapped in pieces, also what is first used there, and then let go of."""
+def sparing_code(release: bool = True) -> Iterator[None]:
+    """Within it a graph is loaded: code is mapped in pieces, also what is first used there, and then let go of, if
+    ``release``, which takes milliseconds."""
     with suppress(OSError, AttributeError, ValueError):
         _parts()
     cuts = _loaded.graphs < _CUT_LOADS  # each part that graphs use is in use by then
@@ -95,7 +96,8 @@ def sparing_code() -> Iterator[None]:
     if cuts:
         cut_code()
     _loaded.graphs += 1
-    release_code()  # of starting, parsing and rewriting graphs, which no step needs
+    if release:
+        release_code()  # of starting, parsing and rewriting graphs, which no step needs
 
 
 def cut_code() -> int:

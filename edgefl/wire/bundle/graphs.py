@@ -90,6 +90,11 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def inputs_of(self, role: Role) -> tuple[Port, ...]:
         return tuple(port for port in self.inputs if port.role == role)
 
+    @property
+    def prepares(self) -> bool:
+        """Whether it makes, of weights alone, the state that another graph goes on with."""
+        return not any(port.role in ("batch", "state") for port in self.inputs)
+
     def outputs_of(self, role: Role) -> tuple[Port, ...]:
         return tuple(port for port in self.outputs if port.role == role)
 

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from device_runtime import libraries
 from device_runtime.engine.onnx import OnnxEngine
 from device_runtime.memory import resident_bytes, return_memory_early, trim_memory
 from edgefl.wire import tensors
@@ -44,6 +45,20 @@ def train_feeds(lr: float = 0.1) -> Arrays:
 
 def test_it_says_what_it_is() -> None:
     assert (ENGINE.name, ENGINE.format, ENGINE.version) == ("onnxruntime", "onnx", ort.__version__)
+
+
+def test_code_that_loading_used_stays_while_the_next_graph_will_use_it_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """To let go of it takes as long as to load a small graph."""
+    order: list[str] = []
+    monkeypatch.setattr(libraries, "release_code", lambda: order.append("let go of"))
+
+    for graph, data in ((START, START_BYTES), (TRAIN, TRAIN_BYTES), (FINISH, FINISH_BYTES)):
+        ENGINE.load(graph, data)
+        order.append(graph.name)
+
+    assert order == [START.name, "let go of", TRAIN.name, "let go of", FINISH.name]
 
 
 def test_outputs_are_sorted_by_role() -> None:
