@@ -30,7 +30,15 @@ from edgefl.wire.errors import ConfigError
 from exporters.capture.ordering import AFTER
 from exporters.capture.trace import Captured
 from exporters.memory.predict import predicted_peak
-from exporters.memory.usage import SMALL_BYTES, Timeline, around_products, has_many, size, timeline
+from exporters.memory.usage import (
+    SMALL_BYTES,
+    Timeline,
+    around_products,
+    has_many,
+    is_pointwise,
+    size,
+    timeline,
+)
 
 RUNTIME_BYTES = 36 * 2**20
 """What onnxruntime itself needs for a training graph, over the idle process; the rest of a budget is for tensors.
@@ -244,11 +252,11 @@ def _crossings(line: Timeline, turn: int) -> Iterator[tuple[int, frozenset[fx.No
 
 
 def _is_expensive(node: fx.Node) -> bool:
-    """Products, convolutions, and ops of ours, which run whole recurrences."""
+    """Products, convolutions, and ops of ours that run whole recurrences."""
     if node.target is operator.getitem:
         return _is_expensive(node.args[0])  # type: ignore[arg-type]
     ours = getattr(node.target, "namespace", "") == "edgefl" and node.target is not AFTER
-    return ours or flops(node) > _EXPENSIVE_FLOPS_PER_BYTE * size(node)
+    return (ours and not is_pointwise(node)) or flops(node) > _EXPENSIVE_FLOPS_PER_BYTE * size(node)
 
 
 def flops(node: fx.Node) -> float:

@@ -18,12 +18,14 @@ from exporters.capture.ordering import AFTER
 from exporters.decompositions import recurrent
 from exporters.decompositions.convolution import per_axis
 from exporters.decompositions.pooling import end_padding
+from exporters.onnx.selects import POSITIVE
 
 OPSET = 18
 
 _aten = torch.ops.aten
 _END = 2**62
 _SHORT = 4
+_STEEPEST = torch.finfo(torch.float32).max
 Value = Any  # a tensor of the graph under construction
 
 
@@ -175,6 +177,11 @@ def after(x: Value, trigger: Value) -> Value:
     return op.Reshape(x, op.Add(_ints(list(x.shape)), nothing))
 
 
+def positive(x: Value) -> Value:
+    """The ramp from 0 to 1 as steep as a float32 can say: 1 from 3e-39 on, where normal numbers have not begun."""
+    return op.HardSigmoid(x, alpha=_STEEPEST, beta=0.0)
+
+
 def reflection_pad(x: Value, padding: Sequence[int]) -> Value:
     return op.Pad(x, _ints(_pads(x, padding)), mode="reflect")
 
@@ -203,6 +210,7 @@ TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     _aten.as_strided.default: refused,
     _aten.as_strided_scatter.default: refused,
     AFTER: after,
+    POSITIVE: positive,
     _aten.reflection_pad1d.default: reflection_pad,
     _aten.reflection_pad2d.default: reflection_pad,
     _aten.reflection_pad3d.default: reflection_pad,

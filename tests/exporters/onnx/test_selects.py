@@ -1,0 +1,97 @@
+"""Masks of ReLU and of clamps: exactly where the comparison holds, in an op that onnxruntime runs on all threads."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional as F
+
+from edgefl.contract.program import Function
+from edgefl.contract.tensors import Tensors, TensorSpec
+from exporters.onnx import capture_for
+from exporters.onnx.model import to_onnx
+
+SMALLEST = float(np.finfo(np.float32).tiny)
+LARGEST = float(np.finfo(np.float32).max)
+COUNT = 40
+COMPARES = {"Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Not", "Or", "Where"}
+
+MASKED: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": torch.relu,
+    "relu6": F.relu6,
+    "hardtanh": F.hardtanh,
+    "narrow clamp": lambda x: F.hardtanh(x, 0.3, 0.30001),
+    "threshold": lambda x: F.threshold(x, 0.7, 0.0),
+    "above": lambda x: x * torch.where(x.detach() > -2.5, 3.0, 0.0),
+    "below": lambda x: x * torch.where(x.detach() < 1.5, 3.0, 0.0),
+    "up to": lambda x: x * torch.where(x.detach() <= 1.5, 3.0, 0.0),
+    "in both passes": lambda x: torch.where(x.detach() < 1.5, x * 3.0, 0.0),
+}
+
+COMPARED = {"up to": "LessOrEqual", "in both passes": "Less"}
+
+
+def gradient(fn: Callable[[Tensor], Tensor]) -> Function:
+    def step(t: Tensors) -> Tensors:
+        leaf = t["batch.0.x"].detach().requires_grad_()
+        loss = fn(leaf).sum()
+        return {"metric.loss": loss.detach(), "metric.grad": torch.autograd.grad(loss, leaf)[0]}
+
+    return Function("gradient", step, {"batch.0.x": TensorSpec((COUNT,))})
+
+
+@functools.cache
+def model(name: str) -> bytes:
+    return to_onnx(capture_for(gradient(MASKED[name])))
+
+
+@functools.cache
+def session(name: str) -> onnxruntime.InferenceSession:
+    return onnxruntime.InferenceSession(model(name), providers=["CPUExecutionProvider"])
+
+
+def near(bound: float) -> list[float]:
+    at = np.float32(bound)
+    return [float(at), *(float(np.nextafter(at, np.float32(side))) for side in (-np.inf, np.inf))]
+
+
+NUMBERS = st.sampled_from(
+    [0.0, -0.0, SMALLEST, -SMALLEST, LARGEST, -LARGEST]
+    + [number for bound in (6.0, 1.0, -1.0, 0.3, 0.30001, 0.7, -2.5, 1.5) for number in near(bound)]
+) | st.floats(width=32, allow_nan=False, allow_infinity=False, allow_subnormal=False)
+
+
+@given(st.data())
+@pytest.mark.parametrize("name", MASKED)
+def test_a_gradient_passes_exactly_where_the_comparison_lets_it(name: str, data: st.DataObject) -> None:
+    drawn = data.draw(st.lists(NUMBERS, min_size=1, max_size=5))
+    x = torch.tensor((drawn * COUNT)[:COUNT])
+    expected = gradient(MASKED[name])({"batch.0.x": x})["metric.grad"]
+
+    found = session(name).run(None, {"batch.0.x": x.numpy()})[1]
+
+    np.testing.assert_array_equal(found, expected.numpy())
+
+
+@pytest.mark.parametrize("name", sorted(MASKED.keys() - COMPARED.keys()))
+def test_a_mask_needs_no_op_that_runs_on_one_thread(name: str) -> None:
+    ops = {node.op_type for node in onnx.load_from_string(model(name)).graph.node}
+
+    assert "HardSigmoid" in ops
+    assert not ops & COMPARES
+
+
+@pytest.mark.parametrize(("name", "op"), COMPARED.items())
+def test_a_bound_that_is_let_through_and_a_mask_that_waits_are_compared(name: str, op: str) -> None:
+    ops = {node.op_type for node in onnx.load_from_string(model(name)).graph.node}
+
+    assert "HardSigmoid" not in ops and op in ops
