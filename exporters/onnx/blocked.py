@@ -86,7 +86,8 @@ class _Writer:
         """Whether a transposed convolution is a plain one with the kernel turned around."""
         inner, out, *kernel = self._shapes.get(weight, (0, 0))
         plain = {*options.get("strides", (1,))} == {1} and not any(options.get("output_padding", ()))
-        known = not {"auto_pad", "output_shape"} & {*options} and options.get("group", 1) == 1
+        padded = options.get("auto_pad", b"NOTSET") == b"NOTSET" and "output_shape" not in options
+        known = padded and options.get("group", 1) == 1
         if (
             len(kernel) != 2
             or math.prod(kernel) <= 1

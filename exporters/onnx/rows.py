@@ -23,9 +23,9 @@ from onnx import NodeProto, ValueInfoProto, helper, numpy_helper
 from edgefl.wire.bundle.rows import rows_of_port
 from exporters.onnx import REWRITTEN
 
-BLOCK_BYTES = 1 << 19
+BLOCK_BYTES = 1 << 20
 """Of a tensor at a time: a few of them fit into the cache of one core."""
-LARGE_BYTES = 4 * BLOCK_BYTES
+LARGE_BYTES = 2 * BLOCK_BYTES
 """From here on tensors are divided."""
 
 _STATE = "state."

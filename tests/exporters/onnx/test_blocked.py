@@ -112,6 +112,20 @@ def test_a_transposed_convolution_is_one_with_the_kernel_turned_around(case: str
         np.testing.assert_allclose(run(other, arrays)[0], run(own, arrays)[0], rtol=1e-4, atol=1e-4)
 
 
+def test_the_input_gradient_of_a_large_kernel_is_a_convolution_there() -> None:
+    """A transposed one, with the attributes that torch.onnx writes."""
+    layers = nn.Conv2d(3, 16, 3), nn.Conv2d(16, 32, 5, padding=2), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    function = step_of(nn.Sequential(*layers), (3, 12, 12))
+    own = to_onnx(capture_for(function))
+
+    other = blocked(own)
+
+    assert "ConvTranspose" in {node.op_type for node in onnx.load_from_string(own).graph.node}
+    assert other is not None
+    assert "ConvTranspose" not in {node.op_type for node in onnx.load_from_string(other).graph.node}
+    assert verify(function, other, 1).worst < 1e-4
+
+
 DEPTHWISE: dict[str, dict[str, Any]] = {
     "plain": {"kernel_size": 3, "padding": 1},
     "stride": {"kernel_size": 3, "padding": 1, "stride": 2},
