@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Datasets beside the repository, where there are some.
 EDGEFL_DATA ?= $(wildcard $(abspath ../shared/data))
 ifneq ($(strip $(EDGEFL_DATA)),)
-demo test test-all test-slow coverage: export EDGEFL_DATA := $(EDGEFL_DATA)
+demo test test-all test-slow coverage bench: export EDGEFL_DATA := $(EDGEFL_DATA)
 endif
 
 .PHONY: setup demo agents agents-web agents-cpp agents-java test test-all test-slow coverage lint facts bench wheel docs check clean

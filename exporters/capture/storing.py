@@ -16,6 +16,7 @@ from torch import Tensor, fx
 
 from exporters.capture.nodes import fake_value, node_argument
 from exporters.capture.ordering import AFTER
+from exporters.capture.positive import POSITIVE
 
 WAITING = 0.03
 """A value waits if no node reads it for this share of the nodes."""
@@ -99,7 +100,7 @@ def _before(node: fx.Node) -> fx.Node:
         node = node.prev
         value = node.meta.get("val")
         floats = isinstance(value, Tensor) and value.dtype is torch.float32 and value.numel() > 0
-        if node.op != "call_function" or (floats and node.target not in (_TO_COPY, AFTER)):
+        if node.op != "call_function" or (floats and node.target not in (_TO_COPY, AFTER, POSITIVE)):
             return node
 
 

@@ -18,6 +18,7 @@ from torch import fx
 from edgefl.contract.tensors import role_of
 from exporters.artifact import is_page
 from exporters.capture.nodes import fake_value, int_argument, ints_argument
+from exporters.capture.positive import POSITIVE
 from exporters.capture.trace import Captured
 from exporters.memory.arena import Arena
 from exporters.memory.usage import PRODUCTS, has_many, rewritable, size, timeline, workspace
@@ -51,6 +52,7 @@ _IN_PLACE = frozenset(
         _aten.leaky_relu.default,
         _aten.elu.default,
         _aten.hardsigmoid.default,
+        POSITIVE,
         _aten.clamp.default,
         _aten._softmax.default,
         _aten._log_softmax.default,

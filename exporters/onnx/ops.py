@@ -15,10 +15,10 @@ import torch
 from onnxscript import opset18 as op
 
 from exporters.capture.ordering import AFTER
+from exporters.capture.positive import POSITIVE
 from exporters.decompositions import recurrent
 from exporters.decompositions.convolution import per_axis
 from exporters.decompositions.pooling import end_padding
-from exporters.onnx.selects import POSITIVE
 
 OPSET = 18
 
@@ -177,6 +177,10 @@ def after(x: Value, trigger: Value) -> Value:
     return op.Reshape(x, op.Add(_ints(list(x.shape)), nothing))
 
 
+def rsub(x: Value, other: float, alpha: float = 1) -> Value:
+    return op.Sub(_scalar(x, other), x if alpha == 1 else op.Mul(x, _scalar(x, alpha)))
+
+
 def positive(x: Value) -> Value:
     """The ramp from 0 to 1 as steep as a float32 can say: 1 from 3e-39 on, where normal numbers have not begun."""
     return op.HardSigmoid(x, alpha=_STEEPEST, beta=0.0)
@@ -211,6 +215,7 @@ TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     _aten.as_strided_scatter.default: refused,
     AFTER: after,
     POSITIVE: positive,
+    _aten.rsub.Scalar: rsub,
     _aten.reflection_pad1d.default: reflection_pad,
     _aten.reflection_pad2d.default: reflection_pad,
     _aten.reflection_pad3d.default: reflection_pad,

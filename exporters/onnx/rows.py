@@ -24,7 +24,7 @@ from edgefl.wire.bundle.rows import rows_of_port
 from exporters.onnx import REWRITTEN
 
 BLOCK_BYTES = 1 << 20
-"""Of a tensor at a time: a few of them fit into the cache of one core."""
+"""Of a tensor at a time: a few of them fit into the cache that cores share."""
 LARGE_BYTES = 2 * BLOCK_BYTES
 """From here on tensors are divided."""
 
@@ -41,6 +41,7 @@ _BY_ENTRY = frozenset(
             "Equal",
             "Greater",
             "GreaterOrEqual",
+            "HardSigmoid",
             "Identity",
             "Less",
         ),

@@ -1,8 +1,7 @@
 """Masks of 0 and 1 as onnxruntime makes them fastest: one op on how far numbers lie beyond what they are compared with.
 
-Its comparisons and casts run on one thread whatever threads there are. Where another core's cache holds half of what they
-read, they take most of a step's time: two cores that share no cache took 514 ms for a step of MobileNet, and 318 where they
-share one.
+Its comparisons and casts run on one thread whatever threads there are, and where another core's cache holds half of what
+they read, they take several times as long.
 """
 
 from __future__ import annotations
@@ -10,23 +9,13 @@ from __future__ import annotations
 from typing import cast
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 from torch._ops import OpOverload
 
+from exporters.capture.positive import POSITIVE
 from exporters.selections.multiply import OPPOSITES, Call
 
 _aten = torch.ops.aten
-_library = torch.library.Library("edgefl", "FRAGMENT")
-_library.define("positive(Tensor x) -> Tensor", tags=(torch.Tag.pointwise,))
-
-
-def _positive(x: Tensor) -> Tensor:
-    return x.gt(0).to(x.dtype)
-
-
-_library.impl("positive", _positive, "CompositeExplicitAutograd")
-POSITIVE = torch.ops.edgefl.positive.default
-"""1 where x > 0, else 0. What :mod:`exporters.onnx.ops` writes for it takes numbers below 3e-39 for less than 1."""
 
 
 def compared(condition: fx.Node, negated: bool, call: Call) -> fx.Node:
@@ -56,6 +45,7 @@ def _distance(condition: fx.Node, negated: bool, call: Call) -> fx.Node | None:
         or x.meta["val"].dtype != torch.float32
     ):
         return None
+    bound = float(bound)
     if condition.target is (_aten.le.Scalar if negated else _aten.gt.Scalar):
         return x if bound == 0 else call(_aten.sub.Tensor, x, bound)
     if condition.target is (_aten.ge.Scalar if negated else _aten.lt.Scalar):

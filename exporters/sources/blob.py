@@ -37,10 +37,10 @@ _MOVES = _words(
     "t transpose unsqueeze view"
 )
 _ELEMENTWISE = _words(
-    "Abs Add Ceil Clip Div Equal Erf Exp Floor Greater GreaterOrEqual Less LessOrEqual Log Max Min Mul Neg Not Pow "
-    "Reciprocal Round Sign Sqrt Sub Where "
-    "abs add addcdiv addcmul ceil clamp div eq exp floor ge gt le log lt maximum minimum mul neg pow reciprocal round rsqrt "
-    "sign sqrt sub where"
+    "Abs Add Ceil Clip Div Equal Erf Exp Floor Greater GreaterOrEqual HardSigmoid Less LessOrEqual Log Max Min Mul Neg Not "
+    "Pow Reciprocal Round Sign Sqrt Sub Where "
+    "abs add addcdiv addcmul ceil clamp div eq exp floor ge gt le log lt maximum minimum mul neg positive pow reciprocal "
+    "round rsqrt rsub sign sqrt sub where"
 )
 
 

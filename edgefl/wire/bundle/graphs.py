@@ -92,8 +92,9 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def prepares(self) -> bool:
-        """Whether it makes, of weights alone, the state that another graph goes on with."""
-        return not any(port.role in ("batch", "state") for port in self.inputs)
+        """Whether it makes the state that another graph goes on with, and reads neither state nor data."""
+        reads = any(port.role in ("batch", "state") for port in self.inputs)
+        return bool(self.outputs_of("state")) and not reads
 
     def outputs_of(self, role: Role) -> tuple[Port, ...]:
         return tuple(port for port in self.outputs if port.role == role)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -14,7 +15,7 @@ from device_runtime.engine.onnx import OnnxEngine, OnnxGraph
 from device_runtime.round.costs import Profiler
 from device_runtime.round.graphs import GraphSettings
 from device_runtime.round.runner import RoundResult, RoundRunner
-from device_runtime.round.tuning import KILLED, Choice, Forms, Tuning, enough, fastest, with_threads
+from device_runtime.round.tuning import KILLED, Choice, Forms, Tuning, _run, enough, fastest, with_threads
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.manifest import Graph, decode_manifest, encode_manifest
 from edgefl.wire.bundle.variants import Variant
@@ -77,6 +78,39 @@ def test_what_fails_or_computes_something_else_is_dropped_and_told(device: Devic
             fastest(engine, train(device), device.world, numbers, engine.write_state(left), limit=ROOM)
             is None
         )
+
+
+@pytest.mark.parametrize(
+    ("own", "same", "chosen"),
+    [
+        ((10.0, 10.5), (8.0,), "same"),
+        ((10.0, 20.0, 20.0), (16.0, 16.0), "same"),  # slower from the variant on
+        ((20.0, 10.0, 10.0), (10.0, 10.0), ""),  # quicker from the variant on
+        ((10.0, 20.0, 10.0, 20.0), (8.0, 16.0, 21.0), ""),  # never steady: the last turn counts
+    ],
+)
+def test_forms_are_timed_again_where_the_machine_changed_meanwhile(
+    device: Device,
+    monkeypatch: pytest.MonkeyPatch,
+    own: tuple[float, ...],
+    same: tuple[float, ...],
+    chosen: str,
+) -> None:
+    times = {True: iter(own), False: iter(same)}
+
+    def timed(*arguments: Any) -> tuple[Arrays, float]:
+        outputs, _ = _run(*arguments)
+        alike = arguments[2] in (tiny.train()[1], forms()["same"])
+        return outputs, next(times[arguments[2] == tiny.train()[1]]) if alike else 1.0
+
+    monkeypatch.setattr("device_runtime.round.tuning._run", timed)
+    tuning = Tuning(device.store, memory_bytes=ROOM)
+
+    run(device, tuning)
+
+    found = tuning.known(device.engine, train(device))
+    assert found is not None and found.variant == chosen
+    assert not [*times[True], *times[False]]
 
 
 def _never(*_: object, **__: object) -> Choice:

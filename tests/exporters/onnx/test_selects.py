@@ -17,13 +17,16 @@ from torch.nn import functional as F
 
 from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
+from exporters.capture.positive import POSITIVE
+from exporters.memory.recompute import _is_expensive
 from exporters.onnx import capture_for
+from exporters.onnx import model as model_module
 from exporters.onnx.model import to_onnx
 
 SMALLEST = float(np.finfo(np.float32).tiny)
 LARGEST = float(np.finfo(np.float32).max)
 COUNT = 40
-COMPARES = {"Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Not", "Or", "Where"}
+COMPARES = {"Cast", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Not", "Or", "Where"}
 
 MASKED: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu,
@@ -84,10 +87,36 @@ def test_a_gradient_passes_exactly_where_the_comparison_lets_it(name: str, data:
 
 @pytest.mark.parametrize("name", sorted(MASKED.keys() - COMPARED.keys()))
 def test_a_mask_needs_no_op_that_runs_on_one_thread(name: str) -> None:
-    ops = {node.op_type for node in onnx.load_from_string(model(name)).graph.node}
+    graph = onnx.load_from_string(model(name)).graph
+    constants = {each.name for each in graph.initializer}
+    ops = {node.op_type for node in graph.node if not constants.issuperset(node.input)}
 
     assert "HardSigmoid" in ops
     assert not ops & COMPARES
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_torch_onnx_needs_to_decompose_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would trace the whole graph once more."""
+    tries: list[bool] = []
+    export = model_module._export
+    monkeypatch.setattr(
+        model_module,
+        "_export",
+        lambda captured, decomposed: tries.append(decomposed) or export(captured, decomposed),
+    )
+
+    to_onnx(capture_for(gradient(MASKED[name])))
+
+    assert tries == [True]
+
+
+def test_a_mask_may_be_computed_twice() -> None:
+    captured = capture_for(gradient(torch.relu))
+
+    [mask] = captured.module.graph.find_nodes(op="call_function", target=POSITIVE)
+
+    assert not _is_expensive(mask)
 
 
 @pytest.mark.parametrize(("name", "op"), COMPARED.items())
