@@ -159,8 +159,11 @@ class RoundDesk:
         return True
 
     def begin(self) -> None:
-        """Start the round that is open and ours, unless it is done, failed a moment ago, or already running."""
-        if self._worker is not None or self.announced is None:
+        """Start the round that is open and ours, unless it is done, failed a moment ago, or already running.
+
+        Nothing begins once the agent stops: its worker may have ended within the agent's last turn.
+        """
+        if self._stopping.is_set() or self._worker is not None or self.announced is None:
             return
         whole = self._whole(self.announced)
         if whole is None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from device_runtime.config import AgentEvent
 from device_runtime.policy import Policy
 from device_runtime.round.job import decode_job, encode_job
 from edgefl.wire.limits import Limits
@@ -15,8 +17,9 @@ from edgefl.wire.mqtt import messages
 from edgefl.wire.mqtt.profile_messages import ProfileRequest
 from tests.device_runtime import tiny
 from tests.device_runtime.agent.agents import StartAgent, store_of
-from tests.device_runtime.agent.scripted import ScriptedServer
+from tests.device_runtime.agent.scripted import RunningAgent, ScriptedServer
 from tests.device_runtime.tiny import World
+from tests.wire.mqtt.events import PATIENCE_S
 
 BOMB = {"codec": "zstd", "raw": 1 << 30}
 
@@ -108,10 +111,7 @@ def test_a_round_that_ended_its_process_again_and_again_is_left(
     server.hello()
     server.announce(world.announcement())  # nothing to fetch: it stays at its beginning
     server.assign(world.task())
-    while True:
-        data = first.agent._store.job()
-        if data is not None:
-            break
+    _wait_for_job(first)
     first.stop()
     store = store_of(tmp_path)
     job = decode_job(store.job() or b"")
@@ -121,6 +121,40 @@ def test_a_round_that_ended_its_process_again_and_again_is_left(
     start()
     server.open(world)
     assert server.decline().reason == "crashed"
+
+
+def test_a_worker_that_ends_while_its_agent_stops_is_not_followed_by_another(
+    server: ScriptedServer, start: StartAgent, world: World, tmp_path: Path, limits: Limits
+) -> None:
+    agent = start(limits=msgspec.structs.replace(limits, fetch_timeout_s=60.0))
+    server.hello()
+    server.announce(world.announcement())  # nothing to fetch: it stays at its beginning
+    server.assign(world.task())
+    _wait_for_job(agent)
+    report = agent.agent._report
+
+    def stop_in_the_middle_of_a_turn(event: AgentEvent) -> None:
+        report(event)
+        if event.event == "refused":  # told on the agent's thread, which looks for a round to begin behind it
+            agent.agent.stop()
+            assert agent.agent._rounds._idle.wait(PATIENCE_S)
+
+    agent.agent._report = stop_in_the_middle_of_a_turn
+    server.publish(server.mine.tasks, b"\xc1")
+    assert agent.ended() is None
+    seen = [agent.events.get_nowait().event for _ in range(agent.events.qsize())]
+    assert seen.count("stopped") == 1
+    store = store_of(tmp_path)
+    job = decode_job(store.job() or b"")
+    assert job is not None and job.tries == 0
+    store.close()
+
+
+def _wait_for_job(agent: RunningAgent) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while agent.agent._store.job() is None:
+        assert time.monotonic() < deadline, "no round was begun"
+        time.sleep(0.001)
 
 
 def test_an_update_that_cannot_be_read_any_more_is_dropped_and_the_device_goes_on(
