@@ -307,6 +307,8 @@ class Agent:
             "online", f"connected to {self._config.broker} as {self._config.device}", samples=len(self._data)
         )
         self._rounds.declare()
+        if not self._rounds.busy:
+            self._rest()  # its first round may come at once, and begins like those of a device that waited
 
     def _rest(self) -> None:
         """Give back what the start or a round took and waiting does not need. The engine's own code stays for the next
