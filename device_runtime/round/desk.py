@@ -73,11 +73,14 @@ class RoundDesk:
         self._failed: dict[str, float] = {}
         self._told_failure = ("", "")
         self._begun: set[str] = set()
+        self._at_rest = False
+        """There is nothing to do until the server says something, or a worker ends."""
 
     # -- what the server says --------------------------------------------------------------------------------
 
     def announce(self, announced: Round) -> None:
         """Where the run is."""
+        self._at_rest = False
         self.announced = announced
         if announced.state == "open" and announced.run not in self._seen_open:
             self._seen_open.append(announced.run)
@@ -86,6 +89,7 @@ class RoundDesk:
 
     def assign(self, task: Task) -> None:
         """What this device is to do."""
+        self._at_rest = False
         self.task = task
         self._remind()
 
@@ -155,6 +159,7 @@ class RoundDesk:
         self._worker.join()
         self._worker = None
         self._job = None
+        self._at_rest = False
         self._drop_abandoned()  # its last step may have been made after its round was over
         return True
 
@@ -163,13 +168,15 @@ class RoundDesk:
 
         Nothing begins once the agent stops: its worker may have ended within the agent's last turn.
         """
-        if self._stopping.is_set() or self._worker is not None or self.announced is None:
+        busy = self._stopping.is_set() or self._worker is not None
+        if busy or self._at_rest or self.announced is None:
             return
         whole = self._whole(self.announced)
         if whole is None:
             self._begin_page(self.announced)
             return
         job = self._next_job(whole)
+        self._at_rest = job is None
         if job is None or time.monotonic() < self._failed.get(job.nonce, 0.0):
             return
         self._job = job
