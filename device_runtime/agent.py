@@ -168,6 +168,7 @@ class Agent:
         )
         self._surroundings = Surroundings(config.federation, config.device, config.broker, limits, self._say)
         self._rest_at = math.inf
+        self._has_worked = False
         self._refusals = Notices(limits.notice_s)
         self._limited_told = (0, 0)
         self._tell_dropped_at = 0.0
@@ -203,6 +204,7 @@ class Agent:
     def _turn(self) -> None:
         self._handle_next()
         if self._rounds.collect():
+            self._has_worked = True
             self._quiet_at = time.monotonic() + _QUIET_S
             self._rest_at = time.monotonic() + _ENGINE_KEPT_S
         self._rounds.begin()
@@ -311,11 +313,11 @@ class Agent:
             self._rest()  # its first round may come at once, and begins like those of a device that waited
 
     def _rest(self) -> None:
-        """Give back what the start or a round took and waiting does not need. The engine's own code stays for the next
-        round."""
+        """Give back what the start or a round took and waiting does not need. The engine's code that its import used stays
+        for the first round."""
         self._quiet_at = math.inf
         trim_memory()
-        release_code(keep=f"/{self._engine.name}/")
+        release_code(keep="" if self._has_worked else f"/{self._engine.name}/")
 
     def _route(self, message: Incoming) -> None:
         topic = message.topic

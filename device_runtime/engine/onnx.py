@@ -66,7 +66,7 @@ class OnnxEngine:
                 graph=graph.name,
             )
         try:
-            with sparing_code(release=not graph.prepares):
+            with sparing_code(release=graph.is_repeated):
                 session = ort.InferenceSession(artifact, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime raises its own unrelated exception types
             raise BundleError(

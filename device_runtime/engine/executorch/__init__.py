@@ -52,7 +52,7 @@ class ExecuTorchEngine:
             # The released runtime follows a program's offsets unchecked: damaged bytes can end the process.
             verified(graph.blob, artifact)
         try:
-            with sparing_code(release=not graph.prepares):
+            with sparing_code(release=graph.is_repeated):
                 program = Program(self._native, artifact)
                 _check_ports(graph, program.inputs(), program.outputs())
                 _check_arena(graph, program.planned_bytes)

@@ -91,10 +91,9 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return tuple(port for port in self.inputs if port.role == role)
 
     @property
-    def prepares(self) -> bool:
-        """Whether it makes the state that another graph goes on with, and reads neither state nor data."""
-        reads = any(port.role in ("batch", "state") for port in self.inputs)
-        return bool(self.outputs_of("state")) and not reads
+    def is_repeated(self) -> bool:
+        """Whether it is run for one batch after another, alone or as a segment: what reads none is run once in a round."""
+        return any(port.role in ("batch", "page") for port in (*self.inputs, *self.outputs))
 
     def outputs_of(self, role: Role) -> tuple[Port, ...]:
         return tuple(port for port in self.outputs if port.role == role)
