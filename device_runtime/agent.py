@@ -210,6 +210,8 @@ class Agent:
         self._rounds.begin()
         connected = self._session.connected
         self._surroundings.step(alone=connected and self._rounds.announced is None)
+        if self._surroundings.has_looked():
+            self._quiet_at = time.monotonic()
         self._surroundings.left_out(
             self._rounds.round_without_us() if connected else 0, self._rounds.took_part
         )

@@ -43,6 +43,10 @@ class Surroundings:
         self._alone = alone
         self._lookout.step(alone=alone)
 
+    def has_looked(self) -> bool:
+        """Whether it has looked around since this was last asked, for which it opens a connection."""
+        return self._lookout.has_looked()
+
     def offline(self, event: Down) -> None:
         """The connection ended, or there is none."""
         again = f"trying again in {event.retry_s:.1f} s"

@@ -103,6 +103,7 @@ class Lookout:
         self._pause = pause_s
         self._next: float | None = None
         self._thread: threading.Thread | None = None
+        self._looked = False
 
     def step(self, *, alone: bool) -> float | None:
         """Seconds until the next look; None where there is company."""
@@ -120,8 +121,14 @@ class Lookout:
                 self._thread.start()
         return self._next - now
 
+    def has_looked(self) -> bool:
+        """Whether a look has ended since this was last asked."""
+        looked, self._looked = self._looked, False
+        return looked
+
     def _look(self) -> None:
         self._found(self._see())
+        self._looked = True
 
 
 def named(devices: Sequence[str]) -> str:

@@ -64,6 +64,18 @@ def place_of(folder: Path, case: str, form: str) -> Place:
     return Place.of(folder, bundle.contents, weights, random_data(manifest, folder / "data.npz"))
 
 
+def test_onnxruntime_is_told_to_report_to_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = place_of(tmp_path, "plain", "onnx")
+    for name in ("ORT_DISABLE_TELEMETRY", "ORT_RUNNING_UNIT_TESTS", "CI", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    assert place.in_cpp().code == 0
+    assert not [*home.rglob("*")], "what is to be told waits in a file"
+
+
+
 @pytest.mark.parametrize(("case", "form"), in_turn(list(CASES)))
 def test_a_round_gives_the_same_bytes(tmp_path: Path, case: str, form: str) -> None:
     place = place_of(tmp_path, case, form)

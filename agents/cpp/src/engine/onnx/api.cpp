@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <array>
+#include <cstdlib>
 #include <vector>
 
 #ifdef EDGEFL_HAS_ORT_HEADER
@@ -31,6 +32,7 @@ struct Base {  // what the library's one entry point gives
 };
 
 Api loaded() {
+  setenv("ORT_DISABLE_TELEMETRY", "1", 0);  // else it tells its makers which graphs are loaded on this device
   std::string why;
   void* library = nullptr;
   for (const char* place : kPlaces) {
