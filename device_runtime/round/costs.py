@@ -27,7 +27,9 @@ class Profiler:
             self.times_ms.setdefault(name, []).append(1e3 * (time.perf_counter() - start))
 
     def median_ms(self, name: str) -> float:
-        ordered = sorted(self.times_ms.get(name, [0.0]))  # NumPy's median imports its masked arrays: over 1 MB
+        ordered = sorted(
+            self.times_ms.get(name, [0.0])
+        )  # NumPy's median imports its masked arrays: over 1 MB
         return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
 
     def total_ms(self, name: str) -> float:

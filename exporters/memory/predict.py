@@ -34,7 +34,7 @@ SEGMENT_BYTES = 0.95e6
 """What a segment more takes: its session, and what is small of its pages."""
 ARENA_SHARE = 0.05
 """Of the arena: buffers of the kernels, and what lies in other places than we predict."""
-AGENT_LOAD_BYTES, AGENT_RUN_BYTES = 2.5e6, 14.0e6
+AGENT_LOAD_BYTES, AGENT_RUN_BYTES = 2.5e6, 13.3e6
 """A round around the graph while it is loaded, and while it runs: what other graphs have left, the store, decompression, a
 batch being put together, and code of other libraries, which an idle device had let go of before."""
 

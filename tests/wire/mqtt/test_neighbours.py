@@ -114,6 +114,9 @@ def test_a_lookout_looks_while_its_owner_is_alone_and_less_and_less_often(
     now[0] += 5
     assert lookout.step(alone=True) == 10.0
     assert found.get(timeout=PATIENCE_S) == Neighbours()
+    assert lookout._thread is not None
+    lookout._thread.join()
+    assert lookout.has_looked() and not lookout.has_looked()
     now[0] += 4
     assert lookout.step(alone=True) == 6.0 and found.empty()
     assert lookout.step(alone=False) is None
