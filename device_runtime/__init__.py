@@ -1,3 +1,3 @@
 """The torch-free device: agent, round runner, engines, record, store, profiler."""
 
-import edgefl  # noqa: F401 - onnxruntime is told to report to nobody before it is imported
+from edgefl.system import silence as _silence  # noqa: F401

@@ -17,13 +17,10 @@ Names are loaded when they are first used: a device's half needs no torch.
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-# onnxruntime's packages tell their makers which graphs are loaded on which machine, over HTTPS, unless this is said before
-# they are imported. What a device tells is its owner's business alone.
-os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+importlib.import_module("edgefl.system.silence")
 
 if TYPE_CHECKING:
     from device_runtime.engine.executorch.build import build_engine

@@ -1,3 +1,3 @@
 """Torch to artifacts: capture, decompositions, ONNX lowering, verification, bundle writing."""
 
-import edgefl  # noqa: F401 - onnxruntime is told to report to nobody before it is imported
+from edgefl.system import silence as _silence  # noqa: F401

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-
 from device_runtime.memory import reset_peak, resident_bytes
 
 

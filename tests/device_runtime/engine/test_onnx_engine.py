@@ -47,7 +47,7 @@ def test_it_says_what_it_is() -> None:
     assert (ENGINE.name, ENGINE.format, ENGINE.version) == ("onnxruntime", "onnx", ort.__version__)
 
 
-def test_code_that_loading_used_stays_while_the_next_graph_will_use_it_again(
+def test_code_that_loading_used_is_let_go_of_behind_what_runs_again_and_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """To let go of it takes as long as to load a small graph."""
@@ -58,7 +58,7 @@ def test_code_that_loading_used_stays_while_the_next_graph_will_use_it_again(
         ENGINE.load(graph, data)
         order.append(graph.name)
 
-    assert order == [START.name, "let go of", TRAIN.name, "let go of", FINISH.name]
+    assert order == [START.name, "let go of", TRAIN.name, FINISH.name]
 
 
 def test_outputs_are_sorted_by_role() -> None:
