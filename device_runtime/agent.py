@@ -204,7 +204,6 @@ class Agent:
     def _turn(self) -> None:
         self._handle_next()
         if self._rounds.collect():
-            self._has_worked = True
             self._quiet_at = time.monotonic() + _QUIET_S
             self._rest_at = time.monotonic() + _ENGINE_KEPT_S
         self._rounds.begin()
@@ -311,8 +310,8 @@ class Agent:
             "online", f"connected to {self._config.broker} as {self._config.device}", samples=len(self._data)
         )
         self._rounds.declare()
-        if not self._rounds.busy:
-            self._rest()  # its first round may come at once, and begins like those of a device that waited
+        if not self._has_worked:
+            self._rest()  # its first round may come at once, and begins like that of a device that waited
 
     def _rest(self) -> None:
         """Give back what the start or a round took and waiting does not need. The engine's code that its import used stays
@@ -368,6 +367,7 @@ class Agent:
         return self._rounds.is_over()
 
     def _begins(self, job: Job, rows: int, steps: int, left_out: str) -> None:
+        self._has_worked = True
         text = f"round {job.round} as {job.tier}: {rows} samples, {steps} steps"
         self._say("round", f"{text}; {left_out}" if left_out else text, round=job.round)
 

@@ -6,13 +6,16 @@ python small_device.py --id small-0 --data my-data.npz --broker localhost:1883 -
 import argparse
 import hashlib
 import json
+import os
 import queue
 import time
 
 import msgspec
 import numpy as np
-import onnxruntime
 import paho.mqtt.client as mqtt
+
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # else it tells its makers about this device
+import onnxruntime  # noqa: E402
 
 CHUNK_BYTES, WINDOW, PATIENCE_S = 128 * 1024, 8, 10.0
 pack, unpack = msgspec.msgpack.encode, msgspec.msgpack.decode

@@ -74,7 +74,7 @@ class RoundDesk:
         self._told_failure = ("", "")
         self._begun: set[str] = set()
         self._at_rest = False
-        """There is nothing to do until the server says something, or a worker ends."""
+        """There is nothing to do until the server says something, or a worker ends, and no update waits."""
 
     # -- what the server says --------------------------------------------------------------------------------
 
@@ -176,7 +176,7 @@ class RoundDesk:
             self._begin_page(self.announced)
             return
         job = self._next_job(whole)
-        self._at_rest = job is None
+        self._at_rest = job is None and not self._store.any_waits()  # one that cannot be read is made anew
         if job is None or time.monotonic() < self._failed.get(job.nonce, 0.0):
             return
         self._job = job
@@ -201,10 +201,13 @@ class RoundDesk:
     def _begin_page(self, announced: Round) -> None:
         """Have it read what the announcement offers, if this device takes part."""
         page = announced.pages
-        due = page is not None and time.monotonic() >= self._failed.get(page.sha256, 0.0)
-        if page is not None and due and self._takes_part(announced):
+        if page is None or time.monotonic() < self._failed.get(page.sha256, 0.0):
+            return
+        if self._takes_part(announced):
             self._reading = page
             self._start("page", lambda: self._attempt_page(page, announced))
+        else:
+            self._at_rest = not self._store.any_waits()
 
     def _takes_part(self, announced: Round) -> bool:
         data, task = self._store.job(), self.task
@@ -247,7 +250,7 @@ class RoundDesk:
         # In this order: the outbox thread may move an update from waiting to past between the two questions.
         if job is None or self._store.waits(job.nonce) or self._store.past(job.nonce) is not None:
             return None
-        return self._tried(job, job)
+        return self._tried(job, None)
 
     def _kept_job(self, announced: Round) -> Job | None:
         """The job of a killed process or a failed attempt, as its round is announced now; dropped if that is over.
@@ -264,14 +267,14 @@ class RoundDesk:
             return None
         return self._tried(now, job, fresh=now.content != job.content)
 
-    def _tried(self, job: Job, kept: Job, *, fresh: bool = False) -> Job:
-        """The job as it is kept from now on. The first attempt of each process counts: one that ends the process is not made
-        for ever."""
-        if job.nonce not in self._begun:
-            self._begun = {job.nonce}
+    def _tried(self, job: Job, kept: Job | None, *, fresh: bool = False) -> Job:
+        """The job as it is kept from now on, in place of ``kept``. The first attempt of each process counts: one that ends the
+        process is not made for ever."""
+        if kept is None or job.nonce not in self._begun:
             job = msgspec.structs.replace(job, tries=job.tries + 1)
         if job != kept:
             self._store.open_job(encode_job(job), fresh=fresh)
+        self._begun = {job.nonce}
         return job
 
     def _attempt(self, job: Job) -> None:

@@ -123,12 +123,16 @@ class Lookout:
 
     def has_looked(self) -> bool:
         """Whether a look has ended since this was last asked."""
-        looked, self._looked = self._looked, False
-        return looked
+        if not self._looked:
+            return False
+        self._looked = False
+        return True
 
     def _look(self) -> None:
-        self._found(self._see())
-        self._looked = True
+        try:
+            self._found(self._see())
+        finally:
+            self._looked = True
 
 
 def named(devices: Sequence[str]) -> str:

@@ -12,6 +12,7 @@ import pytest
 from device_runtime.config import AgentEvent
 from device_runtime.policy import Policy
 from device_runtime.round.job import decode_job, encode_job
+from device_runtime.store.database import Store
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt import messages
 from edgefl.wire.mqtt.profile_messages import ProfileRequest
@@ -132,16 +133,17 @@ def test_a_worker_that_ends_while_its_agent_stops_is_not_followed_by_another(
     server.assign(world.task())
     _wait_for_job(agent)
     report = agent.agent._report
+    ended: list[bool] = []
 
     def stop_in_the_middle_of_a_turn(event: AgentEvent) -> None:
         report(event)
         if event.event == "refused":  # told on the agent's thread, which looks for a round to begin behind it
             agent.agent.stop()
-            assert agent.agent._rounds._idle.wait(PATIENCE_S)
+            ended.append(agent.agent._rounds._idle.wait(PATIENCE_S))
 
     agent.agent._report = stop_in_the_middle_of_a_turn
     server.publish(server.mine.tasks, b"\xc1")
-    assert agent.ended() is None
+    assert agent.ended() is None and ended == [True]
     seen = [agent.events.get_nowait().event for _ in range(agent.events.qsize())]
     assert seen.count("stopped") == 1
     store = store_of(tmp_path)
@@ -167,6 +169,42 @@ def test_an_update_that_cannot_be_read_any_more_is_dropped_and_the_device_goes_o
     assert "cannot be read" in agent.event("store").text
     server.open(world)
     assert server.update().nonce == "n1"
+
+
+def test_an_update_of_this_very_task_that_cannot_be_read_is_made_anew(
+    server: ScriptedServer, start: StartAgent, world: World, tmp_path: Path, limits: Limits
+) -> None:
+    """The task is there before the row is dropped, and nothing comes of the server behind that."""
+    store_of(tmp_path).close()
+    path = tmp_path / "state" / "store.sqlite3"
+    with sqlite3.connect(path) as db:
+        db.execute("insert into outbox values('n1', 0, x'c1')")
+        db.execute("create trigger full before delete on outbox begin select raise(abort, 'full'); end")
+    agent = start(limits=msgspec.structs.replace(limits, retry_pause_s=0.05))
+    server.open(world)
+    assert "full" in agent.event("store").text
+    server.publish(server.mine.tasks, b"\xc1")
+    assert agent.event("refused").event == "refused"  # what came before it was looked at
+    with sqlite3.connect(path, timeout=30) as db:
+        db.execute("drop trigger full")
+    assert server.update().nonce == "n1"
+
+
+def test_a_device_with_nothing_to_do_asks_its_store_once(
+    server: ScriptedServer, start: StartAgent, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = start()
+    server.hello()
+    asked: list[bytes | None] = []
+    job = Store.job
+    monkeypatch.setattr(Store, "job", lambda store: asked.append(job(store)) or asked[-1])
+    server.announce(world.announcement())  # it has no task
+    for spoiled in range(20):
+        server.publish(server.mine.tasks, bytes([0xC1, spoiled]))
+    server.assign(world.task())
+    server.publish_blobs(world)
+    assert server.update().nonce == "n1"
+    assert len(asked) < 15 and agent.alive
 
 
 FULL = "create trigger full before {what} begin select raise(abort, 'database or disk is full'); end"

@@ -189,23 +189,23 @@ export class RoundDesk {
     const kept = store.job;
     if (kept !== null) {
       const now = following(kept, announced, format);
-      if (now !== null && !isReplaced(kept, this.task)) return this.tried(now, contentOf(now) !== contentOf(kept));
+      if (now !== null && !isReplaced(kept, this.task)) return this.tried(now, { fresh: contentOf(now) !== contentOf(kept) });
       void store.closeJob().catch(() => undefined);
     }
     const job = this.task && jobOf(this.task, announced, format);
     if (job === null || store.waits(job.nonce) || store.past(job.nonce) !== null) return null;
-    return this.tried(job, false);
+    return this.tried(job, { isNew: true });
   }
 
   /** The first attempt of each process counts: one that ends the process is not made for ever. */
-  private tried(job: Job, fresh: boolean): { job: Job; save: () => Promise<void> } {
-    const first = job.nonce !== this.begun;
+  private tried(job: Job, { fresh = false, isNew = false }): { job: Job; save: () => Promise<void> } {
+    const first = isNew || job.nonce !== this.begun;
     const kept = first ? { ...job, tries: job.tries + 1 } : job;
     return {
       job: kept,
       save: async () => {
-        this.begun = job.nonce;
         await this.parts.store.keepJob(kept, fresh);
+        this.begun = job.nonce;
       },
     };
   }

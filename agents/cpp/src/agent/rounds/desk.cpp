@@ -153,12 +153,10 @@ std::optional<Job> RoundDesk::kept_job(const Round& announced) {
 // The job as it is kept from now on, in place of `kept`. The first attempt of each process counts: one that ends the process is
 // not made for ever. `fresh` drops what was computed for another.
 Job RoundDesk::tried(Job job, const Job* kept, bool fresh) {
-  if (begun_.count(job.nonce) == 0) {
-    begun_ = {job.nonce};
-    ++job.tries;
-  }
+  if (kept == nullptr || begun_.count(job.nonce) == 0) ++job.tries;
   const Bytes now = encode(job);
   if (kept == nullptr || now != encode(*kept)) store_.open_job(now, fresh);
+  begun_ = {job.nonce};
   return job;
 }
 

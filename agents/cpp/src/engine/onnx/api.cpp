@@ -26,13 +26,16 @@ constexpr const char* kPlaces[] = {EDGEFL_ONNXRUNTIME_LIBRARY, "libonnxruntime.d
 constexpr const char* kPlaces[] = {EDGEFL_ONNXRUNTIME_LIBRARY, "libonnxruntime.so.1", "libonnxruntime.so"};
 #endif
 
+constexpr const char* kSilence = "ORT_DISABLE_TELEMETRY";
+
 struct Base {  // what the library's one entry point gives
   const void* const* (*table)(uint32_t version);
   const char* (*version)();
 };
 
 Api loaded() {
-  setenv("ORT_DISABLE_TELEMETRY", "1", 0);  // else it tells its makers which graphs are loaded on this device
+  // Else it tells its makers which graphs are loaded on this device.
+  if (const char* said = getenv(kSilence); said == nullptr || *said == '\0') setenv(kSilence, "1", 1);
   std::string why;
   void* library = nullptr;
   for (const char* place : kPlaces) {
