@@ -15,7 +15,7 @@ import numpy as np
 import paho.mqtt.client as mqtt
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # else it tells its makers about this device
-import onnxruntime  # noqa: E402
+import onnxruntime
 
 CHUNK_BYTES, WINDOW, PATIENCE_S = 128 * 1024, 8, 10.0
 pack, unpack = msgspec.msgpack.encode, msgspec.msgpack.decode

@@ -268,8 +268,8 @@ class RoundDesk:
         return self._tried(now, job, fresh=now.content != job.content)
 
     def _tried(self, job: Job, kept: Job | None, *, fresh: bool = False) -> Job:
-        """The job as it is kept from now on, in place of ``kept``. The first attempt of each process counts: one that ends the
-        process is not made for ever."""
+        """The job as it is kept from now on, in place of ``kept``. The first attempt of each process counts: one that ends
+        the process is not made for ever."""
         if kept is None or job.nonce not in self._begun:
             job = msgspec.structs.replace(job, tries=job.tries + 1)
         if job != kept:
