@@ -23,6 +23,8 @@ from edgefl.lab.generator.tally import Summary, Tally
 from edgefl.wire.errors import BrokerError
 from edgefl.wire.mqtt.address import Address
 
+_LAST_ANSWERS_S, _LOOK_S = 5.0, 0.02
+
 
 class Fleet:
     """``say`` is told what a person should know. ``connected`` is called each time that the broker has the hello of all
@@ -55,6 +57,7 @@ class Fleet:
         self._wanted = len(self._next)
         self._random = random.Random(load.seed)
         self._began = 0.0
+        self._ends_at = 0.0
         self._ever_up = False
 
     @property
@@ -87,7 +90,15 @@ class Fleet:
         return summary
 
     def _over(self) -> None:
-        if self.load.until_done:
+        """The training is done, as one device read it: others may not have read the answers to their last updates yet."""
+        if self.load.until_done and not self._ends_at:
+            self._ends_at = time.monotonic() + _LAST_ANSWERS_S
+            self._end()
+
+    def _end(self) -> None:
+        if self.tally.unanswered and time.monotonic() < self._ends_at:
+            self.loop.later(_LOOK_S, self._end)
+        else:
             self.loop.stop()
 
     def release(self) -> None:
