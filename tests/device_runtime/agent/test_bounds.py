@@ -108,11 +108,7 @@ def test_a_policy_declines_with_its_reason(server: ScriptedServer, start: StartA
 def test_a_round_that_ended_its_process_again_and_again_is_left(
     server: ScriptedServer, start: StartAgent, world: World, tmp_path: Path, limits: Limits
 ) -> None:
-    first = start(limits=msgspec.structs.replace(limits, fetch_timeout_s=60.0))
-    server.hello()
-    server.announce(world.announcement())  # nothing to fetch: it stays at its beginning
-    server.assign(world.task())
-    _wait_for_job(first)
+    first = _at_the_beginning(server, start, world, limits)
     first.stop()
     store = store_of(tmp_path)
     job = decode_job(store.job() or b"")
@@ -127,11 +123,7 @@ def test_a_round_that_ended_its_process_again_and_again_is_left(
 def test_a_worker_that_ends_while_its_agent_stops_is_not_followed_by_another(
     server: ScriptedServer, start: StartAgent, world: World, tmp_path: Path, limits: Limits
 ) -> None:
-    agent = start(limits=msgspec.structs.replace(limits, fetch_timeout_s=60.0))
-    server.hello()
-    server.announce(world.announcement())  # nothing to fetch: it stays at its beginning
-    server.assign(world.task())
-    _wait_for_job(agent)
+    agent = _at_the_beginning(server, start, world, limits)
     report = agent.agent._report
     ended: list[bool] = []
 
@@ -152,11 +144,19 @@ def test_a_worker_that_ends_while_its_agent_stops_is_not_followed_by_another(
     store.close()
 
 
-def _wait_for_job(agent: RunningAgent) -> None:
+def _at_the_beginning(
+    server: ScriptedServer, start: StartAgent, world: World, limits: Limits
+) -> RunningAgent:
+    """An agent with a round of which nothing can be fetched."""
+    agent = start(limits=msgspec.structs.replace(limits, fetch_timeout_s=60.0))
+    server.hello()
+    server.announce(world.announcement())
+    server.assign(world.task())
     deadline = time.monotonic() + PATIENCE_S
     while agent.agent._store.job() is None:
         assert time.monotonic() < deadline, "no round was begun"
         time.sleep(0.001)
+    return agent
 
 
 def test_an_update_that_cannot_be_read_any_more_is_dropped_and_the_device_goes_on(
