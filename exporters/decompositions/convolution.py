@@ -34,6 +34,8 @@ TRANSPOSED_POSITIONS = 64
 MANY_ENTRIES, ENTRIES_PER_POSITION = 64, 16
 # Below so many positions, weights of many entries for each are faster as one product per kernel offset.
 FEW_POSITIONS = 128
+# Windows are gathered row by row where rows have so many numbers; shorter ones cost more than the longer copies of a cut.
+GATHERED_CHANNELS = 32
 
 
 @dataclass(frozen=True)
@@ -269,7 +271,8 @@ def _by_offset(
     """One product per offset, summed over samples: batched [N, g, O/g, P] x [N, g, P, C/g], or [O, N P] x [N P, C].
 
     The input is laid out channels last, so that a window is a few long copies. The sum over samples of many small
-    weight gradients takes longer than to lay out dL/dy for one large product.
+    weight gradients takes longer than to lay out dL/dy for one large product. There the windows' rows are gathered: runtimes
+    cut windows on one thread, and gather on all.
     """
     batch, out = grad.shape[:2]
     rank, kernel, groups = len(shape) - 2, shape[2:], moves.groups
@@ -279,8 +282,14 @@ def _by_offset(
     if single:
         rows = rows.transpose(0, 1).reshape(out, -1)
     last = _pad(x.permute(0, *range(2, 2 + rank), 1), moves.padding, first_axis=1)
+    gathered = single and math.prod(kernel) > 1 and x.shape[1] >= GATHERED_CHANNELS
+    places = _places(last.shape[:-1], grad.shape[2:], moves) if gathered else None
     products = []
     for offset in itertools.product(*(range(size) for size in kernel)):
+        if places is not None:
+            shift = _row(last.shape[1:-1], [k * d for k, d in zip(offset, moves.dilation, strict=True)])
+            products.append(rows @ last.reshape(-1, x.shape[1]).index_select(0, places + shift))
+            continue
         window = _window(last, offset, grad.shape[2:], moves, first_axis=1)
         if single:
             products.append(rows @ window.reshape(-1, x.shape[1]))
@@ -336,6 +345,22 @@ def _window(
         if (start, stop, moves.stride[i]) != (0, padded.shape[axis], 1):
             padded = _aten.slice.Tensor(padded, axis, start, stop, moves.stride[i])
     return padded
+
+
+def _places(images: Sequence[int], size: Sequence[int], moves: Moves) -> Tensor:
+    """[N P], rows of ``images`` [N, *S] that the first position of a kernel meets."""
+    batch, *space = images
+    starts = itertools.product(*(range(0, n * s, s) for n, s in zip(size, moves.stride, strict=True)))
+    first = torch.tensor([_row(space, start) for start in starts])
+    return (torch.arange(batch).unsqueeze(1) * math.prod(space) + first).reshape(-1)
+
+
+def _row(space: Sequence[int], place: Sequence[int]) -> int:
+    """Where a place is, counted through all axes of space."""
+    row = 0
+    for size, at in zip(space, place, strict=True):
+        row = row * size + at
+    return row
 
 
 def per_axis(values: Sequence[int], rank: int) -> list[int]:
