@@ -36,8 +36,11 @@ WORTH = 0.97
 STEADY = 1.1
 """The graph's own form is timed before the variants and behind them. Further apart than this, the machine has changed in
 between (another clock, other work, cores elsewhere), and all are timed again."""
+CLOSE = 0.04
+"""So near to that share nothing is decided yet either: steps of a second or more are few, and their quickest varies by some
+percent."""
 TURNS = 3
-"""As often as that at most; the last turn counts."""
+"""Turns at most. The quickest step of all counts, since the machine last changed."""
 THREADS_WORTH = 0.9
 """More threads are taken where they bring a step to at most this share of its time: they cost energy."""
 MORE = 1.1
@@ -186,7 +189,7 @@ def fastest(
     begins: Callable[[], None] = lambda: None,
 ) -> Choice | None:
     """Run every form of ``graph`` from the same state, with the most threads, until the machine is as fast at the end as it
-    was at the beginning. ``begins`` is called before the first variant runs.
+    was at the beginning, and the quickest is clearly worth it or not. ``begins`` is called before the first variant runs.
 
     None where the graph's own form leaves the state as it is, or not finite: such a step says nothing about another form.
     Raises what its own form raises, and what fetching does.
@@ -199,12 +202,13 @@ def fastest(
     if not _tells(expected, before):
         return None
     begins()
+    ms: dict[str, float] = {}
     for _ in range(TURNS):
-        ms, dropped = {"": own_ms}, {}
+        turn, dropped = {"": own_ms}, {}
         for variant, frame in frames:
             try:
                 model = unfolded(variant, frame, base=base, limit=limit)
-                found, ms[variant.name] = _run(engine, graph, model, feeds, before, most)
+                found, turn[variant.name] = _run(engine, graph, model, feeds, before, most)
                 why = strays(found, expected, before)
             except MemoryError:
                 raise
@@ -212,14 +216,25 @@ def fastest(
                 why = _short(error)
             if why:
                 dropped[variant.name] = why
-                ms.pop(variant.name, None)
+                turn.pop(variant.name, None)
+        ms = {name: min(each, ms.get(name, each)) for name, each in turn.items()}
         if len(ms) == 1:
             break
         own_ms = _run(engine, graph, base, feeds, before, most)[1]
-        if max(ms[""], own_ms) <= STEADY * min(ms[""], own_ms):
+        if max(turn[""], own_ms) > STEADY * min(turn[""], own_ms):
+            ms = {}
+        elif is_clear(ms):
             break
+    ms = ms or turn
     best = min(ms, key=ms.__getitem__)
     return Choice(variant=best if ms[best] <= WORTH * ms[""] else "", ms=ms, dropped=dropped)
+
+
+def is_clear(ms: Mapping[str, float]) -> bool:
+    """Whether the quickest variant takes far more or far less than the share of its own form's time that it is taken for;
+    ``ms``: as :class:`Choice` has it."""
+    share = min(each for name, each in ms.items() if name) / ms[""]
+    return abs(share - WORTH) > CLOSE
 
 
 def with_threads(

@@ -15,7 +15,17 @@ from device_runtime.engine.onnx import OnnxEngine, OnnxGraph
 from device_runtime.round.costs import Profiler
 from device_runtime.round.graphs import GraphSettings
 from device_runtime.round.runner import RoundResult, RoundRunner
-from device_runtime.round.tuning import KILLED, Choice, Forms, Tuning, _run, enough, fastest, with_threads
+from device_runtime.round.tuning import (
+    KILLED,
+    Choice,
+    Forms,
+    Tuning,
+    _run,
+    enough,
+    fastest,
+    is_clear,
+    with_threads,
+)
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.manifest import Graph, decode_manifest, encode_manifest
 from edgefl.wire.bundle.variants import Variant
@@ -87,6 +97,14 @@ def test_what_fails_or_computes_something_else_is_dropped_and_told(device: Devic
         ((10.0, 20.0, 20.0), (16.0, 16.0), "same"),  # slower from the variant on
         ((20.0, 10.0, 10.0), (10.0, 10.0), ""),  # quicker from the variant on
         ((10.0, 20.0, 10.0, 20.0), (8.0, 16.0, 21.0), ""),  # never steady: the last turn counts
+        ((10.0, 10.0, 10.0), (9.8, 9.2), "same"),  # not clear at first
+        ((10.0, 10.0, 10.0, 10.0), (9.9, 9.6, 9.8), "same"),  # never clear: the quickest steps count
+        ((10.0, 10.0, 9.5, 9.5), (9.6, 9.6, 9.7), ""),
+        (
+            (10.0, 20.0, 20.0, 20.0),
+            (9.6, 19.4, 19.8),
+            "same",
+        ),  # what was timed before the machine changed does not
     ],
 )
 def test_forms_are_timed_again_where_the_machine_changed_meanwhile(
@@ -235,6 +253,20 @@ def test_a_manifest_with_other_variants_than_it_may_hold_is_refused(
         decode_manifest(encoded(msgspec.structs.replace(first, **change), *rest))
     with pytest.raises(BundleError, match="no more than 8"):
         decode_manifest(encoded(*(msgspec.structs.replace(first, name=str(number)) for number in range(9))))
+
+
+@pytest.mark.parametrize(
+    ("ms", "clear"),
+    [
+        ({"": 1000.0, "blocked": 900.0}, True),
+        ({"": 1000.0, "blocked": 940.0}, False),
+        ({"": 1000.0, "blocked": 1001.0, "rows": 1300.0}, False),
+        ({"": 1000.0, "blocked": 1020.0}, True),
+        ({"": 1000.0, "blocked": 950.0, "rows": 500.0}, True),
+    ],
+)
+def test_a_form_that_is_nearly_worth_it_is_timed_again(ms: dict[str, float], clear: bool) -> None:
+    assert is_clear(ms) == clear
 
 
 @pytest.mark.parametrize(
