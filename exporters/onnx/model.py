@@ -26,6 +26,7 @@ from exporters.onnx import REWRITTEN, op_tables
 from exporters.onnx.broadcasts import match_ranks
 from exporters.onnx.ops import OPSET, TRANSLATIONS
 from exporters.onnx.peephole import merge_chains, name_types
+from exporters.onnx.sums import multiply_ones
 
 # The version that came with opset 18; an older runtime refuses a newer file even if it knows every op in it.
 IR_VERSION = 9
@@ -94,6 +95,7 @@ def _clean(model: ir.Model) -> None:
     """Drop copies, repeated constants and everything that describes the exporting machine."""
     passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     passes.IdentityEliminationPass()(model)  # they would stand between the links of a chain
+    multiply_ones(model.graph)
     merge_chains(model.graph)
     match_ranks(model.graph)
     name_types(model.graph)

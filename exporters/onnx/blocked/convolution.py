@@ -119,8 +119,11 @@ class Convolutions:
         ):  # a stride that does not divide the input: sums that belong to no position of the kernel
             bounds = (0, 0), gradient.kernel, (2, 3)
             rows = self._layout.call("Slice", [rows, *map(self._layout.sizes, bounds)], domain="")
-        each = self._layout.reshaped(rows, (samples, channels, math.prod(gradient.kernel)))
-        self._layout.emit("ReduceSum", [each, self._layout.sizes((0,))], result, domain="", keepdims=0)
+        positions = math.prod(gradient.kernel)
+        ones = self._layout.filled(1.0, 1, samples)  # see :mod:`exporters.onnx.sums`
+        each = self._layout.reshaped(rows, (samples, channels * positions))
+        total = self._layout.call("MatMul", [ones, each], domain="")
+        self._layout.emit("Reshape", [total, self._layout.sizes((channels, positions))], result, domain="")
 
     def _fits(self, node: NodeProto) -> bool:
         weight = self._layout.shapes.get(node.input[1], ())

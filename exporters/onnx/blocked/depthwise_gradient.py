@@ -3,6 +3,7 @@ them: one product and one sum for each position of the kernel, channels last, si
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -76,16 +77,25 @@ class Finder:
     def _product(self, name: str) -> tuple[str, str] | None:
         """(dL/dy, window of x), both channels last, of one sum of products over all but channels."""
         column = self._made(name, "Unsqueeze")
-        total = self._made(self._input(column, 0), "ReduceSum")
-        if (
-            total is None
-            or self._numbers(self._input(column, 1)) != [1]
-            or self._numbers(self._input(total, 1)) != [0, 1, 2]
-            or _attribute(total, "keepdims")
-        ):
+        if self._numbers(self._input(column, 1)) != [1]:
             return None
-        product = self._made(self._input(total, 0), "Mul")
+        product = self._made(self._summed(self._input(column, 0)), "Mul")
         return (product.input[0], product.input[1]) if product else None
+
+    def _summed(self, name: str) -> str:
+        """What was summed over all axes but the last; "" if none was. As a product with ones, of numbers enough
+        (:mod:`exporters.onnx.sums`)."""
+        total = self._made(name, "ReduceSum")
+        if total is not None:
+            axes = self._numbers(self._input(total, 1))
+            return "" if axes != [0, 1, 2] or _attribute(total, "keepdims") else self._input(total, 0)
+        product = self._made(self._input(self._made(name, "Reshape"), 0), "MatMul")
+        ones = self._made(self._input(product, 0), "Expand")
+        flat = self._made(self._input(product, 1), "Reshape")
+        found = self._input(flat, 0)
+        sizes = self._shapes.get(found, ())
+        whole = self._numbers(self._input(flat, 1)) == [math.prod(sizes[:-1]), *sizes[-1:]]
+        return found if ones is not None and whole else ""
 
     def _window(self, name: str) -> tuple[str, tuple[int, ...], tuple[int, ...]] | None:
         """What is read, where it begins and in which steps, of a window along the axes of space."""
