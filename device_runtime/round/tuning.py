@@ -36,11 +36,11 @@ WORTH = 0.97
 STEADY = 1.1
 """The graph's own form is timed before the variants and behind them. Further apart than this, the machine has changed in
 between (another clock, other work, cores elsewhere), and all are timed again."""
-CLOSE = 0.04
-"""So near to that share nothing is decided yet either: steps of a second or more are few, and their quickest varies by some
+UNCLEAR = 0.93, 0.99
+"""Between these shares nothing is decided yet either: steps of a second or more are few, and their quickest varies by some
 percent."""
 TURNS = 3
-"""Turns at most. The quickest step of all counts, since the machine last changed."""
+"""Turns at most. The quickest steps of those count in which the machine did not change, or of the last one."""
 THREADS_WORTH = 0.9
 """More threads are taken where they bring a step to at most this share of its time: they cost energy."""
 MORE = 1.1
@@ -202,10 +202,13 @@ def fastest(
     if not _tells(expected, before):
         return None
     begins()
-    ms: dict[str, float] = {}
+    dropped: dict[str, str] = {}
+    steady: dict[str, float] = {}
     for _ in range(TURNS):
-        turn, dropped = {"": own_ms}, {}
+        turn = {"": own_ms}
         for variant, frame in frames:
+            if variant.name in dropped:
+                continue
             try:
                 model = unfolded(variant, frame, base=base, limit=limit)
                 found, turn[variant.name] = _run(engine, graph, model, feeds, before, most)
@@ -217,24 +220,26 @@ def fastest(
             if why:
                 dropped[variant.name] = why
                 turn.pop(variant.name, None)
-        ms = {name: min(each, ms.get(name, each)) for name, each in turn.items()}
-        if len(ms) == 1:
+        if len(turn) == 1:
             break
         own_ms = _run(engine, graph, base, feeds, before, most)[1]
         if max(turn[""], own_ms) > STEADY * min(turn[""], own_ms):
-            ms = {}
-        elif is_clear(ms):
+            continue
+        turn[""] = min(turn[""], own_ms)
+        steady = {name: min(each, steady.get(name, each)) for name, each in turn.items()}
+        if is_clear(steady):
             break
-    ms = ms or turn
+    ms = {name: each for name, each in (steady or turn).items() if name not in dropped}
     best = min(ms, key=ms.__getitem__)
     return Choice(variant=best if ms[best] <= WORTH * ms[""] else "", ms=ms, dropped=dropped)
 
 
 def is_clear(ms: Mapping[str, float]) -> bool:
-    """Whether the quickest variant takes far more or far less than the share of its own form's time that it is taken for;
-    ``ms``: as :class:`Choice` has it."""
+    """Whether the quickest variant takes clearly more or less of the own form's time than it is taken for; ``ms``: as
+    :class:`Choice` has it."""
+    least, most = UNCLEAR
     share = min(each for name, each in ms.items() if name) / ms[""]
-    return abs(share - WORTH) > CLOSE
+    return not least < share < most
 
 
 def with_threads(

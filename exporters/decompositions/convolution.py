@@ -284,11 +284,12 @@ def _by_offset(
     last = _pad(x.permute(0, *range(2, 2 + rank), 1), moves.padding, first_axis=1)
     gathered = single and math.prod(kernel) > 1 and x.shape[1] >= GATHERED_CHANNELS
     places = _places(last.shape[:-1], grad.shape[2:], moves) if gathered else None
+    pixels = last.reshape(-1, x.shape[1]) if gathered else last
     products = []
     for offset in itertools.product(*(range(size) for size in kernel)):
         if places is not None:
             shift = _row(last.shape[1:-1], [k * d for k, d in zip(offset, moves.dilation, strict=True)])
-            products.append(rows @ last.reshape(-1, x.shape[1]).index_select(0, places + shift))
+            products.append(rows @ pixels.index_select(0, places + shift))
             continue
         window = _window(last, offset, grad.shape[2:], moves, first_axis=1)
         if single:

@@ -16,29 +16,54 @@ threads as there are, and each thread finds in its cache what it made itself.
 
 from __future__ import annotations
 
+import math
+
 import onnx
-from onnx import helper
+from onnx import GraphProto, helper
 
 from exporters.onnx.blocked.convolution import Convolutions
-from exporters.onnx.blocked.images import Images
+from exporters.onnx.blocked.images import Images, Norm
 from exporters.onnx.blocked.layout import BLOCK, DOMAIN, Layout
+from exporters.onnx.blocked.peak import live_peak
 
 __all__ = ["BLOCK", "DOMAIN", "blocked"]
 
+ROOM = 1.1
+"""What values may need at a time, as a multiple of what they need in the graph's own form: devices reserve as much more."""
 
-def blocked(model: bytes) -> bytes | None:
-    """The ONNX model with its spatial convolutions on the blocked layout, and what is between them; None where none fits."""
-    proto = onnx.load_from_string(model)
-    layout = Layout(proto.graph)
-    convolutions = Convolutions(proto.graph, layout)
-    images = Images(proto.graph.node, layout, convolutions.fits)
-    for node in proto.graph.node:
-        if not (convolutions.add(node) or images.add(node)):
-            layout.nodes.append(node)
-    if not convolutions.count:
-        return None
+
+def blocked(model: bytes, room: float = ROOM) -> bytes | None:
+    """The ONNX model with its spatial convolutions on the blocked layout, and what is between them where values then need
+    at most ``room`` times what they did; None where no convolution fits."""
+    graph = onnx.load_from_string(model).graph
+    most = room * _peak(graph, Layout(graph))
+    return _written(model, most, through=True) or _written(model, math.inf, through=False)
+
+
+def _written(model: bytes, most: float, *, through: bool) -> bytes | None:
+    """The model on the layout, with what is ``through`` between convolutions; None where no convolution fits, or where its
+    values need more than ``most`` numbers at a time."""
+    left = set[Norm]()
+    while True:
+        proto = onnx.load_from_string(model)
+        layout = Layout(proto.graph)
+        convolutions = Convolutions(proto.graph, layout)
+        images = Images(proto.graph.node if through else (), layout, convolutions.fits, left)
+        for node in proto.graph.node:
+            taken = node.output[0] in layout.done or convolutions.add(node)
+            if not (taken or (through and images.add(node))):
+                layout.nodes.append(node)
+        if not (torn := images.torn()):
+            break
+        left |= torn
     nodes = layout.finished({value.name for value in proto.graph.output})
     del proto.graph.node[:]
     proto.graph.node.extend(nodes)
+    if not convolutions.count or _peak(proto.graph, layout) > most:
+        return None
     proto.opset_import.append(helper.make_opsetid(DOMAIN, 1))
     return bytes(proto.SerializeToString(deterministic=True))
+
+
+def _peak(graph: GraphProto, layout: Layout) -> int:
+    return live_peak(graph.node, layout.numbers, [each.name for each in (*graph.input, *graph.initializer)])

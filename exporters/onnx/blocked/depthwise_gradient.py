@@ -95,7 +95,7 @@ class Finder:
         found = self._input(flat, 0)
         sizes = self._shapes.get(found, ())
         whole = self._numbers(self._input(flat, 1)) == [math.prod(sizes[:-1]), *sizes[-1:]]
-        return found if ones is not None and whole else ""
+        return found if self._is(self._input(ones, 0), 1.0) and whole else ""
 
     def _window(self, name: str) -> tuple[str, tuple[int, ...], tuple[int, ...]] | None:
         """What is read, where it begins and in which steps, of a window along the axes of space."""
@@ -116,7 +116,7 @@ class Finder:
         node, padding = self._made(name, "Pad"), [0, 0]
         if node is not None:
             pads = self._numbers(self._input(node, 1)) or []
-            zeros = len(node.input) < _PAD_INPUTS or self._is_zero(node.input[2])
+            zeros = len(node.input) < _PAD_INPUTS or self._is(node.input[2], 0.0)
             constant = _attribute(node, "mode") in (None, b"constant")
             if pads != [0, *pads[1:3], 0] * 2 or not zeros or not constant:
                 return "", ()
@@ -136,9 +136,10 @@ class Finder:
     def _input(self, node: NodeProto | None, place: int) -> str:
         return node.input[place] if node is not None and place < len(node.input) else ""
 
-    def _is_zero(self, name: str) -> bool:
+    def _is(self, name: str, number: float) -> bool:
+        """Whether it is a constant that has that number everywhere."""
         constant = self._constants.get(name)
-        return constant is not None and not numpy_helper.to_array(constant).any()
+        return constant is not None and bool((numpy_helper.to_array(constant) == number).all())
 
     def _numbers(self, name: str) -> list[int] | None:
         constant = self._constants.get(name)

@@ -13,7 +13,7 @@ onnxruntime's own batch norm runs on one thread.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 from onnx import NodeProto
@@ -25,17 +25,27 @@ ENTRIES = {"Relu", "LeakyRelu", "HardSigmoid", "Sigmoid", "Tanh", "Neg", "Abs", 
 PAIRS = {"Add", "Sub", "Mul", "Div"}
 _ALL_BUT_CHANNELS = (0, 2, 3)
 _CHANNELS_LAST = [0, 2, 3, 1]
-_STATISTICS = 3
+_NORM_INPUTS, _STATISTICS = 3, 3
 _EPSILON, _MOMENTUM = 1e-5, 0.9
 """BatchNormalization's, where it names none."""
+
+Norm = tuple[str, ...]
 
 
 class Images:
     """Rules by op; each says whether it wrote the node anew. ``nodes``: of the graph, in order; ``fits``: whether one is a
-    convolution that will be on the layout."""
+    convolution that will be on the layout; ``left``: batch norms that stay as they are."""
 
-    def __init__(self, nodes: Sequence[NodeProto], layout: Layout, fits: Callable[[NodeProto], bool]) -> None:
+    def __init__(
+        self,
+        nodes: Sequence[NodeProto],
+        layout: Layout,
+        fits: Callable[[NodeProto], bool],
+        left: Set[Norm] = frozenset(),
+    ) -> None:
         self._layout = layout
+        self._left = left
+        self._norms: dict[Norm, set[bool]] = {}
         self._rules: dict[str, Callable[[NodeProto], bool]] = {
             **dict.fromkeys(ENTRIES, self._entries),
             **dict.fromkeys(PAIRS, self._pair),
@@ -80,18 +90,30 @@ class Images:
 
     def add(self, node: NodeProto) -> bool:
         """Whether the node reads something that was made on the blocked layout, and is written anew there."""
-        if node.output[0] in self._layout.done:
-            return True
+        if node.op_type == "BatchNormalization" and not node.domain:
+            norm = self._norm(node)
+            done = norm not in self._left and self._is_rewritten(node)
+            self._norms.setdefault(norm, set()).add(done)
+            return done
+        return self._is_rewritten(node)
+
+    def _is_rewritten(self, node: NodeProto) -> bool:
         if node.domain or not any(map(self._layout.is_inside, node.input)):
-            self._keep_shape(node)
             return False
         rule = self._rules.get(node.op_type)
         return rule is not None and self._pays(node) and rule(node)
 
-    def _keep_shape(self, node: NodeProto) -> None:
-        """Shapes that wait for something are unknown to ONNX."""
-        if self._waits(node) and node.input[0] in self._layout.shapes:
-            self._layout.shapes[node.output[0]] = self._layout.shapes[node.input[0]]
+    def torn(self) -> set[Norm]:
+        """Batch norms of which one is there and another, the same computed again, is not: they would round otherwise, and
+        what compares their results, as the gradient of a maximum does, would find none alike."""
+        return {norm for norm, forms in self._norms.items() if len(forms) > 1}
+
+    def _norm(self, node: NodeProto) -> Norm:
+        """What is normalized, however long it waited, and by what."""
+        x, *others = node.input[:_NORM_INPUTS]
+        while (waiting := self._layout.maker(x, "Reshape")) is not None and self._waits(waiting):
+            x = waiting.input[0]
+        return (x, *others)
 
     def _entries(self, node: NodeProto) -> bool:
         x, *numbers = node.input
@@ -153,7 +175,9 @@ class Images:
 
     def _shifted(self, twin: str, bias: str, channels: int) -> str:
         ones = self._layout.filled(1.0, channels, 1, 1, 1)
-        return self._layout.call("Conv", [twin, ones, bias], group=channels, kernel_shape=[1, 1])
+        shifted = self._layout.call("Conv", [twin, ones, bias], group=channels, kernel_shape=[1, 1])
+        self._layout.shapes[shifted] = self._layout.shapes[twin]
+        return shifted
 
     def _mean(self, twin: str, result: str) -> None:
         """[C], of [N, C, H, W] on the layout."""

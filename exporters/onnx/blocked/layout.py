@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from onnx import NodeProto, TensorProto, helper, numpy_helper
+from onnx import AttributeProto, NodeProto, TensorProto, helper, numpy_helper
 
 DOMAIN = "com.microsoft.nchwc"
 BLOCK = 16
@@ -28,13 +29,15 @@ class Layout:
         self.nodes: list[NodeProto] = []
         values = (*graph.value_info, *graph.input, *graph.output)
         self.shapes: dict[str, Shape] = {
-            each.name: tuple(dim.dim_value for dim in each.type.tensor_type.shape.dim) for each in values
+            each.name: tuple(dim.dim_value for dim in each.type.tensor_type.shape.dim)
+            for each in values
+            if each.type.tensor_type.HasField("shape")
         }
         self._others = {each.name for each in values if each.type.tensor_type.elem_type != TensorProto.FLOAT}
         self._makers = {name: node for node in graph.node for name in node.output}
         self._readers: dict[str, list[NodeProto]] = {}
         for node in graph.node:
-            for name in node.input:
+            for name in read_by(node):
                 self._readers.setdefault(name, []).append(node)
         self._outputs = {each.name for each in graph.output}
         self._graph = graph
@@ -45,6 +48,10 @@ class Layout:
         self._numbers: dict[tuple[float, Shape], str] = {}
         self._twins: dict[str, str] = {}
         self._inside: dict[str, str] = {}
+        for node in graph.node:  # shapes that wait for something are unknown to ONNX
+            sizes = self._waiting(node)
+            if sizes is not None:
+                self.shapes[node.output[0]] = sizes
 
     def is_image(self, name: str) -> bool:
         """Whether it has a place in the layout: numbers [N, C, H, W], with channels in whole blocks."""
@@ -60,12 +67,17 @@ class Layout:
         """The value on the blocked layout, brought there where it is not yet."""
         if name not in self._twins:
             self._twins[name] = self.call("ReorderInput", [name])
+            self.shapes[self._twins[name]] = self.shapes.get(name, ())
         return self._twins[name]
 
     def keep(self, name: str, twin: str, shape: Shape) -> None:
         """``twin`` was made there in place of ``name``."""
         self._twins[name] = self._inside[name] = twin
-        self.shapes[name] = shape
+        self.shapes[name] = self.shapes[twin] = shape
+
+    def numbers(self, name: str) -> int:
+        """How many numbers a value has; what was written anew and is no image has few."""
+        return math.prod(self.shapes.get(name, (0,)))
 
     def readers(self, name: str) -> Sequence[NodeProto]:
         return self._readers.get(name, ())
@@ -97,15 +109,17 @@ class Layout:
 
     def waits(self, node: NodeProto) -> bool:
         """Whether it is reshaped to its own shape, as :func:`exporters.onnx.ops.after` does."""
-        sizes = self.maker(node.input[1], "Add")
+        sizes = self._waiting(node)
+        return sizes is not None and sizes == self.shapes.get(node.input[0])
+
+    def _waiting(self, node: NodeProto) -> Shape | None:
+        """The shape of what waits for something else, in its own shape or in that of a view behind it; else None."""
+        sizes = self.maker(node.input[1], "Add") if node.op_type == "Reshape" else None
         nothing = self.maker(sizes.input[1], "Mul") if sizes else None
         cast = self.maker(nothing.input[0], "Cast") if nothing else None
-        return (
-            cast is not None
-            and nothing is not None
-            and self.whole(nothing.input[1]) == (0,)
-            and self.maker(cast.input[0], "IsNaN") is not None
-        )
+        if sizes is None or nothing is None or cast is None or self.maker(cast.input[0], "IsNaN") is None:
+            return None
+        return self.whole(sizes.input[0]) if self.whole(nothing.input[1]) == (0,) else None
 
     def is_waited_for(self, node: NodeProto) -> bool:
         """Whether nothing but its first number is read."""
@@ -149,15 +163,15 @@ class Layout:
             read.add(self._inside[name])
         for node in reversed(self.nodes):
             if any(name in read for name in node.output):
-                read.update(node.input)
-                read.update(self._inside[name] for name in node.input if name in self._inside)
+                names = read_by(node)
+                read.update(names, (self._inside[name] for name in names & self._inside.keys()))
                 kept.append(node)
         return list(self._brought_out(kept[::-1], outputs))
 
     def _brought_out(self, nodes: Sequence[NodeProto], outputs: set[str]) -> Iterator[NodeProto]:
         inside = dict(self._inside)
         for node in nodes:
-            yield from (self._out(name, inside.pop(name)) for name in sorted({*node.input} & inside.keys()))
+            yield from (self._out(name, inside.pop(name)) for name in sorted(read_by(node) & inside.keys()))
             yield node
         yield from (self._out(name, inside.pop(name)) for name in sorted(outputs & inside.keys()))
 
@@ -170,6 +184,18 @@ class Layout:
     def _constant(self, array: Any, name: str) -> str:
         self._graph.initializer.append(numpy_helper.from_array(array, f"blocked_{name}"))
         return f"blocked_{name}"
+
+
+def read_by(node: NodeProto) -> set[str]:
+    """What a node reads, the bodies of loops included, which read what is around them."""
+    bodies = [each.g for each in node.attribute if each.type == AttributeProto.GRAPH]
+    within = [(body, {name for each in body.node for name in each.output}) for body in bodies]
+    return {*node.input} | {
+        name
+        for body, made in within
+        for each in (*(read_by(each) for each in body.node), {value.name for value in body.output})
+        for name in each - made - {value.name for value in (*body.input, *body.initializer)}
+    }
 
 
 def attributes(node: NodeProto) -> dict[str, Any]:

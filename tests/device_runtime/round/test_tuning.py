@@ -98,13 +98,15 @@ def test_what_fails_or_computes_something_else_is_dropped_and_told(device: Devic
         ((20.0, 10.0, 10.0), (10.0, 10.0), ""),  # quicker from the variant on
         ((10.0, 20.0, 10.0, 20.0), (8.0, 16.0, 21.0), ""),  # never steady: the last turn counts
         ((10.0, 10.0, 10.0), (9.8, 9.2), "same"),  # not clear at first
-        ((10.0, 10.0, 10.0, 10.0), (9.9, 9.6, 9.8), "same"),  # never clear: the quickest steps count
-        ((10.0, 10.0, 9.5, 9.5), (9.6, 9.6, 9.7), ""),
+        ((10.0, 9.1), (9.2,), ""),  # its own form's quickest step, before or behind
+        ((10.0, 10.0), (9.95,), ""),  # gains nothing: no second turn
+        ((10.0, 10.0, 10.0, 10.0), (9.8, 9.6, 9.8), "same"),  # never clear: the quickest steps count
         (
-            (10.0, 20.0, 20.0, 20.0),
-            (9.6, 19.4, 19.8),
+            (10.0, 10.0, 10.0, 20.0),
+            (9.5, 9.5, 20.0),
             "same",
-        ),  # what was timed before the machine changed does not
+        ),  # of those turns in which the machine stayed as it was
+        ((10.0, 10.0, 10.0, 5.2), (9.8, 9.8, 5.0), ""),
     ],
 )
 def test_forms_are_timed_again_where_the_machine_changed_meanwhile(
@@ -260,7 +262,8 @@ def test_a_manifest_with_other_variants_than_it_may_hold_is_refused(
     [
         ({"": 1000.0, "blocked": 900.0}, True),
         ({"": 1000.0, "blocked": 940.0}, False),
-        ({"": 1000.0, "blocked": 1001.0, "rows": 1300.0}, False),
+        ({"": 1000.0, "blocked": 1001.0, "rows": 1300.0}, True),
+        ({"": 1000.0, "blocked": 1001.0, "rows": 985.0}, False),
         ({"": 1000.0, "blocked": 1020.0}, True),
         ({"": 1000.0, "blocked": 950.0, "rows": 500.0}, True),
     ],
