@@ -93,13 +93,14 @@ def test_what_fails_or_computes_something_else_is_dropped_and_told(device: Devic
 @pytest.mark.parametrize(
     ("own", "same", "chosen"),
     [
-        ((10.0, 10.5), (8.0,), "same"),
+        ((10.0, 10.5, 10.2), (8.0, 8.1), "same"),
+        ((10.0, 10.0, 10.0), (15.0, 8.0), "same"),  # slow only while the variant was timed
         ((10.0, 20.0, 20.0), (16.0, 16.0), "same"),  # slower from the variant on
         ((20.0, 10.0, 10.0), (10.0, 10.0), ""),  # quicker from the variant on
         ((10.0, 20.0, 10.0, 20.0), (8.0, 16.0, 21.0), ""),  # never steady: the last turn counts
         ((10.0, 10.0, 10.0), (9.8, 9.2), "same"),  # not clear at first
-        ((10.0, 9.1), (9.2,), ""),  # its own form's quickest step, before or behind
-        ((10.0, 10.0), (9.95,), ""),  # gains nothing: no second turn
+        ((10.0, 9.1, 9.2), (9.2, 9.3), ""),  # its own form's quickest step, before or behind
+        ((10.0, 10.0, 10.0), (9.95, 9.95), ""),  # gains nothing: no third turn
         ((10.0, 10.0, 10.0, 10.0), (9.8, 9.6, 9.8), "same"),  # never clear: the quickest steps count
         (
             (10.0, 10.0, 10.0, 20.0),
@@ -255,6 +256,24 @@ def test_a_manifest_with_other_variants_than_it_may_hold_is_refused(
         decode_manifest(encoded(msgspec.structs.replace(first, **change), *rest))
     with pytest.raises(BundleError, match="no more than 8"):
         decode_manifest(encoded(*(msgspec.structs.replace(first, name=str(number)) for number in range(9))))
+
+
+@pytest.mark.parametrize("seconds", [0.0, 10.0])
+def test_a_long_turn_is_enough_where_it_is_clear(
+    device: Device, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    loaded: list[bytes] = []
+
+    def timed(engine: Any, graph: Graph, model: bytes, *others: Any) -> tuple[Arrays, float]:
+        loaded.append(model)
+        return _run(engine, graph, model, *others)[0], 10.0 if model == tiny.train()[1] else 8.0
+
+    monkeypatch.setattr("device_runtime.round.tuning._run", timed)
+    monkeypatch.setattr("device_runtime.round.tuning.QUICK_S", seconds)
+
+    run(device, Tuning(device.store, memory_bytes=ROOM))
+
+    assert loaded.count(forms()["same"]) == (2 if seconds else 1)
 
 
 @pytest.mark.parametrize(
