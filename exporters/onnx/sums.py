@@ -16,8 +16,9 @@ from onnx_ir import convenience
 _INPUTS = 2
 _FEW = 1024
 """Numbers below which nodes more cost more than they spare."""
-_ROWS = 1 << 16
-"""Rows at most: the ones take memory for each."""
+_ROWS, _FEW_ROWS, _MANY = 1 << 16, 256, 1 << 21
+"""Rows at most, as the ones take memory for each; and where more than a few have more numbers than a cache holds, their sum is
+as fast: the product reads a few columns of all rows at a time (4096x1152: 0.63 ms and 0.90)."""
 
 
 def multiply_ones(graph: ir.Graph) -> None:
@@ -28,7 +29,8 @@ def multiply_ones(graph: ir.Graph) -> None:
             continue
         sizes = _sizes(x) or []
         rows, columns = math.prod(sizes[:rank]), math.prod(sizes[rank:])
-        if not (1 < rows <= _ROWS and columns > 1 and rows * columns >= _FEW):
+        fits = rows <= _FEW_ROWS or (rows <= _ROWS and rows * columns <= _MANY)
+        if not (1 < rows and fits and columns > 1 and rows * columns >= _FEW):
             continue
         made = _product(x, rows, columns, _sizes(node.outputs[0]) or [])
         made[-1].outputs[0].type, made[-1].outputs[0].shape = node.outputs[0].type, node.outputs[0].shape

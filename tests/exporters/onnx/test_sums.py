@@ -69,6 +69,8 @@ def test_it_is_the_same_sum(ahead: list[int], data: st.DataObject) -> None:
         ((32, 64), [0, 1], {"ReduceSum"}),
         ((4, 64), [0], {"ReduceSum"}),  # few numbers
         ((1 << 17, 2), [0], {"ReduceSum"}),  # as many ones again
+        ((4096, 1152), [0], {"ReduceSum"}),  # more than a cache holds
+        ((256, 1 << 14), [0], {"MatMul", "Expand", "Reshape"}),  # which few rows may
     ],
 )
 def test_only_leading_axes_of_some_numbers_are(
