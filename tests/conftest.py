@@ -48,7 +48,7 @@ if _DATA.is_dir():
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection(session: pytest.Session) -> Iterator[None]:
-    """What is imported and collected stays: searches for garbage would find none, in a fifth of the time of it all."""
+    """What is imported and collected stays: searches for garbage would find none."""
     gc.disable()
     try:
         importing.import_by_turns(session.config)

@@ -21,12 +21,12 @@ _FEW = 256
 def match_ranks(graph: ir.Graph) -> None:
     """Where one operand has a single entry and the result axes of one entry, that operand gets the result's rank."""
     for node in list(graph):
-        sizes = _sizes(node.outputs[0]) if node.op_type in _BINARY else None
+        sizes = static_sizes(node.outputs[0]) if node.op_type in _BINARY else None
         if sizes is None or 1 not in sizes or math.prod(sizes) < _FEW:
             continue
         ones = [1] * len(sizes)
         for index, value in enumerate(node.inputs):
-            found = _sizes(value) if value is not None else None
+            found = static_sizes(value) if value is not None else None
             if value is not None and found is not None and math.prod(found) == 1 and found != ones:
                 node.replace_input_with(index, _reshaped(graph, node, value, ones))
 
@@ -46,7 +46,8 @@ def _reshaped(graph: ir.Graph, reader: ir.Node, value: ir.Value, sizes: list[int
     return result
 
 
-def _sizes(value: ir.Value) -> list[int] | None:
+def static_sizes(value: ir.Value) -> list[int] | None:
+    """Sizes of a value's axes; None where one of them is not known."""
     if value.shape is None or not value.shape.is_static():
         return None
     return [int(size) for size in value.shape.numpy()]

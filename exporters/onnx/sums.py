@@ -13,6 +13,8 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir import convenience
 
+from exporters.onnx.broadcasts import static_sizes
+
 _INPUTS = 2
 _FEW = 1024
 """Numbers below which nodes more cost more than they spare."""
@@ -27,12 +29,12 @@ def multiply_ones(graph: ir.Graph) -> None:
         x, rank = node.inputs[0] if node.inputs else None, _leading(node)
         if x is None or not rank:
             continue
-        sizes = _sizes(x) or []
+        sizes = static_sizes(x) or []
         rows, columns = math.prod(sizes[:rank]), math.prod(sizes[rank:])
         fits = rows <= _FEW_ROWS or (rows <= _ROWS and rows * columns <= _MANY)
         if not (rows > 1 and fits and columns > 1 and rows * columns >= _FEW):
             continue
-        made = _product(x, rows, columns, _sizes(node.outputs[0]) or [])
+        made = _product(x, rows, columns, static_sizes(node.outputs[0]) or [])
         made[-1].outputs[0].type, made[-1].outputs[0].shape = node.outputs[0].type, node.outputs[0].shape
         convenience.replace_nodes_and_values(graph, node, [node], made, node.outputs, made[-1].outputs)
 
@@ -45,8 +47,8 @@ def _leading(node: ir.Node) -> int:
     constant = given.const_value if given is not None else None
     if x is None or constant is None or x.dtype != ir.DataType.FLOAT:
         return 0
-    sizes = _sizes(x)
-    if sizes is None or _sizes(node.outputs[0]) is None:
+    sizes = static_sizes(x)
+    if sizes is None or static_sizes(node.outputs[0]) is None:
         return 0
     axes = sorted(int(axis) % len(sizes) for axis in constant.numpy().reshape(-1))
     return len(axes) if axes == list(range(len(axes))) and len(axes) < len(sizes) else 0
@@ -66,9 +68,3 @@ def _product(x: ir.Value, rows: int, columns: int, sizes: Sequence[int]) -> list
         made.outputs[0].type, made.outputs[0].shape = x.type, ir.Shape(shape)
     back = ir.node("Reshape", [product.outputs[0], result.outputs[0]])
     return [number, wide, matrix, result, ones, flat, product, back]
-
-
-def _sizes(value: ir.Value) -> list[int] | None:
-    if value.shape is None or not value.shape.is_static():
-        return None
-    return [int(size) for size in value.shape.numpy()]
