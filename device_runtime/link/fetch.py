@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from device_runtime.link.mirrors import Mirrors
-from device_runtime.store.database import Store
+from device_runtime.store.database import Place, Store
 from edgefl.wire.blobs import BlobRef, verified
 from edgefl.wire.compression import unpacked
 from edgefl.wire.errors import BundleError, RoundAborted
@@ -36,8 +36,8 @@ class Subscriber(Protocol):
 class _Window:
     """Chunks still to ask for, chunks asked for, and bad answers per chunk."""
 
-    waiting: list[tuple[BlobRef, int]]
-    asked: dict[str, tuple[BlobRef, int]] = field(default_factory=dict)
+    waiting: list[Place]
+    asked: dict[str, Place] = field(default_factory=dict)
     bad: dict[str, int] = field(default_factory=dict)
     finished: list[str] = field(default_factory=list)
 
@@ -45,8 +45,9 @@ class _Window:
 _QOS = 0  # a chunk that is lost is asked for again
 _WINDOWS = 4
 """Windows of chunks that may wait to be looked at: some are sent twice."""
-_POKE = ("", b"")
-_SILENCE = ("", b"silence")
+_Message = tuple[str, bytes]
+_POKE: _Message = ("", b"")
+_SILENCE: _Message = ("", b"silence")
 
 
 class Fetcher:
@@ -68,7 +69,7 @@ class Fetcher:
         self._limits = limits
         self._aborted = aborted
         self.mirrors = mirrors or Mirrors(limits)
-        self._arrived: queue.SimpleQueue[tuple[str, bytes]] = queue.SimpleQueue()
+        self._arrived: queue.SimpleQueue[_Message] = queue.SimpleQueue()
         self._received = Traffic()
         self._counting = threading.Lock()
         self._largest = -1
@@ -120,16 +121,14 @@ class Fetcher:
     def _bring(self, refs: Sequence[BlobRef]) -> None:
         """Have all chunks of ``refs`` in the store."""
         once = list({ref.sha256: ref for ref in refs}.values())
-        if not self._missing(once):
+        if not self._store.missing(once):
+            self._store.touch(once)
             return
         self._store.make_room(once)
         self.mirrors.bring(once, self._store, self._aborted)
-        if missing := self._missing(once):
+        if missing := self._store.missing(once):
             self.mirrors.check_broker()
             self._collect(_Window(waiting=missing))
-
-    def _missing(self, refs: Sequence[BlobRef]) -> list[tuple[BlobRef, int]]:
-        return [(ref, index) for ref in refs for index in self._store.missing_chunks(ref)]
 
     def _whole(self, ref: BlobRef, beside: Sequence[BlobRef]) -> bytes:
         """The blob as it travels. If it has to be fetched again, those ``beside`` it stay."""
@@ -149,14 +148,14 @@ class Fetcher:
         try:
             while window.waiting or window.asked:
                 self._ask(window)
-                topic, payload = self._next(deadline)
-                if topic:
-                    if self._take(window, topic, payload):
-                        silences, deadline = 0, self._patience()
+                arrived = self._next(deadline)
+                if self._take(window, arrived):
+                    silences, deadline = 0, self._patience()
+                if all(topic for topic, _ in arrived) or not window.asked:
                     continue
                 deadline = self._patience()
                 self._session.subscribe(list(window.asked), qos=_QOS, standing=False)
-                silences += self._session.connected and payload == _SILENCE[1]
+                silences += self._session.connected and _SILENCE in arrived
                 if silences > self._limits.fetch_retries:
                     ref, index = next(iter(window.asked.values()))
                     raise BundleError(
@@ -186,18 +185,24 @@ class Fetcher:
         window.finished.clear()
         self._session.subscribe(fresh, qos=_QOS, standing=False)
 
-    def _take(self, window: _Window, topic: str, payload: bytes) -> bool:
-        """Whether the message answers what was asked for, well or badly; anything else is as good as silence."""
-        if topic not in window.asked or not payload:
-            return False
-        ref, index = window.asked[topic]
-        if not ref.accepts(index, payload):
+    def _take(self, window: _Window, arrived: Sequence[_Message]) -> bool:
+        """Whether any of the messages answers what was asked for, well or badly; anything else is as good as silence."""
+        answers: dict[str, bytes] = {}
+        for topic, payload in arrived:
+            if topic in window.asked and payload:
+                answers.setdefault(topic, payload)
+        good = {topic: window.asked[topic] for topic in answers}
+        bad = {topic: place for topic, place in good.items() if not place[0].accepts(place[1], answers[topic])}
+        for topic in bad:
+            del good[topic]
+        if good:
+            self._store.put_chunks([(place, answers[topic]) for topic, place in good.items()])
+        for topic in good:
+            del window.asked[topic]
+            window.finished.append(topic)
+        for topic, (ref, index) in bad.items():
             self._refuse(window, topic, ref, index)
-            return True
-        self._store.put_chunk(ref, index, payload)
-        del window.asked[topic]
-        window.finished.append(topic)
-        return True
+        return bool(answers)
 
     def _refuse(self, window: _Window, topic: str, ref: BlobRef, index: int) -> None:
         window.bad[topic] = window.bad.get(topic, 0) + 1
@@ -214,12 +219,15 @@ class Fetcher:
     def _patience(self) -> float:
         return time.monotonic() + self._limits.fetch_timeout_s
 
-    def _next(self, deadline: float) -> tuple[str, bytes]:
-        arrived = None
-        while arrived is None and (left := deadline - time.monotonic()) > 0:
+    def _next(self, deadline: float) -> list[_Message]:
+        """What has arrived, at least one message: silence where none came in time."""
+        arrived: list[_Message] = []
+        while not arrived and (left := deadline - time.monotonic()) > 0:
             if not self._aborted():
                 with suppress(queue.Empty):
-                    arrived = self._arrived.get(timeout=min(left, 0.25))
+                    arrived.append(self._arrived.get(timeout=min(left, 0.25)))
+                    while True:
+                        arrived.append(self._arrived.get_nowait())
             if self._aborted():
                 raise RoundAborted("the round ended while its blobs were fetched")
-        return arrived or _SILENCE
+        return arrived or [_SILENCE]

@@ -120,7 +120,7 @@ class Mirrors:
         """
         failed = 0
         for mirror in self._usable():
-            wanted = [ref for ref in refs if store.missing_chunks(ref)]
+            wanted = list({ref.sha256: ref for ref, _ in store.missing(refs)}.values())
             if not wanted or (failed == _MOST_FAILED and not self._only):
                 return
             failed += not self._ask(mirror, wanted, store, aborted)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import sqlite3
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -39,6 +39,10 @@ CREATE TABLE IF NOT EXISTS history(nonce TEXT PRIMARY KEY, finished_at REAL NOT 
 
 DECLINED = "declined"
 """The outcome of a task that this device did not take."""
+
+
+Place = tuple[BlobRef, int]
+"""A chunk of a blob, by its index."""
 
 
 class Outgoing(msgspec.Struct, frozen=True):
@@ -86,18 +90,30 @@ class Store(StoreFile):
 
     # -- blobs -----------------------------------------------------------------------------------------------
 
+    def missing(self, refs: Sequence[BlobRef]) -> list[Place]:
+        """The chunks of ``refs`` that are not here yet, in their order. A blob of no bytes is always here."""
+        marks = ", ".join("?" * len(refs))
+        query = f"SELECT sha256, idx FROM chunks WHERE sha256 IN ({marks})"
+        here = set(self._all(query, *(ref.sha256 for ref in refs)))
+        places = [(ref, index) for ref in refs if ref.size for index in range(ref.count)]
+        return [(ref, index) for ref, index in places if (ref.sha256, index) not in here]
+
     def missing_chunks(self, ref: BlobRef) -> list[int]:
-        """Indices of the chunks of ``ref`` that are not here yet. A blob of no bytes is always here."""
-        if ref.size == 0:
-            return []
-        here = {row[0] for row in self._all("SELECT idx FROM chunks WHERE sha256 = ?", ref.sha256)}
-        return [index for index in range(ref.count) if index not in here]
+        """Indices of the chunks of ``ref`` that are not here yet."""
+        return [index for _, index in self.missing([ref])]
 
     def put_chunk(self, ref: BlobRef, index: int, data: bytes) -> None:
-        """Keep one checked chunk; older blobs leave when the limit is reached."""
+        """Keep one checked chunk."""
+        self.put_chunks([((ref, index), data)])
+
+    def put_chunks(self, chunks: Sequence[tuple[Place, bytes]]) -> None:
+        """Keep checked chunks, all or none."""
+        now = time.time()
         with self._transaction() as db:
-            db.execute("INSERT OR IGNORE INTO blobs VALUES(?, ?, ?)", (ref.sha256, ref.size, time.time()))
-            db.execute("INSERT OR REPLACE INTO chunks VALUES(?, ?, ?)", (ref.sha256, index, data))
+            blobs = [(ref.sha256, ref.size, now) for (ref, _), _ in chunks]
+            db.executemany("INSERT OR IGNORE INTO blobs VALUES(?, ?, ?)", blobs)
+            rows = [(ref.sha256, index, data) for (ref, index), data in chunks]
+            db.executemany("INSERT OR REPLACE INTO chunks VALUES(?, ?, ?)", rows)
 
     def make_room(self, needed: list[BlobRef]) -> None:
         """Drop the least recently used blobs until ``needed`` fit; StoreError if they never can."""
@@ -111,9 +127,12 @@ class Store(StoreFile):
             )
         with self._transaction() as db:
             self._drop_oldest(db, sum(keep.values()) + self._beside_bytes(), keep)
-            db.executemany(
-                "UPDATE blobs SET used_at = ? WHERE sha256 = ?", [(time.time(), name) for name in keep]
-            )
+            _touch(db, keep)
+
+    def touch(self, refs: Sequence[BlobRef]) -> None:
+        """They are used again: others are dropped before them."""
+        with self._transaction() as db:
+            _touch(db, [ref.sha256 for ref in refs])
 
     def make_room_beside(self, nbytes: int) -> None:
         """Drop the least recently used blobs until a file of ``nbytes`` fits into the folder, which a round keeps there
@@ -165,8 +184,6 @@ class Store(StoreFile):
 
     def blob(self, ref: BlobRef) -> bytes:
         """The whole blob, unchecked; fewer bytes than ``ref.size`` if chunks are missing."""
-        with self._transaction() as db:
-            db.execute("UPDATE blobs SET used_at = ? WHERE sha256 = ?", (time.time(), ref.sha256))
         whole = io.BytesIO()  # one chunk after the other, in memory once
         with self._reading() as db:
             for (data,) in db.execute("SELECT data FROM chunks WHERE sha256 = ? ORDER BY idx", (ref.sha256,)):
@@ -334,3 +351,8 @@ class Store(StoreFile):
             for past in self.history()
             if past.outcome == DECLINED and (past.run, past.round) == (run, number)
         ]
+
+
+def _touch(db: sqlite3.Connection, names: Iterable[str]) -> None:
+    now = time.time()
+    db.executemany("UPDATE blobs SET used_at = ? WHERE sha256 = ?", [(now, name) for name in names])

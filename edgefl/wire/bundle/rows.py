@@ -42,7 +42,7 @@ def rows_of_port(name: str, start: int, stop: int) -> str:
 
 def rows_in(name: str) -> Rows | None:
     """What a graph's port is a part of; None for a whole one."""
-    found = _ROWS.fullmatch(name)
+    found = _ROWS.fullmatch(name) if name.endswith("]") else None
     return Rows(found["whole"], int(found["start"]), int(found["stop"])) if found else None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -104,6 +105,36 @@ def test_several_blobs_arrive_in_one_go_and_in_the_order_asked(server: Session, 
 
     assert [*fetcher.get_all(refs)] == pieces
     assert fetcher.fetches == 1
+
+
+def test_a_blob_that_is_asked_for_again_leaves_after_others(server: Session, device: Device) -> None:
+    refs = [publish_blob(server, device.topics, bytes([tag]) * CHUNK, CHUNK) for tag in (1, 2, 3)]
+    device.store._limit = 2 * CHUNK
+    for ref in (refs[0], refs[1], refs[0], refs[2]):
+        device.fetcher().get(ref)
+
+    assert [device.store.missing_chunks(ref) for ref in refs] == [[], [0], []]
+
+
+def test_chunks_that_came_together_are_judged_one_by_one(server: Session, device: Device) -> None:
+    ref = publish_blob(server, device.topics, DATA, CHUNK)
+    wrong, right = device.topic(ref, 0), device.topic(ref, 1)
+    held = threading.Event()
+    device.hooks.append(lambda *_: held.wait(60.0) and None)
+
+    def together() -> bool:
+        if not held.is_set():
+            for topic, payload in ((wrong, b"wrong"), (right, DATA[CHUNK : 2 * CHUNK]), (right, b"wrong")):
+                fetcher.deliver(topic, payload)
+            fetcher.poke()
+            held.set()
+        return False
+
+    fetcher = device.fetcher(together)
+
+    assert fetcher.get(ref) == DATA
+    assert device.recorder.asked.count(wrong) == 3, "at first, where it was wrong, and after the connection"
+    assert device.recorder.asked.count(right) == 1
 
 
 def test_no_more_chunks_than_the_window_are_asked_for_at_once(server: Session, device: Device) -> None:

@@ -64,7 +64,7 @@ def test_chunks_in_any_order_join_to_the_blob(store: Store) -> None:
 
 def test_the_least_recently_used_blob_leaves_first(store: Store) -> None:
     first, second, third = (put(store, bytes([tag]) * 300) for tag in (1, 2, 3))
-    store.blob(first)
+    store.touch([first])
 
     put(store, b"\4" * 300)
 
