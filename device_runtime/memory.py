@@ -9,7 +9,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # glibc's malloc.h
 _LARGE_BYTES = 1 << 18
 _MOST_BYTES = 1 << 30
 _STATUS = Path("/proc/self/status")
@@ -60,9 +60,11 @@ def return_memory_early() -> None:
 
     By default these grow with the largest block freed, up to 32 and 64 MiB, and what a training step frees then stays
     resident in a fragmented heap: 58 MB instead of 40 MB for the weak tier of ResNet-20. Costs page faults, but not for
-    chunks of updates: these have 128 KiB, and each is copied a few times.
+    chunks of updates: these have 128 KiB, and each is copied a few times. All threads share one heap: with one for each, what
+    a round's thread has freed would be of no use to the next.
     """
     _keep(below=_LARGE_BYTES, at_the_end=4 * _LARGE_BYTES)
+    _set(_M_ARENA_MAX, 1)
 
 
 def return_memory_late() -> None:
@@ -72,8 +74,12 @@ def return_memory_late() -> None:
 
 def _keep(*, below: int, at_the_end: int) -> None:
     """Keep freed blocks of less than ``below`` bytes, and so many bytes at the heap's end."""
+    _set(_M_MMAP_THRESHOLD, below)
+    _set(_M_TRIM_THRESHOLD, at_the_end)
+
+
+def _set(parameter: int, value: int) -> None:
+    """One of glibc's malloc; nothing happens where there is another C library."""
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):
-            libc = ctypes.CDLL(None)
-            libc.mallopt(_M_MMAP_THRESHOLD, below)
-            libc.mallopt(_M_TRIM_THRESHOLD, at_the_end)
+            ctypes.CDLL(None).mallopt(parameter, value)
