@@ -60,8 +60,9 @@ def return_memory_early() -> None:
 
     By default these grow with the largest block freed, up to 32 and 64 MiB, and what a training step frees then stays
     resident in a fragmented heap: 58 MB instead of 40 MB for the weak tier of ResNet-20. Costs page faults, but not for
-    chunks of updates: these have 128 KiB, and each is copied a few times. All threads share one heap: with one for each, what
-    a round's thread has freed would be of no use to the next.
+    chunks of updates: these have 128 KiB, and each is copied a few times. Threads that begin from now on share the heaps
+    that there are: with one of its own, what a round's thread has freed would be of no use to the next. All of it is for
+    the whole process, the last for good.
     """
     _keep(below=_LARGE_BYTES, at_the_end=4 * _LARGE_BYTES)
     _set(_M_ARENA_MAX, 1)

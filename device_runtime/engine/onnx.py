@@ -51,10 +51,7 @@ class OnnxEngine:
 
     def load(self, graph: Graph, artifact: bytes, threads: int = 0) -> OnnxGraph | SegmentedGraph:
         if not graph.segments:
-            options = self._options(threads)
-            if not graph.is_repeated:
-                options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-            return self._loaded(graph, artifact, options)
+            return self._loaded(graph, artifact, self._options(threads))
         _share_arena()
         options = self._options(threads)
         options.add_session_config_entry("session.use_env_allocators", "1")

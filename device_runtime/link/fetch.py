@@ -151,11 +151,13 @@ class Fetcher:
                 arrived = self._next(deadline)
                 if self._take(window, arrived):
                     silences, deadline = 0, self._patience()
-                if all(topic for topic, _ in arrived) or not window.asked:
+                silent, whole = _SILENCE in arrived, all(topic for topic, _ in arrived)
+                arrived.clear()  # not to be held while the next are waited for
+                if whole or not window.asked:
                     continue
                 deadline = self._patience()
                 self._session.subscribe(list(window.asked), qos=_QOS, standing=False)
-                silences += self._session.connected and _SILENCE in arrived
+                silences += self._session.connected and silent
                 if silences > self._limits.fetch_retries:
                     ref, index = next(iter(window.asked.values()))
                     raise BundleError(
@@ -187,22 +189,25 @@ class Fetcher:
 
     def _take(self, window: _Window, arrived: Sequence[_Message]) -> bool:
         """Whether any of the messages answers what was asked for, well or badly; anything else is as good as silence."""
-        answers: dict[str, bytes] = {}
+        good: dict[str, tuple[Place, bytes]] = {}
+        bad: dict[str, Place] = {}
         for topic, payload in arrived:
-            if topic in window.asked and payload:
-                answers.setdefault(topic, payload)
-        good = {topic: window.asked[topic] for topic in answers}
-        bad = {topic: place for topic, place in good.items() if not place[0].accepts(place[1], answers[topic])}
-        for topic in bad:
-            del good[topic]
+            if topic not in window.asked or not payload:
+                continue
+            ref, index = window.asked[topic]
+            if ref.accepts(index, payload):
+                good[topic] = (ref, index), payload
+            else:
+                bad[topic] = ref, index
         if good:
-            self._store.put_chunks([(place, answers[topic]) for topic, place in good.items()])
+            self._store.put_chunks(list(good.values()))
         for topic in good:
             del window.asked[topic]
             window.finished.append(topic)
         for topic, (ref, index) in bad.items():
-            self._refuse(window, topic, ref, index)
-        return bool(answers)
+            if topic not in good:
+                self._refuse(window, topic, ref, index)
+        return bool(good or bad)
 
     def _refuse(self, window: _Window, topic: str, ref: BlobRef, index: int) -> None:
         window.bad[topic] = window.bad.get(topic, 0) + 1
@@ -220,13 +225,13 @@ class Fetcher:
         return time.monotonic() + self._limits.fetch_timeout_s
 
     def _next(self, deadline: float) -> list[_Message]:
-        """What has arrived, at least one message: silence where none came in time."""
+        """What has arrived, a window of messages at most: silence where none came in time."""
         arrived: list[_Message] = []
         while not arrived and (left := deadline - time.monotonic()) > 0:
             if not self._aborted():
                 with suppress(queue.Empty):
                     arrived.append(self._arrived.get(timeout=min(left, 0.25)))
-                    while True:
+                    for _ in range(self._limits.fetch_window - 1):
                         arrived.append(self._arrived.get_nowait())
             if self._aborted():
                 raise RoundAborted("the round ended while its blobs were fetched")

@@ -37,6 +37,9 @@ CREATE TABLE IF NOT EXISTS history(nonce TEXT PRIMARY KEY, finished_at REAL NOT 
 """
 
 
+_MOST_NAMES = 500
+"""Blobs that are asked for in one query: old versions of SQLite take 999 values."""
+
 DECLINED = "declined"
 """The outcome of a task that this device did not take."""
 
@@ -92,11 +95,21 @@ class Store(StoreFile):
 
     def missing(self, refs: Sequence[BlobRef]) -> list[Place]:
         """The chunks of ``refs`` that are not here yet, in their order. A blob of no bytes is always here."""
-        marks = ", ".join("?" * len(refs))
-        query = f"SELECT sha256, idx FROM chunks WHERE sha256 IN ({marks})"
-        here = set(self._all(query, *(ref.sha256 for ref in refs)))
-        places = [(ref, index) for ref in refs if ref.size for index in range(ref.count)]
-        return [(ref, index) for ref, index in places if (ref.sha256, index) not in here]
+        here: dict[str, set[int]] = {ref.sha256: set() for ref in refs}
+        names = list(here)
+        for first in range(0, len(names), _MOST_NAMES):
+            some = names[first : first + _MOST_NAMES]
+            marks = ", ".join("?" * len(some))
+            query = f"SELECT sha256, idx FROM chunks WHERE sha256 IN ({marks})"
+            for sha256, index in self._all(query, *some):
+                here[sha256].add(index)
+        return [
+            (ref, index)
+            for ref in refs
+            if ref.size
+            for index in range(ref.count)
+            if index not in here[ref.sha256]
+        ]
 
     def missing_chunks(self, ref: BlobRef) -> list[int]:
         """Indices of the chunks of ``ref`` that are not here yet."""

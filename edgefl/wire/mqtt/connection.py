@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import ssl
 from functools import lru_cache
@@ -104,7 +105,7 @@ def reason_of(code: object, properties: object = None) -> str:
 
 def unreachable(address: Address, error: Exception) -> str:
     """Why there is no connection, and what to do."""
-    return f"cannot reach the broker at {address}: {error}{_tls_remedy(address, error)}"
+    return f"cannot reach the broker at {address}: {error}{_unreachable_remedy(address, error)}"
 
 
 def refused(address: Address, reason: str) -> str:
@@ -123,7 +124,7 @@ def unanswered(address: Address) -> str:
     return f"the broker at {address} ended the connection before it answered; {hint}"
 
 
-def _tls_remedy(address: Address, error: Exception) -> str:
+def _unreachable_remedy(address: Address, error: Exception) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         if "mismatch" in str(error):
             return f"; the broker's certificate is for another name than {address.host}: use the name that is in it"
@@ -135,7 +136,21 @@ def _tls_remedy(address: Address, error: Exception) -> str:
         return "; is this port one for TLS?"
     if isinstance(error, paho.WebsocketConnectionError):
         return f"; does it serve MQTT over WebSocket at {address.path}?"
-    return ""
+    return _network_remedy(error)
+
+
+def _network_remedy(error: Exception) -> str:
+    """What to do where there was no connection at all."""
+    if isinstance(error, ConnectionRefusedError):
+        return "; does a broker run there, and listen on this port?"
+    if isinstance(error, socket.gaierror):
+        return "; is the name right, and does this machine have a network?"
+    if getattr(error, "errno", 0) == errno.ENETUNREACH:
+        return "; does this machine have a network?"
+    if isinstance(error, TimeoutError) and "handshake" in str(error):
+        return "; is this port one for TLS?"
+    lost = isinstance(error, TimeoutError) or getattr(error, "errno", 0) == errno.EHOSTUNREACH
+    return "; is that machine on, and does a firewall let this port through?" if lost else ""
 
 
 def _remedy(address: Address, refusal: str) -> str:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -60,6 +61,25 @@ def test_chunks_in_any_order_join_to_the_blob(store: Store) -> None:
 
     assert store.missing_chunks(ref) == []
     assert store.blob(ref) == data
+
+
+def test_chunks_are_kept_together_or_not_at_all(store: Store) -> None:
+    ref = describe(bytes(150), CHUNK)
+
+    with pytest.raises(StoreError):
+        store.put_chunks([((ref, 0), bytes(CHUNK)), ((ref, 1), cast(bytes, None))])
+
+    assert store.missing_chunks(ref) == [0, 1]
+
+
+def test_more_blobs_than_a_query_takes_are_asked_for(store: Store) -> None:
+    refs = [describe(number.to_bytes(4, "big"), CHUNK) for number in range(1201)]
+    here = refs[::400]
+    store.put_chunks(
+        [((ref, 0), number.to_bytes(4, "big")) for number, ref in zip(range(0, 1201, 400), here, strict=True)]
+    )
+
+    assert store.missing(refs) == [(ref, 0) for ref in refs if ref not in here]
 
 
 def test_the_least_recently_used_blob_leaves_first(store: Store) -> None:
@@ -275,6 +295,7 @@ def test_every_method_of_a_store_with_missing_tables_raises_store_error(tmp_path
         lambda: store.missing_chunks(ref),
         lambda: store.put_chunk(ref, 0, b"x"),
         lambda: store.make_room([ref]),
+        lambda: store.touch([ref]),
         lambda: store.blob(ref),
         lambda: store.drop_blob(ref),
         lambda: store.open_job(b""),

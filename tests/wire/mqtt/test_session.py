@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import threading
 from dataclasses import replace
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from edgefl.lab.ports import free_port
 from edgefl.wire.errors import BrokerError
 from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.connection import unreachable
 from edgefl.wire.mqtt.session import Address, Down, Incoming, Session, Will, Woken
 from tests.conftest import (
     BrokerProcess,
@@ -339,7 +341,7 @@ def test_an_unreachable_broker_is_named_with_the_reason(connect: SessionFactory)
     down = wait_for(connect(address), Down)
 
     assert down.reason.startswith(f"cannot reach the broker at {address}: ")
-    assert "refused" in down.reason
+    assert down.reason.endswith("refused; does a broker run there, and listen on this port?")
 
 
 def test_a_host_name_that_cannot_exist_is_retried_and_ends_nothing(connect: SessionFactory) -> None:
@@ -347,6 +349,28 @@ def test_a_host_name_that_cannot_exist_is_retried_and_ends_nothing(connect: Sess
 
     assert wait_for(session, Down)
     assert wait_for(session, Down)
+
+
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [
+        (ConnectionRefusedError("refused"), "does a broker run there, and listen on this port?"),
+        (socket.gaierror(-2, "unknown"), "is the name right, and does this machine have a network?"),
+        (OSError(errno.ENETUNREACH, "no way"), "does this machine have a network?"),
+        (
+            OSError(errno.EHOSTUNREACH, "no way"),
+            "is that machine on, and does a firewall let this port through?",
+        ),
+        (TimeoutError("timed out"), "is that machine on, and does a firewall let this port through?"),
+        (TimeoutError("_ssl.c:989: The handshake operation timed out"), "is this port one for TLS?"),
+        (ValueError("odd"), "odd"),
+    ],
+)
+def test_what_to_do_depends_on_what_went_wrong(error: Exception, remedy: str) -> None:
+    told = unreachable(Address("broker.example", 1883), error)
+
+    assert told.startswith("cannot reach the broker at broker.example:1883: ")
+    assert told.endswith(remedy)
 
 
 def test_a_broker_that_refuses_the_password_is_reported_once_per_attempt(

@@ -200,8 +200,9 @@ std::string Session::attempt() {
   mosquitto_property* properties = nullptr;
   if (fifth && !clean_) mosquitto_property_add_int32(&properties, MQTT_PROP_SESSION_EXPIRY_INTERVAL, kSessionS);
   int code = mosquitto_connect_bind_v5(client_, address_.host.c_str(), address_.port, static_cast<int>(limits_.keepalive_s), nullptr, properties);
+  const int number = errno;
   mosquitto_property_free_all(&properties);
-  if (code != MOSQ_ERR_SUCCESS) return unreachable(code);
+  if (code != MOSQ_ERR_SUCCESS) return unreachable(code, number);
   const double answer_by = monotonic_s() + kAnswerS;
   while (code == MOSQ_ERR_SUCCESS && !stopping_) {
     code = mosquitto_loop(client_, 500, 1);
@@ -213,7 +214,7 @@ std::string Session::attempt() {
     code = mosquitto_loop(client_, 50, 1);
   }
   if (!refusal_.empty()) return "the broker at " + address_.text() + " refused us: " + refusal_;
-  if (!connected_ && (code == MOSQ_ERR_TLS || logged_.find(kUntrusted) != std::string::npos)) return unreachable(MOSQ_ERR_TLS);
+  if (!connected_ && (code == MOSQ_ERR_TLS || logged_.find(kUntrusted) != std::string::npos)) return unreachable(MOSQ_ERR_TLS, 0);
   if (!connected_) {
     ended_ = kUnanswered;
     const char* hint = !address_.secure()             ? "does it want TLS (mqtts://, or --ca-file)?"
@@ -224,8 +225,9 @@ std::string Session::attempt() {
   return "connection to the broker at " + address_.text() + " lost: " + (ended_.empty() ? mosquitto_strerror(code) : ended_);
 }
 
-std::string Session::unreachable(int code) const {
-  std::string why = code == MOSQ_ERR_ERRNO ? std::strerror(errno) : mosquitto_strerror(code);
+std::string Session::unreachable(int code, int number) const {
+  std::string why = code == MOSQ_ERR_ERRNO ? std::strerror(number) : mosquitto_strerror(code);
+  if (!why.empty() && why.back() == '.') why.pop_back();
   if (code == MOSQ_ERR_TLS || code == MOSQ_ERR_EAI) why += logged_.empty() ? "" : " (" + printable(logged_, 200) + ")";
   std::string remedy;
   if (code == MOSQ_ERR_TLS && logged_.find(kUntrusted) != std::string::npos) {
@@ -233,6 +235,14 @@ std::string Session::unreachable(int code) const {
              ", or for another name: name the PEM file of the right one (--ca-file), and the name that is in it";
   } else if (code == MOSQ_ERR_TLS) {
     remedy = "; is this port one for TLS?";
+  } else if (code == MOSQ_ERR_EAI) {
+    remedy = "; is the name right, and does this machine have a network?";
+  } else if (code == MOSQ_ERR_ERRNO && number == ECONNREFUSED) {
+    remedy = "; does a broker run there, and listen on this port?";
+  } else if (code == MOSQ_ERR_ERRNO && number == ENETUNREACH) {
+    remedy = "; does this machine have a network?";
+  } else if (code == MOSQ_ERR_ERRNO && (number == ETIMEDOUT || number == EHOSTUNREACH)) {
+    remedy = "; is that machine on, and does a firewall let this port through?";
   }
   return "cannot reach the broker at " + address_.text() + ": " + why + remedy;
 }

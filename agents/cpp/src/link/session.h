@@ -62,7 +62,7 @@ class Session {
   void run();
   std::string connect_and_loop();
   std::string attempt();
-  std::string unreachable(int code) const;
+  std::string unreachable(int code, int number) const;
   double pause(int attempt) const;
   void prepare();
   void enqueue(const Filters& entries);  // with the lock held
