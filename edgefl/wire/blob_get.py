@@ -67,9 +67,14 @@ class Alarm(threading.Thread):
         with self._lock:
             self._socket = connection
 
+    def reset(self, seconds: float) -> None:
+        """Something new is asked, for which it has so long."""
+        self.rang = False
+        self.wind(seconds)
+
     def wind(self, seconds: float) -> None:
-        """From now on it has so long."""
-        self._deadline, self.rang = time.monotonic() + seconds, False
+        """From now on it has so long. Headers that end where it rang look whole: that it did stays."""
+        self._deadline = time.monotonic() + seconds
 
     def rest(self) -> None:
         """It waits for us."""
@@ -126,7 +131,7 @@ class Line:
     def pieces(self, sha256: str, size: int, *, first: int, last: int, step: int) -> Iterator[bytes]:
         """Bytes ``first`` to ``last`` of the blob of ``size`` bytes, ``step`` at a time, unchecked. MirrorError where they
         end early, or the mirror says something else; Lacks if it has not the blob."""
-        self._alarm.wind(self._patience_s)
+        self._alarm.reset(self._patience_s)
         try:
             response = self._asked(sha256, None if (first, last) == (0, size) else (first, last))
             skip = self._checked(response, size, first, last)
@@ -148,7 +153,7 @@ class Line:
     def whole(self, sha256: str, step: int) -> tuple[int, Iterator[bytes]]:
         """The bytes that the mirror says a blob has, and all of them, ``step`` at a time, unchecked; for who knows its name
         only. MirrorError, Lacks like :meth:`pieces`."""
-        self._alarm.wind(self._patience_s)
+        self._alarm.reset(self._patience_s)
         try:
             response = self._asked(sha256, None)
             self._check_status(response, (_OK,))

@@ -68,6 +68,11 @@ def drips_headers(talk: Talk) -> None:
             return
 
 
+def halts_in_headers(talk: Talk) -> None:
+    talk.send("HTTP/1.1 200 OK\r\nX-A: b\r\n")
+    talk.ended.wait()
+
+
 def ends_early(talk: Talk) -> None:
     talk.send(head())
     talk.send(DATA[:2500])
@@ -128,6 +133,7 @@ BAD: dict[Behaviour, tuple[str, ...]] = {
     stalls: ("it gave nothing of use in 0.5 s",),
     drips: ("it gave nothing of use in 0.5 s",),
     drips_headers: ("it gave nothing of use in 0.5 s",),
+    halts_in_headers: ("it gave nothing of use in 0.5 s",),
     ends_early: ("it ended early",),
     hangs_up: ("RemoteDisconnected",),
     says_less: ("it sends 10 bytes, and the blob has 19999 there",),
