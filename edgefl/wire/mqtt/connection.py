@@ -132,7 +132,8 @@ def _unreachable_remedy(address: Address, error: Exception) -> str:
             f"not of the authority in {address.ca_file}" if address.ca_file else "of no authority known here"
         )
         return f"; the broker's certificate is {authority}: name the PEM file of the right one (`--ca-file`)"
-    if isinstance(error, ssl.SSLError) or (address.secure and isinstance(error, ConnectionResetError)):
+    unlike = isinstance(error, ConnectionResetError) or "handshake" in str(error)
+    if isinstance(error, ssl.SSLError) or (address.secure and unlike):
         return "; is this port one for TLS?"
     if isinstance(error, paho.WebsocketConnectionError):
         return f"; does it serve MQTT over WebSocket at {address.path}?"
@@ -147,8 +148,6 @@ def _network_remedy(error: Exception) -> str:
         return "; is the name right, and does this machine have a network?"
     if getattr(error, "errno", 0) == errno.ENETUNREACH:
         return "; does this machine have a network?"
-    if isinstance(error, TimeoutError) and "handshake" in str(error):
-        return "; is this port one for TLS?"
     lost = isinstance(error, TimeoutError) or getattr(error, "errno", 0) == errno.EHOSTUNREACH
     return "; is that machine on, and does a firewall let this port through?" if lost else ""
 

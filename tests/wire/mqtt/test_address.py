@@ -14,6 +14,7 @@ from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address, read_secret
 from edgefl.wire.mqtt.session import Session
 from server.access.certificates import LabAuthority
+from tests.wire.texts import LETTERS
 
 
 def test_a_password_without_tls_is_refused_unless_asked_for(limits: Limits) -> None:
@@ -106,3 +107,49 @@ def test_an_address_reads_back_from_its_url(
         insecure_password=insecure,  # type: ignore[arg-type]
     )
     assert Address.parse(address.url) == replace(address, tls=address.secure)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("localhost", Address("localhost", 1883)),
+        ("broker.example:8883", Address("broker.example", 8883)),
+        ("anna:se:cret@host:1", Address("host", 1, "anna", "se:cret")),
+        ("anna:p@ss@host", Address("host", 1883, "anna", "p@ss")),
+    ],
+)
+def test_addresses_parse(text: str, expected: Address) -> None:
+    assert Address.parse(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", ":1883", "host:", "host:x", "host:0", "host:65536", "host:99999999", "host:²", "host:-1", "::1"],
+)
+def test_addresses_that_do_not_parse_say_how_one_reads(text: str) -> None:
+    if text == "host:":
+        assert Address.parse(text).port == 1883
+        return
+    with pytest.raises(BrokerError, match="should read host:port"):
+        Address.parse(text)
+
+
+def test_a_refused_address_does_not_repeat_the_password() -> None:
+    with pytest.raises(BrokerError) as caught:
+        Address.parse("anna:secret@host:x")
+    assert "secret" not in f"{caught.value} {caught.value.details}"
+
+
+@given(st.text(LETTERS, max_size=30))
+def test_arbitrary_addresses_raise_nothing_but_broker_error(text: str) -> None:
+    try:
+        assert 1 <= Address.parse(text).port <= 65535
+    except BrokerError:
+        return
+
+
+def test_a_missing_certificate_file_is_named(limits: Limits, tmp_path: Path) -> None:
+    address = Address("localhost", 8883, ca_file=str(tmp_path / "ca.pem"))
+
+    with pytest.raises(BrokerError, match=r"ca\.pem cannot be used"):
+        Session(address, "x", limits=limits)

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import errno
 import socket
 import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from edgefl.lab.ports import free_port
-from edgefl.wire.errors import BrokerError
 from edgefl.wire.limits import Limits
-from edgefl.wire.mqtt.connection import unreachable
 from edgefl.wire.mqtt.session import Address, Down, Incoming, Session, Will, Woken
 from tests.conftest import (
     BrokerProcess,
@@ -25,56 +20,6 @@ from tests.conftest import (
     require_mosquitto,
 )
 from tests.wire.mqtt.events import wait_for, wait_message, wait_up
-from tests.wire.texts import LETTERS
-
-# -- addresses -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("localhost", Address("localhost", 1883)),
-        ("broker.example:8883", Address("broker.example", 8883)),
-        ("anna:se:cret@host:1", Address("host", 1, "anna", "se:cret")),
-        ("anna:p@ss@host", Address("host", 1883, "anna", "p@ss")),
-    ],
-)
-def test_addresses_parse(text: str, expected: Address) -> None:
-    assert Address.parse(text) == expected
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", ":1883", "host:", "host:x", "host:0", "host:65536", "host:99999999", "host:²", "host:-1", "::1"],
-)
-def test_addresses_that_do_not_parse_say_how_one_reads(text: str) -> None:
-    if text == "host:":
-        assert Address.parse(text).port == 1883
-        return
-    with pytest.raises(BrokerError, match="should read host:port"):
-        Address.parse(text)
-
-
-def test_a_refused_address_does_not_repeat_the_password() -> None:
-    with pytest.raises(BrokerError) as caught:
-        Address.parse("anna:secret@host:x")
-    assert "secret" not in f"{caught.value} {caught.value.details}"
-
-
-@given(st.text(LETTERS, max_size=30))
-def test_arbitrary_addresses_raise_nothing_but_broker_error(text: str) -> None:
-    try:
-        assert 1 <= Address.parse(text).port <= 65535
-    except BrokerError:
-        return
-
-
-def test_a_missing_certificate_file_is_named(limits: Limits, tmp_path: Path) -> None:
-    address = Address("localhost", 8883, ca_file=str(tmp_path / "ca.pem"))
-
-    with pytest.raises(BrokerError, match=r"ca\.pem cannot be used"):
-        Session(address, "x", limits=limits)
-
 
 # -- messages --------------------------------------------------------------------------------------------------
 
@@ -349,28 +294,6 @@ def test_a_host_name_that_cannot_exist_is_retried_and_ends_nothing(connect: Sess
 
     assert wait_for(session, Down)
     assert wait_for(session, Down)
-
-
-@pytest.mark.parametrize(
-    ("error", "remedy"),
-    [
-        (ConnectionRefusedError("refused"), "does a broker run there, and listen on this port?"),
-        (socket.gaierror(-2, "unknown"), "is the name right, and does this machine have a network?"),
-        (OSError(errno.ENETUNREACH, "no way"), "does this machine have a network?"),
-        (
-            OSError(errno.EHOSTUNREACH, "no way"),
-            "is that machine on, and does a firewall let this port through?",
-        ),
-        (TimeoutError("timed out"), "is that machine on, and does a firewall let this port through?"),
-        (TimeoutError("_ssl.c:989: The handshake operation timed out"), "is this port one for TLS?"),
-        (ValueError("odd"), "odd"),
-    ],
-)
-def test_what_to_do_depends_on_what_went_wrong(error: Exception, remedy: str) -> None:
-    told = unreachable(Address("broker.example", 1883), error)
-
-    assert told.startswith("cannot reach the broker at broker.example:1883: ")
-    assert told.endswith(remedy)
 
 
 def test_a_broker_that_refuses_the_password_is_reported_once_per_attempt(
