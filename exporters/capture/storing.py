@@ -2,7 +2,7 @@
 
 onnxruntime computes what is asked for first, and a value that waits is asked for by the backward pass alone: it would be
 stored then, and have waited as it is. So all else that reads the value reads it behind the store
-(:mod:`exporters.capture.ordering`). What both passes read of a store is restored twice, once for each, and so are masks
+(:mod:`exporters.ordering`). What both passes read of a store is restored twice, once for each, and so are masks
 of floats, which wait as what they are made of: a byte for each entry.
 """
 
@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, fx
 
 from exporters.capture.nodes import fake_value, node_argument
-from exporters.capture.ordering import AFTER
 from exporters.capture.positive import POSITIVE
+from exporters.ordering import AFTER
 
 WAITING = 0.03
 """A value waits if no node reads it for this share of the nodes."""

@@ -12,8 +12,8 @@ from torch.utils import _pytree as pytree
 
 from edgefl.wire.errors import ExportError
 from exporters.capture.locate import locate, locate_type, refusal
-from exporters.capture.ordering import AFTER
 from exporters.capture.trace import Captured
+from exporters.ordering import AFTER
 
 FLOATS = (torch.float32, torch.float64)
 """What a graph computes in. Kernels for narrower floats are missing, and their sums stray too far to be verified.

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, fx
 
 from exporters.capture.nodes import copy_of, fake_value, node_argument, results
-from exporters.capture.ordering import AFTER
 from exporters.capture.trace import Captured
 from exporters.executorch.rules.kernels import FORMS
+from exporters.ordering import AFTER
 
 _aten = torch.ops.aten
 

@@ -18,9 +18,9 @@ from torch import Tensor, fx
 from edgefl.contract.tensors import TensorSpec
 from exporters.artifact import is_page
 from exporters.capture.nodes import fake_value, node_argument, results
-from exporters.capture.ordering import AFTER
 from exporters.capture.trace import Captured
 from exporters.memory.usage import SMALL_BYTES, Timeline, is_pointwise, shares, size, timeline
+from exporters.ordering import AFTER
 
 _clone = torch.ops.aten.clone.default
 

@@ -27,7 +27,6 @@ from torch.utils.flop_counter import flop_registry
 from edgefl.contract.tensors import role_of
 from edgefl.system.sizes import parse_budget
 from edgefl.wire.errors import ConfigError
-from exporters.capture.ordering import AFTER
 from exporters.capture.trace import Captured
 from exporters.memory.predict import predicted_peak
 from exporters.memory.usage import (
@@ -39,6 +38,7 @@ from exporters.memory.usage import (
     size,
     timeline,
 )
+from exporters.ordering import AFTER
 
 RUNTIME_BYTES = 36 * 2**20
 """What onnxruntime itself needs for a training graph, over the idle process; the rest of a budget is for tensors.

@@ -12,8 +12,8 @@ from torch import Tensor, fx
 
 from edgefl.contract.tensors import role_of
 from exporters.capture.nodes import node_argument, results
-from exporters.capture.ordering import AFTER
 from exporters.capture.trace import Captured
+from exporters.ordering import AFTER
 
 _aten = torch.ops.aten
 

@@ -14,11 +14,11 @@ import onnx_ir as ir
 import torch
 from onnxscript import opset18 as op
 
-from exporters.capture.ordering import AFTER
 from exporters.capture.positive import POSITIVE
 from exporters.decompositions import recurrent
 from exporters.decompositions.convolution import per_axis
 from exporters.decompositions.pooling import end_padding
+from exporters.ordering import AFTER
 
 OPSET = 18
 

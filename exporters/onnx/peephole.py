@@ -13,7 +13,7 @@ def merge_chains(graph: ir.Graph) -> None:
     """Slice of a Slice along other axes becomes one Slice, Reshape of a Reshape one Reshape, and so with Transpose: fewer
     copies and nodes.
 
-    A Reshape that waits for another value (see :mod:`exporters.capture.ordering`) goes on waiting: views behind it become
+    A Reshape that waits for another value (see :mod:`exporters.ordering`) goes on waiting: views behind it become
     part of it.
     """
     for node in list(graph):

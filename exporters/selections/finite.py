@@ -17,7 +17,7 @@ from torch import Tensor, fx
 
 import edgefl.models.layers.cells  # noqa: F401 - defines ops
 from exporters.capture.nodes import argument
-from exporters.capture.ordering import AFTER
+from exporters.ordering import AFTER
 
 _aten = torch.ops.aten
 

@@ -15,7 +15,6 @@ from edgefl.objective.objective import Objective
 from edgefl.programs.activations import stored
 from edgefl.submodels.output_side.submodel import OutputSide
 from exporters.bundle.formats import format_of
-from exporters.capture.ordering import AFTER
 from exporters.capture.storing import stores
 from exporters.capture.trace import Captured
 from exporters.executorch.graph import lowered
@@ -23,6 +22,7 @@ from exporters.executorch.program.keep import end_of_forward, recomputed
 from exporters.memory.predict import predicted_peak
 from exporters.memory.recompute import Budget
 from exporters.memory.usage import SMALL_BYTES, size, timeline
+from exporters.ordering import AFTER
 from tests.parity.forms import checked
 from tests.rings.rows import mostly_slow
 

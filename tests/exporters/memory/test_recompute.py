@@ -23,13 +23,13 @@ from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.errors import ConfigError, ExportError
 from exporters.bundle.formats import format_of
-from exporters.capture.ordering import AFTER
 from exporters.capture.trace import Captured, capture
 from exporters.memory.budget import within_onnx
 from exporters.memory.predict import predicted_peak
 from exporters.memory.recompute import WORTH, Budget, beside_tensors, lean, peak_bytes
 from exporters.memory.usage import timeline
 from exporters.onnx.model import to_onnx
+from exporters.ordering import AFTER
 from exporters.verify.graphs import verify
 from tests.exporters.examples import pointwise
 from tests.pairs import by_default
