@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from exporters.capture.trace import capture
-from exporters.decompositions import winograd
+from exporters.decompositions.convolution import winograd
 from exporters.onnx.model import to_onnx
 
 CHANNELS, SIDE, BATCH = 192, 8, 8

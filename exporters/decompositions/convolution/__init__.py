@@ -7,7 +7,7 @@ With y[n, o, p] = sum_{c, k} w[o, c, k] x[n, c, p * stride + k * dilation - padd
 * weight gradient: a convolution of the input with dL/dy as its kernel, channels as a further axis of space; for large
   weights on few positions one product per kernel offset, of dL/dy with the input seen through that offset.
 
-All three of 3 x 3 with many channels: in fewer multiplications (:mod:`exporters.decompositions.winograd`).
+All three of 3 x 3 with many channels: in fewer multiplications (:mod:`exporters.decompositions.convolution.winograd`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from exporters.decompositions import depthwise, winograd
+from exporters.decompositions.convolution import depthwise, winograd
 from exporters.decompositions.rule import DECLINED, Rules
 
 _aten = torch.ops.aten
@@ -66,8 +66,8 @@ def convolution(
     output_padding: list[int],
     groups: int,
 ) -> Tensor:
-    """The op stays, but for depthwise ones on small planes (:mod:`exporters.decompositions.depthwise`) and those of many
-    channels (:mod:`exporters.decompositions.winograd`)."""
+    """The op stays, but for depthwise ones on small planes (:mod:`exporters.decompositions.convolution.depthwise`) and those
+    of many channels (:mod:`exporters.decompositions.convolution.winograd`)."""
     rank = w.dim() - 2
     moves = Moves.of(rank, stride, padding, dilation, groups)
     if transposed or x.dim() != w.dim():
