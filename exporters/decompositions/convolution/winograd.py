@@ -29,6 +29,8 @@ _A = ((1, 1, 1, 0), (0, 1, -1, -1))  # transposed
 # What an entry of a kernel, and of an image, costs to be brought there, in multiplications of a product (measured on
 # AMD EPYC; docs/compiler-inside.md); and how much more must be spared for it.
 _KERNEL_COST, _IMAGE_COST, _WORTH = 350, 250, 1.2
+_MOST = 1 << 22
+"""Numbers of a tiled image, which has four times as many as the image: larger ones would decide a step's peak."""
 
 Matrix = Sequence[Sequence[float]]
 
@@ -51,13 +53,14 @@ class Plan:
 
     @property
     def pays(self) -> bool:
-        """Whether the multiplications that it spares outweigh what is brought to and fro."""
+        """Whether the multiplications that it spares outweigh what is brought to and fro, in little memory."""
         (height, width), (down, across) = self.outputs, self.tiles
         positions, covered = self.batch * height * width, self.batch * down * across * _TILE**2
         pairs = self.channels * self.out
         spared = pairs * (9 * positions - _POINTS * covered)
         cost = _KERNEL_COST * pairs + _IMAGE_COST * covered * (self.channels + self.out)
-        return spared >= _WORTH * cost
+        fits = _POINTS * covered * max(self.channels, self.out) <= _MOST
+        return fits and spared >= _WORTH * cost
 
     @property
     def adjoint(self) -> Plan:
