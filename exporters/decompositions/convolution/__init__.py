@@ -122,13 +122,11 @@ def convolution_backward(
             _bias_gradient(grad) if output_mask[2] else None,
         )
     tiled = None if transposed else _tiled(x, w, moves)
-    if tiled is not None:
-        return (
-            winograd.input_gradient(grad, w, tiled) if output_mask[0] else None,
-            winograd.weight_gradient(grad, x, tiled) if output_mask[1] else None,
-            _bias_gradient(grad) if output_mask[2] else None,
-        )
     # The weight gradient first: its copies of x and dL/dy are gone before dL/dx takes memory.
+    if tiled is not None:
+        grad_w = winograd.weight_gradient(grad, x, tiled) if output_mask[1] else None
+        grad_x = winograd.input_gradient(grad, w, tiled) if output_mask[0] else None
+        return grad_x, grad_w, _bias_gradient(grad) if output_mask[2] else None
     if output_mask[1]:
         # A transposed convolution is the convolution's adjoint: input and output change places.
         small, large = (x, grad) if transposed else (grad, x)

@@ -10,6 +10,9 @@ Over channels and samples that is one product at each point, which is what runti
 one matrix here, the Kronecker product of two, so that a transform is a product, too. The entries stand channels last::
 
     tiles [16, T, C] x kernels [16, O, C]^T -> [16, T, O]     with T = N P Q / 4
+
+Tiles are four times as large as their image. So each product makes its own, after what it is multiplied with: runtimes would
+merge those of two products with one image, and keep them from the first to the second.
 """
 
 from __future__ import annotations
@@ -76,12 +79,13 @@ def plan(x: Sequence[int], w: Sequence[int], padding: Sequence[int], dtype: torc
     (height, width), (top, left) = x[2:], padding
     outputs = height + 2 * top - 2, width + 2 * left - 2
     made = Plan(x[0], x[1], w[0], (height, width), outputs, (top, left))
-    return made if made.pays else None
+    return made if made.pays and made.adjoint.pays else None
 
 
 def forward(x: Tensor, w: Tensor, sizes: Plan) -> Tensor:
     """x [N, C, H, W], w [O, C, 3, 3] -> y [N, O, P, Q]."""
-    return _results(torch.bmm(_tiles(x, sizes), _kernels(w).transpose(1, 2)), sizes)
+    tiles, kernels = _tiles(AFTER(x, w), sizes), _kernels(AFTER(w, x))
+    return _results(torch.bmm(tiles, kernels.transpose(1, 2)), sizes)
 
 
 def input_gradient(grad: Tensor, w: Tensor, sizes: Plan) -> Tensor:
@@ -91,8 +95,7 @@ def input_gradient(grad: Tensor, w: Tensor, sizes: Plan) -> Tensor:
 
 
 def weight_gradient(grad: Tensor, x: Tensor, sizes: Plan) -> Tensor:
-    """dL/dy [N, O, P, Q], x [N, C, H, W] -> dL/dw [O, C, 3, 3]. x is cut once more: its tiles are four times as large, and
-    would wait from the forward pass on."""
+    """dL/dy [N, O, P, Q], x [N, C, H, W] -> dL/dw [O, C, 3, 3]."""
     points = torch.bmm(_gradients(grad, sizes).transpose(1, 2), _tiles(AFTER(x, grad), sizes))
     kernel = _transformed(_transposed(_pairs(_G, _G)), points)
     return kernel.permute(1, 2, 0).reshape(sizes.out, sizes.channels, *_KERNEL)

@@ -58,6 +58,13 @@ def test_it_is_taken_where_it_pays(x: tuple[int, ...], w: tuple[int, ...], taken
     assert winograd.plan(x, w, (1, 1), torch.float16) is None
 
 
+def test_its_bound_is_that_of_the_gradient_too() -> None:
+    """Without padding dL/dx is larger than y."""
+    x, w = (64, 512, 6, 6), (512, 512, 3, 3)
+    assert winograd.Plan(x[0], x[1], w[0], (6, 6), (4, 4), (0, 0)).pays
+    assert winograd.plan(x, w, (0, 0), torch.float32) is None
+
+
 def step(stride: int) -> Function:
     """y, dL/dx and dL/dw of a convolution; y is read again behind both, as what lies between two layers is."""
 
@@ -101,10 +108,40 @@ def test_other_strides_stay_convolutions() -> None:
 
 def test_tiles_do_not_wait_for_the_backward_pass(model: bytes) -> None:
     """Once cut for the forward pass, once for the gradient: merged, four times the image would be kept between them."""
-    graph = onnx.load_from_string(model).graph
-    cuts = [node for node in graph.node if node.op_type == "Gather"]
-    rows = {node.input[0] for node in cuts}
-    assert len(cuts) == len(rows) == 6  # tiles of x, twice, and of dL/dy, its points, and two results
+    assert_nothing_is_shared(model)
+
+
+def test_nor_for_another_convolution_of_the_same_image_or_kernel() -> None:
+    """As y and its derivative along (dx, dw) are: x * w, dx * w, x * dw."""
+
+    def run(given: Tensors) -> Tensors:
+        x, w = given["batch.x"], given["state.w"]
+
+        def along(image: Tensor, kernel: Tensor) -> Tensor:
+            return nn.functional.conv2d(image, kernel, padding=1)
+
+        derived = torch.func.jvp(along, (x, w), (x.tanh(), w.tanh()))
+        return {"update.y": derived[0], "update.dy": derived[1]}
+
+    inputs = {name: spec for name, spec in step(1).inputs.items() if name != "state.b"}
+    assert_nothing_is_shared(to_onnx(capture(Function("derivative", run, inputs))))
+
+
+def assert_nothing_is_shared(model: bytes) -> None:
+    """Each product over points reads two values that no other one reads."""
+    nodes = onnx.load_from_string(model).graph.node
+    makers = {name: node for node in nodes for name in node.output}
+
+    def source(name: str) -> str:
+        while makers[name].op_type in ("Reshape", "Transpose"):
+            name = makers[name].input[0]
+        return name
+
+    transforms = [node for node in nodes if node.op_type == "MatMul" and makers.get(node.input[0]) is None]
+    products = [node for node in nodes if node.op_type == "MatMul" and node not in transforms]
+    factors = [source(name) for node in products for name in node.input]
+    assert len(products) == 3
+    assert len({*factors}) == len(factors)
 
 
 def _most(values: Tensor) -> float:
