@@ -31,6 +31,7 @@ from exporters.memory.usage import rewritable
 from exporters.onnx import capture_for
 from exporters.onnx.blocked import blocked
 from exporters.onnx.rows import by_rows
+from exporters.onnx.tiled import tiled
 from exporters.sources.blob import graph_nodes, onnx_nodes
 from exporters.verify.graphs import Verification, verify
 from exporters.verify.variants import agree
@@ -41,7 +42,8 @@ if TYPE_CHECKING:
 
 
 BLOCKED, ROWS = "blocked", "rows"
-"""Other forms of an ONNX model: :mod:`exporters.onnx.blocked`, :mod:`exporters.onnx.rows`."""
+"""Other forms of an ONNX model: :mod:`exporters.onnx.blocked`, and by rows :mod:`exporters.onnx.rows` and
+:mod:`exporters.onnx.tiled`."""
 
 
 class Format(Protocol):
@@ -154,8 +156,8 @@ class Onnx:
         in_blocks = blocked(artifact.model)
         forms = {
             BLOCKED: in_blocks,
-            ROWS: by_rows(artifact.model),
-            f"{BLOCKED}, {ROWS}": by_rows(in_blocks) if in_blocks else None,
+            ROWS: _in_rows(artifact.model),
+            f"{BLOCKED}, {ROWS}": _in_rows(in_blocks) if in_blocks else None,
         }
         return {
             name: form for name, form in forms.items() if form and agree(captured, artifact, form, verified)
@@ -173,6 +175,12 @@ class Onnx:
         if extra := sorted(listed - read):
             return f"the manifest lists {', '.join(extra)}, which the graph does not read"
         return ""
+
+
+def _in_rows(model: bytes) -> bytes | None:
+    """The model with its updates and its chains some rows at a time; None where it has neither."""
+    updated = by_rows(model)
+    return tiled(updated or model) or updated
 
 
 class ExecuTorch:

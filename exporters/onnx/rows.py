@@ -22,6 +22,7 @@ from onnx import NodeProto, ValueInfoProto, helper, numpy_helper
 
 from edgefl.wire.bundle.rows import rows_of_port
 from exporters.onnx import REWRITTEN
+from exporters.onnx.values import BY_ENTRY, Shape
 
 BLOCK_BYTES = 1 << 20
 """Of a tensor at a time: a few of them fit into the cache that cores share."""
@@ -29,42 +30,6 @@ LARGE_BYTES = 2 * BLOCK_BYTES
 """From here on tensors are divided."""
 
 _STATE = "state."
-_BY_ENTRY = frozenset(
-    {
-        *(
-            "Abs",
-            "Add",
-            "And",
-            "Cast",
-            "Clip",
-            "Div",
-            "Equal",
-            "Greater",
-            "GreaterOrEqual",
-            "HardSigmoid",
-            "Identity",
-            "Less",
-        ),
-        *(
-            "LessOrEqual",
-            "Max",
-            "Min",
-            "Mul",
-            "Neg",
-            "Not",
-            "Or",
-            "Pow",
-            "Reciprocal",
-            "Sign",
-            "Sqrt",
-            "Sub",
-            "Where",
-        ),
-    }
-)
-"""Ops whose every entry is made of the same entries of their inputs."""
-
-Shape = tuple[int, ...]
 
 
 def by_rows(model: bytes) -> bytes | None:
@@ -125,7 +90,7 @@ class _Graph:
         chosen: list[NodeProto] = []
         for node in reversed(self.proto.node):
             made = node.output[0] if len(node.output) == 1 else ""
-            if node.op_type not in _BY_ENTRY or node.domain or self.shapes.get(made) != shape:
+            if node.op_type not in BY_ENTRY or node.domain or self.shapes.get(made) != shape:
                 continue
             readers = self.readers.get(made, [])
             if made in self.outputs - ends or not (readers or made in ends):

@@ -19,14 +19,16 @@ from __future__ import annotations
 import math
 
 import onnx
-from onnx import GraphProto, helper
+from onnx import helper
 
 from exporters.onnx.blocked.convolution import Convolutions
 from exporters.onnx.blocked.images import Images, Norm
-from exporters.onnx.blocked.layout import BLOCK, DOMAIN, Layout
-from exporters.onnx.blocked.peak import live_peak
+from exporters.onnx.blocked.layout import BLOCK, Layout
+from exporters.onnx.blocked.products import with_products
+from exporters.onnx.peak import live_peak
+from exporters.onnx.values import LAYOUT, Values
 
-__all__ = ["BLOCK", "DOMAIN", "blocked"]
+__all__ = ["BLOCK", "blocked"]
 
 ROOM = 1.1
 """What values may need at a time, as a multiple of what they need in the graph's own form: devices reserve as much more."""
@@ -34,15 +36,15 @@ ROOM = 1.1
 
 def blocked(model: bytes, room: float = ROOM) -> bytes | None:
     """The ONNX model with its spatial convolutions on the blocked layout, and what is between them where values then need
-    at most ``room`` times what they did; None where no convolution fits."""
-    graph = onnx.load_from_string(model).graph
-    most = room * _peak(graph, Layout(graph))
+    at most ``room`` times what they did, and with the products of :mod:`exporters.onnx.blocked.products`; None where nothing
+    fits."""
+    most = room * live_peak(Values(onnx.load_from_string(model).graph))
     return _written(model, most, through=True) or _written(model, math.inf, through=False)
 
 
 def _written(model: bytes, most: float, *, through: bool) -> bytes | None:
-    """The model on the layout, with what is ``through`` between convolutions; None where no convolution fits, or where its
-    values need more than ``most`` numbers at a time."""
+    """The model on the layout, with what is ``through`` between convolutions; None where nothing fits, or where its values
+    need more than ``most`` numbers at a time."""
     left = set[Norm]()
     while True:
         proto = onnx.load_from_string(model)
@@ -59,11 +61,8 @@ def _written(model: bytes, most: float, *, through: bool) -> bytes | None:
     nodes = layout.finished({value.name for value in proto.graph.output})
     del proto.graph.node[:]
     proto.graph.node.extend(nodes)
-    if not convolutions.count or _peak(proto.graph, layout) > most:
+    products = with_products(proto.graph)
+    if not convolutions.count + products or live_peak(Values(proto.graph)) > most:
         return None
-    proto.opset_import.append(helper.make_opsetid(DOMAIN, 1))
+    proto.opset_import.append(helper.make_opsetid(LAYOUT, 1))
     return bytes(proto.SerializeToString(deterministic=True))
-
-
-def _peak(graph: GraphProto, layout: Layout) -> int:
-    return live_peak(graph.node, layout.numbers, [each.name for each in (*graph.input, *graph.initializer)])

@@ -14,7 +14,8 @@ from typing import Any
 from onnx import NodeProto
 
 from exporters.onnx.blocked.depthwise_gradient import DepthwiseGradient, Finder
-from exporters.onnx.blocked.layout import AXES, BLOCK, Layout, attributes
+from exporters.onnx.blocked.layout import AXES, BLOCK, Layout
+from exporters.onnx.values import attributes
 
 _END = 2**62
 _SPACE = 2

@@ -18,7 +18,8 @@ from typing import Any
 
 from onnx import NodeProto
 
-from exporters.onnx.blocked.layout import Layout, Shape, attributes
+from exporters.onnx.blocked.layout import Layout
+from exporters.onnx.values import Shape, attributes
 
 ENTRIES = {"Relu", "LeakyRelu", "HardSigmoid", "Sigmoid", "Tanh", "Neg", "Abs", "Clip"}
 """Ops whose every entry is made of the same entry of their first input; what others they have are numbers."""

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from onnx import AttributeProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-DOMAIN = "com.microsoft.nchwc"
+from exporters.onnx.values import LAYOUT, Shape, read_by
+
 BLOCK = 16
 """The largest block of any processor, which the others divide: channels come in multiples of it."""
 AXES = 4
 _CHANNELS = 1
-
-Shape = tuple[int, ...]
 
 
 class Layout:
@@ -75,10 +73,6 @@ class Layout:
         self._twins[name] = self._inside[name] = twin
         self.shapes[name] = self.shapes[twin] = shape
 
-    def numbers(self, name: str) -> int:
-        """How many numbers a value has; what was written anew and is no image has few."""
-        return math.prod(self.shapes.get(name, (0,)))
-
     def readers(self, name: str) -> Sequence[NodeProto]:
         return self._readers.get(name, ())
 
@@ -128,13 +122,13 @@ class Layout:
             for each in self.readers(node.output[0])
         )
 
-    def call(self, op: str, inputs: Sequence[str], domain: str = DOMAIN, **options: Any) -> str:
+    def call(self, op: str, inputs: Sequence[str], domain: str = LAYOUT, **options: Any) -> str:
         """The result of one more node."""
         result = f"blocked{len(self.nodes)}"
         self.emit(op, inputs, result, domain, **options)
         return result
 
-    def emit(self, op: str, inputs: Sequence[str], result: str, domain: str = DOMAIN, **options: Any) -> None:
+    def emit(self, op: str, inputs: Sequence[str], result: str, domain: str = LAYOUT, **options: Any) -> None:
         name = f"{op}_b{len(self.nodes)}"
         self.nodes.append(helper.make_node(op, inputs, [result], name=name, domain=domain, **options))
 
@@ -178,25 +172,9 @@ class Layout:
     def _out(self, name: str, twin: str) -> NodeProto:
         channels = self.shapes[name][_CHANNELS]
         return helper.make_node(
-            "ReorderOutput", [twin], [name], name=f"out_{twin}", domain=DOMAIN, channels=channels
+            "ReorderOutput", [twin], [name], name=f"out_{twin}", domain=LAYOUT, channels=channels
         )
 
     def _constant(self, array: Any, name: str) -> str:
         self._graph.initializer.append(numpy_helper.from_array(array, f"blocked_{name}"))
         return f"blocked_{name}"
-
-
-def read_by(node: NodeProto) -> set[str]:
-    """What a node reads, the bodies of loops included, which read what is around them."""
-    bodies = [each.g for each in node.attribute if each.type == AttributeProto.GRAPH]
-    within = [(body, {name for each in body.node for name in each.output}) for body in bodies]
-    return {*node.input} | {
-        name
-        for body, made in within
-        for each in (*(read_by(each) for each in body.node), {value.name for value in body.output})
-        for name in each - made - {value.name for value in (*body.input, *body.initializer)}
-    }
-
-
-def attributes(node: NodeProto) -> dict[str, Any]:
-    return {each.name: helper.get_attribute_value(each) for each in node.attribute}

@@ -12,8 +12,9 @@ from onnx import TensorProto, helper
 from torch import nn
 
 from exporters.onnx import capture_for
-from exporters.onnx.blocked import DOMAIN, blocked
+from exporters.onnx.blocked import blocked
 from exporters.onnx.model import to_onnx
+from exporters.onnx.values import LAYOUT
 from exporters.verify.graphs import verify
 from tests.exporters.examples import BATCH, step_of
 
@@ -72,7 +73,7 @@ def test_it_gives_what_the_graph_gave(case: str) -> None:
 
     assert other is not None and other == blocked(own)
     domains = [node.domain for node in onnx.load_from_string(other).graph.node if node.op_type == "Conv"]
-    assert domains == [DOMAIN] * 2
+    assert domains == [LAYOUT] * 2
     for mine, theirs in zip(run(other, arrays), run(own, arrays), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-4)
 

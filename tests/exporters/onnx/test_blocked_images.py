@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from edgefl.models.layers.recurrent import Gru
 from exporters.onnx import capture_for
 from exporters.onnx.blocked import blocked
-from exporters.onnx.blocked.peak import live_peak
 from exporters.onnx.model import to_onnx
+from exporters.onnx.peak import live_peak
+from exporters.onnx.values import Values
 from exporters.verify.graphs import verify
 from tests.exporters.examples import step_of
 
@@ -217,6 +218,13 @@ def test_what_would_take_memory_leaves_it_to_convolutions() -> None:
     assert_alike(here, own)
 
 
+def sized(nodes: list[NodeProto], **sizes: int) -> Values:
+    """A graph of which these values have so many numbers."""
+    known = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [size]) for name, size in sizes.items()]
+    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", "sizes")]
+    return Values(helper.make_graph(nodes, "g", inputs, [], value_info=known))
+
+
 def test_values_hold_memory_to_their_last_reader() -> None:
     """Views have none of their own."""
     nodes = [
@@ -227,8 +235,8 @@ def test_values_hold_memory_to_their_last_reader() -> None:
         node("Add", "c d", "e"),  # c d e
     ]
 
-    assert live_peak(nodes, {"a": 5, "c": 1, "d": 1, "e": 4}.__getitem__, ["x", "sizes"]) == 7
-    assert live_peak(nodes, {"a": 1, "c": 3, "d": 3, "e": 4}.__getitem__, ["x", "sizes"]) == 10
+    assert live_peak(sized(nodes, a=5, c=1, d=1, e=4)) == 7
+    assert live_peak(sized(nodes, a=1, c=3, d=3, e=4)) == 10
 
 
 class Residual(nn.Module):

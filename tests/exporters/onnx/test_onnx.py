@@ -18,7 +18,7 @@ from edgefl.wire.errors import ExportError
 from exporters.capture.trace import capture, exported_program
 from exporters.onnx.model import to_onnx
 from exporters.verify.graphs import verify
-from tests.exporters.examples import pointwise, small_net, step_of
+from tests.exporters.examples import op_types, pointwise, small_net, step_of
 
 
 @pytest.fixture(scope="module")
@@ -221,3 +221,29 @@ def test_op_outside_the_core_set_is_decomposed_by_torch() -> None:
     )
 
     verify(function, to_onnx(capture(function)), 0)
+
+
+@pytest.mark.parametrize(
+    ("shape", "options"), [((3, 2, 512), {"dim": -1}), ((5, 1000), {"dim": 1, "keepdim": True})]
+)
+def test_the_place_of_the_largest_of_many_is_the_first(
+    shape: tuple[int, ...], options: dict[str, int]
+) -> None:
+    """Found in two steps, among numbers of which many are the largest."""
+    function = pointwise(lambda t: {"metric.place": t["batch.x"].round().argmax(**options)}, batch__x=shape)  # type: ignore[arg-type]
+    model, example = to_onnx(capture(function)), function.example(3)
+
+    assert op_types(model).count("ArgMax") == 2
+    found = run(model, example)[0]
+    np.testing.assert_array_equal(found, example["batch.x"].round().numpy().argmax(-1).reshape(found.shape))
+    assert found.shape == function(example)["metric.place"].shape
+
+
+@pytest.mark.parametrize("options", [{}, {"keepdim": True}, {"dim": 0}, {"dim": 1}])
+def test_the_place_of_the_largest_along_any_axis(options: dict[str, int]) -> None:
+    function = pointwise(lambda t: {"metric.place": t["batch.x"].argmax(**options)}, batch__x=(4, 600))  # type: ignore[arg-type]
+    example = function.example(1)
+
+    np.testing.assert_array_equal(
+        run(to_onnx(capture(function)), example)[0], function(example)["metric.place"].numpy()
+    )

@@ -1,0 +1,121 @@
+"""Chains of ops by rows, and how many rows a loop takes at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from exporters.onnx.tiled.rowwise import rows_read
+from exporters.onnx.values import VIEWS, Values, read_by
+
+TILE_BYTES = 1 << 18
+"""Of the largest value of a chain at a time: a handful of them fit into the cache of one core."""
+LARGE_BYTES = 1 << 20
+"""From here on a value goes through memory."""
+_OPS = 2
+"""Of a chain at least, views apart."""
+_NUMBER_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Chain:
+    """``places``: of the nodes that it replaces, in order; the loop will stand where the last one stands. ``body``: those
+    that are in the loop. ``inputs``: what it takes by rows, ``outputs``: what is read elsewhere. ``turns``: of the loop.
+    ``views``: others that are read elsewhere, and what each is a view of."""
+
+    places: tuple[int, ...]
+    body: tuple[int, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    turns: int
+    views: tuple[tuple[str, str], ...]
+
+
+def chains(values: Values) -> list[Chain]:
+    """All that are worth a loop, in order."""
+    rows = _rows(values)
+    found = [_chain(values, members, rows) for members in _grown(values, rows)]
+    return [chain for chain in found if chain is not None]
+
+
+def _rows(values: Values) -> dict[int, tuple[str, ...]]:
+    """What each node that may be part of a chain reads by rows, by the node's place."""
+    rows = dict[int, tuple[str, ...]]()
+    for place, node in enumerate(values.graph.node):
+        read = rows_read(values, node)
+        named = (*read, *node.output)
+        ported = not values.outputs.isdisjoint(node.output)  # may be written where it is read
+        divides = read and not ported and _divisor(values, named) > 1
+        if divides and max(map(values.count, named)) * _NUMBER_BYTES >= LARGE_BYTES:
+            rows[place] = read
+    return rows
+
+
+def _grown(values: Values, rows: Mapping[int, Sequence[str]]) -> list[list[int]]:
+    """The places in rows in groups that can run where their last node stands: each node joins those that make what it reads,
+    unless something else needs one of their results before."""
+    group = dict[int, list[int]]()
+    for place, read in rows.items():
+        mine = [place]
+        for name in read:
+            others = group.get(values.places.get(name, -1), [])
+            joined = sorted({*mine, *others})
+            if len(joined) > len(mine) and _fits(values, rows, joined):
+                mine = joined
+        group |= dict.fromkeys(mine, mine)
+    return [members for place, members in group.items() if members[0] == place]
+
+
+def _fits(values: Values, rows: Mapping[int, Sequence[str]], places: Sequence[int]) -> bool:
+    """Whether these nodes can run where the last of them stands, some rows at a time."""
+    own, last = {*places}, places[-1]
+    results = [values.graph.node[place].output[0] for place in places]
+    if _divisor(values, (*results, *(name for place in places for name in rows[place]))) == 1:
+        return False
+    readers = (reader for name in results for reader in values.readers.get(name, ()))
+    return all(reader in own or reader > last for reader in readers)
+
+
+def _divisor(values: Values, names: Iterable[str]) -> int:
+    """Into how many parts the first axes of all of them fall at the most."""
+    return math.gcd(*(values.shapes[name][0] if values.shapes[name] else 1 for name in names))
+
+
+def _chain(values: Values, places: Sequence[int], rows: Mapping[int, Sequence[str]]) -> Chain | None:
+    """The chain of these nodes; None where no value of it would be spared its way through memory."""
+    own, nodes = {*places}, values.graph.node
+    result = {place: nodes[place].output[0] for place in places}
+    read = [name for name in result.values() if not own.issuperset(values.readers.get(name, ()))]
+    viewed = [(name, _seen(values, name, own)) for name in read]
+    outputs = dict.fromkeys(origin for _, origin in viewed if values.places.get(origin, -1) in own)
+    needed = {*outputs}
+    for place in reversed(places):
+        if result[place] in needed:
+            needed |= read_by(nodes[place])
+    kept = [place for place in places if result[place] in needed]
+    inputs = dict.fromkeys(
+        name for place in kept for name in rows[place] if values.places.get(name, -1) not in own
+    )
+    ops = [result[place] for place in kept if nodes[place].op_type not in VIEWS]
+    between = max((values.count(name) for name in ops if name not in outputs), default=0)
+    if len(ops) < _OPS or between * _NUMBER_BYTES < LARGE_BYTES // 2:
+        return None
+    made = [result[place] for place in kept]
+    turns = _turns(_divisor(values, (*inputs, *made)), max(map(values.count, (*inputs, *made))))
+    views = tuple((name, origin) for name, origin in viewed if name != origin)
+    return Chain(tuple(places), tuple(kept), tuple(inputs), tuple(outputs), turns, views)
+
+
+def _seen(values: Values, name: str, own: set[int]) -> str:
+    """What a view within the chain is one of."""
+    while (place := values.places.get(name, -1)) in own and values.graph.node[place].op_type in VIEWS:
+        name = values.graph.node[place].input[0]
+    return name
+
+
+def _turns(divisor: int, count: int) -> int:
+    """Those that bring the largest value, of ``count`` numbers, nearest to a tile."""
+    wanted = count * _NUMBER_BYTES / TILE_BYTES
+    parts = [part for part in range(2, divisor + 1) if divisor % part == 0]
+    return min(parts, key=lambda part: abs(math.log(part / wanted)))

@@ -1,0 +1,80 @@
+"""Products between which only ops by entry stand compute on the blocked layout what they did."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable
+
+import onnx
+import pytest
+from torch import Tensor, nn
+
+from exporters.onnx import capture_for
+from exporters.onnx.blocked import blocked
+from exporters.onnx.model import to_onnx
+from exporters.onnx.values import LAYOUT
+from exporters.verify.graphs import verify
+from tests.exporters.examples import step_of
+
+ROWS, WIDTH, INNER = 64, 128, 1024
+"""With 4 samples, 2^25 multiplications a product."""
+
+
+class Layers(nn.Module):
+    """Linear layers between which ``between`` stands, and a head that reads their rows' mean."""
+
+    def __init__(self, between: Callable[[Tensor], Tensor], *sizes: int, bias: bool = True) -> None:
+        super().__init__()
+        pairs = itertools.pairwise(sizes)
+        self.layers = nn.ModuleList(nn.Linear(*pair, bias=bias) for pair in pairs)
+        self.head, self.between = nn.Linear(sizes[-1], 3), between
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers[:-1]:
+            x = self.between(layer(x))
+        return self.head(self.layers[-1](x).mean(1))  # type: ignore[no-any-return]
+
+
+def products(model: bytes) -> int:
+    """Convolutions of one position, and of one group."""
+    nodes = onnx.load_from_string(model).graph.node
+    return Counter((node.op_type, node.domain) for node in nodes)["Conv", LAYOUT]
+
+
+INSIDE: dict[str, tuple[nn.Module, int]] = {
+    "gelu": (Layers(nn.GELU(), WIDTH, INNER, WIDTH), 5),
+    "relu": (Layers(nn.ReLU(), WIDTH, INNER, WIDTH), 5),
+    "no bias": (Layers(nn.Tanh(), WIDTH, INNER, WIDTH, bias=False), 5),
+    "by hand": (Layers(lambda x: x * (0.5 * x).sigmoid() + 1.0, WIDTH, INNER, WIDTH), 5),
+    "three layers": (Layers(nn.ReLU(), WIDTH, INNER, INNER, WIDTH), 8),
+}
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_a_step_is_the_same_step(name: str) -> None:
+    """The gradient of what goes in is read by nothing, so that a layer has two products or three."""
+    module, count = INSIDE[name]
+    function = step_of(module, (ROWS, WIDTH))
+    own = to_onnx(capture_for(function))
+
+    other = blocked(own)
+
+    assert other is not None and (products(own), products(other)) == (0, count)
+    assert verify(function, other, 1).worst < 1e-5
+    assert blocked(own) == other  # equal bytes each time
+
+
+OUTSIDE: dict[str, nn.Module] = {
+    "columns": Layers(lambda x: x.softmax(-1), WIDTH, INNER, WIDTH),
+    "a sum of columns": Layers(lambda x: x * x.mean(-1, keepdim=True), WIDTH, INNER, WIDTH),
+    "a number for each column": Layers(lambda x: x * x[:1, :1], WIDTH, INNER, WIDTH),
+    "parts": Layers(lambda x: x.relu().unflatten(-1, (2, -1)).mT.flatten(-2), WIDTH, INNER, WIDTH),
+    "odd columns": Layers(nn.ReLU(), WIDTH, INNER + 8, WIDTH),
+    "few": Layers(nn.ReLU(), WIDTH, INNER // 2, WIDTH),
+}
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_what_needs_its_numbers_in_order_is_left(name: str) -> None:
+    assert blocked(to_onnx(capture_for(step_of(OUTSIDE[name], (ROWS, WIDTH))))) is None
