@@ -1,6 +1,9 @@
-"""Activations: gradients that select by comparison, and the second derivative of GLU. The others decompose as they are."""
+"""Activations: gradients that select by comparison, softmax of rows that may be masked, and the second derivative of GLU.
+The others decompose as they are."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
@@ -22,6 +25,15 @@ def shrink_backward(grad: Tensor, x: Tensor, limit: float) -> Tensor:
     return torch.where(x.abs() <= limit, zero, grad)
 
 
+def safe_softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    """Softmax, and 0 where a whole row is minus infinity, told by its largest number: torch looks at each."""
+    given = x if dtype is None else x.to(dtype)
+    shares: Tensor = _aten._softmax(given, dim, False)
+    return torch.where(
+        given.amax(dim, keepdim=True) == -math.inf, torch.zeros((), dtype=shares.dtype), shares
+    )
+
+
 def glu_jvp(out: Tensor, x: Tensor, dx: Tensor, dim: int) -> Tensor:
     """Derivative of y = a sigmoid(b), x = [a, b] along ``dim``, in the direction ``dx``; ``out`` is y."""
     s = x.chunk(2, dim)[1].sigmoid()
@@ -40,6 +52,7 @@ def glu_backward_jvp(grad_x: Tensor, grad: Tensor, x: Tensor, dgrad: Tensor, dx:
 
 
 RULES: Rules = {
+    _aten._safe_softmax.default: safe_softmax,
     _aten.glu_jvp.default: glu_jvp,
     _aten.glu_backward_jvp.default: glu_backward_jvp,
     _aten.threshold_backward.default: threshold_backward,

@@ -183,7 +183,7 @@ def argmax(x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
     there (12 ms for 1120 rows of 5000): the block that has it, by the largest number of each, and the place within.
     """
     rank = len(x.shape)
-    if dim is None:
+    if dim is None or not rank:
         place = op.ArgMax(op.Reshape(x, _ints([-1])), axis=0, keepdims=0)
         return op.Reshape(place, _ints([1] * rank)) if keepdim else place
     *rows, count = x.shape

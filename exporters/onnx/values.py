@@ -24,16 +24,16 @@ BY_ENTRY = LOGICAL | frozenset(
         *("Erf", "Exp", "Floor", "HardSigmoid", "HardSwish", "Identity", "LeakyRelu", "Log"),
         *("Max", "Min", "Mul", "Neg", "Pow", "Reciprocal", "Relu", "Round"),
         *("Selu", "Sigmoid", "Sign", "Sin", "Softplus", "Sqrt", "Sub", "Tanh"),
-        *("Where"),
+        "Where",
     }
 )
 """Ops whose every entry is made of the same entries of their inputs, each input being repeated where it is smaller."""
 
 
 class Values:
-    """``shapes``: of values whose sizes are all known, those that wait for something (:mod:`exporters.ordering`) among them,
-    of which ONNX itself knows the rank only; and of what follows from them by ops whose results are as large as what they
-    read."""
+    """``types``: 0 where one is unknown. ``shapes``: of values whose sizes are all known, those that wait for something
+    (:mod:`exporters.ordering`) among them, of which ONNX itself knows the rank only; and of what follows from them by ops
+    whose results are as large as what they read."""
 
     def __init__(self, graph: GraphProto) -> None:
         self.graph = graph
@@ -90,7 +90,8 @@ class Values:
 
     def _infer(self, node: NodeProto) -> None:
         result, given = node.output[0], [self.shapes.get(name) for name in node.input]
-        self.types.setdefault(result, self._type(node))
+        if not self.types.get(result, 0):
+            self.types[result] = self._type(node)
         if result in self.shapes or node.domain not in ("", LAYOUT):
             return
         if node.domain:
@@ -133,12 +134,14 @@ class Values:
         return (*given[:2], 1, 1) if node.op_type == "GlobalAveragePool" else None
 
     def _type(self, node: NodeProto) -> int:
+        """What it gives, where that follows from the op and what it reads; else 0."""
         if node.op_type == "Cast":
             return int(attributes(node)["to"])
         if node.op_type in LOGICAL:
             return int(TensorProto.BOOL)
+        same = node.domain == LAYOUT or node.op_type in BY_ENTRY | VIEWS
         first = node.input[1 if node.op_type == "Where" else 0] if node.input else ""
-        return self.types.get(first, int(TensorProto.FLOAT))
+        return self.types.get(first, 0) if same else 0
 
 
 def _convolved(given: Shape, kernel: Shape, options: Mapping[str, Any]) -> Shape:

@@ -39,12 +39,15 @@ def blocked(model: bytes, room: float = ROOM) -> bytes | None:
     at most ``room`` times what they did, and with the products of :mod:`exporters.onnx.blocked.products`; None where nothing
     fits."""
     most = room * live_peak(Values(onnx.load_from_string(model).graph))
-    return _written(model, most, through=True) or _written(model, math.inf, through=False)
+    for through, products in ((True, True), (True, False), (False, True)):
+        if form := _written(model, most, through=through, products=products):
+            return form
+    return _written(model, math.inf, through=False, products=False)
 
 
-def _written(model: bytes, most: float, *, through: bool) -> bytes | None:
-    """The model on the layout, with what is ``through`` between convolutions; None where nothing fits, or where its values
-    need more than ``most`` numbers at a time."""
+def _written(model: bytes, most: float, *, through: bool, products: bool) -> bytes | None:
+    """The model on the layout, with what is ``through`` between convolutions, and with ``products``; None where nothing
+    fits, or where its values need more than ``most`` numbers at a time."""
     left = set[Norm]()
     while True:
         proto = onnx.load_from_string(model)
@@ -61,8 +64,8 @@ def _written(model: bytes, most: float, *, through: bool) -> bytes | None:
     nodes = layout.finished({value.name for value in proto.graph.output})
     del proto.graph.node[:]
     proto.graph.node.extend(nodes)
-    products = with_products(proto.graph)
-    if not convolutions.count + products or live_peak(Values(proto.graph)) > most:
+    count = convolutions.count + (with_products(proto.graph) if products else 0)
+    if not count or live_peak(Values(proto.graph)) > most:
         return None
     proto.opset_import.append(helper.make_opsetid(LAYOUT, 1))
     return bytes(proto.SerializeToString(deterministic=True))

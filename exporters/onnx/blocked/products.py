@@ -76,7 +76,7 @@ def _product(values: Values, node: NodeProto) -> Product | None:
     if any(len(shape) != _MATRIX for shape in shapes) or values.types.get(x) != TensorProto.FLOAT:
         return None
     (rows, inner), columns = shapes[0], shapes[1][1]
-    turned = values.maker(x, "Transpose")
+    turned = _turned(values, x)
     channels = (rows, inner, columns) if turned is not None else (inner, columns)
     if any(size % BLOCK for size in channels) or rows * inner * columns < _LEAST:
         return None
@@ -84,11 +84,17 @@ def _product(values: Values, node: NodeProto) -> Product | None:
         options = attributes(node)
         plain = (options.get("alpha", 1.0), options.get("beta", 1.0)) == (1.0, 1.0)
         turns = options.get("transA", 0) or options.get("transB", 0)
-        if not plain or turns or any(values.count(name) != columns for name in bias):
+        if not plain or turns or any(values.shapes.get(name) != (columns,) for name in bias):
             return None
     if turned is not None and bias:
         return None
-    return Product(x, y, tuple(bias), of=turned.input[0] if turned is not None else "")
+    return Product(x, y, tuple(bias), of=turned or "")
+
+
+def _turned(values: Values, matrix: str) -> str | None:
+    """What it is the transposed of, if it is one of a matrix."""
+    node = values.maker(matrix, "Transpose")
+    return node.input[0] if node is not None and [*attributes(node)["perm"]] == [1, 0] else None
 
 
 def _region(values: Values, products: Mapping[str, Product], start: str) -> set[str]:
@@ -122,18 +128,21 @@ def _joined(
     product = products.get(result)
     if product is not None:
         images = {product.of, product.y} if product.of else {product.x, result}
-        return () if name in images else None
+        kernels = product.bias if product.of else (product.y, *product.bias)
+        return () if name in images and name not in kernels else None
     if node.domain:
         return None
     if node.op_type == "Transpose" and name != result:
         turned = [products.get(each.output[0]) for each in values.read_at(result)]
-        return () if all(each is not None and each.of == name for each in turned) else None
+        fits = all(each is not None and each.of == name and each.y != result for each in turned)
+        return () if fits and result not in values.outputs else None
     if node.op_type == "Reshape":
         taken = name != result and values.is_waited_for(result)
         return () if taken else (result, node.input[0])
     if node.op_type in BY_ENTRY:
         return (result, *(each for each in node.input if values.count(each) != 1))
-    return () if name == _summed(values, node) else None
+    fits = values.types.get(name) == TensorProto.FLOAT and values.shapes.get(result) is not None
+    return () if fits and name == _summed(values, node) else None
 
 
 def _summed(values: Values, node: NodeProto) -> str:
@@ -141,7 +150,8 @@ def _summed(values: Values, node: NodeProto) -> str:
     if node.op_type == "MatMul" and not node.domain:
         ones = values.maker(node.input[0], "Expand")
         number = values.constants.get(ones.input[0]) if ones is not None else None
-        whole = values.shapes.get(node.input[0], ())[:-1] == (1,)
+        shapes = [values.shapes.get(name, ()) for name in node.input]
+        whole = [*map(len, shapes)] == [_MATRIX, _MATRIX] and shapes[0][0] == 1
         return node.input[1] if whole and number is not None and _is_one(number) else ""
     if node.op_type != "ReduceSum" or len(node.input) == 1:
         return ""
@@ -191,14 +201,14 @@ class _Writer:
 
     def _kernel(self, matrix: str) -> str:
         """[I, O] as the kernel of a convolution."""
-        turned = self._values.maker(matrix, "Transpose")
+        turned = _turned(self._values, matrix)
         key = ("kernel", matrix)
         if key not in self._known:
             inner, out = self._values.shapes[matrix]
             if turned is None:
                 made = self._reordered(matrix, (1, 1, inner, out), channels_last=1)
             else:
-                made = self._reordered(turned.input[0], (1, out, 1, inner))
+                made = self._reordered(turned, (1, out, 1, inner))
             self._known[key] = self._reshape(made, (out, inner, 1, 1))
         return self._known[key]
 

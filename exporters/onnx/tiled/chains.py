@@ -73,6 +73,9 @@ def _fits(values: Values, rows: Mapping[int, Sequence[str]], places: Sequence[in
     results = [values.graph.node[place].output[0] for place in places]
     if _divisor(values, (*results, *(name for place in places for name in rows[place]))) == 1:
         return False
+    taken = {*results, *(name for place in places for name in rows[place])}
+    if any((read_by(values.graph.node[place]) - {*rows[place]}) & taken for place in places):
+        return False  # one of them reads all of it for each row
     readers = (reader for name in results for reader in values.readers.get(name, ()))
     return all(reader in own or reader > last for reader in readers)
 

@@ -19,7 +19,8 @@ def rows_read(values: Values, node: NodeProto) -> tuple[str, ...]:
         return ()
     rule = _RULES.get((node.domain, node.op_type))
     read = rule(values, node) if rule else ()
-    return read if all(name in values.shapes for name in read) else ()
+    known = all(name in values.shapes and values.types.get(name, 0) for name in (*read, *node.output))
+    return read if known else ()
 
 
 def _entries(values: Values, node: NodeProto) -> tuple[str, ...]:

@@ -247,3 +247,9 @@ def test_the_place_of_the_largest_along_any_axis(options: dict[str, int]) -> Non
     np.testing.assert_array_equal(
         run(to_onnx(capture(function)), example)[0], function(example)["metric.place"].numpy()
     )
+
+
+def test_the_place_of_a_single_number() -> None:
+    function = pointwise(lambda t: {"metric.place": t["batch.x"].argmax(0)}, batch__x=())
+
+    assert run(to_onnx(capture(function)), function.example(1))[0].shape == ()

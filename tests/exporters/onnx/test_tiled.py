@@ -189,6 +189,37 @@ def test_what_another_node_needs_before_ends_a_chain() -> None:
     assert_same(own, tiled(own), count=2)
 
 
+def test_what_is_read_by_rows_and_whole_is_no_part() -> None:
+    """Each of 64 rows meets all of them: in the loop there would be one."""
+    square = helper.make_tensor_value_info("w", TensorProto.FLOAT, (ROWS, ROWS, 128))
+    rows = helper.make_tensor_value_info("u", TensorProto.FLOAT, (ROWS, 128))
+    nodes = [
+        node("Exp", "u", "a"),
+        node("Reshape", "a apart", "r"),
+        node("Mul", "r w", "p"),
+        node("Add", "p a", "q"),
+        node("Abs", "q", "t"),
+        node("ReduceSum", "t axes", "end", keepdims=0),
+    ]
+    numbers = {"apart": [ROWS, 1, 128], "axes": [0, 2]}
+    constants = [numpy_helper.from_array(np.array(each), name) for name, each in numbers.items()]
+    graph = helper.make_graph(nodes, "pairs", [square, rows], [onnx.ValueInfoProto(name="end")], constants)
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    own = onnx.shape_inference.infer_shapes(made).SerializeToString()
+    random = np.random.default_rng(0)
+    arrays = {
+        "w": random.random((ROWS, ROWS, 128), np.float32),
+        "u": random.random((ROWS, 128), np.float32),
+    }
+
+    found = [
+        ort.InferenceSession(each, providers=["CPUExecutionProvider"]).run(None, arrays)[0]
+        for each in (own, tiled(own) or own)
+    ]
+
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-5)
+
+
 UNARY = ("Exp", "Neg", "Tanh", "Abs", "Sigmoid")
 BINARY = ("Add", "Sub", "Mul", "Max")
 
