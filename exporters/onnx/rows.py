@@ -22,7 +22,7 @@ from onnx import NodeProto, ValueInfoProto, helper, numpy_helper
 
 from edgefl.wire.bundle.rows import rows_of_port
 from exporters.onnx import REWRITTEN
-from exporters.onnx.values import BY_ENTRY, Shape
+from exporters.onnx.values import BY_ENTRY, Shape, Values
 
 BLOCK_BYTES = 1 << 20
 """Of a tensor at a time: a few of them fit into the cache that cores share."""
@@ -51,23 +51,12 @@ class _Update:
         self.made = {name for node in nodes for name in node.output}
 
 
-class _Graph:
-    """Who makes and who reads each value of a graph, and its shape."""
+class _Graph(Values):
+    """What is known of a graph's values, and its ports."""
 
     def __init__(self, proto: Any) -> None:
-        self.proto = proto
+        super().__init__(proto)
         self.ports: dict[str, ValueInfoProto] = {value.name: value for value in proto.input}
-        self.outputs = {value.name for value in proto.output}
-        self.readers: dict[str, list[NodeProto]] = {}
-        for node in proto.node:
-            for name in node.input:
-                self.readers.setdefault(name, []).append(node)
-        values = (*proto.value_info, *proto.input, *proto.output)
-        self.shapes: dict[str, Shape] = {
-            value.name: tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim) for value in values
-        }
-        self.shapes |= {each.name: tuple(each.dims) for each in proto.initializer}
-        self.types = {value.name: value.type.tensor_type.elem_type for value in values}
 
     def large_shapes(self) -> list[Shape]:
         """Of state of four bytes an entry that has a new value."""
@@ -88,11 +77,11 @@ class _Graph:
         """Nodes that work entry by entry and lead to new state of ``shape`` only, in order."""
         ends = {name for name in self.outputs if self.shapes[name] == shape and self._is_new_state(name)}
         chosen: list[NodeProto] = []
-        for node in reversed(self.proto.node):
+        for node in reversed(self.graph.node):
             made = node.output[0] if len(node.output) == 1 else ""
             if node.op_type not in BY_ENTRY or node.domain or self.shapes.get(made) != shape:
                 continue
-            readers = self.readers.get(made, [])
+            readers = self.read_at(made)
             if made in self.outputs - ends or not (readers or made in ends):
                 continue
             if all(any(reader is each for each in chosen) for reader in readers):
@@ -104,12 +93,12 @@ class _Graph:
         read = {name for node in nodes for name in node.input} - self.outputs
         return {
             node.output[0]: node
-            for node in self.proto.node
+            for node in self.graph.node
             if node.op_type == "MatMul"
             and node.output[0] in read
             and self.shapes.get(node.output[0]) == shape
             and len(self.shapes.get(node.input[0], ())) == len(shape) == 2
-            and all(any(reader is each for each in nodes) for reader in self.readers[node.output[0]])
+            and all(any(reader is each for each in nodes) for reader in self.read_at(node.output[0]))
         }
 
     def _is_new_state(self, name: str) -> bool:
@@ -123,7 +112,7 @@ class _Writer:
     """Writes the updates of a graph anew, behind all else."""
 
     def __init__(self, graph: _Graph) -> None:
-        self._graph, self._proto = graph, graph.proto
+        self._graph, self._proto = graph, graph.graph
         self._nodes: list[NodeProto] = []
         self._numbers: dict[tuple[int, ...], str] = {}
         self._inputs: dict[str, ValueInfoProto] = {}

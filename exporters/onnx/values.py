@@ -77,9 +77,14 @@ class Values:
         """How many numbers it has; 0 where that is unknown."""
         return math.prod(self.shapes[name]) if name in self.shapes else 0
 
-    def waits(self, node: NodeProto) -> bool:
-        """Whether it is a Reshape that waits for another value."""
-        return node.op_type == "Reshape" and self.whole(node.input[1]) is None
+    def waiting(self, node: NodeProto) -> Shape | None:
+        """The shape of what :func:`exporters.onnx.ops.after` has wait for something, or of a view behind it; else None."""
+        sizes = self.maker(node.input[1], "Add") if node.op_type == "Reshape" else None
+        nothing = self.maker(sizes.input[1], "Mul") if sizes else None
+        cast = self.maker(nothing.input[0], "Cast") if nothing else None
+        if sizes is None or nothing is None or cast is None or self.maker(cast.input[0], "IsNaN") is None:
+            return None
+        return self.whole(sizes.input[0]) if self.whole(nothing.input[1]) == (0,) else None
 
     def is_waited_for(self, name: str) -> bool:
         """Whether nothing but its first number is read."""
@@ -107,9 +112,7 @@ class Values:
             self.shapes[result] = shape
 
     def _reshaped(self, node: NodeProto, given: Shape | None) -> Shape | None:
-        sizes = self.whole(node.input[1])
-        if sizes is None and (waits := self.maker(node.input[1], "Add")) is not None:
-            sizes = self.whole(waits.input[0])
+        sizes = self.waiting(node) or self.whole(node.input[1])
         if sizes is None or 0 in sizes:
             return None
         if -1 not in sizes:

@@ -52,7 +52,7 @@ def _written(model: bytes, most: float, *, through: bool, products: bool) -> byt
     while True:
         proto = onnx.load_from_string(model)
         layout = Layout(proto.graph)
-        convolutions = Convolutions(proto.graph, layout)
+        convolutions = Convolutions(layout)
         images = Images(proto.graph.node if through else (), layout, convolutions.fits, left)
         for node in proto.graph.node:
             taken = node.output[0] in layout.done or convolutions.add(node)

@@ -24,10 +24,10 @@ _SPACE = 2
 class Convolutions:
     """Their rules; ``count`` were replaced."""
 
-    def __init__(self, graph: Any, layout: Layout) -> None:
+    def __init__(self, layout: Layout) -> None:
         self.count = 0
         self._layout = layout
-        self._gradients = Finder(graph, layout.shapes)
+        self._gradients = Finder(layout.values)
 
     def add(self, node: NodeProto) -> bool:
         """Whether the node is a convolution that is written anew."""

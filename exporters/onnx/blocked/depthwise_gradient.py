@@ -4,12 +4,12 @@ them: one product and one sum for each position of the kernel, channels last, si
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from onnx import NodeProto, helper, numpy_helper
+
+from exporters.onnx.values import Values
 
 _CHANNELS_LAST = [0, 2, 3, 1]
 _SLICE_INPUTS = 5
@@ -35,10 +35,8 @@ class DepthwiseGradient:
 class Finder:
     """Finds them by the node that puts the sums side by side."""
 
-    def __init__(self, graph: Any, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        self._maker = {name: node for node in graph.node for name in node.output}
-        self._constants = {each.name: each for each in graph.initializer}
-        self._shapes = shapes
+    def __init__(self, values: Values) -> None:
+        self._values = values
 
     def gradient(self, node: NodeProto) -> DepthwiseGradient | None:
         """What ``node`` is a gradient of; None if it is something else."""
@@ -76,30 +74,30 @@ class Finder:
 
     def _product(self, name: str) -> tuple[str, str] | None:
         """(dL/dy, window of x), both channels last, of one sum of products over all but channels."""
-        column = self._made(name, "Unsqueeze")
+        column = self._values.maker(name, "Unsqueeze")
         if self._numbers(self._input(column, 1)) != [1]:
             return None
-        product = self._made(self._summed(self._input(column, 0)), "Mul")
+        product = self._values.maker(self._summed(self._input(column, 0)), "Mul")
         return (product.input[0], product.input[1]) if product else None
 
     def _summed(self, name: str) -> str:
         """What was summed over all axes but the last; "" if none was. As a product with ones, of numbers enough
         (:mod:`exporters.onnx.sums`)."""
-        total = self._made(name, "ReduceSum")
+        total = self._values.maker(name, "ReduceSum")
         if total is not None:
             axes = self._numbers(self._input(total, 1))
             return "" if axes != [0, 1, 2] or _attribute(total, "keepdims") else self._input(total, 0)
-        product = self._made(self._input(self._made(name, "Reshape"), 0), "MatMul")
-        ones = self._made(self._input(product, 0), "Expand")
-        flat = self._made(self._input(product, 1), "Reshape")
+        product = self._values.maker(self._input(self._values.maker(name, "Reshape"), 0), "MatMul")
+        ones = self._values.maker(self._input(product, 0), "Expand")
+        flat = self._values.maker(self._input(product, 1), "Reshape")
         found = self._input(flat, 0)
-        sizes = self._shapes.get(found, ())
+        sizes = self._values.shapes.get(found, ())
         whole = self._numbers(self._input(flat, 1)) == [math.prod(sizes[:-1]), *sizes[-1:]]
         return found if self._is(self._input(ones, 0), 1.0) and whole else ""
 
     def _window(self, name: str) -> tuple[str, tuple[int, ...], tuple[int, ...]] | None:
         """What is read, where it begins and in which steps, of a window along the axes of space."""
-        node = self._made(name, "Slice")
+        node = self._values.maker(name, "Slice")
         if node is None:
             return name, (0, 0), (1, 1)
         lists = [self._numbers(self._input(node, place)) for place in range(1, _SLICE_INPUTS)]
@@ -113,7 +111,7 @@ class Finder:
 
     def _padded(self, name: str) -> tuple[str, tuple[int, ...]]:
         """The tensor, channels second, that ``name`` has channels last with zeros around; and how many at its beginnings."""
-        node, padding = self._made(name, "Pad"), [0, 0]
+        node, padding = self._values.maker(name, "Pad"), [0, 0]
         if node is not None:
             pads = self._numbers(self._input(node, 1)) or []
             zeros = len(node.input) < _PAD_INPUTS or self._is(node.input[2], 0.0)
@@ -125,25 +123,21 @@ class Finder:
 
     def _transposed(self, name: str) -> str:
         """The tensor, channels second, that ``name`` is with its channels last; "" if it is none."""
-        node = self._made(name, "Transpose")
+        node = self._values.maker(name, "Transpose")
         last = node is not None and _attribute(node, "perm") == _CHANNELS_LAST
         return node.input[0] if node is not None and last else ""
-
-    def _made(self, name: str, op: str) -> NodeProto | None:
-        node = self._maker.get(name)
-        return node if node is not None and node.op_type == op and not node.domain else None
 
     def _input(self, node: NodeProto | None, place: int) -> str:
         return node.input[place] if node is not None and place < len(node.input) else ""
 
     def _is(self, name: str, number: float) -> bool:
         """Whether it is a constant that has that number everywhere."""
-        constant = self._constants.get(name)
+        constant = self._values.constants.get(name)
         return constant is not None and bool((numpy_helper.to_array(constant) == number).all())
 
     def _numbers(self, name: str) -> list[int] | None:
-        constant = self._constants.get(name)
-        return None if constant is None else [int(each) for each in np.ravel(numpy_helper.to_array(constant))]
+        numbers = self._values.whole(name)
+        return None if numbers is None else list(numbers)
 
 
 def _attribute(node: NodeProto, name: str) -> Any:

@@ -83,11 +83,11 @@ class Images:
     def _ends(self, node: NodeProto) -> bool:
         """Whether it reads an image on the layout, and gives something that is on none."""
         if node.op_type == "ReduceSum":
-            axes = self._layout.whole(node.input[1]) if len(node.input) > 1 else None
+            axes = self._layout.values.whole(node.input[1]) if len(node.input) > 1 else None
             return axes is not None and sorted(axes) == list(_ALL_BUT_CHANNELS)
         if node.op_type == "Transpose":
             return attributes(node).get("perm") == _CHANNELS_LAST
-        return node.op_type == "Reshape" and self._layout.is_waited_for(node)
+        return node.op_type == "Reshape" and self._layout.values.is_waited_for(node.output[0])
 
     def add(self, node: NodeProto) -> bool:
         """Whether the node reads something that was made on the blocked layout, and is written anew there."""
@@ -112,7 +112,7 @@ class Images:
     def _norm(self, node: NodeProto) -> Norm:
         """What is normalized, however long it waited, and by what."""
         x, *others = node.input[:_NORM_INPUTS]
-        while (waiting := self._layout.maker(x, "Reshape")) is not None and self._waits(waiting):
+        while (waiting := self._layout.values.maker(x, "Reshape")) is not None and self._waits(waiting):
             x = waiting.input[0]
         return (x, *others)
 
@@ -162,7 +162,7 @@ class Images:
 
     def _flat(self, numbers: str, channels: int) -> str:
         """[C], of what was reshaped to fit in between other axes."""
-        made = self._layout.maker(numbers, "Reshape")
+        made = self._layout.values.maker(numbers, "Reshape")
         if made is not None and self._layout.shapes.get(made.input[0]) == (channels,):
             return str(made.input[0])
         return self._layout.reshaped(numbers, (channels,))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from exporters.onnx.values import LAYOUT, Shape, read_by
+from exporters.onnx.values import LAYOUT, Shape, Sizes, Values, read_by
 
 BLOCK = 16
 """The largest block of any processor, which the others divide: channels come in multiples of it."""
@@ -25,37 +25,20 @@ class Layout:
 
     def __init__(self, graph: Any) -> None:
         self.nodes: list[NodeProto] = []
-        values = (*graph.value_info, *graph.input, *graph.output)
-        self.shapes: dict[str, Shape] = {
-            each.name: tuple(dim.dim_value for dim in each.type.tensor_type.shape.dim)
-            for each in values
-            if each.type.tensor_type.HasField("shape")
-        }
-        self._others = {each.name for each in values if each.type.tensor_type.elem_type != TensorProto.FLOAT}
-        self._makers = {name: node for node in graph.node for name in node.output}
-        self._readers: dict[str, list[NodeProto]] = {}
-        for node in graph.node:
-            for name in read_by(node):
-                self._readers.setdefault(name, []).append(node)
-        self._outputs = {each.name for each in graph.output}
-        self._graph = graph
-        self._constants = {each.name: each for each in graph.initializer}
-        self.shapes |= {name: tuple(each.dims) for name, each in self._constants.items()}
+        self.values = Values(graph)
+        self.shapes = self.values.shapes
         self.done: set[str] = set()
-        self._sizes: dict[Shape, str] = {}
+        self._graph = graph
+        self._size = Sizes(graph, "blocked_size")
         self._numbers: dict[tuple[float, Shape], str] = {}
         self._twins: dict[str, str] = {}
         self._inside: dict[str, str] = {}
-        for node in graph.node:  # shapes that wait for something are unknown to ONNX
-            sizes = self._waiting(node)
-            if sizes is not None:
-                self.shapes[node.output[0]] = sizes
 
     def is_image(self, name: str) -> bool:
         """Whether it has a place in the layout: numbers [N, C, H, W], with channels in whole blocks."""
         shape = self.shapes.get(name, ())
-        known = len(shape) == AXES and all(size > 0 for size in shape)
-        return known and shape[_CHANNELS] % BLOCK == 0 and name not in self._others
+        known = len(shape) == AXES and self.values.types.get(name) == TensorProto.FLOAT
+        return known and shape[_CHANNELS] % BLOCK == 0
 
     def is_inside(self, name: str) -> bool:
         """Whether it was made on the blocked layout."""
@@ -73,25 +56,10 @@ class Layout:
         self._twins[name] = self._inside[name] = twin
         self.shapes[name] = self.shapes[twin] = shape
 
-    def readers(self, name: str) -> Sequence[NodeProto]:
-        return self._readers.get(name, ())
-
     def sole_reader(self, name: str) -> NodeProto | None:
         """The only node that reads it, of what is no result of the graph."""
-        found = self.readers(name)
-        return found[0] if len(found) == 1 and name not in self._outputs else None
-
-    def maker(self, name: str, op: str) -> NodeProto | None:
-        """The node that made it, if it is one of that kind."""
-        node = self._makers.get(name)
-        return node if node is not None and node.op_type == op and not node.domain else None
-
-    def whole(self, name: str) -> Shape | None:
-        """The whole numbers of a constant; None for what is none."""
-        constant = self._constants.get(name)
-        if constant is None or constant.data_type != TensorProto.INT64:
-            return None
-        return tuple(int(each) for each in np.ravel(numpy_helper.to_array(constant)))
+        found = self.values.read_at(name)
+        return found[0] if len(found) == 1 and name not in self.values.outputs else None
 
     def activated(self, result: str) -> tuple[str, dict[str, str]]:
         """What a convolution gives in place of ``result``, where a ReLU alone reads that, and its options."""
@@ -102,25 +70,9 @@ class Layout:
         return reader.output[0], {"activation": "Relu"}
 
     def waits(self, node: NodeProto) -> bool:
-        """Whether it is reshaped to its own shape, as :func:`exporters.onnx.ops.after` does."""
-        sizes = self._waiting(node)
+        """Whether it is reshaped to its own shape, to wait for something."""
+        sizes = self.values.waiting(node)
         return sizes is not None and sizes == self.shapes.get(node.input[0])
-
-    def _waiting(self, node: NodeProto) -> Shape | None:
-        """The shape of what waits for something else, in its own shape or in that of a view behind it; else None."""
-        sizes = self.maker(node.input[1], "Add") if node.op_type == "Reshape" else None
-        nothing = self.maker(sizes.input[1], "Mul") if sizes else None
-        cast = self.maker(nothing.input[0], "Cast") if nothing else None
-        if sizes is None or nothing is None or cast is None or self.maker(cast.input[0], "IsNaN") is None:
-            return None
-        return self.whole(sizes.input[0]) if self.whole(nothing.input[1]) == (0,) else None
-
-    def is_waited_for(self, node: NodeProto) -> bool:
-        """Whether nothing but its first number is read."""
-        return node.output[0] not in self._outputs and all(
-            each.op_type == "Slice" and list(map(self.whole, each.input[1:])) == [(0,), (1,)]
-            for each in self.readers(node.output[0])
-        )
 
     def call(self, op: str, inputs: Sequence[str], domain: str = LAYOUT, **options: Any) -> str:
         """The result of one more node."""
@@ -137,9 +89,7 @@ class Layout:
 
     def sizes(self, numbers: Shape) -> str:
         """The name of a constant of whole numbers."""
-        if numbers not in self._sizes:
-            self._sizes[numbers] = self._constant(np.array(numbers, np.int64), f"size{len(self._sizes)}")
-        return self._sizes[numbers]
+        return self._size(numbers)
 
     def filled(self, number: float, *shape: int) -> str:
         """The name of a constant that has one number everywhere."""

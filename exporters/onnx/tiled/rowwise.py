@@ -46,7 +46,7 @@ def _reduced(values: Values, node: NodeProto) -> tuple[str, ...]:
 
 def _view(values: Values, node: NodeProto) -> tuple[str, ...]:
     """Equally many first rows of both shapes hold the same numbers."""
-    return () if values.waits(node) else (node.input[0],)
+    return () if values.whole(node.input[1]) is None else (node.input[0],)
 
 
 def _pooled(values: Values, node: NodeProto) -> tuple[str, ...]:
