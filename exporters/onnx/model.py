@@ -24,6 +24,7 @@ from exporters.capture.trace import Captured, exported_program
 from exporters.capture.unsupported import check_complex, check_floats, unsupported
 from exporters.onnx import REWRITTEN, op_tables
 from exporters.onnx.broadcasts import match_ranks
+from exporters.onnx.few_rows import multiply_from_the_left
 from exporters.onnx.ops import OPSET, TRANSLATIONS
 from exporters.onnx.peephole import merge_chains, name_types
 from exporters.onnx.sums import multiply_ones
@@ -96,6 +97,7 @@ def _clean(model: ir.Model) -> None:
     passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     passes.IdentityEliminationPass()(model)  # they would stand between the links of a chain
     multiply_ones(model.graph)
+    multiply_from_the_left(model.graph)
     merge_chains(model.graph)
     match_ranks(model.graph)
     name_types(model.graph)

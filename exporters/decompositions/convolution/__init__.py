@@ -36,6 +36,8 @@ TRANSPOSED_POSITIONS = 64
 MANY_ENTRIES, ENTRIES_PER_POSITION = 64, 16
 # Below so many positions, weights of many entries for each are faster as one product per kernel offset.
 FEW_POSITIONS = 128
+# Windows of so few numbers, and of no more than twice as many as there are outputs, are laid out whole.
+SMALL_WINDOW = 32
 # Windows are gathered row by row where rows have so many numbers; shorter ones cost more than the longer copies of a cut.
 GATHERED_CHANNELS = 32
 
@@ -215,10 +217,24 @@ def weight_gradient(
     if groups > 1 and shape[1] == 1 and shape[0] == groups:
         return _by_offset_depthwise(grad, x, shape, moves)
     positions = math.prod(grad.shape[2:])
+    window = math.prod(shape[1:])
+    if groups == 1 and {*moves.stride} == {1} and 1 < window <= min(SMALL_WINDOW, 2 * shape[0]):
+        return _by_windows(grad, x, shape, moves)
     large = shape[0] * shape[1] >= MANY_ENTRIES * positions and positions < FEW_POSITIONS
     if len(shape) - 1 > MOST_AXES or math.prod(shape[2:]) == 1 or (large and groups == 1):
         return _by_offset(grad, x, shape, moves)
     return _by_volume(grad, x, shape, moves)
+
+
+def _by_windows(grad: Tensor, x: Tensor, shape: Sequence[int], moves: Moves) -> Tensor:
+    """One product for each sample, [O, P] x [P, K C], of dL/dy with the windows of a first layer's few channels: another
+    convolution would have one sample's channel at a time."""
+    padded = _pad(x, moves.padding, first_axis=2)
+    offsets = itertools.product(*(range(size) for size in shape[2:]))
+    windows = [_window(padded, offset, grad.shape[2:], moves, first_axis=2) for offset in offsets]
+    columns = torch.cat(windows, 1).flatten(2).transpose(1, 2)
+    dw = torch.bmm(grad.flatten(2), columns).sum(0)
+    return dw.view(shape[0], len(windows), shape[1]).transpose(1, 2).reshape(*shape)
 
 
 def _by_volume(
