@@ -25,6 +25,7 @@ from exporters.capture.unsupported import check_complex, check_floats, unsupport
 from exporters.onnx import REWRITTEN, op_tables
 from exporters.onnx.broadcasts import match_ranks
 from exporters.onnx.few_rows import multiply_from_the_left
+from exporters.onnx.one_hot import add_labels
 from exporters.onnx.ops import OPSET, TRANSLATIONS
 from exporters.onnx.peephole import merge_chains, name_types
 from exporters.onnx.sums import multiply_ones
@@ -101,6 +102,7 @@ def _clean(model: ir.Model) -> None:
     merge_chains(model.graph)
     match_ranks(model.graph)
     name_types(model.graph)
+    add_labels(model.graph)
     PassManager(
         [
             passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
