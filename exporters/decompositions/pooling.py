@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from exporters.decompositions.convolution import per_axis
+from exporters.decompositions.convolution.moves import per_axis
 from exporters.decompositions.rule import DECLINED, Rules
 from exporters.decompositions.separable import along, column, windows
 

@@ -16,7 +16,7 @@ from onnxscript import opset18 as op
 
 from exporters.capture.positive import POSITIVE
 from exporters.decompositions import recurrent
-from exporters.decompositions.convolution import per_axis
+from exporters.decompositions.convolution.moves import per_axis
 from exporters.decompositions.pooling import end_padding
 from exporters.ordering import AFTER
 

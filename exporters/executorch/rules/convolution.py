@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from exporters.decompositions import convolution as plain
-from exporters.decompositions.convolution import per_axis
+from exporters.decompositions.convolution.moves import per_axis
 from exporters.executorch.rules import dense, depthwise, few_channels
 from exporters.executorch.rules.dense import Moves
 from exporters.executorch.rules.shifts import join

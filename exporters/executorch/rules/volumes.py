@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from exporters.decompositions.convolution import per_axis
+from exporters.decompositions.convolution.moves import per_axis
 from exporters.decompositions.pooling import end_padding, moves_of
 from exporters.decompositions.rule import DECLINED, Rules
 from exporters.executorch.rules import convolution as flat

@@ -87,8 +87,7 @@ CHAINS: dict[str, tuple[tuple[NodeProto, ...], str]] = {
     "truth values": (
         (
             node("Less", "x z", "a"),
-            node("Not", "a", "b"),
-            node("Where", "b x two", "c"),
+            node("Where", "a x two", "c"),
             node("Neg", "c", "d"),
         ),
         "d",
