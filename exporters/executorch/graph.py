@@ -10,6 +10,7 @@ from torch import Tensor, fx
 from exporters.capture.nodes import copy_of, fake_value, node_argument, results
 from exporters.capture.trace import Captured
 from exporters.executorch.rules.kernels import FORMS
+from exporters.memory.usage import is_pointwise
 from exporters.ordering import AFTER
 
 _aten = torch.ops.aten
@@ -38,6 +39,8 @@ VIEWS = frozenset(
 )
 """Ops whose result has the bytes of their first argument in the same order: another name for the same memory."""
 
+_PERHAPS_NOTHING = (_aten.expand.default, _aten._to_copy.default, _aten.slice.Tensor)
+
 FOLDED_BYTES = 1 << 16
 """A value made of constants alone is computed at export if it has at most so many bytes."""
 
@@ -46,6 +49,7 @@ def lowered(captured: Captured) -> fx.GraphModule:
     """A copy of the captured graph with the forms above; every node has its fake value in ``meta["val"]``."""
     graph, _ = copy_of(captured.module.graph)
     module = fx.GraphModule(captured.module, graph)
+    _merge_equal(module.graph)
     _drop_copies(module.graph)
     _rewrite(module.graph)
     _fold(module)
@@ -72,8 +76,8 @@ def _drop_copies(graph: fx.Graph) -> None:
 
 
 def _is_nothing(node: fx.Node) -> bool:
-    """A view, an expansion or a conversion to what it is already."""
-    if node.target not in VIEWS and node.target not in (_aten.expand.default, _aten._to_copy.default):
+    """A view, an expansion, a slice or a conversion to what it is already."""
+    if node.target not in VIEWS and node.target not in _PERHAPS_NOTHING:
         return False
     before, after = fake_value(node.args[0]), fake_value(node)
     return before.shape == after.shape and before.dtype == after.dtype
@@ -102,6 +106,30 @@ def _merge_views(graph: fx.Graph) -> None:
             node.target = _aten.view_copy.default if node in outputs else _aten.view.default
             node.args = (source, list(node.meta["val"].shape))
             node.kwargs = {}
+
+
+def _merge_equal(graph: fx.Graph) -> None:
+    """Arithmetic that is done twice is done once, so that the backward pass can read what the forward pass has made.
+
+    Not movements, of which there are many, nor what waits for something (:data:`AFTER`); an output has memory of its own.
+    """
+    outputs, known = set(results(graph)), dict[object, fx.Node]()
+    for node in list(graph.nodes):
+        if node.op != "call_function" or node in outputs or not is_pointwise(node):
+            continue
+        same = known.setdefault((node.target, _key(node.args), _key(node.kwargs)), node)
+        if same is not node:
+            node.replace_all_uses_with(same)
+            graph.erase_node(node)
+
+
+def _key(value: object) -> object:
+    """Equal for equal arguments, which may be lists and dictionaries; 1, 1.0 and True are not equal."""
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_key, value))
+    if isinstance(value, dict):
+        return tuple((name, _key(item)) for name, item in value.items())
+    return value if isinstance(value, fx.Node) else (type(value), value)
 
 
 def _fold(module: fx.GraphModule) -> None:

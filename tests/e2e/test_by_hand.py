@@ -44,7 +44,7 @@ CONFIG = (
 [export]
 formats = ["onnx", "executorch"]
 [round]
-min_devices = 2
+min_devices = 3
 [tiers.strong]
 cut = 0
 """

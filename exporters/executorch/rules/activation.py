@@ -12,8 +12,8 @@ from exporters.decompositions.rule import DECLINED, Rules
 _aten = torch.ops.aten
 # Below this, and not at minus infinity, no logit is.
 LOWEST = -1e38
-# x / |x| and erf(x) / x need an x that is not zero; below this they differ from their limit by nothing.
-TINY = 1e-10
+# What x^2 is divided by must not be zero; beside this it is another number only where P(x) is 1/2 to the last digit.
+TINY = 1e-20
 
 
 def step(x: Tensor) -> Tensor:
@@ -35,13 +35,13 @@ def leaky_relu_backward(grad: Tensor, x: Tensor, slope: float, of_result: bool) 
 def gelu_backward(grad: Tensor, x: Tensor, *, approximate: str = "none") -> Tensor:
     """dL/dx = dL/dy (P(x) + x p(x)), P and p the normal distribution and its density.
 
-    There is no erf, but GELU itself: P(a) = GELU(a) / a for a = |x|, and P(x) = 1/2 + sign(x) (P(a) - 1/2).
+    There is no erf, but GELU itself, which the forward pass has computed: P(x) = GELU(x) x / x^2, and 1/2 at 0.
     """
     if approximate == "tanh":
         return _tanh_gelu_backward(grad, x)
-    size = x.abs().clamp_min(TINY)
-    below = (_aten.gelu(size) / size - 0.5) * (x / size) + 0.5
-    density = (x * x * -0.5).exp() * (1.0 / math.sqrt(2.0 * math.pi))
+    square = x * x
+    below = (_aten.gelu(x) * x + 0.5 * TINY) / (square + TINY)
+    density = (square * -0.5).exp() * (1.0 / math.sqrt(2.0 * math.pi))
     gradient: Tensor = grad * (below + x * density)
     return gradient
 

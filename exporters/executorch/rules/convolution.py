@@ -74,6 +74,10 @@ def convolution_backward(
     moves = _moves(rank, stride, padding, dilation)
     g, image, kernel = (_flat(value, rank) for value in (grad, x, w))
     dx = dw = db = None
+    if output_mask[0] and output_mask[1] and not transposed and _is_dense(kernel, groups):
+        dx, dw = _gradients(g, image, kernel, moves, groups)
+        dx, dw = _unflat(dx.permute(_FIRST), rank), dw.reshape(w.shape)
+        output_mask = [False, False, output_mask[2]]
     if output_mask[1]:
         small, large = (image, g) if transposed else (g, image)
         dw = _weight_gradient(small, large, kernel.shape, moves, groups).reshape(w.shape)
@@ -111,6 +115,17 @@ def _unflat(x: Tensor, rank: int) -> Tensor:
 
 def _one_to_one(w: Tensor, groups: int) -> bool:
     return w.shape[1] == 1 and w.shape[0] == groups and groups > 1
+
+
+def _is_dense(w: Tensor, groups: int) -> bool:
+    return not (_one_to_one(w, groups) or (groups == 1 and few_channels.fits(w)))
+
+
+def _gradients(grad: Tensor, x: Tensor, w: Tensor, moves: Moves, groups: int) -> tuple[Tensor, Tensor]:
+    """dL/dy [N, O, H', W'], x [N, C, H, W] -> dL/dx [N, H, W, C], dL/dw."""
+    grads, images = grad.permute(_LAST).chunk(groups, 3), x.permute(_LAST).chunk(groups, 3)
+    parts = [dense.gradients(*each, moves) for each in zip(grads, images, w.chunk(groups, 0), strict=True)]
+    return join([dx for dx, _ in parts], 3), join([dw for _, dw in parts], 0)
 
 
 def _forward(x: Tensor, w: Tensor, moves: Moves, groups: int) -> Tensor:

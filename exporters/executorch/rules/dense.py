@@ -58,10 +58,10 @@ class Moves:
         ]
 
 
-MOST_AT_ONCE, MOST_SUMMED = 2**20, 2**19
-"""Numbers that are moved and multiplied for a part of the batch, before the next: of what is put side by side, and of a sum
-over the batch, whose factors are copied once more. A few megabytes lie in a processor's cache, and in the way of nothing
-that waits for the backward pass. Each part is a few nodes more."""
+MOST_AT_ONCE = 3 * 2**17
+"""Numbers that are moved and multiplied for a part of the batch, before the next: of what is put side by side and what is
+made of it. They lie in a processor's own cache, and in the way of nothing that waits for the backward pass. Each part is
+some ten nodes more."""
 
 
 def product(x: Tensor, matrix: Tensor) -> Tensor:
@@ -77,22 +77,23 @@ def columns(x: Tensor, kernel: int, count: int, moves: Moves) -> Tensor:
 def forward(x: Tensor, w: Tensor, moves: Moves) -> Tensor:
     """y [N, H', W', O] with y[p] = sum_{c, k} w[o, c, k] x[p * stride + k * dilation - padding]."""
     width = moves.outputs(x, w.shape[2:])[1]
-    return join([_forward(part, w, moves) for part in _parts(x, w.shape, width, MOST_AT_ONCE)], 0)
+    rows = _by_row(w.permute(2, 3, 1, 0))
+    return join([_forward(cut(x, 0, *part), w, rows, moves) for part in _parts(x, w.shape, width)], 0)
 
 
-def _parts(x: Tensor, kernel: Sequence[int], width: int, most: int) -> Sequence[Tensor]:
-    """x [N, H, W, ..] as equal parts of the batch, each of at most about ``most`` numbers; ``kernel`` [O, C, KH, KW],
-    ``width`` of what the shifts make."""
+def _parts(x: Tensor, kernel: Sequence[int], width: int) -> list[tuple[int, int]]:
+    """Where about equal parts of the batch of x [N, H, W, ..] begin and end, each of at most about :data:`MOST_AT_ONCE`
+    numbers; ``kernel`` [O, C, KH, KW], ``width`` of what the shifts make."""
     out, per, tall, wide = kernel
     numbers = x.shape[0] * x.shape[1] * width * (wide * x.shape[3] + tall * (out + per - x.shape[3]))
-    return x.chunk(max(1, min(x.shape[0], -(-numbers // most))))
+    count = -(-x.shape[0] // max(1, min(x.shape[0], -(-numbers // MOST_AT_ONCE))))
+    return [(start, min(start + count, x.shape[0])) for start in range(0, x.shape[0], count)]
 
 
-def _forward(x: Tensor, w: Tensor, moves: Moves) -> Tensor:
+def _forward(x: Tensor, w: Tensor, rows: Sequence[Tensor], moves: Moves) -> Tensor:
     tall, wide = w.shape[2:]
     height, width = moves.outputs(x, (tall, wide))
     m = columns(x, wide, width, moves)
-    rows = _by_row(w.permute(2, 3, 1, 0))
     if moves.stride[0] > 1:
         parts = taps(m, 1, tall, height, moves.stride[0], moves.padding[0], moves.dilation[0])
         return total([product(part, rows[i]) for i, part in enumerate(parts)], ())
@@ -122,16 +123,17 @@ def spread(grad: Tensor, wide: int, width: int, moves: Moves) -> Tensor:
 
 def input_gradient(grad: Tensor, w: Tensor, size: Sequence[int], moves: Moves) -> Tensor:
     """dL/dx [N, *size, C] of dL/dy [N, H', W', O]; also the transposed convolution of ``grad`` with w."""
-    parts = _parts(grad, w.shape, size[1], MOST_AT_ONCE)
+    grads = (cut(grad, 0, *part) for part in _parts(grad, w.shape, size[1]))
     if moves.stride == (1, 1):
-        spreads = [spread(part, w.shape[3], size[1], moves) for part in parts]
-        return join([from_spread(m, w, size[0], moves) for m in spreads], 0)
-    return join([_by_phase(part, w, size, moves) for part in parts], 0)
+        rows = _by_row(w.permute(2, 3, 0, 1))
+        spreads = (spread(part, w.shape[3], size[1], moves) for part in grads)
+        return join([from_spread(m, rows, size[0], moves) for m in spreads], 0)
+    return join([_by_phase(part, w, size, moves) for part in grads], 0)
 
 
-def from_spread(m: Tensor, w: Tensor, height: int, moves: Moves) -> Tensor:
-    """dL/dx for stride 1, of :func:`spread`."""
-    return _moved(m, _by_row(w.permute(2, 3, 0, 1)), [-s for s in moves.starts(w.shape[2], 0)], height)
+def from_spread(m: Tensor, rows: Sequence[Tensor], height: int, moves: Moves) -> Tensor:
+    """dL/dx for stride 1, of :func:`spread`; ``rows`` of the kernel, turned."""
+    return _moved(m, rows, [-start for start in moves.starts(len(rows), 0)], height)
 
 
 def _by_phase(grad: Tensor, w: Tensor, size: Sequence[int], moves: Moves) -> Tensor:
@@ -156,10 +158,31 @@ def _by_phase(grad: Tensor, w: Tensor, size: Sequence[int], moves: Moves) -> Ten
 def weight_gradient(grad: Tensor, x: Tensor, kernel: Sequence[int], moves: Moves) -> Tensor:
     """dL/dw [O, C, KH, KW] of dL/dy [N, H', W', O] and x [N, H, W, C]."""
     shape = (grad.shape[3], x.shape[3], *kernel)
-    grads = _parts(grad, shape, x.shape[2], MOST_SUMMED)
-    images = x.split([len(part) for part in grads])
-    parts = [_weight_gradient(*pair, kernel, moves) for pair in zip(grads, images, strict=True)]
-    return total(parts, shape)
+    found: Tensor | None = None
+    for part in _parts(grad, shape, x.shape[2]):
+        found = _added(found, _weight_gradient(cut(grad, 0, *part), cut(x, 0, *part), kernel, moves))
+    assert found is not None
+    return found
+
+
+def _added(whole: Tensor | None, part: Tensor) -> Tensor:
+    """As soon as it is there: parts that wait for each other are as many weights."""
+    return part if whole is None else whole + part
+
+
+def gradients(grad: Tensor, x: Tensor, w: Tensor, moves: Moves) -> tuple[Tensor, Tensor]:
+    """dL/dx [N, H, W, C] and dL/dw [O, C, KH, KW] of dL/dy [N, H', W', O], a part of the batch after the other, so that what
+    both read is at hand."""
+    if moves.stride != (1, 1):
+        return input_gradient(grad, w, x.shape[1:3], moves), weight_gradient(grad, x, w.shape[2:], moves)
+    rows = _by_row(w.permute(2, 3, 0, 1))
+    of_x, of_w = [], None
+    for part in _parts(grad, w.shape, x.shape[2]):
+        m = spread(cut(grad, 0, *part), w.shape[3], x.shape[2], moves)
+        of_w = _added(of_w, of_spread(m, cut(x, 0, *part), w.shape[2:], moves))
+        of_x.append(from_spread(m, rows, x.shape[1], moves))
+    assert of_w is not None
+    return join(of_x, 0), of_w
 
 
 def _weight_gradient(grad: Tensor, x: Tensor, kernel: Sequence[int], moves: Moves) -> Tensor:

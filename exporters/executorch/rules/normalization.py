@@ -104,15 +104,20 @@ def layer_norm(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """y = (x - m) r weight + bias over the last axes, which have ``shape``; returns y, m, r, the last two keeping axes."""
     size = math.prod(shape)
-    rows = x.reshape(-1, size)
-    mean = rows.sum([1], keepdim=True) * (1.0 / size)
+    rows = _rows(x, shape)
+    mean = rows.sum([-1], keepdim=True) * (1.0 / size)
     centred = rows - mean
-    rstd = ((centred * centred).sum([1], keepdim=True) * (1.0 / size) + eps).rsqrt()
+    rstd = ((centred * centred).sum([-1], keepdim=True) * (1.0 / size) + eps).rsqrt()
     y = centred * rstd
     y = y if weight is None else y * weight.reshape(-1)
     y = y if bias is None else y + bias.reshape(-1)
     mean_shape = (*x.shape[: x.dim() - len(shape)], *[1] * len(shape))
     return y.view(x.shape), mean.view(mean_shape), rstd.view(mean_shape)
+
+
+def _rows(x: Tensor, shape: Sequence[int]) -> Tensor:
+    """What is normalized as the last axis, the others as they are if it is one."""
+    return x if len(shape) == 1 else x.reshape(-1, math.prod(shape))
 
 
 def layer_norm_backward(
@@ -130,19 +135,20 @@ def layer_norm_backward(
     dL/dx = r (d - mean d - h mean (d h)); dL/dweight = sum g h; dL/dbias = sum g over the other axes.
     """
     size = math.prod(shape)
-    g, rows = grad.reshape(-1, size), x.reshape(-1, size)
-    scale = rstd.reshape(-1, 1)
-    unit = (rows - mean.reshape(-1, 1)) * scale
+    g, rows = _rows(grad, shape), _rows(x, shape)
+    scale = rstd.reshape(*rows.shape[:-1], 1)
+    unit = (rows - mean.reshape(scale.shape)) * scale
+    before = list(range(rows.dim() - 1))
     dx = dw = db = None
     if output_mask[0]:
         d = g if weight is None else g * weight.reshape(-1)
-        level = d.sum([1], keepdim=True) * (1.0 / size)
-        tilt = (d * unit).sum([1], keepdim=True) * (1.0 / size)
+        level = d.sum([-1], keepdim=True) * (1.0 / size)
+        tilt = (d * unit).sum([-1], keepdim=True) * (1.0 / size)
         dx = ((d - level - unit * tilt) * scale).view(x.shape)
     if output_mask[1]:
-        dw = (g * unit).sum([0]).view(tuple(shape))
+        dw = (g * unit).sum(before).view(tuple(shape))
     if output_mask[2]:
-        db = g.sum([0]).view(tuple(shape))
+        db = g.sum(before).view(tuple(shape))
     return dx, dw, db
 
 

@@ -40,7 +40,11 @@ def shifts(x: Tensor, axis: int, starts: Sequence[int], size: int) -> list[Tenso
     before = max(0, -min(starts))
     behind = max(0, max(starts) + size - x.shape[axis])
     padded = pad(x, axis, before, behind)
-    return [cut(padded, axis, before + start, before + start + size) for start in starts]
+    whole = x.shape[axis] == size
+    return [
+        x if whole and not start else cut(padded, axis, before + start, before + start + size)
+        for start in starts
+    ]
 
 
 def taps(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,15 +17,32 @@ from exporters.executorch.xnnpack.workspace import NONE
 
 _aten = torch.ops.aten
 
+MOST_FILL = 1 << 12
+"""Numbers of a block of padding that is a constant of the program."""
+
 
 def _permute(builder: Builder, node: fx.Node) -> None:
+    made = builder.stored(node.args[0])
+    rank = len(made.shape)
+    if rank > 2 and _is_turned(node, made.shape[-1]):
+        builder.define(node, Value(made.id, made.shape, (rank - 1, *range(rank - 1))))
+        return
     source = builder.read(node.args[0])
     rank = len(source.perm)
-    order = _order(node, rank)
+    order = axes_of(node, rank)
     builder.define(node, Value(source.id, source.shape, tuple(source.perm[axis] for axis in order)))
 
 
-def _order(node: fx.Node, rank: int) -> list[int]:
+def _is_turned(node: fx.Node, last: int) -> bool:
+    """Whether the node is a matrix, transposed to be a left factor: what is turned need not have been one before."""
+    if len(shape_of(node)) != 2 or shape_of(node)[0] != last or axes_of(node, 2) != [1, 0]:
+        return False
+    mm = _aten.mm.default
+    return all(user.target is mm and node is user.args[0] is not user.args[1] for user in node.users)
+
+
+def axes_of(node: fx.Node, rank: int) -> list[int]:
+    """The axes of a transposition's argument in the order of its result."""
     if node.target is _aten.permute.default:
         return [axis % rank for axis in ints_argument(node, 1)]
     order = list(range(rank))
@@ -67,19 +85,46 @@ def _select(builder: Builder, node: fx.Node) -> None:
 
 
 def _pad(builder: Builder, node: fx.Node) -> None:
-    rank, padding = len(shape_of(node)), list(ints_argument(node, 1))
-    before, after = [0] * rank, [0] * rank
-    for pair in range(len(padding) // 2):
-        before[rank - 1 - pair], after[rank - 1 - pair] = padding[2 * pair], padding[2 * pair + 1]
-    fill = float(argument(node, "value") or 0.0)
-    out = builder.result(node).id
-    builder.add(xnn.XNNStaticConstantPad(before, after, fill, builder.id(node.args[0]), out, 0))
+    """Joined along each axis with blocks of what it is filled with: XNNPACK's own padding takes several times as long."""
+    value, fill = builder.plain(builder.read(node.args[0])), float(argument(node, "value") or 0.0)
+    grown = list(shape_of(node.args[0]))
+    pairs = [pair for pair in _pairs(node) if any(pair[1:])]
+    builder.define(node, value)
+    for place, (axis, before, behind) in enumerate(pairs):
+        blocks = [_filled(builder, _resized(grown, axis, count), fill) for count in (before, behind)]
+        grown[axis] += before + behind
+        out = builder.result(node) if place == len(pairs) - 1 else builder.value(grown)
+        _join(builder, [part.id for part in (blocks[0], value, blocks[1]) if part is not None], axis, out.id)
+        value = out
+
+
+def _pairs(node: fx.Node) -> list[tuple[int, int, int]]:
+    """(axis, before, behind), the last axis first."""
+    padding, last = ints_argument(node, 1), len(shape_of(node)) - 1
+    return [(last - at, padding[2 * at], padding[2 * at + 1]) for at in range(len(padding) // 2)]
+
+
+def _resized(shape: Sequence[int], axis: int, size: int) -> list[int]:
+    return [*shape[:axis], size, *shape[axis + 1 :]]
+
+
+def _filled(builder: Builder, shape: Sequence[int], number: float) -> Value | None:
+    if not math.prod(shape):
+        return None
+    if math.prod(shape) <= MOST_FILL:
+        return builder.constant(None, torch.full(tuple(shape), number))
+    single = builder.constant(None, torch.full([1] * len(shape), number))
+    made = builder.value(shape)
+    after = [size - 1 for size in shape]
+    builder.add(xnn.XNNStaticConstantPad([0] * len(shape), after, number, single.id, made.id, 0))
+    return made
 
 
 def _is_growth(node: fx.Node) -> bool:
     return all(count >= 0 for count in ints_argument(node, 1))
 
 
+MOST_PARTS = 5
 _CONCATENATIONS = {
     2: xnn.XNNConcatenate2,
     3: xnn.XNNConcatenate3,
@@ -92,18 +137,16 @@ def _cat(builder: Builder, node: fx.Node) -> None:
     shape = shape_of(node)
     axis = argument(node, "dim") % len(shape)
     parts = [(builder.id(part), shape_of(part)[axis]) for part in nodes_argument(node, 0)]
-    while len(parts) > 5:
-        joined = []
-        for start in range(0, len(parts), 5):
-            group = parts[start : start + 5]
-            size = sum(length for _, length in group)
-            if len(group) == 1:
-                joined += group
-                continue
+    while len(parts) > MOST_PARTS:
+        joined, excess = [], len(parts) - MOST_PARTS
+        while excess > 0 and len(parts) > 1:  # as few as must be are copied once more
+            count = min(MOST_PARTS, excess + 1, len(parts))
+            size = sum(length for _, length in parts[:count])
             made = builder.value((*shape[:axis], size, *shape[axis + 1 :]))
-            _join(builder, [id_ for id_, _ in group], axis, made.id)
+            _join(builder, [id_ for id_, _ in parts[:count]], axis, made.id)
             joined.append((made.id, size))
-        parts = joined
+            parts, excess = parts[count:], excess - count + 1
+        parts = joined + parts
     _join(builder, [id_ for id_, _ in parts], axis, builder.result(node).id)
 
 
@@ -111,7 +154,7 @@ def _join(builder: Builder, ids: list[int], axis: int, out: int) -> None:
     if len(ids) == 1:
         builder.add(xnn.XNNCopy(ids[0], out, 0))
         return
-    padded = [*ids, *[NONE] * (5 - len(ids))]
+    padded = [*ids, *[NONE] * (MOST_PARTS - len(ids))]
     builder.add(
         _CONCATENATIONS[len(ids)](
             axis=axis,
@@ -147,6 +190,8 @@ def _grows(node: fx.Node) -> int:
     before = (1,) * (len(shape) - len(before)) + before
     return math.prod(new if old == 1 else 1 for old, new in zip(before, shape, strict=True))
 
+
+TRANSPOSITIONS = (_aten.permute.default, _aten.transpose.int, _aten.t.default)
 
 EMITTERS: dict[Any, Emitter] = {
     _aten.permute.default: Emitter(_permute),

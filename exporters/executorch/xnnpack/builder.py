@@ -27,7 +27,7 @@ DATATYPES = {
 class Value:
     """A value of the graph, read with its axes in the order ``perm``: axis i is axis ``perm[i]`` of what is stored.
 
-    ``shape``: sizes as stored.
+    ``shape``: sizes as stored, which may be those of another view of the node's numbers: see :meth:`Builder.stored`.
     """
 
     id: int
@@ -44,7 +44,10 @@ class Value:
 
 
 class Builder:
-    """Collects one delegate's graph. ``resolve`` finds the value of a node that was not emitted yet."""
+    """Collects one delegate's graph. ``resolve`` finds the value of a node that was not emitted yet.
+
+    Views are not run until something needs the shape: another shape of a value that more is done with is a copy.
+    """
 
     def __init__(self) -> None:
         self.nodes: list[xnn.XNode] = []
@@ -53,6 +56,8 @@ class Builder:
         self.reserved: Value | None = None
         self._known: dict[fx.Node, Value] = {}
         self._plain: dict[Value, Value] = {}
+        self._shaped: dict[tuple[Value, tuple[int, ...]], Value] = {}
+        self._latest: dict[Value, Value] = {}
         self._outputs: dict[fx.Node, Value] = {}
         self._inputs: list[Value] = []
         self._data = bytearray()
@@ -103,22 +108,39 @@ class Builder:
 
     def viewed(self, node: fx.Node, base: fx.Node) -> Value:
         """A view of a value of this graph."""
-        source = self.plain(self.resolve(base))
-        self._known[node] = self.reshaped(source, node.meta["val"].shape)
+        self._known[node] = self.plain(self.resolve(base))
         return self._known[node]
 
     def reshaped(self, source: Value, shape: Sequence[int]) -> Value:
         sizes = tuple(int(size) for size in shape)
-        if sizes == source.shape and source.plain:
+        if sizes == source.sizes:
             return source
-        made = self.value(sizes)
-        self.add(xnn.XNNStaticReshape(len(sizes), list(sizes), self.plain(source).id, made.id, 0))
-        return made
+        key = source, sizes
+        if key not in self._shaped:
+            self._shaped[key] = self.value(sizes)
+            self.add(
+                xnn.XNNStaticReshape(len(sizes), list(sizes), self.plain(source).id, self._shaped[key].id, 0)
+            )
+            self._latest[source] = self._shaped[key]
+        return self._shaped[key]
+
+    def stored(self, argument: Any) -> Value:
+        """The value of a node or a number as it was made: its numbers in their order, in the shape of any view of them."""
+        if isinstance(argument, fx.Node):
+            return self.plain(self._known[argument] if argument in self._known else self.resolve(argument))
+        return self.number(float(argument))
+
+    def latest(self, value: Value) -> Value:
+        """The value in the shape in which it was read last: a shape that all read is another name, and no copy."""
+        while value in self._latest:
+            value = self._latest[value]
+        return value
 
     def read(self, argument: Any) -> Value:
-        """The value of a node or a number, with its permutation."""
+        """The value of a node or a number, with its shape and its permutation."""
         if isinstance(argument, fx.Node):
-            return self._known[argument] if argument in self._known else self.resolve(argument)
+            value = self._known[argument] if argument in self._known else self.resolve(argument)
+            return self.reshaped(value, fake_value(argument).shape)
         return self.number(float(argument))
 
     def id(self, argument: Any) -> int:
@@ -140,11 +162,18 @@ class Builder:
         """Declare that ``node`` is read outside: the value that :meth:`result` makes of it is external."""
         self._outputs[node] = self._like(node)
 
-    def result(self, node: fx.Node) -> Value:
-        """Where the op of ``node`` writes."""
+    def result(self, node: fx.Node, shape: Sequence[int] | None = None) -> Value:
+        """Where the op of ``node`` writes; in another ``shape`` than the node's only if :meth:`is_inner`."""
         wanted = self._outputs.get(node)
-        self._known[node] = self._like(node) if wanted is None else wanted
-        return self._known[node]
+        if wanted is None:
+            value = fake_value(node)
+            wanted = self.value(value.shape if shape is None else shape, dtype=value.dtype)
+        self._known[node] = wanted
+        return wanted
+
+    def is_inner(self, node: fx.Node) -> bool:
+        """Whether nothing outside reads the node, so that any view of it will do."""
+        return node not in self._outputs
 
     def define(self, node: fx.Node, value: Value) -> None:
         """``node`` is this value, perhaps with its axes in another order."""
@@ -155,7 +184,10 @@ class Builder:
         wanted, source = self._outputs[node], self._known[node]
         if source.id == wanted.id:
             return
-        if source.plain:
+        if source.sizes != wanted.shape:
+            shape = list(wanted.shape)
+            self.add(xnn.XNNStaticReshape(len(shape), shape, self.plain(source).id, wanted.id, 0))
+        elif source.plain:
             self.add(xnn.XNNCopy(source.id, wanted.id, 0))
         else:
             self.add(xnn.XNNStaticTranspose(len(source.perm), list(source.perm), source.id, wanted.id, 0))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +11,8 @@ from executorch.backends.xnnpack.serialization import xnnpack_graph_schema as xn
 from torch import fx
 
 from exporters.capture.nodes import argument, int_argument
-from exporters.executorch.xnnpack.builder import DATATYPES, Builder
+from exporters.executorch.graph import VIEWS
+from exporters.executorch.xnnpack.builder import DATATYPES, Builder, Value
 from exporters.executorch.xnnpack.emitter import Emitter, shape_of
 
 _aten = torch.ops.aten
@@ -21,14 +23,58 @@ def _binary(op: Any, swapped: bool = False) -> Emitter:
         first, second = node.args[:2]
         if swapped:
             first, second = second, first
-        low, high = _operands(builder, node, first, second)
-        builder.add(op(low, high, builder.result(node).id, 0))
+        low, high, shape = _operands(builder, node, first, second)
+        builder.add(op(low.id, high.id, builder.result(node, shape).id, 0))
 
     return Emitter(emit, _is_binary)
 
 
-def _operands(builder: Builder, node: fx.Node, first: Any, second: Any) -> tuple[int, int]:
-    return builder.id(first), builder.id(second)
+def _operands(builder: Builder, node: fx.Node, first: Any, second: Any) -> tuple[Value, Value, Sequence[int]]:
+    """Both as they are stored, where numbers meet as they do in their own shapes, and the shape of the result."""
+    low, high = builder.stored(first), builder.stored(second)
+    count = math.prod(shape_of(node)) if builder.is_inner(node) else 0
+    if math.prod(low.shape) == count and (other := _met(builder, node, low, second, high)) is not None:
+        return low, other, low.shape
+    if math.prod(high.shape) == count and (other := _met(builder, node, high, first, low)) is not None:
+        return other, high, high.shape
+    return builder.plain(builder.read(first)), builder.plain(builder.read(second)), shape_of(node)
+
+
+def _met(builder: Builder, node: fx.Node, full: Value, argument: Any, value: Value) -> Value | None:
+    """``argument``, stored as ``value``, in a shape that meets ``full`` as it is stored: as many numbers, a single one, or
+    one for each place of the last axis or of the others. None where there is none."""
+    count, last = math.prod(value.shape), full.shape[-1:]
+    if count == math.prod(full.shape):
+        return (
+            builder.reshaped(value, full.shape)
+            if _is_read_once(argument) or value.shape == full.shape
+            else None
+        )
+    if count == 1:
+        return value if len(value.shape) <= len(full.shape) else None
+    if last != shape_of(node)[-1:] or not isinstance(argument, fx.Node):
+        return None
+    if shape_of(argument)[-1:] == (count,) == last:
+        return builder.reshaped(value, last)
+    if shape_of(argument)[-1:] == (1,) and count * last[0] == math.prod(full.shape):
+        return builder.reshaped(value, (*full.shape[:-1], 1))
+    return None
+
+
+def _is_read_once(argument: Any) -> bool:
+    while isinstance(argument, fx.Node) and len(argument.users) == 1:
+        if argument.target not in VIEWS:
+            return argument.op == "call_function"
+        argument = argument.args[0]
+    return False
+
+
+def _single(builder: Builder, node: fx.Node) -> tuple[int, Value]:
+    """The argument as it is stored, if that will do, and where the result goes."""
+    if not builder.is_inner(node):
+        return builder.id(node.args[0]), builder.result(node)
+    source = builder.stored(node.args[0])
+    return source.id, builder.result(node, source.shape)
 
 
 def _is_binary(node: fx.Node) -> bool:
@@ -40,7 +86,8 @@ def _is_binary(node: fx.Node) -> bool:
 
 def _unary(op: Any) -> Emitter:
     def emit(builder: Builder, node: fx.Node) -> None:
-        builder.add(op(builder.id(node.args[0]), builder.result(node).id, 0))
+        source, out = _single(builder, node)
+        builder.add(op(source, out.id, 0))
 
     return Emitter(emit)
 
@@ -48,7 +95,8 @@ def _unary(op: Any) -> Emitter:
 def _clamped(bounds: Callable[[fx.Node], tuple[Any, Any]]) -> Emitter:
     def emit(builder: Builder, node: fx.Node) -> None:
         low, high = bounds(node)
-        builder.add(xnn.XNNClamp(builder.id(node.args[0]), builder.result(node).id, 0), low, high)
+        source, out = _single(builder, node)
+        builder.add(xnn.XNNClamp(source, out.id, 0), low, high)
 
     def accepts(node: fx.Node) -> bool:
         low, high = bounds(node)
@@ -58,14 +106,15 @@ def _clamped(bounds: Callable[[fx.Node], tuple[Any, Any]]) -> Emitter:
 
 
 def _power(builder: Builder, node: fx.Node) -> None:
-    source, exponent = builder.id(node.args[0]), float(node.args[1])  # type: ignore[arg-type]
-    out = builder.result(node).id
+    exponent = float(node.args[1])  # type: ignore[arg-type]
+    source, result = _single(builder, node)
+    out = result.id
     if exponent == 3.0:
-        square = builder.value(shape_of(node))
+        square = builder.value(result.shape)
         builder.add(xnn.XNNSquare(source, square.id, 0))
         builder.add(xnn.XNNMultiply(square.id, source, out, 0))
     elif exponent == -2.0:
-        square = builder.value(shape_of(node))
+        square = builder.value(result.shape)
         builder.add(xnn.XNNSquare(source, square.id, 0))
         builder.add(xnn.XNNDiv(builder.number(1.0).id, square.id, out, 0))
     elif exponent == -1.0:
@@ -87,15 +136,18 @@ def _is_power(node: fx.Node) -> bool:
 
 
 def _reciprocal(builder: Builder, node: fx.Node) -> None:
-    builder.add(xnn.XNNDiv(builder.number(1.0).id, builder.id(node.args[0]), builder.result(node).id, 0))
+    source, out = _single(builder, node)
+    builder.add(xnn.XNNDiv(builder.number(1.0).id, source, out.id, 0))
 
 
 def _gelu(builder: Builder, node: fx.Node) -> None:
-    builder.add(xnn.XNNGelu(builder.id(node.args[0]), builder.result(node).id, 0))
+    source, out = _single(builder, node)
+    builder.add(xnn.XNNGelu(source, out.id, 0))
 
 
 def _convert(builder: Builder, node: fx.Node) -> None:
-    builder.add(xnn.XNNConvert(builder.id(node.args[0]), builder.result(node).id, 0))
+    source, out = _single(builder, node)
+    builder.add(xnn.XNNConvert(source, out.id, 0))
 
 
 def _is_softmax(node: fx.Node) -> bool:

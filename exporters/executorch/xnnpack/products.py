@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -15,6 +16,9 @@ from exporters.executorch.xnnpack.workspace import NONE
 
 _aten = torch.ops.aten
 
+FEW_ROWS, MANY_WEIGHTS = 64, 1 << 20
+"""Rows of a left factor and numbers of a right one, from which on the right one is taken as the left."""
+
 
 def _product(builder: Builder, node: fx.Node) -> None:
     left, right = node.args[:2]
@@ -26,8 +30,15 @@ def _biased_product(builder: Builder, node: fx.Node) -> None:
     if shape_of(bias) in ((shape_of(node)[1],), (1, shape_of(node)[1])) and _is_constant(bias):
         _multiply(builder, node, left, builder.read(right), builder.id(bias))
         return
-    product = builder.value(shape_of(node))
-    _multiply_into(builder, left, builder.read(right), NONE, product)
+    _biased(builder, node, left, builder.read(right), bias)
+
+
+def _biased(builder: Builder, node: fx.Node, left: Any, right: Value, bias: Any) -> None:
+    if _is_from_the_other_side(left, right):
+        product = builder.plain(_from_the_other_side(builder, left, right))
+    else:
+        product = builder.value(shape_of(node))
+        _multiply_into(builder, builder.plain(builder.read(left)), right, NONE, product)
     builder.add(xnn.XNNAdd(product.id, builder.id(bias), builder.result(node).id, 0))
 
 
@@ -40,20 +51,47 @@ def _linear(builder: Builder, node: fx.Node) -> None:
     weight = builder.read(right)
     turned = Value(weight.id, weight.shape, tuple(reversed(weight.perm)))
     bias = argument(node, "bias")
-    product = builder.result(node) if bias is None else builder.value(shape_of(node))
-    _multiply_into(builder, left, turned, NONE, product)
-    if bias is not None:
-        builder.add(xnn.XNNAdd(product.id, builder.id(bias), builder.result(node).id, 0))
+    if bias is None:
+        _multiply(builder, node, left, turned, NONE)
+    else:
+        _biased(builder, node, left, turned, bias)
 
 
 def _multiply(builder: Builder, node: fx.Node, left: Any, right: Value, bias: int) -> None:
-    _multiply_into(builder, left, right, bias, builder.result(node))
+    if bias == NONE and _is_from_the_other_side(left, right):
+        builder.define(node, _from_the_other_side(builder, left, right))
+        return
+    rows = builder.stored(left)
+    latest = builder.latest(rows)
+    rows = latest if latest.shape[-1:] == shape_of(left)[-1:] else rows
+    if not builder.is_inner(node) or rows.shape[-1:] != shape_of(left)[-1:]:
+        rows = builder.plain(builder.read(left))
+    out = builder.result(node, (*rows.shape[:-1], shape_of(node)[-1]))
+    _multiply_into(builder, rows, right, bias, out)
 
 
-def _multiply_into(builder: Builder, left: Any, right: Value, bias: int, out: Value) -> None:
+def _is_from_the_other_side(left: Any, right: Value) -> bool:
+    """Whether the right factor is so much larger that the other should be the one that XNNPACK packs, with the product
+    transposed: the weights of a wide layer for a few samples are read once then, and not copied."""
+    count = math.prod(shape_of(left)[:-1])
+    return (
+        not right.plain
+        and len(right.shape) == len(shape_of(left)) == 2
+        and (count <= FEW_ROWS and math.prod(right.shape) >= MANY_WEIGHTS)
+    )
+
+
+def _from_the_other_side(builder: Builder, left: Any, right: Value) -> Value:
+    few = builder.plain(builder.read(left))
+    turned = builder.value((right.shape[0], few.shape[0]))
+    builder.add(xnn.XNNFullyConnected(right.id, few.id, NONE, turned.id, 0))
+    return Value(turned.id, turned.shape, (1, 0))
+
+
+def _multiply_into(builder: Builder, left: Value, right: Value, bias: int, out: Value) -> None:
     """left [..., K] times right, read as [K, N]: stored so, or as its transpose."""
     flag = TRANSPOSE if right.plain else 0
-    builder.add(xnn.XNNFullyConnected(builder.id(left), right.id, bias, out.id, flag))
+    builder.add(xnn.XNNFullyConnected(left.id, right.id, bias, out.id, flag))
 
 
 def _is_unscaled(node: fx.Node) -> bool:

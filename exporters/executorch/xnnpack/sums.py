@@ -9,15 +9,20 @@ import torch
 from executorch.backends.xnnpack.serialization import xnnpack_graph_schema as xnn
 from torch import fx
 
-from exporters.capture.nodes import ints_argument
+from exporters.capture.nodes import ints_argument, node_argument
+from exporters.executorch.xnnpack.axes import TRANSPOSITIONS, axes_of
 from exporters.executorch.xnnpack.builder import Builder, Value
 from exporters.executorch.xnnpack.emitter import Emitter, shape_of
 from exporters.executorch.xnnpack.workspace import NONE
 
 _aten = torch.ops.aten
 
+KEEP_AXES = 0x40
+"""XNN_FLAG_KEEP_DIMS."""
 LONG = 256
 """From so many terms on, a sum is one of partial sums."""
+MOST_TERMS = 1 << 10
+"""Terms along the last axes that are added one after another, as in a product."""
 MOST_ONES = 1 << 14
 """Entries of the constant that an odd count of terms may take."""
 
@@ -51,22 +56,34 @@ def _reduced(builder: Builder, node: fx.Node, factor: float) -> None:
     """The sum over each run of neighbouring axes, seen as [before, run, behind]; then times ``factor``.
 
     A sum of 2^k terms is their mean, which XNNPACK pools, times 2^k: without rounding, so that whole numbers stay whole.
-    An odd count of terms is a product with ones, unless it takes too many of them.
+    An odd count of terms is a product with ones, unless it takes too many of them; so is a count along the last axes, which
+    XNNPACK pools a number at a time.
     """
-    shape = list(shape_of(node.args[0]))
-    value = builder.plain(builder.read(node.args[0]))
-    for first, last in reversed(_runs(_axes(node))):
+    shape, runs = list(shape_of(node.args[0])), _runs(_axes(node))
+    value = builder.stored(node.args[0])
+    turned = _turned(builder, node)
+    if turned is not None:
+        value, runs = _ones_times(builder, turned, turned.shape[0], turned.shape[1], 1), []
+    for first, last in reversed(runs):
         before, run = math.prod(shape[:first]), math.prod(shape[first : last + 1])
         behind = math.prod(shape[last + 1 :])
         shape[first : last + 1] = [1] * (last + 1 - first)
+        if behind == 1 < before and 1 < run <= MOST_TERMS:
+            value = _ones_times(builder, value, before, run, behind)
+            continue
         odd = run // (run & -run)
         if (before if behind > 1 else 1) * odd > MOST_ONES:
             odd = 1  # pooled with the rest
+        if _is_image(value, before, run, behind) and odd == 1:
+            images = value.shape[0]
+            pooled = builder.value((images, 1, 1, behind))
+            builder.add(xnn.XNNGlobalAvgPooling2d(value.id, pooled.id, KEEP_AXES))
+            value, factor, run = pooled, factor * (run // images), images
         for part in _parts(run // odd):
             run //= part
             pooled = builder.value((before * run, 1, 1, behind))
             source = builder.reshaped(value, (before * run, part, 1, behind))
-            builder.add(xnn.XNNGlobalAvgPooling2d(source.id, pooled.id, 0))
+            builder.add(xnn.XNNGlobalAvgPooling2d(source.id, pooled.id, KEEP_AXES))
             value, factor = pooled, factor * part
         if odd > 1:
             value = _ones_times(builder, value, before, odd, behind)
@@ -74,21 +91,40 @@ def _reduced(builder: Builder, node: fx.Node, factor: float) -> None:
         scaled = builder.value(value.shape)
         builder.add(xnn.XNNMultiply(value.id, builder.number(factor).id, scaled.id, 0))
         value = scaled
-    result_shape = list(shape_of(node))
-    builder.add(xnn.XNNStaticReshape(len(result_shape), result_shape, value.id, builder.result(node).id, 0))
+    builder.define(node, value)
+
+
+def _turned(builder: Builder, node: fx.Node) -> Value | None:
+    """The matrix whose rows are summed, transposed, if that is there: a weight's gradient reads it."""
+    matrix = node_argument(node, 0)
+    shape = shape_of(matrix)
+    if len(shape) != 2 or _axes(node) != [0] or not LONG <= shape[0] <= 4 * MOST_TERMS:
+        return None
+    turns = (user for user in matrix.users if user.target in TRANSPOSITIONS and axes_of(user, 2) == [1, 0])
+    known = next((user for user in turns if builder.known(user) is not None), None)
+    return None if known is None else builder.plain(builder.read(known))
+
+
+def _is_image(value: Value, before: int, run: int, behind: int) -> bool:
+    """Whether the sum is one over images [N, H, W, C] that can be pooled as they are."""
+    if before != 1 or len(value.shape) != 4 or value.shape[3] != behind:
+        return False
+    return 1 < run // value.shape[0] <= MOST_TERMS
 
 
 def _ones_times(builder: Builder, value: Value, before: int, run: int, behind: int) -> Value:
     """The sum over the middle of [before, run, behind]."""
-    made = builder.value((before, 1, behind))
-    if behind == 1:
-        ones = builder.constant(None, torch.ones(1, run))
-        source = builder.reshaped(value, (before, 1, run))
-        builder.add(xnn.XNNFullyConnected(source.id, ones.id, NONE, made.id, 0))
-    else:
+    if behind > 1:
         ones = builder.constant(None, torch.ones(before, 1, run))
-        source = builder.reshaped(value, (before, run, behind))
+        source, made = builder.reshaped(value, (before, run, behind)), builder.value((before, 1, behind))
         builder.add(xnn.XNNBatchMatrixMultiply(ones.id, source.id, made.id, 0))
+        return made
+    # As it is, where it can be: another shape of a value that more is done with is a copy.
+    fits = len(value.shape) > 1 and value.shape[-1] == run
+    source = value if fits else builder.reshaped(value, (before, 1, run))
+    made = builder.value((*source.shape[:-1], 1))
+    ones = builder.constant(None, torch.ones(1, run))
+    builder.add(xnn.XNNFullyConnected(source.id, ones.id, NONE, made.id, 0))
     return made
 
 

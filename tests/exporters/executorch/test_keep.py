@@ -114,13 +114,14 @@ def test_a_function_without_a_metric_stays_as_it_is() -> None:
 
 def test_the_first_delegate_asks_for_the_workspace_of_the_largest() -> None:
     module = _rewritten(_step())
-    first, *others = [step.nodes for step in steps_of(module) if step.delegated]
+    parts = [step.nodes for step in steps_of(module) if step.delegated]
     results = set(module.graph.output_node().args[0])  # type: ignore[arg-type]
-    most = max(delegate(module, nodes, results).workspace_bytes for nodes in others)
+    most = max(delegate(module, nodes, results).workspace_bytes for nodes in parts)
 
-    found = delegate(module, first, results, 2 * most)
+    found = delegate(module, parts[0], results, 2 * most)
 
-    assert 2 * most - 4 < found.workspace_bytes <= 2 * most + 128
+    packed = 2**15  # constants that products pack are beside it
+    assert 2 * most - 4 < found.workspace_bytes <= 2 * most + packed
     assert found.reserved
 
 

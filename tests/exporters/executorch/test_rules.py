@@ -71,7 +71,6 @@ def test_a_convolution_and_its_gradients_are_those_of_torch(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dense, "MOST_AT_ONCE", most)
-        patch.setattr(dense, "MOST_SUMMED", most)
         _close([convolution.convolution(x, w, bias, *moves)], [expected])
         _close(convolution.convolution_backward(*rest), _aten.convolution_backward(*rest))
 
