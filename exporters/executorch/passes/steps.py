@@ -35,8 +35,8 @@ def step(condition: fx.Node, negated: bool, call: Call) -> fx.Node | None:
     elif isinstance(first, fx.Node):
         distance = call(_aten.sub.Tensor, first, second)
     else:
-        distance = call(_aten.neg.default, call(_aten.sub.Tensor, second, first))
+        distance = call(_aten.rsub.Scalar, second, first)
     mask = call(_aten.ceil.default, call(_aten.clamp.default, distance, 0.0, 1.0))
     if inverted == negated:
         return mask
-    return call(_aten.add.Tensor, call(_aten.neg.default, mask), 1.0)
+    return call(_aten.rsub.Scalar, mask, 1.0)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from exporters.decompositions.rule import DECLINED, Rules
+from exporters.executorch.rules.shifts import in_parts
 
 _aten = torch.ops.aten
 # Below this, and not at minus infinity, no logit is.
@@ -38,7 +39,11 @@ def gelu_backward(grad: Tensor, x: Tensor, *, approximate: str = "none") -> Tens
     There is no erf, but GELU itself, which the forward pass has computed: P(x) = GELU(x) x / x^2, and 1/2 at 0.
     """
     if approximate == "tanh":
-        return _tanh_gelu_backward(grad, x)
+        return in_parts(_tanh_gelu_backward, grad, x)
+    return in_parts(_gelu_backward, grad, x)
+
+
+def _gelu_backward(grad: Tensor, x: Tensor) -> Tensor:
     square = x * x
     below = (_aten.gelu(x) * x + 0.5 * TINY) / (square + TINY)
     density = (square * -0.5).exp() * (1.0 / math.sqrt(2.0 * math.pi))

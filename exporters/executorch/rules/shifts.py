@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -70,6 +70,21 @@ def taps(
 def join(parts: Sequence[Tensor], axis: int) -> Tensor:
     """The parts side by side; one part is itself."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), axis)
+
+
+MOST_OF_CHAIN = 2**18
+"""Numbers of an operand of a chain of arithmetic that a part of it takes: they lie in a processor's own cache to its end."""
+
+
+def in_parts(chain: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    """``chain``, which makes each entry of the same entry of the ``tensors``, all of one shape, some rows at a time."""
+    first = tensors[0]
+    count = min(len(first), -(-first.numel() // MOST_OF_CHAIN)) if first.dim() else 1
+    if count < 2 or any(each.shape != first.shape for each in tensors):
+        return chain(*tensors)
+    rows = -(-len(first) // count)
+    ends = [(start, min(start + rows, len(first))) for start in range(0, len(first), rows)]
+    return join([chain(*(cut(each, 0, *end) for each in tensors)) for end in ends], 0)
 
 
 def total(parts: Sequence[Tensor | None], shape: Sequence[int]) -> Tensor:
