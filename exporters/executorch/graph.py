@@ -7,7 +7,7 @@ import operator
 import torch
 from torch import Tensor, fx
 
-from exporters.capture.nodes import copy_of, fake_value, node_argument, results
+from exporters.capture.nodes import copy_of, fake_value, ints_argument, node_argument, results
 from exporters.capture.trace import Captured
 from exporters.executorch.rules.kernels import FORMS
 from exporters.memory.usage import is_pointwise
@@ -39,7 +39,12 @@ VIEWS = frozenset(
 )
 """Ops whose result has the bytes of their first argument in the same order: another name for the same memory."""
 
-_PERHAPS_NOTHING = (_aten.expand.default, _aten._to_copy.default, _aten.slice.Tensor)
+_PERHAPS_NOTHING = (
+    _aten.expand.default,
+    _aten._to_copy.default,
+    _aten.slice.Tensor,
+    _aten.constant_pad_nd.default,
+)
 
 FOLDED_BYTES = 1 << 16
 """A value made of constants alone is computed at export if it has at most so many bytes."""
@@ -76,8 +81,10 @@ def _drop_copies(graph: fx.Graph) -> None:
 
 
 def _is_nothing(node: fx.Node) -> bool:
-    """A view, an expansion, a slice or a conversion to what it is already."""
+    """A view, an expansion, a slice, a padding or a conversion to what it is already."""
     if node.target not in VIEWS and node.target not in _PERHAPS_NOTHING:
+        return False
+    if node.target is _aten.constant_pad_nd.default and any(ints_argument(node, 1)):
         return False
     before, after = fake_value(node.args[0]), fake_value(node)
     return before.shape == after.shape and before.dtype == after.dtype
@@ -129,7 +136,7 @@ def _key(value: object) -> object:
         return tuple(map(_key, value))
     if isinstance(value, dict):
         return tuple((name, _key(item)) for name, item in value.items())
-    return value if isinstance(value, fx.Node) else (type(value), value)
+    return value if isinstance(value, fx.Node) else (type(value), repr(value))  # 0.0 and -0.0 are two numbers
 
 
 def _fold(module: fx.GraphModule) -> None:

@@ -15,6 +15,8 @@ _aten = torch.ops.aten
 LOWEST = -1e38
 # What x^2 is divided by must not be zero; beside this it is another number only where P(x) is 1/2 to the last digit.
 TINY = 1e-20
+# Beyond it GELU is a line, and from 1e19 on x^2 is infinite.
+LARGEST = 1e9
 
 
 def step(x: Tensor) -> Tensor:
@@ -44,6 +46,7 @@ def gelu_backward(grad: Tensor, x: Tensor, *, approximate: str = "none") -> Tens
 
 
 def _gelu_backward(grad: Tensor, x: Tensor) -> Tensor:
+    x = x.clamp(-LARGEST, LARGEST)
     square = x * x
     below = (_aten.gelu(x) * x + 0.5 * TINY) / (square + TINY)
     density = (square * -0.5).exp() * (1.0 / math.sqrt(2.0 * math.pi))

@@ -116,8 +116,8 @@ def layer_norm(
 
 
 def _rows(x: Tensor, shape: Sequence[int]) -> Tensor:
-    """What is normalized as the last axis, the others as they are if it is one."""
-    return x if len(shape) == 1 else x.reshape(-1, math.prod(shape))
+    """What is normalized as the last axis, the others as they are if it is one of several."""
+    return x if len(shape) == 1 < x.dim() else x.reshape(-1, math.prod(shape))
 
 
 def layer_norm_backward(

@@ -22,9 +22,9 @@ MOST_FILL = 1 << 12
 
 
 def _permute(builder: Builder, node: fx.Node) -> None:
-    made = builder.stored(node.args[0])
+    made = builder.raw(node.args[0])
     rank = len(made.shape)
-    if rank > 2 and _is_turned(node, made.shape[-1]):
+    if rank > 2 and made.plain and _is_turned(node, made.shape[-1]):
         builder.define(node, Value(made.id, made.shape, (rank - 1, *range(rank - 1))))
         return
     source = builder.read(node.args[0])
@@ -89,7 +89,8 @@ def _pad(builder: Builder, node: fx.Node) -> None:
     value, fill = builder.plain(builder.read(node.args[0])), float(argument(node, "value") or 0.0)
     grown = list(shape_of(node.args[0]))
     pairs = [pair for pair in _pairs(node) if any(pair[1:])]
-    builder.define(node, value)
+    if not pairs:
+        builder.add(xnn.XNNCopy(value.id, builder.result(node).id, 0))
     for place, (axis, before, behind) in enumerate(pairs):
         blocks = [_filled(builder, _resized(grown, axis, count), fill) for count in (before, behind)]
         grown[axis] += before + behind

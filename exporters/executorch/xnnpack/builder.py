@@ -126,8 +126,12 @@ class Builder:
 
     def stored(self, argument: Any) -> Value:
         """The value of a node or a number as it was made: its numbers in their order, in the shape of any view of them."""
+        return self.plain(self.raw(argument))
+
+    def raw(self, argument: Any) -> Value:
+        """As :meth:`stored`, but perhaps with another order of its axes, which nothing has asked for yet."""
         if isinstance(argument, fx.Node):
-            return self.plain(self._known[argument] if argument in self._known else self.resolve(argument))
+            return self._known[argument] if argument in self._known else self.resolve(argument)
         return self.number(float(argument))
 
     def latest(self, value: Value) -> Value:
@@ -138,10 +142,8 @@ class Builder:
 
     def read(self, argument: Any) -> Value:
         """The value of a node or a number, with its shape and its permutation."""
-        if isinstance(argument, fx.Node):
-            value = self._known[argument] if argument in self._known else self.resolve(argument)
-            return self.reshaped(value, fake_value(argument).shape)
-        return self.number(float(argument))
+        value = self.raw(argument)
+        return self.reshaped(value, fake_value(argument).shape) if isinstance(argument, fx.Node) else value
 
     def id(self, argument: Any) -> int:
         """The value of a node or a number, stored in the order of its axes."""

@@ -21,8 +21,9 @@ KEEP_AXES = 0x40
 """XNN_FLAG_KEEP_DIMS."""
 LONG = 256
 """From so many terms on, a sum is one of partial sums."""
-MOST_TERMS = 1 << 10
-"""Terms along the last axes that are added one after another, as in a product."""
+MOST_TERMS, MOST_POOLED, MOST_TURNED = LONG, 1 << 10, 1 << 12
+"""Terms that are added one after another: along the last axes, of an image, and, as in the weight's gradient beside them, of
+the rows of a matrix."""
 MOST_ONES = 1 << 14
 """Entries of the constant that an odd count of terms may take."""
 
@@ -60,7 +61,7 @@ def _reduced(builder: Builder, node: fx.Node, factor: float) -> None:
     XNNPACK pools a number at a time.
     """
     shape, runs = list(shape_of(node.args[0])), _runs(_axes(node))
-    value = builder.stored(node.args[0])
+    value = source = builder.stored(node.args[0])
     turned = _turned(builder, node)
     if turned is not None:
         value, runs = _ones_times(builder, turned, turned.shape[0], turned.shape[1], 1), []
@@ -68,8 +69,10 @@ def _reduced(builder: Builder, node: fx.Node, factor: float) -> None:
         before, run = math.prod(shape[:first]), math.prod(shape[first : last + 1])
         behind = math.prod(shape[last + 1 :])
         shape[first : last + 1] = [1] * (last + 1 - first)
-        if behind == 1 < before and 1 < run <= MOST_TERMS:
-            value = _ones_times(builder, value, before, run, behind)
+        if behind == 1 < before and run <= MOST_ONES:
+            for part in [run] if 1 < run <= MOST_TERMS else _parts(run):
+                run //= part
+                value = _ones_times(builder, value, before * run, part, behind)
             continue
         odd = run // (run & -run)
         if (before if behind > 1 else 1) * odd > MOST_ONES:
@@ -82,8 +85,8 @@ def _reduced(builder: Builder, node: fx.Node, factor: float) -> None:
         for part in _parts(run // odd):
             run //= part
             pooled = builder.value((before * run, 1, 1, behind))
-            source = builder.reshaped(value, (before * run, part, 1, behind))
-            builder.add(xnn.XNNGlobalAvgPooling2d(source.id, pooled.id, KEEP_AXES))
+            image = builder.reshaped(value, (before * run, part, 1, behind))
+            builder.add(xnn.XNNGlobalAvgPooling2d(image.id, pooled.id, KEEP_AXES))
             value, factor = pooled, factor * part
         if odd > 1:
             value = _ones_times(builder, value, before, odd, behind)
@@ -91,6 +94,9 @@ def _reduced(builder: Builder, node: fx.Node, factor: float) -> None:
         scaled = builder.value(value.shape)
         builder.add(xnn.XNNMultiply(value.id, builder.number(factor).id, scaled.id, 0))
         value = scaled
+    if value is source:  # another name for what is read would be read later than its node stands
+        value = builder.result(node)
+        builder.add(xnn.XNNStaticReshape(len(value.shape), list(value.shape), source.id, value.id, 0))
     builder.define(node, value)
 
 
@@ -98,7 +104,7 @@ def _turned(builder: Builder, node: fx.Node) -> Value | None:
     """The matrix whose rows are summed, transposed, if that is there: a weight's gradient reads it."""
     matrix = node_argument(node, 0)
     shape = shape_of(matrix)
-    if len(shape) != 2 or _axes(node) != [0] or not LONG <= shape[0] <= 4 * MOST_TERMS:
+    if len(shape) != 2 or _axes(node) != [0] or not LONG <= shape[0] <= MOST_TURNED:
         return None
     turns = (user for user in matrix.users if user.target in TRANSPOSITIONS and axes_of(user, 2) == [1, 0])
     known = next((user for user in turns if builder.known(user) is not None), None)
@@ -109,7 +115,7 @@ def _is_image(value: Value, before: int, run: int, behind: int) -> bool:
     """Whether the sum is one over images [N, H, W, C] that can be pooled as they are."""
     if before != 1 or len(value.shape) != 4 or value.shape[3] != behind:
         return False
-    return 1 < run // value.shape[0] <= MOST_TERMS
+    return 1 < run // value.shape[0] <= MOST_POOLED
 
 
 def _ones_times(builder: Builder, value: Value, before: int, run: int, behind: int) -> Value:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from executorch.backends.xnnpack.serialization import xnnpack_graph_schema as xnn
@@ -14,14 +15,19 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
+from device_runtime.engine.select import open_engine
+from edgefl.contract.program import Function
+from edgefl.contract.tensors import Tensors, TensorSpec
 from exporters.capture.trace import capture
-from exporters.executorch.check.programs import verify
+from exporters.executorch import capture_for
+from exporters.executorch.check.programs import load, verify
 from exporters.executorch.graph import lowered
 from exporters.executorch.program import partition
 from exporters.executorch.program.partition import steps_of
 from exporters.executorch.program.write import to_executorch
 from exporters.executorch.xnnpack.builder import Builder
 from tests.exporters.executorch.test_ops import Case, function
+from tests.parity.forms import made
 
 
 def _two_views(x: Tensor) -> Tensor:
@@ -39,7 +45,17 @@ def _in_three_shapes(x: Tensor, w: Tensor) -> Tensor:
     return y.view(2, 3, 5).sum(0) + y.view(6, 5)[:3] + y.view(3, 2, 5)[:, 0]
 
 
+def _of_layer_norm(x: Tensor, w: Tensor) -> Tensor:
+    return torch.func.grad(lambda w: (F.layer_norm(x, (6,), w) * x).sum())(w)
+
+
+def _two_zeros(x: Tensor) -> Tensor:
+    up, down = (1 / (x.abs() * zero) for zero in (0.0, -0.0))
+    return up.clamp(-1, 1) + down.clamp(-1, 1) * 0.5
+
+
 COMBINED: dict[str, Case] = {
+    "two zeros that are not one": (_two_zeros, ((6,),)),
     "a column times a row of as many": (lambda x: (x * 2).view(4, 1) * (x + 1), ((4,),)),
     "one for each row of a square": (lambda x: (x * 2) * (x + 1).sum(1, keepdim=True), ((4, 4),)),
     "a middle axis of as many as the rows": (
@@ -72,10 +88,24 @@ def test_what_reads_a_view_meets_what_torch_meets(name: str, monkeypatch: pytest
     monkeypatch.setattr(partition, "LEAST", 0.0)
     fn, shapes = COMBINED[name]
     example = function(fn, *shapes)
-    captured = capture(example)
+    captured = capture_for(example)
 
     assert all(step.delegated for step in steps_of(lowered(captured)))
     assert verify(example, to_executorch(captured).model, 1).worst < 1e-5
+
+
+GRADIENTS: dict[str, Case] = {
+    "a norm of a single row": (_of_layer_norm, ((6,), (6,))),
+    "GELU far out": (lambda x: torch.func.grad(lambda x: F.gelu(x).sum())(x * 1e20), ((4, 6),)),
+}
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_gradients_at_the_edges_are_those_of_torch(name: str) -> None:
+    fn, shapes = GRADIENTS[name]
+    example = function(fn, *shapes)
+
+    assert verify(example, to_executorch(capture_for(example)).model, 1).worst < 1e-5
 
 
 @st.composite
@@ -115,6 +145,45 @@ def test_any_number_of_parts_is_joined_in_order(count: int) -> None:
     example = function(lambda x: torch.cat([x * k for k in range(count)]) * 2, (2, 3))
 
     assert verify(example, to_executorch(capture(example)).model, 1).worst < 1e-6
+
+
+NOTHING: dict[str, Callable[[Tensor], Tensor]] = {
+    "a sum of one": lambda s: s.sum(0),
+    "a mean of one": lambda s: s.mean(0),
+    "no padding": lambda s: F.pad(s, (0, 0)).view(4),
+}
+
+
+@pytest.mark.parametrize("name", NOTHING)
+def test_what_computes_nothing_is_read_before_the_state_is_rewritten(name: str) -> None:
+    def step(t: Tensors) -> Tensors:
+        old = NOTHING[name](t["state.s"])
+        new = t["state.s"] * 0.5
+        return {"metric.y": (old * old * new.view(4)).sum(), "state.s": new}
+
+    engine, exported = (
+        open_engine("executorch"),
+        made("executorch", Function("step", step, {"state.s": TensorSpec((1, 4))})),
+    )
+    state = np.array([[1.0, 2.0, 3.0, 4.0]], np.float32)
+
+    ran = engine.load(exported.graph, exported.model).run({}, engine.write_state({"state.s": state}))
+
+    assert ran.arrays["metric.y"] == pytest.approx(0.5 * (state**3).sum())
+
+
+@pytest.mark.parametrize("count", [768, 1000, 1024])
+def test_many_terms_of_a_row_are_added_by_partial_sums(count: int) -> None:
+    """One after another they would be off by the last three digits of a row that lies far from zero."""
+    x = 1000 + torch.randn(64, count, generator=torch.Generator().manual_seed(0))
+    example = function(lambda x: (x * 1.0).sum(1), (64, count))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(partition, "LEAST", 0.0)
+        found = load(example, to_executorch(capture(example)).model)({"batch.0.0": x.numpy()})[0]
+
+    exact = x.double().sum(1)
+    assert ((torch.from_numpy(found) - exact) / exact).abs().max() < 5e-7
 
 
 def _nodes(
