@@ -126,6 +126,7 @@ TABLES = (
             "--model=resnet20",
             "--model=cnn",
             "--model=bert",
+            "--tune",
             "--repeat",
             "2",
         ),

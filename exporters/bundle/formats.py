@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from functools import partial
 from importlib import metadata
 from typing import TYPE_CHECKING, Protocol
 
@@ -33,7 +34,7 @@ from exporters.onnx.blocked import blocked
 from exporters.onnx.rows import by_rows
 from exporters.onnx.tiled import tiled
 from exporters.sources.blob import graph_nodes, onnx_nodes
-from exporters.verify.graphs import Verification, verify
+from exporters.verify.graphs import Verification, load, verify
 from exporters.verify.variants import agree
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
 BLOCKED, ROWS = "blocked", "rows"
 """Other forms of an ONNX model: :mod:`exporters.onnx.blocked`, and by rows :mod:`exporters.onnx.rows` and
-:mod:`exporters.onnx.tiled`."""
+:mod:`exporters.onnx.tiled`. Of a program by rows: :mod:`exporters.executorch.program.rows`."""
 
 
 class Format(Protocol):
@@ -160,7 +161,9 @@ class Onnx:
             f"{BLOCKED}, {ROWS}": _in_rows(in_blocks) if in_blocks else None,
         }
         return {
-            name: form for name, form in forms.items() if form and agree(captured, artifact, form, verified)
+            name: form
+            for name, form in forms.items()
+            if form and agree(captured, partial(load, captured.function, form, artifact.in_place), verified)
         }
 
     def differs(self, graph: Graph, model: bytes) -> str:
@@ -244,7 +247,13 @@ class ExecuTorch:
         return programs.verify_isolated(function, model, seed, self._isolated)
 
     def variants(self, captured: Captured, artifact: Artifact, verified: Verification) -> dict[str, bytes]:
-        return {}
+        from exporters.executorch.check import programs
+        from exporters.executorch.program.write import in_rows
+
+        form = in_rows(captured, artifact)
+        if form is None or not agree(captured, partial(programs.load, captured.function, form), verified):
+            return {}
+        return {ROWS: form}
 
     def differs(self, graph: Graph, model: bytes) -> str:
         """Their names, which the writer left in the program, and what a device is told that stands at each place."""

@@ -258,8 +258,7 @@ def _bound(session: Any, arrays: Mapping[str, Array], in_place: Collection[str])
         rows = rows_in(port.name)
         name = rows.whole if rows else port.name
         if name not in shared:
-            array = arrays[name][rows.start : rows.stop] if rows else arrays[name]
-            binding.bind_cpu_input(port.name, np.asarray(array, order="C"))
+            binding.bind_cpu_input(port.name, np.asarray(given(port.name, arrays), order="C"))
         elif rows:
             binding.bind_input(port.name, *_place(shared[name], arrays[name], rows))
         else:
@@ -274,7 +273,8 @@ def _bound(session: Any, arrays: Mapping[str, Array], in_place: Collection[str])
         else:
             binding.bind_ortvalue_output(port.name, shared[name])
     session.run_with_iobinding(binding)
-    return _joined([port.name for port in session.get_outputs()], binding.get_outputs())
+    values = [value.numpy().copy() for value in binding.get_outputs()]
+    return joined([port.name for port in session.get_outputs()], values)
 
 
 def _place(value: Any, array: Array, rows: Rows) -> tuple[str, int, Any, list[int], int]:
@@ -282,12 +282,18 @@ def _place(value: Any, array: Array, rows: Rows) -> tuple[str, int, Any, list[in
     return "cpu", 0, array.dtype.type, *rows.place(value.data_ptr(), array.shape, array.itemsize)
 
 
-def _joined(names: Sequence[str], values: Sequence[Any]) -> list[Array]:
-    """Copies of the outputs, rows of one tensor together."""
+def given(name: str, arrays: Mapping[str, Array]) -> Array:
+    """What a graph reads as ``name``: an array, or rows of one."""
+    rows = rows_in(name)
+    return arrays[rows.whole][rows.start : rows.stop] if rows else arrays[name]
+
+
+def joined(names: Sequence[str], values: Sequence[Array]) -> list[Array]:
+    """The outputs of a graph, rows of one tensor together."""
     wholes: dict[str, list[Array]] = {}
     for name, value in zip(names, values, strict=True):
         rows = rows_in(name)
-        wholes.setdefault(rows.whole if rows else name, []).append(value.numpy().copy())
+        wholes.setdefault(rows.whole if rows else name, []).append(value)
     return [parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in wholes.values()]
 
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from edgefl.wire.bundle.variants import strays
 from edgefl.wire.errors import ExportError
-from exporters.artifact import Artifact
 from exporters.capture.trace import Captured
-from exporters.verify.graphs import Verification, in_order, load
+from exporters.verify.graphs import Run, Verification, in_order
 
 
-def agree(captured: Captured, artifact: Artifact, other: bytes, verified: Verification) -> bool:
-    """Whether onnxruntime runs ``other`` here, and gives what it gave of ``artifact`` on the example that was verified."""
+def agree(captured: Captured, load: Callable[[], Run], verified: Verification) -> bool:
+    """Whether the form of ``captured`` that ``load`` gives runs here, and makes what another one did of the example on
+    which that was ``verified``."""
     given = {name: value.numpy() for name, value in captured.function.example(verified.seed).items()}
     try:
-        outputs = in_order(load(captured.function, other, artifact.in_place)(given), captured.outputs)
-    except ExportError:  # its ops are not in this onnxruntime
+        outputs = in_order(load()(given), captured.outputs)
+    except ExportError:  # its ops are not in this runtime
         return False
     return not strays(dict(zip(captured.outputs, outputs, strict=True)), verified.found, given)

@@ -28,8 +28,10 @@ class NativeError(Exception):
 
 @dataclass(frozen=True)
 class Value:
-    """An input or output of a program. ``planned``: the program keeps its memory, so that nobody can give it any."""
+    """An input or output of a program. ``planned``: the program keeps its memory, so that nobody can give it any. ``name``:
+    of a program of whose values some are rows of a port, else ""."""
 
+    name: str
     dtype: str
     shape: tuple[int, ...]
     planned: bool
@@ -141,9 +143,13 @@ class Program:
         code = self._native.calls.edgefl_value(
             self._handle, is_output, at, byref(rank), byref(sizes), byref(planned), byref(permuted)
         )
-        shape = tuple(sizes[dim] for dim in range(rank.value))
+        name: bytes = self._native.calls.edgefl_name(self._handle, is_output, at)
         return Value(
-            EXECUTORCH_DTYPES.get(code, f"type {code}"), shape, bool(planned.value), bool(permuted.value)
+            name.decode(errors="replace"),
+            EXECUTORCH_DTYPES.get(code, f"type {code}"),
+            tuple(sizes[dim] for dim in range(rank.value)),
+            bool(planned.value),
+            bool(permuted.value),
         )
 
 
@@ -176,6 +182,7 @@ def _declare(calls: ctypes.CDLL) -> None:
         ("edgefl_prepare", c_int, (c_void_p,)),
         ("edgefl_count", c_int64, (c_void_p, c_int)),
         ("edgefl_value", c_int, value),
+        ("edgefl_name", c_char_p, (c_void_p, c_int, c_int64)),
         ("edgefl_planned_bytes", c_int64, (c_void_p,)),
         ("edgefl_run", c_int, (c_void_p, pointers, pointers)),
         ("edgefl_run_timed", c_int64, (c_void_p, pointers, pointers, POINTER(c_int64), c_int64)),

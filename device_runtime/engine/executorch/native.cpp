@@ -118,6 +118,7 @@ struct Value {
   std::vector<TensorImpl::SizesType> sizes;
   std::vector<TensorImpl::DimOrderType> order;
   std::vector<TensorImpl::StridesType> strides;
+  std::string name;
 
   explicit Value(const et::TensorInfo& found)
       : info(found),
@@ -149,6 +150,19 @@ struct Graph {
   std::unique_ptr<et::Method> method;
 };
 
+// A program of whose values some are rows of a port names all of them, the inputs first. Other values have no names: the
+// runtime gives those of attributes alone, in the order of the program's values.
+et::Error name_values(Graph& graph, const et::MethodMeta& meta) {
+  const size_t inputs = graph.inputs.size();
+  if (meta.num_attributes() != inputs + graph.outputs.size()) return et::Error::Ok;
+  for (size_t at = 0; at < meta.num_attributes(); ++at) {
+    auto info = meta.attribute_tensor_meta(at);
+    if (!info.ok()) return info.error();
+    (at < inputs ? graph.inputs[at] : graph.outputs[at - inputs]).name = std::string(info->name());
+  }
+  return et::Error::Ok;
+}
+
 et::Error describe(Graph& graph) {
   auto program = et::Program::load(&graph.loader, et::Program::Verification::InternalConsistency);
   if (!program.ok()) return program.error();
@@ -165,6 +179,8 @@ et::Error describe(Graph& graph) {
     if (!info.ok()) return info.error();
     graph.outputs.emplace_back(info.get());
   }
+  const et::Error error = name_values(graph, meta.get());
+  if (error != et::Error::Ok) return error;
   for (size_t at = 0; at < meta->num_memory_planned_buffers(); ++at) {
     auto size = meta->memory_planned_buffer_size(at);
     if (!size.ok()) return size.error();
@@ -295,6 +311,12 @@ int edgefl_value(
     if (value->order[dim] != dim) *permuted = 1;
   }
   return static_cast<int>(value->info.scalar_type());
+}
+
+// The name of a value, "" where the program names none; valid as long as the graph. Null: there is no such value.
+const char* edgefl_name(const void* graph, int is_output, int64_t at) {
+  const Value* value = value_of(static_cast<const Graph*>(graph), is_output, at);
+  return value == nullptr ? nullptr : value->name.c_str();
 }
 
 // Bytes of the arena that the program planned when it was exported.

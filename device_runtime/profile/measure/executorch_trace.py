@@ -36,6 +36,7 @@ class _TimedGraph(ExecuTorchGraph):
 
 class _TimedEngine(ExecuTorchEngine):
     def load(self, graph: Graph, artifact: bytes, threads: int = 0) -> _TimedGraph:
-        made = _TimedGraph(graph, super().load(graph, artifact, threads)._program)
+        loaded = super().load(graph, artifact, threads)
+        made = _TimedGraph(graph, loaded._program, loaded._inputs, loaded._outputs)
         made.calls = []
         return made

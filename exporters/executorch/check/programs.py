@@ -11,7 +11,7 @@ from edgefl.wire.errors import ExportError
 from exporters.executorch.check.isolated import IsolatedRunner
 from exporters.executorch.check.ports import METHOD, read_ports
 from exporters.executorch.silent_import import portable_lib
-from exporters.verify.graphs import Run, Verification, compare
+from exporters.verify.graphs import Run, Verification, compare, given, joined
 from exporters.verify.rounding import Array
 
 
@@ -22,7 +22,7 @@ def verify(function: Function, model: bytes, seed: int, *, quick: bool = False) 
 
 def verify_isolated(function: Function, model: bytes, seed: int, runner: IsolatedRunner) -> Verification:
     """:func:`verify` for bytes that may be damaged: the program runs in the process ``runner``."""
-    names = _names(function, model)
+    names, _ = _names(function, model)
 
     def run(arrays: Mapping[str, Array]) -> Sequence[Array]:
         return runner.run(function.name, model, [arrays[name] for name in names])
@@ -30,30 +30,33 @@ def verify_isolated(function: Function, model: bytes, seed: int, runner: Isolate
     return compare(function, run, seed)
 
 
-def _names(function: Function, model: bytes) -> list[str]:
+def _names(function: Function, model: bytes) -> tuple[list[str], list[str]]:
+    """Of inputs and of outputs."""
     try:
-        return [port.name for port in read_ports(model)[0]]
+        inputs, outputs = read_ports(model)
+        return [port.name for port in inputs], [port.name for port in outputs]
     except ValueError as error:
         raise _refused(function, "read", error) from error
 
 
 def load(function: Function, model: bytes) -> Run:
-    """``model`` in ExecuTorch's Python runtime. Its inputs are those of ``function`` that its graph reads, by order."""
+    """``model`` in ExecuTorch's Python runtime. Its inputs are those of ``function`` that its graph reads, by order; some
+    may be rows."""
     try:
         module = portable_lib()._load_for_executorch_from_buffer(model)
     except RuntimeError as error:
         raise _refused(function, "load", error) from error
-    names = _names(function, model)
+    names, made = _names(function, model)
 
     # ``held``: the runtime reads the bytes where they lie, for as long as it runs.
     def run(arrays: Mapping[str, Array], held: bytes = model) -> Sequence[Array]:
         try:
             outputs = module.run_method(
-                METHOD, tuple(torch.from_numpy(arrays[name].copy()) for name in names)
+                METHOD, tuple(torch.from_numpy(given(name, arrays).copy()) for name in names)
             )
         except RuntimeError as error:
             raise _refused(function, "run", error) from error
-        return [value.numpy() for value in outputs]
+        return joined(made, [value.numpy() for value in outputs])
 
     return run
 

@@ -13,6 +13,7 @@ from executorch.exir._serialize._program import PTEFile, serialize_pte_binary
 from executorch.exir.scalar_type import ScalarType
 from torch import Tensor, fx
 
+from edgefl.wire.bundle.rows import rows_in
 from exporters.capture.nodes import results
 from exporters.executorch.graph import VIEWS
 from exporters.executorch.program.kernels import arguments_of, kernel_of, results_of
@@ -56,7 +57,8 @@ def emit(
     reserve: bool = True,
     planned_outputs: bool = False,
 ) -> Program:
-    """``steps`` as a program. The names of the ports go along; the runtime goes by their order.
+    """``steps`` as a program. The names of the ports go along; the runtime goes by their order, and by names only where some
+    are rows of a port (:mod:`.rows`): then each value has its own.
 
     ``reserve``: the first delegate asks for all the workspace that any of them needs, so that it never grows.
     ``planned_outputs``: outputs have a place in the arena, from when they are made to the end, else the caller's memory.
@@ -103,6 +105,7 @@ class _Writer:
         inputs = [self._tensor(node) for node in graph.nodes if node.op == "placeholder"]
         self._left.update(slot_of(node) for node in results(graph))
         outputs = [self._tensor(node) for node in results(graph)]
+        self._name([*inputs, *outputs])
         regions = self._regions()
         instructions: dict[str, int] = {}
         for turn, step in enumerate(self.steps):
@@ -143,6 +146,12 @@ class _Writer:
         return Program(model, arena, workspace, self._delegated, instructions)
 
     # values
+
+    def _name(self, indices: Sequence[int]) -> None:
+        names = [*self.names.encoded_inp_str.split("\n"), *self.names.encoded_out_str.split("\n")]
+        if any(map(rows_in, names)):
+            for index, name in zip(indices, names, strict=True):
+                self.values[index].val.extra_tensor_info = schema.ExtraTensorInfo(fully_qualified_name=name)
 
     def _add(self, value: Any) -> int:
         self.values.append(schema.EValue(value))

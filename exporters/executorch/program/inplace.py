@@ -8,6 +8,7 @@ import torch
 from torch import fx
 
 from edgefl.contract.tensors import role_of
+from edgefl.wire.bundle.rows import rows_in
 from exporters.capture.nodes import results
 from exporters.capture.trace import Captured
 from exporters.executorch.graph import VIEWS
@@ -28,17 +29,26 @@ def in_place(captured: Captured, module: fx.GraphModule, steps: Sequence[Step]) 
     times = {node: (turn, at) for turn, step in enumerate(steps) for at, node in enumerate(step.nodes)}
     written = {node: chain for step in steps if step.delegated for node, chain in _fused(step)}
     old = dict(zip(captured.inputs, module.graph.find_nodes(op="placeholder"), strict=True))
-    return tuple(
-        name
-        for name, new in zip(captured.outputs, results(module.graph), strict=True)
-        if role_of(name) == "state" and name in old and _is_free(old[name], written.get(new, [new]), times)
-    )
+    held: dict[str, bool] = {}
+    for name, new in zip(captured.outputs, results(module.graph), strict=True):
+        rows = rows_in(name)
+        port = rows.whole if rows else name
+        # Of rows, the whole may be read, too, and they are its memory.
+        places = [old[each] for each in {name, port} if each in old]
+        free = name in old and _is_alike(old[name], new) and role_of(name) == "state"
+        free = free and all(_is_free(each, written.get(new, [new]), times) for each in places)
+        held[port] = held.get(port, True) and free
+    return tuple(name for name, free in held.items() if free)
+
+
+def _is_alike(old: fx.Node, new: fx.Node) -> bool:
+    before, after = old.meta["val"], new.meta["val"]
+    return bool((before.shape, before.dtype) == (after.shape, after.dtype))
 
 
 def _is_free(old: fx.Node, chain: Sequence[fx.Node], times: dict[fx.Node, Time]) -> bool:
     """Whether the end of ``chain``, whose nodes may run as one, can be written over ``old``."""
-    before, after = old.meta["val"], chain[0].meta["val"]
-    if (before.shape, before.dtype) != (after.shape, after.dtype) or chain[0] not in times:
+    if chain[0] not in times:
         return False
     begun = min(times[node] for node in chain if node in times)
     for reader in _readers(old):

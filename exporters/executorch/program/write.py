@@ -24,6 +24,7 @@ from exporters.executorch.program.inplace import in_place
 from exporters.executorch.program.keep import end_of_forward, recomputed
 from exporters.executorch.program.missing import check
 from exporters.executorch.program.partition import steps_of
+from exporters.executorch.program.rows import by_rows, has_large_state
 from exporters.sources.blob import program_nodes
 
 LEAST_BYTES = 7_500_000
@@ -31,6 +32,8 @@ LEAST_BYTES = 7_500_000
 RUNTIME_BYTES = -950_000
 """What ExecuTorch, XNNPACK and a round around a program take, less what a device that trains has let go of: code that an
 idle one has mapped (:mod:`device_runtime.libraries`)."""
+MORE = 1.05
+"""What a program by rows may need of the memory that the plain one needs."""
 VALUE_BYTES = 1500
 """What XNNPACK keeps about each value of a delegate and the node that makes it."""
 
@@ -60,6 +63,25 @@ def to_executorch(captured: Captured, *, lean: bool = True, planned_outputs: boo
         nodes,
         planned_outputs=planned_outputs,
     )
+
+
+def in_rows(captured: Captured, artifact: Artifact) -> bytes | None:
+    """``artifact``, the program of ``captured``, with the updates of large state in blocks of rows (:mod:`.rows`).
+
+    None where there are none, or it needs more memory, or another place for state that ``artifact`` has in place.
+    """
+    if artifact.planned_outputs or not has_large_state(captured):
+        return None
+    module = lowered(captured)
+    divided = by_rows(captured, module)
+    if divided is None:
+        return None
+    recomputed(module, end_of_forward(divided, module))
+    steps = steps_of(module)
+    program = emit(module, steps, divided.inputs, divided.outputs)
+    needs = planned_bytes(captured, program, artifact.in_place)
+    in_memory = artifact.in_place and set(artifact.in_place) <= set(in_place(divided, module, steps))
+    return program.model if in_memory and needs <= MORE * artifact.planned_bytes else None
 
 
 def rewritten_state(captured: Captured) -> tuple[str, ...]:
