@@ -28,6 +28,7 @@ from edgefl.contract.tensors import role_of
 from edgefl.system.sizes import parse_budget
 from edgefl.wire.errors import ConfigError
 from exporters.capture.trace import Captured
+from exporters.memory.late import updated_last
 from exporters.memory.predict import predicted_peak
 from exporters.memory.usage import (
     SMALL_BYTES,
@@ -136,8 +137,8 @@ def lean(captured: Captured) -> Captured:
 
 
 def lean_and_peak(captured: Captured) -> tuple[Captured, int]:
-    """``captured`` with the recomputation that costs next to nothing, if it is predicted to lower the peak; else itself.
-    With its predicted peak.
+    """``captured`` with the recomputation and the waiting (:mod:`.late`) that cost next to nothing, where they are predicted
+    to lower the peak; else itself. With its predicted peak.
 
     Arithmetic and movements are computed again behind the turn, unless they go around a product. The graph may grow by
     :data:`NEXT_TO_NOTHING` of its work, and what it saves has to be worth the nodes (:data:`WORTH`).
@@ -145,11 +146,12 @@ def lean_and_peak(captured: Captured) -> tuple[Captured, int]:
     line = timeline(captured.module)
     plan = _Planner(captured.module, line).cheap()
     peak = predicted_peak(captured)
-    if _work(timeline(plan.module)) > (1 + NEXT_TO_NOTHING) * _work(line):
-        return captured, peak
-    leaner = replace(captured, module=plan.module)
-    leaner_peak = predicted_peak(leaner)
-    return (leaner, leaner_peak) if leaner_peak < WORTH * peak else (captured, peak)
+    if _work(timeline(plan.module)) <= (1 + NEXT_TO_NOTHING) * _work(line):
+        leaner = replace(captured, module=plan.module)
+        leaner_peak = predicted_peak(leaner)
+        if leaner_peak < WORTH * peak:
+            captured, peak = leaner, leaner_peak
+    return updated_last(captured, peak)
 
 
 def _work(line: Timeline) -> float:

@@ -123,36 +123,37 @@ def rewritable(captured: Captured) -> tuple[str, ...]:
     inputs = dict(zip(captured.inputs, nodes, strict=True))
     made = dict(zip(captured.outputs, results(captured.module.graph), strict=True))
     both = [name for name in inputs if role_of(name) == "state" and name in made]
-    behind = _Behind(captured.module.graph)
+    behind = Behind(captured.module.graph)
     return tuple(
         name
         for name in both
         if captured.inputs[name] == captured.outputs[name]
-        and _is_read_before(inputs[name], made[name], behind)
-        and not _is_read_within(inputs[name], made[name])
+        and not is_read_within(inputs[name], made[name])
+        and unordered_readers(inputs[name], made[name], behind) == []
     )
 
 
-def _is_read_before(old: fx.Node, new: fx.Node, behind: _Behind) -> bool:
-    """Whether ``new`` is made of the elements of ``old`` one by one, and all that reads ``old`` leads to it."""
+def unordered_readers(old: fx.Node, new: fx.Node, behind: Behind) -> list[fx.Node] | None:
+    """What reads ``old``, or what it is seen through, and does not lead to ``new``; None where ``new`` is not made of the
+    elements of ``old`` one by one."""
     if new.op != "call_function" or not is_pointwise(new):
-        return False
+        return None
     seen: set[fx.Node] = set()
-    waiting = [old]
+    waiting, found = [old], list[fx.Node]()
     while waiting:
         node = waiting.pop()
         for user in set(node.users) - seen - {new}:
             if user.op == "output" and is_pointwise(node):
                 continue  # given out as it was made, beside the old value
-            if not behind.has(new, user):
-                return False
             seen.add(user)
-            if user.target not in PRODUCTS:
+            if not behind.has(new, user):
+                found.append(user)
+            if user.op != "output" and user.target not in PRODUCTS:
                 waiting.append(user)
-    return True
+    return found
 
 
-def _is_read_within(old: fx.Node, new: fx.Node) -> bool:
+def is_read_within(old: fx.Node, new: fx.Node) -> bool:
     """Whether an op that is more than arithmetic reads ``old`` and may become one kernel with ``new``: all that it makes
     is for ``new`` alone."""
     own, waiting = {new}, list(new.all_input_nodes)
@@ -176,7 +177,7 @@ def _is_old(node: fx.Node, old: fx.Node) -> bool:
     return through and any(_is_old(value, old) for value in node.all_input_nodes)
 
 
-class _Behind:
+class Behind:
     """What each node of a graph is computed from: a bit for each. Where only a shape is read nothing has to be there."""
 
     def __init__(self, graph: fx.Graph) -> None:
@@ -189,6 +190,10 @@ class _Behind:
     def has(self, node: fx.Node, source: fx.Node) -> bool:
         """Whether ``source`` has been computed wherever ``node`` has."""
         return bool(self._sources[node] & self._bits[source])
+
+    def count(self, node: fx.Node) -> int:
+        """How many nodes that is."""
+        return self._sources[node].bit_count()
 
     def _up_to(self, node: fx.Node) -> int:
         return self._bits[node] | self._sources[node]

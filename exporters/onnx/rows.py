@@ -174,7 +174,7 @@ class _Writer:
         shape = self._graph.shapes.get(name, ())
         if len(shape) < len(update.shape) or shape[0] == 1:
             return name
-        if name in self._graph.ports and shape == update.shape:
+        if name in self._graph.ports and shape == update.shape and name.startswith(_STATE):
             return self._port(name, start, stop)
         if name in update.products:
             product = update.products[name]

@@ -13,9 +13,9 @@ from exporters.verify.graphs import Run, Verification, in_order
 def agree(captured: Captured, load: Callable[[], Run], verified: Verification) -> bool:
     """Whether the form of ``captured`` that ``load`` gives runs here, and makes what another one did of the example on
     which that was ``verified``."""
-    given = {name: value.numpy() for name, value in captured.function.example(verified.seed).items()}
+    example = {name: value.numpy() for name, value in captured.function.example(verified.seed).items()}
     try:
-        outputs = in_order(load()(given), captured.outputs)
+        outputs = in_order(load()(example), captured.outputs)
     except ExportError:  # its ops are not in this runtime
         return False
-    return not strays(dict(zip(captured.outputs, outputs, strict=True)), verified.found, given)
+    return not strays(dict(zip(captured.outputs, outputs, strict=True)), verified.found, example)

@@ -151,7 +151,8 @@ struct Graph {
 };
 
 // A program of whose values some are rows of a port names all of them, the inputs first. Other values have no names: the
-// runtime gives those of attributes alone, in the order of the program's values.
+// runtime gives those of attributes alone, in the order of the program's values. A foreign program that has as many
+// attributes by accident is refused for their names.
 et::Error name_values(Graph& graph, const et::MethodMeta& meta) {
   const size_t inputs = graph.inputs.size();
   if (meta.num_attributes() != inputs + graph.outputs.size()) return et::Error::Ok;

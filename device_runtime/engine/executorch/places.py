@@ -15,6 +15,8 @@ from edgefl.wire.bundle.rows import Rows, cover, rows_in
 from edgefl.wire.errors import BundleError
 from edgefl.wire.tensors import Array
 
+_MOST_TEXT = 200
+
 
 @dataclass(frozen=True)
 class Place:
@@ -49,7 +51,7 @@ def places(
         wrong += [*_unlike(found[0], inputs, False), *_unlike(found[1], outputs, graph.planned_outputs)]
         wrong += _uncovered(graph.outputs, found[1])
     if wrong:
-        listed = "; ".join(wrong[:5])
+        listed = "; ".join(text[:_MOST_TEXT] for text in wrong[:5])
         raise BundleError(
             f"graph {graph.name!r} and its manifest disagree on {listed}: export the bundle again",
             graph=graph.name,

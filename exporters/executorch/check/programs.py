@@ -22,10 +22,10 @@ def verify(function: Function, model: bytes, seed: int, *, quick: bool = False) 
 
 def verify_isolated(function: Function, model: bytes, seed: int, runner: IsolatedRunner) -> Verification:
     """:func:`verify` for bytes that may be damaged: the program runs in the process ``runner``."""
-    names, _ = _names(function, model)
+    names, made = _names(function, model)
 
     def run(arrays: Mapping[str, Array]) -> Sequence[Array]:
-        return runner.run(function.name, model, [arrays[name] for name in names])
+        return joined(made, runner.run(function.name, model, [given(name, arrays) for name in names]))
 
     return compare(function, run, seed)
 

@@ -13,7 +13,6 @@ from executorch.exir._serialize._program import PTEFile, serialize_pte_binary
 from executorch.exir.scalar_type import ScalarType
 from torch import Tensor, fx
 
-from edgefl.wire.bundle.rows import rows_in
 from exporters.capture.nodes import results
 from exporters.executorch.graph import VIEWS
 from exporters.executorch.program.kernels import arguments_of, kernel_of, results_of
@@ -56,15 +55,16 @@ def emit(
     *,
     reserve: bool = True,
     planned_outputs: bool = False,
+    named: bool = False,
 ) -> Program:
-    """``steps`` as a program. The names of the ports go along; the runtime goes by their order, and by names only where some
-    are rows of a port (:mod:`.rows`): then each value has its own.
+    """``steps`` as a program. The names of the ports go along; the runtime goes by their order.
 
+    ``named``: each input and output has its name where the runtime gives it, for some are rows of a port (:mod:`.rows`).
     ``reserve``: the first delegate asks for all the workspace that any of them needs, so that it never grows.
     ``planned_outputs``: outputs have a place in the arena, from when they are made to the end, else the caller's memory.
     """
     names = schema.ContainerMetadata("\n".join(inputs), "\n".join(outputs))
-    return _Writer(module, steps, names, reserve, planned_outputs).write()
+    return _Writer(module, steps, names, reserve, planned_outputs, named).write()
 
 
 def slot_of(node: fx.Node) -> Slot:
@@ -87,6 +87,7 @@ class _Writer:
     names: schema.ContainerMetadata
     reserve: bool
     planned_outputs: bool = False
+    named: bool = False
     values: list[schema.EValue] = field(default_factory=list)
     _numbers: dict[object, int] = field(default_factory=dict)
     _tensors: dict[fx.Node | Slot, int] = field(default_factory=dict)
@@ -105,7 +106,8 @@ class _Writer:
         inputs = [self._tensor(node) for node in graph.nodes if node.op == "placeholder"]
         self._left.update(slot_of(node) for node in results(graph))
         outputs = [self._tensor(node) for node in results(graph)]
-        self._name([*inputs, *outputs])
+        if self.named:
+            self._name([*inputs, *outputs])
         regions = self._regions()
         instructions: dict[str, int] = {}
         for turn, step in enumerate(self.steps):
@@ -149,9 +151,8 @@ class _Writer:
 
     def _name(self, indices: Sequence[int]) -> None:
         names = [*self.names.encoded_inp_str.split("\n"), *self.names.encoded_out_str.split("\n")]
-        if any(map(rows_in, names)):
-            for index, name in zip(indices, names, strict=True):
-                self.values[index].val.extra_tensor_info = schema.ExtraTensorInfo(fully_qualified_name=name)
+        for index, name in zip(indices, names, strict=True):
+            self.values[index].val.extra_tensor_info = schema.ExtraTensorInfo(fully_qualified_name=name)
 
     def _add(self, value: Any) -> int:
         self.values.append(schema.EValue(value))

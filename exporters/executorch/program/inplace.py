@@ -31,14 +31,24 @@ def in_place(captured: Captured, module: fx.GraphModule, steps: Sequence[Step]) 
     old = dict(zip(captured.inputs, module.graph.find_nodes(op="placeholder"), strict=True))
     held: dict[str, bool] = {}
     for name, new in zip(captured.outputs, results(module.graph), strict=True):
-        rows = rows_in(name)
-        port = rows.whole if rows else name
-        # Of rows, the whole may be read, too, and they are its memory.
-        places = [old[each] for each in {name, port} if each in old]
         free = name in old and _is_alike(old[name], new) and role_of(name) == "state"
+        places = [node for port, node in old.items() if _meet(port, name)]
         free = free and all(_is_free(each, written.get(new, [new]), times) for each in places)
-        held[port] = held.get(port, True) and free
+        held[_whole(name)] = held.get(_whole(name), True) and free
     return tuple(name for name, free in held.items() if free)
+
+
+def _whole(port: str) -> str:
+    rows = rows_in(port)
+    return rows.whole if rows else port
+
+
+def _meet(one: str, other: str) -> bool:
+    """Whether two ports have memory in common: rows lie in their whole."""
+    first, second = rows_in(one), rows_in(other)
+    if _whole(one) != _whole(other) or not (first and second):
+        return _whole(one) == _whole(other)
+    return first.start < second.stop and second.start < first.stop
 
 
 def _is_alike(old: fx.Node, new: fx.Node) -> bool:

@@ -54,9 +54,10 @@ def _large(captured: Captured) -> set[Shape]:
         for name, spec in captured.outputs.items()
         if role_of(name) == "state"
         and captured.inputs.get(name) == spec
+        and spec.dtype == torch.float32
         and len(spec.shape) == 2
         and spec.shape[0] > 1
-        and math.prod(spec.shape) * spec.dtype.itemsize >= LARGE_BYTES
+        and 4 * math.prod(spec.shape) >= LARGE_BYTES
     }
 
 
@@ -74,14 +75,14 @@ def _updates(captured: Captured, module: fx.GraphModule, shape: Shape) -> Iterat
     made = dict(zip(captured.outputs, results(module.graph), strict=True))
     ends = {node for name, node in made.items() if role_of(name) == "state" and name in captured.inputs}
     kept = {node for name, node in made.items() if node not in ends}
-    chosen: list[fx.Node] = []
+    chosen: dict[fx.Node, None] = {}
     for node in reversed(module.graph.nodes):
         if node in kept or not _is_entrywise(node, shape):
             continue
         readers = [user for user in node.users if user.op != "output"]
         if (readers or node in ends) and all(user in chosen for user in readers):
-            chosen.append(node)
-    for nodes in _connected(chosen[::-1]):
+            chosen[node] = None
+    for nodes in _connected([*chosen][::-1]):
         read = {each for node in nodes for each in node.all_input_nodes}
         products = frozenset(each for each in read if _is_product_for(each, nodes, shape))
         if products and any(each.op == "placeholder" and fake_value(each).shape == shape for each in read):
@@ -147,9 +148,11 @@ class _Divided:
         if len(shape) < len(update.shape) or shape[0] == 1:
             return node
         if node in update.products:
-            left = node_argument(node, 0)
-            return self._copied(node, {left: self._sliced(left, start, stop)}, start, stop)
-        if node in self._ports:
+            left, right = node_argument(node, 0), node_argument(node, 1)
+            made = self._graph.call_function(_aten.mm.default, (self._sliced(left, start, stop), right))
+            made.meta = node.meta | {"val": _of_rows(node, start, stop)}
+            return made
+        if node in self._ports and role_of(self._ports[node]) == "state":
             return self._port(node, start, stop)
         return self._sliced(node, start, stop)
 

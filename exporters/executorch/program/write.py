@@ -32,8 +32,6 @@ LEAST_BYTES = 7_500_000
 RUNTIME_BYTES = -950_000
 """What ExecuTorch, XNNPACK and a round around a program take, less what a device that trains has let go of: code that an
 idle one has mapped (:mod:`device_runtime.libraries`)."""
-MORE = 1.05
-"""What a program by rows may need of the memory that the plain one needs."""
 VALUE_BYTES = 1500
 """What XNNPACK keeps about each value of a delegate and the node that makes it."""
 
@@ -68,7 +66,7 @@ def to_executorch(captured: Captured, *, lean: bool = True, planned_outputs: boo
 def in_rows(captured: Captured, artifact: Artifact) -> bytes | None:
     """``artifact``, the program of ``captured``, with the updates of large state in blocks of rows (:mod:`.rows`).
 
-    None where there are none, or it needs more memory, or another place for state that ``artifact`` has in place.
+    None where there are none, or it needs more memory than ``artifact``, or another place for state that this has in place.
     """
     if artifact.planned_outputs or not has_large_state(captured):
         return None
@@ -78,10 +76,10 @@ def in_rows(captured: Captured, artifact: Artifact) -> bytes | None:
         return None
     recomputed(module, end_of_forward(divided, module))
     steps = steps_of(module)
-    program = emit(module, steps, divided.inputs, divided.outputs)
+    program = emit(module, steps, divided.inputs, divided.outputs, named=True)
     needs = planned_bytes(captured, program, artifact.in_place)
-    in_memory = artifact.in_place and set(artifact.in_place) <= set(in_place(divided, module, steps))
-    return program.model if in_memory and needs <= MORE * artifact.planned_bytes else None
+    is_in_place = set(artifact.in_place) <= set(in_place(divided, module, steps))
+    return program.model if is_in_place and needs <= artifact.planned_bytes else None
 
 
 def rewritten_state(captured: Captured) -> tuple[str, ...]:
