@@ -25,8 +25,8 @@ from exporters.onnx import REWRITTEN
 from exporters.onnx.values import BY_ENTRY, Shape, Values
 
 BLOCK_BYTES = 1 << 19
-"""Of a tensor at a time: three of them fit into a processor's own cache of 2 MB. CNN's step on one thread takes 50.7 ms, 51.8
-with blocks of 0.75 MB and 54.0 with 1 MB, and as long on two with any of them (by turns, Intel Xeon)."""
+"""Of a tensor at a time: three of them fit into a processor's own cache of 2 MB. CNN's step on one thread takes 50.7 ms,
+51.8 with blocks of 0.75 MB and 54.0 with 1 MB, and as long on two with any of them (by turns, Intel Xeon)."""
 LARGE_BYTES = 1 << 21
 """From here on tensors are divided."""
 
