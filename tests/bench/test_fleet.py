@@ -84,10 +84,13 @@ def test_load_tells_its_numbers_when_it_is_stopped(mosquitto: BrokerProcess) -> 
     with subprocess.Popen(
         [*command, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as running:
-        assert running.stderr is not None
-        assert any("5 of 5 connected" in line for line in running.stderr)
-        running.send_signal(signal.SIGINT)
-        said, _ = running.communicate(timeout=60)
+        try:
+            assert running.stderr is not None
+            assert any("5 of 5 connected" in line for line in running.stderr)
+            running.send_signal(signal.SIGINT)
+            said, _ = running.communicate(timeout=60)
+        finally:
+            running.kill()  # where SIGINT is ignored, as by a shell's background jobs, nothing else ends it
     assert running.returncode == 0
     summary = msgspec.json.decode(said)
     assert (summary["devices"], summary["connected"], summary["tasks"], summary["fates"]) == (5, 5, 0, {})
