@@ -175,8 +175,10 @@ class RoundDesk:
         if whole is None:
             self._begin_page(self.announced)
             return
+        # First: the outbox thread may drop an update that cannot be read, and it is made anew.
+        waits = self._store.any_waits()
         job = self._next_job(whole)
-        self._at_rest = job is None and not self._store.any_waits()  # one that cannot be read is made anew
+        self._at_rest = job is None and not waits
         if job is None or time.monotonic() < self._failed.get(job.nonce, 0.0):
             return
         self._job = job
@@ -203,11 +205,12 @@ class RoundDesk:
         page = announced.pages
         if page is None or time.monotonic() < self._failed.get(page.sha256, 0.0):
             return
+        waits = self._store.any_waits()  # first, as above
         if self._takes_part(announced):
             self._reading = page
             self._start("page", lambda: self._attempt_page(page, announced))
         else:
-            self._at_rest = not self._store.any_waits()
+            self._at_rest = not waits
 
     def _takes_part(self, announced: Round) -> bool:
         data, task = self._store.job(), self.task

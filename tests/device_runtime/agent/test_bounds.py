@@ -190,6 +190,31 @@ def test_an_update_of_this_very_task_that_cannot_be_read_is_made_anew(
     assert server.update().nonce == "n1"
 
 
+def test_an_update_that_is_dropped_as_the_device_asks_for_it_is_made_anew(
+    server: ScriptedServer, start: StartAgent, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The outbox thread drops what it cannot read behind the question whether it waits, and before the next one."""
+    store_of(tmp_path).close()
+    path = tmp_path / "state" / "store.sqlite3"
+    with sqlite3.connect(path) as db:
+        db.execute("insert into outbox values('n1', 0, x'c1')")
+        db.execute("create trigger full before delete on outbox begin select raise(abort, 'full'); end")
+    asked = Store.waits
+
+    def dropped_behind(store: Store, nonce: str) -> bool:
+        waits = asked(store, nonce)
+        if waits:
+            with sqlite3.connect(path, timeout=30) as db:
+                db.execute("drop trigger if exists full")
+                db.execute("delete from outbox")
+        return waits
+
+    monkeypatch.setattr(Store, "waits", dropped_behind)
+    start()
+    server.open(world)
+    assert server.update().nonce == "n1"
+
+
 def test_a_device_with_nothing_to_do_asks_its_store_once(
     server: ScriptedServer, start: StartAgent, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
