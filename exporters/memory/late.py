@@ -4,7 +4,7 @@ A layer's input gradient reads the weight, and nothing in a graph says that it c
 free to compute that first, so the two had a place each. Here the learning rate, which the new weight is made with,
 waits for something that the input gradients lead to (:data:`exporters.ordering.AFTER`)::
 
-    w.next = w - lr m            ->      w.next = w - after(lr, bias.next of the first layer) m
+    w.next = w - lr m            ->      w.next = w - after(lr, bias.next of the layer before) m
 """
 
 from __future__ import annotations

@@ -171,15 +171,21 @@ def test_an_update_that_cannot_be_read_any_more_is_dropped_and_the_device_goes_o
     assert server.update().nonce == "n1"
 
 
+def store_with_an_unreadable_update(folder: Path) -> Path:
+    """Of the task n1, which cannot be dropped until the trigger is."""
+    store_of(folder).close()
+    path = folder / "state" / "store.sqlite3"
+    with sqlite3.connect(path) as db:
+        db.execute("insert into outbox values('n1', 0, x'c1')")
+        db.execute("create trigger full before delete on outbox begin select raise(abort, 'full'); end")
+    return path
+
+
 def test_an_update_of_this_very_task_that_cannot_be_read_is_made_anew(
     server: ScriptedServer, start: StartAgent, world: World, tmp_path: Path, limits: Limits
 ) -> None:
     """The task is there before the row is dropped, and nothing comes of the server behind that."""
-    store_of(tmp_path).close()
-    path = tmp_path / "state" / "store.sqlite3"
-    with sqlite3.connect(path) as db:
-        db.execute("insert into outbox values('n1', 0, x'c1')")
-        db.execute("create trigger full before delete on outbox begin select raise(abort, 'full'); end")
+    path = store_with_an_unreadable_update(tmp_path)
     agent = start(limits=msgspec.structs.replace(limits, retry_pause_s=0.05))
     server.open(world)
     assert "full" in agent.event("store").text
@@ -194,11 +200,7 @@ def test_an_update_that_is_dropped_as_the_device_asks_for_it_is_made_anew(
     server: ScriptedServer, start: StartAgent, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The outbox thread drops what it cannot read behind the question whether it waits, and before the next one."""
-    store_of(tmp_path).close()
-    path = tmp_path / "state" / "store.sqlite3"
-    with sqlite3.connect(path) as db:
-        db.execute("insert into outbox values('n1', 0, x'c1')")
-        db.execute("create trigger full before delete on outbox begin select raise(abort, 'full'); end")
+    path = store_with_an_unreadable_update(tmp_path)
     asked = Store.waits
 
     def dropped_behind(store: Store, nonce: str) -> bool:
