@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -148,13 +149,13 @@ class OnnxGraph:
             if port.role != "state":
                 binding.bind_cpu_input(port.name, np.asarray(feeds[port.name], order="C"))
             elif rows := rows_in(arg.name):
-                binding.bind_input(arg.name, *_place(state[port.name], port, rows))
+                binding.bind_input(arg.name, *_place(state[port.name], port, rows, arg.shape))
             else:
                 binding.bind_ortvalue_input(port.name, state[port.name])
         for port, args in self._outputs:
             for arg in args:
                 if port.role == "state" and (rows := rows_in(arg.name)):
-                    binding.bind_output(arg.name, *_place(later_state[port.name], port, rows))
+                    binding.bind_output(arg.name, *_place(later_state[port.name], port, rows, arg.shape))
                 elif port.role == "state":
                     binding.bind_ortvalue_output(arg.name, later_state[port.name])
                 elif port.name in rooms:
@@ -226,8 +227,9 @@ def _by_port(args: Sequence[Any]) -> list[list[Any]]:
     return [[arg for _, arg in group] for _, group in itertools.groupby(enumerate(args), key=whole)]
 
 
-def _place(value: Any, port: Port, rows: Rows) -> tuple[str, int, Any, list[int], int]:
-    """Where rows of a state tensor are: device and its number, type of an entry, shape, address.
+def _place(value: Any, port: Port, rows: Rows, shape: Sequence[int]) -> tuple[str, int, Any, list[int], int]:
+    """Where rows of a state tensor are: device and its number, type of an entry, the shape as which a graph takes them,
+    address.
 
     The address is all that onnxruntime sees of it, so a tensor that is not what the manifest lists is a BundleError.
     """
@@ -237,7 +239,8 @@ def _place(value: Any, port: Port, rows: Rows) -> tuple[str, int, Any, list[int]
             f"state {port.name!r} should be {port.dtype} {tuple(port.shape)}, found {value.data_type()} {found}; begin the "
             "round again"
         )
-    return _DEVICE, 0, dtype.type, *rows.place(value.data_ptr(), found, dtype.itemsize)
+    _, address = rows.place(value.data_ptr(), found, dtype.itemsize)
+    return _DEVICE, 0, dtype.type, list(shape), address
 
 
 def _dtype_name(element_type: str) -> str:
@@ -258,7 +261,7 @@ def _differs(port: Port, arg: Any) -> str:
     """What onnxruntime says of a port, or of rows of it, where it contradicts the manifest, else "".
 
     Unknown sizes contradict nothing, but of rows, which are bound to memory by them: of these, and of their place within the
-    whole, nothing may be unknown.
+    whole, nothing may be unknown. A graph may take rows as another shape of as many entries: they lie behind each other.
     """
     dtype, shape, wanted = _dtype_name(arg.type), tuple(arg.shape), tuple(port.shape)
     rows = rows_in(arg.name)
@@ -266,8 +269,12 @@ def _differs(port: Port, arg: Any) -> str:
         if port.role != "state" or not wanted or not rows.start < rows.stop <= wanted[0]:
             return f"{arg.name}: no rows of the state that the manifest lists"
         wanted = (rows.stop - rows.start, *wanted[1:])
-    sizes = zip(shape, wanted, strict=False)
-    alike = all(size == length or (rows is None and not isinstance(size, int)) for size, length in sizes)
-    if dtype == port.dtype and len(shape) == len(wanted) and alike:
+        alike = all(isinstance(size, int) for size in shape) and math.prod(shape) == math.prod(wanted)
+    else:
+        sizes = zip(shape, wanted, strict=False)
+        alike = len(shape) == len(wanted) and all(
+            size == length or not isinstance(size, int) for size, length in sizes
+        )
+    if dtype == port.dtype and alike:
         return ""
     return f"{arg.name}: {port.dtype} {wanted} listed, {dtype} {shape} in the graph"

@@ -31,6 +31,7 @@ from exporters.memory.recompute import Budget, lean_and_peak
 from exporters.memory.usage import rewritable
 from exporters.onnx import capture_for
 from exporters.onnx.blocked import blocked
+from exporters.onnx.blocked.updates import summed
 from exporters.onnx.rows import by_rows
 from exporters.onnx.tiled import tiled
 from exporters.sources.blob import graph_nodes, onnx_nodes
@@ -156,9 +157,9 @@ class Onnx:
             return {}
         in_blocks = blocked(artifact.model)
         forms = {
-            BLOCKED: in_blocks,
+            BLOCKED: in_blocks and (summed(in_blocks) or in_blocks),
             ROWS: _in_rows(artifact.model),
-            f"{BLOCKED}, {ROWS}": _in_rows(in_blocks) if in_blocks else None,
+            f"{BLOCKED}, {ROWS}": in_blocks and (rows := _in_rows(in_blocks)) and (summed(rows) or rows),
         }
         return {
             name: form

@@ -11,7 +11,6 @@ gone by then, which is why one pass cannot do both. Last, what no output needs i
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -35,6 +34,7 @@ from edgefl.submodels.channels.trace import plain_attention
 from edgefl.wire.errors import EdgeflError, ExportError
 from exporters.capture.checks import check_constants, check_ops, drop_outside_writes, untraceable
 from exporters.capture.clamped import compare_results
+from exporters.capture.gradients import rewrite_gradients
 from exporters.capture.graph import Table, graph_of
 from exporters.capture.nodes import copy_of, fake_value, results
 from exporters.capture.patches import patched
@@ -98,7 +98,7 @@ def capture(function: Function, table: Table | None = None, joint: Joint | None 
     module, outputs = first.module, first.outputs
     check_ops(function, module)
     drop_outside_writes(function, module)
-    _name_what_was_pooled(module)
+    rewrite_gradients(module)
     table = core_table() if table is None else table
     # Nothing runs there: what the arguments hold is never read.
     arguments = tuple(torch.empty(spec.shape, dtype=spec.dtype) for spec in function.inputs.values())
@@ -237,22 +237,6 @@ def _checked_outputs(function: Function, result: object) -> dict[str, TensorSpec
             ports=bad,
         )
     return {name: TensorSpec.of(value) for name, value in result.items()}
-
-
-def _name_what_was_pooled(joint: fx.GraphModule) -> None:
-    """Give the gradient of a maximum the tensor whose maxima its positions are.
-
-    torch reads the shape of that argument only, and where a gradient is differentiated it passes a tangent there. A rule
-    that finds the maxima again, so that nobody needs positions, must see the tensor itself.
-    """
-    gradients = [n for n in joint.graph.nodes if n.target is _aten.max_pool2d_with_indices_backward.default]
-    for node in gradients:
-        positions = node.args[-1]
-        pooling = positions.args[0] if positions.target is operator.getitem else positions
-        if pooling.target is _aten.max_pool2d_with_indices.default:
-            node.update_arg(1, pooling.args[0])
-    if gradients:
-        joint.recompile()
 
 
 def _drop_copies(module: fx.GraphModule) -> None:

@@ -58,12 +58,33 @@ def native_batch_norm_backward(
     eps: float,
     output_mask: list[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """With s = 1 / sqrt(v + eps), n values per channel and sums over all axes but channels:
+    """dL/dx = gain h per channel, dL/dweight and dL/dbias: see :func:`batch_norm_gradient`."""
+    statistics = (running_mean, running_var, save_mean, save_rstd)
+    before, gain, slope, sum_grad = batch_norm_gradient(grad, x, weight, *statistics, training, eps)
+    return (
+        before * _channels(gain, x) if output_mask[0] else None,
+        slope if output_mask[1] else None,
+        sum_grad if output_mask[2] else None,
+    )
 
-    * dL/dbias = sum g;  dL/dweight = s sum g (x - m)
-    * frozen: dL/dx = weight s g
-    * training: dL/dx = weight s (g - dL/dbias / n - (x - m) s dL/dweight / n), written a g + b x + c with one
-      a, b, c per channel.
+
+def batch_norm_gradient(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    save_mean: Tensor | None,
+    save_rstd: Tensor | None,
+    training: bool,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """h like x, and gain, dL/dweight and dL/dbias [C], where dL/dx = gain h. With s = 1 / sqrt(v + eps), n values per
+    channel and sums over all axes but channels:
+
+    * gain = weight s;  dL/dbias = sum g;  dL/dweight = s sum g (x - m)
+    * frozen: h = g
+    * training: h = g - dL/dbias / n - (x - m) s dL/dweight / n, written g + b x + c with one b, c per channel.
     """
     axes = _not_channels(x)
     mean, rstd = (save_mean, save_rstd) if training else (running_mean, _rstd(running_var, eps))
@@ -71,15 +92,11 @@ def native_batch_norm_backward(
     gain = rstd if weight is None else rstd * weight
     sum_grad = grad.sum(axes)
     slope = (grad * (x - _channels(mean, x))).sum(axes) * rstd  # centred first: the sum would cancel badly
-    grad_x = None
-    if output_mask[0] and training:
-        count = x.numel() // x.shape[1]
-        tilt = gain * rstd * slope * (-1.0 / count)
-        shift = gain * sum_grad * (-1.0 / count) - tilt * mean
-        grad_x = grad * _channels(gain, x) + _affine(x, tilt, shift)
-    elif output_mask[0]:
-        grad_x = grad * _channels(gain, x)
-    return grad_x, slope if output_mask[1] else None, sum_grad if output_mask[2] else None
+    if not training:
+        return grad, gain, slope, sum_grad
+    share = -x.shape[1] / x.numel()
+    tilt = rstd * slope * share
+    return grad + _affine(x, tilt, sum_grad * share - tilt * mean), gain, slope, sum_grad
 
 
 def native_layer_norm_backward(
@@ -143,7 +160,17 @@ def _channels(value: Tensor, like: Tensor) -> Tensor:
 
 HIDDEN_MUTATIONS: Rules = {_aten.native_batch_norm.default: native_batch_norm}
 
+_library = torch.library.Library("edgefl", "FRAGMENT")
+_library.define(
+    "batch_norm_gradient(Tensor grad, Tensor x, Tensor? weight, Tensor? running_mean, Tensor? running_var, "
+    "Tensor? save_mean, Tensor? save_rstd, bool training, float eps) -> (Tensor, Tensor, Tensor, Tensor)"
+)
+_library.impl("batch_norm_gradient", batch_norm_gradient, "CompositeExplicitAutograd")
+GRADIENT = torch.ops.edgefl.batch_norm_gradient.default
+"""What a norm gives a convolution that takes the gain into its kernel (:mod:`exporters.capture.gradients`)."""
+
 RULES: Rules = {
+    GRADIENT: batch_norm_gradient,
     _aten.native_batch_norm_backward.default: native_batch_norm_backward,
     _aten.native_layer_norm_backward.default: native_layer_norm_backward,
 }

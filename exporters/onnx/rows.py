@@ -118,6 +118,7 @@ class _Writer:
         self._numbers: dict[tuple[int, ...], str] = {}
         self._inputs: dict[str, ValueInfoProto] = {}
         self._outputs: dict[str, list[ValueInfoProto]] = {}
+        self._products: list[ValueInfoProto] = []
 
     def write(self, updates: Sequence[_Update]) -> None:
         gone = {id(node) for update in updates for node in (*update.nodes, *update.products.values())}
@@ -135,7 +136,7 @@ class _Writer:
         for field, entries in (
             (self._proto.input, [*inputs, *self._inputs.values()]),
             (self._proto.output, outputs),
-            (self._proto.value_info, info),
+            (self._proto.value_info, [*info, *self._products]),
             (self._proto.node, [*kept, *self._nodes]),
         ):
             copies = [type(entry).FromString(entry.SerializeToString()) for entry in entries]
@@ -180,6 +181,8 @@ class _Writer:
             product = update.products[name]
             left = self._sliced(product.input[0], start, stop)
             made = names[name] = f"{name}_{start}"
+            size = [stop - start, *shape[1:]]
+            self._products.append(helper.make_tensor_value_info(made, self._graph.types[name], size))
             node = helper.make_node(
                 "MatMul", [left, product.input[1]], [made], name=f"{product.name}_{start}"
             )

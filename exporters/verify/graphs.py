@@ -258,9 +258,11 @@ def _bound(session: Any, arrays: Mapping[str, Array], in_place: Collection[str])
         rows = rows_in(port.name)
         name = rows.whole if rows else port.name
         if name not in shared:
-            binding.bind_cpu_input(port.name, np.asarray(given(port.name, arrays), order="C"))
+            array = given(port.name, arrays)
+            seen = array.reshape(port.shape) if rows else array
+            binding.bind_cpu_input(port.name, np.asarray(seen, order="C"))
         elif rows:
-            binding.bind_input(port.name, *_place(shared[name], arrays[name], rows))
+            binding.bind_input(port.name, *_place(shared[name], arrays[name], rows, port.shape))
         else:
             binding.bind_ortvalue_input(port.name, shared[name])
     for port in session.get_outputs():
@@ -269,17 +271,29 @@ def _bound(session: Any, arrays: Mapping[str, Array], in_place: Collection[str])
         if name not in shared:
             binding.bind_output(port.name, "cpu")
         elif rows:
-            binding.bind_output(port.name, *_place(shared[name], arrays[name], rows))
+            binding.bind_output(port.name, *_place(shared[name], arrays[name], rows, port.shape))
         else:
             binding.bind_ortvalue_output(port.name, shared[name])
     session.run_with_iobinding(binding)
+    names = [port.name for port in session.get_outputs()]
     values = [value.numpy().copy() for value in binding.get_outputs()]
-    return joined([port.name for port in session.get_outputs()], values)
+    return joined(names, [_unseen(*each, arrays) for each in zip(names, values, strict=True)])
 
 
-def _place(value: Any, array: Array, rows: Rows) -> tuple[str, int, Any, list[int], int]:
-    """Where rows of the tensor ``value`` are, whose values were those of ``array``."""
-    return "cpu", 0, array.dtype.type, *rows.place(value.data_ptr(), array.shape, array.itemsize)
+def _place(
+    value: Any, array: Array, rows: Rows, shape: Sequence[int]
+) -> tuple[str, int, Any, list[int], int]:
+    """Where rows of the tensor ``value`` are, whose values were those of ``array``, and the shape as which a graph takes
+    them."""
+    _, address = rows.place(value.data_ptr(), array.shape, array.itemsize)
+    return "cpu", 0, array.dtype.type, list(shape), address
+
+
+def _unseen(name: str, value: Array, arrays: Mapping[str, Array]) -> Array:
+    """What a graph gives as rows of a tensor in a shape of its own, as rows."""
+    rows = rows_in(name)
+    whole = arrays.get(rows.whole.removesuffix(REWRITTEN)) if rows else None
+    return value if rows is None or whole is None else value.reshape(-1, *whole.shape[1:])
 
 
 def given(name: str, arrays: Mapping[str, Array]) -> Array:

@@ -73,7 +73,8 @@ def _by_volume(
     dL/dw[o, k, c] = sum_p dL/dy[o, p, 0] x[p * stride + k * dilation - padding, c]
 
     Stride and dilation change places. The samples are groups, whose results are summed, or for a large weight the channels
-    that the convolution sums over.
+    that the convolution sums over. Among groups the last axis of space and the channels are one where its offsets lie side
+    by side: runtimes lay out windows row by row, and their rows are the longer by the kernel then.
     """
     stride, padding, dilation, groups = moves.stride, moves.padding, moves.dilation, moves.groups
     batch, out = grad.shape[:2]
@@ -85,17 +86,21 @@ def _by_volume(
     ]
     images = x.reshape(batch * groups, depth, *x.shape[2:])
     volumes, begins = _fitted(images.permute(0, *range(2, 2 + rank), 1), padding, ends)
-    kernels = grad.transpose(0, 1).unsqueeze(-1) if single else grad.reshape(-1, 1, *grad.shape[2:], 1)
-    zeros = [0] * (rank + 1)
+    if not single and dilation[-1] == 1:
+        volumes, kernels = volumes.flatten(-2), grad.reshape(-1, 1, *grad.shape[2:])
+        begins, stride = ([*move[:-1], move[-1] * depth] for move in (begins, stride))
+    else:
+        kernels = grad.transpose(0, 1).unsqueeze(-1) if single else grad.reshape(-1, 1, *grad.shape[2:], 1)
+        begins, stride, dilation = [*begins, 0], [*stride, 1], [*dilation, 1]
     products: Tensor = _aten.convolution(
         volumes.unsqueeze(0),
         kernels,
         None,
-        [*dilation, 1],
-        [*begins, 0],
-        [*stride, 1],
+        dilation,
+        begins,
+        stride,
         False,
-        zeros,
+        [0] * len(stride),
         1 if single else batch * groups,
     )
     dw = products.view(-1, out, math.prod(kernel), depth)

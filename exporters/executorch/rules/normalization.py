@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from exporters.decompositions.normalization import GRADIENT
 from exporters.decompositions.rule import Rules
 
 _aten = torch.ops.aten
@@ -63,10 +64,32 @@ def batch_norm_backward(
     eps: float,
     output_mask: list[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """With c = x - m and n values per channel: dL/dbias = sum g, dL/dweight = r sum g c, and
+    """dL/dx = gain h, dL/dweight and dL/dbias: see :func:`batch_norm_gradient`."""
+    statistics = (running_mean, running_var, save_mean, save_rstd)
+    before, gain, slope, total = batch_norm_gradient(grad, x, weight, *statistics, training, eps)
+    return (
+        _first(_last(before) * gain) if output_mask[0] else None,
+        slope if output_mask[1] else None,
+        total if output_mask[2] else None,
+    )
 
-    * frozen: dL/dx = weight r g
-    * training: dL/dx = weight r g - c (weight r^2 dL/dweight / n) - weight r dL/dbias / n.
+
+def batch_norm_gradient(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    save_mean: Tensor | None,
+    save_rstd: Tensor | None,
+    training: bool,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """h like x, and gain, dL/dweight and dL/dbias [C], where dL/dx = gain h. With c = x - m and n values per channel:
+
+    * gain = weight r;  dL/dbias = sum g;  dL/dweight = r sum g c
+    * frozen: h = g
+    * training: h = g - c (r dL/dweight / n) - dL/dbias / n.
     """
     g, last = _last(grad), _last(x)
     if not training:
@@ -75,19 +98,12 @@ def batch_norm_backward(
     assert save_mean is not None and save_rstd is not None
     axes = list(range(g.dim() - 1))
     gain = save_rstd if weight is None else save_rstd * weight
-    total = g.sum(axes)
-    dx = g * gain
-    if training or output_mask[1]:
-        centred = last - save_mean
-        slope = (g * centred).sum(axes) * save_rstd
-    if training and output_mask[0]:
-        share = -x.shape[1] / x.numel()
-        dx = dx + centred * (gain * save_rstd * slope * share) + gain * total * share
-    return (
-        _first(dx) if output_mask[0] else None,
-        slope if output_mask[1] else None,
-        total if output_mask[2] else None,
-    )
+    centred = last - save_mean
+    total, slope = g.sum(axes), (g * centred).sum(axes) * save_rstd
+    if not training:
+        return grad, gain, slope, total
+    share = -x.shape[1] / x.numel()
+    return _first(g + centred * (save_rstd * slope * share) + total * share), gain, slope, total
 
 
 def _last(x: Tensor) -> Tensor:
@@ -155,6 +171,7 @@ def layer_norm_backward(
 RULES: Rules = {
     _aten._native_batch_norm_legit.no_stats: batch_statistics_norm,
     _aten._native_batch_norm_legit_no_training.default: frozen_norm,
+    GRADIENT: batch_norm_gradient,
     _aten.native_batch_norm_backward.default: batch_norm_backward,
     _aten.native_layer_norm.default: layer_norm,
     _aten.native_layer_norm_backward.default: layer_norm_backward,

@@ -79,7 +79,7 @@ def test_half_the_bytes_wait_and_the_prediction_follows(model: str) -> None:
 
     assert after <= SHARE[model] * before
     assert timeline(half.module).peak < timeline(plain.module).peak - 0.7 * (before - after)
-    assert predicted_peak(half) < predicted_peak(plain) - 0.2 * (before - after)
+    assert predicted_peak(half) < predicted_peak(plain) - 0.15 * (before - after)
 
 
 def test_every_store_comes_right_behind_its_value_and_the_forward_pass_goes_on_behind_it() -> None:

@@ -275,7 +275,7 @@ class Read(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("module", "shape", "norms"), [(Residual, (3, 16, 16), (4, 0)), (Read, (3, 8, 8), (2, 2))]
+    ("module", "shape", "norms"), [(Residual, (3, 20, 20), (4, 0)), (Read, (3, 8, 8), (2, 2))]
 )
 def test_a_step_is_the_same_step(
     module: type[nn.Module], shape: tuple[int, ...], norms: tuple[int, int]

@@ -34,6 +34,16 @@ bool cover(const std::vector<RowsOf>& parts, int64_t count) {
   return at == count;
 }
 
+// Whether a shape has so many entries, none of its sizes unknown.
+bool are_as_many(const Shape& shape, int64_t entries) {
+  int64_t left = entries;
+  for (const int64_t size : shape) {
+    if (size <= 0 || left % size != 0) return false;
+    left /= size;
+  }
+  return left == 1;
+}
+
 std::byte* memory_of(const Tensor& tensor) {
   static std::byte nothing[kAlignment];  // an address of an empty tensor
   return tensor.data.empty() ? nothing : const_cast<std::byte*>(tensor.data.data());
@@ -67,7 +77,7 @@ std::vector<OnnxGraph::Arg> OnnxGraph::described(bool inputs, std::string& wrong
   std::vector<std::vector<RowsOf>> parts(ports.size() + 1);
   size_t next = 0;
   for (size_t at = 0; at < count; ++at) {
-    Arg arg{arg_name(session_, at, inputs), 0, std::nullopt};
+    Arg arg{arg_name(session_, at, inputs), 0, std::nullopt, {}};
     arg.rows = rows_in(arg.name);
     if (inputs) {
       const std::string& name = arg.rows ? arg.rows->whole : arg.name;
@@ -95,8 +105,8 @@ std::vector<OnnxGraph::Arg> OnnxGraph::described(bool inputs, std::string& wrong
 }
 
 // What onnxruntime says of a port, or of rows of it, where it contradicts the manifest. Unknown sizes contradict nothing,
-// but of rows, which are bound to memory by them.
-void OnnxGraph::check(const Arg& arg, const Port& port, size_t at, bool is_input, std::string& wrong) const {
+// but of rows, which are bound to memory by them. A graph may take rows as another shape of as many entries.
+void OnnxGraph::check(Arg& arg, const Port& port, size_t at, bool is_input, std::string& wrong) const {
   Shape wanted = port.shape;
   if (arg.rows) {
     const bool within = port.role == "state" && !wanted.empty() && arg.rows->start < arg.rows->stop && arg.rows->stop <= wanted[0];
@@ -119,9 +129,13 @@ void OnnxGraph::check(const Arg& arg, const Port& port, size_t at, bool is_input
     shape.resize(rank);
     api().check(api().GetDimensions(tensor, shape.data(), rank));
   }
-  bool alike = tensor != nullptr && ort::is_type(type, port.dtype) && shape.size() == wanted.size();
-  for (size_t dim = 0; alike && dim < shape.size(); ++dim) {
-    alike = shape[dim] == wanted[dim] || (shape[dim] < 0 && !arg.rows);
+  bool alike = tensor != nullptr && ort::is_type(type, port.dtype);
+  if (alike && arg.rows) {
+    alike = are_as_many(shape, elements(wanted));
+    arg.shape = shape;
+  } else if (alike) {
+    alike = shape.size() == wanted.size();
+    for (size_t dim = 0; alike && dim < shape.size(); ++dim) alike = shape[dim] == wanted[dim] || shape[dim] < 0;
   }
   if (!alike) {
     add(wrong, arg.name + ": " + std::string(dtype_name(port.dtype)) + " " + shown(wanted) + " listed, type " +
@@ -135,7 +149,7 @@ void OnnxGraph::bind(const Owned& binding, bool is_input, const Arg& arg, const 
   if (arg.rows) {
     shape[0] = 1;
     data += static_cast<size_t>(arg.rows->start * elements(shape)) * dtype_bytes(port.dtype);
-    shape[0] = arg.rows->stop - arg.rows->start;
+    shape = arg.shape;
   }
   values.emplace_back(api().ReleaseValue);
   const size_t nbytes = static_cast<size_t>(elements(shape)) * dtype_bytes(port.dtype);

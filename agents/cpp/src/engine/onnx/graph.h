@@ -31,10 +31,11 @@ class OnnxGraph : public LoadedGraph {
     std::string name;
     size_t port = 0;  // in inputs_ or outputs_
     std::optional<RowsOf> rows;
+    Shape shape;  // of rows, as the graph takes them: as many entries as they have
   };
 
   std::vector<Arg> described(bool inputs, std::string& wrong) const;
-  void check(const Arg& arg, const Port& port, size_t at, bool is_input, std::string& wrong) const;
+  void check(Arg& arg, const Port& port, size_t at, bool is_input, std::string& wrong) const;
   void bind(const ort::Owned& binding, bool is_input, const Arg& arg, const Port& port, std::byte* data,
             std::vector<ort::Owned>& values) const;
 

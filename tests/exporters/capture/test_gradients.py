@@ -1,0 +1,167 @@
+"""Gradients that are rewritten while they are torch's own ops: cheaper, and the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional
+
+from edgefl.contract.program import Function
+from edgefl.contract.tensors import Tensors, TensorSpec
+from exporters.bundle.formats import FormatName, format_of
+from exporters.capture.gradients import _FACTORS, rewrite_gradients
+from exporters.capture.trace import Captured, joint_graph
+
+_aten = torch.ops.aten
+FORMATS: tuple[FormatName, ...] = ("onnx", "executorch")
+IMAGES = (4, 8, 12, 12)
+
+
+def gradients(net: nn.Module, shape: tuple[int, ...]) -> Function:
+    """Of a weighted sum of what ``net`` gives, by its weights and by x."""
+    weights = {f"state.weights.{name}": value.detach() for name, value in net.named_parameters()}
+
+    def function(t: Tensors) -> Tensors:
+        read = {name: t[name].requires_grad_() for name in (*weights, "batch.0.x")}
+        own = {name.removeprefix("state.weights."): read[name] for name in weights}
+        y = torch.func.functional_call(net, own, (read["batch.0.x"],))
+        loss = (y * torch.cos(torch.arange(y.numel())).view(y.shape)).sum()
+        made = torch.autograd.grad(loss, list(read.values()))
+        return {f"metric.of.{name}": value for name, value in zip(read, made, strict=True)}
+
+    inputs = {name: TensorSpec.of(value) for name, value in weights.items()}
+    return Function("gradients", function, {**inputs, "batch.0.x": TensorSpec(shape)})
+
+
+def rewritten(function: Function) -> fx.Graph:
+    module = joint_graph(function).module
+    rewrite_gradients(module)
+    return module.graph
+
+
+def check(function: Function, example: Tensors) -> Captured:
+    """Both formats compute what torch does."""
+    expected = function({name: value.clone() for name, value in example.items()})
+    for form in FORMATS:
+        captured = format_of(form).capture(function)
+        found = captured(example)
+        for name, value in expected.items():
+            scale = max(value.abs().max().item(), 1.0)  # of a bias before a norm it is zero
+            assert (found[name] - value).abs().max().item() < 2e-5 * scale, (form, name)
+    return captured
+
+
+def example_of(function: Function, net: nn.Module) -> dict[str, Tensor]:
+    own = {f"state.weights.{name}": value.detach().clone() for name, value in net.named_parameters()}
+    return {**function.example(0), **own}
+
+
+class Pooled(nn.Module):
+    def __init__(
+        self, act: Callable[[Tensor], Tensor], size: int, stride: int, *, again: bool = False
+    ) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(8, 4, 3, padding=1)
+        self.act, self.size, self.stride, self.again = act, size, stride, again
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.act(self.conv(x))
+        y = functional.max_pool2d(x, self.size, self.stride)
+        return y + x.mean() if self.again else y
+
+
+@pytest.mark.parametrize("act", [torch.relu, torch.tanh, torch.sigmoid], ids=["relu", "tanh", "sigmoid"])
+@pytest.mark.parametrize(("size", "stride"), [(2, 2), (3, 2), (3, 1)])
+def test_the_factor_of_an_activation_goes_before_the_gradient_of_a_maximum(
+    act: Callable[[Tensor], Tensor], size: int, stride: int
+) -> None:
+    torch.manual_seed(0)
+    net = Pooled(act, size, stride)
+    function = gradients(net, IMAGES)
+
+    nodes = list(rewritten(function).nodes)
+    factor = next(node for node in nodes if node.target in _FACTORS)
+    maximum = next(n for n in nodes if n.target is _aten.max_pool2d_with_indices_backward.default)
+    assert maximum.args[0] is factor and nodes.index(factor) < nodes.index(maximum)
+    check(function, example_of(function, net))
+
+
+def test_equal_entries_of_a_window_and_windows_of_zeros() -> None:
+    torch.manual_seed(0)
+    net = Pooled(torch.relu, 2, 2)
+    function = gradients(net, IMAGES)
+    example = example_of(function, net)
+    example["batch.0.x"] = torch.zeros(IMAGES)
+    example["batch.0.x"][:2] = 1.0
+    example["state.weights.conv.bias"] = torch.tensor([0.5, -0.5, 0.0, -3.0])
+
+    check(function, example)
+
+
+def test_an_activation_that_is_read_beside_the_pooling_stays_where_it_is() -> None:
+    torch.manual_seed(0)
+    net = Pooled(torch.relu, 2, 2, again=True)
+    function = gradients(net, IMAGES)
+
+    nodes = list(rewritten(function).nodes)
+    maximum = next(n for n in nodes if n.target is _aten.max_pool2d_with_indices_backward.default)
+    assert maximum.args[0].target is not _aten.threshold_backward.default
+    check(function, example_of(function, net))
+
+
+class Normed(nn.Module):
+    """A convolution and its norm; ``beside``: something else reads the convolution's result."""
+
+    def __init__(self, conv: nn.Module, norm: nn.Module, *, beside: bool = False) -> None:
+        super().__init__()
+        self.conv, self.norm, self.beside = conv, norm, beside
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x)
+        y: Tensor = torch.relu(self.norm(x))
+        return y + x if self.beside else y
+
+
+def conv(out: int = 6, groups: int = 1, **options: int) -> nn.Conv2d:
+    return nn.Conv2d(8, out, 3, padding=1, groups=groups, **options)  # type: ignore[arg-type]
+
+
+def norm(channels: int, kind: type[nn.Module] = nn.BatchNorm2d, **options: bool) -> nn.Module:
+    return kind(channels, track_running_stats=False, **options)
+
+
+NORMED: dict[str, tuple[Callable[[], Normed], bool]] = {
+    "training": (lambda: Normed(conv(), norm(6)), True),
+    "with a stride": (lambda: Normed(conv(stride=2), norm(6)), True),
+    "without weights": (lambda: Normed(conv(), norm(6, affine=False)), True),
+    "frozen": (lambda: Normed(conv(), nn.BatchNorm2d(6).eval()), True),
+    "grouped": (lambda: Normed(conv(4, 2), norm(4)), True),
+    "depthwise": (lambda: Normed(conv(8, 8), norm(8)), True),
+    "in one axis": (
+        lambda: Normed(nn.Sequential(nn.Flatten(2), nn.Conv1d(8, 6, 3)), norm(6, nn.BatchNorm1d)),
+        True,
+    ),
+    "read beside": (lambda: Normed(conv(), norm(6), beside=True), False),
+    "transposed": (lambda: Normed(nn.ConvTranspose2d(8, 6, 3), norm(6)), False),
+    "a kernel of many entries": (lambda: Normed(conv(64, stride=8), norm(64)), False),
+}
+
+
+@pytest.mark.parametrize("kind", NORMED)
+def test_a_convolution_takes_the_gain_of_its_norm(kind: str) -> None:
+    build, folded = NORMED[kind]
+    torch.manual_seed(0)
+    net = build()
+    for value in net.parameters():
+        nn.init.normal_(value)
+    if isinstance(net.norm, nn.BatchNorm2d) and net.norm.affine:
+        with torch.no_grad():
+            net.norm.weight[0] = 0.0
+    function = gradients(net, IMAGES)
+
+    own = [n for n in rewritten(function).nodes if n.target is torch.ops.edgefl.batch_norm_gradient.default]
+    assert bool(own) == folded
+    check(function, example_of(function, net))
