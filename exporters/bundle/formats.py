@@ -157,15 +157,18 @@ class Onnx:
             return {}
         in_blocks = blocked(artifact.model)
         forms = {
-            BLOCKED: in_blocks and (summed(in_blocks) or in_blocks),
+            BLOCKED: in_blocks,
             ROWS: _in_rows(artifact.model),
-            f"{BLOCKED}, {ROWS}": in_blocks and (rows := _in_rows(in_blocks)) and (summed(rows) or rows),
+            f"{BLOCKED}, {ROWS}": _in_rows(in_blocks) if in_blocks else None,
         }
-        return {
-            name: form
-            for name, form in forms.items()
-            if form and agree(captured, partial(load, captured.function, form, artifact.in_place), verified)
-        }
+        chosen: dict[str, bytes] = {}
+        for name, form in forms.items():
+            sums = summed(form) if form and BLOCKED in name else None
+            for each in filter(None, (sums, form)):
+                if agree(captured, partial(load, captured.function, each, artifact.in_place), verified):
+                    chosen[name] = each
+                    break
+        return chosen
 
     def differs(self, graph: Graph, model: bytes) -> str:
         try:

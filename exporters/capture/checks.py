@@ -87,10 +87,10 @@ def _refused(function: Function, node: fx.Node, reason: str) -> ExportError:
 def drop_outside_writes(function: Function, module: fx.GraphModule) -> None:
     """Remove in-place updates of tensors outside the arguments (batch norm's counter) if nothing reads them."""
     writes = {
-        node for node in module.graph.nodes if any(_base(item).op == "get_attr" for item in _written(node))
+        node for node in module.graph.nodes if any(_base(item).op == "get_attr" for item in written_by(node))
     }
     for node in writes:
-        for constant in (_base(item) for item in _written(node)):
+        for constant in (_base(item) for item in written_by(node)):
             same = [n for n in module.graph.find_nodes(op="get_attr") if n.target == constant.target]
             if not all(_is_only_written(item, writes) for item in same):
                 raise ExportError(
@@ -101,17 +101,17 @@ def drop_outside_writes(function: Function, module: fx.GraphModule) -> None:
                 )
     before = len(module.graph.nodes)
     for node in reversed(list(module.graph.nodes)):
-        if node in writes or (_is_view(node) and not node.users):
+        if node in writes or (is_view(node) and not node.users):
             module.graph.erase_node(node)
     if len(module.graph.nodes) < before:
         module.recompile()
 
 
 def _is_only_written(node: fx.Node, writes: set[fx.Node]) -> bool:
-    return all((user in writes or _is_view(user)) and _is_only_written(user, writes) for user in node.users)
+    return all((user in writes or is_view(user)) and _is_only_written(user, writes) for user in node.users)
 
 
-def _written(node: fx.Node) -> list[fx.Node]:
+def written_by(node: fx.Node) -> list[fx.Node]:
     """The arguments that an op writes to."""
     schema = getattr(node.target, "_schema", None)
     if schema is None or not schema.is_mutable:
@@ -124,15 +124,20 @@ def _written(node: fx.Node) -> list[fx.Node]:
 def _base(node: fx.Node) -> fx.Node:
     """The node whose memory ``node`` is: behind views, and behind in-place ops, which return what they wrote to."""
     while True:
-        if _is_view(node):
+        if is_view(node):
             node = node.args[0]  # type: ignore[assignment]
-        elif written := _written(node):
+        elif written := written_by(node):
             node = written[0]
         else:
             return node
 
 
-def _is_view(node: fx.Node) -> bool:
+def is_written_to(node: fx.Node) -> bool:
+    """Whether an op writes into its memory."""
+    return any(node in written_by(user) or (is_view(user) and is_written_to(user)) for user in node.users)
+
+
+def is_view(node: fx.Node) -> bool:
     return node.op == "call_function" and getattr(node.target, "is_view", False)
 
 

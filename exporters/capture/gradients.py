@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import fx
 
+from exporters.capture.checks import is_written_to
 from exporters.capture.nodes import argument, fake_value, node_argument
 from exporters.decompositions.normalization import GRADIENT
 
@@ -35,7 +36,8 @@ def _of_maximum(node: fx.Node) -> None:
     """The gradient of a maximum gets the tensor whose maxima its positions are, and an activation before it goes first:
 
     its factor at a maximum is that of the maximum, so what pooling gave decides in place of what it read, which has some
-    four times as many entries.
+    four times as many entries. Autograd does not keep what pooling gave, so a model may write to it; then it decides
+    nothing.
 
     torch reads the shape of that argument only, and where a gradient is differentiated it passes a tangent there. A rule
     that finds the maxima again, so that nobody needs positions, must see the tensor itself.
@@ -47,7 +49,7 @@ def _of_maximum(node: fx.Node) -> None:
     pooled = pooling.args[0]
     node.update_arg(1, pooled)
     best = next(_parts(pooling, 0), None)
-    if best is None or len(node.users) != 1:
+    if best is None or len(node.users) != 1 or is_written_to(best):
         return
     (reader,) = node.users
     for target, place in _FACTORS.items():

@@ -23,15 +23,12 @@ from onnx import helper
 
 from exporters.onnx.blocked.convolution import Convolutions
 from exporters.onnx.blocked.images import Images, Norm
-from exporters.onnx.blocked.layout import BLOCK, Layout
+from exporters.onnx.blocked.layout import BLOCK, ROOM, Layout
 from exporters.onnx.blocked.products import with_products
 from exporters.onnx.peak import live_peak
 from exporters.onnx.values import LAYOUT, Values
 
 __all__ = ["BLOCK", "blocked"]
-
-ROOM = 1.1
-"""What values may need at a time, as a multiple of what they need in the graph's own form: devices reserve as much more."""
 
 
 def blocked(model: bytes, room: float = ROOM) -> bytes | None:

@@ -12,6 +12,8 @@ from exporters.onnx.values import LAYOUT, Shape, Sizes, Values, read_by
 
 BLOCK = 16
 """The largest block of any processor, which the others divide: channels come in multiples of it."""
+ROOM = 1.1
+"""What values may need at a time, as a multiple of what they need in the graph's own form: devices reserve as much more."""
 AXES = 4
 _CHANNELS = 1
 

@@ -25,7 +25,8 @@ from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from edgefl.wire.bundle.rows import rows_in, rows_of_port
 from exporters.onnx import REWRITTEN
-from exporters.onnx.blocked.layout import AXES, BLOCK
+from exporters.onnx.blocked.layout import AXES, BLOCK, ROOM
+from exporters.onnx.peak import live_peak
 from exporters.onnx.values import LAYOUT, Shape, Sizes, Values, read_by
 
 LEAST = 1 << 15
@@ -36,13 +37,17 @@ _PARTS = (8, 4, 2)
 
 
 def summed(model: bytes) -> bytes | None:
-    """The ONNX model with the sums that make its large state on the blocked layout; None where it has none."""
+    """The ONNX model with the sums that make its large state on the blocked layout; None where it has none, or where its
+    values then need more than :data:`ROOM` times what they did: all terms of a sum are there at a time."""
     proto = onnx.load_from_string(model)
     values = Values(proto.graph)
+    before = live_peak(values)
     sums = [found for name in sorted(values.outputs) if (found := _sum_of(values, name)) is not None]
     if not sums:
         return None
     _Writer(values, sums).write()
+    if live_peak(Values(proto.graph)) > ROOM * before:
+        return None
     if all(each.domain != LAYOUT for each in proto.opset_import):
         proto.opset_import.append(helper.make_opsetid(LAYOUT, 1))
     return bytes(proto.SerializeToString(deterministic=True))
@@ -64,7 +69,7 @@ class _Term:
 @dataclass(frozen=True)
 class _Sum:
     """New state of ``shape``: the terms of which it is the sum, in the order in which they are added, and the results of the
-    nodes that made it so far. ``old``: the port of what it was before, of which no term comes after the first."""
+    nodes that made it so far. ``old``: the port of what it was before."""
 
     result: str
     shape: Shape
@@ -87,14 +92,12 @@ def _sum_of(values: Values, result: str) -> _Sum | None:
         return None
     inside = set[str]()
     terms = list(_terms(values, result, shape, inside, negative=False))
-    old = _old(result)
-    # The state itself first: its memory may be that of the result.
-    scaled = sorted((each for each in terms if not each.is_plain), key=lambda each: each.name != old)
+    scaled = tuple(each for each in terms if not each.is_plain)
     plain = tuple(each.name for each in terms if each.is_plain)
-    found = _Sum(result, shape, old, tuple(scaled), plain, frozenset(inside))
+    found = _Sum(result, shape, _old(result), scaled, plain, frozenset(inside))
     products = sum(bool(each.number) for each in scaled)
     if found.onto_old:
-        return found if products and scaled[0].name != old and not values.read_at(result) else None
+        return found if products and not values.read_at(result) else None
     return found if products > 1 and plain else None
 
 
@@ -110,7 +113,7 @@ def _terms(values: Values, name: str, shape: Shape, inside: set[str], *, negativ
     """Of a sum of tensors of one shape; ``inside`` gets the results of its nodes."""
     node = values.maker(name)
     own = not inside or (name not in values.outputs and len(values.read_at(name)) == 1)
-    if node is not None and own and not node.domain:
+    if node is not None and own and not node.domain and len({*node.input}) == len(node.input):
         if node.op_type in ("Add", "Sub") and all(values.shapes.get(each) == shape for each in node.input):
             inside.add(name)
             first, second = node.input
@@ -155,7 +158,7 @@ class _Writer:
         whole = [
             each
             for each in self._graph.input
-            if each.name in self._read_as_it_is or each.name not in self._images
+            if each.name in self._read_as_it_is or self._images.get(each.name) not in self._inputs
         ]
         for field, entries in (
             (self._graph.node, self._nodes),

@@ -11,7 +11,8 @@ from torch.nn import functional
 
 from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
-from exporters.bundle.formats import FormatName, format_of
+from edgefl.wire.bundle.formats import FormatName
+from exporters.bundle.formats import format_of
 from exporters.capture.gradients import _FACTORS, rewrite_gradients
 from exporters.capture.trace import Captured, joint_graph
 
@@ -109,6 +110,32 @@ def test_an_activation_that_is_read_beside_the_pooling_stays_where_it_is() -> No
     nodes = list(rewritten(function).nodes)
     maximum = next(n for n in nodes if n.target is _aten.max_pool2d_with_indices_backward.default)
     assert maximum.args[0].target is not _aten.threshold_backward.default
+    check(function, example_of(function, net))
+
+
+class Written(nn.Module):
+    """Writes to what pooling gave, which autograd does not keep."""
+
+    def __init__(self, write: Callable[[Tensor], object]) -> None:
+        super().__init__()
+        self.conv, self.write = nn.Conv2d(8, 4, 3, padding=1), write
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = functional.max_pool2d(torch.relu(self.conv(x)), 2)
+        self.write(y)
+        return y
+
+
+@pytest.mark.parametrize(
+    "write",
+    [lambda y: y.sub_(0.5), lambda y: y.view(4, -1).mul_(-2.0), lambda y: y.detach().add_(1.0)],
+    ids=["in place", "through a view", "through what is detached"],
+)
+def test_what_pooling_gave_decides_nothing_where_it_is_written_to(write: Callable[[Tensor], object]) -> None:
+    torch.manual_seed(0)
+    net = Written(write)
+    function = gradients(net, IMAGES)
+
     check(function, example_of(function, net))
 
 

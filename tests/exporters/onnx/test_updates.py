@@ -38,6 +38,22 @@ class Case(NamedTuple):
     state: tuple[str, ...]
     passes: int
     shape: tuple[int, ...] = (SIDE, SIDE)
+    others: tuple[str, ...] = ()
+
+
+def doubled(x: torch.Tensor, times: int) -> torch.Tensor:
+    for _ in range(times):
+        x = x + x
+    return x
+
+
+def many(t: Tensors) -> torch.Tensor:
+    """Gradients of a weight that is read many times."""
+    x = t["batch.0.x"]
+    total = x.T @ x
+    for number in range(1, 9):
+        total = total + torch.tanh(x * number).T @ x
+    return total
 
 
 def sgd(t: Tensors, g: torch.Tensor) -> Tensors:
@@ -64,7 +80,18 @@ CASES = {
         ("m",),
         2,
     ),
-    "onto a product of its own": Case(lambda t, g: {"state.w": t["state.w"] + 0.1 * t["state.w"]}, (), 0),
+    "onto a product of its own": Case(lambda t, g: {"state.w": t["state.w"] + 0.1 * t["state.w"]}, (), 1),
+    "what is no state": Case(
+        lambda t, g: {"state.w": t["state.w"] - 0.1 * t["batch.1.x"]}, (), 1, others=("batch.1.x",)
+    ),
+    "a sum of products, of which one would be there at a time": Case(
+        lambda t, g: {"state.m": 0.9 * t["state.m"] + (0.1 * t["state.w"] + many(t))},
+        ("m",),
+        0,
+    ),
+    "twice of itself": Case(
+        lambda t, g: {"state.w": t["state.w"] - 0.1 * (g + g), "state.m": 0.9 * t["state.m"] + doubled(g, 12)}, ("m",), 1
+    ),
     "what is read again": Case(
         lambda t, g: {"state.w": (w := t["state.w"] - 0.1 * g), "state.m": torch.tanh(w) + t["state.m"]}, ("m",), 0
     ),
@@ -78,6 +105,7 @@ CASES = {
 def written(name: str) -> tuple[Function, Graph, bytes]:
     case = CASES[name]
     inputs = {f"state.{each}": TensorSpec(case.shape) for each in ("w", *case.state)}
+    inputs |= {each: TensorSpec(case.shape) for each in case.others}
     shape = case.shape
 
     def function(t: Tensors) -> Tensors:
@@ -125,8 +153,8 @@ def trained(name: str, model: bytes, in_place: tuple[str, ...]) -> Arrays:
 def formed(name: str) -> tuple[bytes, ...]:
     """Of the whole graph, and of its form by rows where there is one."""
     model = written(name)[2]
-    found = (summed(model), summed(by_rows(model) or model))
-    return tuple(each for each in found if each is not None)
+    found = (model, by_rows(model))
+    return tuple(form for each in found if each and (form := summed(each)))
 
 
 @pytest.mark.parametrize("name", CASES)

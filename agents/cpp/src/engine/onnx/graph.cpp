@@ -34,16 +34,6 @@ bool cover(const std::vector<RowsOf>& parts, int64_t count) {
   return at == count;
 }
 
-// Whether a shape has so many entries, none of its sizes unknown.
-bool are_as_many(const Shape& shape, int64_t entries) {
-  int64_t left = entries;
-  for (const int64_t size : shape) {
-    if (size <= 0 || left % size != 0) return false;
-    left /= size;
-  }
-  return left == 1;
-}
-
 std::byte* memory_of(const Tensor& tensor) {
   static std::byte nothing[kAlignment];  // an address of an empty tensor
   return tensor.data.empty() ? nothing : const_cast<std::byte*>(tensor.data.data());
@@ -131,7 +121,7 @@ void OnnxGraph::check(Arg& arg, const Port& port, size_t at, bool is_input, std:
   }
   bool alike = tensor != nullptr && ort::is_type(type, port.dtype);
   if (alike && arg.rows) {
-    alike = are_as_many(shape, elements(wanted));
+    alike = elements(shape) == elements(wanted);  // none of a shape with unknown sizes
     arg.shape = shape;
   } else if (alike) {
     alike = shape.size() == wanted.size();
