@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import torch
 from torch import fx
@@ -22,12 +22,13 @@ _FACTORS = {
 """Gradients of ops by entry that are dL/dy times a factor of what the op gives: the place of that argument."""
 
 
-def rewrite_gradients(joint: fx.GraphModule) -> None:
-    """Each gradient below as it costs least; what it gives is the same but for rounding."""
+def rewrite_gradients(joint: fx.GraphModule, table: Collection[object]) -> None:
+    """Each gradient below as it costs least; what it gives is the same but for rounding. ``table``: ops that have a rule;
+    without one a norm's gradient stays torch's own."""
     for node in list(joint.graph.nodes):
         if node.target is _aten.max_pool2d_with_indices_backward.default:
             _of_maximum(node)
-        elif node.target is _aten.native_batch_norm_backward.default:
+        elif node.target is _aten.native_batch_norm_backward.default and GRADIENT in table:
             _of_norm(joint.graph, node)
     joint.recompile()
 

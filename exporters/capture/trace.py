@@ -98,8 +98,8 @@ def capture(function: Function, table: Table | None = None, joint: Joint | None 
     module, outputs = first.module, first.outputs
     check_ops(function, module)
     drop_outside_writes(function, module)
-    rewrite_gradients(module)
     table = core_table() if table is None else table
+    rewrite_gradients(module, table)
     # Nothing runs there: what the arguments hold is never read.
     arguments = tuple(torch.empty(spec.shape, dtype=spec.dtype) for spec in function.inputs.values())
     core = _trace(function, torch.func.functionalize(module), arguments, table, fake=True)

@@ -14,7 +14,8 @@ from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.wire.bundle.formats import FormatName
 from exporters.bundle.formats import format_of
 from exporters.capture.gradients import _FACTORS, rewrite_gradients
-from exporters.capture.trace import Captured, joint_graph
+from exporters.capture.trace import Captured, capture, joint_graph
+from exporters.decompositions import core_table
 
 _aten = torch.ops.aten
 FORMATS: tuple[FormatName, ...] = ("onnx", "executorch")
@@ -39,7 +40,7 @@ def gradients(net: nn.Module, shape: tuple[int, ...]) -> Function:
 
 def rewritten(function: Function) -> fx.Graph:
     module = joint_graph(function).module
-    rewrite_gradients(module)
+    rewrite_gradients(module, core_table())
     return module.graph
 
 
@@ -192,3 +193,11 @@ def test_a_convolution_takes_the_gain_of_its_norm(kind: str) -> None:
     own = [n for n in rewritten(function).nodes if n.target is torch.ops.edgefl.batch_norm_gradient.default]
     assert bool(own) == folded
     check(function, example_of(function, net))
+
+
+def test_a_table_without_a_rule_for_it_keeps_the_gradient_of_torch() -> None:
+    torch.manual_seed(0)
+    net = NORMED["training"][0]()
+
+    nodes = capture(gradients(net, IMAGES), {}).module.graph.nodes
+    assert any(node.target is _aten.native_batch_norm_backward.default for node in nodes)
