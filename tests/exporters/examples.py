@@ -11,6 +11,11 @@ from torch.nn import functional as F
 
 from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
+from edgefl.wire.blobs import describe
+from edgefl.wire.bundle.manifest import Graph
+from exporters.artifact import Artifact
+from exporters.bundle.build import ports
+from exporters.capture.trace import Captured
 
 BATCH = 4
 
@@ -60,3 +65,15 @@ def small_net() -> nn.Sequential:
 
 def op_types(model: bytes) -> list[str]:
     return [node.op_type for node in onnx.load_from_string(model).graph.node]
+
+
+def entry_of(captured: Captured, artifact: Artifact) -> Graph:
+    """What a manifest says of an ONNX artifact."""
+    return Graph(
+        name="train",
+        format="onnx",
+        blob=describe(artifact.model, 1 << 17),
+        inputs=ports(captured.inputs),
+        outputs=ports(captured.outputs),
+        in_place=artifact.in_place,
+    )

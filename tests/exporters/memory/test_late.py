@@ -17,16 +17,15 @@ from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.models.split import split
 from edgefl.objective.objective import Objective
 from edgefl.programs import catalog
-from edgefl.wire.blobs import describe
 from edgefl.wire.bundle.manifest import Graph
 from edgefl.wire.tensors import Arrays
-from exporters.bundle.build import ports
 from exporters.bundle.formats import format_of
 from exporters.capture.trace import Captured, capture
 from exporters.memory.late import updated_last
 from exporters.memory.predict import predicted_peak
 from exporters.memory.recompute import lean
 from exporters.memory.usage import rewritable
+from tests.exporters.examples import entry_of
 
 WIDE, BATCH, STEPS = 1024, 4, 3
 LARGE = "state.weights.body.0.weight"
@@ -52,14 +51,7 @@ def forms(name: str) -> tuple[Graph, dict[str, bytes]]:
     form, graph = format_of("onnx"), captured(name)[0]
     artifact = form.write(graph)
     verified = form.verify(graph.function, artifact.model, 0, artifact.in_place)
-    entry = Graph(
-        name="train",
-        format="onnx",
-        blob=describe(artifact.model, 1 << 17),
-        inputs=ports(graph.inputs),
-        outputs=ports(graph.outputs),
-        in_place=artifact.in_place,
-    )
+    entry = entry_of(graph, artifact)
     return entry, {"": artifact.model, **form.variants(graph, artifact, verified)}
 
 

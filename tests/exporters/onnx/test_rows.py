@@ -20,16 +20,15 @@ from edgefl.contract.tensors import TensorSpec
 from edgefl.models.split import split
 from edgefl.objective.objective import Objective
 from edgefl.programs import catalog
-from edgefl.wire.blobs import describe
 from edgefl.wire.bundle.manifest import Graph
 from edgefl.wire.errors import BundleError
 from edgefl.wire.tensors import Array, Arrays
 from exporters.artifact import Artifact
-from exporters.bundle.build import ports
 from exporters.bundle.formats import format_of
 from exporters.onnx import rows
 from exporters.onnx.rows import by_rows
 from exporters.verify.graphs import verify
+from tests.exporters.examples import entry_of
 
 WIDE, BATCH, STEPS = 1024, 4, 3
 LARGE = "state.weights.body.0.weight"
@@ -47,14 +46,7 @@ def written(name: str) -> tuple[Program, Artifact, Graph]:
     form = format_of("onnx")
     captured = form.capture(program.phases[0].function)
     artifact = form.write(captured)
-    graph = Graph(
-        name="train",
-        format="onnx",
-        blob=describe(artifact.model, 1 << 17),
-        inputs=ports(captured.inputs),
-        outputs=ports(captured.outputs),
-        in_place=artifact.in_place,
-    )
+    graph = entry_of(captured, artifact)
     return program, artifact, graph
 
 

@@ -15,17 +15,16 @@ import torch
 from device_runtime.engine.onnx import OnnxEngine
 from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
-from edgefl.wire.blobs import describe
 from edgefl.wire.bundle.manifest import Graph
 from edgefl.wire.bundle.rows import rows_in
 from edgefl.wire.errors import BundleError
 from edgefl.wire.tensors import Arrays
-from exporters.bundle.build import ports
 from exporters.bundle.formats import format_of
 from exporters.onnx.blocked.updates import summed
 from exporters.onnx.rows import by_rows
 from exporters.onnx.values import LAYOUT
 from exporters.verify.graphs import verify
+from tests.exporters.examples import entry_of
 
 SIDE, LONG, BATCH, STEPS = 256, 1024, 4, 3
 Step = Callable[[Tensors, torch.Tensor], Tensors]
@@ -122,14 +121,7 @@ def written(name: str) -> tuple[Function, Graph, bytes]:
     form = format_of("onnx")
     captured = form.capture(whole)
     artifact = form.write(captured)
-    entry = Graph(
-        name="train",
-        format="onnx",
-        blob=describe(artifact.model, 1 << 17),
-        inputs=ports(captured.inputs),
-        outputs=ports(captured.outputs),
-        in_place=artifact.in_place,
-    )
+    entry = entry_of(captured, artifact)
     return whole, entry, artifact.model
 
 
