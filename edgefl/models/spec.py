@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,10 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from edgefl.contract.tensors import TensorSpec
+from edgefl.models.copying import copied
 from edgefl.models.draws.steering import Steered
 from edgefl.models.layers.given import given
 from edgefl.models.losses.classes import CROSS_ENTROPY
 from edgefl.models.losses.loss import Loss, metrics_of
+from edgefl.models.modes import set_mode
 from edgefl.models.swapped import Swap
 from edgefl.models.user_code import blamed
 from edgefl.wire.bundle.manifest import SAMPLE
@@ -133,13 +134,14 @@ def skeleton(module: nn.Sequential, *, training: bool) -> nn.Sequential:
         for parameter in (*part._parameters.values(), *part._buffers.values())
         if isinstance(parameter, nn.Parameter)
     }
-    bare = copy.deepcopy(module, memo)
+    bare = copied(module, memo)
     for part in bare.modules():
         for name, buffer in part._buffers.items():
             state = name not in part._non_persistent_buffers_set
             if buffer is not None and state and not isinstance(buffer, nn.Parameter):
                 part._buffers[name] = buffer.to("meta")
-    return bare.train(training)
+    set_mode(bare, training=training)
+    return bare
 
 
 def on_meta(module: nn.Sequential) -> nn.Sequential:
@@ -152,7 +154,7 @@ def on_meta(module: nn.Sequential) -> nn.Sequential:
         else tensor.to("meta")
         for tensor in tensors
     }
-    return copy.deepcopy(module, memo).to("meta")
+    return copied(module, memo).to("meta")
 
 
 def _autocast_anywhere(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:

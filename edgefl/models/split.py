@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise, zip_longest
 from typing import Literal
 
+import torch
 from torch import Tensor, fx, nn
+from torch._dynamo.eval_frame import OptimizedModule
 
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.graph import autocut
@@ -18,12 +19,20 @@ from edgefl.models.graph.plain import draws, path_of, paths_of
 from edgefl.models.graph.returned_loss import lifted
 from edgefl.models.graph.tracing import Traced, trace
 from edgefl.models.graph.units import Stretch
+from edgefl.models.hooks import (
+    drop_backward_hooks,
+    has_forward_hooks,
+    hooks_by_parameter,
+    note_gradient_hooks,
+    noting_gradient_hooks,
+)
 from edgefl.models.layers.given import joined
 from edgefl.models.layers.surrounded import own_name
 from edgefl.models.layers.visible import shaped, visible
 from edgefl.models.losses.catalog import fitted
 from edgefl.models.losses.loss import Loss
 from edgefl.models.losses.returned import ModelLoss
+from edgefl.models.modes import in_mode, mark_inference
 from edgefl.models.spec import ModelSpec, cut_to, on_meta, output_spec, sequential, without_values
 from edgefl.models.tied import shared
 from edgefl.models.user_code import source_of
@@ -95,20 +104,27 @@ def split(
             output=output,
         )
 
-    copied = visible(shaped(module, sample))
+    module = unwrapped(module)
+    with noting_gradient_hooks(module):
+        copied = visible(shaped(module, sample))
+    hooks = hooks_by_parameter(copied)
+    drop_backward_hooks(copied)
+    mark_inference(copied)
     if isinstance(loss, ModelLoss):
-        with _mode(copied, training=False):
+        with in_mode(copied, training=False):
             loss = lifted(copied, sample, output, loss, labels)
     if isinstance(sample, Mapping):
         copied, sample = joined(copied, sample), next(iter(sample.values()))
     state = {own_name(copied, name): each for name, each in copied.state_dict(keep_vars=True).items()}
     plain = type(copied).forward is nn.Sequential.forward
+    plain = plain and not has_forward_hooks(copied)
     if cuts is None and units is None and plain and isinstance(copied, nn.Sequential):
         made = _children(copied, sample, output)
     elif cuts is None or cuts == "auto":
         made = _automatic(copied, sample, units, output)
     else:
         made = _at(copied, sample, tuple(cuts), output)
+    note_gradient_hooks(made, hooks)
     made = shared(made)
     spec = ModelSpec(
         name,
@@ -122,6 +138,19 @@ def split(
     )
     check_classes(spec)
     return spec
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """Return the module inside of ``nn.DataParallel`` and ``torch.compile``. ModelError for a scripted module."""
+    if isinstance(module, torch.jit.ScriptModule):
+        raise ModelError(
+            f"expected a module of Python code, found a scripted one ({module.original_name}), whose code cannot be traced; "
+            "give the nn.Module that torch.jit.script was given",
+        )
+    if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        return unwrapped(module.module)
+    inside = module._modules.get("_orig_mod")
+    return unwrapped(inside) if isinstance(module, OptimizedModule) and inside is not None else module
 
 
 def _names(state: Mapping[str, Tensor], units: nn.Sequential) -> dict[str, str]:
@@ -165,7 +194,7 @@ def _gives_tensor(module: nn.Sequential, sample: TensorSpec, output: Output) -> 
 
 
 def _automatic(module: nn.Module, sample: TensorSpec, units: int | None, output: Output) -> nn.Sequential:
-    with _mode(module, training=True):
+    with in_mode(module, training=True):
         traced = _sketch(module, sample, output)
     # What draws computes something else in inference: code that only a closed submodule may hold.
     drawing = {path_of(node) for node in draws(traced.graph)}
@@ -234,7 +263,7 @@ def _at(module: nn.Module, sample: TensorSpec, cuts: tuple[str, ...], output: Ou
 
 def _whole(module: nn.Module, sample: TensorSpec, output: Output) -> nn.Sequential:
     """``module`` as its one unit. ModelError if it draws in inference, too."""
-    with _mode(module, training=False):
+    with in_mode(module, training=False):
         inference = Flow(trace(module, sample, lambda path, part: True, output))
     _check_draws(module, inference, "in inference; draw in training only, under `if self.training:`")
     return sequential([(WHOLE, returning(module, output))])
@@ -244,7 +273,7 @@ def _flow(module: nn.Module, sample: TensorSpec, opened: frozenset[str], output:
     """The graph of ``module`` with all but the submodules ``opened`` closed; the same in training and inference."""
 
     def flow(training: bool) -> Flow:
-        with _mode(module, training=training):
+        with in_mode(module, training=training):
             made = Flow(trace(module, sample, lambda path, part: path not in opened, output))
         _check_draws(
             module, made, "where a cut opens the code; draw in a submodule, or leave the cuts to edgefl"
@@ -263,7 +292,7 @@ def _switches(module: nn.Module) -> bool:
     """Whether a part of ``module`` does more than to note in which mode it is."""
     held = []
     for training in (False, True):
-        with _mode(module, training=training):
+        with in_mode(module, training=training):
             held.append([_held(part) for part in module.modules()])
     return held[0] != held[1]
 
@@ -272,18 +301,6 @@ def _held(part: nn.Module) -> dict[str, int]:
     """What a module holds beside its mode, by identity."""
     groups = (part.__dict__, part._modules, part._parameters, part._buffers)
     return {name: id(value) for group in groups for name, value in group.items() if name != "training"}
-
-
-@contextmanager
-def _mode(module: nn.Module, *, training: bool) -> Iterator[None]:
-    """``module`` in one mode as a whole; afterwards each part is in its own again."""
-    before = {part: part.training for part in module.modules()}
-    module.train(training)
-    try:
-        yield
-    finally:
-        for part, own in before.items():
-            part.training = own
 
 
 def _check_draws(module: nn.Module, flow: Flow, where: str) -> None:

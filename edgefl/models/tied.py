@@ -10,13 +10,13 @@ and ``torch.func.functional_call``, which replaces tied tensors together, gives 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import cast
 
 from torch import Tensor, fx, nn
 
+from edgefl.models.copying import copied
 from edgefl.models.spec import sequential
 from edgefl.wire.errors import ModelError
 
@@ -122,7 +122,7 @@ def _apart(units: nn.Sequential) -> nn.Sequential:
     for name, own in reversed([(name, unit) for name, unit in units._modules.items() if unit is not None]):
         holders = {part for part in own.modules() if part._parameters}
         tensors: dict[int, object] = {id(tensor): tensor for tensor in (*own.parameters(), *own.buffers())}
-        unit = own if later.isdisjoint(holders) else copy.deepcopy(own, tensors)
+        unit = own if later.isdisjoint(holders) else copied(own, tensors)
         later |= holders
         _part_within(unit)
         made.append((name, unit))
@@ -134,14 +134,14 @@ def _part_within(unit: nn.Module) -> None:
     """A module at several places of ``unit`` becomes one for each, with the same weights; one that has statistics too, and
     moves them at each place in turn, stays one."""
     met: set[nn.Module] = set()
-    copied = " "
+    done = " "
     for path, part in list(unit.named_modules(remove_duplicate=False)):
-        if path.startswith(f"{copied}."):
+        if path.startswith(f"{done}."):
             continue
         if part in met and list(part.parameters()) and not list(part.buffers()):
             tensors: dict[int, object] = {id(tensor): tensor for tensor in part.parameters()}
-            unit.set_submodule(path, copy.deepcopy(part, tensors))
-            copied = path
+            unit.set_submodule(path, copied(part, tensors))
+            done = path
         met.add(part)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,6 +17,7 @@ from edgefl.models.caches import forgotten
 from edgefl.models.draws.reading import Reading, drawn
 from edgefl.models.draws.steering import Steered
 from edgefl.models.exit_loss import divergence
+from edgefl.models.hooks import GradientHook, apply_gradient_hooks, gradient_hooks
 from edgefl.models.layers.given import given, placed
 from edgefl.models.losses.classes import CROSS_ENTROPY
 from edgefl.models.losses.loss import (
@@ -99,6 +100,7 @@ class Objective:
     masked: bool = False
     distilled: SelfDistillation | None = None
     _modes: dict[bool, nn.Sequential] = field(init=False, repr=False, default_factory=dict)
+    _hooks: dict[str, Sequence[GradientHook]] = field(init=False, repr=False, default_factory=dict)
     _draws: dict[int, Mapping[str, TensorSpec]] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -117,6 +119,7 @@ class Objective:
             )
         for training in (True, False):
             self._modes[training] = skeleton(self.suffix, training=training)
+        self._hooks.update(gradient_hooks(self.suffix))
 
     @classmethod
     def of(cls, part: TrainedPart) -> Objective:
@@ -301,6 +304,9 @@ class Objective:
             raise ModelError(f"the suffix needs {missing[0]!r}, which was not given", missing=missing)
         mode = self._modes[training]
         tensors |= placed(mode, others or {})
+        if training:
+            hooked = {name: hooks for name, hooks in self._hooks.items() if name in self.trainable}
+            tensors |= {name: apply_gradient_hooks(tensors[name], hooks) for name, hooks in hooked.items()}
         # Rebound buffers are written back into `tensors`, which is how the new moving statistics get out.
         with forgotten(mode):
             return cast(Tensor, torch.func.functional_call(mode, tensors, (x,)))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch.utils._pytree import GetAttrKey, SequenceKey
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from edgefl.models.draws.steering import Steered
+from edgefl.models.graph.output import called_by
 from edgefl.models.own_gradients import Applied, Kind
 from edgefl.models.packed import Padded
 from edgefl.models.user_code import defined_at
@@ -40,10 +41,20 @@ class Slot:
     index: int
 
 
+State = tuple[Hashable, ...]
+"""Modes, attributes and tensors of a module and its parts, by identity."""
+
+
 @dataclass
 class Recorder:
-    """Calls of closed submodules seen so far; ``inside`` while one of them runs; whether other code asked for its mode;
-    tensors that require a gradient in training, which those of a trace do not show."""
+    """Calls of closed submodules seen so far.
+
+    Attributes:
+        inside: True while a closed submodule runs.
+        asked_mode: True if code outside of closed submodules read its mode.
+        learned: tensors that require a gradient in training, which those of a trace do not show.
+        states: what each closed submodule held when the root was called.
+    """
 
     calls: list[Call] = field(default_factory=list)
     applied: Counter[str] = field(default_factory=Counter)
@@ -52,6 +63,7 @@ class Recorder:
     inside: bool = False
     asked_mode: bool = False
     learned: Any = field(default_factory=WeakTensorKeyDictionary)
+    states: dict[nn.Module, State] = field(default_factory=dict)
 
 
 recorders: list[Recorder] = []
@@ -95,25 +107,54 @@ def requires_gradient(values: Any) -> bool:
 
 @contextmanager
 def closing(root: nn.Module, closed: Callable[[str, nn.Module], bool], recorder: Recorder) -> Iterator[None]:
-    """Inside, the submodules ``closed(path, module)`` of ``root`` are calls of one operator, which ``recorder`` notes."""
-    modules = [(path, module) for path, module in root.named_modules() if path and closed(path, module)]
+    """Turn calls of the submodules ``closed(path, module)`` of ``root`` into calls of one operator inside.
+
+    ``recorder`` notes them. A submodule is called as a whole, with its hooks. It stays open where code around it has
+    changed its weights, attributes or mode since ``root`` was called: the unit that calls it later would not.
+    """
     modules = [
         (path, module)
-        for path, module in modules
-        if not isinstance(module, nn.ModuleList | nn.ModuleDict | Applied)
+        for path, module in root.named_modules()
+        if path and closed(path, module) and not isinstance(module, nn.ModuleList | nn.ModuleDict | Applied)
     ]
-    own = {module: module.__dict__["forward"] for _, module in modules if "forward" in module.__dict__}
+    call_root = root._call_impl
+
+    def started(*args: Any, **kwargs: Any) -> Any:
+        recorder.states = {module: _state(module) for _, module in modules}
+        return call_root(*args, **kwargs)
+
     recorders.append(recorder)
-    for path, module in modules:
-        module.forward = _recording(path, module, module.forward, recorder)
     try:
-        yield
+        with ExitStack() as stack:
+            stack.enter_context(called_by(root, started))
+            for path, module in modules:
+                recording = _recording(path, module, module._call_impl, recorder)
+                stack.enter_context(called_by(module, recording))
+            yield
     finally:
         recorders.pop()
-        for _, module in modules:
-            del module.__dict__["forward"]
-            if module in own:
-                module.__dict__["forward"] = own[module]
+
+
+_UNSTEADY = frozenset({"_call_impl", "_flat_weights", "_flat_weight_refs"})
+"""Attributes that differ although nothing was changed."""
+
+
+def _state(module: nn.Module) -> State:
+    return tuple(
+        (name, _identity(value))
+        for part in module.modules()
+        for group in (part.__dict__, part._parameters, part._buffers, part._modules)
+        for name, value in group.items()
+        if name not in _UNSTEADY
+    )
+
+
+def _identity(value: object) -> Hashable:
+    if isinstance(value, list | tuple):
+        return tuple(map(id, value))
+    if isinstance(value, dict):
+        return tuple((str(key), id(each)) for key, each in value.items())
+    return value if isinstance(value, bool | int | float | str) else id(value)
 
 
 def applying(root: nn.Module, recorder: Recorder, kind: Kind, args: tuple[Any, ...]) -> Any:
@@ -168,6 +209,8 @@ def _recording(
     def forward(*args: Any, **kwargs: Any) -> Any:
         leaves, spec = pytree.tree_flatten((args, kwargs))
         if recorder.inside or not all(_is_plain(leaf) for leaf in leaves):
+            return original(*args, **kwargs)
+        if module in recorder.states and recorder.states[module] != _state(module):
             return original(*args, **kwargs)
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -47,15 +46,27 @@ def tensor_of(returned: object, output: Output, name: str) -> Tensor:
 
 @contextmanager
 def giving(root: nn.Module, output: Output) -> Iterator[None]:
-    """Inside, ``root`` returns its output alone, and models with a configuration for it keep no cache of a text so far."""
-    forward = root.forward
+    """Let ``root`` return its output alone inside, behind its hooks; models that could keep a cache keep none."""
+    call = root._call_impl
 
-    @functools.wraps(forward)  # torch.export reads the signature
     def giving_one(*args: Any, **kwargs: Any) -> Tensor:
-        return tensor_of(forward(*args, **kwargs), output, type(root).__name__)
+        return tensor_of(call(*args, **kwargs), output, type(root).__name__)
 
-    with calling(root, giving_one), without_cache(root):
+    with called_by(root, giving_one), without_cache(root):
         yield
+
+
+@contextmanager
+def called_by(module: nn.Module, call: Callable[..., Any]) -> Iterator[None]:
+    """Replace what a call of ``module`` runs, hooks included, inside."""
+    before = module.__dict__.get("_call_impl")
+    module.__dict__["_call_impl"] = call
+    try:
+        yield
+    finally:
+        del module.__dict__["_call_impl"]
+        if before is not None:
+            module.__dict__["_call_impl"] = before
 
 
 @contextmanager
@@ -90,10 +101,11 @@ def returning(root: nn.Module, output: Output) -> nn.Module:
     for config in filter(None, map(_caching, root.modules())):
         config.use_cache = False
 
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Tensor:
-        return tensor_of(kind.forward(self, *args, **kwargs), output, kind.__name__)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Tensor:
+        return tensor_of(kind._call_impl(self, *args, **kwargs), output, kind.__name__)
 
-    root.__class__ = type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
+    # The hooks of the module run before its output is chosen.
+    root.__class__ = type(kind.__name__, (kind,), {"_call_impl": call, "__module__": kind.__module__})
     return root
 
 

@@ -1,0 +1,74 @@
+"""Training and inference mode of the parts of a module.
+
+A module in training mode may have parts in inference mode: a frozen encoder, a batch norm that keeps its statistics.
+``module.train()`` would switch these parts too, so each of them carries a mark that copies keep::
+
+    mark_inference(module)           # once, before the module is cut
+    set_mode(module, training=True)  # the parts with a mark stay in inference mode
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import nn
+
+_MARK = "edgefl_inference"
+
+
+def is_inference(part: nn.Module) -> bool:
+    """Return True if ``part`` stays in inference mode while the module around it trains."""
+    return bool(part.__dict__.get(_MARK, False))
+
+
+def enter_training(module: nn.Module) -> None:
+    """Put ``module`` into the modes in which its user would train it.
+
+    A module in inference mode gets ``module.train()``. A module in training mode keeps the modes of its parts, and each
+    part with a ``train`` method of its own may put more parts into inference mode.
+    """
+    if not module.training:
+        module.train()
+        return
+    for part in list(module.modules()):
+        if type(part).train is nn.Module.train or not part.training:
+            continue
+        before = {inner: inner.training for inner in part.modules()}
+        part.train(True)
+        for inner, training in before.items():
+            inner.training = inner.training and training
+
+
+def mark_inference(module: nn.Module) -> None:
+    """Mark the parts of ``module`` that are in inference mode after :func:`enter_training`."""
+    enter_training(module)
+    for part in module.modules():
+        if not part.training:
+            part.__dict__[_MARK] = True
+
+
+def set_mode(module: nn.Module, *, training: bool) -> None:
+    """Set the mode of every part: in training, parts with a mark are in inference mode."""
+    module.train(training)
+    for part in module.modules():
+        part.training = training and not is_inference(part)
+
+
+@contextmanager
+def in_mode(module: nn.Module, *, training: bool) -> Iterator[None]:
+    """Set the modes of ``module`` as :func:`set_mode` does, and restore those of all parts afterwards."""
+    with keeping_modes(module):
+        set_mode(module, training=training)
+        yield
+
+
+@contextmanager
+def keeping_modes(module: nn.Module) -> Iterator[None]:
+    """Restore the modes of all parts of ``module`` afterwards."""
+    before = {part: part.training for part in module.modules()}
+    try:
+        yield
+    finally:
+        for part, training in before.items():
+            part.training = training
