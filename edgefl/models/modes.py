@@ -41,11 +41,12 @@ def enter_training(module: nn.Module) -> None:
 
 
 def mark_inference(module: nn.Module) -> None:
-    """Mark the parts of ``module`` that are in inference mode after :func:`enter_training`."""
-    enter_training(module)
-    for part in module.modules():
-        if not part.training:
-            part.__dict__[_MARK] = True
+    """Mark the parts of ``module`` that are in inference mode after :func:`enter_training`; all modes stay as they are."""
+    with keeping_modes(module):
+        enter_training(module)
+        for part in module.modules():
+            if not part.training:
+                part.__dict__[_MARK] = True
 
 
 def set_mode(module: nn.Module, *, training: bool) -> None:

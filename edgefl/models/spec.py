@@ -10,14 +10,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from edgefl.contract.tensors import TensorSpec
+from edgefl.models.caches import forgotten
 from edgefl.models.copying import copied
 from edgefl.models.draws.steering import Steered
 from edgefl.models.layers.given import given
 from edgefl.models.losses.classes import CROSS_ENTROPY
 from edgefl.models.losses.loss import Loss, metrics_of
 from edgefl.models.modes import set_mode
+from edgefl.models.source import Source
 from edgefl.models.swapped import Swap
 from edgefl.models.user_code import blamed
 from edgefl.wire.bundle.manifest import SAMPLE
@@ -36,7 +39,7 @@ class ModelSpec:
     activations: 32 for the paper's ResNet20, 1 for its CNN and LSTM (embracingfl.md 2.8). ``global_names``: for each
     name that the module that was cut has for a tensor, the one in the state, where tied weights have a single one; empty
     where the units are the module. Units may share tensors (:mod:`edgefl.models.tied`). ``again``: cuts the module anew
-    for a shorter length; None where units read any.
+    for a shorter length; None where units read any. ``source``: the module that was cut, as its author left it.
     """
 
     name: str
@@ -47,6 +50,7 @@ class ModelSpec:
     loss: Loss = CROSS_ENTROPY
     global_names: Mapping[str, str] = field(default_factory=dict)
     again: Callable[[int], ModelSpec] | None = field(default=None, repr=False)
+    source: Source | None = field(default=None, repr=False)
 
     @property
     def units(self) -> tuple[str, ...]:
@@ -171,6 +175,14 @@ def without_values() -> Iterator[None]:
     ``torch.autocast(x.device.type)`` is accepted."""
     with torch.no_grad(), torch.device("meta"), Steered(), _autocast():
         yield
+
+
+def run_fake(module: nn.Module, sample: TensorSpec) -> object:
+    """Run ``module`` in its present modes on a batch of three fake samples, and return what it returns."""
+    with FakeTensorMode(allow_non_fake_inputs=True), forgotten(module):
+        x = sample.rows(3).zeros()  # before the mode below, which knows the values of what is made inside
+        with Steered():
+            return module(x)
 
 
 def output_spec(module: nn.Sequential, sample: TensorSpec) -> TensorSpec:

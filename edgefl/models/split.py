@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise, zip_longest
+from itertools import pairwise
 from typing import Literal
 
-import torch
 from torch import Tensor, fx, nn
-from torch._dynamo.eval_frame import OptimizedModule
 
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.graph import autocut
+from edgefl.models.graph.conditions import check_draws, check_modes, switches
 from edgefl.models.graph.flow import Flow
-from edgefl.models.graph.output import Output, returning
+from edgefl.models.graph.output import Output, giving, returning
 from edgefl.models.graph.plain import draws, path_of, paths_of
 from edgefl.models.graph.returned_loss import lifted
 from edgefl.models.graph.tracing import Traced, trace
@@ -33,9 +32,9 @@ from edgefl.models.losses.catalog import fitted
 from edgefl.models.losses.loss import Loss
 from edgefl.models.losses.returned import ModelLoss
 from edgefl.models.modes import in_mode, mark_inference
-from edgefl.models.spec import ModelSpec, cut_to, on_meta, output_spec, sequential, without_values
+from edgefl.models.source import Request, Source, unwrapped
+from edgefl.models.spec import ModelSpec, on_meta, output_spec, run_fake, sequential, without_values
 from edgefl.models.tied import shared
-from edgefl.models.user_code import source_of
 from edgefl.wire.errors import ModelError
 
 TAIL, WHOLE = "tail", "model"
@@ -80,77 +79,70 @@ def split(
     moving statistics are needed on both sides, and with torch's reason and the line of code where the module
     cannot be traced or draws in inference.
     """
-    whole, chosen = sample, loss
+    chosen = cuts if cuts is None or isinstance(cuts, str) else tuple(cuts)
+    request = Request(
+        chosen, sample, classes, units, name, accounting_batch, loss=loss, labels=labels, output=output
+    )
+    return _split(unwrapped(module), request)
 
-    def again(length: int) -> ModelSpec:
-        """The same cuts for shorter samples."""
-        first = next(iter(whole.values())) if isinstance(whole, Mapping) else whole
 
-        def cut(each: TensorSpec) -> TensorSpec:
-            return cut_to(each, length) if each.shape[:1] == first.shape[:1] else each
-
-        return split(
-            module,
-            cuts,
-            sample={key: cut(each) for key, each in whole.items()}
-            if isinstance(whole, Mapping)
-            else cut(whole),
-            classes=classes,
-            units=units,
-            name=name,
-            accounting_batch=accounting_batch,
-            loss=chosen if isinstance(chosen, ModelLoss) else spec.loss,
-            labels=None if labels is None else cut(labels),
-            output=output,
-        )
-
-    module = unwrapped(module)
-    with noting_gradient_hooks(module):
-        copied = visible(shaped(module, sample))
+def _split(module: nn.Module, request: Request) -> ModelSpec:
+    shaped_module = shaped(module, request.sample)
+    with noting_gradient_hooks(shaped_module):
+        copied = visible(shaped_module)
     hooks = hooks_by_parameter(copied)
     drop_backward_hooks(copied)
     mark_inference(copied)
+    sample, loss, output = request.sample, request.loss, request.output
     if isinstance(loss, ModelLoss):
         with in_mode(copied, training=False):
-            loss = lifted(copied, sample, output, loss, labels)
+            loss = lifted(copied, sample, output, loss, request.labels)
     if isinstance(sample, Mapping):
-        copied, sample = joined(copied, sample), next(iter(sample.values()))
+        copied, sample = joined(copied, sample), request.first
     state = {own_name(copied, name): each for name, each in copied.state_dict(keep_vars=True).items()}
-    plain = type(copied).forward is nn.Sequential.forward
-    plain = plain and not has_forward_hooks(copied)
-    if cuts is None and units is None and plain and isinstance(copied, nn.Sequential):
-        made = _children(copied, sample, output)
-    elif cuts is None or cuts == "auto":
-        made = _automatic(copied, sample, units, output)
-    else:
-        made = _at(copied, sample, tuple(cuts), output)
+    made = _units(copied, sample, request)
     note_gradient_hooks(made, hooks)
     made = shared(made)
     spec = ModelSpec(
-        name,
+        request.name,
         made,
         sample,
-        classes,
-        accounting_batch,
-        loss=fitted(loss, output_spec(made, sample), labels, sample),
+        request.classes,
+        request.accounting_batch,
+        loss=fitted(loss, output_spec(made, sample), request.labels, sample),
         global_names=_names(state, made),
-        again=again,
+        again=lambda length: _split(
+            module,
+            replace(
+                request.shortened(length),
+                loss=request.loss if isinstance(request.loss, ModelLoss) else spec.loss,
+            ),
+        ),
+        source=Source(shaped_module, request, _split),
     )
     check_classes(spec)
     return spec
 
 
-def unwrapped(module: nn.Module) -> nn.Module:
-    """Return the module inside of ``nn.DataParallel`` and ``torch.compile``. ModelError for a scripted module."""
-    if isinstance(module, torch.jit.ScriptModule):
+def _units(module: nn.Module, sample: TensorSpec, request: Request) -> nn.Sequential:
+    cuts, output = request.cuts, request.output
+    if request.whole:
+        return sequential([(WHOLE, returning(module, output))])
+    plain = type(module).forward is nn.Sequential.forward and not has_forward_hooks(module)
+    if cuts is None and request.units is None and plain and isinstance(module, nn.Sequential):
+        return _children(module, sample, output)
+    if request.units is not None and request.units < 1:
         raise ModelError(
-            f"expected a module of Python code, found a scripted one ({module.original_name}), whose code cannot be traced; "
-            "give the nn.Module that torch.jit.script was given",
+            f"a model has at least one unit; found units={request.units}", units=request.units
         )
-    if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
-        return unwrapped(module.module)
-    inside = module._modules.get("_orig_mod")
-    return unwrapped(inside) if isinstance(module, OptimizedModule) and inside is not None else module
+    if isinstance(cuts, tuple):
+        return _at(module, sample, cuts, output)
+    try:
+        return _automatic(module, sample, request.units, output)
+    except ModelError as error:
+        if error.details.get("refused"):
+            raise
+        return _whole(module, sample, output, error)
 
 
 def _names(state: Mapping[str, Tensor], units: nn.Sequential) -> dict[str, str]:
@@ -199,7 +191,7 @@ def _automatic(module: nn.Module, sample: TensorSpec, units: int | None, output:
     # What draws computes something else in inference: code that only a closed submodule may hold.
     drawing = {path_of(node) for node in draws(traced.graph)}
     if "" in drawing:
-        return _whole(module, sample, output)
+        return _drawing(module, sample, output)
     fine = autocut.lending(autocut.rereading(Flow(traced), sample))
     blocks = autocut.blocks(fine)
     opened = autocut.opened(fine, autocut.chosen(fine, blocks)) - drawing
@@ -228,8 +220,6 @@ def _sketch(module: nn.Module, sample: TensorSpec, output: Output) -> Traced:
 
 
 def _merged(flow: Flow, cuts: Sequence[int], units: int) -> list[int]:
-    if units < 1:
-        raise ModelError(f"a model has at least one unit; found units={units}", units=units)
     state = flow.traced.root.state_dict()
     sizes = [sum(state[name].numel() for name in part.state) for part in _stretches(flow, cuts)]
     return [cuts[start - 1] for start in autocut.grouped(sizes, units)]
@@ -261,11 +251,26 @@ def _at(module: nn.Module, sample: TensorSpec, cuts: tuple[str, ...], output: Ou
     return sequential((name, part.module()) for name, part in zip(names, stretches, strict=True))
 
 
-def _whole(module: nn.Module, sample: TensorSpec, output: Output) -> nn.Sequential:
-    """``module`` as its one unit. ModelError if it draws in inference, too."""
+def _drawing(module: nn.Module, sample: TensorSpec, output: Output) -> nn.Sequential:
+    """Return ``module``, whose own forward draws in training, as its one unit. ModelError if it draws in inference, too."""
     with in_mode(module, training=False):
         inference = Flow(trace(module, sample, lambda path, part: True, output))
-    _check_draws(module, inference, "in inference; draw in training only, under `if self.training:`")
+    check_draws(module, inference, "in inference; draw in training only, under `if self.training:`")
+    return sequential([(WHOLE, returning(module, output))])
+
+
+def _whole(module: nn.Module, sample: TensorSpec, output: Output, reason: ModelError) -> nn.Sequential:
+    """Return ``module`` as its one unit, because it cannot be cut.
+
+    Raises:
+        ModelError: ``reason``, why it cannot be cut, if it does not even run without values.
+    """
+    for training in (True, False):
+        try:
+            with in_mode(module, training=training), giving(module, output):
+                run_fake(module, sample)
+        except Exception:
+            raise reason from None
     return sequential([(WHOLE, returning(module, output))])
 
 
@@ -275,64 +280,19 @@ def _flow(module: nn.Module, sample: TensorSpec, opened: frozenset[str], output:
     def flow(training: bool) -> Flow:
         with in_mode(module, training=training):
             made = Flow(trace(module, sample, lambda path, part: path not in opened, output))
-        _check_draws(
+        check_draws(
             module, made, "where a cut opens the code; draw in a submodule, or leave the cuts to edgefl"
         )
         return made
 
     found = flow(training=True)
     if found.place.get(found.traced.result, -1) < 0:
-        raise ModelError(f"the output of {type(module).__name__} is not computed from its input")
-    if found.traced.asked_mode or _switches(module):
-        _check_modes(module, flow(training=False), found)
-    return found
-
-
-def _switches(module: nn.Module) -> bool:
-    """Whether a part of ``module`` does more than to note in which mode it is."""
-    held = []
-    for training in (False, True):
-        with in_mode(module, training=training):
-            held.append([_held(part) for part in module.modules()])
-    return held[0] != held[1]
-
-
-def _held(part: nn.Module) -> dict[str, int]:
-    """What a module holds beside its mode, by identity."""
-    groups = (part.__dict__, part._modules, part._parameters, part._buffers)
-    return {name: id(value) for group in groups for name, value in group.items() if name != "training"}
-
-
-def _check_draws(module: nn.Module, flow: Flow, where: str) -> None:
-    for node in draws(flow.traced.graph):
-        source = source_of(node)
         raise ModelError(
-            f"{node.target} in {path_of(node) or type(module).__name__} draws random numbers {where}"
-            + (f" (at {source})" if source else ""),
-            operation=str(node.target),
-            source=source,
+            f"the output of {type(module).__name__} is not computed from its input", refused=True
         )
-
-
-def _check_modes(module: nn.Module, inference: Flow, training: Flow) -> None:
-    """ModelError if the code between the closed submodules does something else in training than in inference."""
-    described = [flow.traced.described() for flow in (inference, training)]
-    nodes = [flow.nodes for flow in (inference, training)]
-    for (before, after), both in zip(zip_longest(*described), zip_longest(*nodes), strict=True):
-        if before != after:
-            source = next(filter(None, (source_of(node) for node in reversed(both) if node is not None)), "")
-            raise ModelError(
-                f"{type(module).__name__} computes {_short(after)} in training where it computes {_short(before)} in "
-                "inference" + (f" (at {source})" if source else "") + "; put what differs into a submodule "
-                "that no cut opens",
-                training=after,
-                inference=before,
-                source=source,
-            )
-
-
-def _short(line: str | None) -> str:
-    return (line or "nothing").partition("(")[0]
+    if found.traced.asked_mode or switches(module):
+        check_modes(module, flow(training=False), found)
+    return found
 
 
 def _stretches(flow: Flow, cuts: Sequence[int]) -> list[Stretch]:

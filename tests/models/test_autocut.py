@@ -242,7 +242,6 @@ FAULTS: dict[str, tuple[Callable[[nn.Module, Tensor], object], str]] = {
         lambda net, x: net.second(net.first(x) + torch.rand(4)),
         r"aten\.rand.*in Net draws random numbers in inference",
     ),
-    "mode": (_mode, r"computes aten\.mul.* in training where it computes second"),
     "constant": (lambda net, x: torch.zeros(x.shape[0], 3), "not computed from its input"),
     "shape": (lambda net, x: net.second(net.first(x.t())), r"RuntimeError.*test_autocut\.py"),
     "mixed": (_mixed, r"torch\.autocast"),
@@ -272,9 +271,13 @@ class Folding(nn.Module):
         return self.second(h if self.folded else h * 2)
 
 
-def test_code_that_switches_by_itself_is_compared_in_both_modes() -> None:
+@pytest.mark.parametrize("module", [Folding, lambda: _module(_mode)])
+def test_code_that_depends_on_its_mode_stays_one_unit(module: Callable[[], nn.Module]) -> None:
+    spec = split(module(), sample=TensorSpec((4,)), classes=3)
+
+    assert spec.units == ("model",)
     with pytest.raises(ModelError, match=r"computes aten\.mul.* in training where it computes second"):
-        split(Folding(), sample=TensorSpec((4,)), classes=3)
+        split(module(), ["first"], sample=TensorSpec((4,)), classes=3)
 
 
 def test_looking_at_a_module_leaves_its_mode_as_it_was() -> None:

@@ -175,9 +175,12 @@ def assert_same_gradient(net: type[Net], cuts: Sequence[str] | None) -> None:
 
 
 @pytest.mark.parametrize("net", [Hooked, HookedIfItLearns, HookedLater])
-def test_a_hook_on_a_tensor_is_refused_with_its_line(net: type[Net]) -> None:
+def test_a_hook_on_a_tensor_keeps_a_model_whole(net: type[Net]) -> None:
+    spec = split(net(), sample=SAMPLE, classes=3)
+
+    assert spec.units == ("model",)
     with pytest.raises(ModelError, match=r"register_hook.*test_own_gradients\.py:\d+"):
-        split(net(), sample=SAMPLE, classes=3)
+        split(net(), ["a"], sample=SAMPLE, classes=3)
 
 
 def test_both_forms_are_exported_and_agree_with_torch() -> None:

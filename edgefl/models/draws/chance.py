@@ -35,6 +35,7 @@ def refused() -> ModelError:
         f"the model draws by Python's or numpy's generator while it trains{place()}: a graph would have the same numbers in "
         "every step. Draw with torch, such as torch.rand",
         chance=True,
+        refused=True,
     )
 
 

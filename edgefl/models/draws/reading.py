@@ -27,7 +27,7 @@ from edgefl.contract.tensors import TensorSpec
 from edgefl.models.caches import forgotten
 from edgefl.models.draws.chance import refused
 from edgefl.models.draws.rules import RULES, Draw
-from edgefl.models.draws.steering import Steered, of_python
+from edgefl.models.draws.steering import OnePath, Steered, of_python
 from edgefl.wire.errors import ModelError
 
 _ASKING = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
@@ -58,12 +58,17 @@ class Reading(Steered):
         return cls(draw)
 
     def _called(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
-        rule, body = RULES.get(name), _body(func)
-        if body is not None:
-            with self:
-                return body(*args, **kwargs)
-        result = NotImplemented if rule is None else rule(self._draw, *args, **kwargs)
-        return func(*args, **kwargs) if result is NotImplemented else result
+        return call_with_draws(self, self._draw, func, args, kwargs)
+
+
+def call_with_draws(mode: OnePath, draw: Draw, func: Any, args: Any, kwargs: Any) -> Any:
+    """Call a function of torch, which gets the numbers that it draws from ``draw``; ``mode`` handles what it calls."""
+    rule, body = RULES.get(getattr(func, "__name__", "")), _body(func)
+    if body is not None:
+        with mode:
+            return body(*args, **kwargs)
+    result = NotImplemented if rule is None else rule(draw, *args, **kwargs)
+    return func(*args, **kwargs) if result is NotImplemented else result
 
 
 @cache

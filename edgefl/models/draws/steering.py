@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, Self
@@ -19,9 +20,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from edgefl.models.draws.chance import Chance, middled, refused, tell_path
+from edgefl.models.draws.gradient_modes import as_no_grad
 from edgefl.models.draws.known import Known
 from edgefl.models.packed import padded
 from edgefl.models.rewritten import RULES as REWRITTEN
@@ -36,30 +39,24 @@ _COMPARISONS: dict[str, Callable[[float, float], bool]] = {
 }
 
 
-class Steered(TorchFunctionMode):
-    """While it is on, a comparison of one drawn number steers Python as most draws would, and ``mask.all()`` is false
-    where nothing tells its value. Functions without a form are rewritten (:mod:`edgefl.models.rewritten`), and torch's
-    transformer layers do in inference what they do in training: their fused kernels and nested tensors have no graph.
-    Packed sequences are padded ones (:mod:`edgefl.models.packed`), and what is made of constants has its value
-    (:mod:`edgefl.models.draws.known`)."""
+class OnePath(TorchFunctionMode):
+    """Mode in which a comparison of one drawn number steers Python as most draws would: a layer is never left out."""
 
     def __init__(self) -> None:
         super().__init__()
         self._drawn: Any = WeakTensorKeyDictionary()
         self._answers: Any = WeakTensorKeyDictionary()
         self._entered: list[ExitStack] = []
-        self._known = Known()
 
     def __enter__(self) -> Self:
         self._entered.append(ExitStack())
-        self._entered[-1].enter_context(padded())
         self._entered[-1].enter_context(middled())
-        self._entered[-1].callback(
-            torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled()
-        )
-        torch.backends.mha.set_fastpath_enabled(False)
+        self._prepare(self._entered[-1])
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
+
+    def _prepare(self, entered: ExitStack) -> None:
+        """Enter what else is on meanwhile."""
 
     def __exit__(self, *raised: Any) -> None:
         super().__exit__(*raised)  # type: ignore[no-untyped-call]
@@ -70,24 +67,21 @@ class Steered(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if any(_by_chance(each) for each in (*args, *kwargs.values())):
             raise refused()
-        if (value := self._known.answer(name, args)) is not NotImplemented:
+        if (value := self._constant(name, args)) is not NotImplemented:
             return value
         if name == "__bool__" and args[0] in self._answers:
             return self._answer(args[0])
-        args = self._known.numbers(name, args)
-        if name in REWRITTEN and func is getattr(F, name):
-            rewritten = REWRITTEN[name](*args, **kwargs)
-            if rewritten is not NotImplemented:
-                return rewritten
-        if name in ("cpu", "to") and args[0].is_meta and _to_cpu(name, args, kwargs):
-            # It has no values to take there.
-            dtypes = [each for each in (*args[1:], *kwargs.values()) if isinstance(each, torch.dtype)]
-            return args[0].to(*dtypes) if dtypes else args[0]
-        result = self._called(func, name, args, kwargs)
-        self._known.note(func, name, args, kwargs, result)
+        result = self._run(func, name, args, kwargs)
         if isinstance(result, Tensor) and all(type(size) is int and size == 1 for size in result.shape):
             self._note(name, args, result)
         return result
+
+    def _constant(self, name: str, args: Any) -> Any:
+        """Return the Python value of a tensor that is the same for every input, or NotImplemented."""
+        return NotImplemented
+
+    def _run(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        return self._called(func, name, args, kwargs)
 
     def _called(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         return func(*args, **kwargs)
@@ -99,15 +93,60 @@ class Steered(TorchFunctionMode):
             sides = [_MIDDLE if isinstance(arg, Tensor) and arg in self._drawn else arg for arg in args[:2]]
             if not any(isinstance(side, Tensor) for side in sides):
                 self._answers[result] = _COMPARISONS[name](*sides)
-        elif name == "all" and args and not args[0].is_floating_point():
-            self._answers[result] = None
 
     def _answer(self, asked: Tensor) -> bool:
         answer = self._answers[asked]
-        if answer is None:
-            return _value(asked)
         tell_path(answer)
         return bool(answer)
+
+
+class Steered(OnePath):
+    """Mode in which a module can be traced.
+
+    ``mask.all()`` is false where its value is unknown. Functions without a form are rewritten
+    (:mod:`edgefl.models.rewritten`), and torch's transformer layers do in inference what they do in training: their fused
+    kernels and nested tensors have no graph. Packed sequences are padded ones (:mod:`edgefl.models.packed`), tensors that
+    are made of constants have values (:mod:`edgefl.models.draws.known`), and inference mode only switches gradients off.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._known = Known()
+
+    def _prepare(self, entered: ExitStack) -> None:
+        entered.enter_context(padded())
+        entered.enter_context(as_no_grad())
+        entered.callback(
+            torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled()
+        )
+        torch.backends.mha.set_fastpath_enabled(False)
+
+    def _constant(self, name: str, args: Any) -> Any:
+        return self._known.answer(name, args)
+
+    def _run(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        if func is Tensor.register_hook and not args[0].requires_grad:
+            return RemovableHandle(OrderedDict())  # in inference there is no gradient to change
+        args = self._known.numbers(name, args)
+        if name in REWRITTEN and func is getattr(F, name):
+            rewritten = REWRITTEN[name](*args, **kwargs)
+            if rewritten is not NotImplemented:
+                return rewritten
+        if name in ("cpu", "to") and args[0].is_meta and _to_cpu(name, args, kwargs):
+            # It has no values to take there.
+            dtypes = [each for each in (*args[1:], *kwargs.values()) if isinstance(each, torch.dtype)]
+            return args[0].to(*dtypes) if dtypes else args[0]
+        result = self._called(func, name, args, kwargs)
+        self._known.note(func, name, args, kwargs, result)
+        return result
+
+    def _note(self, name: str, args: Any, result: Tensor) -> None:
+        super()._note(name, args, result)
+        if name == "all" and args and not args[0].is_floating_point():
+            self._answers[result] = None
+
+    def _answer(self, asked: Tensor) -> bool:
+        return _value(asked) if self._answers[asked] is None else super()._answer(asked)
 
 
 def _to_cpu(name: str, args: Any, kwargs: Any) -> bool:

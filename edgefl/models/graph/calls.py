@@ -117,7 +117,7 @@ def closing(root: nn.Module, closed: Callable[[str, nn.Module], bool], recorder:
         for path, module in root.named_modules()
         if path and closed(path, module) and not isinstance(module, nn.ModuleList | nn.ModuleDict | Applied)
     ]
-    call_root = root._call_impl
+    call_root: Callable[..., Any] = root._call_impl
 
     def started(*args: Any, **kwargs: Any) -> Any:
         recorder.states = {module: _state(module) for _, module in modules}

@@ -47,7 +47,7 @@ def tensor_of(returned: object, output: Output, name: str) -> Tensor:
 @contextmanager
 def giving(root: nn.Module, output: Output) -> Iterator[None]:
     """Let ``root`` return its output alone inside, behind its hooks; models that could keep a cache keep none."""
-    call = root._call_impl
+    call: Callable[..., Any] = root._call_impl
 
     def giving_one(*args: Any, **kwargs: Any) -> Tensor:
         return tensor_of(call(*args, **kwargs), output, type(root).__name__)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from functools import partial
+from inspect import Parameter, signature
 from typing import Any
 
 import torch
@@ -139,7 +140,7 @@ def exported(root: nn.Module, *samples: TensorSpec, sketched: bool = False) -> E
     """``root`` on batches of ``samples`` by torch.export, the batch size a symbol; ModelError as :func:`trace`."""
     rows = _MANY if sketched else _ROWS
     inputs = tuple(torch.zeros((rows, *sample.shape), dtype=sample.dtype) for sample in samples)
-    dynamic = None if sketched else ({0: Dim("batch")},) * len(inputs)
+    dynamic = None if sketched else _dynamic(root, len(inputs))
     what = f"cannot trace {type(root).__name__} on samples of shape {samples[0].shape}"
     before = of_python()
     with _told(what), _quiet(), collecting_later(), forgotten(root), _Unhooked():
@@ -147,6 +148,14 @@ def exported(root: nn.Module, *samples: TensorSpec, sketched: bool = False) -> E
     if of_python() != before:
         raise refused()
     return program
+
+
+def _dynamic(root: nn.Module, inputs: int) -> Any:
+    """Return the dynamic sizes of ``inputs`` tensors as torch.export takes them: ``forward(self, *xs)`` has one entry."""
+    sizes = ({0: Dim("batch")},) * inputs
+    parameters = list(signature(root.forward).parameters.values())
+    gathered = parameters and parameters[0].kind is Parameter.VAR_POSITIONAL
+    return {parameters[0].name: sizes} if gathered else sizes
 
 
 class _Unhooked(Steered):
@@ -207,7 +216,7 @@ def _traced(root: nn.Module, program: ExportedProgram, recorder: Recorder) -> Tr
     outputs = program.graph_signature.user_outputs
     result = next((node for node in results if outputs and node.name == outputs[0]), None)
     if len(outputs) != 1 or not isinstance(result, fx.Node):
-        raise ModelError(f"the output of {type(root).__name__} is not computed from its input")
+        raise ModelError(f"the output of {type(root).__name__} is not computed from its input", refused=True)
     placeholders = {node.name: node for node in graph.nodes if node.op == "placeholder"}
     state: dict[fx.Node, str] = {}
     constants: dict[fx.Node, Tensor] = {}

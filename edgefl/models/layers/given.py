@@ -53,9 +53,12 @@ def joined(module: nn.Module, inputs: Mapping[str, TensorSpec]) -> nn.Module:
     first, *others = _named(kind, inputs)
     layers = [f"given_{name}" for name in others]
 
+    own = module.__dict__.pop("forward", None)  # of an instance that was patched
+
     def forward(self: Any, x: Tensor) -> Any:
         read = {name: getattr(self, layer)(x) for name, layer in zip(others, layers, strict=True)}
-        return kind.forward(self, **{first: x}, **read)
+        called = {first: x, **read}
+        return kind.forward(self, **called) if own is None else own(**called)
 
     for name, layer in zip(others, layers, strict=True):
         module.add_module(layer, Given(name, inputs[name]))

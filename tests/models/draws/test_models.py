@@ -172,7 +172,7 @@ def test_a_root_that_draws_may_return_more_than_its_output() -> None:
 
     module, x = Outputs(), torch.randn(3, *ROWS.shape)
     for outer in (module, nn.Sequential(nn.Identity(), module)):
-        spec = split(outer, sample=ROWS, classes=4)
+        spec = split(outer.train(), sample=ROWS, classes=4)
 
         assert torch.equal(spec.module.eval()(x), module.eval()(x)["logits"])
         assert len(Objective(spec.module, spec.sample).noise(3)) == 1

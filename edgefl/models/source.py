@@ -1,0 +1,102 @@
+"""The module that a model was cut from, as its author left it: training is compared with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from edgefl.contract.tensors import TensorSpec
+from edgefl.models.graph.output import Output
+from edgefl.models.losses.loss import Loss
+from edgefl.models.losses.returned import ModelLoss
+from edgefl.wire.errors import ModelError
+
+if TYPE_CHECKING:
+    from edgefl.models.spec import ModelSpec
+
+Cuts = tuple[str, ...] | str | None
+
+
+@dataclass(frozen=True)
+class Request:
+    """How a module is cut: the arguments of :func:`edgefl.models.split.split`.
+
+    Attributes:
+        cuts: paths of submodules, ``"auto"``, or None for the default.
+        sample: one sample of the input without batch dimension, or of several inputs by name.
+        classes: the number of classes of a label.
+        units: the largest number of units, or None.
+        name: the name of the model.
+        accounting_batch: as of :class:`edgefl.models.spec.ModelSpec`.
+        loss: the loss to minimise, or None for the one that fits.
+        labels: one label of the data, or None.
+        output: which of several returned tensors is the output.
+        whole: keep the module as one unit, whatever ``cuts`` says.
+    """
+
+    cuts: Cuts
+    sample: TensorSpec | Mapping[str, TensorSpec]
+    classes: int
+    units: int | None
+    name: str
+    accounting_batch: int
+    loss: Loss | None
+    labels: TensorSpec | None
+    output: Output
+    whole: bool = False
+
+    @property
+    def first(self) -> TensorSpec:
+        """One sample of the first input."""
+        return next(iter(self.sample.values())) if isinstance(self.sample, Mapping) else self.sample
+
+    def shortened(self, length: int) -> Request:
+        """Return the same for samples of ``length`` entries; inputs and labels of another length stay."""
+        longest = self.first.shape[:1]
+
+        def cut(each: TensorSpec) -> TensorSpec:
+            return replace(each, shape=(length, *each.shape[1:])) if each.shape[:1] == longest else each
+
+        sample = (
+            {key: cut(each) for key, each in self.sample.items()}
+            if isinstance(self.sample, Mapping)
+            else cut(self.sample)
+        )
+        return replace(self, sample=sample, labels=None if self.labels is None else cut(self.labels))
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """The user's ``module`` and how it was cut.
+
+    Attributes:
+        module: the object that the user gave, or its copy with shapes if it has lazy layers.
+        request: how it was cut.
+        cut: cuts a module in the way of a request.
+    """
+
+    module: nn.Module
+    request: Request
+    cut: Callable[[nn.Module, Request], ModelSpec]
+
+    @property
+    def returned_loss(self) -> ModelLoss | None:
+        """The loss that the module returns itself, if it is trained on that one."""
+        return self.request.loss if isinstance(self.request.loss, ModelLoss) else None
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """Return the module inside of ``nn.DataParallel`` and ``torch.compile``. ModelError for a scripted module."""
+    if isinstance(module, torch.jit.ScriptModule):
+        raise ModelError(
+            f"expected a module of Python code, found a scripted one ({module.original_name}), whose code cannot be traced; "
+            "give the nn.Module that torch.jit.script was given",
+        )
+    if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        return unwrapped(module.module)
+    compiled = type(module).__module__ == "torch._dynamo.eval_frame"  # whose import takes seconds
+    return unwrapped(module.get_submodule("_orig_mod")) if compiled else module
