@@ -25,6 +25,16 @@ def has_forward_hooks(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)
 
 
+def described_hooks(part: nn.Module) -> tuple[int, ...]:
+    """Return the ``id`` of every hook of ``part`` and of its own parameters, and of a patched forward."""
+    groups: list[Mapping[int, Any]] = [part._forward_hooks, part._forward_pre_hooks]
+    groups += [part._backward_hooks, part._backward_pre_hooks]
+    groups += [
+        hooks for each in part._parameters.values() if each is not None and (hooks := each._backward_hooks)
+    ]
+    return (id(part.__dict__.get("forward")), *(id(hook) for group in groups for hook in group.values()))
+
+
 @contextmanager
 def noting_gradient_hooks(module: nn.Module) -> Iterator[None]:
     """Let copies of ``module`` that are made inside note the hooks of its parameters.

@@ -132,9 +132,7 @@ def _units(module: nn.Module, sample: TensorSpec, request: Request) -> nn.Sequen
     if cuts is None and request.units is None and plain and isinstance(module, nn.Sequential):
         return _children(module, sample, output)
     if request.units is not None and request.units < 1:
-        raise ModelError(
-            f"a model has at least one unit; found units={request.units}", units=request.units
-        )
+        raise ModelError(f"a model has at least one unit; found units={request.units}", units=request.units)
     if isinstance(cuts, tuple):
         return _at(module, sample, cuts, output)
     try:

@@ -131,6 +131,11 @@ class Objective:
         """What lies between the payload and :attr:`weights`."""
         return self.carried or Whole(self.weights)
 
+    @property
+    def training_module(self) -> nn.Sequential:
+        """The suffix without values, in the modes in which it trains."""
+        return self._modes[True]
+
     @cached_property
     def weights(self) -> Mapping[str, TensorSpec]:
         """Every state tensor of the suffix, moving statistics included, in state order."""

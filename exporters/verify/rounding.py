@@ -7,6 +7,7 @@ models with batch norm two right float32 results can so differ by a percent, and
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -135,11 +136,18 @@ def _doubled(value: Any) -> Any:
 
 def exactly(function: Function, example: Tensors) -> Tensors:
     """``function(example)`` in float64; integers stay as they are. Whatever the function raises there, this raises."""
+    with double_precision():
+        return function({name: _doubled(value) for name, value in _copied(example).items()})
+
+
+@contextmanager
+def double_precision() -> Iterator[None]:
+    """Compute in float64 inside, whatever float32 tensors torch's functions are given."""
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
         with _Double():
-            return function({name: _doubled(value) for name, value in _copied(example).items()})
+            yield
     finally:
         torch.set_default_dtype(default)
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from edgefl.bench.common.as_written import as_written, loss_as_written
+from edgefl.bench.common.as_written import as_written
 from edgefl.bench.common.worker import Worker
 from edgefl.bench.train_step import anchors
 from edgefl.bench.train_step.anchors import Job, Outcome, loss_error, opened
@@ -21,6 +21,7 @@ from edgefl.bench.train_step.eager import channels_last, compiled, optimizer, st
 from edgefl.bench.train_step.model import built
 from edgefl.bench.train_step.rows import measure
 from edgefl.bench.train_step.settings import TrainStepSettings
+from edgefl.models.losses.as_torch import loss_as_torch
 from edgefl.wire.errors import EdgeflError
 
 SGD = {"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-2}
@@ -41,7 +42,7 @@ def trained(
     shape = (4, *submodel.boundary.shape)
     batches = [(torch.randn(shape, generator=numbers), torch.arange(4)) for _ in range(2)]
     module, batches = change(as_written(submodel.suffix), batches)
-    step = make(module, loss_as_written(submodel.spec.loss), optimizer(module, **SGD), batches)
+    step = make(module, loss_as_torch(submodel.spec.loss), optimizer(module, **SGD), batches)
     return [step() for _ in range(anchors.FIRST)], dict(module.state_dict())
 
 

@@ -12,13 +12,14 @@ import pytest
 import torch
 
 from edgefl.bench.common import peers
-from edgefl.bench.common.as_written import as_written, loss_as_written
+from edgefl.bench.common.as_written import as_written
 from edgefl.bench.common.turns import import_path
 from edgefl.bench.train_step import jax_training
 from edgefl.bench.train_step.anchors import FIRST
 from edgefl.bench.train_step.eager import optimizer, stepper
 from edgefl.bench.train_step.jax_graph import OPS, prepare
 from edgefl.bench.train_step.model import built
+from edgefl.models.losses.as_torch import loss_as_torch
 from edgefl.wire.errors import ExportError
 
 SGD = {"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-2}
@@ -90,7 +91,7 @@ def test_jax_trains_the_same_model(model: str, tmp_path: Path) -> None:
         subprocess.run(command, check=True, timeout=300, env=environment)
 
     module = as_written(submodel.suffix)
-    step = stepper(module, loss_as_written(submodel.spec.loss), optimizer(module, **SGD), batches)
+    step = stepper(module, loss_as_torch(submodel.spec.loss), optimizer(module, **SGD), batches)
     with np.load(tmp_path / "trained.npz") as found:
         np.testing.assert_allclose(found["losses"], [step() for _ in range(FIRST)], rtol=1e-5)
         for name, value in module.state_dict().items():

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from edgefl import programs
-from edgefl.bench.common.as_written import as_written, loss_as_written
+from edgefl.bench.common.as_written import as_written
 from edgefl.bench.common.device_graph import write_arrays, write_graph
 from edgefl.bench.common.machine import quiet_environment
 from edgefl.bench.common.worker import Worker, WorkerFailed
@@ -36,6 +36,7 @@ from edgefl.models.losses import (
     SequenceCrossEntropy,
     SquaredError,
 )
+from edgefl.models.losses.as_torch import loss_as_torch
 from edgefl.models.losses.loss import batch_mean
 from edgefl.objective.objective import Objective
 from edgefl.wire.errors import ConfigError, ModelError
@@ -123,7 +124,7 @@ def test_the_training_export_computes_the_loss_and_the_gradients_of_the_model(tm
     batch = {name: value for name, value in step.example(0).items() if name.startswith("batch.")}
     np.savez(tmp_path / "batch0.npz", **{name: value.numpy() for name, value in batch.items()})  # type: ignore[arg-type]
     module = as_written(submodel.suffix)
-    wanted = loss_as_written(submodel.spec.loss)(module(batch["batch.0.x"]), batch["batch.0.y"])
+    wanted = loss_as_torch(submodel.spec.loss)(module(batch["batch.0.x"]), batch["batch.0.y"])
     wanted.backward()  # type: ignore[no-untyped-call]
 
     et_training.prepare(tmp_path, submodel)
@@ -261,7 +262,7 @@ def test_the_eager_baseline_does_the_work_of_the_program(model: str) -> None:
     weights = {f"weights.{name}": value.detach() for name, value in submodel.suffix.state_dict().items()}
     module = as_written(submodel.suffix)
     pairs = [(batch["batch.0.x"], batch["batch.0.y"]) for batch in batches]
-    eager = stepper(module, loss_as_written(submodel.spec.loss), optimizer(module, **settings), pairs)
+    eager = stepper(module, loss_as_torch(submodel.spec.loss), optimizer(module, **settings), pairs)
 
     state = program.start(weights)
     for batch in batches:
@@ -321,4 +322,4 @@ def test_the_losses_of_torch_are_the_losses_of_the_models(
 ) -> None:
     z = torch.randn(out, generator=torch.Generator().manual_seed(0))
 
-    torch.testing.assert_close(loss_as_written(loss)(z, y), batch_mean(loss, loss.each(z, y), y))
+    torch.testing.assert_close(loss_as_torch(loss)(z, y), batch_mean(loss, loss.each(z, y), y))

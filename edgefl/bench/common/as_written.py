@@ -7,27 +7,15 @@ again: ``nn.BatchNorm``, ``nn.Dropout``, ``nn.LSTM``, ``nn.GRU``, and the losses
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from edgefl.models.layers.explicit import BatchNorm
 from edgefl.models.layers.recurrent import LSTM, BiLstm, Stack, TorchStack
-from edgefl.models.losses import (
-    BinaryCrossEntropy,
-    CausalLM,
-    CrossEntropy,
-    Loss,
-    SequenceCrossEntropy,
-    SquaredError,
-)
-from edgefl.models.losses.loss import batch_mean
 from edgefl.wire.errors import ModelError
 
-IGNORE_NOTHING = -100
 AGREES = 1e-3
 """Largest difference between outputs, relative to the largest output: both sides run the same kernels of torch."""
 
@@ -156,28 +144,3 @@ def _frozen_as(new: nn.Module, old: nn.Module) -> nn.Module:
     for name, parameter in old.named_parameters():
         new.get_parameter(name).requires_grad_(parameter.requires_grad)
     return new
-
-
-def loss_as_written(loss: Loss) -> Callable[[Tensor, Tensor], Tensor]:
-    """The mean loss of a batch by ``torch.nn.functional``; a kind of loss that is unknown here is called as it is."""
-    match loss:
-        case CrossEntropy(label_smoothing=smoothing, ignore_index=ignored):
-            index = IGNORE_NOTHING if ignored is None else ignored
-            return lambda out, y: (
-                F.cross_entropy(out, y, ignore_index=index, label_smoothing=smoothing)
-                if out.shape[1] > 1
-                else F.binary_cross_entropy_with_logits(out.squeeze(1), y.to(out.dtype))
-            )
-        case (
-            SequenceCrossEntropy(ignore_index=ignored, label_smoothing=smoothing)
-            | CausalLM(ignore_index=ignored, label_smoothing=smoothing, shift=False)
-        ):
-            index = IGNORE_NOTHING if ignored is None else ignored
-            return lambda out, y: F.cross_entropy(
-                out.flatten(0, 1), y.flatten(), ignore_index=index, label_smoothing=smoothing
-            )
-        case BinaryCrossEntropy():
-            return F.binary_cross_entropy_with_logits
-        case SquaredError():
-            return F.mse_loss
-    return lambda out, y: batch_mean(loss, loss.each(out, y), y)

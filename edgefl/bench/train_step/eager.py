@@ -19,9 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from edgefl.bench.common.as_written import as_written, loss_as_written
+from edgefl.bench.common.as_written import as_written
 from edgefl.bench.common.worker import serve
 from edgefl.bench.train_step.model import built
+from edgefl.models.losses.as_torch import loss_as_torch
 
 EAGER, CHANNELS_LAST, COMPILE = "eager", "channels_last", "compile"
 LONGEST = 400
@@ -69,7 +70,7 @@ def load(folder: Path, mode: str = EAGER) -> Callable[[], object]:
     if mode == CHANNELS_LAST:
         module, batches = channels_last(module, batches)
     make = compiled if mode == COMPILE else stepper
-    return make(module, loss_as_written(submodel.spec.loss), optimizer(module, **job["sgd"]), batches)
+    return make(module, loss_as_torch(submodel.spec.loss), optimizer(module, **job["sgd"]), batches)
 
 
 def channels_last(

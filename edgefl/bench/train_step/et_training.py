@@ -19,8 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from edgefl.bench.common.as_written import AnyBatchNorm, as_written, loss_as_written
+from edgefl.bench.common.as_written import AnyBatchNorm, as_written
 from edgefl.bench.common.worker import Worker, WorkerFailed, serve
+from edgefl.models.losses.as_torch import loss_as_torch
 
 if TYPE_CHECKING:
     from executorch.extension.training import TrainingModule
@@ -92,7 +93,7 @@ def prepare(folder: Path, submodel: OutputSide) -> None:
     from torch.export import export
     from torch.export.experimental import _export_forward_backward
 
-    module = WithLoss(elementary(as_written(submodel.suffix)), loss_as_written(submodel.spec.loss))
+    module = WithLoss(elementary(as_written(submodel.suffix)), loss_as_torch(submodel.spec.loss))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         joint = _export_forward_backward(export(module, _batches(folder)[0], strict=False))

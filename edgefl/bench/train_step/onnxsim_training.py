@@ -23,11 +23,12 @@ if TYPE_CHECKING:
 
 def prepare(folder: Path, submodel: OutputSide, batch: int) -> None:
     """Write the graph of the mean loss in training mode, parameters as initializers, and the parameters' names."""
-    from edgefl.bench.common.as_written import as_written, loss_as_written
+    from edgefl.bench.common.as_written import as_written
     from edgefl.bench.train_step.et_training import WithLoss
     from edgefl.bench.train_step.ort_training import write_onnx
+    from edgefl.models.losses.as_torch import loss_as_torch
 
-    module = WithLoss(as_written(submodel.suffix), loss_as_written(submodel.spec.loss))
+    module = WithLoss(as_written(submodel.suffix), loss_as_torch(submodel.spec.loss))
     inputs = {"x": submodel.boundary.rows(batch).zeros(), "y": submodel.spec.label.rows(batch).zeros()}
     write_onnx(folder / "loss.onnx", module, inputs, "loss")
     names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]

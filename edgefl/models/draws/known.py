@@ -47,7 +47,7 @@ class Known:
 
     def note(self, func: Any, name: str, args: Any, kwargs: Any, result: Any) -> None:
         """Make the twin of ``result``, where all that ``func`` was given is known."""
-        written = _writes(name, kwargs)
+        written = writes(name, kwargs)
         results = [each for each in pytree.tree_leaves(result) if isinstance(each, Tensor)]
         known = name in _MADE or any(each in self._twins for each in _tensors(args, kwargs))
         twins = self._twins_of(args, kwargs) if known and (written or results) and name not in RULES else None
@@ -124,7 +124,8 @@ class _Undrawn(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _writes(name: str, kwargs: Any) -> bool:
+def writes(name: str, kwargs: Any) -> bool:
+    """Return True if the function or method of torch of this name writes into an argument."""
     return (name.endswith("_") and not name.endswith("__")) or name in _WRITING or "out" in kwargs
 
 

@@ -116,9 +116,7 @@ class Steered(OnePath):
     def _prepare(self, entered: ExitStack) -> None:
         entered.enter_context(padded())
         entered.enter_context(as_no_grad())
-        entered.callback(
-            torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled()
-        )
+        entered.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
         torch.backends.mha.set_fastpath_enabled(False)
 
     def _constant(self, name: str, args: Any) -> Any:

@@ -129,7 +129,9 @@ def _inline_regions(module: fx.GraphModule) -> None:
             _inline(module, node, first=1, detached=True)
         elif node.target is regions.wrap_with_autocast:
             if node.args[2]:
-                raise ModelError("a forward with torch.autocast inside cannot be cut; remove it", refused=True)
+                raise ModelError(
+                    "a forward with torch.autocast inside cannot be cut; remove it", refused=True
+                )
             _inline(module, node, first=4, detached=False)
 
 

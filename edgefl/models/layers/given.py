@@ -50,7 +50,7 @@ def joined(module: nn.Module, inputs: Mapping[str, TensorSpec]) -> nn.Module:
     not take, or that a batch has for something else.
     """
     kind = type(module)
-    first, *others = _named(kind, inputs)
+    first, *others = first_input(kind, inputs)
     layers = [f"given_{name}" for name in others]
 
     own = module.__dict__.pop("forward", None)  # of an instance that was patched
@@ -66,8 +66,8 @@ def joined(module: nn.Module, inputs: Mapping[str, TensorSpec]) -> nn.Module:
     return module
 
 
-def _named(kind: type[nn.Module], inputs: Mapping[str, TensorSpec]) -> list[str]:
-    """The names of ``inputs`` as forward has them: the first, called x, is forward's first that no other one is."""
+def first_input(kind: type[nn.Module], inputs: Mapping[str, TensorSpec]) -> list[str]:
+    """Return the names of ``inputs`` as forward has them: the first, called x, is forward's first that no other one is."""
     accepted = inspect.signature(kind.forward).parameters
     named = [
         name

@@ -1,0 +1,272 @@
+"""Comparison of a user's module, trained by torch, with the model that was cut from it, trained as devices train it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from edgefl.comparison import graph_side, torch_side
+from edgefl.comparison.conduct import Conduct, check_state
+from edgefl.comparison.diagnosis import diagnosed
+from edgefl.comparison.inputs import ATTEMPTS, Samples, batches
+from edgefl.comparison.torch_side import Trained
+from edgefl.contract.tensors import Tensors
+from edgefl.models.hooks import described_hooks
+from edgefl.models.source import Source
+from edgefl.models.spec import ModelSpec
+from edgefl.models.user_code import innermost
+from edgefl.wire.errors import EdgeflError, ModelError
+from exporters.verify.rounding import double_precision
+
+STEPS = 3
+"""Steps of training: what a step leaves in the module shows in the next ones."""
+TOLERANCE, OF_MODEL = 2e-3, 1e-6
+"""Allowed difference of a tensor: relative to its largest update, and to the largest of the model."""
+CEILING = 0.02
+FACTOR = 2.0
+"""A difference of as many times torch's own distance from float64 is rounding."""
+_STORED = 5e-7
+"""Rounding of a stored weight in three steps, relative to it."""
+_FEW, _MANY = 6, 12
+_SMALL = 1_000_000
+
+_agreed: WeakKeyDictionary[nn.Module, dict[object, bool]] = WeakKeyDictionary()
+"""For each object that was compared, by how it was asked for: True if the model agreed whole only."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A tensor that training leaves different.
+
+    Attributes:
+        tensor: its name in the user's module; ``loss`` for the loss.
+        size: the largest difference, relative to the largest update of the tensor.
+        allowed: the largest allowed difference, relative in the same way.
+    """
+
+    tensor: str
+    size: float
+    allowed: float
+
+
+def compared(spec: ModelSpec, data: Samples | None = None, seed: int = 0) -> ModelSpec:
+    """Train the module that ``spec`` was cut from by torch, and the model as devices train it, and compare both.
+
+    Three steps of SGD each, on the same batches and random numbers. Loss, gradients, parameters and buffers have to agree,
+    whatever algorithm and tier is compiled later. A model that agrees only when it stays whole is returned as one unit. The
+    result is remembered for the object in this process.
+
+    Args:
+        spec: the model; one that was not cut from a module is returned as it is.
+        data: the user's samples; without them random ones are drawn.
+        seed: of the samples and of the numbers that the module draws.
+
+    Returns:
+        ``spec``, or the same model as one unit.
+
+    Raises:
+        ModelError: if training differs, with the tensor, the submodule where it begins and what to write instead.
+        ExportError: if the step of training cannot be traced.
+    """
+    source = spec.source
+    if source is None:
+        return spec
+    known, key = _agreed.setdefault(source.module, {}), _key(spec, source)
+    if key not in known:
+        known[key] = _whole_only(spec, source, data, seed)
+    return _whole(spec, source) if known[key] else spec
+
+
+def _key(spec: ModelSpec, source: Source) -> object:
+    """What decides the result beside the object: the request, and what people change on a module between two calls."""
+    request = source.request
+    inputs = tuple(torch_side.inputs_of(source).items())
+    parts = tuple(
+        (path, id(type(part)), part.training, described_hooks(part), tuple(map(str, _plain(part))))
+        for path, part in source.module.named_modules()
+    )
+    learns = tuple(each.requires_grad for each in source.module.parameters())
+    loss = (type(spec.loss), spec.loss if _is_hashable(spec.loss) else id(spec.loss))
+    return inputs, request.cuts, request.units, request.output, request.classes, loss, parts, learns
+
+
+def _plain(part: nn.Module) -> list[tuple[str, object]]:
+    return [
+        (name, value)
+        for name, value in part.__dict__.items()
+        if isinstance(value, bool | int | float | str) and not name.startswith("edgefl")
+    ]
+
+
+def _is_hashable(value: object) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
+
+
+def _whole_only(spec: ModelSpec, source: Source, data: Samples | None, seed: int) -> bool:
+    """Return False if the model agrees as it was cut, True if it agrees as one unit alone; ModelError if not at all."""
+    try:
+        _compare(spec, source, data, seed)
+        return False
+    except EdgeflError as error:
+        if source.request.whole or isinstance(source.request.cuts, tuple) or error.details.get("refused"):
+            raise
+        reason = error
+    try:
+        _compare(_whole(spec, source), source, data, seed)
+    except EdgeflError:
+        raise reason from None
+    return True
+
+
+def _whole(spec: ModelSpec, source: Source) -> ModelSpec:
+    """Return the model of ``spec`` as one unit."""
+    request = source.request
+    loss = request.loss if source.returned_loss is not None else spec.loss
+    whole = source.cut(source.module, replace(request, whole=True, loss=loss))
+    return replace(
+        spec,
+        module=whole.module,
+        global_names=whole.global_names,
+        again=whole.again,
+        source=whole.source,
+        loss=whole.loss,
+    )
+
+
+def _compare(spec: ModelSpec, source: Source, data: Samples | None, seed: int) -> None:
+    rows = _MANY if sum(each.numel() for each in source.module.parameters()) < _SMALL else _FEW
+    step = graph_side.step_of(spec, rows)
+    conduct = Conduct(source.module)
+    found: tuple[Difference, Tensors, Trained] | None = None
+    finite = False
+    for attempt in range(ATTEMPTS):
+        samples = batches(spec, rows, STEPS, seed, attempt, data)
+        by_torch = _by_torch(source, spec, samples, seed, conduct, optional=attempt + 1 < ATTEMPTS)
+        conduct.check()
+        if by_torch is None or not by_torch.is_finite:
+            continue
+        finite = True
+        by_graph = graph_side.train(spec, step, samples, by_torch)
+        differences = _differences(spec, by_torch, by_graph, {})
+        if differences:
+            exact = torch_side.train(
+                source, spec.loss, samples, seed, rate=by_torch.rate, around=double_precision
+            )
+            differences = _differences(spec, by_torch, by_graph, _strayed(by_torch, exact))
+        if not differences:
+            check_state(spec, source, step, rows, conduct)
+            return
+        found = found or (differences[0], samples[0], by_torch)
+    if found is not None:
+        difference, batch, by_torch = found
+        told = difference.tensor, difference.size, difference.allowed
+        raise diagnosed(spec, source, step, told, batch, by_torch, conduct, seed)
+    if not finite:
+        raise ModelError(
+            f"{type(source.module).__name__} gives no finite loss or gradient in torch on random samples, so training cannot "
+            "be compared: give `data`, or check what it divides by and takes logarithms and roots of"
+        )
+
+
+def _by_torch(
+    source: Source, spec: ModelSpec, samples: list[Tensors], seed: int, conduct: Conduct, *, optional: bool
+) -> Trained | None:
+    """Train by torch; None where the module fails on these samples and others are left to try."""
+    try:
+        return torch_side.train(source, spec.loss, samples, seed, around=conduct.watching)
+    except EdgeflError:
+        raise
+    except Exception as error:
+        if optional:
+            return None
+        place = innermost(error)
+        name = type(source.module).__name__
+        raise ModelError(
+            f"{name} fails in torch on random samples: {type(error).__name__}: {error}"
+            + (f" (at {place})" if place else ""),
+            model=spec.name,
+            source=place,
+        ) from error
+
+
+def _strayed(by_torch: Trained, exact: Trained) -> Mapping[str, float]:
+    """Return how far each tensor of torch's float32 is from that of its float64."""
+    strayed = {"loss": max(abs(a - b) for a, b in zip(by_torch.losses, exact.losses, strict=True))}
+    for name, mine in by_torch.gradients.items():
+        # Beyond that a kink decides, which excuses nothing.
+        largest = CEILING * float(mine.abs().max()) if mine.numel() else 0.0
+        strayed[f"gradients.{name}"] = min(_distance(mine, exact.gradients.get(name)), largest)
+    return strayed
+
+
+def _distance(one: Tensor, other: Tensor | None) -> float:
+    if other is None or one.numel() == 0:
+        return 0.0
+    return float((one.to(torch.complex128) - other.to(torch.complex128)).abs().max())
+
+
+def _differences(
+    spec: ModelSpec, by_torch: Trained, by_graph: Trained, strayed: Mapping[str, float]
+) -> list[Difference]:
+    """Return the tensors that differ, the loss first, then in the order of the module."""
+    found: list[Difference] = []
+    largest = max(
+        (float(each.abs().max()) for each in by_torch.gradients.values() if each.numel()), default=0.0
+    )
+    for one, other in zip(by_torch.losses, by_graph.losses, strict=True):
+        allowed = max(TOLERANCE * abs(one) + 1e-6, FACTOR * strayed.get("loss", 0.0))
+        if not abs(one - other) <= allowed:
+            found.append(
+                Difference("loss", abs(one - other) / max(abs(one), 1e-30), allowed / max(abs(one), 1e-30))
+            )
+            break
+    initial = spec.weights
+    for name, ours in spec.global_names.items():
+        if name not in by_torch.state:
+            continue
+        before, after = initial[ours], by_torch.state[name]
+        slope = by_torch.gradients.get(name)
+        if slope is not None or ours in by_graph.gradients:
+            slope = torch.zeros_like(after) if slope is None else slope
+            other = by_graph.gradients.get(ours, torch.zeros_like(after))
+            difference = _judged(
+                name, slope, other, slope, largest, 0.0, FACTOR * strayed.get(f"gradients.{name}", 0.0)
+            )
+            if difference is not None:
+                found.append(difference)
+                continue
+        stored = _STORED * float(before.abs().max()) if before.numel() else 0.0
+        change = after.to(before.dtype) - before
+        excused = by_torch.rate * FACTOR * strayed.get(f"gradients.{name}", 0.0)
+        difference = _judged(
+            name,
+            after.to(before.dtype),
+            by_graph.state[ours],
+            change,
+            by_torch.rate * largest,
+            stored,
+            excused,
+        )
+        if difference is not None:
+            found.append(difference)
+    return found
+
+
+def _judged(
+    name: str, one: Tensor, other: Tensor, update: Tensor, largest: float, stored: float, excused: float
+) -> Difference | None:
+    scale = float(update.abs().max()) if update.numel() else 0.0
+    allowed = max(TOLERANCE * scale + OF_MODEL * largest + stored, excused)
+    error = _distance(one, other)
+    if error <= allowed:
+        return None
+    unit = max(scale, 1e-30)
+    return Difference(name, error / unit, allowed / unit)

@@ -1,0 +1,213 @@
+"""What the code of a module does beside computing: it writes weights, switches gradients, keeps Python state."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from edgefl.comparison.graph_side import Step, step_of
+from edgefl.comparison.torch_side import restored
+from edgefl.models.draws.known import writes
+from edgefl.models.source import Source
+from edgefl.models.spec import ModelSpec
+from edgefl.models.user_code import place
+from edgefl.wire.errors import EdgeflError, ModelError
+from exporters.capture.fingerprint import fingerprint
+
+LATER = 1_000_000
+"""Value of a counter after a long training."""
+_OWN = frozenset(nn.Module().__dict__)
+_TOGGLED = (Tensor.requires_grad_, Tensor.requires_grad.__set__)  # type: ignore[attr-defined]
+_REPLACED = Tensor.data.__set__  # type: ignore[attr-defined]
+
+
+class Conduct(TorchFunctionMode):
+    """Observer of the forward pass of ``module``.
+
+    Attributes:
+        changed: attributes whose Python value changed in the first pass: the path of the part, the name, the new value.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self._module = module
+        self._names = {_memory(each): name for name, each in module.named_parameters()}
+        self._parameters = {name: id(each) for name, each in module.named_parameters(remove_duplicate=False)}
+        self._problems: list[str] = []
+        self._seen = False
+        self.changed: list[tuple[str, str, object]] = []
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Observe what is run inside."""
+        before = {} if self._seen else _attributes(self._module)
+        with self._backward_hooks(), self:
+            yield
+        after = dict(self._module.named_parameters(remove_duplicate=False))
+        for name, known in self._parameters.items():
+            if name not in after or id(after[name]) != known:
+                self._note(f"it replaces the parameter {name!r} in forward", _WRITE)
+        if not self._seen:
+            self._seen = True
+            now = _attributes(self._module)
+            self.changed = [
+                (*key, _value(self._module, *key))
+                for key in now
+                if before.get(key, _ABSENT) != now[key] and not isinstance(now[key], _Same)
+            ]
+
+    def check(self) -> None:
+        """Raise ModelError for what no training graph can do."""
+        if self._problems:
+            raise ModelError(
+                f"{type(self._module).__name__} cannot be trained as torch would train it: {self._problems[0]}",
+                problems=tuple(self._problems),
+                refused=True,
+            )
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if func in _TOGGLED and isinstance(args[0], nn.Parameter):
+            wanted = bool(args[1]) if len(args) > 1 else bool(kwargs.get("requires_grad", True))
+            if wanted != args[0].requires_grad:
+                known = self._names.get(_memory(args[0]), "a parameter")
+                self._note(f"it switches requires_grad of {known!r} in forward{place()}", _TOGGLE)
+        elif func == _REPLACED or (name != "__set__" and writes(name, kwargs)):
+            for each in _written(args, kwargs):
+                if _memory(each) in self._names:
+                    self._note(
+                        f"it writes the parameter {self._names[_memory(each)]!r} in forward{place()}", _WRITE
+                    )
+        return func(*args, **kwargs)
+
+    def _note(self, what: str, remedy: str) -> None:
+        problem = f"{what}; {remedy}"
+        if problem not in self._problems:
+            self._problems.append(problem)
+
+    @contextmanager
+    def _backward_hooks(self) -> Iterator[None]:
+        """Watch for backward hooks that return a gradient. The hooks run after this context, in the backward pass."""
+        for path, part in self._module.named_modules():
+            for hooks in (part._backward_hooks, part._backward_pre_hooks):
+                for key, hook in list(hooks.items()):
+                    if not isinstance(hook, _Watched):
+                        hooks[key] = _Watched(hook, path or type(part).__name__, self._note)
+        yield
+
+
+_WRITE = (
+    "expected weights that only the optimizer moves; keep what is written in a buffer, or compute what is used from the "
+    "weight (such as weight.clamp(-1, 1)) and leave the weight as it is"
+)
+_TOGGLE = "expected a fixed choice; call requires_grad_ before the model is compiled, or detach() the result in forward"
+_HOOK = "expected hooks that only observe; change the gradient of a parameter by register_hook, or of a tensor in forward"
+
+
+class _Watched:
+    """Backward hook that reports whether it returned a gradient."""
+
+    def __init__(self, hook: Callable[..., Any], path: str, note: Callable[[str, str], None]) -> None:
+        self._hook, self._path, self._note = hook, path, note
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        result = self._hook(*args, **kwargs)
+        if result is not None:
+            self._note(f"a backward hook of {self._path!r} returns a gradient", _HOOK)
+        return result
+
+
+class _Same:
+    """Stands for a value that is no Python state, such as a tensor."""
+
+
+_ABSENT = object()
+
+
+def _attributes(module: nn.Module) -> dict[tuple[str, str], object]:
+    """Return the Python values of all parts by path and name, as values that can be compared later."""
+    return {
+        (path, name): _comparable(value)
+        for path, part in module.named_modules()
+        for name, value in part.__dict__.items()
+        if name not in _OWN and not name.startswith(("edgefl_", "_flat_weight"))
+    }
+
+
+def _comparable(value: object, depth: int = 3) -> object:
+    if value is None or isinstance(value, bool | int | float | complex | str | bytes):
+        return value
+    if isinstance(value, list | tuple | deque | set) and depth:
+        return (type(value).__name__, *(_comparable(each, depth - 1) for each in value))
+    if isinstance(value, Mapping) and depth:
+        return ("dict", *((str(key), _comparable(each, depth - 1)) for key, each in value.items()))
+    return _Same()
+
+
+def _value(module: nn.Module, path: str, name: str) -> object:
+    return module.get_submodule(path).__dict__.get(name)
+
+
+def _memory(tensor: Tensor) -> int:
+    with torch._C.DisableTorchFunction():
+        try:
+            return int(tensor.untyped_storage().data_ptr())
+        except (NotImplementedError, RuntimeError):
+            return id(tensor)
+
+
+def _written(args: Any, kwargs: Any) -> Iterator[Tensor]:
+    """Return the arguments that a function of torch may write into: the first, a list of them, and ``out``."""
+    for each in (*args[:1], kwargs.get("out")):
+        yield from (
+            part for part in (each if isinstance(each, list | tuple) else (each,)) if isinstance(part, Tensor)
+        )
+
+
+def check_state(spec: ModelSpec, source: Source, step: Step, rows: int, conduct: Conduct) -> None:
+    """Raise ModelError if a Python value that changes from call to call decides what the model computes.
+
+    The model is traced again with all values as they are after one call, and with each number at ``LATER``: a counter that is
+    only logged changes nothing.
+    """
+    if not conduct.changed:
+        return
+    wanted = fingerprint(step.function)
+    numbers = [
+        (path, name, type(value)(LATER))
+        for path, name, value in conduct.changed
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    ]
+    for values in (conduct.changed, *([each] for each in numbers)):
+        if _traced_with(spec, source, rows, values) != wanted:
+            path, name, _ = values[0]
+            owner = f"{path}.{name}" if path else name
+            raise ModelError(
+                f"{type(source.module).__name__} keeps Python state: the attribute {owner!r} changes from call to call and "
+                "decides what is computed, and a graph would have its first value in every step; expected the same "
+                "computation in each call. Keep the number in a float buffer (register_buffer) and compute with tensors, "
+                "or pass it as an input",
+                attribute=owner,
+                refused=True,
+            )
+
+
+def _traced_with(spec: ModelSpec, source: Source, rows: int, values: list[tuple[str, str, object]]) -> str:
+    """Return the fingerprint of the step with these values of attributes; empty if it cannot be traced."""
+    module = source.module
+    with restored(module):
+        for path, name, value in values:
+            module.get_submodule(path).__dict__[name] = value
+        request = replace(source.request, loss=source.request.loss if source.returned_loss else spec.loss)
+        try:
+            return fingerprint(step_of(source.cut(module, request), rows).function)
+        except EdgeflError:
+            return ""

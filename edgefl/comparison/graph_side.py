@@ -1,0 +1,90 @@
+"""Training of the model as devices run it: the traced step, with its gradient as it is exported."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from edgefl.comparison.torch_side import Trained
+from edgefl.contract.program import Function
+from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
+from edgefl.models.spec import ModelSpec
+from edgefl.objective.derivatives import gradient
+from edgefl.objective.objective import Objective
+from edgefl.submodels.output_side.submodel import OutputSide
+from exporters.capture.checks import check_ops, drop_outside_writes
+from exporters.capture.trace import joint_graph
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """Gradient step of a whole model on a fixed number of rows.
+
+    Attributes:
+        objective: the loss of the model.
+        function: weights and a batch in, loss, gradients and moved buffers out.
+        noise: the shape of each draw, in order.
+    """
+
+    objective: Objective
+    function: Function
+    noise: dict[str, TensorSpec]
+
+
+def step_of(spec: ModelSpec, rows: int) -> Step:
+    """Return the gradient step of ``spec`` on ``rows`` samples."""
+    objective = Objective.of(OutputSide(spec, 0))
+    noise = dict(objective.noise(rows))
+    batch = {"x": objective.batch(rows), "y": objective.labels(rows), **objective.others(rows)}
+
+    def step(tensors: Tensors) -> Tensors:
+        weights = select(tensors, "weights")
+        loss, _, gradients, moved = gradient(objective, weights, tensors)
+        return {"metric.loss": loss, **prefixed("update", gradients), **prefixed("state.weights", moved)}
+
+    inputs = {
+        **prefixed("weights", dict(objective.weights)),
+        **prefixed("batch.0", batch),
+        **prefixed("noise", noise),
+    }
+    return Step(objective, Function("train", step, inputs), noise)
+
+
+def train(spec: ModelSpec, step: Step, batches: Sequence[Tensors], torch_side: Trained) -> Trained:
+    """Run the traced ``step`` on each batch, from the weights of ``spec``, with torch's learning rate and draws.
+
+    Raises:
+        ExportError: if the step cannot be traced, or draws in a way that has no form.
+    """
+    joint = joint_graph(step.function)
+    check_ops(step.function, joint.module)
+    drop_outside_writes(step.function, joint.module)
+    weights = {name: spec.weights[name].clone() for name in step.objective.weights}
+    trained = Trained(rate=torch_side.rate)
+    with torch.no_grad():
+        for batch, stream in zip(batches, torch_side.streams, strict=True):
+            tensors: Tensors = {
+                **prefixed("weights", weights),
+                **prefixed("batch.0", dict(batch)),
+                **prefixed("noise", stream.ports(step.noise)),
+            }
+            values = joint.module(
+                *(_as_port(tensors[name], spec) for name, spec in step.function.inputs.items())
+            )
+            found = dict(zip(joint.outputs, values, strict=True))
+            trained.losses.append(float(found["metric.loss"]))
+            for name, moved in select(found, "state.weights").items():
+                weights[name] = moved.clone()
+            for name, slope in select(found, "update").items():
+                weights[name] = weights[name] - trained.rate * slope
+                before = trained.gradients.get(name)
+                trained.gradients[name] = slope if before is None else before + slope
+    trained.state = weights
+    return trained
+
+
+def _as_port(value: Tensor, spec: TensorSpec) -> Tensor:
+    return value.to(spec.dtype).reshape(spec.shape)

@@ -1,0 +1,147 @@
+"""Batches on which a model is compared: they reach what the model can meet."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from edgefl.contract.tensors import Tensors, TensorSpec
+from edgefl.models.losses.ctc import CTC
+from edgefl.models.losses.loss import Loss
+from edgefl.models.losses.regression import AbsoluteError, Huber, Quantile, SquaredError
+from edgefl.models.spec import ModelSpec
+from edgefl.wire.tensors import Array
+
+ATTEMPTS = 5
+"""Kinds of samples, from wide to narrow: a model may not be defined on all of them."""
+_MAGNITUDES: Sequence[Sequence[float]] = ((1.0, 0.3, 3.0, 1.0, 10.0), (1.0,), (0.5,))
+_NUMBERS = (-7, -3, -2, -1, 0, 1, 2, 3, 5, 9, 100, -100, 3, 1, 2)
+_IGNORED = 0.2
+_REGRESSION = (SquaredError, AbsoluteError, Huber, Quantile)
+
+
+class Samples(Protocol):
+    """The user's training data."""
+
+    train_y: Array
+
+    def train_batch(self, rows: Array) -> Mapping[str, Array]:
+        """Return these rows of all inputs and labels by name, as the model reads them."""
+        ...
+
+
+def batches(
+    spec: ModelSpec, rows: int, count: int, seed: int, attempt: int, data: Samples | None = None
+) -> list[Tensors]:
+    """Return ``count`` batches of ``rows`` samples by name: ``x``, ``y`` and the other inputs.
+
+    Args:
+        spec: the model, which says what it reads.
+        rows: samples in a batch.
+        count: the number of batches.
+        seed: of the random numbers.
+        attempt: which kind of random samples, below ``ATTEMPTS``.
+        data: the user's samples, taken in place of random ones in the first attempts.
+    """
+    generator = torch.Generator().manual_seed(seed * 1000 + attempt)
+    if data is not None and attempt < ATTEMPTS - 1:
+        return [_of_data(spec, data, rows, generator) for _ in range(count)]
+    made = []
+    for _ in range(count):
+        x = _input("x", spec.sample, spec.sample, rows, generator, attempt)
+        others = {
+            name: _input(name, each, spec.sample, rows, generator, attempt)
+            for name, each in spec.others.items()
+        }
+        made.append({"x": x, **others, "y": _labels(spec.label, spec.loss, rows, generator)})
+    return made
+
+
+def _of_data(spec: ModelSpec, data: Samples, rows: int, generator: torch.Generator) -> Tensors:
+    order = torch.randperm(len(data.train_y), generator=generator)
+    taken = order.repeat(math.ceil(rows / max(1, len(order))))[:rows].numpy()
+    batch = {name: torch.from_numpy(np.asarray(each)) for name, each in data.train_batch(taken).items()}
+    names = ("x", "y", *spec.others)
+    return {name: each for name, each in batch.items() if name in names} | {
+        "y": batch["y"].reshape(rows, *spec.label.shape)
+    }
+
+
+def _input(
+    name: str, spec: TensorSpec, first: TensorSpec, rows: int, generator: torch.Generator, attempt: int
+) -> Tensor:
+    shape = (rows, *spec.shape)
+    if spec.dtype.is_complex:
+        return torch.randn(shape, generator=generator, dtype=spec.dtype)
+    if spec.dtype.is_floating_point:
+        return _floats(shape, generator, attempt).to(spec.dtype)
+    if spec.dtype is torch.bool:
+        return torch.rand(shape, generator=generator) < 0.5
+    if spec.below is not None:
+        return _padded(_below(shape, spec.below, generator)).to(spec.dtype)
+    if "len" in name and not spec.shape:
+        longest = first.shape[0] if first.shape else 1
+        return torch.randint(1, longest + 1, shape, generator=generator, dtype=spec.dtype)
+    if "mask" in name or attempt:
+        ones = _padded(torch.ones(shape, dtype=spec.dtype))
+        return ones if "mask" in name else torch.randint(0, 2, shape, generator=generator).to(spec.dtype)
+    chosen = torch.randint(0, len(_NUMBERS), shape, generator=generator)
+    return torch.tensor(_NUMBERS)[chosen].to(spec.dtype)
+
+
+def _floats(shape: Sequence[int], generator: torch.Generator, attempt: int) -> Tensor:
+    if attempt >= len(_MAGNITUDES):  # a logarithm or a root may read them
+        return 0.05 + 0.9 * torch.rand(tuple(shape), generator=generator)
+    scales = torch.tensor(_MAGNITUDES[attempt])
+    rows = scales[torch.arange(shape[0]) % len(scales)].reshape(-1, *[1] * (len(shape) - 1))
+    return rows * torch.randn(tuple(shape), generator=generator)
+
+
+def _below(shape: Sequence[int], below: int, generator: torch.Generator) -> Tensor:
+    """Return whole numbers in 0..below-1, smaller ones more often, the smallest and the largest among them."""
+    skewed = (torch.rand(tuple(shape), generator=generator) ** 1.5 * below).long().clamp_max(below - 1)
+    flat = skewed.reshape(-1)
+    few = min(below, len(flat))
+    places = torch.randperm(len(flat), generator=generator)[:few]
+    flat[places] = torch.arange(few) if few == below else torch.linspace(0, below - 1, few).long()
+    return skewed
+
+
+def _padded(tokens: Tensor) -> Tensor:
+    """Return ``tokens`` with zeros at the end of every other row: sequences of unequal lengths."""
+    if tokens.dim() < 2 or tokens.shape[1] < 2:
+        return tokens
+    steps = tokens.shape[1]
+    lengths = torch.tensor(
+        [steps if row % 2 == 0 else 1 + (row * 7) % (steps - 1) for row in range(len(tokens))]
+    )
+    kept = torch.arange(steps) < lengths.unsqueeze(1)
+    return tokens * kept.reshape(*kept.shape, *[1] * (tokens.dim() - 2)).to(tokens.dtype)
+
+
+def _labels(spec: TensorSpec, loss: Loss, rows: int, generator: torch.Generator) -> Tensor:
+    shape = (rows, *spec.shape)
+    if isinstance(loss, CTC):
+        return _texts(shape, spec.below or 2, loss.blank, generator)
+    if spec.dtype.is_floating_point:
+        draw = torch.randn if isinstance(loss, _REGRESSION) else torch.rand
+        return draw(shape, generator=generator).to(spec.dtype)
+    y = _below(shape, spec.below or 2, generator).to(spec.dtype)
+    if spec.ignored is None or y.numel() < 2:
+        return y
+    few = torch.rand(shape, generator=generator) < _IGNORED
+    few.reshape(-1)[0] = False
+    return torch.where(few, torch.full_like(y, spec.ignored), y)
+
+
+def _texts(shape: Sequence[int], below: int, blank: int, generator: torch.Generator) -> Tensor:
+    """Return texts of unequal lengths, filled up with blanks."""
+    symbols = torch.randint(0, below - 1, tuple(shape), generator=generator)
+    symbols = symbols + (symbols >= blank)
+    lengths = torch.randint(1, shape[1] + 1, (shape[0], 1), generator=generator)
+    return torch.where(torch.arange(shape[1]) < lengths, symbols, torch.full_like(symbols, blank))

@@ -1,0 +1,210 @@
+"""Training of the user's module as torch does it: in place, by autograd, with everything restored afterwards."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from edgefl.comparison.draws import Drawing, Stream
+from edgefl.contract.tensors import Tensors, TensorSpec
+from edgefl.models.caches import forgotten
+from edgefl.models.draws.steering import without_masking
+from edgefl.models.graph.output import tensor_of
+from edgefl.models.layers.given import first_input
+from edgefl.models.losses.as_torch import loss_as_torch
+from edgefl.models.losses.loss import Loss
+from edgefl.models.modes import enter_training, keeping_modes
+from edgefl.models.source import Source
+
+MAX_RATE, RELATIVE_STEP = 0.1, 0.02
+
+
+@dataclass
+class Trained:
+    """What some steps of training gave, by the module's own names.
+
+    Attributes:
+        losses: the loss of each step.
+        gradients: the sum of the gradients of all steps; no entry for a parameter without a gradient.
+        state: parameters and buffers after the steps.
+        streams: the random numbers of each step.
+        rate: the learning rate.
+        outputs: of the last step, what each call of a submodule returned, with its path, in order; only if asked for.
+    """
+
+    losses: list[float] = field(default_factory=list)
+    gradients: Tensors = field(default_factory=dict)
+    state: Tensors = field(default_factory=dict)
+    streams: list[Stream] = field(default_factory=list)
+    rate: float = 0.0
+    outputs: list[tuple[str, Tensor]] = field(default_factory=list)
+
+    @property
+    def is_finite(self) -> bool:
+        tensors = (*self.gradients.values(), *self.state.values())
+        return all(map(np.isfinite, self.losses)) and all(
+            bool(each.isfinite().all()) for each in tensors if each.is_floating_point()
+        )
+
+
+def train(
+    source: Source,
+    loss: Loss,
+    batches: Sequence[Tensors],
+    seed: int,
+    *,
+    rate: float | None = None,
+    around: Callable[[], Any] = nullcontext,
+    watch: Callable[[nn.Module], Any] = lambda _module: nullcontext(),
+) -> Trained:
+    """Train the user's module for one step of SGD on each batch, in place, and restore it.
+
+    Args:
+        source: the module.
+        loss: what to minimise, unless the module returns its loss itself.
+        batches: inputs and labels of each step by name.
+        seed: of the numbers that the module draws.
+        rate: the learning rate; by default one that moves the weights by two per cent in the first step.
+        around: makes a context for the steps.
+        watch: makes a context for the steps, given the module.
+
+    Raises:
+        ModelError: if a random number of Python's or numpy's is computed with.
+        Exception: whatever the module raises.
+    """
+    module, trained = source.module, Trained()
+    with restored(module), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        enter_training(module)
+        parameters = dict(module.named_parameters())
+        with watch(module):
+            for number, batch in enumerate(batches):
+                stream = Stream(seed + number)
+                with around(), Drawing(stream), torch.enable_grad():
+                    value = _loss(source, loss, batch)
+                value.backward()
+                trained.losses.append(float(value.detach()))
+                trained.streams.append(stream)
+                if not trained.rate:
+                    trained.rate = _rate(parameters) if rate is None else rate
+                _step(parameters, trained)
+        trained.state = {
+            name: each.detach().clone()
+            for name, each in (*module.named_parameters(), *module.named_buffers())
+        }
+    return trained
+
+
+def _loss(source: Source, loss: Loss, batch: Mapping[str, Tensor]) -> Tensor:
+    module, sample = source.module, source.request.sample
+    labels = {} if source.returned_loss is None else {source.returned_loss.labels: batch["y"]}
+    if isinstance(sample, Mapping):
+        first, *others = first_input(type(module), sample)
+        named = {first: batch["x"], **{name: batch[name] for name in others}}
+        returned = module(**named, **labels)
+    else:
+        returned = module(batch["x"], **labels)
+    name = type(module).__name__
+    if source.returned_loss is not None:
+        return tensor_of(returned, source.returned_loss.key, name)
+    return loss_as_torch(loss)(tensor_of(returned, source.request.output, name), batch["y"])
+
+
+def _rate(parameters: Mapping[str, nn.Parameter]) -> float:
+    """Return a learning rate that moves the weights by ``RELATIVE_STEP`` of their size, at most ``MAX_RATE``."""
+    size = slope = 0.0
+    for parameter in parameters.values():
+        if parameter.grad is not None:
+            size += float(parameter.detach().abs().square().sum()) + 1e-4 * parameter.numel()
+            slope += float(parameter.grad.abs().square().sum())
+    return min(MAX_RATE, RELATIVE_STEP * (size / slope) ** 0.5) if slope > 0 else MAX_RATE
+
+
+@torch.no_grad()
+def _step(parameters: Mapping[str, nn.Parameter], trained: Trained) -> None:
+    for name, parameter in parameters.items():
+        gradient, parameter.grad = parameter.grad, None
+        if gradient is None:
+            continue
+        gradient = gradient.to_dense() if gradient.is_sparse else gradient
+        parameter -= trained.rate * gradient
+        if name in trained.gradients:
+            trained.gradients[name] += gradient
+        else:
+            trained.gradients[name] = gradient
+
+
+@contextmanager
+def restored(module: nn.Module) -> Iterator[None]:
+    """Restore everything of ``module`` afterwards: attributes, modes, tensors, gradients, and torch's generators."""
+    tensors = {id(each): each for part in module.modules() for each in _tensors(part)}
+    values = {key: each.detach().clone() for key, each in tensors.items()}
+    gradients = {key: each.grad for key, each in tensors.items() if each.is_leaf}
+    learns = {key: each.requires_grad for key, each in tensors.items() if each.is_leaf}
+    groups = [(part, dict(part._parameters), dict(part._buffers)) for part in module.modules()]
+    generators = random.getstate(), np.random.get_state()
+    for each in tensors.values():
+        if each.is_leaf:
+            each.grad = None
+    with ExitStack() as stack:
+        stack.enter_context(keeping_modes(module))
+        stack.enter_context(torch.random.fork_rng(devices=[]))
+        stack.enter_context(forgotten(module))
+        stack.enter_context(_announced(module))
+        try:
+            yield
+        finally:
+            for part, parameters, buffers in groups:
+                _refill(part._parameters, parameters)
+                _refill(part._buffers, buffers)
+            with torch.no_grad():
+                for key, each in tensors.items():
+                    if each.is_leaf:
+                        each.requires_grad_(False).copy_(values[key])
+                        each.requires_grad_(learns[key])
+                        each.grad = gradients[key]
+            random.setstate(generators[0])
+            np.random.set_state(generators[1])
+
+
+def _tensors(part: nn.Module) -> Iterator[Tensor]:
+    yield from (each for each in (*part._parameters.values(), *part._buffers.values()) if each is not None)
+
+
+def _refill(now: dict[str, Any], before: Mapping[str, Any]) -> None:
+    if (now.items() != before.items() and [*now] != [*before]) or any(
+        now[key] is not before[key] for key in before
+    ):
+        now.clear()
+        now.update(before)
+
+
+@contextmanager
+def _announced(module: nn.Module) -> Iterator[None]:
+    """Apply deviations that are announced when a model is cut, such as SpecAugment off, and undo them."""
+    configs = {id(part.__dict__.get("config")): part.__dict__.get("config") for part in module.modules()}
+    before = [
+        (config, config.apply_spec_augment)
+        for config in configs.values()
+        if hasattr(config, "apply_spec_augment")
+    ]
+    without_masking(module)
+    try:
+        yield
+    finally:
+        for config, value in before:
+            config.apply_spec_augment = value
+
+
+def inputs_of(source: Source) -> Mapping[str, TensorSpec]:
+    """Return one sample of each input by name, the first as ``x``."""
+    sample = source.request.sample
+    return sample if isinstance(sample, Mapping) else {"x": sample}

@@ -1,0 +1,71 @@
+"""Losses as torch has them, to compare with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from edgefl.models.losses.answers import BinaryCrossEntropy
+from edgefl.models.losses.classes import CrossEntropy
+from edgefl.models.losses.ctc import CTC
+from edgefl.models.losses.loss import Loss, batch_mean
+from edgefl.models.losses.own import OwnLoss
+from edgefl.models.losses.regression import AbsoluteError, Huber, SquaredError
+from edgefl.models.losses.sequence import CausalLM, SequenceCrossEntropy
+
+_IGNORE_NOTHING = -100
+
+
+def loss_as_torch(loss: Loss) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return the mean loss of a batch by ``torch.nn.functional``; a loss that has no form there is called as it is."""
+    match loss:
+        case CrossEntropy(label_smoothing=smoothing, ignore_index=ignored):
+            return partial(_cross_entropy, loss, _index(ignored), smoothing)
+        case (
+            SequenceCrossEntropy(ignore_index=ignored, label_smoothing=smoothing)
+            | CausalLM(ignore_index=ignored, label_smoothing=smoothing)
+        ):
+            shift = isinstance(loss, CausalLM) and loss.shift
+            return partial(_tokens, _index(ignored), smoothing, shift)
+        case BinaryCrossEntropy():
+            return F.binary_cross_entropy_with_logits
+        case SquaredError():
+            return F.mse_loss
+        case AbsoluteError():
+            return F.l1_loss
+        case Huber(delta=delta):
+            return lambda out, y: F.huber_loss(out, y, delta=delta)
+        case CTC(blank=blank):
+            return lambda out, y: _ctc(out, y, blank)
+        case OwnLoss(function=function):
+            return lambda out, y: function(out, y).mean()
+    return lambda out, y: batch_mean(loss, loss.each(out, y), y)
+
+
+def _index(ignored: int | None) -> int:
+    return _IGNORE_NOTHING if ignored is None else ignored
+
+
+def _cross_entropy(loss: CrossEntropy, ignored: int, smoothing: float, out: Tensor, y: Tensor) -> Tensor:
+    if out.shape[1] > 1:
+        return F.cross_entropy(out, y, ignore_index=ignored, label_smoothing=smoothing)
+    if smoothing == 0.0 and loss.ignore_index is None:
+        return F.binary_cross_entropy_with_logits(out.squeeze(1), y.to(out.dtype))
+    return batch_mean(loss, loss.each(out, y), y)  # torch has no such loss of one logit
+
+
+def _tokens(ignored: int, smoothing: float, shift: bool, out: Tensor, y: Tensor) -> Tensor:
+    logits, tokens = (out[:, :-1], y[:, 1:]) if shift else (out, y)
+    return F.cross_entropy(
+        logits.flatten(0, 1), tokens.flatten(), ignore_index=ignored, label_smoothing=smoothing
+    )
+
+
+def _ctc(out: Tensor, y: Tensor, blank: int) -> Tensor:
+    times = torch.full((len(out),), out.shape[1])
+    lengths = (y != blank).sum(dim=1)
+    return F.ctc_loss(out.log_softmax(-1).transpose(0, 1), y, times, lengths, blank=blank, zero_infinity=True)
