@@ -8,20 +8,19 @@ mask, because the code then applies it.
 
 from __future__ import annotations
 
-import random
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, Self
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from edgefl.models.draws.chance import Chance, middled, refused, tell_path
+from edgefl.models.draws.chance import Chance, refused, tell_path
+from edgefl.models.draws.generators import middled
 from edgefl.models.draws.known import Known
 from edgefl.models.packed import padded
 from edgefl.models.rewritten import RULES as REWRITTEN
@@ -89,6 +88,10 @@ class Steered(TorchFunctionMode):
             self._note(name, args, result)
         return result
 
+    def know(self, tensor: Tensor, values: Tensor) -> None:
+        """Answer questions for the values of ``tensor``, which has none, from ``values``."""
+        self._known.add(tensor, values)
+
     def _called(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         return func(*args, **kwargs)
 
@@ -151,9 +154,3 @@ def without_dispatch(module: nn.Module) -> None:
         config: Any = part.__dict__.get("config")
         if getattr(config, "_experts_implementation", None) and hasattr(part, "_is_expert_parallel"):
             config._experts_implementation = "batched_mm"  # transformers' name for that
-
-
-def of_python() -> tuple[object, ...]:
-    """Where Python's and numpy's own generators stand."""
-    kind, keys, *rest = np.random.get_state(legacy=True)
-    return random.getstate(), kind, bytes(np.asarray(keys)), tuple(rest)
