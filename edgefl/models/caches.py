@@ -22,10 +22,12 @@ Held = tuple[Space, dict[Any, Any]]
 def forgotten(module: nn.Module) -> Iterator[list[Held]]:
     """Restore on exit the Python state that the code of ``module`` can change.
 
-    Restored are the attributes and buffers of all parts, and the globals, class attributes, closures, default arguments and
-    plain objects that their code mentions, with the lists, dictionaries and sets in them. The state is of a run
-    without values or on other weights, so a tensor or a counter from it must not reach the next run. ``functools.lru_cache`` caches with
-    tensors are cleared before and after: a tensor from outside does not fit a run without values, nor the other way round.
+    Restored are the attributes and buffers of all parts, and the globals, class attributes, closures, default arguments
+    and plain objects that their code mentions, with the lists, dictionaries and sets in them. The state is of a run
+    without values or on other weights, so a tensor or a counter from it must not reach the next run.
+
+    ``functools.lru_cache`` caches with tensors are cleared before and after: a tensor from outside does not fit a run
+    without values, nor the other way round.
 
     Yields each space with its values.
     """
