@@ -115,7 +115,7 @@ def watched(module: nn.Module) -> Iterator[None]:
 
 def _stand_in(value: Any) -> Any:
     """Return what replaces ``value`` in the thread that traces; ``value`` itself if it does not draw."""
-    kind = type(value)
+    kind: Any = type(value)
     if issubclass(kind, _GENERATORS):
         return GeneratorStandIn(value)
     if issubclass(kind, MethodType | BuiltinMethodType) and issubclass(type(value.__self__), _GENERATORS):
