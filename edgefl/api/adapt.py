@@ -27,6 +27,7 @@ from edgefl.wire.keys import parse_keys
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address
 from edgefl.wire.mqtt.topics import checked_name
+from edgefl.wire.seeds import checked_seed
 from edgefl.wire.tensors import Arrays
 
 
@@ -116,6 +117,7 @@ def adapt(
         BundleError: if the bundle has no graph that personalizes.
         DataError: if the data do not fit the model.
     """
+    checked_seed(wanted.seed)
     made = Personalizer(
         engine=open_engine(engine, threads), manifest=model.manifest, blobs=model.blobs, folder=model.folder
     )

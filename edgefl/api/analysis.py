@@ -31,6 +31,7 @@ from edgefl.setup.tiers import completed, device_names
 from edgefl.setup.training import program_of
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.errors import ConfigError
+from edgefl.wire.seeds import checked_seed
 from edgefl.wire.tensors import Arrays
 from exporters.bundle.build import batch_size
 
@@ -132,6 +133,7 @@ def personalize(
     Raises:
         ConfigError: if the run is not finished, or its data are not where they were.
     """
+    seed = checked_seed(seed)
     folder = run.folder if isinstance(run, Run | Simulation) else Path(run)
     finished = Finished.open(folder, Path(data) if data else None)
     size = finished.alpha if alpha is None else alpha

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Self
 from edgefl.wire.bundle import archive
 from edgefl.wire.bundle.manifest import Manifest
 from edgefl.wire.errors import BundleError
+from edgefl.wire.seeds import checked_seed
 from edgefl.wire.tensors import Array, Arrays
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ class Bundle:
         from exporters.bundle.verify import verify_bundle
 
         source = origin(*self.made_of) if self.made_of else origin_of(self.manifest, federation, model)
-        return verify_bundle(self.contents, source, seed, progress=progress)
+        return verify_bundle(self.contents, source, checked_seed(seed), progress=progress)
 
     def profile(
         self,

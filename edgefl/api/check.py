@@ -21,6 +21,7 @@ from edgefl.api.model import DataSource, Model, Sample, dataset, model_spec
 from edgefl.data.dataset import Dataset, OtherInput
 from edgefl.models.spec import ModelSpec
 from edgefl.wire.errors import ConfigError, EdgeflError, ExportError, ModelError
+from edgefl.wire.seeds import checked_seed
 from edgefl.wire.tensors import Array, Arrays
 
 STEPS = 5
@@ -111,6 +112,7 @@ def check(
     >>> print(edgefl.check("mlp", engines=["onnx"]))
     mlp can be trained on onnx, 3 units
     """
+    seed = checked_seed(seed)
     source = _like_samples(data) if _of_a_device(data) else dataset(data)
     progress("tracing and cutting the model")
     try:

@@ -31,6 +31,7 @@ from edgefl.wire.limits import Limits
 from edgefl.wire.mirrors import Mirror
 from edgefl.wire.mqtt.address import Address
 from edgefl.wire.mqtt.topics import checked_name
+from edgefl.wire.seeds import checked_seed
 from edgefl.wire.tensors import Array
 
 if TYPE_CHECKING:
@@ -231,7 +232,7 @@ def train_round(
         held,
         _local(x, y, others, bad_rows),
         open_engine(engine or read.format, threads),
-        seed=seed,
+        seed=checked_seed(seed),
         hyper=hyper,
         carry=carry,
         samples=samples,

@@ -23,6 +23,7 @@ from edgefl.setup.data import open_data
 from edgefl.setup.model import check_fits, fitted_model, labels_of, sample_of
 from edgefl.wire.bundle.manifest import DataSpec, Input
 from edgefl.wire.errors import ConfigError
+from edgefl.wire.seeds import checked_seed
 
 Model = str | nn.Module | ModelSpec | Callable[..., Any]
 """The name of a model that edgefl brings, ``file.py:factory``, a module, a factory of one, or a :class:`ModelSpec`."""
@@ -62,6 +63,7 @@ def model_spec(
     the one that fits. ``output``: which of the things that it returns is its output. ConfigError, naming the argument, for
     one that is missing; ModelError for a model that cannot be built or cut.
     """
+    seed = checked_seed(seed)
     given = {"sample": sample, "classes": classes, "options": options or None, "output": output}
     _check_used(model, data, given)
     if not isinstance(model, nn.Module) and output is not None:

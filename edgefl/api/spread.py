@@ -12,6 +12,7 @@ from edgefl.config import Federation
 from edgefl.data.partition import histograms
 from edgefl.setup.data import has_classes, how_spread, open_data, partition
 from edgefl.setup.tiers import completed, device_names
+from edgefl.wire.seeds import checked_seed
 
 
 def spread(
@@ -52,7 +53,7 @@ def spread(
 def _read(
     federation: Federation | str | Path | None, seed: int | None, data: str | Path | None
 ) -> Federation:
-    given: dict[str, object] = {} if seed is None else {"federation.seed": seed}
+    given: dict[str, object] = {} if seed is None else {"federation.seed": checked_seed(seed)}
     given |= {"data.dir": str(Path(data).resolve())} if data else {}
     if not isinstance(federation, Federation):
         return demo_federation(given) if federation is None else load_federation(federation, given)

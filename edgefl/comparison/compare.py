@@ -171,8 +171,8 @@ def _compare(spec: ModelSpec, source: Source, data: Samples | None, seed: int) -
         raise diagnosed(spec, source, step, told, batch, by_torch, conduct, seed)
     if not finite:
         raise ModelError(
-            f"{type(source.module).__name__} gives no finite loss or gradient in torch on random samples, so training cannot "
-            "be compared: give `data`, or check what it divides by and takes logarithms and roots of"
+            f"{type(source.module).__name__} gives no finite loss or gradient in torch on random samples, so training "
+            "cannot be compared: give `data`, or check what it divides by and takes logarithms and roots of"
         )
 
 
@@ -181,7 +181,8 @@ def _by_torch(
 ) -> Trained | None:
     """Train by torch; None where the module fails on these samples and others are left to try."""
     try:
-        return torch_side.train(source, spec.loss, samples, seed, around=conduct.watching)
+        with conduct.installed():
+            return torch_side.train(source, spec.loss, samples, seed, around=conduct.watching)
     except EdgeflError:
         raise
     except Exception as error:

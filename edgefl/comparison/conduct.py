@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,7 +15,9 @@ from torch.overrides import TorchFunctionMode
 from edgefl.comparison.graph_side import Step, step_of
 from edgefl.comparison.torch_side import restored
 from edgefl.models.draws.known import writes
+from edgefl.models.references import References
 from edgefl.models.source import Source
+from edgefl.models.spaces import DictSpace, Space
 from edgefl.models.spec import ModelSpec
 from edgefl.models.user_code import place
 from edgefl.wire.errors import EdgeflError, ModelError
@@ -23,7 +25,6 @@ from exporters.capture.fingerprint import fingerprint
 
 LATER = 1_000_000
 """Value of a counter after a long training."""
-_OWN = frozenset(nn.Module().__dict__)
 _TOGGLED = (Tensor.requires_grad_, Tensor.requires_grad.__set__)  # type: ignore[attr-defined]
 _REPLACED = Tensor.data.__set__  # type: ignore[attr-defined]
 
@@ -32,7 +33,7 @@ class Conduct(TorchFunctionMode):
     """Observer of the forward pass of ``module``.
 
     Attributes:
-        changed: attributes whose Python value changed in the first pass: the path of the part, the name, the new value.
+        changed: Python values that changed in the first pass.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -42,25 +43,42 @@ class Conduct(TorchFunctionMode):
         self._parameters = {name: id(each) for name, each in module.named_parameters(remove_duplicate=False)}
         self._problems: list[str] = []
         self._seen = False
-        self.changed: list[tuple[str, str, object]] = []
+        self.changed: list[Change] = []
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Watch the backward hooks of the module inside."""
+        watched: list[tuple[dict[int, Any], int, Any]] = []
+        for path, part in self._module.named_modules():
+            for hooks in (part._backward_hooks, part._backward_pre_hooks):
+                for key, hook in list(hooks.items()):
+                    watched.append((hooks, key, hook))
+                    hooks[key] = _Watched(hook, path or type(part).__name__, self._note)
+        try:
+            yield
+        finally:
+            for hooks, key, hook in watched:
+                hooks[key] = hook
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Observe what is run inside."""
-        before = {} if self._seen else _attributes(self._module)
-        with self._backward_hooks(), self:
+        """Observe the forward pass inside."""
+        spaces = [] if self._seen else References(self._module).spaces
+        before = [_comparable(space.read()) for space in spaces]
+        with self:
             yield
+        self._seen = True
         after = dict(self._module.named_parameters(remove_duplicate=False))
         for name, known in self._parameters.items():
             if name not in after or id(after[name]) != known:
                 self._note(f"it replaces the parameter {name!r} in forward", _WRITE)
-        if not self._seen:
-            self._seen = True
-            now = _attributes(self._module)
-            self.changed = [
-                (*key, _value(self._module, *key))
+        for space, known_values in zip(spaces, before, strict=True):
+            values = space.read()
+            now = _comparable(values)
+            self.changed += [
+                Change(_label(self._module, space, key), space, key, values[key])
                 for key in now
-                if before.get(key, _ABSENT) != now[key] and not isinstance(now[key], _Same)
+                if key not in known_values or known_values[key] != now[key]
             ]
 
     def check(self) -> None:
@@ -93,16 +111,6 @@ class Conduct(TorchFunctionMode):
         if problem not in self._problems:
             self._problems.append(problem)
 
-    @contextmanager
-    def _backward_hooks(self) -> Iterator[None]:
-        """Watch for backward hooks that return a gradient. The hooks run after this context, in the backward pass."""
-        for path, part in self._module.named_modules():
-            for hooks in (part._backward_hooks, part._backward_pre_hooks):
-                for key, hook in list(hooks.items()):
-                    if not isinstance(hook, _Watched):
-                        hooks[key] = _Watched(hook, path or type(part).__name__, self._note)
-        yield
-
 
 _WRITE = (
     "expected weights that only the optimizer moves; keep what is written in a buffer, or compute what is used from the "
@@ -125,35 +133,49 @@ class _Watched:
         return result
 
 
-class _Same:
-    """Stands for a value that is no Python state, such as a tensor."""
+@dataclass(frozen=True)
+class Change:
+    """A Python value that a forward pass changed: its name for people, where it is kept, and its new value."""
+
+    name: str
+    space: Space
+    key: object
+    value: object
 
 
-_ABSENT = object()
+class _Other:
+    """Stands for a value that is compared by nothing, such as a tensor."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Other)
+
+    __hash__ = object.__hash__
 
 
-def _attributes(module: nn.Module) -> dict[tuple[str, str], object]:
-    """Return the Python values of all parts by path and name, as values that can be compared later."""
+def _comparable(values: Mapping[Any, Any]) -> dict[Any, object]:
+    """Return the Python values of a space as they can be compared later."""
     return {
-        (path, name): _comparable(value)
-        for path, part in module.named_modules()
-        for name, value in part.__dict__.items()
-        if name not in _OWN and not name.startswith(("edgefl_", "_flat_weight"))
+        key: _frozen(value)
+        for key, value in values.items()
+        if not (isinstance(key, str) and key.startswith(("edgefl_", "_flat_weight")))
     }
 
 
-def _comparable(value: object, depth: int = 3) -> object:
+def _frozen(value: object, depth: int = 3) -> object:
     if value is None or isinstance(value, bool | int | float | complex | str | bytes):
         return value
     if isinstance(value, list | tuple | deque | set) and depth:
-        return (type(value).__name__, *(_comparable(each, depth - 1) for each in value))
-    if isinstance(value, Mapping) and depth:
-        return ("dict", *((str(key), _comparable(each, depth - 1)) for key, each in value.items()))
-    return _Same()
+        return (type(value).__name__, *(_frozen(each, depth - 1) for each in value))
+    if isinstance(value, dict) and depth:
+        return ("dict", *((str(key), _frozen(each, depth - 1)) for key, each in value.items()))
+    return _Other()
 
 
-def _value(module: nn.Module, path: str, name: str) -> object:
-    return module.get_submodule(path).__dict__.get(name)
+def _label(module: nn.Module, space: Space, key: object) -> str:
+    for path, part in module.named_modules():
+        if isinstance(space, DictSpace) and space.is_of(part.__dict__):
+            return f"{path}.{key}" if path else str(key)
+    return str(key) or "a variable of a closure"
 
 
 def _memory(tensor: Tensor) -> int:
@@ -175,37 +197,35 @@ def _written(args: Any, kwargs: Any) -> Iterator[Tensor]:
 def check_state(spec: ModelSpec, source: Source, step: Step, rows: int, conduct: Conduct) -> None:
     """Raise ModelError if a Python value that changes from call to call decides what the model computes.
 
-    The model is traced again with all values as they are after one call, and with each number at ``LATER``: a counter that is
-    only logged changes nothing.
+    The model is traced again with all values as they are after one call, and with each number at ``LATER``. A counter
+    that is only logged changes nothing.
     """
     if not conduct.changed:
         return
     wanted = fingerprint(step.function)
     numbers = [
-        (path, name, type(value)(LATER))
-        for path, name, value in conduct.changed
-        if isinstance(value, int | float) and not isinstance(value, bool)
+        replace(each, value=type(each.value)(LATER))
+        for each in conduct.changed
+        if isinstance(each.value, int | float) and not isinstance(each.value, bool)
     ]
-    for values in (conduct.changed, *([each] for each in numbers)):
-        if _traced_with(spec, source, rows, values) != wanted:
-            path, name, _ = values[0]
-            owner = f"{path}.{name}" if path else name
+    for changes in (conduct.changed, *([each] for each in numbers)):
+        if _traced_with(spec, source, rows, changes) != wanted:
+            name = changes[0].name
             raise ModelError(
-                f"{type(source.module).__name__} keeps Python state: the attribute {owner!r} changes from call to call and "
-                "decides what is computed, and a graph would have its first value in every step; expected the same "
-                "computation in each call. Keep the number in a float buffer (register_buffer) and compute with tensors, "
-                "or pass it as an input",
-                attribute=owner,
+                f"{type(source.module).__name__} keeps Python state: {name!r} changes from call to call and decides what is "
+                "computed, and a graph would have its first value in every step; expected the same computation in each "
+                "call. Keep the number in a float buffer (register_buffer) and compute with tensors, or pass it as an input",
+                attribute=name,
                 refused=True,
             )
 
 
-def _traced_with(spec: ModelSpec, source: Source, rows: int, values: list[tuple[str, str, object]]) -> str:
-    """Return the fingerprint of the step with these values of attributes; empty if it cannot be traced."""
+def _traced_with(spec: ModelSpec, source: Source, rows: int, changes: Sequence[Change]) -> str:
+    """Return the fingerprint of the step with these values; empty if it cannot be traced."""
     module = source.module
     with restored(module):
-        for path, name, value in values:
-            module.get_submodule(path).__dict__[name] = value
+        for each in changes:
+            each.space.write(each.key, each.value)
         request = replace(source.request, loss=source.request.loss if source.returned_loss else spec.loss)
         try:
             return fingerprint(step_of(source.cut(module, request), rows).function)

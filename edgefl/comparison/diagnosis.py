@@ -84,7 +84,7 @@ def _reason(module: nn.Module, path: str, step: Step, by_torch: Trained, conduct
         return "mode"
     if any(has_forward_hooks(each) or each._backward_hooks for each in part.modules()):
         return "hook"
-    if any(changed == path or changed.startswith(f"{path}.") or not path for changed, *_ in conduct.changed):
+    if conduct.changed:
         return "state"
     return "loss" if where == "the loss" else ""
 

@@ -37,7 +37,6 @@ class Trained:
         state: parameters and buffers after the steps.
         streams: the random numbers of each step.
         rate: the learning rate.
-        outputs: of the last step, what each call of a submodule returned, with its path, in order; only if asked for.
     """
 
     losses: list[float] = field(default_factory=list)
@@ -45,7 +44,6 @@ class Trained:
     state: Tensors = field(default_factory=dict)
     streams: list[Stream] = field(default_factory=list)
     rate: float = 0.0
-    outputs: list[tuple[str, Tensor]] = field(default_factory=list)
 
     @property
     def is_finite(self) -> bool:
@@ -63,7 +61,6 @@ def train(
     *,
     rate: float | None = None,
     around: Callable[[], Any] = nullcontext,
-    watch: Callable[[nn.Module], Any] = lambda _module: nullcontext(),
 ) -> Trained:
     """Train the user's module for one step of SGD on each batch, in place, and restore it.
 
@@ -73,8 +70,7 @@ def train(
         batches: inputs and labels of each step by name.
         seed: of the numbers that the module draws.
         rate: the learning rate; by default one that moves the weights by two per cent in the first step.
-        around: makes a context for the steps.
-        watch: makes a context for the steps, given the module.
+        around: makes a context for the forward pass and the loss of a step.
 
     Raises:
         ModelError: if a random number of Python's or numpy's is computed with.
@@ -85,17 +81,16 @@ def train(
         warnings.simplefilter("ignore")
         enter_training(module)
         parameters = dict(module.named_parameters())
-        with watch(module):
-            for number, batch in enumerate(batches):
-                stream = Stream(seed + number)
-                with around(), Drawing(stream), torch.enable_grad():
-                    value = _loss(source, loss, batch)
-                value.backward()
-                trained.losses.append(float(value.detach()))
-                trained.streams.append(stream)
-                if not trained.rate:
-                    trained.rate = _rate(parameters) if rate is None else rate
-                _step(parameters, trained)
+        for number, batch in enumerate(batches):
+            stream = Stream(seed + number)
+            with around(), Drawing(stream), torch.enable_grad():
+                value = _loss(source, loss, batch)
+            value.backward()
+            trained.losses.append(float(value.detach()))
+            trained.streams.append(stream)
+            if not trained.rate:
+                trained.rate = _rate(parameters) if rate is None else rate
+            _step(parameters, trained)
         trained.state = {
             name: each.detach().clone()
             for name, each in (*module.named_parameters(), *module.named_buffers())
@@ -131,11 +126,11 @@ def _rate(parameters: Mapping[str, nn.Parameter]) -> float:
 @torch.no_grad()
 def _step(parameters: Mapping[str, nn.Parameter], trained: Trained) -> None:
     for name, parameter in parameters.items():
-        gradient, parameter.grad = parameter.grad, None
-        if gradient is None:
+        slope, parameter.grad = parameter.grad, None
+        if slope is None:
             continue
-        gradient = gradient.to_dense() if gradient.is_sparse else gradient
-        parameter -= trained.rate * gradient
+        gradient = slope.to_dense() if slope.is_sparse else slope
+        parameter.sub_(gradient, alpha=trained.rate)
         if name in trained.gradients:
             trained.gradients[name] += gradient
         else:
@@ -180,22 +175,19 @@ def _tensors(part: nn.Module) -> Iterator[Tensor]:
 
 
 def _refill(now: dict[str, Any], before: Mapping[str, Any]) -> None:
-    if (now.items() != before.items() and [*now] != [*before]) or any(
-        now[key] is not before[key] for key in before
-    ):
-        now.clear()
-        now.update(before)
+    now.clear()
+    now.update(before)
 
 
 @contextmanager
 def _announced(module: nn.Module) -> Iterator[None]:
     """Apply deviations that are announced when a model is cut, such as SpecAugment off, and undo them."""
-    configs = {id(part.__dict__.get("config")): part.__dict__.get("config") for part in module.modules()}
-    before = [
-        (config, config.apply_spec_augment)
-        for config in configs.values()
-        if hasattr(config, "apply_spec_augment")
-    ]
+    configs: dict[int, Any] = {}
+    for part in module.modules():
+        config = part.__dict__.get("config")
+        if hasattr(config, "apply_spec_augment"):
+            configs[id(config)] = config
+    before = [(config, config.apply_spec_augment) for config in configs.values()]
     without_masking(module)
     try:
         yield

@@ -13,6 +13,7 @@ from edgefl.wire.bundle.formats import FormatName, Outputs
 from edgefl.wire.bundle.readers import Reader, problem_of
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.mqtt.topics import checked_name
+from edgefl.wire.seeds import checked_seed
 
 BATCH, STEPS = 32, 10
 """Of the programs that edgefl brings, in a federation that says nothing else."""
@@ -36,6 +37,14 @@ class FederationTable(Table):
     def _usable_in_topics(cls, name: str) -> str:
         try:
             return checked_name("federation", name)
+        except ConfigError as error:
+            raise ValueError(error.message) from error
+
+    @field_validator("seed")
+    @classmethod
+    def _in_range(cls, seed: int) -> int:
+        try:
+            return checked_seed(seed)
         except ConfigError as error:
             raise ValueError(error.message) from error
 

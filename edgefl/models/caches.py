@@ -1,91 +1,83 @@
-"""Tensors that a module's code puts aside while it runs: positions of the last length, a bias, a cosine table."""
+"""Restoring of Python state that a module's code changes while it is traced or runs on tensors without values."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import gc
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypeGuard
+from typing import Any
 
 from torch import Tensor, nn
 
-_OWN = frozenset(nn.Module().__dict__)
-# More in one list or dictionary are data, such as the words of a vocabulary.
-_ENTRIES = 4096
-_DEPTH = 4
+from edgefl.models.references import LruCache, References
+from edgefl.models.spaces import Space
+
+# A result may be a tuple or dictionary of tensors.
+_LEVELS = 4
+_PLAIN = (dict, list, tuple, set, frozenset)
+Held = tuple[Space, dict[Any, Any]]
 
 
 @contextmanager
-def forgotten(module: nn.Module) -> Iterator[None]:
-    """Afterwards, where a part of ``module`` put a tensor aside, all attributes and buffers of all parts are those of
-    before, with the lists and dictionaries among them: the tensor is of a run without values, or on other weights, and
-    what says that it is there (``self.length = n``) may stand in another part."""
-    before = [_Kept(part) for part in module.modules() if not type(part).__module__.startswith("torch.nn.")]
+def forgotten(module: nn.Module) -> Iterator[list[Held]]:
+    """Restore on exit the Python state that the code of ``module`` can change.
+
+    Restored are the attributes and buffers of all parts, and the globals, class attributes, closures, default arguments
+    and plain objects that their code mentions, with the lists, dictionaries and sets in them. The state is of a run
+    without values or on other weights, so a tensor or a counter from it must not reach the next run.
+
+    ``functools.lru_cache`` caches with tensors are cleared before and after: a tensor from outside does not fit a run
+    without values, nor the other way round.
+
+    Yields each space with its values.
+    """
+    found = References(module)
+    before = [(space, space.read()) for space in found.spaces]
+    _clear(found.caches)
     try:
-        yield
+        yield before
     finally:
-        if any(kept.has_more() for kept in before):
-            for kept in before:
-                kept.put_back()
+        for space, values in before:
+            space.restore(values)
+        _clear(found.caches)
 
 
-class _Kept:
-    """What one part holds beside its parameters and submodules."""
+def move_to_meta(held: list[Held]) -> list[tuple[Tensor, Tensor]]:
+    """Replace the tensors in ``held`` by tensors on the meta device; return each of these with its original.
 
-    def __init__(self, part: nn.Module) -> None:
-        self._part = part
-        self._attributes = _attributes(part)
-        self._buffers = dict(part._buffers)
-        self._unsaved = set(part._non_persistent_buffers_set)
-        self._inside = [(each, each.copy()) for each in _changeable(self._attributes)]
-        # The tensors themselves: the number of one that is gone may be another's.
-        self._known = {id(each): each for each in _tensors([self._attributes, self._buffers])}
+    An operation refuses arguments on different devices, except numbers. :func:`forgotten` restores the originals.
+    """
+    moved: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def has_more(self) -> bool:
-        """Whether there is a tensor that was not there before."""
-        now = _tensors([_attributes(self._part), self._part._buffers])
-        return any(id(each) not in self._known for each in now)
+    def on_meta(value: object) -> object:
+        if type(value) is tuple:
+            parts = tuple(map(on_meta, value))
+            return value if all(a is b for a, b in zip(parts, value, strict=True)) else parts
+        if not isinstance(value, Tensor) or value.is_meta or not value.dim():
+            return value
+        if id(value) not in moved:
+            moved[id(value)] = value.detach().to("meta"), value
+        return moved[id(value)][0]
 
-    def put_back(self) -> None:
-        for name in _attributes(self._part).keys() - self._attributes.keys():
-            del self._part.__dict__[name]
-        self._part.__dict__.update(self._attributes)
-        for now, then in ((self._part._buffers, self._buffers), *self._inside):
-            if isinstance(now, dict):
-                now.clear()
-                now.update(then)
-            else:
-                now[:] = then
-        self._part._non_persistent_buffers_set.intersection_update(self._unsaved)
+    for space, values in held:
+        for key, value in values.items():
+            if (replaced := on_meta(value)) is not value:
+                space.write(key, replaced)
+    return list(moved.values())
 
 
-def _attributes(part: nn.Module) -> dict[str, Any]:
-    return {name: value for name, value in part.__dict__.items() if name not in _OWN}
+def _clear(caches: list[LruCache[Any]]) -> None:
+    """Clear the caches that hold tensors. Others may hold objects that must stay the same."""
+    for cache in caches:
+        if cache.cache_info().currsize and _has_tensor(cache):
+            cache.cache_clear()
 
 
-def _tensors(value: object, depth: int = _DEPTH) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif depth and _is_container(value):
-        for each in _items(value):
-            yield from _tensors(each, depth - 1)
-
-
-def _changeable(value: object, depth: int = _DEPTH) -> Iterator[dict[Any, Any] | list[Any]]:
-    """The lists and dictionaries in ``value``, however deep a tensor is looked for."""
-    if depth and _is_container(value):
-        for each in _items(value):
-            if _is_container(each) and not isinstance(each, tuple):
-                yield each
-            yield from _changeable(each, depth - 1)
-
-
-def _items(value: dict[Any, Any] | list[Any] | tuple[Any, ...]) -> Iterable[Any]:
-    return list(value.values() if isinstance(value, dict) else value)
-
-
-def _is_container(value: object) -> TypeGuard[dict[Any, Any] | list[Any] | tuple[Any, ...]]:
-    return (
-        isinstance(value, dict | list | tuple)
-        and type(value) in (dict, list, tuple)
-        and len(value) <= _ENTRIES
-    )
+def _has_tensor(cache: LruCache[Any]) -> bool:
+    # The results are referents of a bounded cache, and values of the dictionary that is one of an unbounded cache.
+    found = [each for each in gc.get_referents(cache) if each is not vars(cache)]
+    for _ in range(_LEVELS):
+        if any(isinstance(each, Tensor) for each in found):
+            return True
+        found = gc.get_referents(*(each for each in found if isinstance(each, _PLAIN)))
+    return False

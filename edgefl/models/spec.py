@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from edgefl.contract.tensors import TensorSpec
-from edgefl.models.caches import forgotten
+from edgefl.models.caches import forgotten, move_to_meta
 from edgefl.models.copying import copied
 from edgefl.models.draws.steering import Steered
 from edgefl.models.layers.given import given
@@ -170,10 +170,12 @@ _autocast = Swap((torch.autocast, "__init__", _autocast_anywhere))
 
 
 @contextmanager
-def without_values() -> Iterator[None]:
-    """For runs of modules on the meta device: tensors that their code makes without naming a device are there too, and
-    ``torch.autocast(x.device.type)`` is accepted."""
-    with torch.no_grad(), torch.device("meta"), Steered(), _autocast():
+def without_values(module: nn.Module) -> Iterator[None]:
+    """For runs of ``module`` on the meta device: tensors that its code makes without naming a device are there too,
+    ``torch.autocast(x.device.type)`` is accepted, and its Python state is restored."""
+    with torch.no_grad(), torch.device("meta"), Steered() as steered, _autocast(), forgotten(module) as held:
+        for tensor, original in move_to_meta(held):
+            steered.know(tensor, original)
         yield
 
 
@@ -201,7 +203,7 @@ def run_meta(module: nn.Sequential, sample: TensorSpec, batch: int) -> Tensor:
     """
     bare = on_meta(module).eval()
     tensor = torch.empty((batch, *sample.shape), dtype=sample.dtype, device="meta")
-    with without_values():
+    with without_values(bare):
         for name, unit in bare.named_children():
             shape = f"{tuple(tensor.shape[1:])} {str(tensor.dtype).removeprefix('torch.')}"
             with blamed(f"unit {name!r} cannot read samples of shape {shape}"):

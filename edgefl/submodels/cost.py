@@ -121,7 +121,7 @@ def macs_by_weight(module: nn.Sequential, sample: TensorSpec) -> dict[str, int]:
     """
     bare = on_meta(module).eval()
     x = torch.empty((_ROWS, *sample.shape), dtype=sample.dtype, device="meta")
-    with without_values(), plain_attention(), _Counting(bare) as counter:
+    with without_values(bare), plain_attention(), _Counting(bare) as counter:
         bare(x)
     return {name: count // _ROWS for name, count in counter.macs.items()}
 

@@ -38,7 +38,7 @@ def step_bytes(submodel: Submodel, batch: int) -> int:
     weights = sum(tensor.nbytes for tensor in module.parameters())
     x = torch.empty((_ROWS, *sample.shape), dtype=sample.dtype, device="meta")
     results = _Weighing()
-    with without_values(), plain_attention(), results:
+    with without_values(module), plain_attention(), results:
         module(x)
     return results.nbytes * batch // _ROWS + _WEIGHT_COPIES * weights
 

@@ -1,6 +1,6 @@
 """Numbers that a model's code draws by Python's or numpy's generator, to steer itself: a layer left out now and then.
 
-A graph takes the same path in every step, so inside of :data:`middled` such a number is the middle of what it may be, and a
+A graph takes the same path in every step, so in the thread that traces such a number is the middle of what it may be, and a
 comparison with it takes the likelier side and says so. Anything else that is done with it is refused: a graph would hold the
 same number forever.
 """
@@ -8,14 +8,12 @@ same number forever.
 from __future__ import annotations
 
 import operator
-import random
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from edgefl.models.swapped import Swap, heeding
 from edgefl.models.user_code import place
 from edgefl.wire.errors import ModelError
 
@@ -86,23 +84,3 @@ for _name in ("lt", "le", "gt", "ge"):
 for _name in ("add", "sub", "mul", "truediv"):
     setattr(Chance, f"__{_name}__", _arithmetic(getattr(operator, _name)))
     setattr(Chance, f"__r{_name}__", _arithmetic(getattr(operator, _name), turned=True))
-
-
-def _middle(original: Callable[..., Any]) -> Callable[..., Any]:
-    """``original``, whose middle is told where it is asked for one number."""
-
-    def drawn(*arguments: Any, **named: Any) -> Any:
-        ranged = original.__name__ == "uniform" and len(arguments) == 2
-        if named or (arguments and not ranged):
-            return original(*arguments, **named)
-        return Chance(sum(arguments) / 2 if ranged else 0.5)
-
-    return heeding(lambda: middled, original, drawn)
-
-
-_SOURCES = (
-    *((random, name) for name in ("random", "uniform")),
-    *((np.random, name) for name in ("rand", "random", "random_sample", "uniform")),
-)
-middled = Swap(*((room, name, _middle(getattr(room, name))) for room, name in _SOURCES))
-"""Inside, this thread draws :class:`Chance` where Python's or numpy's generator would give one uniform number."""

@@ -45,6 +45,11 @@ class Known:
                 return getattr(self._twins[args[0]], name)()
         return NotImplemented
 
+    def add(self, tensor: Tensor, values: Tensor) -> None:
+        """Make ``values`` the twin of ``tensor``."""
+        if _is_small(values):
+            self._twins[tensor] = values
+
     def note(self, func: Any, name: str, args: Any, kwargs: Any, result: Any) -> None:
         """Make the twin of ``result``, where all that ``func`` was given is known."""
         written = writes(name, kwargs)

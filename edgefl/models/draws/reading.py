@@ -25,9 +25,9 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.caches import forgotten
-from edgefl.models.draws.chance import refused
+from edgefl.models.draws.generators import watched
 from edgefl.models.draws.rules import RULES, Draw
-from edgefl.models.draws.steering import OnePath, Steered, of_python
+from edgefl.models.draws.steering import OnePath, Steered
 from edgefl.wire.errors import ModelError
 
 _ASKING = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
@@ -107,17 +107,14 @@ def drawn(module: nn.Module, weights: Mapping[str, TensorSpec], x: TensorSpec) -
 
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         tensors = {name: torch.empty(spec.shape, dtype=spec.dtype) for name, spec in weights.items()}
-        before = of_python()
         try:
-            with _paths(module, running), forgotten(module), Reading(draw):
+            with _paths(module, running), watched(module), forgotten(module), Reading(draw):
                 torch.func.functional_call(module, tensors, (torch.empty(x.shape, dtype=x.dtype),))
         except ModelError as error:
             if error.details.get("chance"):
                 raise
         except Exception:  # whoever runs the module next meets it
             pass
-    if of_python() != before:
-        raise refused()
     return ports
 
 

@@ -8,14 +8,12 @@ mask, because the code then applies it.
 
 from __future__ import annotations
 
-import random
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, Self
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -23,7 +21,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from edgefl.models.draws.chance import Chance, middled, refused, tell_path
+from edgefl.models.draws.chance import Chance, refused, tell_path
+from edgefl.models.draws.generators import middled
 from edgefl.models.draws.gradient_modes import as_no_grad
 from edgefl.models.draws.known import Known
 from edgefl.models.packed import padded
@@ -113,6 +112,10 @@ class Steered(OnePath):
         super().__init__()
         self._known = Known()
 
+    def know(self, tensor: Tensor, values: Tensor) -> None:
+        """Answer questions for the values of ``tensor``, which has none, from ``values``."""
+        self._known.add(tensor, values)
+
     def _prepare(self, entered: ExitStack) -> None:
         entered.enter_context(padded())
         entered.enter_context(as_no_grad())
@@ -188,9 +191,3 @@ def without_dispatch(module: nn.Module) -> None:
         config: Any = part.__dict__.get("config")
         if getattr(config, "_experts_implementation", None) and hasattr(part, "_is_expert_parallel"):
             config._experts_implementation = "batched_mm"  # transformers' name for that
-
-
-def of_python() -> tuple[object, ...]:
-    """Where Python's and numpy's own generators stand."""
-    kind, keys, *rest = np.random.get_state(legacy=True)
-    return random.getstate(), kind, bytes(np.asarray(keys)), tuple(rest)

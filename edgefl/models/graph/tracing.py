@@ -29,8 +29,8 @@ from torch.utils import _pytree as pytree
 
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.caches import forgotten
-from edgefl.models.draws.chance import refused
-from edgefl.models.draws.steering import Steered, of_python
+from edgefl.models.draws.generators import watched
+from edgefl.models.draws.steering import Steered
 from edgefl.models.graph.calls import (
     OPERATOR,
     Call,
@@ -142,12 +142,8 @@ def exported(root: nn.Module, *samples: TensorSpec, sketched: bool = False) -> E
     inputs = tuple(torch.zeros((rows, *sample.shape), dtype=sample.dtype) for sample in samples)
     dynamic = None if sketched else _dynamic(root, len(inputs))
     what = f"cannot trace {type(root).__name__} on samples of shape {samples[0].shape}"
-    before = of_python()
-    with _told(what), _quiet(), collecting_later(), forgotten(root), _Unhooked():
-        program = torch.export.export(root, inputs, dynamic_shapes=dynamic, strict=False)
-    if of_python() != before:
-        raise refused()
-    return program
+    with _told(what), _quiet(), collecting_later(), watched(root), forgotten(root), _Unhooked():
+        return torch.export.export(root, inputs, dynamic_shapes=dynamic, strict=False)
 
 
 def _dynamic(root: nn.Module, inputs: int) -> Any:

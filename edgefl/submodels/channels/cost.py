@@ -21,7 +21,7 @@ def macs(module: nn.Sequential, sample: TensorSpec) -> int:
     bare = on_meta(module).eval()
     x = torch.empty((_ROWS, *sample.shape), dtype=sample.dtype, device="meta")
     with (
-        without_values(),
+        without_values(bare),
         plain_attention(),
         FlopCounterMode(display=False, custom_mapping=_CELLS) as counter,
     ):

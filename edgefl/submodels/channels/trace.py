@@ -58,7 +58,7 @@ def watch(
         _follow(path, part, book, before)
         if isinstance(part, fx.GraphModule):
             part.forward = _Recording(path, part, book, places).run
-    with without_values(), plain_attention(), _Watching(book):
+    with without_values(bare), plain_attention(), _Watching(book):
         result = run_units(bare, x)
     for axis in book.axes(result):
         pin(axis, "the model's output")

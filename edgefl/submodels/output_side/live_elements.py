@@ -22,7 +22,7 @@ def live_elements(name: str, unit: nn.Module, sample: TensorSpec, batch: int) ->
     """
     bare = copied(unit).to("meta").eval()
     x = torch.empty((batch, *sample.shape), dtype=sample.dtype, device="meta")
-    with without_values():
+    with without_values(bare):
         graph = make_fx(bare)(x).graph
     nodes = [node for node in graph.nodes if node.op in ("placeholder", "call_function")]
     output = next(node for node in graph.nodes if node.op == "output").args[0]
