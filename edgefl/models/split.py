@@ -97,8 +97,7 @@ def split(
 
     copied = visible(shaped(module, sample))
     if isinstance(loss, ModelLoss):
-        with _mode(copied, training=False):
-            loss = lifted(copied, sample, output, loss, labels)
+        loss = lifted(copied, sample, output, loss, labels)
     if isinstance(sample, Mapping):
         copied, sample = joined(copied, sample), next(iter(sample.values()))
     state = {own_name(copied, name): each for name, each in copied.state_dict(keep_vars=True).items()}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import cast
 
 import torch
@@ -24,7 +25,7 @@ from edgefl.models.losses import (
     SequenceCrossEntropy,
     SquaredError,
 )
-from edgefl.models.losses.loss import batch_mean
+from edgefl.models.losses.loss import training_loss
 from edgefl.wire.errors import ModelError
 
 IGNORE_NOTHING = -100
@@ -180,4 +181,4 @@ def loss_as_written(loss: Loss) -> Callable[[Tensor, Tensor], Tensor]:
             return F.binary_cross_entropy_with_logits
         case SquaredError():
             return F.mse_loss
-    return lambda out, y: batch_mean(loss, loss.each(out, y), y)
+    return partial(training_loss, loss)
