@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.graph.output import Output, giving
 from edgefl.models.layers.given import Given, called, joined
-from edgefl.models.losses.loss import batch_mean
+from edgefl.models.losses.loss import training_loss
 from edgefl.models.spec import ModelSpec
 from edgefl.models.user_code import innermost
 from edgefl.wire.errors import ModelError
@@ -95,7 +95,7 @@ def _step_ms(module: nn.Module, spec: ModelSpec, x: Tensor, y: Tensor) -> float:
     for _ in range(WARM_UP + STEPS):
         start = time.perf_counter()
         optimizer.zero_grad(set_to_none=True)
-        batch_mean(spec.loss, spec.loss.each(module(x), y), y).backward()
+        training_loss(spec.loss, module(x), y).backward()
         optimizer.step()
         times.append(1e3 * (time.perf_counter() - start))
     return median(times[WARM_UP:])

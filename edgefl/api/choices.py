@@ -178,7 +178,14 @@ def loss_of(value: LossLike | None) -> Loss | None:
     if isinstance(value, Named | LossChoice | str):
         made = chosen("loss", LossChoice, value)
         return losses.build(made.name, **made.options)
-    made_loss = value() if inspect.isclass(value) else value
+    try:
+        made_loss = value() if inspect.isclass(value) else value
+    except TypeError as error:
+        raise ConfigError(
+            f"argument `loss` is a class that needs arguments ({error}): give an instance, such as "
+            f"{getattr(value, '__name__', 'Loss')}(...)",
+            argument="loss",
+        ) from error
     if not isinstance(made_loss, Loss) and not callable(made_loss):
         raise ConfigError(
             f"argument `loss` is {value!r}; give a loss such as edgefl.Huber(delta=2.0), its name, or a function "

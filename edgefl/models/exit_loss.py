@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from torch import Tensor
 from torch.nn import functional as F
 
 from edgefl.contract.tensors import Tensors, TensorSpec
-from edgefl.models.losses.loss import Loss, Measured, OfClasses, among, metrics_of, sample_weights
+from edgefl.models.losses.loss import (
+    Loss,
+    Measured,
+    OfClasses,
+    WholeBatch,
+    among,
+    batch_mean,
+    is_separable,
+    metrics_of,
+    sample_weights,
+    training_loss,
+)
 from edgefl.wire.errors import ModelError
 
 TEMPERATURE = 3.0
@@ -59,11 +70,36 @@ class ExitLoss:
     def each(self, out: Tensor, y: Tensor) -> Tensor:
         if out.dim() == self.rank:
             return self.base.each(out, y)
+        return self._over_exits(out, lambda logits: self.base.each(logits, y), self._distilled)
+
+    def batch_loss(self, out: Tensor, y: Tensor) -> Tensor:
+        """Return the training value of a batch, (): with a base that reduces a batch itself, the sum of its values."""
+        if not isinstance(self.base, WholeBatch):
+            return batch_mean(self, self.each(out, y), y)
+        if out.dim() == self.rank:
+            return training_loss(self.base, out, y)
+
+        def apart(last: Tensor, said: Tensor) -> Tensor | float:
+            found = self._distilled(last, said)
+            return batch_mean(self, found, y) if isinstance(found, Tensor) else found
+
+        return self._over_exits(out, lambda logits: training_loss(self.base, logits, y), apart)
+
+    def is_separable(self, out: TensorSpec) -> bool:
+        return is_separable(self.base, out)
+
+    def _over_exits(
+        self,
+        out: Tensor,
+        loss_of: Callable[[Tensor], Tensor],
+        distilled: Callable[[Tensor, Tensor], Tensor | float],
+    ) -> Tensor:
+        """Return the weighted mean of what the exits cost, of the shape that ``loss_of`` gives."""
         *early, last = out.unbind(dim=1)
         count = len(early) + 1
-        total = count * self.base.each(last, y)
+        total = count * loss_of(last)
         for position, logits in enumerate(early, start=1):
-            total = total + position * (self.base.each(logits, y) + self._distilled(last, logits))
+            total = total + position * (loss_of(logits) + distilled(last, logits))
         return total / (count * (count + 1) / 2)
 
     def _distilled(self, last: Tensor, said: Tensor) -> Tensor | float:

@@ -95,8 +95,7 @@ def _split(module: nn.Module, request: Request) -> ModelSpec:
     mark_inference(copied)
     sample, loss, output = request.sample, request.loss, request.output
     if isinstance(loss, ModelLoss):
-        with in_mode(copied, training=False):
-            loss = lifted(copied, sample, output, loss, request.labels)
+        loss = lifted(copied, sample, output, loss, request.labels)
     if isinstance(sample, Mapping):
         copied, sample = joined(copied, sample), request.first
     state = {own_name(copied, name): each for name, each in copied.state_dict(keep_vars=True).items()}

@@ -25,8 +25,10 @@ from edgefl.models.losses.loss import (
     OfClasses,
     OfRounds,
     batch_mean,
+    check_separable,
     metrics_of,
     sums_of,
+    training_loss,
     without_absent,
 )
 from edgefl.models.spec import ModelSpec, output_spec, skeleton
@@ -117,6 +119,8 @@ class Objective:
                 "leave them off",
                 loss=type(self.loss).__name__,
             )
+        if self.distilled is not None:
+            check_separable(self.loss, self._out, "self_distillation")
         for training in (True, False):
             self._modes[training] = skeleton(self.suffix, training=training)
         self._hooks.update(gradient_hooks(self.suffix))
@@ -253,13 +257,17 @@ class Objective:
             return out, {name: tensors[name].detach() for name in self.fixed}
 
         out, moved = run(training=True)
-        losses = loss.each(out, y)
         if self.distilled is not None:
+            losses = loss.each(out, y)
             part, (out, moved) = out, run(training=False)
-            losses = loss.each(out, y) + self._distilled(self.distilled, part, out, losses)
-        elif isinstance(self.carrier, Resting):
-            moved = self.carrier.rested(moved, {name: buffers[name] for name in self.fixed}, uniform)
-        return batch_mean(loss, losses, y), loss.correct(out.detach(), y).sum(), moved
+            value = batch_mean(
+                loss, loss.each(out, y) + self._distilled(self.distilled, part, out, losses), y
+            )
+        else:
+            value = training_loss(loss, out, y)
+            if isinstance(self.carrier, Resting):
+                moved = self.carrier.rested(moved, {name: buffers[name] for name in self.fixed}, uniform)
+        return value, loss.correct(out.detach(), y).sum(), moved
 
     def _distilled(self, how: SelfDistillation, part: Tensor, whole: Tensor, losses: Tensor) -> Tensor:
         """What distillation adds to the loss at ``whole``; ``losses`` are those at ``part``. All of them (B,)."""

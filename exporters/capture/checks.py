@@ -151,7 +151,8 @@ def check_constants(function: Function, joint: fx.GraphModule, core: fx.GraphMod
         value = getattr(core, node.target)
         if _memory(value) not in own:
             continue
-        floats = value.is_floating_point() or value.is_complex()
+        # One number for each class or token weighs a loss; a matrix of that many entries is rather a weight.
+        floats = (value.is_floating_point() or value.is_complex()) and value.dim() != 1
         limit = MAX_CONSTANT_ELEMENTS if floats else MAX_INTEGER_CONSTANT_ELEMENTS
         large = value.numel() > limit and not function.fixed
         if isinstance(value, torch.nn.Parameter) or value.requires_grad or large:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from inspect import Parameter, Signature
+from itertools import zip_longest
+from textwrap import shorten
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
+from torch.utils._pytree import tree_map
 
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.graph.output import Output, calling, tensor_of, without_cache
@@ -20,21 +24,72 @@ from edgefl.models.losses.own import OwnLoss
 from edgefl.models.losses.returned import ModelLoss
 from edgefl.wire.errors import ModelError
 
+_ROWS = 2
+_MOST_SHOWN = 120
 Inputs = TensorSpec | Mapping[str, TensorSpec]
 
 
 def lifted(
     root: nn.Module, sample: Inputs, output: Output, loss: ModelLoss, labels: TensorSpec | None
 ) -> OwnLoss:
-    """The loss that ``root``, in inference mode, returns beside ``output`` when it is given ``labels`` (one of them).
+    """Return the loss that ``root`` computes from its output and ``labels`` (one sample's label).
 
-    ModelError where it cannot be traced, and where it is made of more than the output and the labels.
+    The module is called with labels in training and in inference mode, because some models smooth labels or add terms
+    in training alone.
+
+    Raises:
+        ModelError: The module cannot be traced. Its loss needs more than the output and the labels, differs between training
+            and inference, or counts labels that the data ignore.
     """
     label = loss.read(labels)
     inputs = {"": sample} if isinstance(sample, TensorSpec) else dict(sample)
-    with _giving_loss(root, tuple(inputs), output, loss), without_cache(root):
-        program = exported(root, *inputs.values(), label)
-    return OwnLoss(_Slice(program, root).module(), label)
+    modes = {part: part.training for part in root.modules()}
+    parts = []
+    try:
+        for training in (True, False):
+            root.train(training)
+            with _giving_loss(root, tuple(inputs), output, loss), without_cache(root):
+                program = exported(root, *inputs.values(), label)
+            parts.append(_Slice(program, root))
+    finally:
+        for part, training in modes.items():
+            part.training = training
+    _check_same(parts[0].described(), parts[1].described(), type(root).__name__)
+    function = parts[0].module()
+    _check_ignored(function, parts[0].output, label, type(root).__name__)
+    return OwnLoss(function, label)
+
+
+def _check_same(training: list[str], inference: list[str], name: str) -> None:
+    different = next((pair for pair in zip_longest(training, inference) if pair[0] != pair[1]), None)
+    if different is not None:
+        found = [shorten(line or "nothing", _MOST_SHOWN) for line in different]
+        raise ModelError(
+            f"{name} computes its loss by {found[0]} in training and by {found[1]} in inference: expected the same loss in "
+            "both, because devices train and evaluate with one; write the loss of training as a function (out, y) and give "
+            "it as `loss`",
+            training=different[0],
+            inference=different[1],
+        )
+
+
+def _check_ignored(function: fx.GraphModule, out: TensorSpec, label: TensorSpec, name: str) -> None:
+    """Raise ModelError unless labels that are ignored have no part in the loss."""
+    if label.ignored is None:
+        return
+    outputs = torch.randn((_ROWS, *out.shape), generator=torch.Generator().manual_seed(0))
+    ignored = torch.full((_ROWS, *label.shape), label.ignored, dtype=label.dtype)
+    try:
+        value = float(function(outputs, ignored))
+    except (RuntimeError, IndexError):
+        value = math.inf
+    # A mean over no label is 0 / 0.
+    if not math.isnan(value) and value != 0.0:
+        raise ModelError(
+            f"the loss of {name} counts labels of {label.ignored}, and the data say to ignore them: label these -100, or "
+            "whatever the model ignores, or take cross_entropy, sequence_cross_entropy or causal_lm with ignore_index",
+            ignored=label.ignored,
+        )
 
 
 @contextmanager
@@ -82,6 +137,28 @@ class _Slice:
         }
         self._batch = given[0].meta["val"].shape[0].node.expr
         self._nodes: list[fx.Node] = list(graph.nodes)
+
+    @property
+    def output(self) -> TensorSpec:
+        """The model's output of one sample."""
+        value = self._output.meta["val"]
+        return TensorSpec(tuple(value.shape[1:]), value.dtype)
+
+    def described(self) -> list[str]:
+        """Return a line for each operation and constant, equal for graphs that compute the same in the same order."""
+        needed = self._needed()
+        names: dict[fx.Node, str] = {self._output: "out", self._labels: "y"}
+        lines = []
+        for node in self._nodes:
+            if node not in needed or node in names:
+                continue
+            names[node] = "batch" if self._is_batch(node) else f"%{len(names)}"
+            if node in self._constants:
+                lines.append(f"constant({self._constants[node].tolist()})")
+            elif not self._is_batch(node):
+                inputs = tree_map(lambda leaf: names.get(leaf, str(leaf)), (node.args, dict(node.kwargs)))
+                lines.append(f"{node.target}({inputs})")
+        return [*lines, f"returned({names.get(self._loss, '')})"]
 
     def module(self) -> fx.GraphModule:
         needed = self._needed()

@@ -12,8 +12,7 @@ from torch.nn import functional as F
 from edgefl.models.losses.answers import BinaryCrossEntropy
 from edgefl.models.losses.classes import CrossEntropy
 from edgefl.models.losses.ctc import CTC
-from edgefl.models.losses.loss import Loss, batch_mean
-from edgefl.models.losses.own import OwnLoss
+from edgefl.models.losses.loss import Loss, training_loss
 from edgefl.models.losses.regression import AbsoluteError, Huber, SquaredError
 from edgefl.models.losses.sequence import CausalLM, SequenceCrossEntropy
 
@@ -41,9 +40,7 @@ def loss_as_torch(loss: Loss) -> Callable[[Tensor, Tensor], Tensor]:
             return lambda out, y: F.huber_loss(out, y, delta=delta)
         case CTC(blank=blank):
             return lambda out, y: _ctc(out, y, blank)
-        case OwnLoss(function=function):
-            return lambda out, y: function(out, y).mean()
-    return lambda out, y: batch_mean(loss, loss.each(out, y), y)
+    return partial(training_loss, loss)
 
 
 def _index(ignored: int | None) -> int:
@@ -55,7 +52,7 @@ def _cross_entropy(loss: CrossEntropy, ignored: int, smoothing: float, out: Tens
         return F.cross_entropy(out, y, ignore_index=ignored, label_smoothing=smoothing)
     if smoothing == 0.0 and loss.ignore_index is None:
         return F.binary_cross_entropy_with_logits(out.squeeze(1), y.to(out.dtype))
-    return batch_mean(loss, loss.each(out, y), y)  # torch has no such loss of one logit
+    return training_loss(loss, out, y)  # torch has no such loss of one logit
 
 
 def _tokens(ignored: int, smoothing: float, shift: bool, out: Tensor, y: Tensor) -> Tensor:

@@ -69,13 +69,15 @@ def _own(name: str, options: Mapping[str, Any]) -> Loss:
         return OwnLoss(partial(made, **options) if options else made)
     check_options(f"loss {name!r}", made, options, upon=0)
     loss = made(**options)
-    if not isinstance(loss, Loss):
-        raise ConfigError(
-            f"loss {name!r} is a class without the methods each, correct and label: give it these, or name a function "
-            "(out, y) -> one loss per sample",
-            name=name,
-        )
-    return loss
+    if isinstance(loss, Loss):
+        return loss
+    if callable(loss):
+        return OwnLoss(loss)
+    raise ConfigError(
+        f"loss {name!r} is a class without the methods each, correct and label: give it these or __call__(out, y), or name "
+        "a function (out, y) -> one loss, or one per sample",
+        name=name,
+    )
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ def fitted(
     whose labels nothing is known classifies. ModelError, with the losses that fit, where there are several or none.
     """
     if loss is not None:
-        return loss.reading(labels) if isinstance(loss, OwnLoss) and labels is not None else loss
+        return loss.reading(labels, out) if isinstance(loss, OwnLoss) else loss
     if labels is None and len(out.shape) == 1:
         return CROSS_ENTROPY
     names = fitting(out, labels, sample)

@@ -1,8 +1,9 @@
 """What a loss is: one value per sample, what a label looks like, and which numbers tell people how good a model is.
 
-A loss is one value per sample, so that a batch can be averaged in training and masked in evaluation. It also decides
-the label port of every program: its shape, its dtype and which labels are valid. What only some losses have are
-protocols of their own: :class:`Weighted`, :class:`OfBatch`, :class:`OfClasses`, :class:`OfRounds`, :class:`Measured`.
+A loss is one value per sample, so that a batch can be averaged in training and masked in evaluation; one that reduces a
+batch itself is :class:`WholeBatch`. It also decides the label port of every program: its shape, its dtype and which labels
+are valid. What only some losses have are protocols of their own: :class:`Weighted`, :class:`OfBatch`, :class:`OfClasses`,
+:class:`OfRounds`, :class:`Measured`.
 """
 
 from __future__ import annotations
@@ -40,6 +41,19 @@ class Weighted(Protocol):
 
     def weight(self, y: Tensor) -> Tensor | None:
         """How much each sample weighs in the mean of its batch, (B,), 0 or more; None: all the same."""
+        ...
+
+
+@runtime_checkable
+class WholeBatch(Protocol):
+    """Loss with a training value of its own for a whole batch, beside the values of single samples for evaluation."""
+
+    def batch_loss(self, out: Tensor, y: Tensor) -> Tensor:
+        """Return the value that training minimises, ()."""
+        ...
+
+    def is_separable(self, out: TensorSpec) -> bool:
+        """Return True if that value is the mean of :meth:`Loss.each` for outputs of one sample ``out``."""
         ...
 
 
@@ -105,6 +119,30 @@ def batch_mean(loss: Loss, values: Tensor, y: Tensor) -> Tensor:
     if weight is None:
         return values.mean()
     return (values * weight).sum() / weight.sum().clamp_min(1.0)
+
+
+def training_loss(loss: Loss, out: Tensor, y: Tensor) -> Tensor:
+    """Return the value () that training minimises on a batch."""
+    if isinstance(loss, WholeBatch):
+        return loss.batch_loss(out, y)
+    return batch_mean(loss, loss.each(out, y), y)
+
+
+def is_separable(loss: Loss, out: TensorSpec) -> bool:
+    """Return True if the training value is a mean of values per sample, so that single rows can be left out."""
+    return not isinstance(loss, WholeBatch) or loss.is_separable(out)
+
+
+def check_separable(loss: Loss, out: TensorSpec, what: str) -> None:
+    """Raise ModelError if ``what`` needs a loss per sample and ``loss`` has but one of a whole batch."""
+    if not is_separable(loss, out):
+        name = getattr(loss, "name", type(loss).__name__)
+        raise ModelError(
+            f"{what} needs the loss of each sample, and the loss {name!r} reduces a batch itself: expected one value per "
+            'sample, (B,), that no other sample changes; return it (reduction="none" in torch), take a loss of edgefl '
+            "(`edgefl ls losses`), or another program, such as sgd",
+            loss=name,
+        )
 
 
 def among(loss: Loss, mask: Tensor) -> Loss:

@@ -17,8 +17,8 @@ class ModelLoss:
 
     ``labels`` is what forward calls them, ``key`` what it calls the loss: a key or an attribute of what it returns. When
     the module is cut, the loss is lifted out of its graph and becomes an
-    :class:`~edgefl.models.losses.own.OwnLoss`, whose limits it has: it is made of the output and the labels alone, and a
-    sample has no part in the loss of another. Data tell what a label is; none may be left out (``ignore_index``).
+    :class:`~edgefl.models.losses.own.OwnLoss`: it is computed from the output and the labels alone, the same way in training
+    and in inference. The data define a label; labels to ignore must be those that the model ignores, often -100.
     """
 
     labels: str = "labels"
@@ -34,17 +34,11 @@ class ModelLoss:
         raise self._refusal()
 
     def read(self, label: TensorSpec | None) -> TensorSpec:
-        """One label of the data, as forward is given it; ModelError where nobody says, or some of them do not count."""
+        """Return one label of the data, as forward is given it; ModelError if it is unknown."""
         if label is None:
             raise ModelError(
                 "the loss `model` does not say what labels it reads: give `data`, or the TensorSpec of one sample's label "
                 "as `labels` of edgefl.split"
-            )
-        if label.ignored is not None:
-            raise ModelError(
-                f"the loss `model` cannot leave out labels of {label.ignored}, because the mean that the model returns "
-                "does not say how much a sample weighs: take cross_entropy, sequence_cross_entropy or causal_lm",
-                ignored=label.ignored,
             )
         return label
 

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
-from edgefl.models.losses.loss import Loss, among, sample_weights
+from edgefl.models.losses.loss import Loss, among, check_separable, sample_weights
+from edgefl.models.spec import output_spec
 from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
 from edgefl.objective.parts import SCALAR, dtype_of, step_ports
@@ -23,7 +24,10 @@ def accumulate(objective: Objective, batch: int) -> Function:
 
     Weights and moving statistics stay as they are. It is a pass of training: batch norm normalizes by the batch, the rows
     that fill up the last one included, so that with it the result depends on how the samples fall into batches.
+    ModelError for a loss that reduces a batch itself, because rows that fill one up would count.
     """
+    out = output_spec(objective.suffix, objective.boundary)
+    check_separable(objective.loss, out, "the gradient of all local samples (mimeadam, mimelite)")
 
     def fn(tensors: Tensors) -> Tensors:
         mask = tensors["batch.0.mask"]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from edgefl.contract.tensors import Tensors, TensorSpec
+from edgefl.models.losses.loss import training_loss
 from edgefl.models.spec import ModelSpec, skeleton
 from edgefl.submodels.importance.guards import Guards, scales
 from edgefl.submodels.importance.maskable import maskable
@@ -180,7 +181,7 @@ def _moves(
 ) -> bool:
     """Whether the loss has a gradient at a kept entry of one of the tensors ``below``."""
     leaves = {name: tensors[name].detach().requires_grad_() for name in below}
-    loss = spec.loss.each(_logits(module, tensors | leaves, x), y).mean()
+    loss = training_loss(spec.loss, _logits(module, tensors | leaves, x), y)
     if not loss.requires_grad:
         return False
     grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)

@@ -121,9 +121,18 @@ def test_it_is_named_in_a_call_and_needs_to_know_the_labels() -> None:
             r"more than its output",
         ),
         (
-            Reader(lambda logits, y, net: logits.std(dim=0).mean()),
+            Reader(lambda logits, y, net: _next_word(logits, y, net) + (0.1 if net.training else 0.0)),
             TAKEN,
-            "depends on the others of its batch",
+            r"by aten.add.Tensor.*0.1.* in training and by .*0.0.* in inference.*write the loss of training as a function",
+        ),
+        (
+            Reader(
+                lambda logits, y, net: F.cross_entropy(
+                    logits.flatten(0, 1), y.flatten(), label_smoothing=0.1 if net.training else 0.0
+                )
+            ),
+            TAKEN,
+            "expected the same loss in both",
         ),
         (Reader(), ModelLoss(labels="targets"), r"no tensor 'loss'; it returns dict with cost"),
         (Reader(), ModelLoss(), r"unexpected keyword argument 'labels'"),
@@ -134,8 +143,45 @@ def test_a_loss_that_cannot_be_taken_is_refused(module: nn.Module, loss: ModelLo
         split(module, sample=WORDS, classes=CLASSES, loss=loss, labels=WORDS)
 
 
-def test_labels_that_do_not_count_and_models_of_units_are_refused() -> None:
-    with pytest.raises(ModelError, match="cannot leave out labels of 0"):
-        ModelLoss().read(TensorSpec((TOKENS,), torch.int64, CLASSES, ignored=0))
+def _of_two(logits: Tensor, labels: Tensor, net: Reader) -> Tensor:
+    """Tokens weigh unequally, and samples have a part in each other's loss."""
+    return _next_word(logits, labels, net) + logits.std(dim=0).mean()
+
+
+@pytest.mark.parametrize("loss", [_next_word, _of_two])
+def test_labels_that_the_model_ignores_count_for_nothing(
+    loss: Callable[[Tensor, Tensor, Reader], Tensor],
+) -> None:
+    module = Reader(loss)
+    module.drop.p = 0.0
+    labels = TensorSpec((TOKENS,), torch.int64, CLASSES, ignored=-100)
+    spec = split(module, sample=WORDS, classes=CLASSES, loss=TAKEN, labels=labels)
+    x, y = _batch()
+    y[0, 2:], y[1], y[2, 1] = -100, -100, -100
+    expected = module(x, targets=y)["cost"]
+    expected.backward()
+
+    found = gradient(Objective.of(OutputSide(spec, 0)), spec.weights, {"batch.0.x": x, "batch.0.y": y})
+
+    assert spec.label.ignored == -100
+    torch.testing.assert_close(found[0], expected)
+    for own, parameter in module.named_parameters():
+        torch.testing.assert_close(found[2][spec.global_names[own]], parameter.grad)
+
+
+def test_the_modes_of_the_module_are_left_as_they_were() -> None:
+    module = Reader().train()
+    module.inner.eval()
+    _spec(module)
+    assert module.training and module.drop.training and not module.inner.training
+
+
+def test_labels_that_the_model_does_not_ignore_and_models_of_units_are_refused() -> None:
+    for ignored in (0, -7):
+        labels = TensorSpec((TOKENS,), torch.int64, CLASSES, ignored=ignored)
+        with pytest.raises(
+            ModelError, match=f"loss of Reader counts labels of {ignored}, and the data say to ignore"
+        ):
+            split(Reader(), sample=WORDS, classes=CLASSES, loss=TAKEN, labels=labels)
     with pytest.raises(ModelError, match="this model is made of units already"):
         model_spec(mlp(), loss=ModelLoss())
