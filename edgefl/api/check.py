@@ -13,11 +13,11 @@ from zipfile import BadZipFile
 import numpy as np
 from torch import nn
 
-from edgefl.api.as_it_came import AsItCame, as_it_came
 from edgefl.api.choices import SGD, LossLike, loss_of
 from edgefl.api.compile import Target, compile
 from edgefl.api.device import train_round
 from edgefl.api.model import DataSource, Model, Sample, dataset, model_spec
+from edgefl.comparison.torch_side import torch_step_ms
 from edgefl.data.dataset import Dataset, OtherInput
 from edgefl.models.spec import ModelSpec
 from edgefl.wire.errors import ConfigError, EdgeflError, ExportError, ModelError
@@ -43,7 +43,8 @@ class EngineVerdict:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What :func:`check` found of ``model``. ``problem``: why it cannot be built or cut, empty if it can; then there are its
+    """What :func:`check` found of ``model``. ``problem``: why it cannot be built, cut or trained as torch trains
+    it, empty if it can; then there are its
     ``units`` and ``parameters`` (their number), the ``inputs`` that it reads, the ``loss`` by name, and an
     :class:`EngineVerdict` for each of the ``engines``. Of an ``nn.Module`` also ``torch_ms``, the median step of torch's own
     training of it on one thread; 0 of other models."""
@@ -126,12 +127,9 @@ def check(
             loss=loss_of(loss),
             output=output,
         )
-        beside = AsItCame()
-        if isinstance(model, nn.Module):
-            progress("training by torch")
-            first = next(iter(sample)) if isinstance(sample, Mapping) else "x"
-            beside = as_it_came(model, spec, first, batch, seed)
-    except ModelError as error:
+        progress("training by torch")
+        torch_ms = torch_step_ms(spec, batch, seed) if isinstance(model, nn.Module) else 0.0
+    except (ModelError, ExportError) as error:
         return Verdict(_name(model), problem=error.message)
     installed: list[Target] = ["onnx", "executorch"] if find_spec("executorch") else ["onnx"]
     verdict = Verdict(
@@ -140,7 +138,7 @@ def check(
         parameters=sum(each.numel() for each in spec.module.parameters()),
         inputs=("x", *spec.others),
         loss=type(spec.loss).__name__,
-        torch_ms=beside.step_ms,
+        torch_ms=torch_ms,
     )
     for engine in engines or installed:
         verdict = replace(verdict, engines=(*verdict.engines, _on(engine, spec, batch, seed, progress)))

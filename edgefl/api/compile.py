@@ -9,6 +9,7 @@ from edgefl.api.bundle import Bundle
 from edgefl.api.choices import SGD, Dense, LossLike, OutputSide, codec_choice, loss_of
 from edgefl.api.model import DataSource, Model, Sample, dataset, model_spec, sample_spec
 from edgefl.codecs import catalog as codecs
+from edgefl.comparison.compare import compared
 from edgefl.config.choices import Activations
 from edgefl.contract.choice import CodecChoice, OptimizerChoice, ProgramChoice, SubmodelChoice, chosen
 from edgefl.contract.program import Program
@@ -133,7 +134,7 @@ def compile(
         return submodels.build(model, submodel.name, **submodel.options)
 
     cut = cut_of(spec)
-    shorter = {length: trained(cut_of(spec.shortened(length))) for length in lengths}
+    shorter = {length: trained(cut_of(compared(spec.shortened(length)))) for length in lengths}
     training = stored(with_shorter(trained(cut), shorter), activations)
     made = Tier(checked_name("tier", tier), cut, training)
     which = made.exchange(exchange)

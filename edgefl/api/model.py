@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from edgefl.api.federation import data_table
+from edgefl.comparison.compare import compared
 from edgefl.config import DataTable, Federation, parse
 from edgefl.contract.tensors import TensorSpec
 from edgefl.data.dataset import Dataset
@@ -61,7 +62,8 @@ def model_spec(
     ``data`` tells the shape of a sample and the number of classes; without it ``sample`` and ``classes`` do, and a model
     that edgefl brings has its own. ``options`` go to the model's factory. ``loss``: what it is trained on; None: its own, or
     the one that fits. ``output``: which of the things that it returns is its output. ConfigError, naming the argument, for
-    one that is missing; ModelError for a model that cannot be built or cut.
+    one that is missing; ModelError for a model that cannot be built or cut, or
+    would not be trained as torch trains it (:func:`edgefl.comparison.compare.compared`).
     """
     seed = checked_seed(seed)
     given = {"sample": sample, "classes": classes, "options": options or None, "output": output}
@@ -91,7 +93,7 @@ def model_spec(
         )
     if data is not None:
         check_fits(spec, spec.name, data)
-    return spec
+    return compared(spec, data, seed)
 
 
 def sample_spec(spec: ModelSpec, data: Dataset | None) -> DataSpec:

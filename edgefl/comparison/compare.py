@@ -222,12 +222,11 @@ def _differences(
     largest = max(
         (float(each.abs().max()) for each in by_torch.gradients.values() if each.numel()), default=0.0
     )
-    for one, other in zip(by_torch.losses, by_graph.losses, strict=True):
-        allowed = max(TOLERANCE * abs(one) + 1e-6, FACTOR * strayed.get("loss", 0.0))
-        if not abs(one - other) <= allowed:
-            found.append(
-                Difference("loss", abs(one - other) / max(abs(one), 1e-30), allowed / max(abs(one), 1e-30))
-            )
+    for mine, its in zip(by_torch.losses, by_graph.losses, strict=True):
+        unit = max(abs(mine), 1e-30)
+        allowed = max(TOLERANCE * unit + 1e-6, FACTOR * strayed.get("loss", 0.0))
+        if not abs(mine - its) <= allowed:
+            found.append(Difference("loss", abs(mine - its) / unit, allowed / unit))
             break
     initial = spec.weights
     for name, ours in spec.global_names.items():

@@ -157,7 +157,7 @@ def _comparable(values: Mapping[Any, Any]) -> dict[Any, object]:
     return {
         key: _frozen(value)
         for key, value in values.items()
-        if not (isinstance(key, str) and key.startswith(("edgefl_", "_flat_weight")))
+        if key != "training" and not (isinstance(key, str) and key.startswith(("edgefl_", "_flat_weight")))
     }
 
 

@@ -51,11 +51,11 @@ def diagnosed(
     reason = _reason(source.module, path, step, by_torch, conduct, where)
     part = source.module.get_submodule(path) if path else source.module
     begins = f"submodule {path!r} ({type(part).__name__})" if path else type(part).__name__
-    told = "the loss" if tensor == "loss" else f"{tensor!r}"
+    told, unit = ("the loss", "its value") if tensor == "loss" else (f"{tensor!r}", "its largest update")
     likely = f"; likely reason: {_NAMES[reason]}" if reason else ""
     return ModelError(
         f"{type(source.module).__name__} would not be trained as torch trains it: after three steps {told} differs by "
-        f"{size:.1%} of its largest update (allowed {allowed:.1%}). The difference begins in {where} of {begins}{likely}. "
+        f"{size:.1%} of {unit} (allowed {allowed:.1%}). The difference begins in {where} of {begins}{likely}. "
         f"Instead, {_REMEDIES[reason]}",
         tensor=tensor,
         size=size,

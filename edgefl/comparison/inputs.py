@@ -28,7 +28,10 @@ _REGRESSION = (SquaredError, AbsoluteError, Huber, Quantile)
 class Samples(Protocol):
     """The user's training data."""
 
-    train_y: Array
+    @property
+    def train_y(self) -> Array:
+        """Labels, (n, ...)."""
+        ...
 
     def train_batch(self, rows: Array) -> Mapping[str, Array]:
         """Return these rows of all inputs and labels by name, as the model reads them."""
@@ -77,21 +80,20 @@ def _input(
 ) -> Tensor:
     shape = (rows, *spec.shape)
     if spec.dtype.is_complex:
-        return torch.randn(shape, generator=generator, dtype=spec.dtype)
-    if spec.dtype.is_floating_point:
-        return _floats(shape, generator, attempt).to(spec.dtype)
-    if spec.dtype is torch.bool:
-        return torch.rand(shape, generator=generator) < 0.5
-    if spec.below is not None:
-        return _padded(_below(shape, spec.below, generator)).to(spec.dtype)
-    if "len" in name and not spec.shape:
-        longest = first.shape[0] if first.shape else 1
-        return torch.randint(1, longest + 1, shape, generator=generator, dtype=spec.dtype)
-    if "mask" in name or attempt:
-        ones = _padded(torch.ones(shape, dtype=spec.dtype))
-        return ones if "mask" in name else torch.randint(0, 2, shape, generator=generator).to(spec.dtype)
-    chosen = torch.randint(0, len(_NUMBERS), shape, generator=generator)
-    return torch.tensor(_NUMBERS)[chosen].to(spec.dtype)
+        made = torch.randn(shape, generator=generator, dtype=spec.dtype)
+    elif spec.dtype.is_floating_point:
+        made = _floats(shape, generator, attempt)
+    elif spec.below is not None:
+        made = _padded(_below(shape, spec.below, generator))
+    elif "len" in name and not spec.shape:
+        made = torch.randint(1, (first.shape or (1,))[0] + 1, shape, generator=generator)
+    elif "mask" in name:
+        made = _padded(torch.ones(shape))
+    elif attempt or spec.dtype is torch.bool:
+        made = torch.randint(0, 2, shape, generator=generator)
+    else:
+        made = torch.tensor(_NUMBERS)[torch.randint(0, len(_NUMBERS), shape, generator=generator)]
+    return made.to(spec.dtype)
 
 
 def _floats(shape: Sequence[int], generator: torch.Generator, attempt: int) -> Tensor:

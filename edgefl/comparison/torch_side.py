@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from edgefl.comparison.draws import Drawing, Stream
+from edgefl.comparison.inputs import batches
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.models.caches import forgotten
 from edgefl.models.draws.steering import without_masking
@@ -23,8 +26,10 @@ from edgefl.models.losses.as_torch import loss_as_torch
 from edgefl.models.losses.loss import Loss
 from edgefl.models.modes import enter_training, keeping_modes
 from edgefl.models.source import Source
+from edgefl.models.spec import ModelSpec
 
 MAX_RATE, RELATIVE_STEP = 0.1, 0.02
+_WARM_UP, _TIMED = 2, 5
 
 
 @dataclass
@@ -96,6 +101,35 @@ def train(
             for name, each in (*module.named_parameters(), *module.named_buffers())
         }
     return trained
+
+
+def torch_step_ms(spec: ModelSpec, batch: int, seed: int) -> float:
+    """Return the median time of a training step of the user's module by torch on one thread, in milliseconds.
+
+    Args:
+        spec: the model that was cut from the module.
+        batch: samples of a step, random ones.
+        seed: of the samples.
+    """
+    source = spec.source
+    if source is None:
+        return 0.0
+    (samples,) = batches(spec, batch, 1, seed, attempt=1)
+    threads, times = torch.get_num_threads(), []
+    torch.set_num_threads(1)
+    try:
+        with restored(source.module):
+            enter_training(source.module)
+            optimizer = torch.optim.SGD([p for p in source.module.parameters() if p.requires_grad], lr=1e-6)
+            for _ in range(_WARM_UP + _TIMED):
+                start = time.perf_counter()
+                optimizer.zero_grad(set_to_none=True)
+                _loss(source, spec.loss, samples).backward()
+                optimizer.step()
+                times.append(1e3 * (time.perf_counter() - start))
+    finally:
+        torch.set_num_threads(threads)
+    return median(times[_WARM_UP:])
 
 
 def _loss(source: Source, loss: Loss, batch: Mapping[str, Tensor]) -> Tensor:

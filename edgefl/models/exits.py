@@ -157,7 +157,9 @@ def with_exits(
             units.append((f"{name}{SUFFIX}", made.get_submodule(f"{name}{SUFFIX}").train(unit.training)))
     attributes: dict[str, Any] = {entry.name: getattr(spec, entry.name) for entry in fields(spec)}
     loss = ExitLoss(spec.loss, len(out.shape) + 1, kd_weight)
-    return ExitSpec(**attributes | {"module": branched(units).train(spec.module.training), "loss": loss})
+    return ExitSpec(
+        **attributes | {"module": branched(units).train(spec.module.training), "loss": loss, "source": None}
+    )
 
 
 def early_exits(

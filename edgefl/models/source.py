@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,9 +14,6 @@ from edgefl.models.graph.output import Output
 from edgefl.models.losses.loss import Loss
 from edgefl.models.losses.returned import ModelLoss
 from edgefl.wire.errors import ModelError
-
-if TYPE_CHECKING:
-    from edgefl.models.spec import ModelSpec
 
 Cuts = tuple[str, ...] | str | None
 
@@ -76,12 +73,12 @@ class Source:
     Attributes:
         module: the object that the user gave, or its copy with shapes if it has lazy layers.
         request: how it was cut.
-        cut: cuts a module in the way of a request.
+        cut: cuts a module in the way of a request into a :class:`edgefl.models.spec.ModelSpec`, which refers to this class.
     """
 
     module: nn.Module
     request: Request
-    cut: Callable[[nn.Module, Request], ModelSpec]
+    cut: Callable[[nn.Module, Request], Any]
 
     @property
     def returned_loss(self) -> ModelLoss | None:

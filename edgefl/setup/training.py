@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from edgefl.codecs import catalog as codecs
+from edgefl.comparison.compare import compared
 from edgefl.config import Federation, TierTable
 from edgefl.contract.program import Program
 from edgefl.models.spec import ModelSpec
@@ -51,7 +52,7 @@ def tier_of(federation: Federation, spec: ModelSpec, name: str) -> Tier:
     table = tier_tables(federation)[name]
     submodel = submodel_of(spec, name, table)
     shorter = {
-        length: program_of(federation, submodel_of(spec.shortened(length), name, table))
+        length: program_of(federation, submodel_of(compared(spec.shortened(length)), name, table))
         for length in federation.data.lengths
     }
     program = with_shorter(program_of(federation, submodel), shorter)

@@ -123,12 +123,12 @@ def _stand_in(value: Any) -> Any:
             value if value.__name__ in _OTHER else _drawing(value, value.__name__)
         )
     parts = _parts(value)
-    replaced = [*map(_stand_in, parts)]
+    replaced: list[Any] = [*map(_stand_in, parts)]
     if all(a is b for a, b in zip(replaced, parts, strict=True)):
         return _FUNCTIONS.get(id(value), value)
     if kind is partial:
-        return partial(*replaced, **value.keywords)
-    return tuple(replaced) if kind is tuple else staticmethod(*replaced)
+        return partial(replaced[0], *replaced[1:], **value.keywords)
+    return tuple(replaced) if kind is tuple else staticmethod(replaced[0])
 
 
 def _parts(value: Any) -> tuple[Any, ...]:

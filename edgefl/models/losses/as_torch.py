@@ -21,26 +21,27 @@ _IGNORE_NOTHING = -100
 
 def loss_as_torch(loss: Loss) -> Callable[[Tensor, Tensor], Tensor]:
     """Return the mean loss of a batch by ``torch.nn.functional``; a loss that has no form there is called as it is."""
+    made: Callable[[Tensor, Tensor], Tensor] = partial(training_loss, loss)
     match loss:
         case CrossEntropy(label_smoothing=smoothing, ignore_index=ignored):
-            return partial(_cross_entropy, loss, _index(ignored), smoothing)
+            made = partial(_cross_entropy, loss, _index(ignored), smoothing)
         case (
             SequenceCrossEntropy(ignore_index=ignored, label_smoothing=smoothing)
             | CausalLM(ignore_index=ignored, label_smoothing=smoothing)
         ):
             shift = isinstance(loss, CausalLM) and loss.shift
-            return partial(_tokens, _index(ignored), smoothing, shift)
+            made = partial(_tokens, _index(ignored), smoothing, shift)
         case BinaryCrossEntropy():
-            return F.binary_cross_entropy_with_logits
+            made = F.binary_cross_entropy_with_logits
         case SquaredError():
-            return F.mse_loss
+            made = F.mse_loss
         case AbsoluteError():
-            return F.l1_loss
+            made = F.l1_loss
         case Huber(delta=delta):
-            return lambda out, y: F.huber_loss(out, y, delta=delta)
+            made = partial(F.huber_loss, delta=delta)
         case CTC(blank=blank):
-            return lambda out, y: _ctc(out, y, blank)
-    return partial(training_loss, loss)
+            made = partial(_ctc, blank)
+    return made
 
 
 def _index(ignored: int | None) -> int:
@@ -62,7 +63,7 @@ def _tokens(ignored: int, smoothing: float, shift: bool, out: Tensor, y: Tensor)
     )
 
 
-def _ctc(out: Tensor, y: Tensor, blank: int) -> Tensor:
+def _ctc(blank: int, out: Tensor, y: Tensor) -> Tensor:
     times = torch.full((len(out),), out.shape[1])
     lengths = (y != blank).sum(dim=1)
     return F.ctc_loss(out.log_softmax(-1).transpose(0, 1), y, times, lengths, blank=blank, zero_infinity=True)
