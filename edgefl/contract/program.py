@@ -28,7 +28,6 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 import torch
-from torch import Tensor
 
 from edgefl.config.choices import Activations
 from edgefl.contract import examples

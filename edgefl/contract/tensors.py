@@ -27,7 +27,7 @@ class TensorSpec:
     # Of labels that count for nothing: any whole number, such as -100.
     ignored: int | None = None
     # The model's own tensor, shared and not copied: verification draws near it. No part of what the port is.
-    values: Tensor | None = field(default=None, repr=False, compare=False)
+    values: Tensor | None = field(default=None, repr=False, compare=False, kw_only=True)
 
     @classmethod
     def of(cls, tensor: Tensor) -> TensorSpec:
