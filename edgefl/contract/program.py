@@ -28,9 +28,9 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 import torch
-from torch import Tensor
 
 from edgefl.config.choices import Activations
+from edgefl.contract import examples
 from edgefl.contract.schedule import Schedule, constant
 from edgefl.contract.server import MEAN, ServerOpt
 from edgefl.contract.tensors import Tensors, TensorSpec
@@ -39,11 +39,6 @@ from edgefl.wire.update.form import DENSE, Form
 
 INPUT_ROLES = frozenset({"weights", "state", "carry", "batch", "data", "noise", "hyper"})
 OUTPUT_ROLES = frozenset({"state", "carry", "update", "metric", "record", "weights"})
-
-_WEIGHTS = ("weights.", "state.weights.")
-"""What the names of a model's weights begin with in a function's inputs."""
-_IGNORED = 0.2
-"""Share of the random labels that are ignored, where there are such."""
 
 
 @dataclass(frozen=True)
@@ -69,34 +64,33 @@ class Function:
         return self.fn(tensors)
 
     def example(self, seed: int) -> Tensors:
-        """Random inputs that satisfy the ports: normal floats, whole numbers in their range (a few of them labels that are
-        ignored, where there are such), noise in [0, 1).
+        """Return random inputs that satisfy the ports.
 
-        Running variances must be positive, so names that end in ``running_var`` are drawn from [0.5, 1.5). Weights of one
-        dimension are those of norms, and lie around 1: around 0 each norm would make what it reads a tenth, and in a deep
-        model nothing but rounding would arrive.
+        Floats are normal, whole numbers lie in their range (a few labels are ignored ones, if the loss ignores any), noise
+        lies in [0, 1). Weights come from the model: buffers as they are, parameters near their values
+        (:mod:`edgefl.contract.examples`). Weights without known values are drawn: running variances from [0.5, 1.5), and
+        weights of one dimension around 1, because they scale what a norm returns.
         """
         generator = torch.Generator().manual_seed(seed)
-        return {name: _example(name, spec, generator, self.label_range) for name, spec in self.inputs.items()}
+        return {
+            name: examples.usual(name, spec, generator, self.label_range)
+            for name, spec in self.inputs.items()
+        }
 
+    def wide_example(self, seed: int) -> Tensors | None:
+        """Return :meth:`example` with samples of several magnitudes: rows of floats around 0.1, 1, 10 and 100, and whole
+        numbers of unknown range that include negative and large ones.
 
-def _example(name: str, spec: TensorSpec, generator: torch.Generator, label_range: int) -> Tensor:
-    if spec.below is not None or not spec.dtype.is_floating_point:
-        below = label_range if spec.below is None else spec.below
-        drawn = torch.randint(0, below, spec.shape, generator=generator, dtype=spec.dtype)
-        if spec.ignored is None:
-            return drawn
-        few = torch.rand(spec.shape, generator=generator) < _IGNORED
-        return torch.where(few, torch.full_like(drawn, spec.ignored), drawn)
-    uniform = name.startswith("noise.") or name.endswith("running_var")
-    if uniform:
-        shift = 0.5 if name.endswith("running_var") else 0.0
-        return torch.rand(spec.shape, generator=generator, dtype=spec.dtype) + shift
-    if name.startswith("hyper."):
-        return torch.full(spec.shape, 0.1, dtype=spec.dtype)
-    scale = 1.0 if name.startswith("batch.") else 0.1
-    around = 1.0 if len(spec.shape) == 1 and name.startswith(_WEIGHTS) and name.endswith(".weight") else 0.0
-    return around + torch.randn(spec.shape, generator=generator, dtype=spec.dtype) * scale
+        Return None if no sample can be so wide. The function may refuse a wide example, for instance because a whole
+        number is a position in a table.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        wide = {
+            name: examples.widened(spec, generator)
+            for name, spec in self.inputs.items()
+            if name.startswith("batch.") and examples.is_open(spec)
+        }
+        return self.example(seed) | wide if wide else None
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
@@ -26,11 +26,18 @@ class TensorSpec:
     below: int | None = None
     # Of labels that count for nothing: any whole number, such as -100.
     ignored: int | None = None
+    # The model's own tensor, shared and not copied: verification draws near it. No part of what the port is.
+    values: Tensor | None = field(default=None, repr=False, compare=False, kw_only=True)
 
     @classmethod
     def of(cls, tensor: Tensor) -> TensorSpec:
         """That of ``tensor``."""
         return cls(tuple(tensor.shape), tensor.dtype)
+
+    @classmethod
+    def holding(cls, tensor: Tensor) -> TensorSpec:
+        """Return the spec of ``tensor`` with its values. A tensor on the meta device has none."""
+        return cls(tuple(tensor.shape), tensor.dtype, values=None if tensor.is_meta else tensor)
 
     def zeros(self, floats: torch.dtype | None = None) -> Tensor:
         """Zeros of the port; those of floats in the dtype ``floats``, where one is given."""

@@ -71,5 +71,42 @@ def rrelu(
     return NotImplemented if training else F.leaky_relu(input, (lower + upper) / 2, inplace)
 
 
-RULES: Mapping[str, Callable[..., Any]] = {"embedding_bag": embedding_bag, "rrelu": rrelu}
+def one_hot(input: Tensor, num_classes: int = -1) -> Any:
+    """Return 1 at the class of each entry and 0 elsewhere, int64 (*, num_classes). Torch reads the largest class out of the
+    tensor to check it. Without ``num_classes`` the shape depends on values, and the call is left to torch."""
+    if num_classes <= 0:
+        return NotImplemented
+    return (input.unsqueeze(-1) == torch.arange(num_classes, device=input.device)).long()
+
+
+def cdist(
+    x1: Tensor,
+    x2: Tensor,
+    p: float = 2.0,
+    compute_mode: str | None = "use_mm_for_euclid_dist_if_necessary",
+) -> Any:
+    """Return the distances between the rows of two tensors, (*, P, R). The gradient at distance 0 is 0, as in torch."""
+    if p == 2 and compute_mode == "use_mm_for_euclid_dist":
+        return NotImplemented
+    apart = x1.unsqueeze(-2) - x2.unsqueeze(-3)
+    if p == math.inf:
+        size = apart.abs()
+        largest = size.detach().amax(-1, keepdim=True)
+        # Each of several largest entries gets the whole gradient, as in torch; amax would divide it among them.
+        return largest.squeeze(-1) + ((size - size.detach()) * (size.detach() == largest)).sum(-1)
+    if p == 2:
+        square = (apart * apart).sum(-1)
+        is_zero = square == 0
+        return torch.where(is_zero, square, torch.where(is_zero, 1.0, square).sqrt())
+    return torch.linalg.vector_norm(apart, p, dim=-1)
+
+
+RULES: Mapping[str, Callable[..., Any]] = {
+    "embedding_bag": embedding_bag,
+    "one_hot": one_hot,
+    "rrelu": rrelu,
+}
 """By the name of a function in ``torch.nn.functional``."""
+
+TORCH_RULES: Mapping[str, Callable[..., Any]] = {"cdist": cdist}
+"""By the name of a function in ``torch``."""

@@ -143,7 +143,8 @@ class Objective:
     @cached_property
     def weights(self) -> Mapping[str, TensorSpec]:
         """Every state tensor of the suffix, moving statistics included, in state order."""
-        return {name: TensorSpec.of(tensor) for name, tensor in self.suffix.state_dict().items()}
+        state = self.suffix.state_dict(keep_vars=True)
+        return {name: TensorSpec.holding(tensor) for name, tensor in state.items()}
 
     @cached_property
     def trainable(self) -> tuple[str, ...]:

@@ -13,7 +13,8 @@ from torch.utils import _pytree as pytree
 from edgefl.contract.program import Function
 from edgefl.models.user_code import innermost
 from edgefl.wire.errors import ExportError
-from exporters.capture.locate import is_compiler, locate
+from exporters.capture.instead import DECOMPOSITION, FORMLESS, name_of
+from exporters.capture.locate import is_compiler, locate, refusal
 from exporters.capture.nodes import schema_arguments
 
 # A tensor found in the closure of a function is a constant only while it is clearly no weight.
@@ -30,7 +31,8 @@ _ADDS = frozenset(
 
 
 def check_ops(function: Function, joint: fx.GraphModule) -> None:
-    """Refuse random draws, and results whose shape depends on values: the trace holds those of the example."""
+    """Refuse random draws, ops without a form for any engine, and results whose shape depends on values: the trace holds
+    those of the example."""
     for node in joint.graph.nodes:
         if node.op != "call_function":
             continue
@@ -40,6 +42,14 @@ def check_ops(function: Function, joint: fx.GraphModule) -> None:
                 function,
                 node,
                 "draws random numbers; make them of torch.rand, or in a program an input (role noise)",
+            )
+        if remedy := FORMLESS.get(name_of(node.target)):
+            place = locate(function, str(node.target))
+            raise refusal(
+                function,
+                place.op or str(node.target),
+                place,
+                f"has no form for any engine ({place}). {remedy}",
             )
         if _has_shape_of_values(node, tags):
             raise _refused(
@@ -178,6 +188,10 @@ def untraceable(function: Function, error: Exception) -> ExportError:
         remedy = (
             "a graph computes with tensors only; use torch.where, or make the value an input (role hyper)"
         )
+    elif isinstance(error, torch.linalg.LinAlgError):  # type: ignore[attr-defined]
+        name, place = _decomposition(function, error)
+        text = f"op {name} has no form for any engine"
+        remedy = FORMLESS.get(name, DECOMPOSITION)
     else:
         place = _line(error)
         text = f"{type(error).__name__}: {text}"
@@ -187,6 +201,16 @@ def untraceable(function: Function, error: Exception) -> ExportError:
         function=function.name,
         place=place,
     )
+
+
+def _decomposition(function: Function, error: Exception) -> tuple[str, str]:
+    """Return the op that takes a matrix apart, and its place. The matrix of the trace is singular, and its op is not in
+    the graph then."""
+    for name in (each for each in FORMLESS if "linalg" in each):
+        found = locate(function, f"aten.{name}.default")
+        if name_of(found.op) == name:
+            return name, str(found)
+    return "linalg", _line(error)
 
 
 def _line(error: Exception) -> str:

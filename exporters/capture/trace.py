@@ -124,7 +124,16 @@ def joint_graph(function: Function) -> Joint:
 
     ExportError as :func:`capture`.
     """
-    example = {name: _anything(spec) for name, spec in function.inputs.items()}
+    try:
+        return _joint_graph(function, 0)
+    except ExportError as error:
+        if "ZeroDivisionError" not in str(error.__cause__):
+            raise
+    return _joint_graph(function, 1)  # the function divides by a whole number that it reads
+
+
+def _joint_graph(function: Function, whole: int) -> Joint:
+    example = {name: _anything(spec, whole) for name, spec in function.inputs.items()}
     outputs: dict[str, TensorSpec] = {}
 
     def flat(*arguments: Tensor) -> tuple[Tensor, ...]:
@@ -138,9 +147,9 @@ def joint_graph(function: Function) -> Joint:
     return Joint(module, outputs)
 
 
-def _anything(spec: TensorSpec) -> Tensor:
-    """Whole numbers that are positions of anything, and others that may stand below a line or under a root."""
-    return torch.full(spec.shape, _FLOAT if spec.dtype.is_floating_point else 0, dtype=spec.dtype)
+def _anything(spec: TensorSpec, whole: int) -> Tensor:
+    """Return equal numbers. Floats may be divisors or radicands; ``whole`` 0 is a position of anything."""
+    return torch.full(spec.shape, _FLOAT if spec.dtype.is_floating_point else whole, dtype=spec.dtype)
 
 
 def exported_program(captured: Captured) -> ExportedProgram:

@@ -11,6 +11,7 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from edgefl.wire.errors import ExportError
+from exporters.capture.instead import instead_of
 from exporters.capture.locate import locate, locate_type, refusal
 from exporters.capture.trace import Captured
 from exporters.ordering import AFTER
@@ -67,8 +68,11 @@ def unsupported(captured: Captured, error: BaseException) -> ExportError:
         captured.function,
         place.op or match[1],
         place,
-        f"has no ONNX form ({place}). Use other ops there, or add a rule that rewrites it to core ops in "
-        "exporters/decompositions",
+        f"has no ONNX form ({place}). "
+        + instead_of(
+            match[1],
+            "Use other ops there, or add a rule that rewrites it to core ops in exporters/decompositions",
+        ),
     )
 
 
@@ -89,8 +93,8 @@ def _complex_refused(captured: Captured, node: fx.Node) -> ExportError:
         captured.function,
         place.op or str(node.target),
         place,
-        f"makes complex numbers, which have no ONNX form ({place}). Compute real and imaginary parts as tensors of "
-        "their own",
+        f"makes complex numbers, which have no ONNX form ({place}). Keep real and imaginary parts as float tensors, "
+        "weights too, and write products out: (a + bi)(c + di) = (a c - b d) + (a d + b c)i",
     )
 
 

@@ -228,6 +228,29 @@ def prod(x: Value, dims: Sequence[int] | None = None, *, output_dtype: int = 0) 
     return op.ReduceProd(x, _ints(range(len(x.shape)) if dims is None else dims), keepdims=0)
 
 
+def divide(x: Value, y: Value, rounding_mode: str | None = None) -> Value:
+    """Divide and round towards zero, which ONNX's Div of whole numbers does: torch.onnx goes through float32."""
+    quotient = op.Div(x, y)
+    return _rounded_to_zero(quotient) if x.dtype.is_floating_point() else quotient
+
+
+def _rounded_to_zero(x: Value) -> Value:
+    return op.Mul(op.Sign(x), op.Floor(op.Abs(x)))
+
+
+def log1p(x: Value) -> Value:
+    """log(1 + x), exact for small x: log(u) x / (u - 1) with u = 1 + x takes back the rounding of u."""
+    one = _scalar(x, 1.0)
+    shifted = op.Add(x, one)
+    step = op.Min(op.Sub(shifted, one), _scalar(x, _STEEPEST))  # no quotient of two infinities
+    return op.Where(op.Equal(step, _scalar(x, 0.0)), x, op.Mul(op.Log(shifted), op.Div(x, step)))
+
+
+def expm1(x: Value) -> Value:
+    """exp(x) - 1, exact for small x: tanh(x / 2) (exp(x) + 1)."""
+    return op.Mul(op.Tanh(op.Mul(x, _scalar(x, 0.5))), op.Add(op.Exp(x), _scalar(x, 1.0)))
+
+
 TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     _aten.view.default: view,
     _aten._unsafe_view.default: view,
@@ -247,6 +270,10 @@ TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     POSITIVE: positive,
     _aten.argmax.default: argmax,
     _aten.rsub.Scalar: rsub,
+    _aten.div.Tensor_mode: divide,
+    _aten.log1p.default: log1p,
+    _aten.expm1.default: expm1,
+    _aten.special_log_ndtr.default: refused,
     _aten.reflection_pad1d.default: reflection_pad,
     _aten.reflection_pad2d.default: reflection_pad,
     _aten.reflection_pad3d.default: reflection_pad,

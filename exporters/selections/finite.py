@@ -106,6 +106,8 @@ def _of_number(value: Any) -> Finiteness:
 def _of_constant(data: Tensor) -> Finiteness:
     if not data.numel():
         return Finiteness.FINITE
+    if data.is_complex():
+        return Finiteness.ANY
     return min(_of_number(data.amin().item()), _of_number(data.amax().item()))
 
 

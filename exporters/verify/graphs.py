@@ -17,6 +17,7 @@ from edgefl.wire.bundle.rows import Rows, rows_in
 from edgefl.wire.errors import ExportError
 from exporters.artifact import artifacts_in, is_page
 from exporters.onnx import REWRITTEN
+from exporters.verify import wide as wide_samples
 from exporters.verify.rounding import Array, Rounding, distance
 
 # Float32 sums in another order differ by about 1e-6 of the largest entry; a wrong formula by far more.
@@ -104,12 +105,23 @@ def compare(function: Function, run: Run, seed: int, *, quick: bool = False) -> 
 
     ``quick`` asks float64 only where float32 does not excuse the graph; errors are beside torch's float32 then.
     """
+    _compare_wide(function, run, seed)
     if quick:
         try:
             return _compared(function, run, seed, QUICK)
         except ExportError:
             pass  # float64 decides
     return _compared(function, run, seed, THOROUGH)
+
+
+def _compare_wide(function: Function, run: Run, seed: int) -> None:
+    """Raise ExportError if the graph is wrong on samples of several magnitudes (:mod:`exporters.verify.wide`)."""
+    if (wide := wide_samples.expected_of(function, seed)) is None:
+        return
+    example, yardstick = wide
+    outputs = in_order(run({name: value.numpy() for name, value in example.items()}), yardstick.plain)
+    for name, found in zip(yardstick.plain, outputs, strict=False):
+        wide_samples.judge(function, name, found, yardstick)
 
 
 def _compared(function: Function, run: Run, seed: int, care: Care) -> Verification:

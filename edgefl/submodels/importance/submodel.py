@@ -90,7 +90,8 @@ class Importance:
     def carrier(self) -> TopK | None:
         if self.gamma == 1:
             return None
-        specs = {name: TensorSpec.of(tensor) for name, tensor in self.spec.weights.items()}
+        state = self.spec.module.state_dict(keep_vars=True)
+        specs = {name: TensorSpec.holding(state[name]) for name in self.spec.weights}
         return TopK(
             maskable={name: specs[name] for name in maskable(self.spec)},
             dense={name: specs[name] for name in dense(self.spec)},

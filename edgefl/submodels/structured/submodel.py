@@ -140,7 +140,8 @@ class Structured:
     def carrier(self) -> Channelwise | None:
         if not self._selected:
             return None
-        local = {name: TensorSpec.of(tensor) for name, tensor in self.suffix.state_dict().items()}
+        state = self.suffix.state_dict(keep_vars=True)
+        local = {name: TensorSpec.holding(tensor) for name, tensor in state.items()}
         channels = channels_of(self.spec)
         made = groups(
             self.spec, channels, [group.atom for group in self._trained], self._selected, self.score.source

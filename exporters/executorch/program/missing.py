@@ -10,6 +10,7 @@ from torch.utils import _pytree as pytree
 
 from edgefl.wire.bundle.formats import EXECUTORCH_DTYPES
 from edgefl.wire.errors import ExportError
+from exporters.capture.instead import instead_of
 from exporters.capture.locate import locate, locate_type, refusal
 from exporters.capture.trace import Captured
 from exporters.executorch.program.kernels import kernel_of
@@ -71,8 +72,11 @@ def _no_kernel(captured: Captured, node: fx.Node) -> ExportError:
         captured.function,
         place.op or str(node.target),
         place,
-        f"has no kernel in ExecuTorch ({place}). Use other ops there, add a rule in exporters/executorch/rules, or "
-        "export for onnx",
+        f"has no kernel in ExecuTorch ({place}). "
+        + instead_of(
+            node.target,
+            "Use other ops there, add a rule in exporters/executorch/rules, or export for onnx",
+        ),
     )
 
 
@@ -80,9 +84,15 @@ def _no_type(captured: Captured, node: fx.Node, dtype: torch.dtype) -> ExportErr
     place = locate_type(captured.function, lambda found: found is dtype)
     name = str(dtype).removeprefix("torch.")
     op = place.op or str(node.target)
+    remedy = (
+        "Keep real and imaginary parts as float tensors, weights too, and write products out: "
+        "(a + bi)(c + di) = (a c - b d) + (a d + b c)i"
+        if dtype.is_complex
+        else "Use another type there"
+    )
     return refusal(
         captured.function,
         op,
         place,
-        f"makes a {name} tensor ({place}), which ExecuTorch does not have. Use another type there",
+        f"makes a {name} tensor ({place}), which ExecuTorch does not have. {remedy}",
     )

@@ -11,8 +11,10 @@ from exporters.decompositions import core_table
 from exporters.decompositions.rule import Rules
 from exporters.executorch.rules import (
     activation,
+    division,
     indexing,
     normalization,
+    order,
     padding,
     pooling,
     recurrent,
@@ -28,8 +30,10 @@ _AS_IS = frozenset({_aten.mm.default, _aten.addmm.default})
 
 RULES: Rules = {
     **activation.RULES,
+    **division.RULES,
     **indexing.RULES,
     **normalization.RULES,
+    **order.RULES,
     **padding.RULES,
     **pooling.RULES,
     **recurrent.RULES,

@@ -4,7 +4,7 @@ node, and the node; it returns what replaces the node, or None to leave it."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import fx
@@ -25,15 +25,6 @@ def _sum(graph: fx.Graph, node: fx.Node) -> fx.Node:
     return call(graph, _aten.sum.dim_IntList, node.args[0], [], False, **node.kwargs)
 
 
-def _sort(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
-    """The best entries of all, in order; which of two equal ones is first is nobody's to say."""
-    arguments = cast(tuple[Any, ...], node.args)
-    x, dim, descending = arguments + (None, -1, False)[len(arguments) :]
-    size = x.meta["val"].shape[dim] if x.meta["val"].dim() else 0
-    return call(graph, _aten.topk.default, x, size, dim, descending, True) if size else None
-
-
 FORMS: dict[Any, Form] = {
-    _aten.sort.default: _sort,
     _aten.sum.default: _sum,
 }

@@ -86,7 +86,7 @@ def bessel(x: Tensor) -> Tensor:
 
 
 def middle(x: Tensor) -> Tensor:
-    return torch.median(x, 1).values  # sorted
+    return torch.nanmedian(x, 1).values  # sorted
 
 
 def custom(x: Tensor) -> Tensor:
@@ -225,7 +225,7 @@ def test_a_module_of_a_list_is_told_with_the_name_of_the_list() -> None:
     ("fn", "op", "comment"),
     [
         (spectrum, "aten._linalg_svd.default", "forward"),
-        slow(middle, "aten.median.dim", "sorted"),
+        slow(middle, "aten.nanmedian.dim", "sorted"),
         (custom, "edgefl_tests.doubled.default", "custom"),
     ],
 )
@@ -236,7 +236,7 @@ def test_an_op_of_the_forward_pass_is_told_with_its_line(fn: Callable, op: str, 
     assert error.details["module"] == "Layer"
     assert error.details["source"] == line_of(comment)
     assert op in error.message and line_of(comment) in error.message
-    assert "exporters/decompositions" in error.message
+    assert "exporters/decompositions" in error.message or "by its factors" in error.message
 
 
 def test_an_op_that_only_the_gradient_needs_is_told_with_the_line_of_the_forward_call() -> None:

@@ -95,8 +95,6 @@ ON_KERNELS: dict[str, Case] = {
     "place of the largest": (lambda x: x.argmax(1), ((3, 4),)),
     "best entries": (lambda x: x.topk(2, 1)[0], ((3, 4),)),
     "places of the best": (lambda x: x.topk(2, 1)[1], ((3, 4),)),
-    "in order": (lambda x: x.sort(dim=1)[0] * x, ((3, 4),)),
-    "the largest first": (lambda x: x.argsort(0, descending=True), ((3, 4),)),
     "chosen rows": (lambda x: x[torch.tensor([2, 0])], ((3, 4),)),
     "running sum": (lambda x: x.cumsum(1), ((3, 4),)),
     "sign": (torch.sign, ((3, 4),)),
