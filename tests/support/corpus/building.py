@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -32,7 +33,7 @@ class Collection:
                 torch.manual_seed(0)
                 return make()
 
-            name = options.pop("name", make.__name__.strip("_"))
+            name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", make.__name__).lower()
             self.cases.append(Case(name, kind, expected, seeded, sample, **options))
             return make
 
