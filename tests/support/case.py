@@ -111,8 +111,9 @@ def _labels(case: Case, generator: torch.Generator, rows: int) -> Tensor:
         return drawn(case.labels, rows, generator)
     shape = (rows, *(case.labels.shape if case.labels else ()))
     below = (case.labels.below if case.labels else None) or max(case.classes, 2)
-    # Unequal counts: the minimum of two draws prefers small classes.
-    pair = torch.randint(0, below, (2, *shape), generator=generator)
-    y = pair.amin(dim=0)
-    y.view(-1)[: min(below, y.numel())] = torch.arange(below)[: y.numel()]
+    y = torch.randint(0, below, shape, generator=generator)
+    # Every class where there is room, and one of them in half of the rows that are left.
+    flat, favourite = y.view(-1), int(torch.randint(0, below, (), generator=generator))
+    flat[:below] = torch.arange(below)[: flat.numel()]
+    flat[below : below + (max(0, flat.numel() - below) + 1) // 2] = favourite
     return y

@@ -10,6 +10,7 @@ from tests.support.corpus import (
     losses,
     modes,
     numbers,
+    reuse,
     state,
     unusual,
     wrapped,
@@ -17,7 +18,7 @@ from tests.support.corpus import (
 
 CASES: tuple[Case, ...] = tuple(
     case
-    for file in (modes, losses, state, hooks, layers, gradients, numbers, wrapped, unusual)
+    for file in (modes, losses, state, hooks, layers, reuse, gradients, numbers, wrapped, unusual)
     for case in file.CASES
 )
 

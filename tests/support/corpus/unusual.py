@@ -112,6 +112,75 @@ class TwoInputs(nn.Module):
         return self.b(torch.tanh(self.a(x)) * scale)
 
 
+@_.case("r-roots")
+class OptionalInputs(nn.Module):
+    # Further inputs with defaults that nobody gives.
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x, mask=None, *, scale=1.0, return_hidden=False):
+        h = self.a(x) * scale
+        h = h if mask is None else h * mask
+        return (self.b(h), h) if return_hidden else self.b(h)
+
+
+@_.case("r-roots", output=lambda out: out["logits"])
+class DictionaryRoot(nn.Module):
+    # Several outputs, the loss takes one.
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        h = self.a(x).relu()
+        return {"hidden": h, "logits": self.b(h)}
+
+
+@_.case("r-roots")
+def partial_forward_on_instance():
+    # The root's forward is replaced on the object.
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
+    plain = model.forward
+    model.forward = lambda x: plain(x.abs()) * 2
+    return model
+
+
+@_.case("r-roots")
+class BareParameters(nn.Module):
+    # No layer at all, parameters in a list and a dictionary.
+    def __init__(self):
+        super().__init__()
+        self.w = nn.ParameterList(nn.Parameter(torch.randn(8, n) / 3) for n in (8, 3))
+        self.b = nn.ParameterDict({"first": nn.Parameter(torch.zeros(8))})
+
+    def forward(self, x):
+        return torch.tanh(x @ self.w[0] + self.b["first"]) @ self.w[1]
+
+
+@_.case("r-ops")
+class OneHotOfBuckets(nn.Module):
+    # A loop over thresholds makes the classes.
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("edges", torch.tensor([-0.5, 0.0, 0.5]))
+        self.a = nn.Linear(32, 3)
+
+    def forward(self, x):
+        return self.a(F.one_hot(torch.bucketize(x, self.edges), 4).flatten(1).float())
+
+
+@_.case("r-ops")
+class CdistToBuffer(Net):
+    # Radial basis functions around fixed centres.
+    def __init__(self):
+        super().__init__(5)
+        self.register_buffer("centres", torch.randn(5, 8))
+
+    def between(self, h):
+        return torch.exp(-0.1 * torch.cdist(h, self.centres) ** 2)
+
+
 @_.case("r-autograd", "refused")
 class GradientPenaltyInside(Net):
     # torch.autograd.grad in forward: an energy's force.
@@ -137,6 +206,35 @@ class JacobianByFunctional(Net):
     def forward(self, x):
         slope = torch.func.vmap(torch.func.grad(lambda row: self.a(row).tanh().sum()))(x)
         return self.b(slope)
+
+
+@_.case("r-autograd", "refused")
+class BackwardInside(Net):
+    # An inner training step with backward().
+    def forward(self, x):
+        h = self.a(x)
+        fast = self.b.weight.detach().clone().requires_grad_(True)
+        with torch.enable_grad():
+            F.linear(h.detach(), fast).pow(2).mean().backward()
+        return F.linear(h, self.b.weight - 0.1 * fast.grad, self.b.bias)
+
+
+@_.case("r-autograd", "refused")
+class MetaLearnedStep(Net):
+    # The second derivative goes through an inner step.
+    def forward(self, x):
+        inner = F.linear(self.a(x), self.b.weight).pow(2).mean()
+        (g,) = torch.autograd.grad(inner, self.b.weight, create_graph=True)
+        return F.linear(self.a(x), self.b.weight - 0.1 * g, self.b.bias)
+
+
+@_.case("r-autograd", "refused")
+class HessianVectorProduct(Net):
+    def forward(self, x):
+        _, product = torch.autograd.functional.vjp(
+            lambda v: self.a(v).tanh().sum(1), x, torch.ones(x.shape[0]), create_graph=True
+        )
+        return self.b(product)
 
 
 @_.case("s-form", "refused", sample=IMAGE)
