@@ -114,6 +114,6 @@ def _labels(case: Case, generator: torch.Generator, rows: int) -> Tensor:
     y = torch.randint(0, below, shape, generator=generator)
     # Every class where there is room, and one of them in half of the rows that are left.
     flat, favourite = y.view(-1), int(torch.randint(0, below, (), generator=generator))
-    flat[:below] = torch.arange(below)[: flat.numel()]
+    flat[:below] = torch.randperm(below, generator=generator)[: flat.numel()]
     flat[below : below + (max(0, flat.numel() - below) + 1) // 2] = favourite
     return y
