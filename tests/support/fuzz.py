@@ -121,11 +121,16 @@ def page(lines: dict[tuple[str, int], dict[str, Any]]) -> str:
             cells = " | ".join(str(counts[word]) for word in WORDS)
             rows.append(f"| {stage} | {min(own)} to {max(own)} | {len(own)} | {cells} |")
         faults += [
-            f"* {stage}, seed {seed}: {line['word']} {line['tensor']} {line['message']}".rstrip()
+            f"* {stage}, seed {seed}: {line['word']} {line['tensor']} {_short(line['message'])}".rstrip()
             for seed, line in own.items()
             if line["word"] in ("wrong", "raised")
         ]
     return "\n".join((*_HEAD, *rows, "", *(faults or ["No module was wrong, none raised."]), *_FOOT))
+
+
+def _short(message: str) -> str:
+    """Return the beginning of a message in one line, with no path of this machine."""
+    return " ".join(message.replace(f"{Path.cwd()}/", "").split())[:160]
 
 
 _HEAD = (

@@ -70,6 +70,42 @@ class NegativeIndexFromEnd(Table):
 
 
 @_.case("j-integers")
+class RemainderAsNumber(nn.Module):
+    # The remainder is multiplied, not an index: a wrong sign shows nowhere else.
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        phase = ((x * 4).long() % 3).float()
+        return self.b(self.a(x) * phase)
+
+
+@_.case("j-integers", inputs=wide)
+class RemainderOfWideInputs(nn.Module):
+    # Small inputs all become 0: only large ones show the sign.
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        phase = ((x * 0.2).long() % 4).float()
+        return self.b(self.a(x.clamp(-1, 1)) * phase)
+
+
+@_.case("j-integers")
+class ModuloByTensor(nn.Module):
+    # Another divisor for each column, some of them negative.
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 3)
+        self.register_buffer("period", torch.tensor([3, -3, 5, -4, 2, 7, -2, 6]))
+
+    def forward(self, x):
+        return self.b(self.a(x) + torch.remainder((x * 9).to(torch.int64), self.period).float())
+
+
+@_.case("j-integers")
 class FloatRemainder(nn.Module):
     def __init__(self):
         super().__init__()
