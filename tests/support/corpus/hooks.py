@@ -306,7 +306,7 @@ def hook_in_frozen_backbone():
     return model
 
 
-@_.case("e-hook")
+@_.case("e-hook", "refused")
 def post_accumulate_hook_clips():
     # Runs after the gradient is stored and edits it in place.
     model = Net()
