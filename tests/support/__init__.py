@@ -1,0 +1,1 @@
+"""Independent judge of compiled training, with its corpus and generator of modules."""

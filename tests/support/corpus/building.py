@@ -1,0 +1,40 @@
+"""Helpers of the corpus: seeded cases from plain functions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from edgefl.contract.tensors import TensorSpec
+from tests.support.case import ROW, Case, Expected
+
+SEQUENCE = TensorSpec((5, 8))
+IMAGE = TensorSpec((3, 8, 8))
+TOKENS = TensorSpec((6,), torch.int64, below=11)
+
+
+class Collection:
+    """Cases of one file; ``kind`` is a decorator's argument."""
+
+    def __init__(self) -> None:
+        self.cases: list[Case] = []
+
+    def case(
+        self, kind: str, expected: Expected = "trains", sample: Any = ROW, **options: Any
+    ) -> Callable[[Callable[[], nn.Module]], Callable[[], nn.Module]]:
+        """Add a function or class that makes a module as a case of its name; torch is seeded before each call."""
+
+        def add(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+            def seeded() -> nn.Module:
+                torch.manual_seed(0)
+                return make()
+
+            name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", make.__name__).lower()
+            self.cases.append(Case(name, kind, expected, seeded, sample, **options))
+            return make
+
+        return add

@@ -1,0 +1,220 @@
+# mypy: ignore-errors
+"""Kind (f): subclasses with a forward of their own, and code that asks for the class of a layer."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from tests.support.corpus.building import IMAGE, SEQUENCE, Collection
+
+_ = Collection()
+CASES = _.cases
+
+
+class Rec(nn.Module):
+    """A recurrent layer and a head."""
+
+    def __init__(self, rnn, width=6):
+        super().__init__()
+        self.rnn, self.head = rnn, nn.Linear(width, 3)
+
+    def forward(self, x):
+        return self.head(self.rnn(x)[0][:, -1])
+
+
+class Net(nn.Module):
+    """Two layers with a part between them."""
+
+    def __init__(self, between):
+        super().__init__()
+        self.a, self.between, self.b = nn.Linear(8, 8), between, nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.b(self.between(self.a(x)))
+
+
+@_.case("f-class", sample=SEQUENCE)
+def isinstance_lstm_takes_cell_state():
+    class Model(Rec):
+        def forward(self, x):
+            _, last = self.rnn(x)
+            if isinstance(self.rnn, nn.LSTM):
+                last = last[1]
+            return self.head(last[-1])
+
+    return Model(nn.LSTM(8, 6, batch_first=True))
+
+
+@_.case("f-class", sample=SEQUENCE)
+def type_is_gru():
+    # An exact comparison of classes.
+    class Model(Rec):
+        def forward(self, x):
+            out, last = self.rnn(x)
+            return self.head(last[-1] * 2 if type(self.rnn) is nn.GRU else out.mean(1))
+
+    return Model(nn.GRU(8, 6, batch_first=True))
+
+
+@_.case("f-class")
+def isinstance_batch_norm_in_loop():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList([nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)])
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x) * 0.5 + x if isinstance(layer, nn.BatchNorm1d) else layer(x)
+            return x
+
+    return Model()
+
+
+@_.case("f-class")
+def isinstance_norm_base_class():
+    # By the private base of all batch norms.
+    class Model(Net):
+        def forward(self, x):
+            h = self.between(self.a(x))
+            return self.b(h.tanh() if isinstance(self.between, nn.modules.batchnorm._BatchNorm) else h)
+
+    return Model(nn.BatchNorm1d(8))
+
+
+@_.case("f-class", sample=SEQUENCE)
+def lstm_subclass_scales_output():
+    class Scaled(nn.LSTM):
+        def forward(self, x, hx=None):
+            out, last = super().forward(x, hx)
+            return out * 3, last
+
+    return Rec(Scaled(8, 6, batch_first=True))
+
+
+@_.case("f-class", sample=SEQUENCE)
+def gru_subclass_residual():
+    class Residual(nn.GRU):
+        def forward(self, x, hx=None):
+            out, last = super().forward(x, hx)
+            return x + out, last
+
+    return Rec(Residual(8, 8, batch_first=True), 8)
+
+
+@_.case("f-class", sample=SEQUENCE)
+def gru_subclass_own_state():
+    # A learned initial state.
+    class Learned(nn.GRU):
+        def __init__(self, *args, **kw):
+            super().__init__(*args, **kw)
+            self.h0 = nn.Parameter(torch.randn(1, 1, 6))
+
+        def forward(self, x):
+            return super().forward(x, self.h0.expand(1, x.shape[0], 6).contiguous())
+
+    return Rec(Learned(8, 6, batch_first=True))
+
+
+@_.case("f-class", sample=SEQUENCE)
+def lstm_subclass_with_layer_norm():
+    # The subclass has a submodule of its own.
+    class Normed(nn.LSTM):
+        def __init__(self, *args, **kw):
+            super().__init__(*args, **kw)
+            self.norm = nn.LayerNorm(6)
+
+        def forward(self, x, hx=None):
+            out, last = super().forward(x, hx)
+            return self.norm(out), last
+
+    return Rec(Normed(8, 6, batch_first=True))
+
+
+@_.case("f-class")
+def batch_norm_subclass_with_activation():
+    class Active(nn.BatchNorm1d):
+        def forward(self, x):
+            return F.leaky_relu(super().forward(x), 0.2)
+
+    return Net(Active(8))
+
+
+@_.case("f-class")
+def batch_norm_subclass_own_arithmetic():
+    # Batch statistics with a correction of its own, and running ones by another rule.
+    class Slow(nn.BatchNorm1d):
+        def forward(self, x):
+            mean, var = x.mean(0), x.var(0, unbiased=True)
+            if self.training:
+                with torch.no_grad():
+                    self.running_mean.lerp_(mean, 0.3)
+                    self.running_var.lerp_(var, 0.3)
+            return (x - mean) / (var + 0.1).sqrt() * self.weight + self.bias
+
+    return Net(Slow(8))
+
+
+@_.case("f-class")
+def layer_norm_subclass_without_mean():
+    class RMS(nn.LayerNorm):
+        def forward(self, x):
+            return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) * self.weight
+
+    return Net(RMS(8))
+
+
+@_.case("f-class", sample=IMAGE)
+def frozen_batch_norm_class():
+    # torchvision's FrozenBatchNorm: buffers only.
+    class Frozen(nn.BatchNorm2d):
+        def forward(self, x):
+            scale = self.weight * (self.running_var + self.eps).rsqrt()
+            return x * scale[:, None, None] + (self.bias - self.running_mean * scale)[:, None, None]
+
+    norm = Frozen(4)
+    norm.running_mean.uniform_(-1, 1), norm.running_var.uniform_(0.5, 2)
+    norm.requires_grad_(False)
+    return nn.Sequential(nn.Conv2d(3, 4, 3), norm, nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
+
+
+@_.case("f-class")
+def dropout_subclass_that_scales():
+    # Overrides dropout with something else.
+    class Scale(nn.Dropout):
+        def forward(self, x):
+            return x * (1 - self.p)
+
+    return Net(Scale(0.4))
+
+
+@_.case("f-class")
+def embedding_bag_subclass():
+    class Bag(nn.EmbeddingBag):
+        def forward(self, x):
+            return super().forward(x) * self.weight.norm()
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bag, self.head = Bag(9, 8, mode="sum"), nn.Linear(8, 3)
+
+        def forward(self, x):
+            return self.head(self.bag((x.abs() * 3).long() % 9))
+
+    return Model()
+
+
+@_.case("f-class", sample=SEQUENCE)
+def attributes_of_lstm_read():
+    # Code asks the layer for its sizes and flags.
+    class Model(Rec):
+        def forward(self, x):
+            n = self.rnn.num_layers * (2 if self.rnn.bidirectional else 1)
+            zero = x.new_zeros(n, x.shape[0], self.rnn.hidden_size)
+            _, (h, c) = self.rnn(x, (zero + 0.5, zero))
+            return self.head(h[-1] + c[-1])
+
+    return Model(nn.LSTM(8, 6, 2, batch_first=True))

@@ -1,0 +1,51 @@
+"""Generated modules: a sample of ``make fuzz-modules``, and the generator itself."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+import torch
+from hypothesis import given
+
+from tests.support import fuzz
+from tests.support.case import Case, batches
+from tests.support.modules import cases, generated
+from tests.support.oracle import judge, named_tensors, train_torch
+
+COMPARED, COMPILED = 40, 4
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec(fuzz.COMPARISON) is None, reason="this version has no comparison of its own"
+)
+def test_edgefl_trains_generated_modules_as_they_came() -> None:
+    outcomes = {seed: fuzz.compared(seed) for seed in range(COMPARED)}
+
+    assert {seed: each for seed, each in outcomes.items() if each.word == "raised"} == {}
+    assert sum(each.word == "agrees" for each in outcomes.values()) >= 0.95 * COMPARED, outcomes
+
+
+@pytest.mark.parametrize("seed", range(COMPILED))
+def test_a_generated_module_trains_on_the_engine_like_torch(seed: int) -> None:
+    outcome = judge(generated(seed))
+
+    assert outcome.word in ("agrees", "refused", "undecided"), outcome
+
+
+@given(cases())
+def test_a_composed_module_is_made_alike_twice_and_trains_in_torch(case: Case) -> None:
+    first, second = case.make(), case.make()
+    trained = train_torch(case, batches(case, 2, 4), 0.05)
+
+    assert [(name, part.training) for name, part in first.named_modules()] == [
+        (name, part.training) for name, part in second.named_modules()
+    ]
+    for name, each in named_tensors(first).items():
+        assert torch.equal(each, named_tensors(second)[name])
+    assert any(not torch.equal(each, trained.before[name]) for name, each in trained.after.items())
+
+
+def test_a_seed_names_one_module() -> None:
+    assert str(generated(3).make()) == str(generated(3).make())
+    assert len({str(generated(seed).make()) for seed in range(30)}) == 30

@@ -1,0 +1,98 @@
+"""The judge itself: it must be able to say each of its words, and a campaign must survive what it judges."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.support import fuzz
+from tests.support.case import Case, Outcome, batches, mean_cross_entropy
+from tests.support.isolated import isolated
+from tests.support.oracle import judge
+
+
+def dropping() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 6), nn.Dropout(0.5), nn.Tanh(), nn.Linear(6, 3))
+
+
+CASE = Case("dropping", "judge", "trains", dropping)
+
+
+class Forked(nn.Module):
+    """Another module for torch than for the compiler: the second one made differs."""
+
+    made = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        Forked.made += 1
+        torch.manual_seed(0)
+        self.a, self.scale = nn.Linear(8, 3), 1.0 if Forked.made == 1 else 1.01
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.a(x) * self.scale
+        return out
+
+
+def test_draws_of_the_device_are_given_to_torch() -> None:
+    assert judge(CASE) == Outcome("agrees")
+
+
+def test_a_loss_that_differs_by_one_percent_is_wrong() -> None:
+    outcome = judge(replace(CASE, loss_fn=lambda out, y: 1.01 * mean_cross_entropy(out, y)))
+
+    assert outcome.word == "wrong" and outcome.tensor
+    assert outcome.error == pytest.approx(0.01, rel=0.2)
+
+
+def test_a_module_that_differs_by_one_percent_is_wrong() -> None:
+    assert judge(Case("forked", "judge", "trains", Forked)).word == "wrong"
+
+
+def test_labels_hold_every_class_in_unequal_counts() -> None:
+    for _, y in batches(CASE, 3, 6):
+        counts = torch.bincount(y, minlength=3)
+        assert counts.min() > 0 and counts.max() > counts.min()
+
+
+def crash() -> Outcome:
+    os._exit(3)
+
+
+def hang() -> Outcome:
+    time.sleep(60)
+    return Outcome("agrees")
+
+
+def fail() -> Outcome:
+    return Outcome("agrees", str(torch.zeros(2) @ torch.zeros(3)))
+
+
+def test_a_crash_and_a_hang_end_only_their_own_case() -> None:
+    tasks = [("crash", crash), ("hang", hang), ("error", fail), ("fine", lambda: Outcome("agrees"))]
+    words = {name: outcome.word for name, outcome in isolated(tasks, jobs=2, limit_s=2.0)}
+
+    assert words == {"crash": "raised", "hang": "raised", "error": "undecided", "fine": "agrees"}
+
+
+def test_a_campaign_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    results = tmp_path / "results.jsonl"
+    stage = fuzz.Stage("compared", 4, lambda seed: Outcome("agrees" if seed else "refused", "advice"))
+    fuzz.run(stage, results, jobs=1, limit_s=60.0)
+    whole = results.read_text().splitlines()
+    # The third line was cut off by a power cut, and the second is another outcome than a new run would give.
+    second = json.dumps({**json.loads(whole[1]), "word": "wrong"})
+    results.write_text("\n".join((whole[0], second, whole[2][:20])) + "\n")
+    fuzz.run(stage, results, jobs=1, limit_s=60.0)
+
+    lines = fuzz.read(results)
+    assert [lines["compared", seed]["word"] for seed in range(4)] == ["refused", "wrong", "agrees", "agrees"]
+    assert "| compared | 0 to 3 | 4 | 2 | 1 | 1 | 0 | 0 |" in fuzz.page(lines)
