@@ -1,4 +1,4 @@
-"""Functions of torch whose gradients no training graph has a form for, in terms of functions that have one.
+"""Functions of torch that no training graph has a form for, in terms of functions that have one.
 
 A rule takes what the function takes and returns what it returns, or NotImplemented for a case that it leaves to torch.
 """
@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from edgefl.models.layers import normalised, torch_recurrent
 
 
 def embedding_bag(
@@ -71,5 +73,10 @@ def rrelu(
     return NotImplemented if training else F.leaky_relu(input, (lower + upper) / 2, inplace)
 
 
-RULES: Mapping[str, Callable[..., Any]] = {"embedding_bag": embedding_bag, "rrelu": rrelu}
-"""By the name of a function in ``torch.nn.functional``."""
+RULES: Mapping[Callable[..., Any], Callable[..., Any]] = {
+    F.embedding_bag: embedding_bag,
+    F.rrelu: rrelu,
+    **normalised.RULES,
+    **torch_recurrent.RULES,
+}
+"""Rules by function."""

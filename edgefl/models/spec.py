@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from edgefl.contract.tensors import TensorSpec
+from edgefl.models.copies import copy_module
 from edgefl.models.draws.steering import Steered
 from edgefl.models.layers.given import given
 from edgefl.models.losses.classes import CROSS_ENTROPY
@@ -133,7 +133,7 @@ def skeleton(module: nn.Sequential, *, training: bool) -> nn.Sequential:
         for parameter in (*part._parameters.values(), *part._buffers.values())
         if isinstance(parameter, nn.Parameter)
     }
-    bare = copy.deepcopy(module, memo)
+    bare = copy_module(module, memo)
     for part in bare.modules():
         for name, buffer in part._buffers.items():
             state = name not in part._non_persistent_buffers_set
@@ -152,7 +152,7 @@ def on_meta(module: nn.Sequential) -> nn.Sequential:
         else tensor.to("meta")
         for tensor in tensors
     }
-    return copy.deepcopy(module, memo).to("meta")
+    return copy_module(module, memo).to("meta")
 
 
 def _autocast_anywhere(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:

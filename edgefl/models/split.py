@@ -11,6 +11,7 @@ from typing import Literal
 from torch import Tensor, fx, nn
 
 from edgefl.contract.tensors import TensorSpec
+from edgefl.models.draws.steering import without_dispatch, without_masking
 from edgefl.models.graph import autocut
 from edgefl.models.graph.flow import Flow
 from edgefl.models.graph.output import Output, returning
@@ -19,7 +20,6 @@ from edgefl.models.graph.returned_loss import lifted
 from edgefl.models.graph.tracing import Traced, trace
 from edgefl.models.graph.units import Stretch
 from edgefl.models.layers.given import joined
-from edgefl.models.layers.surrounded import own_name
 from edgefl.models.layers.visible import shaped, visible
 from edgefl.models.losses.catalog import fitted
 from edgefl.models.losses.loss import Loss
@@ -63,7 +63,7 @@ def split(
     Inside a unit, tensors keep their paths; a unit that is exactly one submodule drops that path, so
     ``layer2.0.weight`` stays ``layer2.0.weight``. Tensors that forward never uses are left out.
 
-    The module is copied; batch norm becomes that of :mod:`edgefl.models.layers.explicit`. A module whose own forward draws
+    The module is copied. A module whose own forward draws
     random numbers, by anything but dropout, stays whole. ``loss`` is one of :mod:`edgefl.models.losses`; without it cross
     entropy for an output (classes,), or the one loss that fits the output and ``labels`` (one label of the data).
     ``accounting_batch`` is :class:`ModelSpec`'s. Weights with several uses are one tensor, of the last unit that uses it
@@ -96,12 +96,14 @@ def split(
         )
 
     copied = visible(shaped(module, sample))
+    without_masking(copied)
+    without_dispatch(copied)
     if isinstance(loss, ModelLoss):
         with _mode(copied, training=False):
             loss = lifted(copied, sample, output, loss, labels)
     if isinstance(sample, Mapping):
         copied, sample = joined(copied, sample), next(iter(sample.values()))
-    state = {own_name(copied, name): each for name, each in copied.state_dict(keep_vars=True).items()}
+    state = copied.state_dict(keep_vars=True)
     plain = type(copied).forward is nn.Sequential.forward
     if cuts is None and units is None and plain and isinstance(copied, nn.Sequential):
         made = _children(copied, sample, output)

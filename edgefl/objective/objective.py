@@ -301,6 +301,12 @@ class Objective:
             raise ModelError(f"the suffix needs {missing[0]!r}, which was not given", missing=missing)
         mode = self._modes[training]
         tensors |= placed(mode, others or {})
+        # Counters that forward moves in place, such as batch norm's: under torch.func only copies may be written to.
+        tensors |= {
+            name: buffer.clone()
+            for name, buffer in mode.named_buffers(remove_duplicate=False)
+            if name not in tensors and not buffer.is_floating_point()
+        }
         # Rebound buffers are written back into `tensors`, which is how the new moving statistics get out.
         with forgotten(mode):
             return cast(Tensor, torch.func.functional_call(mode, tensors, (x,)))

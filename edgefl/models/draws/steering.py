@@ -17,12 +17,12 @@ from typing import Any, Self
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from edgefl.models.draws.chance import Chance, middled, refused, tell_path
 from edgefl.models.draws.known import Known
+from edgefl.models.layers.torch_recurrent import recurring
 from edgefl.models.packed import padded
 from edgefl.models.rewritten import RULES as REWRITTEN
 
@@ -53,6 +53,7 @@ class Steered(TorchFunctionMode):
     def __enter__(self) -> Self:
         self._entered.append(ExitStack())
         self._entered[-1].enter_context(padded())
+        self._entered[-1].enter_context(recurring())
         self._entered[-1].enter_context(middled())
         self._entered[-1].callback(
             torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled()
@@ -75,8 +76,9 @@ class Steered(TorchFunctionMode):
         if name == "__bool__" and args[0] in self._answers:
             return self._answer(args[0])
         args = self._known.numbers(name, args)
-        if name in REWRITTEN and func is getattr(F, name):
-            rewritten = REWRITTEN[name](*args, **kwargs)
+        if (rule := REWRITTEN.get(func)) is not None:
+            with self:  # for draws of the rule itself
+                rewritten = rule(*args, **kwargs)
             if rewritten is not NotImplemented:
                 return rewritten
         if name in ("cpu", "to") and args[0].is_meta and _to_cpu(name, args, kwargs):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor, fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from edgefl.contract.tensors import TensorSpec
+from edgefl.models.copies import copy_module
 from edgefl.models.spec import without_values
 from edgefl.wire.errors import ModelError
 
@@ -20,7 +20,7 @@ def live_elements(name: str, unit: nn.Module, sample: TensorSpec, batch: int) ->
     The unit is traced operation by operation on the meta device. Weights are not activations. A view shares its
     base's memory, which lives until the last use of either. The input is alive until its last use.
     """
-    bare = copy.deepcopy(unit).to("meta").eval()
+    bare = copy_module(unit).to("meta").eval()
     x = torch.empty((batch, *sample.shape), dtype=sample.dtype, device="meta")
     with without_values():
         graph = make_fx(bare)(x).graph
