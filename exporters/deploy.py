@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,6 +14,7 @@ from torch import nn
 
 from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
+from edgefl.models.copies import copy_module
 from edgefl.models.layers.given import called
 from edgefl.programs.submodels.frozen_forward import chunk_forward
 from edgefl.wire.bundle.manifest import SAMPLE
@@ -116,7 +116,7 @@ def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
 def _compared(module: nn.Sequential, model: bytes, groups: Sequence[Tensors]) -> float:
     """Largest relative difference to torch; ExportError if it is more than float32 explains."""
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
-    exact = copy.deepcopy(module).double()
+    exact = copy_module(module).double()
     read = [port.name for port in session.get_inputs()]
     logits = [
         torch.from_numpy(session.run([OUTPUT], {name: each[name].numpy() for name in read})[0])

@@ -17,14 +17,13 @@ from torch import nn
 from edgefl.config import Federation, TierTable
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.data.dataset import Dataset
-from edgefl.models.layers.explicit import BatchNorm
 from edgefl.models.layers.given import called
 from edgefl.models.spec import ModelSpec
 from edgefl.setup.model import submodel_of
 from edgefl.submodels.cost import macs_by_weight
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.submodels.standalone import FIRST_ROUND, scores, standalone
-from edgefl.submodels.statistics import by_batch, collect, frozen, norms
+from edgefl.submodels.statistics import by_batch, collect, fixed_norms, frozen, is_norm, norms
 from edgefl.submodels.structured.submodel import Structured
 from edgefl.submodels.submodel import Submodel
 from edgefl.system.files import write_whole
@@ -155,13 +154,14 @@ class Workshop:
 
     def _finished(self, submodel: Submodel, number: int = FIRST_ROUND) -> tuple[nn.Sequential, str]:
         """The module, and what its batch norms use: ``frozen``, ``batch``, ``moving`` (as trained) or ``none``."""
-        made = standalone(submodel, self.weights, number)
+        made, fixed = standalone(submodel, self.weights, number), fixed_norms(self.spec.module)
         if self.bn_eval == "batch":
-            return by_batch(made), "batch"
+            return by_batch(made, fixed=fixed), "batch"
         cut = self.bn_eval == "frozen" and not self._whole(made)
-        if norms(made, moving=cut):
-            return frozen(made, collect(made, self._training(), moving=cut)), "frozen"
-        return made, "moving" if any(isinstance(part, BatchNorm) for part in made.modules()) else "none"
+        if norms(made, moving=cut, fixed=fixed):
+            statistics = collect(made, self._training(), moving=cut, fixed=fixed)
+            return frozen(made, statistics), "frozen"
+        return made, "moving" if any(map(is_norm, made.modules())) else "none"
 
     def _whole(self, module: nn.Sequential) -> bool:
         """Whether nothing of the trained model is left out."""

@@ -15,26 +15,32 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn.utils import rnn
+from torch.nn.utils.rnn import PackedSequence
 
 from edgefl.models.swapped import Swap
 from edgefl.models.user_code import place
 from edgefl.wire.errors import ModelError
 
 
-class Padded(NamedTuple):
-    """``padded`` (T, B, ...) and ``lengths`` (B,): what stands behind a sequence's end counts for nothing."""
-
+class _Fields(NamedTuple):
     padded: Tensor
     lengths: Tensor
+
+
+class Padded(_Fields):
+    """``padded`` (T, B, ...) and ``lengths`` (B,): what stands behind a sequence's end counts for nothing."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
         raise ModelError(
-            f"a packed sequence is padded in a graph, and has no {name!r}{place()}: LSTM and GRU read it, and "
+            f"a packed sequence is padded in a graph, and has no {name!r}{place()}: RNN, LSTM and GRU read it, and "
             "pad_packed_sequence; put other layers before it is packed, or behind pad_packed_sequence",
             name=name,
         )
+
+    # So that `isinstance(x, PackedSequence)` in people's code holds.
+    __class__ = property(lambda _: PackedSequence)
 
     @property
     def behind(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""Functions of torch whose gradients no training graph has a form for, in terms of functions that have one.
+"""Functions of torch that no training graph has a form for, in terms of functions that have one.
 
 A rule takes what the function takes and returns what it returns, or NotImplemented for a case that it leaves to torch.
 """
@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from edgefl.models.layers import normalised, torch_recurrent
 
 
 def embedding_bag(
@@ -101,12 +103,12 @@ def cdist(
     return torch.linalg.vector_norm(apart, p, dim=-1)
 
 
-RULES: Mapping[str, Callable[..., Any]] = {
-    "embedding_bag": embedding_bag,
-    "one_hot": one_hot,
-    "rrelu": rrelu,
+RULES: Mapping[Callable[..., Any], Callable[..., Any]] = {
+    F.embedding_bag: embedding_bag,
+    F.one_hot: one_hot,
+    F.rrelu: rrelu,
+    torch.cdist: cdist,
+    **normalised.RULES,
+    **torch_recurrent.RULES,
 }
-"""By the name of a function in ``torch.nn.functional``."""
-
-TORCH_RULES: Mapping[str, Callable[..., Any]] = {"cdist": cdist}
-"""By the name of a function in ``torch``."""
+"""Rules by function."""

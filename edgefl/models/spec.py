@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.caches import forgotten, move_to_meta
-from edgefl.models.copying import copied
+from edgefl.models.copies import copy_module
 from edgefl.models.draws.steering import Steered
 from edgefl.models.layers.given import given
 from edgefl.models.losses.classes import CROSS_ENTROPY
@@ -138,7 +138,7 @@ def skeleton(module: nn.Sequential, *, training: bool) -> nn.Sequential:
         for parameter in (*part._parameters.values(), *part._buffers.values())
         if isinstance(parameter, nn.Parameter)
     }
-    bare = copied(module, memo)
+    bare = copy_module(module, memo)
     for part in bare.modules():
         for name, buffer in part._buffers.items():
             state = name not in part._non_persistent_buffers_set
@@ -158,7 +158,7 @@ def on_meta(module: nn.Sequential) -> nn.Sequential:
         else tensor.to("meta")
         for tensor in tensors
     }
-    return copied(module, memo).to("meta")
+    return copy_module(module, memo).to("meta")
 
 
 def _autocast_anywhere(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:

@@ -10,6 +10,7 @@ from typing import Literal
 from torch import Tensor, fx, nn
 
 from edgefl.contract.tensors import TensorSpec
+from edgefl.models.draws.steering import without_dispatch, without_masking
 from edgefl.models.graph import autocut
 from edgefl.models.graph.conditions import check_draws, check_modes, switches
 from edgefl.models.graph.flow import Flow
@@ -26,12 +27,11 @@ from edgefl.models.hooks import (
     noting_gradient_hooks,
 )
 from edgefl.models.layers.given import joined
-from edgefl.models.layers.surrounded import own_name
 from edgefl.models.layers.visible import shaped, visible
 from edgefl.models.losses.catalog import fitted
 from edgefl.models.losses.loss import Loss
 from edgefl.models.losses.returned import ModelLoss
-from edgefl.models.modes import in_mode, mark_inference
+from edgefl.models.modes import in_mode
 from edgefl.models.source import Request, Source, unwrapped
 from edgefl.models.spec import ModelSpec, on_meta, output_spec, run_fake, sequential, without_values
 from edgefl.models.tied import shared
@@ -71,7 +71,7 @@ def split(
     Inside a unit, tensors keep their paths; a unit that is exactly one submodule drops that path, so
     ``layer2.0.weight`` stays ``layer2.0.weight``. Tensors that forward never uses are left out.
 
-    The module is copied; batch norm becomes that of :mod:`edgefl.models.layers.explicit`. A module whose own forward draws
+    The module is copied. A module whose own forward draws
     random numbers, by anything but dropout, stays whole. ``loss`` is one of :mod:`edgefl.models.losses`; without it cross
     entropy for an output (classes,), or the one loss that fits the output and ``labels`` (one label of the data).
     ``accounting_batch`` is :class:`ModelSpec`'s. Weights with several uses are one tensor, of the last unit that uses it
@@ -92,13 +92,14 @@ def _split(module: nn.Module, request: Request) -> ModelSpec:
         copied = visible(shaped_module)
     hooks = hooks_by_parameter(copied)
     drop_backward_hooks(copied)
-    mark_inference(copied)
+    without_masking(copied)
+    without_dispatch(copied)
     sample, loss, output = request.sample, request.loss, request.output
     if isinstance(loss, ModelLoss):
         loss = lifted(copied, sample, output, loss, request.labels)
     if isinstance(sample, Mapping):
         copied, sample = joined(copied, sample), request.first
-    state = {own_name(copied, name): each for name, each in copied.state_dict(keep_vars=True).items()}
+    state = copied.state_dict(keep_vars=True)
     made = _units(copied, sample, request)
     note_gradient_hooks(made, hooks)
     made = shared(made)

@@ -16,7 +16,7 @@ from typing import cast
 
 from torch import Tensor, fx, nn
 
-from edgefl.models.copying import copied
+from edgefl.models.copies import copy_module
 from edgefl.models.spec import sequential
 from edgefl.wire.errors import ModelError
 
@@ -122,7 +122,7 @@ def _apart(units: nn.Sequential) -> nn.Sequential:
     for name, own in reversed([(name, unit) for name, unit in units._modules.items() if unit is not None]):
         holders = {part for part in own.modules() if part._parameters}
         tensors: dict[int, object] = {id(tensor): tensor for tensor in (*own.parameters(), *own.buffers())}
-        unit = own if later.isdisjoint(holders) else copied(own, tensors)
+        unit = own if later.isdisjoint(holders) else copy_module(own, tensors)
         later |= holders
         _part_within(unit)
         made.append((name, unit))
@@ -140,7 +140,7 @@ def _part_within(unit: nn.Module) -> None:
             continue
         if part in met and list(part.parameters()) and not list(part.buffers()):
             tensors: dict[int, object] = {id(tensor): tensor for tensor in part.parameters()}
-            unit.set_submodule(path, copied(part, tensors))
+            unit.set_submodule(path, copy_module(part, tensors))
             done = path
         met.add(part)
 

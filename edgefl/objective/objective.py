@@ -321,6 +321,12 @@ class Objective:
         if training:
             hooked = {name: hooks for name, hooks in self._hooks.items() if name in self.trainable}
             tensors |= {name: apply_gradient_hooks(tensors[name], hooks) for name, hooks in hooked.items()}
+        # Counters that forward moves in place, such as batch norm's: under torch.func only copies may be written to.
+        tensors |= {
+            name: buffer.clone()
+            for name, buffer in mode.named_buffers(remove_duplicate=False)
+            if name not in tensors and not buffer.is_floating_point()
+        }
         # Rebound buffers are written back into `tensors`, which is how the new moving statistics get out.
         with forgotten(mode):
             return cast(Tensor, torch.func.functional_call(mode, tensors, (x,)))

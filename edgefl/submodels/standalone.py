@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from edgefl.contract.tensors import Tensors, TensorSpec, arrays
-from edgefl.models.copying import copied
+from edgefl.models.copies import copy_module
 from edgefl.models.layers.given import called
 from edgefl.models.losses.loss import Loss, metrics_of, sums_of
 from edgefl.models.spec import ModelSpec
@@ -31,7 +31,7 @@ def standalone(submodel: Submodel, weights: Mapping[str, Array], number: int = F
     """
     _check(submodel.spec, weights)
     whole = bool(submodel.prefix)
-    made = copied(submodel.spec.module if whole else submodel.suffix).eval().requires_grad_(False)
+    made = copy_module(submodel.spec.module if whole else submodel.suffix).eval().requires_grad_(False)
     tensors = _tensors(weights) if whole else _read(submodel, weights, number)
     made.load_state_dict({name: tensors[name] for name in made.state_dict()})
     return made

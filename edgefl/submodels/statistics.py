@@ -6,22 +6,24 @@ has no others. Moving statistics are those of the sizes that were trained, so a 
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
-from typing import TypeVar
+from typing import TypeGuard, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from edgefl.contract.tensors import Tensors
-from edgefl.models.layers.explicit import BatchNorm, BnMode
+from edgefl.models.copies import copy_module
+from edgefl.models.layers.explicit import BatchNorm
 from edgefl.models.layers.given import called
+from edgefl.models.modes import is_inference
 from edgefl.wire.errors import DataError
 
 _Sum = TypeVar("_Sum", int, Tensor)
+Norm = BatchNorm | nn.modules.batchnorm._BatchNorm
 
 
 @dataclass(frozen=True)
@@ -47,36 +49,56 @@ class Statistics:
         return self
 
 
-def norms(module: nn.Module, *, moving: bool = False) -> dict[str, BatchNorm]:
-    """The static batch norms of a model, by path; with ``moving`` those with moving statistics too.
+def is_norm(part: nn.Module) -> TypeGuard[Norm]:
+    """Return True for a batch norm, torch's or this package's."""
+    return isinstance(part, BatchNorm | nn.modules.batchnorm._BatchNorm)
 
-    Not among them: ``frozen`` ones, which were trained with the very statistics that they have.
+
+def fixed_norms(module: nn.Module) -> frozenset[str]:
+    """Return the paths of the batch norms that training leaves in inference mode, with the statistics that they have."""
+    return frozenset(path for path, part in module.named_modules() if is_norm(part) and is_inference(part))
+
+
+def norms(module: nn.Module, *, moving: bool = False, fixed: Collection[str] = ()) -> dict[str, Norm]:
+    """Return the static batch norms of a model by path; with ``moving`` also those with moving statistics.
+
+    Norms at the paths ``fixed``, and those of :func:`fixed_norms`, count as static only if they have no statistics.
     """
+    skipped = fixed_norms(module).union(fixed)
     return {
         path: part
         for path, part in module.named_modules()
-        if isinstance(part, BatchNorm) and (part.mode == "static" or (moving and not part.frozen))
+        if is_norm(part) and (_is_static(part) or (moving and path not in skipped))
     }
 
 
-def by_batch(module: nn.Sequential) -> nn.Sequential:
-    """A copy of ``module`` whose batch norms, moving ones too, normalise with the statistics of the batch they read."""
-    made = copy.deepcopy(module)
-    for path, norm in norms(made, moving=True).items():
-        made.set_submodule(path, _like(norm, "static"))
+def by_batch(module: nn.Sequential, *, fixed: Collection[str] = ()) -> nn.Sequential:
+    """Return a copy of ``module`` whose batch norms, moving ones too, normalise by the statistics of each batch.
+
+    Norms at the paths ``fixed`` stay as they are.
+    """
+    made = copy_module(module)
+    for norm in norms(made, moving=True, fixed=fixed).values():
+        _set_statistics(norm, None, None)
     return made
 
 
 @torch.no_grad()
-def collect(module: nn.Sequential, batches: Iterable[Tensors], *, moving: bool = False) -> Statistics:
-    """One pass of ``module``, with its own values, over training ``batches`` of its inputs by name, the first as ``x``;
-    dropout is off, nothing is changed.
+def collect(
+    module: nn.Sequential,
+    batches: Iterable[Tensors],
+    *,
+    moving: bool = False,
+    fixed: Collection[str] = (),
+) -> Statistics:
+    """Run ``module`` once over training ``batches`` of its inputs by name, the first as ``x``, and return statistics.
 
-    Of the static batch norms; with ``moving`` of those with moving statistics too, which then have no say. Each layer
-    normalises with the statistics of its batch, as in training, and all batches weigh the same: the cumulative average
-    of torch's batch norm with ``momentum=None``. So make them of about equal size. DataError if there is no batch.
+    Covers the static batch norms, with ``moving`` also those with moving statistics, except at the paths ``fixed``. Each
+    norm normalises by its batch, as in training, and all batches weigh the same: the cumulative average of torch's batch
+    norm with ``momentum=None``. So make the batches of about equal size. Dropout is off and ``module`` stays as it is.
+    Raises DataError if there is no batch.
     """
-    bare = (by_batch(module) if moving else copy.deepcopy(module)).eval()
+    bare = (by_batch(module, fixed=fixed) if moving else copy_module(module)).eval()
     seen: list[Statistics] = []
     for path, norm in norms(bare).items():
         norm.register_forward_pre_hook(_noting(path, seen))
@@ -94,29 +116,36 @@ def collect(module: nn.Sequential, batches: Iterable[Tensors], *, moving: bool =
 
 
 def frozen(module: nn.Sequential, statistics: Statistics) -> nn.Sequential:
-    """A copy of ``module`` that normalises with the averages of ``statistics``, whatever batch it reads.
+    """Return a copy of ``module`` that normalises by the averages of ``statistics``, whatever batch it reads.
 
-    Moving statistics that are not in them stay. DataError if a static batch norm is missing in them.
+    Moving statistics without an entry stay. Raises DataError if a static batch norm has no entry.
     """
-    made = copy.deepcopy(module)
+    made = copy_module(module)
     for path, norm in norms(made, moving=True).items():
         if path in statistics.passes:
-            fixed, count = _like(norm, "global"), statistics.passes[path]
-            fixed.running_mean = (statistics.mean[path] / count).to(torch.float32)
-            fixed.running_var = (statistics.var[path] / count).to(torch.float32)
-            made.set_submodule(path, fixed)
-        elif norm.mode == "static":
+            mean, var = (
+                (sums[path] / statistics.passes[path]).to(torch.float32)
+                for sums in (statistics.mean, statistics.var)
+            )
+            _set_statistics(norm, mean, var)
+        elif _is_static(norm):
             raise DataError(
                 f"there are no statistics for batch norm {path!r}; collect them with this very model"
             )
     return made
 
 
-def _like(norm: BatchNorm, mode: BnMode) -> BatchNorm:
-    """The same layer in ``mode``, without its statistics."""
-    made = BatchNorm(norm.channels, mode=mode, keep=norm.keep, eps=norm.eps, affine=norm.weight is not None)
-    made.weight, made.bias = norm.weight, norm.bias
-    return made.train(norm.training)
+def _is_static(norm: Norm) -> bool:
+    return getattr(norm, "running_mean", None) is None
+
+
+def _set_statistics(norm: Norm, mean: Tensor | None, var: Tensor | None) -> None:
+    norm.register_buffer("running_mean", mean)
+    norm.register_buffer("running_var", var)
+    if isinstance(norm, BatchNorm):
+        norm.mode = "static" if mean is None else "global"
+    else:
+        norm.track_running_stats = mean is not None
 
 
 def _noting(path: str, seen: list[Statistics]):  # type: ignore[no-untyped-def]

@@ -118,7 +118,15 @@ def drop_outside_writes(function: Function, module: fx.GraphModule) -> None:
 
 
 def _is_only_written(node: fx.Node, writes: set[fx.Node]) -> bool:
-    return all((user in writes or is_view(user)) and _is_only_written(user, writes) for user in node.users)
+    inside = (user for user in node.users if user not in writes)
+    return all(is_view(user) or _is_copy(user) for user in inside) and all(
+        _is_only_written(user, writes) for user in node.users
+    )
+
+
+def _is_copy(node: fx.Node) -> bool:
+    """Return True for the copy of a constant, which the objective makes of every counter."""
+    return node.target is _aten.clone.default and node.args[0].op == "get_attr"  # type: ignore[union-attr]
 
 
 def written_by(node: fx.Node) -> list[fx.Node]:
@@ -134,7 +142,7 @@ def written_by(node: fx.Node) -> list[fx.Node]:
 def _base(node: fx.Node) -> fx.Node:
     """The node whose memory ``node`` is: behind views, and behind in-place ops, which return what they wrote to."""
     while True:
-        if is_view(node):
+        if is_view(node) or _is_copy(node):
             node = node.args[0]  # type: ignore[assignment]
         elif written := written_by(node):
             node = written[0]

@@ -136,9 +136,14 @@ def test_frozen_parameters_stay_frozen() -> None:
 
 
 def test_a_frozen_batch_norm_keeps_its_statistics() -> None:
-    module = nn.Sequential(BatchNorm(3, frozen=True))
+    module = nn.Sequential(nn.BatchNorm1d(3).eval(), nn.BatchNorm1d(3))
+    x = torch.arange(12.0).view(4, 3)
 
-    check_as_written(module, torch.arange(12.0).view(4, 3))
+    check_as_written(module, x)
+    back = as_written(module)
+    back(x)
+    assert torch.equal(back[0].running_mean, torch.zeros(3))
+    assert not torch.equal(back[1].running_mean, torch.zeros(3))
 
 
 def test_a_model_without_weights_has_nothing_to_train() -> None:

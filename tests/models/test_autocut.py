@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.graph.autocut import grouped
-from edgefl.models.layers.explicit import BatchNorm
 from edgefl.models.layers.visible import visible
 from edgefl.models.losses import SequenceCrossEntropy
 from edgefl.models.spec import ModelSpec
@@ -157,7 +156,7 @@ def test_the_zoo_s_models_as_plain_modules_are_cut_where_their_units_end(name: s
 def test_layers_stay_modules_so_that_they_are_found_and_named_as_before() -> None:
     spec = _made("resnet")[1]
     assert isinstance(spec.module.get_submodule("layer_0"), plain.Residual)
-    assert isinstance(spec.module.get_submodule("conv.bn"), BatchNorm)
+    assert isinstance(spec.module.get_submodule("conv.bn"), nn.BatchNorm2d)
     assert "conv.bn.running_mean" in spec.weights
     assert isinstance(spec.module.get_submodule("fc"), nn.Linear)
 

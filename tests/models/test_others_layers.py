@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import copy
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import prune
 
 from edgefl.contract.tensors import TensorSpec
+from edgefl.models.copies import copy_module
 from edgefl.models.spec import ModelSpec
 from edgefl.models.split import split
 from edgefl.objective.derivatives import gradient
@@ -78,7 +80,7 @@ def agrees_in_training(module: nn.Module, spec: ModelSpec, shape: tuple[int, ...
     x, y = torch.randn(5, *shape), torch.tensor([0, 1, 2, 0, 1])
     state = {name: value.clone() for name, value in spec.module.state_dict().items()}
     _, _, found, fixed = gradient(Objective.of(OutputSide(spec, 0)), state, {"batch.0.x": x, "batch.0.y": y})
-    own = copy.deepcopy(module).train()
+    own = copy_module(module).train()
     F.cross_entropy(own(x), y).backward()
     for name, parameter in own.named_parameters():
         torch.testing.assert_close(found[spec.global_names[name]], parameter.grad)
@@ -101,9 +103,106 @@ def test_a_batch_norm_that_does_more_does_it_still() -> None:
     torch.testing.assert_close(by_batch(spec.module)(x), module.train()(x))
 
 
-def test_one_that_normalises_twice_is_refused() -> None:
-    with pytest.raises(ModelError, match=r"Twice .*F\.batch_norm 2 times"):
-        split(Net(Twice(3)), sample=SAMPLE, classes=3)
+class Told(nn.BatchNorm2d):
+    """A batch norm with hooks that change what it reads and returns."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels, momentum=0.3)
+        self.register_forward_pre_hook(lambda _layer, args: (args[0] * 2,))
+        self.register_forward_hook(lambda _layer, _args, out: out.tanh())
+
+
+class Functional(nn.Module):
+    """Statistics that a module moves by the function itself."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(channels))
+        self.register_buffer("var", torch.ones(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.batch_norm(x, self.mean, self.var, training=self.training, momentum=0.2)
+
+
+class Native(Functional):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.native_batch_norm(x, None, None, self.mean, self.var, self.training, 0.2, 1e-5)[0]
+
+
+class OfTorch(Functional):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.batch_norm(x, None, None, self.mean, self.var, self.training, 0.2, 1e-5, False)
+
+
+def patched() -> nn.BatchNorm2d:
+    norm = nn.BatchNorm2d(3)
+    own = norm.forward
+    norm.forward = lambda x: own(x).sin()
+    return norm
+
+
+def parametrized() -> nn.BatchNorm2d:
+    norm = nn.BatchNorm2d(3)
+    nn.utils.parametrize.register_parametrization(norm, "weight", nn.Softplus())
+    return norm
+
+
+NORMS = {
+    "twice": lambda: Twice(3),
+    "patched": patched,
+    "parametrized": parametrized,
+    "functional": lambda: Functional(3),
+    "native": lambda: Native(3),
+    "of torch": lambda: OfTorch(3),
+    "synchronised": lambda: nn.SyncBatchNorm(3),
+    "without weights": lambda: nn.BatchNorm2d(3, affine=False),
+    "without statistics": lambda: nn.BatchNorm2d(3, track_running_stats=False),
+    "instance": lambda: nn.InstanceNorm2d(3, affine=True, track_running_stats=True),
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_a_norm_trains_as_its_author_wrote_it(name: str) -> None:
+    torch.manual_seed(0)
+    module = Net(NORMS[name]())
+
+    agrees_in_training(module, split(module, sample=SAMPLE, classes=3), SAMPLE.shape)
+
+
+@pytest.mark.parametrize("norm", [Told(3), patched()])
+def test_a_layer_keeps_its_hooks_and_a_patched_forward(norm: nn.Module) -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv2d(2, 3, 3), norm, nn.Flatten(), nn.Linear(12, 3))
+
+    agrees_in_training(module, split(module, sample=SAMPLE, classes=3), SAMPLE.shape)
+
+
+class Asking(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.first(x))
+        if isinstance(self.norm, nn.BatchNorm2d):
+            x = x * self.norm.num_features
+        return self.head(torch.relu(self.second(x) + x).flatten(1))
+
+
+def test_code_that_asks_for_the_class_of_a_layer_finds_it() -> None:
+    torch.manual_seed(0)
+    module = Asking(nn.BatchNorm2d(3))
+
+    agrees_in_training(module, split(module, sample=SAMPLE, classes=3), SAMPLE.shape)
+
+
+class CumulativeNorm(nn.BatchNorm2d):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).relu()
+
+
+@pytest.mark.parametrize("kind", [nn.BatchNorm2d, CumulativeNorm, nn.SyncBatchNorm])
+def test_a_cumulative_average_is_refused_wherever_the_layer_sits(kind: type[nn.Module]) -> None:
+    module = Net(nn.Sequential(kind(3, momentum=None)))
+
+    with pytest.raises(ModelError, match=r"'norm\.0'.*momentum=None.*such as 0\.1"):
+        split(module, sample=SAMPLE, classes=3)
 
 
 def test_a_module_that_keeps_its_statistics_in_training_does_so() -> None:
@@ -131,15 +230,71 @@ def test_a_block_at_two_places_of_a_unit_is_trained_as_one() -> None:
     agrees_in_training(module, split(module, sample=TensorSpec((6,)), classes=3), (6,))
 
 
-@pytest.mark.parametrize("norm", ["weight_norm", "spectral_norm"])
-def test_torch_s_older_norms_of_weights_are_refused_and_the_newer_are_not(norm: str) -> None:
-    older = Net(nn.BatchNorm2d(3))
-    older.second = getattr(nn.utils, norm)(older.second)
-    with pytest.raises(ModelError, match=f"'second'.*parametrizations.{norm}"):
-        split(older, sample=SAMPLE, classes=3)
-    newer = Net(nn.BatchNorm2d(3))
-    newer.second = getattr(nn.utils.parametrizations, norm)(newer.second)
-    assert len(split(newer, sample=SAMPLE, classes=3).units) > 1
+class Pair(nn.Module):
+    """Two batch norms with one scale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.BatchNorm1d(6), nn.BatchNorm1d(6)
+        self.second.weight = self.first.weight
+        self.middle, self.head = nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.second(self.middle(self.first(x))))
+
+
+def test_tied_scales_of_batch_norms_are_trained_as_one() -> None:
+    torch.manual_seed(0)
+    module = Pair()
+    spec = split(module, ["second"], sample=TensorSpec((6,)), classes=3)
+
+    agrees_in_training(module, spec, (6,))
+
+
+def pruned(layer: nn.Module) -> nn.Module:
+    return prune.l1_unstructured(layer, "weight", 0.5)
+
+
+def computed(layer: nn.Module) -> nn.Module:
+    """The weight is made of another one in each call."""
+    layer.scale = nn.Parameter(torch.tensor(2.0))
+    layer.kernel = nn.Parameter(layer.weight.detach().clone())
+    del layer.weight
+    layer.weight = layer.kernel * layer.scale
+
+    def make(own: nn.Module, _args: object) -> None:
+        own.weight = own.kernel * own.scale
+
+    layer.register_forward_pre_hook(make)
+    return layer
+
+
+COMPUTED = {
+    "pruned": pruned,
+    "by a hook": computed,
+    "older weight norm": nn.utils.weight_norm,
+    "older spectral norm": nn.utils.spectral_norm,
+    "weight norm": nn.utils.parametrizations.weight_norm,
+    "spectral norm": nn.utils.parametrizations.spectral_norm,
+    "orthogonal": nn.utils.parametrizations.orthogonal,
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+@pytest.mark.parametrize("layer", [lambda: nn.Conv2d(2, 3, 3), lambda: nn.Conv2d(2, 3, (3, 1), bias=False)])
+@pytest.mark.parametrize("name", COMPUTED)
+def test_a_weight_that_is_computed_in_each_call_trains_as_in_torch(
+    name: str, layer: Callable[[], nn.Module]
+) -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(COMPUTED[name](layer()), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(12, 3))
+
+    spec = split(module, sample=SAMPLE, classes=3)
+    fixed = agrees_in_training(module, spec, SAMPLE.shape)
+
+    assert len(fixed) == len(list(module.buffers()))
+    x = torch.randn(2, *SAMPLE.shape)
+    torch.testing.assert_close(spec.module.eval()(x), module.eval()(x))
 
 
 def test_lazy_layers_get_their_shapes_from_the_sample() -> None:

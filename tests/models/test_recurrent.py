@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence
 
 from edgefl.models.draws.reading import Reading
+from edgefl.models.draws.steering import Steered
 from edgefl.models.layers.initial import initialised
-from edgefl.models.layers.recurrent import Gru, Lstm, LstmDirection, Stack, TorchStack
-from edgefl.models.layers.visible import visible
+from edgefl.models.layers.recurrent import Gru, Lstm, LstmDirection, Stack
 from edgefl.models.spec import sequential
 from edgefl.wire.errors import ModelError
 
@@ -135,46 +134,65 @@ class Tagger(nn.Module):
         self.layer.flatten_parameters()
         out, state = self.layer(x)
         again, _ = self.layer(x, state)
-        return torch.cat((out, again, _tuple(state)[-1][-1].expand_as(out)), dim=-1)
+        return torch.cat([each.flatten() for each in (out, again, *_tuple(state))])
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"batch_first": True},
+    {"bias": False},
+    {"num_layers": 2, "dropout": 0.5},
+    {"num_layers": 2, "bidirectional": True},
+]
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"batch_first": True}, {"bias": False}, {"num_layers": 2, "dropout": 0.5}]
+    ("kind", "options"),
+    [
+        *product((nn.LSTM, nn.GRU, nn.RNN), OPTIONS),
+        *product((nn.RNN,), [{"nonlinearity": "relu", "num_layers": 3}]),
+        *product(
+            (nn.LSTM,),
+            [{"proj_size": 3}, {"proj_size": 2, "bias": False, "num_layers": 2, "bidirectional": True}],
+        ),
+    ],
 )
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
-def test_visible_replaces_torch_s_layers_in_anybody_s_module(kind: Any, options: dict[str, Any]) -> None:
+def test_torch_s_layers_compute_the_same_in_our_runs(kind: Any, options: dict[str, Any]) -> None:
     torch.manual_seed(0)
-    theirs = Tagger(kind(E, H, **options)).double().eval()
-    random_state = torch.get_rng_state()
-    ours = visible(theirs)
-
-    assert isinstance(ours.get_submodule("layer"), TorchStack)
-    assert torch.equal(torch.get_rng_state(), random_state)
-    assert list(ours.state_dict()) == list(theirs.state_dict())
+    module = Tagger(kind(E, H, **options)).double().eval()
     x = torch.randn(T, T, E, dtype=torch.float64)
-    torch.testing.assert_close(ours(x), theirs(x))
+    leaves = list(module.parameters())
+
+    wanted = module(x)
+    with Steered():
+        found = module(x)
+
+    torch.testing.assert_close(found, wanted)
+    gradients = [torch.autograd.grad(_score(each), leaves) for each in (found, wanted)]
+    torch.testing.assert_close(*gradients)
 
 
-def test_visible_keeps_frozen_parameters_frozen_and_ties() -> None:
-    module = sequential([("a", nn.GRU(E, H)), ("b", nn.GRU(E, H))])
-    module[0].weight_ih_l0.requires_grad_(False)  # type: ignore[union-attr]
-    assert not visible(module).get_parameter("a.weight_ih_l0").requires_grad
-    module[1].weight_hh_l0 = module[0].weight_hh_l0  # type: ignore[union-attr]
-
-    made = visible(module)
-    assert made.get_parameter("a.weight_hh_l0") is made.get_parameter("b.weight_hh_l0")
+def test_one_sequence_alone_needs_no_batch() -> None:
+    layer, x = nn.GRU(E, H), torch.randn(T, E)
+    with Steered():
+        found = layer(x)
+    torch.testing.assert_close(found, layer(x))
 
 
-def test_what_has_no_counterpart_is_refused_by_name() -> None:
-    with pytest.raises(ModelError, match="LSTM 'encoder' has proj_size=2"):
-        visible(sequential([("encoder", nn.LSTM(E, H, proj_size=2))]))
-    packed = pack_padded_sequence(torch.zeros(B, T, E), torch.tensor([3, 2, 1]), batch_first=True)
-    with pytest.raises(ModelError, match="found PackedSequence; pad"):
-        visible(nn.LSTM(E, H))(packed)
-    with pytest.raises(ModelError, match=rf"reads a padded batch \(B, T, {E}\), found \({T}, {E}\)"):
-        Gru(E, H)(torch.zeros(T, E))
-    with pytest.raises(ModelError, match="layers=0"):
-        Lstm(E, H, layers=0)
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_dropout_of_torch_s_layers_reads_its_noise(kind: Any) -> None:
+    layer = kind(E, H, 2, batch_first=True, dropout=0.5, bidirectional=True)
+    x, uniform = torch.randn(B, T, E), torch.rand(T, B, 2 * H)
+    first, second = (kind(width, H, batch_first=True, bidirectional=True) for width in (E, 2 * H))
+    state = layer.state_dict()
+    first.load_state_dict({name: state[name] for name in first.state_dict()})
+    second.load_state_dict({name: state[name.replace("l0", "l1")] for name in second.state_dict()})
+
+    with Reading(uniform.view):
+        found = layer(x)[0]
+
+    kept = torch.where(uniform.transpose(0, 1) >= 0.5, first(x)[0] * 2, 0.0)
+    torch.testing.assert_close(found, second(kept)[0])
 
 
 def test_initial_values_come_from_the_seed_alone() -> None:
@@ -205,3 +223,10 @@ def test_a_copied_stack_is_independent() -> None:
     nn.init.zeros_(twin.get_parameter("weight_ih_l0"))
 
     assert stack.get_parameter("weight_ih_l0").abs().sum() > 0
+
+
+def test_what_no_stack_reads_is_refused_by_name() -> None:
+    with pytest.raises(ModelError, match=rf"reads a padded batch \(B, T, {E}\), found \({T}, {E}\)"):
+        Gru(E, H)(torch.zeros(T, E))
+    with pytest.raises(ModelError, match="layers=0"):
+        Lstm(E, H, layers=0)

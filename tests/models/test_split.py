@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from edgefl.contract.tensors import TensorSpec
-from edgefl.models.layers.visible import visible
 from edgefl.models.losses import BinaryCrossEntropy, SquaredError
 from edgefl.models.spec import ModelSpec
 from edgefl.models.split import split
@@ -223,11 +222,6 @@ def test_a_frozen_batch_norm_computes_as_before_and_keeps_its_statistics_in_an_e
         assert ("kept.running" in name) == (
             name.split(".")[-1].startswith("running") and expected.equal(tensor)
         )
-    assert "frozen=True" in repr(spec.module) and repr(spec.module).count("frozen") == 1
-
-
-def test_a_module_handed_over_in_inference_mode_freezes_nothing() -> None:
-    assert "frozen" not in repr(visible(Frozen().eval()))
 
 
 @pytest.mark.slow

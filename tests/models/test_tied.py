@@ -15,7 +15,6 @@ from torch.nn import functional as F
 from edgefl import programs
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.exits import with_exits
-from edgefl.models.layers.visible import visible
 from edgefl.models.losses import SequenceCrossEntropy, SquaredError
 from edgefl.models.spec import ModelSpec, skeleton
 from edgefl.models.split import split
@@ -346,7 +345,3 @@ def test_what_a_forward_pass_moves_stays_in_one_unit() -> None:
     norm = nn.BatchNorm1d(8)
     with pytest.raises(ModelError, match=r"buffers '0\.running_.*' and '2\.running_.*' are one tensor"):
         split(nn.Sequential(norm, nn.Linear(8, 8), norm), sample=VECTOR, classes=1, loss=SquaredError())
-    pair = nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 8), nn.BatchNorm1d(8))
-    pair[2].weight = pair[0].weight
-    with pytest.raises(ModelError, match=r"parameters '0\.weight' and '2\.weight' are one tensor"):
-        visible(pair)

@@ -20,7 +20,7 @@ from edgefl.objective.objective import Objective
 from edgefl.submodels import catalog
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.submodels.standalone import scores, standalone
-from edgefl.submodels.statistics import by_batch, collect, frozen, norms
+from edgefl.submodels.statistics import by_batch, collect, fixed_norms, frozen, norms
 from edgefl.wire.errors import DataError, ModelError
 from edgefl.wire.regions import Block
 from edgefl.wire.tensors import Arrays
@@ -146,11 +146,28 @@ def test_collected_moving_norms_get_what_static_ones_of_the_same_weights_get() -
 
 
 def test_a_norm_whose_statistics_training_left_alone_keeps_them() -> None:
-    module = nn.Sequential(BatchNorm(1), BatchNorm(1, frozen=True)).eval()
-    assert list(norms(module, moving=True)) == ["0"]
-    made = frozen(module, collect(module, batches(2), moving=True))
+    model = nn.Sequential(BatchNorm(1), nn.BatchNorm2d(1).eval())
+    assert list(norms(model, moving=True)) == ["0"] and fixed_norms(model) == {"1"}
+    module = copy.deepcopy(model).eval()
+    made = frozen(module, collect(module, batches(2), moving=True, fixed=fixed_norms(model)))
     assert torch.equal(made.get_buffer("1.running_mean"), torch.zeros(1))
     assert not torch.equal(made.get_buffer("0.running_mean"), torch.zeros(1))
+
+
+def test_torch_s_norms_get_statistics_and_lose_them() -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.BatchNorm2d(1), nn.BatchNorm2d(1, track_running_stats=False)).eval()
+    x = images()
+
+    right = copy.deepcopy(module).train()(x)
+    torch.testing.assert_close(by_batch(module)(x), right)
+    assert list(norms(module)) == ["1"] and list(norms(module, moving=True)) == ["0", "1"]
+
+    made = frozen(module, collect(module, [{"x": x}], moving=True))
+    torch.testing.assert_close(
+        made(x), right, rtol=1e-2, atol=1e-2
+    )  # the unbiased variance is a little larger
+    torch.testing.assert_close(made[0].running_mean, x.mean((0, 2, 3)))
 
 
 def test_by_batch_moving_norms_normalise_like_static_ones() -> None:

@@ -6,14 +6,14 @@ again: ``nn.BatchNorm``, ``nn.Dropout``, ``nn.LSTM``, ``nn.GRU``, and the losses
 
 from __future__ import annotations
 
-import copy
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
+from edgefl.models.copies import copy_module
 from edgefl.models.layers.explicit import BatchNorm
-from edgefl.models.layers.recurrent import LSTM, BiLstm, Stack, TorchStack
+from edgefl.models.layers.recurrent import LSTM, BiLstm, Stack
 from edgefl.wire.errors import ModelError
 
 AGREES = 1e-3
@@ -21,13 +21,7 @@ AGREES = 1e-3
 
 
 class AnyBatchNorm(nn.modules.batchnorm._BatchNorm):
-    """``nn.BatchNorm1d``, ``2d`` and ``3d``, which differ in the shapes they refuse; ``frozen`` stays in ``eval()``."""
-
-    frozen = False
-
-    def train(self, mode: bool = True) -> AnyBatchNorm:
-        super().train(mode and not self.frozen)
-        return self
+    """Batch norm of torch for inputs of any number of dimensions."""
 
     def _check_input_dim(self, input: Tensor) -> None:
         """Every shape is fine."""
@@ -58,8 +52,14 @@ class LastOfBoth(nn.Module):
 
 
 def as_written(module: nn.Sequential) -> nn.Sequential:
-    """A copy in training mode, with the same values, and torch's own layers in place of ours."""
-    return cast(nn.Sequential, _replaced(copy.deepcopy(module))).train()
+    """Return a copy in training mode, with the same values and torch's own layers in place of this package's."""
+    return cast(nn.Sequential, _replaced(_training(module)))
+
+
+def _training(module: nn.Sequential) -> nn.Sequential:
+    """Return a copy in training mode; parts in inference mode inside a module in training mode stay so."""
+    made = copy_module(module)
+    return made if made.training else made.train()
 
 
 @torch.no_grad()
@@ -68,10 +68,12 @@ def check_as_written(module: nn.Sequential, x: Tensor) -> None:
 
     Dropout is off on both sides, whose noise differs. A baseline that computes something else must not be timed.
     """
-    ours = copy.deepcopy(module).train()
+    ours = _training(module)
     for part in ours.modules():
         if isinstance(part, nn.Dropout):
             part.p = 0.0
+        elif isinstance(part, nn.RNNBase):
+            part.dropout = 0.0
     theirs = as_written(ours)
     wanted, output = ours(x), theirs(x)
     if not isinstance(output, Tensor) or output.shape != wanted.shape:
@@ -107,7 +109,6 @@ def _batch_norm(old: BatchNorm) -> nn.Module:
     tracked = old.mode == "global"
     new = AnyBatchNorm(old.channels, old.eps, 1 - old.keep, old.weight is not None, tracked)
     new.load_state_dict(old.state_dict(), strict=False)  # torch's has a counter more
-    new.frozen = old.frozen
     return _frozen_as(new, old)
 
 
@@ -123,20 +124,20 @@ def _last_of_both(old: BiLstm) -> LastOfBoth:
 
 
 def _recurrent(old: Stack) -> nn.Module:
-    """Torch's layers, called as torch's where the model's author calls them so, else for the hidden states only."""
+    """Return torch's layers, called for the hidden states only."""
     kind = nn.LSTM if old.kind == LSTM else nn.GRU
     made = kind(
         old.features,
         old.hidden,
         old.layers,
         bias="bias_ih" in old.tensors,
-        batch_first=old.batch_first if isinstance(old, TorchStack) else True,
+        batch_first=True,
         dropout=old.drops[0].p if len(old.drops) else 0.0,
         bidirectional=len(old.ends) == 2,
     )
     made.load_state_dict(old.state_dict())
     _frozen_as(made, old)
-    return made if isinstance(old, TorchStack) else Recurrent(made)
+    return Recurrent(made)
 
 
 def _frozen_as(new: nn.Module, old: nn.Module) -> nn.Module:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from edgefl.bench.common.as_written import AnyBatchNorm, as_written
+from edgefl.bench.common.as_written import as_written
 from edgefl.bench.common.worker import Worker, WorkerFailed, serve
 from edgefl.models.losses.as_torch import loss_as_torch
 
@@ -36,7 +36,7 @@ _PROGRAM = "training.pte"
 class PlainBatchNorm(nn.Module):
     """Batch norm of training in elementary ops: ExecuTorch has no kernel for torch's functional one."""
 
-    def __init__(self, old: AnyBatchNorm) -> None:
+    def __init__(self, old: nn.modules.batchnorm._BatchNorm) -> None:
         super().__init__()
         self.weight, self.bias, self.eps = old.weight, old.bias, old.eps
 
@@ -102,8 +102,8 @@ def prepare(folder: Path, submodel: OutputSide) -> None:
 
 
 def elementary(module: nn.Module) -> nn.Module:
-    """``module`` itself, its batch norms replaced; those that are frozen have kernels and stay."""
-    if isinstance(module, AnyBatchNorm) and not module.frozen:
+    """Return ``module`` with its batch norms replaced, except those in inference mode, which have kernels."""
+    if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
         return PlainBatchNorm(module)
     for name, child in list(module.named_children()):
         setattr(module, name, elementary(child))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -122,26 +121,6 @@ def _attention(
     return dropped(draw, softmax(scores, -1), dropout_p) @ value
 
 
-def _rnn(layer: Callable[..., tuple[Tensor, Tensor]], draw: Draw, *args: Any) -> Any:
-    """``layer`` is torch's function for all layers, called here for each of them."""
-    if not isinstance(args[2], Sequence):  # packed sequences
-        return NotImplemented
-    x, state, weights, biases, layers, rate, training, both, batch_first = args
-    if not training or not rate or layers == 1:
-        return NotImplemented
-    x = x.transpose(0, 1) if batch_first else x
-    ends = 2 if both else 1
-    each, last = ends * (4 if biases else 2), []
-    for number in range(layers):
-        if number:
-            x = dropped(draw, x, rate)
-        own = weights[number * each : (number + 1) * each]
-        first = state[number * ends : (number + 1) * ends]
-        x, h = layer(x, first, own, biases, 1, 0.0, training, both, False)
-        last.append(h)
-    return x.transpose(0, 1) if batch_first else x, torch.cat(last)
-
-
 def _made(*args: Any, **kwargs: Any) -> Tensor:
     """An empty tensor as the arguments of ``torch.rand`` and ``torch.randn`` ask for."""
     options = {name: value for name, value in kwargs.items() if name not in ("generator", "requires_grad")}
@@ -229,8 +208,6 @@ RULES: Mapping[str, Rule] = {
     "rrelu": _rrelu,
     "rrelu_": _inside(_rrelu),
     "scaled_dot_product_attention": _attention,
-    "rnn_tanh": partial(_rnn, torch.rnn_tanh),
-    "rnn_relu": partial(_rnn, torch.rnn_relu),
     "rand": _factory(_made, _uniform_like),
     "rand_like": _factory(_made_like, _uniform_like),
     "randn": _factory(_made, _normal_like),

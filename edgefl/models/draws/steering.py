@@ -16,7 +16,6 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -25,6 +24,7 @@ from edgefl.models.draws.chance import Chance, refused, tell_path
 from edgefl.models.draws.generators import middled
 from edgefl.models.draws.gradient_modes import as_no_grad
 from edgefl.models.draws.known import Known
+from edgefl.models.layers.torch_recurrent import recurring
 from edgefl.models.packed import padded
 from edgefl.models.rewritten import RULES as REWRITTEN
 
@@ -118,6 +118,7 @@ class Steered(OnePath):
 
     def _prepare(self, entered: ExitStack) -> None:
         entered.enter_context(padded())
+        entered.enter_context(recurring())
         entered.enter_context(as_no_grad())
         entered.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
         torch.backends.mha.set_fastpath_enabled(False)
@@ -129,8 +130,9 @@ class Steered(OnePath):
         if func is Tensor.register_hook and not args[0].requires_grad:
             return RemovableHandle(OrderedDict())  # in inference there is no gradient to change
         args = self._known.numbers(name, args)
-        if name in REWRITTEN and func is getattr(F, name):
-            rewritten = REWRITTEN[name](*args, **kwargs)
+        if (rule := REWRITTEN.get(func)) is not None:
+            with self:  # for the draws of the rule itself
+                rewritten = rule(*args, **kwargs)
             if rewritten is not NotImplemented:
                 return rewritten
         if name in ("cpu", "to") and args[0].is_meta and _to_cpu(name, args, kwargs):

@@ -32,9 +32,14 @@ _CONTAINERS = (
 )
 
 
+_CLOSED = (nn.modules.batchnorm._NormBase, nn.RNNBase)
+
+
 def is_layer(module: nn.Module) -> bool:
-    """Whether ``module`` is one of torch's or of edgefl's, which are never opened, rather than made of them."""
+    """Return True for layers of torch and of edgefl, which are never opened, and for subclasses that keep state."""
     room = type(module).__module__
+    if isinstance(module, _CLOSED):
+        return True
     return room.startswith(("torch.nn.", "edgefl.")) and not isinstance(module, _CONTAINERS)
 
 

@@ -44,6 +44,7 @@ from edgefl.models.graph.calls import (
 )
 from edgefl.models.graph.output import Output, giving
 from edgefl.models.graph.plain import arguments, cleaned, free_fillings
+from edgefl.models.layers.torch_recurrent import recurring
 from edgefl.models.own_gradients import differentiable
 from edgefl.models.user_code import NO_VALUES, blamed, place
 from edgefl.system.collecting import collecting_later
@@ -127,6 +128,7 @@ def trace(
     recorder = Recorder()
     own = partial(applying, root, recorder)
     with (
+        recurring(),  # before the forward of any layer is looked up
         giving(root, output),
         closing(root, closed, recorder),
         observed(root, recorder),

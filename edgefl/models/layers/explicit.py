@@ -1,9 +1,4 @@
-"""A layer whose effects are visible: statistics go in and out as tensors, never behind the scenes.
-
-``torch.nn.BatchNorm2d`` changes its buffers in place and counts batches in an integer, which no graph can hold that must
-give the same outputs on three engines. So models here use this one, and :func:`edgefl.models.layers.visible.visible` puts
-it into anybody's module.
-"""
+"""Batch norm of the models in this package: statistics go in and out as tensors, and there is no counter of batches."""
 
 from __future__ import annotations
 
@@ -25,9 +20,6 @@ class BatchNorm(nn.Module):
     ``keep * old + (1 - keep) * batch`` (unbiased variance, as torch), so that ``torch.func.functional_call`` hands
     the new values back; inference uses them. ``static``: there are no moving statistics, every pass normalises
     with those of its own batch (embracingfl.md 4.5, after HeteroFL).
-
-    ``frozen``: training too uses the moving statistics and leaves them as they are, whatever mode the module is
-    in, as people do who call ``bn.eval()`` before they fine-tune; of no effect in ``static``.
     """
 
     running_mean: Tensor
@@ -41,13 +33,11 @@ class BatchNorm(nn.Module):
         keep: float = 0.9,
         eps: float = 1e-5,
         affine: bool = True,
-        frozen: bool = False,
     ) -> None:
         super().__init__()
         if mode not in ("global", "static"):
             raise ModelError(f"batch norm mode must be 'global' or 'static', found {mode!r}", mode=mode)
         self.channels, self.mode, self.keep, self.eps = channels, mode, keep, eps
-        self.frozen = frozen
         self.weight = nn.Parameter(torch.ones(channels)) if affine else None
         self.bias = nn.Parameter(torch.zeros(channels)) if affine else None
         if mode == "global":
@@ -55,23 +45,32 @@ class BatchNorm(nn.Module):
             self.register_buffer("running_var", torch.ones(channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.mode == "global" and (self.frozen or not self.training):
+        if self.mode == "global" and not self.training:
             mean, var = self.running_mean, self.running_var
             return F.batch_norm(x, mean, var, self.weight, self.bias, False, 0.0, self.eps)
         out, mean, inverse_std = torch.native_batch_norm(
             x, self.weight, self.bias, None, None, True, 0.0, self.eps
         )
         if self.mode == "global":
-            self._move(mean.detach(), inverse_std.detach(), x.numel() // x.shape[1])
+            batch = moments(x, mean, inverse_std, self.eps)
+            self.running_mean, self.running_var = (
+                mixed(old, new, self.keep)
+                for old, new in zip((self.running_mean, self.running_var), batch, strict=True)
+            )
         return out
 
-    def _move(self, mean: Tensor, inverse_std: Tensor, count: int) -> None:
-        # The kernel has the variance already; recovering it from 1/std saves a second pass over the batch.
-        biased = (inverse_std.pow(-2) - self.eps).clamp_min(0.0)
-        unbiased = biased * (count / max(count - 1, 1))
-        self.running_mean = self.running_mean * self.keep + mean * (1 - self.keep)
-        self.running_var = self.running_var * self.keep + unbiased * (1 - self.keep)
-
     def extra_repr(self) -> str:
-        frozen = ", frozen=True" if self.frozen else ""
-        return f"{self.channels}, mode={self.mode!r}, keep={self.keep}, eps={self.eps}{frozen}"
+        return f"{self.channels}, mode={self.mode!r}, keep={self.keep}, eps={self.eps}"
+
+
+def moments(x: Tensor, mean: Tensor, inverse_std: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Return a batch's mean and unbiased variance per channel, from the mean and 1/std that the kernel returned."""
+    count = x.numel() // x.shape[1]
+    # The kernel has the variance already; recovering it from 1/std saves a second pass over the batch.
+    biased = (inverse_std.detach().pow(-2) - eps).clamp_min(0.0)
+    return mean.detach(), biased * (count / max(count - 1, 1))
+
+
+def mixed(old: Tensor, new: Tensor, keep: float) -> Tensor:
+    """Return the moving statistic after a batch: ``keep * old + (1 - keep) * new``."""
+    return old * keep + new * (1 - keep)

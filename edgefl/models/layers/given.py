@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from edgefl.contract.tensors import Tensors, TensorSpec
+from edgefl.models.layers.torch_recurrent import recurring
 from edgefl.wire.bundle.manifest import PARTS, SAMPLE
 from edgefl.wire.errors import ModelError
 
@@ -108,7 +109,8 @@ def called(module: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
     """What ``module`` gives for the rows ``x`` of ``inputs`` and those of its other inputs, all by name."""
     tensors = placed(module, {SAMPLE: inputs["x"], **inputs})
     # Tied names would be swapped twice, and the second swap would stay.
-    result = torch.func.functional_call(module, tensors, (inputs["x"],), tie_weights=False)
+    with recurring():
+        result = torch.func.functional_call(module, tensors, (inputs["x"],), tie_weights=False)
     return cast(Tensor, result)
 
 

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from edgefl.models.layers import recurrence
-from edgefl.models.packed import Padded
 from edgefl.wire.errors import ModelError
 
 State = tuple[Tensor, Tensor]
@@ -54,6 +53,30 @@ def _gru(x: Tensor, weights: Sequence[Tensor], first: States, reverse: bool) -> 
 
 LSTM = Kind(gates=4, carried=2, standing=(-_SHUT, _SHUT, 0.0, 0.0), run=_lstm)
 GRU = Kind(gates=3, carried=1, standing=(0.0, _SHUT, 0.0), run=_gru)
+
+
+def run_layers(
+    sequence: Tensor,
+    state: States,
+    layers: int,
+    ends: Sequence[str],
+    drop: Callable[[int, Tensor], Tensor],
+    run: Callable[[Tensor, int, str, States], States],
+) -> tuple[Tensor, States]:
+    """Run ``layers`` on each other over ``sequence`` (T, B, E), each in the directions ``ends``.
+
+    ``state`` has tensors (layers*D, B, H). ``drop`` is called between layers with the number of the layer below, ``run``
+    for each layer and direction. Returns the last layer's hidden states (T, B, D*H) and the state at the end.
+    """
+    first = zip(*(part.unbind() for part in state), strict=True)
+    last = []
+    for layer in range(layers):
+        sequence = sequence if layer == 0 else drop(layer - 1, sequence)
+        results = [run(sequence, layer, end, next(first)) for end in ends]
+        last += [result[1:] for result in results]
+        states = [result[0] for result in results]
+        sequence = states[0] if len(states) == 1 else torch.cat(states, dim=2)
+    return sequence, tuple(torch.stack(parts) for parts in zip(*last, strict=True))
 
 
 class Stack(nn.Module):
@@ -127,61 +150,21 @@ class Stack(nn.Module):
                 f"{shape}; pad packed sequences, give one sequence a batch dimension, or change the features",
                 found=shape,
             )
-        sequence, final = self._layers(x.transpose(0, 1), state, self._direction)
-        # Contiguous, because torch gives a dense layer that reads a view two ops instead of one.
-        return sequence.transpose(0, 1).contiguous(), final
-
-    def run_padded(self, x: Padded, state: States | None = None) -> tuple[Padded, States]:
-        """As :meth:`run` for sequences (T, B, E) that end where their lengths say: states are those at the ends."""
-
-        def direction(sequence: Tensor, layer: int, end: str, first: States) -> States:
-            return self._ending(Padded(sequence, x.lengths), layer, end, first, given=state is not None)
-
-        sequence, final = self._layers(x.padded, state, direction)
-        return Padded(sequence, x.lengths), final
-
-    def _layers(
-        self, sequence: Tensor, state: States | None, run: Callable[[Tensor, int, str, States], States]
-    ) -> tuple[Tensor, States]:
+        sequence = x.transpose(0, 1)
         if state is None:
             zeros = sequence.new_zeros(self.layers * len(self.ends), sequence.shape[1], self.hidden)
             state = (zeros,) * self.kind.carried
-        first = zip(*(part.unbind() for part in state), strict=True)
-        last = []
-        for layer in range(self.layers):
-            sequence = sequence if layer == 0 else self.drops[layer - 1](sequence)
-            results = [run(sequence, layer, end, next(first)) for end in self.ends]
-            last += [result[1:] for result in results]
-            states = [result[0] for result in results]
-            sequence = states[0] if len(states) == 1 else torch.cat(states, dim=2)
-        return sequence, tuple(torch.stack(parts) for parts in zip(*last, strict=True))
+        sequence, final = run_layers(
+            sequence, state, self.layers, self.ends, lambda at, below: self.drops[at](below), self._direction
+        )
+        # Contiguous, because torch gives a dense layer that reads a view two ops instead of one.
+        return sequence.transpose(0, 1).contiguous(), final
 
     def _direction(self, sequence: Tensor, layer: int, end: str, first: States) -> States:
         return self.kind.run(sequence, self._weights(layer, end), first, end == "_reverse")
 
     def _weights(self, layer: int, end: str) -> list[Tensor]:
         return [getattr(self, f"{tensor}_l{layer}{end}") for tensor in self.tensors]
-
-    def _ending(self, x: Padded, layer: int, end: str, first: States, *, given: bool) -> States:
-        """One direction over sequences of different lengths. Backwards, padding comes first: a first state of zeros stays
-        so there, and another one needs sequences that are turned around."""
-        weights = self._weights(layer, end)
-        if not end or not given:
-            return self._heeding(x, weights, first, reverse=bool(end))
-        turned = Padded(x.padded.gather(0, _turned(x, x.padded)), x.lengths)
-        states, *last = self._heeding(turned, weights, first, reverse=False)
-        return states.gather(0, _turned(x, states)), *last
-
-    def _heeding(self, x: Padded, weights: Sequence[Tensor], first: States, *, reverse: bool) -> States:
-        """A further input says where a sequence has ended, and opens or shuts the gates there. An LSTM's h does not stand
-        still by that: it follows o."""
-        kernel, *others = weights
-        column = torch.cat([kernel.new_full((self.hidden, 1), each) for each in self.kind.standing])
-        entries = torch.cat((x.padded, x.behind.unsqueeze(-1).to(x.padded.dtype)), dim=2)
-        states, *last = self.kind.run(entries, [torch.cat((kernel, column), dim=1), *others], first, reverse)
-        if self.kind.carried > 1 and not reverse:
-            last[0] = Padded(states, x.lengths).last
-        return states, *last
 
     def extra_repr(self) -> str:
         return f"{self.features}, {self.hidden}, layers={self.layers}, directions={len(self.ends)}"
@@ -220,58 +203,6 @@ class Gru(_Sequences):
     """Stacked GRU layers: (B, T, E) -> the hidden states at every position, (B, T, D*H)."""
 
     own = GRU
-
-
-class TorchStack(Stack):
-    """A stack that is called as ``torch.nn.LSTM`` or ``torch.nn.GRU``, whose parameters it takes over."""
-
-    def __init__(self, old: nn.LSTM | nn.GRU) -> None:
-        super().__init__(
-            LSTM if isinstance(old, nn.LSTM) else GRU,
-            old.input_size,
-            old.hidden_size,
-            layers=old.num_layers,
-            bidirectional=old.bidirectional,
-            dropout=old.dropout,
-            bias=old.bias,
-        )
-        self.batch_first, self.bidirectional = old.batch_first, old.bidirectional
-        self.num_layers = old.num_layers
-        for name, parameter in old.named_parameters():
-            self.register_parameter(name, parameter)
-        self.train(old.training)
-
-    # Under torch's names, for code around the layer that reads them.
-    @property
-    def input_size(self) -> int:
-        return self.features
-
-    @property
-    def hidden_size(self) -> int:
-        return self.hidden
-
-    def flatten_parameters(self) -> None:
-        """Nothing to do: there is no copy for cuDNN."""
-
-    def forward(
-        self, x: Tensor | Padded, state: Tensor | States | None = None
-    ) -> tuple[Tensor | Padded, Tensor | States]:
-        """Torch's arguments and results, but for inputs without a batch dimension; packed sequences are :class:`Padded`."""
-        if isinstance(x, Padded):
-            ended, last = self.run_padded(x, (state,) if isinstance(state, Tensor) else state)
-            return ended, last if len(last) > 1 else last[0]
-        turn = isinstance(x, Tensor) and x.dim() == 3 and not self.batch_first
-        out, last = self.run(
-            x.transpose(0, 1) if turn else x, (state,) if isinstance(state, Tensor) else state
-        )
-        return out if self.batch_first else out.transpose(0, 1), last if len(last) > 1 else last[0]
-
-
-def _turned(x: Padded, entries: Tensor) -> Tensor:
-    """Where each entry of ``entries`` (T, B, F) comes from if every sequence is turned around, its padding left alone."""
-    steps = torch.arange(entries.shape[0], device=entries.device).unsqueeze(1)
-    places = torch.where(x.behind, steps, x.lengths - 1 - steps)
-    return places.unsqueeze(-1).expand(entries.shape)
 
 
 class LstmDirection(nn.Module):

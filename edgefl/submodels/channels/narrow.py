@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from edgefl.models.copying import copied
+from edgefl.models.copies import copy_module
 from edgefl.models.spec import ModelSpec
 from edgefl.submodels.channels.axes import ONE, Atom, Axes, Axis, Concat, Product, atoms, resolve
 from edgefl.submodels.channels.resize import adapt, follow, resize, rewrite
@@ -116,7 +116,7 @@ def _copied(module: nn.Sequential, parts: Mapping[str, Region]) -> nn.Sequential
         memo[id(tensor)] = (
             nn.Parameter(cut, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else cut
         )
-    return copied(module, memo)
+    return copy_module(module, memo)
 
 
 def _cut(tensor: Tensor, region: Region) -> Tensor:

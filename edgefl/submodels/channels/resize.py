@@ -98,7 +98,10 @@ def _embedding(layer: nn.Embedding | nn.EmbeddingBag) -> Sizes:
 
 def _recurrent(layer: nn.RNNBase) -> Sizes:
     kernel, recurrent = cast(Tensor, layer.weight_ih_l0), cast(Tensor, layer.weight_hh_l0)
-    return {"input_size": kernel.shape[1], "hidden_size": recurrent.shape[1]}
+    sizes = {"input_size": kernel.shape[1], "hidden_size": recurrent.shape[1]}
+    if layer.proj_size:
+        sizes |= {"hidden_size": kernel.shape[0] // 4, "proj_size": recurrent.shape[1]}
+    return sizes
 
 
 def _attention(layer: nn.MultiheadAttention) -> Sizes:

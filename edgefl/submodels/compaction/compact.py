@@ -17,7 +17,6 @@ not known needs all that it reads. The outcome runs in inference only::
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -26,6 +25,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, fx, nn
 
+from edgefl.models.copies import copy_module
 from edgefl.models.spec import ModelSpec
 from edgefl.submodels.channels.axes import Atom
 from edgefl.submodels.channels.cost import macs
@@ -90,7 +90,7 @@ def _masked(spec: ModelSpec, weights: Mapping[str, Array], masks: Masks) -> Mode
                 f"{arrays[name].shape if name in arrays else None}",
                 name=name,
             )
-    module = copy.deepcopy(spec.module).eval()
+    module = copy_module(spec.module).eval()
     module.load_state_dict(
         {
             name: torch.from_numpy(np.where(masks.get(name, True), array, 0).astype(array.dtype))
@@ -102,7 +102,7 @@ def _masked(spec: ModelSpec, weights: Mapping[str, Array], masks: Masks) -> Mode
 
 def _loaded(units: nn.Sequential, masked: ModelSpec) -> nn.Sequential:
     """A copy with the masked weights; graphs have no state that nothing reads."""
-    copied = copy.deepcopy(units)
+    copied = copy_module(units)
     copied.load_state_dict(masked.weights, strict=False)
     return copied
 
@@ -156,7 +156,7 @@ def _narrowed(spec: ModelSpec, used: Used) -> tuple[nn.Sequential, Channels, Sel
             return narrow(spec, channels, selection), channels, selection
         except ModelError:  # code that holds a size of its own
             continue
-    return copy.deepcopy(spec.module), channels, {}
+    return copy_module(spec.module), channels, {}
 
 
 def _kept(channels: Channels, atom: Atom, used: Used) -> tuple[int, ...]:

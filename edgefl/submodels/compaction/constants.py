@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from edgefl.contract.tensors import TensorSpec
+from edgefl.models.copies import copy_module
 from edgefl.models.graph.flow import Flow
 from edgefl.models.graph.tracing import trace
 from edgefl.models.graph.units import Stretch
@@ -45,7 +46,7 @@ def as_graphs(spec: ModelSpec) -> nn.Sequential:
     stay layers.
     """
     if spec not in _known:
-        units, whole = copy.deepcopy(spec.module).eval().named_children(), entangled(spec.module)
+        units, whole = copy_module(spec.module).eval().named_children(), entangled(spec.module)
         _known[spec] = sequential(
             (name, unit if name in whole else _as_graph(unit, spec.boundary(at)))
             for at, (name, unit) in enumerate(units)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.layers.recurrent import BiLstm, Stack
+from edgefl.models.packed import Padded
 from edgefl.models.spec import ModelSpec, on_meta, run_meta
 from edgefl.models.tied import state_of
 from edgefl.submodels.output_side.live_elements import live_elements
@@ -22,7 +23,7 @@ from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.submodels.submodel import Chunk, Submodel
 
 # 4 gate pre-activations, 4 gate outputs, cell and hidden, per hidden unit, direction and step (embracingfl.md 2.8).
-LSTM_VALUES = 10
+LSTM_VALUES, GRU_VALUES = 10, 7
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def activations(module: nn.Sequential, sample: TensorSpec) -> int:
 
 
 _ROWS = 2
-_COUNTED = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, BiLstm, Stack)
+_COUNTED = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, nn.LSTM, nn.GRU, BiLstm, Stack)
 
 
 def _counted(part: nn.Module, out: Any) -> int:
@@ -74,6 +75,10 @@ def _counted(part: nn.Module, out: Any) -> int:
     if isinstance(part, Stack):
         states = out if isinstance(out, Tensor) else out[0]
         return (2 * part.kind.gates + part.kind.carried) * part.layers * (states.numel() // _ROWS)
+    if isinstance(part, nn.LSTM | nn.GRU):
+        values = LSTM_VALUES if isinstance(part, nn.LSTM) else GRU_VALUES
+        states = out[0].padded if isinstance(out[0], Padded) else out[0]
+        return values * part.num_layers * (states.numel() // _ROWS)
     per_sample: int = out.numel() // out.shape[0]
     return 0 if isinstance(part, nn.Linear) and per_sample == 1 else per_sample
 

@@ -9,7 +9,7 @@ from torch import Tensor, fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from edgefl.contract.tensors import TensorSpec
-from edgefl.models.copying import copied
+from edgefl.models.copies import copy_module
 from edgefl.models.spec import without_values
 from edgefl.wire.errors import ModelError
 
@@ -20,7 +20,7 @@ def live_elements(name: str, unit: nn.Module, sample: TensorSpec, batch: int) ->
     The unit is traced operation by operation on the meta device. Weights are not activations. A view shares its
     base's memory, which lives until the last use of either. The input is alive until its last use.
     """
-    bare = copied(unit).to("meta").eval()
+    bare = copy_module(unit).to("meta").eval()
     x = torch.empty((batch, *sample.shape), dtype=sample.dtype, device="meta")
     with without_values(bare):
         graph = make_fx(bare)(x).graph

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from edgefl.contract.tensors import TensorSpec
-from edgefl.models.draws.steering import Steered
+from edgefl.models.draws.steering import Steered, without_masking
 from edgefl.models.layers.visible import visible
 from edgefl.models.split import split
 from edgefl.objective.objective import Objective
@@ -216,9 +216,10 @@ def test_spec_augment_is_switched_off_in_the_copy_and_people_are_told() -> None:
     model.config = Config()
     with pytest.warns(UserWarning, match="SpecAugment of Sequential is off"):
         made = visible(model)
+        without_masking(made)
 
     assert not made.config.apply_spec_augment and model.config.apply_spec_augment
     made.config.mask_time_prob = 0.0
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        visible(made)
+        without_masking(made)

@@ -13,7 +13,6 @@ from edgefl import programs
 from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
 from edgefl.models.draws.reading import Reading
-from edgefl.models.layers.visible import visible
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import tiers
@@ -39,7 +38,7 @@ class Outputs(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         out, state = self.layer(x)
-        last = state if isinstance(state, Tensor) else torch.cat(state)
+        last = torch.cat([each.flatten() for each in (state if isinstance(state, tuple) else (state,))])
         return torch.cat([out.flatten(), last.flatten()])
 
 
@@ -53,8 +52,8 @@ def training_step(
     names = [name for name, _ in module.named_parameters()]
     ports = {f"state.{name}": TensorSpec.of(value) for name, value in module.named_parameters()}
     ports["batch.0.x"] = TensorSpec((B, length, E))
-    drops = [name for name, part in module.named_modules() if isinstance(part, nn.Dropout) and part.p]
-    noise = tuple(f"{name}.uniform" for name in drops)
+    parts = module.named_modules()
+    noise = tuple(f"{name}.uniform" for name, part in parts if isinstance(part, nn.RNNBase) and part.dropout)
     ports |= {f"noise.{name}": TensorSpec((length, B, 2 * H)) for name in noise}
 
     def fn(tensors: Tensors) -> Tensors:
@@ -96,7 +95,7 @@ def test_the_exported_step_equals_torch_s_layer(
 ) -> None:
     torch.manual_seed(0)
     theirs = Outputs(kind(E, H, layers, bidirectional=bidirectional, batch_first=True))
-    step = training_step(visible(theirs))
+    step = training_step(theirs)
 
     model = written(form, step)
 
@@ -105,12 +104,21 @@ def test_the_exported_step_equals_torch_s_layer(
             assert format_of(form).verify(reference, model, seed).set_aside == ()
 
 
+@pytest.mark.parametrize("form", in_turn([()]))
+def test_projections_are_exported(form: str) -> None:
+    torch.manual_seed(0)
+    theirs = Outputs(nn.LSTM(E, H, 2, bidirectional=True, batch_first=True, proj_size=3))
+    model = written(form, training_step(theirs, functional=True))
+
+    assert format_of(form).verify(training_step(theirs, dtype=torch.float64), model, 1).set_aside == ()
+
+
 @pytest.mark.parametrize(("kind", "form"), in_turn([], rare=KINDS))
 def test_gradients_by_torch_func_are_exported_too(kind: Any, form: str) -> None:
     torch.manual_seed(0)
     theirs = Outputs(kind(E, H, 2, bidirectional=True, batch_first=True))
 
-    model = written(form, training_step(visible(theirs), functional=True))
+    model = written(form, training_step(theirs, functional=True))
 
     for seed in SEEDS:
         assert format_of(form).verify(training_step(theirs, dtype=torch.float64), model, seed).set_aside == ()
@@ -119,10 +127,10 @@ def test_gradients_by_torch_func_are_exported_too(kind: Any, form: str) -> None:
 @pytest.mark.parametrize(("kind", "form"), in_turn([], rare=KINDS[::-1]))
 def test_dropout_noise_and_missing_biases_are_exported(kind: Any, form: str) -> None:
     layer = kind(E, H, 2, bidirectional=True, batch_first=True, dropout=0.4, bias=False)
-    step = training_step(visible(Outputs(layer)).train())
+    step = training_step(Outputs(layer).train())
 
     captured = format_of(form).capture(step)
-    assert "noise.layer.drops.0.uniform" in captured.inputs
+    assert "noise.layer.uniform" in captured.inputs
     model = format_of(form).write(captured).model
     for seed in SEEDS:
         format_of(form).verify(step, model, seed)
@@ -131,7 +139,7 @@ def test_dropout_noise_and_missing_biases_are_exported(kind: Any, form: str) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", by_default(KINDS, KINDS[:1]))
 def test_the_graph_of_a_long_sequence_is_the_graph_of_a_short_one(kind: Any) -> None:
-    ours = visible(Outputs(kind(E, H, 2, bidirectional=True, batch_first=True)))
+    ours = Outputs(kind(E, H, 2, bidirectional=True, batch_first=True))
 
     short, long = (
         onnx.load_from_string(to_onnx(capture(training_step(ours, length)))).graph for length in (50, 100)
@@ -153,7 +161,7 @@ def _operators(graph: onnx.GraphProto) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("form", in_turn([()]))
 def test_equal_steps_give_equal_bytes(form: str) -> None:
-    ours = visible(Outputs(nn.LSTM(E, H, 2, batch_first=True)))
+    ours = Outputs(nn.LSTM(E, H, 2, batch_first=True))
 
     first, second = (written(form, training_step(ours)) for _ in range(2))
 
@@ -161,7 +169,7 @@ def test_equal_steps_give_equal_bytes(form: str) -> None:
 
 
 def test_a_sequence_that_is_too_long_to_be_written_out_is_refused_for_executorch() -> None:
-    ours = visible(Outputs(nn.LSTM(E, H, batch_first=True)))
+    ours = Outputs(nn.LSTM(E, H, batch_first=True))
 
     with pytest.raises(ExportError, match=f"LSTM layer over {STEPS + 1} steps.*at most {STEPS}.*for onnx"):
         format_of("executorch").capture(training_step(ours, STEPS + 1))

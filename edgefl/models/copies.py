@@ -1,36 +1,56 @@
-"""Deep copies of modules whose functions refer to the copy.
-
-``copy.deepcopy`` shares functions. A hook such as ``lambda module, args, out: out * self.scale`` would go on to read the
-weights of the original, which nobody trains.
-"""
+"""Deep copies of modules."""
 
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Iterator
 from types import CellType, FunctionType, MethodType
 from typing import Any, TypeVar, cast
 
+import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
-from edgefl.models.swapped import Swap
+from edgefl.models.swapped import Swap, heeding
 
-_Module = TypeVar("_Module", bound=nn.Module)
+M = TypeVar("M", bound=nn.Module)
 
 
-def copied(module: _Module, memo: dict[int, object] | None = None) -> _Module:
+def copy_module(module: M, memo: dict[int, Any] | None = None) -> M:
     """Return a deep copy of ``module``.
+
+    Tensors that its code computed and keeps are copied detached: torch itself refuses to copy them, such as the weight that
+    pruning or the older ``weight_norm`` sets in a pre-hook. Functions that refer to modules, such as the hook
+    ``lambda module, args, out: out * self.scale``, refer to the copies.
 
     Args:
         module: the module to copy; it is not changed.
         memo: copies to use instead of making one, by the ``id`` of the original, as for ``copy.deepcopy``.
     """
-    with _functions():
-        return copy.deepcopy(module, {} if memo is None else cast(dict[int, Any], memo))
+    memo = {} if memo is None else memo
+    with torch.no_grad(), _Detaching(), _copying():
+        made = copy.deepcopy(module, memo)
+    for part in made.modules():
+        if isinstance(part, nn.RNNBase):
+            part._flat_weight_refs = [_GONE] * len(part._flat_weights_names)
+    return made
+
+
+def _state(self: nn.RNNBase) -> dict[str, Any]:
+    """Return the state of a recurrent layer without its list of weights, which torch's own would compute for it:
+    a parametrization, such as spectral norm, moves its buffers each time."""
+    state = self.__dict__.copy()
+    del state["_flat_weight_refs"]
+    return state | {"_flat_weights": [None] * len(self._flat_weights_names)}
+
+
+# A reference to nothing: torch gathers the weights when the layer is called next.
+_GONE: weakref.ref[Any] = weakref.ref(set())
 
 
 def _copy_function(function: FunctionType, memo: dict[int, Any]) -> FunctionType:
-    if not _functions.here() or not any(map(_refers_to_module, _captured(function))):
+    if not _copying.here() or not any(map(_refers_to_module, _captured(function))):
         return function
     cells = tuple(CellType() for _ in function.__closure__ or ())
     made = FunctionType(
@@ -88,4 +108,19 @@ class _Dispatch:
         copy._deepcopy_dispatch[FunctionType] = handler  # type: ignore[attr-defined]
 
 
-_functions = Swap((_Dispatch(), "functions", _copy_function))
+class _Detaching(TorchFunctionMode):
+    """Copies tensors that are no leaves as if they were."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not Tensor.__deepcopy__ or args[0].is_leaf:
+            return func(*args, **kwargs or {})
+        tensor, memo = args
+        if id(tensor) not in memo:
+            memo[id(tensor)] = tensor.detach().clone()
+        return memo[id(tensor)]
+
+
+_copying: Swap = Swap(
+    (nn.RNNBase, "__getstate__", heeding(lambda: _copying, nn.RNNBase.__getstate__, _state)),
+    (_Dispatch(), "functions", _copy_function),
+)
