@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.caches import forgotten, move_to_meta
 from edgefl.models.copies import copy_module
+from edgefl.models.counters import Watch, restore_counters
 from edgefl.models.draws.steering import Steered
 from edgefl.models.layers.given import given
 from edgefl.models.losses.classes import CROSS_ENTROPY
@@ -158,7 +159,9 @@ def on_meta(module: nn.Sequential) -> nn.Sequential:
         else tensor.to("meta")
         for tensor in tensors
     }
-    return copy_module(module, memo).to("meta")
+    made = copy_module(module, memo).to("meta")
+    restore_counters(made)
+    return made
 
 
 def _autocast_anywhere(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
@@ -179,12 +182,21 @@ def without_values(module: nn.Module) -> Iterator[None]:
         yield
 
 
-def run_fake(module: nn.Module, sample: TensorSpec) -> object:
-    """Run ``module`` in its present modes on a batch of three fake samples, and return what it returns."""
-    with FakeTensorMode(allow_non_fake_inputs=True), forgotten(module):
+def run_fake(module: nn.Module, sample: TensorSpec, watch: Watch | None = None) -> object:
+    """Run ``module`` in its present modes on a batch of three fake samples, and return what it returns.
+
+    Args:
+        module: the module.
+        sample: one sample.
+        watch: sees the operations.
+    """
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode, forgotten(module):
+        # In-place operations must not reach the module's own buffers.
+        own = (*module.named_parameters(), *module.named_buffers())
+        tensors = {name: mode.from_tensor(each) for name, each in own}
         x = sample.rows(3).zeros()  # before the mode below, which knows the values of what is made inside
-        with Steered():
-            return module(x)
+        with Steered(), nullcontext() if watch is None else watch.following(tensors):
+            return torch.func.functional_call(module, tensors, (x,))
 
 
 def output_spec(module: nn.Sequential, sample: TensorSpec) -> TensorSpec:

@@ -10,6 +10,7 @@ from typing import Literal
 from torch import Tensor, fx, nn
 
 from edgefl.contract.tensors import TensorSpec
+from edgefl.models.counters import moved_counters, note_counters
 from edgefl.models.draws.steering import without_dispatch, without_masking
 from edgefl.models.graph import autocut
 from edgefl.models.graph.conditions import check_draws, check_modes, switches
@@ -99,10 +100,16 @@ def _split(module: nn.Module, request: Request) -> ModelSpec:
         loss = lifted(copied, sample, output, loss, request.labels)
     if isinstance(sample, Mapping):
         copied, sample = joined(copied, sample), request.first
+    moved = moved_counters(copied, run_fake, sample)
+    for name in moved:
+        path, _, own = name.rpartition(".")
+        copied.get_submodule(path)._non_persistent_buffers_set.discard(own)
     state = copied.state_dict(keep_vars=True)
     made = _units(copied, sample, request)
     note_gradient_hooks(made, hooks)
     made = shared(made)
+    names = _names(state, made)
+    note_counters(made, [names[each] for each in moved if each in names])
     spec = ModelSpec(
         request.name,
         made,
@@ -110,7 +117,7 @@ def _split(module: nn.Module, request: Request) -> ModelSpec:
         request.classes,
         request.accounting_batch,
         loss=fitted(loss, output_spec(made, sample), request.labels, sample),
-        global_names=_names(state, made),
+        global_names=names,
         again=lambda length: _split(
             module,
             replace(

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.models.caches import forgotten
+from edgefl.models.counters import as_integers, counters
 from edgefl.models.draws.reading import Reading, drawn
 from edgefl.models.draws.steering import Steered
 from edgefl.models.exit_loss import divergence
@@ -327,6 +328,11 @@ class Objective:
             for name, buffer in mode.named_buffers(remove_duplicate=False)
             if name not in tensors and not buffer.is_floating_point()
         }
+        whole = counters(mode)
+        tensors |= as_integers(tensors, whole)
         # Rebound buffers are written back into `tensors`, which is how the new moving statistics get out.
         with forgotten(mode):
-            return cast(Tensor, torch.func.functional_call(mode, tensors, (x,)))
+            out = cast(Tensor, torch.func.functional_call(mode, tensors, (x,)))
+        for name in whole:
+            tensors[name] = tensors[name].to(torch.float32)
+        return out

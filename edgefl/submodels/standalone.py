@@ -9,6 +9,7 @@ from torch import nn
 
 from edgefl.contract.tensors import Tensors, TensorSpec, arrays
 from edgefl.models.copies import copy_module
+from edgefl.models.counters import restore_counters
 from edgefl.models.layers.given import called
 from edgefl.models.losses.loss import Loss, metrics_of, sums_of
 from edgefl.models.spec import ModelSpec
@@ -34,6 +35,7 @@ def standalone(submodel: Submodel, weights: Mapping[str, Array], number: int = F
     made = copy_module(submodel.spec.module if whole else submodel.suffix).eval().requires_grad_(False)
     tensors = _tensors(weights) if whole else _read(submodel, weights, number)
     made.load_state_dict({name: tensors[name] for name in made.state_dict()})
+    restore_counters(made)
     return made
 
 

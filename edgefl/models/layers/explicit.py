@@ -52,11 +52,9 @@ class BatchNorm(nn.Module):
             x, self.weight, self.bias, None, None, True, 0.0, self.eps
         )
         if self.mode == "global":
-            batch = moments(x, mean, inverse_std, self.eps)
-            self.running_mean, self.running_var = (
-                mixed(old, new, self.keep)
-                for old, new in zip((self.running_mean, self.running_var), batch, strict=True)
-            )
+            batch_mean, batch_var = moments(x, mean, inverse_std, self.eps)
+            self.running_mean = self.running_mean * self.keep + batch_mean * (1 - self.keep)
+            self.running_var = self.running_var * self.keep + batch_var * (1 - self.keep)
         return out
 
     def extra_repr(self) -> str:
@@ -69,8 +67,3 @@ def moments(x: Tensor, mean: Tensor, inverse_std: Tensor, eps: float) -> tuple[T
     # The kernel has the variance already; recovering it from 1/std saves a second pass over the batch.
     biased = (inverse_std.detach().pow(-2) - eps).clamp_min(0.0)
     return mean.detach(), biased * (count / max(count - 1, 1))
-
-
-def mixed(old: Tensor, new: Tensor, keep: float) -> Tensor:
-    """Return the moving statistic after a batch: ``keep * old + (1 - keep) * new``."""
-    return old * keep + new * (1 - keep)

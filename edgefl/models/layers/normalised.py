@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from edgefl.models.layers.explicit import mixed, moments
+from edgefl.models.layers.explicit import moments
 
 
 def batch_norm(
@@ -116,7 +116,8 @@ def _instance_of_torch(
 
 @torch.no_grad()
 def _move(old: Tensor, new: Tensor, momentum: float) -> None:
-    old.copy_(mixed(old, new, 1 - momentum))
+    # Not copy_: torch.func.vmap has no rule for it, which the simulator needs for many clients.
+    old.mul_(1 - momentum).add_(new * momentum)
 
 
 RULES: Mapping[Callable[..., Any], Callable[..., Any]] = {

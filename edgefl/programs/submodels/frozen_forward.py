@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
 from edgefl.models.caches import forgotten
+from edgefl.models.counters import as_integers, counters
 from edgefl.models.draws.steering import Steered
 from edgefl.models.layers.given import given, placed
 from edgefl.models.spec import skeleton
@@ -34,6 +35,7 @@ def chunk_forward(units: nn.Sequential, sample: TensorSpec, *, batch: int = 32) 
         own |= {path: read[name] for path, name in lent.items()}
         with torch.no_grad(), Steered(), forgotten(bare):
             batch = select(tensors, "batch.0")
+            own |= as_integers(own, counters(bare))
             out = torch.func.functional_call(bare, own | placed(bare, batch), (batch["x"],))
         return {"record.x": cast(Tensor, out)}
 

@@ -1,0 +1,118 @@
+"""Integer buffers that a module's forward reads and moves, such as a step counter for a warm-up.
+
+Devices train and average floats, so such a buffer is float32 state, and its values are rounded before the module's code
+reads them. Integer buffers that nothing reads, such as batch norm's, are no state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from edgefl.contract.tensors import Tensors, TensorSpec
+from edgefl.models.modes import in_mode
+
+_NOTE = "edgefl_counters"
+
+
+def moved_counters(module: nn.Module, run: Any, sample: TensorSpec) -> frozenset[str]:
+    """Return the names of the integer buffers that a training pass writes to and computes with.
+
+    Args:
+        module: the module.
+        run: runs a module on a batch of samples without values, such as :func:`edgefl.models.spec.run_fake`.
+        sample: one sample of its input.
+    """
+    integers = [
+        name
+        for name, each in module.named_buffers()
+        if not (each.is_floating_point() or each.is_complex() or each.dtype is torch.bool)
+    ]
+    if not integers:
+        return frozenset()
+    watch = Watch(integers)
+    try:
+        with in_mode(module, training=True):
+            run(module, sample, watch)
+    except Exception:  # whoever traces the module next meets the failure
+        return frozenset()
+    return frozenset(watch.written & watch.read)
+
+
+class Watch(TorchDispatchMode):
+    """Mode that follows buffers through a run: those that are ``written``, and those ``read`` for anything else."""
+
+    def __init__(self, buffers: Collection[str]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.written: set[str] = set()
+        self.read: set[str] = set()
+        self._buffers = buffers
+        self._sources: Any = WeakTensorKeyDictionary()
+
+    def following(self, tensors: Tensors) -> Self:
+        """Return the mode for a run with these ``tensors`` by name."""
+        for name in self._buffers:
+            self._sources[tensors[name]] = frozenset({name})
+        return self
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        tensors = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+        sources = frozenset[str]().union(*(self._sources.get(each, frozenset()) for each in tensors))
+        result = func(*args, **(kwargs or {}))
+        results = [each for each in pytree.tree_leaves(result) if isinstance(each, Tensor)]
+        writes = func._schema.is_mutable
+        if writes and args and isinstance(args[0], Tensor):
+            own = self._sources.get(args[0], frozenset())
+            self.written |= own
+            self.read |= sources - own
+        elif any(each.is_floating_point() or each.dtype is torch.bool for each in results):
+            self.read |= sources
+        elif len(tensors) > 1:
+            self.read |= frozenset[str]().union(
+                *(self._sources.get(each, frozenset()) for each in tensors[1:])
+            )
+        for each in results:
+            if sources:
+                self._sources[each] = sources
+        return result
+
+
+def note_counters(module: nn.Module, names: Collection[str]) -> None:
+    """Make these integer buffers of ``module`` float32, and note their types."""
+    for name in names:
+        path, _, own = name.rpartition(".")
+        part = module.get_submodule(path)
+        buffer = part._buffers[own]
+        assert buffer is not None
+        part._buffers[own] = buffer.to(torch.float32)
+        part.__dict__[_NOTE] = {**part.__dict__.get(_NOTE, {}), own: buffer.dtype}
+
+
+def counters(module: nn.Module) -> dict[str, torch.dtype]:
+    """Return the types of the noted buffers by their path in ``module``."""
+    return {f"{path}.{own}" if path else own: dtype for path, _, own, dtype in _noted(module)}
+
+
+def restore_counters(module: nn.Module) -> None:
+    """Make the noted buffers integers again, in place: for a module that is run as it is."""
+    for _, part, own, dtype in _noted(module):
+        buffer = part._buffers[own]
+        assert buffer is not None
+        part._buffers[own] = buffer.round().to(dtype)
+
+
+def as_integers(tensors: Tensors, types: Mapping[str, torch.dtype]) -> Tensors:
+    """Return the tensors of these names rounded to integers."""
+    return {name: tensors[name].round().to(dtype) for name, dtype in types.items() if name in tensors}
+
+
+def _noted(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, torch.dtype]]:
+    for path, part in module.named_modules():
+        for own, dtype in part.__dict__.get(_NOTE, {}).items():
+            yield path, part, own, dtype
