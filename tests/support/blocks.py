@@ -70,10 +70,10 @@ class Quiet(nn.Module):
 class Moving(nn.Module):
     """Subtracts a moving average of its input, kept in a buffer."""
 
-    def __init__(self, width: int, rate: float, persistent: bool) -> None:
+    def __init__(self, width: int, rate: float) -> None:
         super().__init__()
         self.rate = rate
-        self.register_buffer("average", torch.zeros(width), persistent=persistent)
+        self.register_buffer("average", torch.zeros(width))
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training:

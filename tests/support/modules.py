@@ -135,7 +135,7 @@ def _same_width(random: Random, width: int, depth: int = 0) -> Make:
         partial(nn.Linear, width, width, bias=False),
         partial(nn.LayerNorm, width),
         _activation(random),
-        partial(blocks.Moving, width, rate, random.random() < 0.7),
+        partial(blocks.Moving, width, rate),
         partial(blocks.Counting, random.choice([2, 5])),
         blocks.Logging,
         partial(blocks.Standardised, width),

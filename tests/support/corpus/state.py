@@ -273,9 +273,9 @@ class VectorQuantiserEma(nn.Module):
         return self.b(h + (self.codes[near] - h).detach())
 
 
-@_.case("c-buffer")
+@_.case("c-buffer", "refused")
 class NonPersistentMovingBuffer(Net):
-    # Outside of the state dictionary, and still moves.
+    # Outside of the state dictionary, and still moves: no server can average it.
     def __init__(self):
         super().__init__()
         self.register_buffer("running", torch.zeros(8), persistent=False)
