@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from edgefl.comparison import graph_side, torch_side
 from edgefl.comparison.conduct import Conduct, check_state
 from edgefl.comparison.diagnosis import diagnosed
+from edgefl.comparison.graph_side import Step
 from edgefl.comparison.inputs import ATTEMPTS, Samples, batches
 from edgefl.comparison.torch_side import Trained
 from edgefl.contract.tensors import Tensors
@@ -20,7 +21,6 @@ from edgefl.models.source import Source
 from edgefl.models.spec import ModelSpec
 from edgefl.models.user_code import innermost
 from edgefl.wire.errors import EdgeflError, ModelError
-from exporters.verify.rounding import double_precision
 
 STEPS = 3
 """Steps of training: what a step leaves in the module shows in the next ones."""
@@ -154,15 +154,10 @@ def _compare(spec: ModelSpec, source: Source, data: Samples | None, seed: int) -
         if by_torch is None or not by_torch.is_finite:
             continue
         finite = True
-        by_graph = graph_side.train(spec, step, samples, by_torch)
-        differences = _differences(spec, by_torch, by_graph, {})
-        if differences:
-            exact = torch_side.train(
-                source, spec.loss, samples, seed, rate=by_torch.rate, around=double_precision
-            )
-            differences = _differences(spec, by_torch, by_graph, _strayed(by_torch, exact))
+        judge = _Judge(source, samples, by_torch, seed)
+        differences = judge.differences(spec, step)
         if not differences:
-            check_state(spec, source, step, rows, conduct)
+            check_state(spec, source, step, rows, conduct, judge.agrees)
             return
         found = found or (differences[0], samples[0], by_torch)
     if found is not None:
@@ -198,14 +193,40 @@ def _by_torch(
         ) from error
 
 
-def _strayed(by_torch: Trained, exact: Trained) -> Mapping[str, float]:
-    """Return how far each tensor of torch's float32 is from that of its float64."""
-    strayed = {"loss": max(abs(a - b) for a, b in zip(by_torch.losses, exact.losses, strict=True))}
-    for name, mine in by_torch.gradients.items():
-        # Beyond that a kink decides, which excuses nothing.
-        largest = CEILING * float(mine.abs().max()) if mine.numel() else 0.0
-        strayed[f"gradients.{name}"] = min(_distance(mine, exact.gradients.get(name)), largest)
-    return strayed
+@dataclass(frozen=True, eq=False)
+class _Judge:
+    """Training of the module by torch, beside which models are judged."""
+
+    source: Source
+    samples: list[Tensors]
+    by_torch: Trained
+    seed: int
+
+    def differences(self, spec: ModelSpec, step: Step) -> list[Difference]:
+        """Return the tensors that the traced ``step`` of ``spec`` trains differently."""
+        by_graph = graph_side.train(spec, step, self.samples, self.by_torch)
+        found = _differences(spec, self.by_torch, by_graph, {})
+        return found and _differences(spec, self.by_torch, by_graph, self._strayed(spec))
+
+    def agrees(self, spec: ModelSpec, step: Step) -> bool:
+        """Return True if the traced ``step`` of ``spec`` trains as torch does."""
+        return not self.differences(spec, step)
+
+    def _strayed(self, spec: ModelSpec) -> Mapping[str, float]:
+        """Return how far each tensor of torch's float32 is from its float64; nothing for code that runs in float32 only."""
+        by_torch = self.by_torch
+        try:
+            exact = torch_side.train(
+                self.source, spec.loss, self.samples, self.seed, rate=by_torch.rate, exact=True
+            )
+        except Exception:
+            return {}
+        strayed = {"loss": max(abs(a - b) for a, b in zip(by_torch.losses, exact.losses, strict=True))}
+        for name, mine in by_torch.gradients.items():
+            # Beyond that a kink decides, which excuses nothing.
+            largest = CEILING * float(mine.abs().max()) if mine.numel() else 0.0
+            strayed[f"gradients.{name}"] = min(_distance(mine, exact.gradients.get(name)), largest)
+        return strayed
 
 
 def _distance(one: Tensor, other: Tensor | None) -> float:

@@ -27,6 +27,7 @@ from edgefl.models.losses.loss import Loss
 from edgefl.models.modes import enter_training, keeping_modes
 from edgefl.models.source import Source
 from edgefl.models.spec import ModelSpec
+from exporters.verify.rounding import double_precision
 
 MAX_RATE, RELATIVE_STEP = 0.1, 0.02
 _WARM_UP, _TIMED = 2, 5
@@ -66,6 +67,7 @@ def train(
     *,
     rate: float | None = None,
     around: Callable[[], Any] = nullcontext,
+    exact: bool = False,
 ) -> Trained:
     """Train the user's module for one step of SGD on each batch, in place, and restore it.
 
@@ -76,6 +78,7 @@ def train(
         seed: of the numbers that the module draws.
         rate: the learning rate; by default one that moves the weights by two per cent in the first step.
         around: makes a context for the forward pass and the loss of a step.
+        exact: train in float64.
 
     Raises:
         ModelError: if a random number of Python's or numpy's is computed with.
@@ -85,10 +88,13 @@ def train(
     with restored(module), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         enter_training(module)
+        if exact:
+            _double(module)
+            batches = [{name: _as_double(each) for name, each in batch.items()} for batch in batches]
         parameters = dict(module.named_parameters())
         for number, batch in enumerate(batches):
             stream = Stream(seed + number)
-            with around(), Drawing(stream), torch.enable_grad():
+            with double_precision() if exact else around(), Drawing(stream), torch.enable_grad():
                 value = _loss(source, loss, batch)
             value.backward()
             trained.losses.append(float(value.detach()))
@@ -176,6 +182,7 @@ def restored(module: nn.Module) -> Iterator[None]:
     """Restore everything of ``module`` afterwards: attributes, modes, tensors, gradients, and torch's generators."""
     tensors = {id(each): each for part in module.modules() for each in _tensors(part)}
     values = {key: each.detach().clone() for key, each in tensors.items()}
+    data = {key: each.data for key, each in tensors.items() if isinstance(each, nn.Parameter)}
     gradients = {key: each.grad for key, each in tensors.items() if each.is_leaf}
     learns = {key: each.requires_grad for key, each in tensors.items() if each.is_leaf}
     groups = [(part, dict(part._parameters), dict(part._buffers)) for part in module.modules()]
@@ -197,11 +204,29 @@ def restored(module: nn.Module) -> Iterator[None]:
             with torch.no_grad():
                 for key, each in tensors.items():
                     if each.is_leaf:
-                        each.requires_grad_(False).copy_(values[key])
+                        each.requires_grad_(False)
+                        if key in data:
+                            each.data = data[key]
+                        each.copy_(values[key])
                         each.requires_grad_(learns[key])
                         each.grad = gradients[key]
             random.setstate(generators[0])
             np.random.set_state(generators[1])
+
+
+def _double(module: nn.Module) -> None:
+    """Make all floats of ``module`` float64, in place."""
+    for part in module.modules():
+        for parameter in part._parameters.values():
+            if parameter is not None:
+                parameter.data = _as_double(parameter.data)
+        part._buffers.update(
+            {name: None if each is None else _as_double(each) for name, each in part._buffers.items()}
+        )
+
+
+def _as_double(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.dtype == torch.float32 else tensor
 
 
 def _tensors(part: nn.Module) -> Iterator[Tensor]:

@@ -21,22 +21,19 @@ from edgefl.models.modes import in_mode
 _NOTE = "edgefl_counters"
 
 
-def moved_counters(module: nn.Module, run: Any, sample: TensorSpec) -> frozenset[str]:
-    """Return the names of the integer buffers that a training pass writes to and computes with.
+def moved_buffers(module: nn.Module, run: Any, sample: TensorSpec) -> frozenset[str]:
+    """Return the names of the buffers outside the state that a training pass writes to and computes with.
 
     Args:
         module: the module.
         run: runs a module on a batch of samples without values, such as :func:`edgefl.models.spec.run_fake`.
         sample: one sample of its input.
     """
-    integers = [
-        name
-        for name, each in module.named_buffers()
-        if not (each.is_floating_point() or each.is_complex() or each.dtype is torch.bool)
-    ]
-    if not integers:
+    state = module.state_dict(keep_vars=True).keys()
+    others = [name for name, _ in module.named_buffers() if name not in state]
+    if not others:
         return frozenset()
-    watch = Watch(integers)
+    watch = Watch(others)
     try:
         with in_mode(module, training=True):
             run(module, sample, watch)
@@ -84,12 +81,14 @@ class Watch(TorchDispatchMode):
 
 
 def note_counters(module: nn.Module, names: Collection[str]) -> None:
-    """Make these integer buffers of ``module`` float32, and note their types."""
+    """Make the integers among these buffers of ``module`` float32, and note their types."""
     for name in names:
         path, _, own = name.rpartition(".")
         part = module.get_submodule(path)
         buffer = part._buffers[own]
         assert buffer is not None
+        if buffer.is_floating_point():
+            continue
         part._buffers[own] = buffer.to(torch.float32)
         part.__dict__[_NOTE] = {**part.__dict__.get(_NOTE, {}), own: buffer.dtype}
 

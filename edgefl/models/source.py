@@ -87,12 +87,15 @@ class Source:
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """Return the module inside of ``nn.DataParallel`` and ``torch.compile``. ModelError for a scripted module."""
-    if isinstance(module, torch.jit.ScriptModule):
-        raise ModelError(
-            f"expected a module of Python code, found a scripted one ({module.original_name}), whose code cannot be traced; "
-            "give the nn.Module that torch.jit.script was given",
-        )
+    """Return the module inside of ``nn.DataParallel`` and ``torch.compile``. ModelError for one with scripted parts."""
+    for path, part in module.named_modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            where = f"submodule {path!r} is" if path else "the module is"
+            raise ModelError(
+                f"expected modules of Python code, found a scripted one, which cannot be traced: {where} "
+                f"{part.original_name}; give the nn.Module that torch.jit.script or torch.jit.trace was given",
+                module=path,
+            )
     if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
         return unwrapped(module.module)
     compiled = type(module).__module__ == "torch._dynamo.eval_frame"  # whose import takes seconds

@@ -193,7 +193,7 @@ def run_fake(module: nn.Module, sample: TensorSpec, watch: Watch | None = None) 
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, forgotten(module):
         # In-place operations must not reach the module's own buffers.
         own = (*module.named_parameters(), *module.named_buffers())
-        tensors = {name: mode.from_tensor(each) for name, each in own}
+        tensors: dict[str, Tensor] = {name: mode.from_tensor(each) for name, each in own}
         x = sample.rows(3).zeros()  # before the mode below, which knows the values of what is made inside
         with Steered(), nullcontext() if watch is None else watch.following(tensors):
             return torch.func.functional_call(module, tensors, (x,))

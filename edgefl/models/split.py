@@ -10,7 +10,7 @@ from typing import Literal
 from torch import Tensor, fx, nn
 
 from edgefl.contract.tensors import TensorSpec
-from edgefl.models.counters import moved_counters, note_counters
+from edgefl.models.counters import moved_buffers, note_counters
 from edgefl.models.draws.steering import without_dispatch, without_masking
 from edgefl.models.graph import autocut
 from edgefl.models.graph.conditions import check_draws, check_modes, switches
@@ -36,6 +36,7 @@ from edgefl.models.modes import in_mode
 from edgefl.models.source import Request, Source, unwrapped
 from edgefl.models.spec import ModelSpec, on_meta, output_spec, run_fake, sequential, without_values
 from edgefl.models.tied import shared
+from edgefl.models.user_code import blamed
 from edgefl.wire.errors import ModelError
 
 TAIL, WHOLE = "tail", "model"
@@ -100,7 +101,7 @@ def _split(module: nn.Module, request: Request) -> ModelSpec:
         loss = lifted(copied, sample, output, loss, request.labels)
     if isinstance(sample, Mapping):
         copied, sample = joined(copied, sample), request.first
-    moved = moved_counters(copied, run_fake, sample)
+    moved = moved_buffers(copied, run_fake, sample)
     for name in moved:
         path, _, own = name.rpartition(".")
         copied.get_submodule(path)._non_persistent_buffers_set.discard(own)
@@ -143,7 +144,8 @@ def _units(module: nn.Module, sample: TensorSpec, request: Request) -> nn.Sequen
     if isinstance(cuts, tuple):
         return _at(module, sample, cuts, output)
     try:
-        return _automatic(module, sample, request.units, output)
+        with blamed(f"cannot cut {type(module).__name__}"):
+            return _automatic(module, sample, request.units, output)
     except ModelError as error:
         if error.details.get("refused"):
             raise

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parameter import UninitializedBuffer, is_lazy
 
 from edgefl.contract.tensors import TensorSpec
@@ -21,7 +21,8 @@ def visible(module: nn.Module) -> nn.Module:
 
     Parts in inference mode inside a module in training mode stay so, also where a ``train`` of the module's own sees to
     it. A layer without state that is a submodule under several names, such as one ReLU for all, becomes one of its own
-    under each. Integer buffers (position ids, counters) become constants, because only floats are averaged.
+    under each. Buffers of integers (position ids, counters) and of complex numbers become constants, because only floats are
+    averaged.
 
     Raises ModelError for cumulative batch-norm averages.
     """
@@ -32,10 +33,11 @@ def visible(module: nn.Module) -> nn.Module:
     for part in made.modules():
         if isinstance(part, nn.modules.batchnorm._NormBase):
             part.register_load_state_dict_post_hook(_without_counter)
-        integers = {
-            name for name, buffer in part._buffers.items() if buffer is not None and _discrete(buffer)
+        part._non_persistent_buffers_set |= {
+            name
+            for name, buffer in part._buffers.items()
+            if buffer is not None and not buffer.is_floating_point()
         }
-        part._non_persistent_buffers_set |= integers
     return made
 
 
@@ -96,7 +98,3 @@ def _without_counter(_norm: nn.Module, keys: Any) -> None:
     keys.unexpected_keys[:] = [
         key for key in keys.unexpected_keys if not key.endswith(".num_batches_tracked")
     ]
-
-
-def _discrete(buffer: Tensor) -> bool:
-    return not (buffer.is_floating_point() or buffer.is_complex())
