@@ -1,1 +1,1 @@
-"""Python state of models."""
+"""Functions of torch that are rewritten in training."""
