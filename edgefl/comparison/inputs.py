@@ -49,10 +49,11 @@ def batches(
         count: the number of batches.
         seed: of the random numbers.
         attempt: which kind of random samples, below ``ATTEMPTS``.
-        data: the user's samples, taken in place of random ones in the first attempts.
+        data: the user's samples, taken in place of random ones in the first attempts. A server's data may have none for
+            training.
     """
     generator = torch.Generator().manual_seed(seed * 1000 + attempt)
-    if data is not None and attempt < ATTEMPTS - 1:
+    if data is not None and len(data.train_y) and attempt < ATTEMPTS - 1:
         return [_of_data(spec, data, rows, generator) for _ in range(count)]
     made = []
     for _ in range(count):
@@ -67,7 +68,7 @@ def batches(
 
 def _of_data(spec: ModelSpec, data: Samples, rows: int, generator: torch.Generator) -> Tensors:
     order = torch.randperm(len(data.train_y), generator=generator)
-    taken = order.repeat(math.ceil(rows / max(1, len(order))))[:rows].numpy()
+    taken = order.repeat(math.ceil(rows / len(order)))[:rows].numpy()
     batch = {name: torch.from_numpy(np.asarray(each)) for name, each in data.train_batch(taken).items()}
     names = ("x", "y", *spec.others)
     return {name: each for name, each in batch.items() if name in names} | {

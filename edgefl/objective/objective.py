@@ -323,10 +323,13 @@ class Objective:
             hooked = {name: hooks for name, hooks in self._hooks.items() if name in self.trainable}
             tensors |= {name: apply_gradient_hooks(tensors[name], hooks) for name, hooks in hooked.items()}
         # Counters that forward moves in place, such as batch norm's: under torch.func only copies may be written to.
+        # One name of a shared buffer is enough: functional_call sets the others, and refuses two values.
+        buffers = mode.named_buffers(remove_duplicate=False)
+        placed_ids = {id(buffer) for name, buffer in buffers if name in tensors}
         tensors |= {
             name: buffer.clone()
-            for name, buffer in mode.named_buffers(remove_duplicate=False)
-            if name not in tensors and not buffer.is_floating_point()
+            for name, buffer in mode.named_buffers()
+            if id(buffer) not in placed_ids and not buffer.is_floating_point()
         }
         whole = counters(mode)
         tensors |= as_integers(tensors, whole)

@@ -79,6 +79,21 @@ def test_the_data_of_a_device_say_what_the_model_is_for(own: Path, tmp_path: Pat
 
 
 def test_an_engine_that_cannot_says_so_beside_the_others() -> None:
+    class Largest(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x).cummax(1).values
+
+    verdict = edgefl.check(Largest(), sample=(4,), classes=4, engines=["onnx"])
+    assert not verdict.ok
+    told = "largest can be trained on no engine, 1 units; not on onnx: op aten.cummax.default"
+    assert str(verdict).startswith(told)
+
+
+def test_an_op_that_no_engine_has_is_refused_for_all() -> None:
     class Inverse(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -88,8 +103,9 @@ def test_an_engine_that_cannot_says_so_beside_the_others() -> None:
             return torch.linalg.inv(self.layer(x).unflatten(1, (2, 2)) + 3 * torch.eye(2)).flatten(1)
 
     verdict = edgefl.check(Inverse(), sample=(4,), classes=4, engines=["onnx"])
-    assert not verdict.ok
-    assert str(verdict).startswith("inverse can be trained on no engine, 1 units; not on onnx: ")
+    assert not verdict.ok and not verdict.engines
+    assert "Inverse cannot be trained: op aten.linalg_inv_ex.default" in str(verdict)
+    assert "has no form for any engine" in verdict.problem and Path(__file__).name in verdict.problem
 
 
 def test_arguments_that_do_not_go_together_are_no_verdict() -> None:
@@ -122,7 +138,9 @@ def test_units_that_compute_something_else_than_the_module_are_no_success() -> N
             return self.layer(x)
 
     verdict = edgefl.check(Switching(), sample=(4,), classes=3, engines=["onnx"])
-    assert "Switching gives another output than as it came" in verdict.problem
+    assert not verdict.ok
+    assert "Switching would not be trained as torch trains it: after three steps" in verdict.problem
+    assert "submodule 'layer' (Linear)" in verdict.problem
 
 
 def test_a_module_that_fails_in_torch_says_so() -> None:
@@ -132,4 +150,4 @@ def test_a_module_that_fails_in_torch_says_so() -> None:
         classes=3,
         engines=["onnx"],
     )
-    assert "Sequential fails in torch on random samples: index out of range" in verdict.problem
+    assert "Sequential fails in torch on random samples: IndexError: index out of range" in verdict.problem

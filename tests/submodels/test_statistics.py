@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from edgefl.contract.tensors import Tensors
 from edgefl.models.layers.explicit import BatchNorm
 from edgefl.models.losses import CROSS_ENTROPY
+from edgefl.models.modes import mark_inference
 from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.catalog import build_model
 from edgefl.models.zoo.resnet import resnet8
@@ -147,6 +148,7 @@ def test_collected_moving_norms_get_what_static_ones_of_the_same_weights_get() -
 
 def test_a_norm_whose_statistics_training_left_alone_keeps_them() -> None:
     model = nn.Sequential(BatchNorm(1), nn.BatchNorm2d(1).eval())
+    mark_inference(model)
     assert list(norms(model, moving=True)) == ["0"] and fixed_norms(model) == {"1"}
     module = copy.deepcopy(model).eval()
     made = frozen(module, collect(module, batches(2), moving=True, fixed=fixed_norms(model)))

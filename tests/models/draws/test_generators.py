@@ -123,7 +123,7 @@ def test_a_number_that_is_computed_with_is_refused(way: str) -> None:
 @pytest.mark.parametrize(
     "rng",
     [np.random.default_rng(1), np.random.RandomState(1), random.Random(1).random, np.random.rand, rand],
-    ids=str,
+    ids=("Generator", "RandomState", "own random", "numpy's rand", "imported rand"),
 )
 def test_a_generator_that_a_module_keeps_is_refused_and_left_as_it_was(rng: Any) -> None:
     module = Held(rng)
@@ -143,7 +143,7 @@ def test_a_generator_that_a_module_keeps_is_refused_and_left_as_it_was(rng: Any)
         lambda: PYTHON.uniform(0, 1),
         LATER,
     ],
-    ids=str,
+    ids=("one", "rand", "Random", "RandomState", "Generator", "uniform", "partial"),
 )
 def test_a_layer_left_out_now_and_then_is_announced(draw: Callable[[], float]) -> None:
     with pytest.warns(UserWarning, match=r"random number steers Python \(at .*condition is False"):
