@@ -202,7 +202,7 @@ def check_state(spec: ModelSpec, source: Source, step: Step, rows: int, conduct:
     """
     if not conduct.changed:
         return
-    wanted = fingerprint(step.function)
+    wanted = fingerprint(step.function, step.joint)
     numbers = [
         replace(each, value=type(each.value)(LATER))
         for each in conduct.changed
@@ -228,6 +228,7 @@ def _traced_with(spec: ModelSpec, source: Source, rows: int, changes: Sequence[C
             each.space.write(each.key, each.value)
         request = replace(source.request, loss=source.request.loss if source.returned_loss else spec.loss)
         try:
-            return fingerprint(step_of(source.cut(module, request), rows).function)
+            other = step_of(source.cut(module, request), rows)
+            return fingerprint(other.function, other.joint)
         except EdgeflError:
             return ""

@@ -53,25 +53,28 @@ def batches(
     """
     generator = torch.Generator().manual_seed(seed * 1000 + attempt)
     if data is not None and attempt < ATTEMPTS - 1:
-        return [_of_data(spec, data, rows, generator) for _ in range(count)]
-    made = []
+        label = spec.label
+        return [_of_data(spec, data, rows, label, generator) for _ in range(count)]
+    made, label = [], spec.label
     for _ in range(count):
         x = _input("x", spec.sample, spec.sample, rows, generator, attempt)
         others = {
             name: _input(name, each, spec.sample, rows, generator, attempt)
             for name, each in spec.others.items()
         }
-        made.append({"x": x, **others, "y": _labels(spec.label, spec.loss, rows, generator)})
+        made.append({"x": x, **others, "y": _labels(label, spec.loss, rows, generator)})
     return made
 
 
-def _of_data(spec: ModelSpec, data: Samples, rows: int, generator: torch.Generator) -> Tensors:
+def _of_data(
+    spec: ModelSpec, data: Samples, rows: int, label: TensorSpec, generator: torch.Generator
+) -> Tensors:
     order = torch.randperm(len(data.train_y), generator=generator)
     taken = order.repeat(math.ceil(rows / max(1, len(order))))[:rows].numpy()
     batch = {name: torch.from_numpy(np.asarray(each)) for name, each in data.train_batch(taken).items()}
     names = ("x", "y", *spec.others)
     return {name: each for name, each in batch.items() if name in names} | {
-        "y": batch["y"].reshape(rows, *spec.label.shape)
+        "y": batch["y"].reshape(rows, *label.shape)
     }
 
 

@@ -27,6 +27,7 @@ from edgefl.models.losses.loss import Loss
 from edgefl.models.modes import enter_training, keeping_modes
 from edgefl.models.source import Source
 from edgefl.models.spec import ModelSpec
+from exporters.verify.rounding import double_precision
 
 MAX_RATE, RELATIVE_STEP = 0.1, 0.02
 _WARM_UP, _TIMED = 2, 5
@@ -66,6 +67,7 @@ def train(
     *,
     rate: float | None = None,
     around: Callable[[], Any] = nullcontext,
+    double: bool = False,
 ) -> Trained:
     """Train the user's module for one step of SGD on each batch, in place, and restore it.
 
@@ -76,19 +78,26 @@ def train(
         seed: of the numbers that the module draws.
         rate: the learning rate; by default one that moves the weights by two per cent in the first step.
         around: makes a context for the forward pass and the loss of a step.
+        double: compute in float64.
 
     Raises:
         ModelError: if a random number of Python's or numpy's is computed with.
         Exception: whatever the module raises.
     """
     module, trained = source.module, Trained()
-    with restored(module), warnings.catch_warnings():
+    with restored(module), warnings.catch_warnings(), ExitStack() as stack:
         warnings.simplefilter("ignore")
         enter_training(module)
+        stack.enter_context(_widened(module) if double else nullcontext())
         parameters = dict(module.named_parameters())
         for number, batch in enumerate(batches):
             stream = Stream(seed + number)
-            with around(), Drawing(stream), torch.enable_grad():
+            with (
+                double_precision() if double else nullcontext(),
+                around(),
+                Drawing(stream),
+                torch.enable_grad(),
+            ):
                 value = _loss(source, loss, batch)
             value.backward()
             trained.losses.append(float(value.detach()))
@@ -202,6 +211,21 @@ def restored(module: nn.Module) -> Iterator[None]:
                         each.grad = gradients[key]
             random.setstate(generators[0])
             np.random.set_state(generators[1])
+
+
+@contextmanager
+def _widened(module: nn.Module) -> Iterator[None]:
+    """Hold float32 parameters and buffers in float64. They stay the same objects, because hooks and lists refer to them."""
+    tensors = {id(each): each for part in module.modules() for each in _tensors(part)}
+    narrow = [(each, each.data) for each in tensors.values() if each.is_leaf and each.dtype == torch.float32]
+    for each, values in narrow:
+        each.data = values.double()
+    try:
+        yield
+    finally:
+        for each, values in narrow:
+            each.grad = None
+            each.data = values
 
 
 def _tensors(part: nn.Module) -> Iterator[Tensor]:
