@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from torch import Tensor
 
 from edgefl.comparison.torch_side import Trained
 from edgefl.contract.program import Function

@@ -29,7 +29,7 @@ class Shift(nn.Module):
 
 
 def shifted(by: float, act: nn.Module) -> nn.Module:
-    """Return a deep model with batch norm of values far from zero: float32 keeps few digits of them, many are near a kink."""
+    """Return a deep model with batch norm of values far from zero, of which float32 keeps few digits."""
     torch.manual_seed(SEED)
     layers = [
         nn.Sequential(nn.Linear(64, 64), Shift(by), nn.BatchNorm1d(64), nn.Dropout(0.1), act)
