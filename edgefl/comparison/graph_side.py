@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
-from torch import Tensor
 
 from edgefl.comparison.torch_side import Trained
 from edgefl.contract.program import Function
@@ -15,8 +16,10 @@ from edgefl.models.spec import ModelSpec
 from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide
+from edgefl.system.collecting import collecting_later
 from exporters.capture.checks import check_ops, drop_outside_writes
-from exporters.capture.trace import joint_graph
+from exporters.capture.trace import Joint, joint_graph
+from exporters.verify.rounding import double_precision
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +35,15 @@ class Step:
     objective: Objective
     function: Function
     noise: dict[str, TensorSpec]
+
+    @cached_property
+    def joint(self) -> Joint:
+        """The traced step; ExportError if it cannot be traced, or draws in a way that has no form."""
+        with collecting_later():
+            joint = joint_graph(self.function)
+        check_ops(self.function, joint.module)
+        drop_outside_writes(self.function, joint.module)
+        return joint
 
 
 def step_of(spec: ModelSpec, rows: int) -> Step:
@@ -53,16 +65,28 @@ def step_of(spec: ModelSpec, rows: int) -> Step:
     return Step(objective, Function("train", step, inputs), noise)
 
 
-def train(spec: ModelSpec, step: Step, batches: Sequence[Tensors], torch_side: Trained) -> Trained:
+def train(
+    spec: ModelSpec, step: Step, batches: Sequence[Tensors], torch_side: Trained, *, double: bool = False
+) -> Trained:
     """Run the traced ``step`` on each batch, from the weights of ``spec``, with torch's learning rate and draws.
+
+    Args:
+        spec: the model.
+        step: its gradient step.
+        batches: inputs and labels of each step by name.
+        torch_side: training of the same batches by torch.
+        double: compute in float64.
 
     Raises:
         ExportError: if the step cannot be traced, or draws in a way that has no form.
     """
-    joint = joint_graph(step.function)
-    check_ops(step.function, joint.module)
-    drop_outside_writes(step.function, joint.module)
-    weights = {name: spec.weights[name].clone() for name in step.objective.weights}
+    joint = step.joint
+    kind = {torch.float32: torch.float64} if double else {}
+    weights = {
+        name: value.to(kind.get(value.dtype, value.dtype), copy=True)
+        for name, value in spec.weights.items()
+        if name in step.objective.weights
+    }
     trained = Trained(rate=torch_side.rate)
     with torch.no_grad():
         for batch, stream in zip(batches, torch_side.streams, strict=True):
@@ -71,20 +95,19 @@ def train(spec: ModelSpec, step: Step, batches: Sequence[Tensors], torch_side: T
                 **prefixed("batch.0", dict(batch)),
                 **prefixed("noise", stream.ports(step.noise)),
             }
-            values = joint.module(
-                *(_as_port(tensors[name], spec) for name, spec in step.function.inputs.items())
-            )
+            arguments = [
+                tensors[name].to(kind.get(spec.dtype, spec.dtype)).reshape(spec.shape)
+                for name, spec in step.function.inputs.items()
+            ]
+            with double_precision() if double else nullcontext():
+                values = joint.module(*arguments)
             found = dict(zip(joint.outputs, values, strict=True))
             trained.losses.append(float(found["metric.loss"]))
             for name, moved in select(found, "state.weights").items():
                 weights[name] = moved.clone()
             for name, slope in select(found, "update").items():
-                weights[name] = weights[name] - trained.rate * slope
+                weights[name].sub_(slope, alpha=trained.rate)
                 before = trained.gradients.get(name)
                 trained.gradients[name] = slope if before is None else before + slope
     trained.state = weights
     return trained
-
-
-def _as_port(value: Tensor, spec: TensorSpec) -> Tensor:
-    return value.to(spec.dtype).reshape(spec.shape)

@@ -67,7 +67,7 @@ def train(
     *,
     rate: float | None = None,
     around: Callable[[], Any] = nullcontext,
-    exact: bool = False,
+    double: bool = False,
 ) -> Trained:
     """Train the user's module for one step of SGD on each batch, in place, and restore it.
 
@@ -78,23 +78,26 @@ def train(
         seed: of the numbers that the module draws.
         rate: the learning rate; by default one that moves the weights by two per cent in the first step.
         around: makes a context for the forward pass and the loss of a step.
-        exact: train in float64.
+        double: compute in float64.
 
     Raises:
         ModelError: if a random number of Python's or numpy's is computed with.
         Exception: whatever the module raises.
     """
     module, trained = source.module, Trained()
-    with restored(module), warnings.catch_warnings():
+    with restored(module), warnings.catch_warnings(), ExitStack() as stack:
         warnings.simplefilter("ignore")
         enter_training(module)
-        if exact:
-            _double(module)
-            batches = [{name: _as_double(each) for name, each in batch.items()} for batch in batches]
+        stack.enter_context(_widened(module) if double else nullcontext())
         parameters = dict(module.named_parameters())
         for number, batch in enumerate(batches):
             stream = Stream(seed + number)
-            with double_precision() if exact else around(), Drawing(stream), torch.enable_grad():
+            with (
+                double_precision() if double else nullcontext(),
+                around(),
+                Drawing(stream),
+                torch.enable_grad(),
+            ):
                 value = _loss(source, loss, batch)
             value.backward()
             trained.losses.append(float(value.detach()))
@@ -214,19 +217,19 @@ def restored(module: nn.Module) -> Iterator[None]:
             np.random.set_state(generators[1])
 
 
-def _double(module: nn.Module) -> None:
-    """Make all floats of ``module`` float64, in place."""
-    for part in module.modules():
-        for parameter in part._parameters.values():
-            if parameter is not None:
-                parameter.data = _as_double(parameter.data)
-        part._buffers.update(
-            {name: None if each is None else _as_double(each) for name, each in part._buffers.items()}
-        )
-
-
-def _as_double(tensor: Tensor) -> Tensor:
-    return tensor.double() if tensor.dtype == torch.float32 else tensor
+@contextmanager
+def _widened(module: nn.Module) -> Iterator[None]:
+    """Hold float32 parameters and buffers in float64. They stay the same objects, because hooks and lists refer to them."""
+    tensors = {id(each): each for part in module.modules() for each in _tensors(part)}
+    narrow = [(each, each.data) for each in tensors.values() if each.is_leaf and each.dtype == torch.float32]
+    for each, values in narrow:
+        each.data = values.double()
+    try:
+        yield
+    finally:
+        for each, values in narrow:
+            each.grad = None
+            each.data = values
 
 
 def _tensors(part: nn.Module) -> Iterator[Tensor]:
