@@ -15,7 +15,7 @@ from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.resnet import resnet20
 from edgefl.papers.embracingfl.small_models import pooled_resnet8
 from edgefl.papers.entry import Arm, Chart, Claim, Column, Computed, Entry, Found, Scale, Work
-from edgefl.papers.results import Judge, Judged, Results
+from edgefl.papers.results import Judged, Results, judge_factory
 from edgefl.simulation.partial_synchronization import Scheme, partial_sync, synchronised
 
 SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
@@ -130,14 +130,11 @@ def _held_out(data: Dataset, seed: int, count: int) -> torch.Tensor:
     return torch.from_numpy(data.test_batch(rows)["x"])
 
 
-def _higher(one: tuple[str, str], other: tuple[str, str], *, by: float = 0.0) -> Judge:
+@judge_factory
+def _higher(results: Results, one: tuple[str, str], other: tuple[str, str], *, by: float = 0.0) -> Judged:
     """Figures (arm, side); the mean of the paired differences, and every seed's sign."""
-
-    def judge(results: Results) -> Judged:
-        a, b = results.of(*one), results.of(*other)
-        return Judged(bool((a - b).mean() > by), f"{a.mean():.3f}, {b.mean():.3f}")
-
-    return judge
+    a, b = results.of(*one), results.of(*other)
+    return Judged(bool((a - b).mean() > by), f"{a.mean():.3f}, {b.mean():.3f}")
 
 
 def _is_one(results: Results) -> Judged:

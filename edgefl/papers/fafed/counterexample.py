@@ -17,7 +17,7 @@ from edgefl.analysis.charts.svg import line_chart
 from edgefl.contract.program import Program
 from edgefl.papers.entry import Claim, Computed, Entry, Found, Progress, Scale, Work
 from edgefl.papers.fafed import three_clients
-from edgefl.papers.results import Judge, Judged, Results
+from edgefl.papers.results import Judged, Results, judge_factory
 from edgefl.programs.adaptive.fafed import fafed
 from edgefl.programs.adaptive.naive_adaptive import naive_adaptive
 from edgefl.programs.baselines.sgd import sgd
@@ -205,16 +205,13 @@ def _numbers(results: Results) -> Judged:
     return Judged(not wrong, "; ".join(wrong) if wrong else f"all {len(reached)} agree")
 
 
-def _every(quantity: str, fits: Callable[[float], bool]) -> Judge:
+@judge_factory
+def _every(results: Results, quantity: str, fits: Callable[[float], bool]) -> Judged:
     """All figures of ``quantity``."""
-
-    def judge(results: Results) -> Judged:
-        (figures,) = results.figures[ARM]
-        own = {name: value for name, value in figures.items() if name.endswith(f": {quantity}")}
-        wrong = [name for name, value in own.items() if not fits(value)]
-        return Judged(bool(own) and not wrong, "; ".join(wrong) if wrong else f"all {len(own)} runs")
-
-    return judge
+    (figures,) = results.figures[ARM]
+    own = {name: value for name, value in figures.items() if name.endswith(f": {quantity}")}
+    wrong = [name for name, value in own.items() if not fits(value)]
+    return Judged(bool(own) and not wrong, "; ".join(wrong) if wrong else f"all {len(own)} runs")
 
 
 def _published() -> dict[str, float]:

@@ -21,7 +21,7 @@ from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.objective.objective import Objective
 from edgefl.papers.entry import Claim, Computed, Entry, Found, Points, Scale, Work
 from edgefl.papers.fafed.three_clients import Itself
-from edgefl.papers.results import Judge, Judged, Results, told
+from edgefl.papers.results import Judged, Results, judge_factory, told
 from edgefl.programs.adaptive.fafed import fafed
 from edgefl.simulation.batched_clients import rescheduled, together
 from edgefl.simulation.federated import Client, federated
@@ -167,24 +167,18 @@ def _slope(points: Sequence[tuple[float, float | None]]) -> float | None:
     return float(np.polyfit(x, y, 1)[0])
 
 
-def _falls(figure: str, most: float) -> Judge:
+@judge_factory
+def _falls(results: Results, figure: str, most: float) -> Judged:
     """The mean of a slope is at most ``most``."""
-
-    def judge(results: Results) -> Judged:
-        slopes = results.of(ARM, figure)
-        return Judged(bool(slopes.mean() <= most), told(slopes, 1.0))
-
-    return judge
+    slopes = results.of(ARM, figure)
+    return Judged(bool(slopes.mean() <= most), told(slopes, 1.0))
 
 
-def _no_steeper(figure: str, least: float) -> Judge:
+@judge_factory
+def _no_steeper(results: Results, figure: str, least: float) -> Judged:
     """The mean of a slope is at least ``least``."""
-
-    def judge(results: Results) -> Judged:
-        slopes = results.of(ARM, figure)
-        return Judged(bool(slopes.mean() >= least), told(slopes, 1.0))
-
-    return judge
+    slopes = results.of(ARM, figure)
+    return Judged(bool(slopes.mean() >= least), told(slopes, 1.0))
 
 
 def _drawn(results: Results) -> dict[str, str]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from edgefl.codecs.binarize import draw
 from edgefl.papers.entry import Arm, Chart, Claim, Column, Computed, Entry, Found, Scale, Work
-from edgefl.papers.results import Judge, Judged, Results
+from edgefl.papers.results import Judged, Results, judge_factory
 
 CLIENTS, SAMPLED, DIMENSIONS, TAU = 8, 2, 10, 5
 RUNS = 32
@@ -171,22 +171,17 @@ def arms(scale: Scale) -> Sequence[Arm]:
     )
 
 
-def _below(arm: str) -> Judge:
-    def judge(results: Results) -> Judged:
-        most = float(results.of(arm, _SHARE).max())
-        return Judged(most <= 1, f"at most {most:.2g} of the bound")
-
-    return judge
+@judge_factory
+def _below(results: Results, arm: str) -> Judged:
+    most = float(results.of(arm, _SHARE).max())
+    return Judged(most <= 1, f"at most {most:.2g} of the bound")
 
 
-def _order(arm: str) -> Judge:
+@judge_factory
+def _order(results: Results, arm: str) -> Judged:
     """-1 to 0.2."""
-
-    def judge(results: Results) -> Judged:
-        found = results.mean(arm, _SLOPE)
-        return Judged(abs(found + 1) <= 0.2, f"T^{found:.2f}")
-
-    return judge
+    found = results.mean(arm, _SLOPE)
+    return Judged(abs(found + 1) <= 0.2, f"T^{found:.2f}")
 
 
 ENTRY = Entry(

@@ -22,7 +22,7 @@ from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.elu_mlp import elu_mlp
 from edgefl.objective.objective import Objective
 from edgefl.papers.entry import Arm, Claim, Column, Computed, Entry, Found, Scale, Work
-from edgefl.papers.results import Judge, Judged, Results, ordered
+from edgefl.papers.results import Judged, Results, judge_factory, ordered
 from edgefl.submodels.output_side.submodel import OutputSide
 
 MIXED = (1.0, 0.75, 0.5, 0.25, 0.0)
@@ -169,16 +169,13 @@ def _vanishes(results: Results) -> Judged:
     return Judged(max(map(abs, shares)) <= 0.02, ", ".join(f"{100 * share:.2f} %" for share in shares))
 
 
-def _proportional(when: str) -> Judge:
+@judge_factory
+def _proportional(results: Results, when: str) -> Judged:
     """Least-squares exponent of gamma_G^2 in mean TV^2 over the distributions that differ."""
-
-    def judge(results: Results) -> Judged:
-        tv2 = [results.mean(arm, TV2) for arm in _ORDER[1:]]
-        found = [results.mean(arm, gradients(when)) for arm in _ORDER[1:]]
-        exponent = float(np.polyfit(np.log(tv2), np.log(found), 1)[0])
-        return Judged(0.8 <= exponent <= 1.2, f"exponent {exponent:.3f}")
-
-    return judge
+    tv2 = [results.mean(arm, TV2) for arm in _ORDER[1:]]
+    found = [results.mean(arm, gradients(when)) for arm in _ORDER[1:]]
+    exponent = float(np.polyfit(np.log(tv2), np.log(found), 1)[0])
+    return Judged(0.8 <= exponent <= 1.2, f"exponent {exponent:.3f}")
 
 
 ENTRY = Entry(
