@@ -25,11 +25,12 @@ import torch
 from edgefl.bench.aggregate.flower import RESULT
 from edgefl.bench.aggregate.ours import Ours
 from edgefl.bench.common.coded import CODECS, CodedModel, sized
-from edgefl.bench.common.turns import import_path
-from edgefl.bench.common.worker import Worker, WorkerFailed
+from edgefl.bench.common.turns import import_path, running
+from edgefl.bench.common.worker import Worker
 from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.catalog import build_model
-from edgefl.wire.errors import ConfigError, EdgeflError
+from edgefl.system.processes import last_line
+from edgefl.wire.errors import ConfigError
 
 __all__ = ["CODECS", "AggregateRow", "AggregateSettings", "build", "measure"]
 
@@ -198,11 +199,8 @@ def _flower(
     for number, update in enumerate(ours.updates):
         ours.decoded(update).tofile(folder / f"{number}.f32")
     worker = Worker([settings.flower, "-m", "edgefl.bench.aggregate.flower", str(folder)], environment)
-    try:
-        stack.enter_context(worker)
-        worker.run(1, count=False)
-    except WorkerFailed as error:
-        raise EdgeflError(f"the process that measures Flower ended: {error}", log=error.log) from error
+    stack.enter_context(running([worker], "Flower"))
+    worker.run(1, count=False)
     return worker, None
 
 
@@ -228,5 +226,4 @@ def _missing(python: str, environment: Mapping[str, str]) -> str | None:
     )
     if process.returncode == 0:
         return None
-    last = (process.stderr.strip().splitlines() or ["it ended without a word"])[-1]
-    return f"{last}: it is not installed there; {_INSTALL}"
+    return f"{last_line(process.stderr, 'it ended without a word')}: it is not installed there; {_INSTALL}"

@@ -17,9 +17,9 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
+from edgefl.system.processes import end_process
 from edgefl.wire.errors import ConfigError
 
 _PATIENCE_S = 60.0
@@ -75,15 +75,9 @@ class Browser:
         self._attach(self._send("Target.getTargets")["targetInfos"][0]["targetId"])
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.close(self._write)  # the browser ends with its pipe
-        try:
-            self._process.wait(60)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        end_process(self._process, 60)
         self._answers.close()
         self._folder.cleanup()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import msgspec
 import numpy as np
 import torch
 
-from edgefl.bench.common.machine import quiet_environment
+from edgefl.bench.common.turns import worker_of
 from edgefl.bench.common.worker import Worker
 from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors, prefixed, role_of
@@ -91,5 +90,4 @@ def payload(submodel: Submodel) -> Tensors:
 
 def worker(folder: Path, threads: int) -> Worker:
     """The process that runs what :func:`write_graph` and :func:`write_arrays` left; enter it to start."""
-    command = [sys.executable, "-m", "edgefl.bench.train_step.device", str(folder), str(threads)]
-    return Worker(command, quiet_environment() | {"OMP_NUM_THREADS": str(threads)})
+    return worker_of("edgefl.bench.train_step.device", folder, threads, threads=threads)

@@ -18,6 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from edgefl.data.datasets import download_folder
+from edgefl.system.processes import last_line
 from edgefl.wire.errors import EdgeflError
 
 _COMPLETE = ".complete"
@@ -88,5 +89,5 @@ def make(peer: Peer, say: Callable[[str], None] = lambda _: None) -> str:
 def _run(peer: Peer, command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        last = last_line(done.stderr, f"exit code {done.returncode}")
         raise EdgeflError(f"{peer.name} cannot be installed: {last}", peer=peer.name)

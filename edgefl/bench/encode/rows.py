@@ -6,9 +6,6 @@ processes take turns in blocks of equally many calls, as in :mod:`edgefl.bench.c
 
 from __future__ import annotations
 
-import contextlib
-import statistics
-import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -22,14 +19,12 @@ import torch
 
 from edgefl.bench.common import device_graph
 from edgefl.bench.common.coded import CODECS, CodedModel
-from edgefl.bench.common.machine import quiet_environment
-from edgefl.bench.common.turns import take_turns
-from edgefl.bench.common.worker import Worker, WorkerFailed
+from edgefl.bench.common.turns import running, take_turns, worker_of
+from edgefl.bench.common.worker import Worker
 from edgefl.contract.program import Function, Program
 from edgefl.contract.tensors import Tensors, prefixed, role_of
 from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.catalog import build_model
-from edgefl.wire.errors import EdgeflError
 from edgefl.wire.update.size import update_size
 from exporters.artifact import Artifact
 from exporters.capture.trace import Captured
@@ -42,6 +37,7 @@ __all__ = ["CODECS", "EncodeRow", "EncodeSettings", "build", "measure"]
 Exported = tuple[Captured, bytes]
 SGD = "dense"
 """The codec whose local training is plain SGD."""
+DEVICE = "edgefl.bench.encode.device"
 _SEED = 0
 
 
@@ -104,7 +100,7 @@ def measure(
         if own_step:
             write_graph(folder, "step", model, _step(model.program))
         workers = {
-            name: _worker(folder, name, settings)
+            name: worker_of(DEVICE, folder, name, settings.threads, threads=settings.threads)
             for name in ("encode", "sgd", "step")
             if name != "step" or own_step
         }
@@ -113,13 +109,13 @@ def measure(
     step = workers.get("step", sgd)
     return EncodeRow(
         codec=codec,
-        encode_ms=_median(encode),
-        step_ms=_median(step),
-        ratio=round(_median(encode) / _median(step), 4),
-        encode_ms_min=round(min(encode.times), 3),
-        step_ms_min=round(min(step.times), 3),
-        sgd_step_ms=_median(sgd),
-        sgd_ratio=round(_median(encode) / _median(sgd), 4),
+        encode_ms=encode.median_ms,
+        step_ms=step.median_ms,
+        ratio=round(encode.median_ms / step.median_ms, 4),
+        encode_ms_min=encode.fastest_ms,
+        step_ms_min=step.fastest_ms,
+        sgd_step_ms=sgd.median_ms,
+        sgd_ratio=round(encode.median_ms / sgd.median_ms, 4),
         encode_first_ms=round(first_ms, 3),
         encode_load_s=round(encode.load_s, 4),
         update_bytes=update_size(model.form, model.shapes).nbytes,
@@ -133,29 +129,15 @@ def measure(
     )
 
 
-def _median(worker: Worker) -> float:
-    return round(statistics.median(worker.times), 3)
-
-
 def _step(program: Program) -> Function:
     return program.phases[-1].function
 
 
-def _worker(folder: Path, name: str, settings: EncodeSettings) -> Worker:
-    command = [sys.executable, "-m", "edgefl.bench.encode.device", str(folder), name, str(settings.threads)]
-    return Worker(command, quiet_environment() | {"OMP_NUM_THREADS": str(settings.threads)})
-
-
 def _race(workers: Mapping[str, Worker], settings: EncodeSettings, say: Callable[[str], None]) -> float:
     """Let the workers take turns; milliseconds of the first encoding."""
-    with contextlib.ExitStack() as stack:
-        try:
-            for worker in workers.values():
-                stack.enter_context(worker)
-            [first] = workers["encode"].run(1, count=False)
-            take_turns([*workers.values()], settings.repeat, say)
-        except WorkerFailed as error:
-            raise EdgeflError(f"a process that measures a codec ended: {error}", log=error.log) from error
+    with running(workers.values(), "a codec"):
+        [first] = workers["encode"].run(1, count=False)
+        take_turns([*workers.values()], settings.repeat, say)
     return first
 
 

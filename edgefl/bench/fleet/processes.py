@@ -16,11 +16,10 @@ from edgefl.bench.fleet.federation import Case, federation_of
 from edgefl.config.text import dump
 from edgefl.system.files import write_text
 from edgefl.system.parent import PARENT
+from edgefl.system.processes import end_process, last_line
 from edgefl.wire.errors import EdgeflError
 from server.broker import mosquitto_command
 from server.workshop.process import INSIDE
-
-_END_S = 10.0
 
 
 class Watched:
@@ -99,17 +98,16 @@ def running_server(case: Case, port: int, folder: Path) -> Iterator[Watched]:
     """`edgefl server --json`; its standard output is a pipe that does not block."""
     config = folder / "federation.toml"
     write_text(config, dump(federation_of(case, port)))
-    command = [
-        sys.executable,
-        "-m",
-        "edgefl",
-        "server",
-        "--config",
-        str(config),
+    command = [sys.executable, "-m", "edgefl", "server", "--config", str(config)]
+    command += [
         "--out",
         str(folder / "run"),
+        "--json",
+        "--broker",
+        f"127.0.0.1:{port}",
+        "--sign-key",
+        str(folder / "signing.key"),
     ]
-    command += ["--json", "--broker", f"127.0.0.1:{port}", "--sign-key", str(folder / "signing.key")]
     environment = {**os.environ, **quiet_environment(), PARENT: str(os.getpid())}
     with (folder / "server-log").open("wb") as log:
         process = subprocess.Popen(
@@ -123,8 +121,8 @@ def running_server(case: Case, port: int, folder: Path) -> Iterator[Watched]:
 
 def last_words(log: Path, what: str) -> EdgeflError:
     """Why a process ended before its time."""
-    lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
-    words = lines[-1].removeprefix("error: ") if lines else "it said nothing"
+    text = log.read_text(errors="replace") if log.exists() else ""
+    words = last_line(text, "it said nothing").removeprefix("error: ")
     return EdgeflError(f"the {what} ended during the measurement: {words}")
 
 
@@ -133,11 +131,6 @@ def _ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
     try:
         yield
     finally:
-        process.terminate()
-        try:
-            process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        end_process(process)
         if process.stdout is not None:
             process.stdout.close()

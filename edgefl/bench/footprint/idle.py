@@ -22,6 +22,7 @@ import psutil
 from edgefl.bench.common.machine import quiet_environment
 from edgefl.bench.common.turns import import_path
 from edgefl.lab.ports import free_port
+from edgefl.system.processes import end_process, last_line
 from edgefl.wire.errors import EdgeflError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address
@@ -124,18 +125,12 @@ def _process(
             yield process, output
         except _Silent as error:
             log.seek(0)
-            lines = log.read().strip().splitlines()
-            why = lines[-1].strip() if lines else "it said nothing"
+            why = last_line(log.read(), "it said nothing")
             raise EdgeflError(
                 f"{' '.join(command[1:4])} was not ready within {PATIENCE_S:g} s: {why}"
             ) from error
         finally:
-            process.terminate()
-            try:
-                process.wait(5.0)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            end_process(process, 5.0)
 
 
 def _environment() -> Mapping[str, str]:

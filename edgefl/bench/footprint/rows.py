@@ -21,6 +21,7 @@ from edgefl.bench.footprint import installed as footprint_installed
 from edgefl.bench.footprint.cpp import NAME, VARIABLE, find_agent, sizes
 from edgefl.bench.footprint.idle import Idle, agents, device_command, edgefl_clients, flower_clients
 from edgefl.bench.footprint.training import training_peak
+from edgefl.system.processes import last_line
 from edgefl.wire.errors import EdgeflError
 
 CPP = "agent-cpp"
@@ -198,9 +199,8 @@ def installed(python: str, names: Sequence[str]) -> footprint_installed.Found:
         [python, "-I", str(script), *names], capture_output=True, text=True, timeout=60, check=False
     )
     if done.returncode:
-        lines = done.stderr.strip().splitlines()
         raise EdgeflError(
-            f"sizes of {', '.join(names)}: {lines[-1] if lines else 'no answer'}; install what is missing, "
+            f"sizes of {', '.join(names)}: {last_line(done.stderr, 'no answer')}; install what is missing, "
             "or give another environment's interpreter"
         )
     sizes: footprint_installed.Found = json.loads(done.stdout)

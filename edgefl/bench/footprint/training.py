@@ -19,6 +19,7 @@ from edgefl.config import Federation, parse
 from edgefl.config.text import dump
 from edgefl.setup.data import open_data, partition
 from edgefl.setup.tiers import completed
+from edgefl.system.processes import last_line
 from edgefl.wire.errors import EdgeflError
 from edgefl.wire.keys import KeyPair
 
@@ -81,10 +82,8 @@ def _watched(server: subprocess.Popen[bytes], agent: subprocess.Popen[bytes], lo
         peak = max(peak, _resident(seen))
         time.sleep(_EVERY_S)
     if server.poll() != 0:
-        lines = log.read_text(errors="replace").strip().splitlines()
-        raise EdgeflError(
-            f"the round in which the agent trains did not end: {lines[-1] if lines else 'no word'}"
-        )
+        words = last_line(log.read_text(errors="replace"), "no word")
+        raise EdgeflError(f"the round in which the agent trains did not end: {words}")
     return peak
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import statistics
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Any
 import msgspec
 
 from edgefl.bench.common.machine import quiet_environment
-from edgefl.bench.common.worker import Worker, WorkerFailed
+from edgefl.bench.common.turns import running, worker_of
 from edgefl.config import Federation, parse
 from edgefl.data.dataset import Dataset
 from edgefl.lab.lab import Lab, Said
@@ -25,7 +24,6 @@ from edgefl.setup.tiers import completed
 from edgefl.setup.training import tier_of
 from edgefl.wire.bundle.archive import read_bundle
 from edgefl.wire.bundle.formats import Outputs
-from edgefl.wire.errors import EdgeflError
 
 SAMPLES_PER_DEVICE = 390
 """The paper's mean client size (embracingfl.md, section 3.5): decides the size of the record."""
@@ -222,18 +220,12 @@ def plain_graph(path: Path, federation: Federation, dataset: Dataset, target: Pa
 
 def _time_ratio(path: Path, without: Path) -> float:
     """Fastest steps of the training graph with and without the measures for memory, by turns, a process each."""
-    command = [sys.executable, "-m", "edgefl.bench.memory.worker", str(path), "1"]
-    environment = quiet_environment() | {"OMP_NUM_THREADS": "1"}
-    try:
-        with (
-            Worker(command, environment) as ours,
-            Worker([*command, str(without)], environment) as plain,
-        ):
-            for worker in (ours, plain):
-                worker.run(1, count=False)
-            for _ in range(TURNS):
-                ours.run(TURN_STEPS)
-                plain.run(TURN_STEPS)
-    except WorkerFailed as error:
-        raise EdgeflError(f"a process that compares steps ended: {error}", log=error.log) from error
+    module = "edgefl.bench.memory.worker"
+    ours, plain = worker_of(module, path, 1, threads=1), worker_of(module, path, 1, without, threads=1)
+    with running((ours, plain), "the ratio of steps"):
+        for worker in (ours, plain):
+            worker.run(1, count=False)
+        for _ in range(TURNS):
+            ours.run(TURN_STEPS)
+            plain.run(TURN_STEPS)
     return round(min(ours.times) / min(plain.times), 3)

@@ -16,6 +16,7 @@ import msgspec
 from edgefl.bench.common.machine import quiet_environment
 from edgefl.bench.mirror.told import Fetched, Published, Trial, Way
 from edgefl.lab.ports import free_port
+from edgefl.system.processes import end_process, last_line
 from edgefl.wire.errors import EdgeflError
 from server.broker import mosquitto_command
 
@@ -101,19 +102,16 @@ def _process(command: Sequence[str], log: Path) -> Iterator[_Process]:
         try:
             yield process
         finally:
-            process.terminate()
-            try:
-                process.wait(_END_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
+            end_process(process, _END_S)
 
 
 def _line(process: _Process, log: Path) -> str:
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:
-        words = log.read_text().strip().splitlines()
-        raise EdgeflError(f"the {log.stem} of the bench ended: {words[-1] if words else 'without a word'}")
+        raise EdgeflError(
+            f"the {log.stem} of the bench ended: {last_line(log.read_text(), 'without a word')}"
+        )
     return line
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import statistics
-import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,15 +14,13 @@ import torch
 
 from edgefl import programs
 from edgefl.bench.common.device_graph import write_graph
-from edgefl.bench.common.machine import quiet_environment
-from edgefl.bench.common.turns import take_turns
-from edgefl.bench.common.worker import Worker, WorkerFailed
+from edgefl.bench.common.turns import running, take_turns, worker_of
+from edgefl.bench.encode.rows import DEVICE
 from edgefl.contract.program import Function, Program
 from edgefl.contract.server import beside
 from edgefl.contract.tensors import Tensors, prefixed, role_of
 from edgefl.models.spec import ModelSpec
 from edgefl.objective.objective import Objective
-from edgefl.wire.errors import EdgeflError
 from exporters.artifact import Artifact
 from exporters.memory.usage import rewritable
 from exporters.onnx import capture_for
@@ -66,17 +62,10 @@ def timed(
         for file, program in (("step", exchange), ("fedavg", plain)):
             say(f"exporting {file}")
             _write(folder, file, program.phases[-1].function, _reached(spec, program))
-            command = [sys.executable, "-m", "edgefl.bench.programs.device", str(folder), file]
-            counts = [str(settings.threads), str(max(1, program.phases[-1].steps))]
-            environment = quiet_environment() | {"OMP_NUM_THREADS": str(settings.threads)}
-            workers.append(Worker([*command, *counts], environment))
-        with contextlib.ExitStack() as stack:
-            try:
-                for worker in workers:
-                    stack.enter_context(worker)
-                take_turns(workers, settings.repeat, say)
-            except WorkerFailed as error:
-                raise EdgeflError(f"a process that measures a step ended: {error}", log=error.log) from error
+            steps, threads = max(1, program.phases[-1].steps), settings.threads
+            workers.append(worker_of(DEVICE, folder, file, threads, steps, threads=threads))
+        with running(workers, "a step"):
+            take_turns(workers, settings.repeat, say)
     ours, fedavg = (statistics.median(worker.times) for worker in workers)
     return Timing(round(ours, 3), round(ours / fedavg, 3), workers[0].peak)
 
@@ -103,7 +92,7 @@ def _of(function: Function, known: Tensors) -> Tensors:
 
 
 def _write(folder: Path, name: str, function: Function, known: Tensors) -> None:
-    """The files that :mod:`edgefl.bench.programs.device` runs a graph from."""
+    """The files that :mod:`edgefl.bench.encode.device` runs a graph from."""
     captured = capture_for(function)
     artifact = Artifact(to_onnx(captured), in_place=rewritable(captured))
     write_graph(folder, captured, artifact, "onnx", name=name)

@@ -24,6 +24,7 @@ from edgefl.bench.simulate.arithmetic import limit, rate
 from edgefl.bench.simulate.tasks import Task
 from edgefl.config.simulation import SimulationTable
 from edgefl.system.cores import cores
+from edgefl.system.processes import last_line
 from edgefl.wire.errors import ConfigError, EdgeflError
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -153,7 +154,7 @@ def _run(command: list[str], environment: dict[str, str]) -> tuple[list[_Line], 
             memory.stop()
         if process.returncode:
             log.seek(0)
-            words = (log.read().strip().splitlines() or [f"exit code {process.returncode}"])[-1]
+            words = last_line(log.read(), f"exit code {process.returncode}")
             raise EdgeflError(f"{' '.join(command[1:4])} ended: {words[-_LAST:]}")
     return told, memory.peak
 

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from edgefl.models.losses import CrossEntropy
 from edgefl.models.zoo.catalog import build_model
@@ -22,6 +27,12 @@ def built(model: str, options: Mapping[str, Any], tier: str, length: int = 0) ->
         raise ModelError(f"model {model!r} has no tier {tier!r}; there are: {', '.join(presets)}", tier=tier)
     spec = build_model(model, **options)
     return presets[tier].of(spec.shortened(length) if length else spec)
+
+
+def read_batches(folder: Path) -> list[tuple[Tensor, Tensor]]:
+    """Return the batches that :func:`edgefl.bench.common.device_graph.write_arrays` wrote, samples and labels."""
+    files = [np.load(path) for path in sorted(folder.glob("batch*.npz"))]
+    return [(torch.from_numpy(file["batch.0.x"]), torch.from_numpy(file["batch.0.y"])) for file in files]
 
 
 def has_plain_labels(submodel: OutputSide) -> bool:

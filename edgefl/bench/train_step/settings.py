@@ -57,4 +57,4 @@ class TrainStepSettings:
     @property
     def environment(self) -> dict[str, str]:
         """Variables of every measured process."""
-        return quiet_environment() | {"OMP_NUM_THREADS": str(self.threads)}
+        return quiet_environment(self.threads)

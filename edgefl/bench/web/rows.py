@@ -13,7 +13,7 @@ from edgefl import programs
 from edgefl.bench.common.browser import Browser
 from edgefl.bench.common.device_graph import worker, write_arrays, write_graph
 from edgefl.bench.common.machine import processor
-from edgefl.bench.common.turns import BLOCK_MOST, BLOCK_MS
+from edgefl.bench.common.turns import take_turns
 from edgefl.bench.train_step.model import built
 from edgefl.bench.train_step.rows import SGD
 from edgefl.bench.web.chromium import Chromium, served, write_safetensors
@@ -105,22 +105,16 @@ def measure(
         with served(page, folder) as url, worker(folder, 1) as native, Browser() as browser:
             chromium = Chromium(browser, url, threads)
             chromium.begin()
-            say(f"{model}, {tier}: warming up")
-            slowest = max(min(each.run(WARM_UP, count=False)) for each in (native, chromium))
-            steps = int(min(BLOCK_MOST, max(2, BLOCK_MS / slowest)))
-            for block in range(1, repeat + 1):
-                say(f"{model}, {tier}: block {block} of {repeat}, {steps} steps each")
-                native.run(steps)
-                chromium.run(steps)
+            take_turns((native, chromium), repeat, lambda text: say(f"{model}, {tier}: {text}"), WARM_UP)
             return WebRow(
                 model=model,
                 tier=tier,
                 batch=batch,
                 threads=threads,
                 ms=_median(chromium.times),
-                native_ms=_median(native.times),
+                native_ms=native.median_ms,
                 ms_min=round(min(chromium.times), 3),
-                native_ms_min=round(min(native.times), 3),
+                native_ms_min=native.fastest_ms,
                 ratio=round(min(chromium.times) / min(native.times), 3),
                 cpu_ms=_median(chromium.cpu_ms),
                 native_cpu_ms=_median(native.cpu_ms),
