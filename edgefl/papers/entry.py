@@ -124,6 +124,14 @@ def percent(figure: str, title: str) -> Column:
     return Column(figure, title, 100.0, 2)
 
 
+def shares(columns: Sequence[str], table: Mapping[str, Sequence[float]]) -> Mapping[str, Mapping[str, float]]:
+    """Return the rows of a paper's ``table`` in percent as :attr:`Entry.published`, shares by arm and column."""
+    return {
+        arm: {figure: value / 100 for figure, value in zip(columns, values, strict=True)}
+        for arm, values in table.items()
+    }
+
+
 @dataclass(frozen=True)
 class Claim:
     """What the paper (or the specification, of a small scale) says of the results.

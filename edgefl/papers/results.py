@@ -46,6 +46,10 @@ class Results:
             )
         return np.array([run[figure] for run in runs], np.float64)
 
+    def lead(self, arm: str, other: str, figure: str) -> Array:
+        """Return the paired differences of ``arm`` from ``other``, float64 (seeds,)."""
+        return self.of(arm, figure) - self.of(other, figure)
+
     def mean(self, arm: str, figure: str) -> float:
         """Over the seeds."""
         return float(self.of(arm, figure).mean())
@@ -91,7 +95,7 @@ def above(
 ) -> Judged:
     """``better`` is more than ``by`` ahead of ``worse``, in the mean of the paired differences or for every seed.
     Differences are told times ``unit`` (points of a share)."""
-    differences = results.of(better, figure) - results.of(worse, figure)
+    differences = results.lead(better, worse, figure)
     least = differences.min() if every_seed else differences.mean()
     return Judged(bool(least > by), told(differences, unit))
 
@@ -108,7 +112,7 @@ def ahead_of_each(
     digits: int = 2,
 ) -> Judged:
     """``arm`` is above each of ``others`` (``lower``: below), in the mean of paired differences; the nearest is told."""
-    differences = {each: results.of(arm, figure) - results.of(each, figure) for each in others}
+    differences = {each: results.lead(arm, each, figure) for each in others}
     ahead = {each: float(-found.mean() if lower else found.mean()) for each, found in differences.items()}
     nearest = min(ahead, key=lambda each: ahead[each])
     return Judged(ahead[nearest] > 0, f"{told(differences[nearest], unit, digits)} on {nearest}")
@@ -119,7 +123,7 @@ def not_below(
     results: Results, one: str, other: str, figure: str, *, slack: float, unit: float = 100.0
 ) -> Judged:
     """The mean of ``one`` is at most ``slack`` below that of ``other``."""
-    differences = results.of(one, figure) - results.of(other, figure)
+    differences = results.lead(one, other, figure)
     return Judged(bool(differences.mean() >= -slack), told(differences, unit))
 
 

@@ -32,23 +32,14 @@ def arms(scale: Scale) -> Sequence[Arm]:
     ]
 
 
-def _gap(results: Results, case: int) -> list[float]:
-    both = (results.of(name(case, method), "accuracy") for method in (EMBRACING, WIDTH))
-    ours, theirs = both
-    return list(ours - theirs)
-
-
 @judge_factory
 def gap_grows(results: Results, smaller: int, larger: int) -> Judged:
     """EmbracingFL's lead in case ``larger`` is larger than in case ``smaller``, in the mean of the seeds."""
-    differences = results.of(name(larger, EMBRACING), "accuracy") - results.of(
-        name(larger, WIDTH), "accuracy"
+    before, after = (
+        results.lead(name(case, EMBRACING), name(case, WIDTH), "accuracy") for case in (smaller, larger)
     )
-    before = results.of(name(smaller, EMBRACING), "accuracy") - results.of(name(smaller, WIDTH), "accuracy")
-    return Judged(
-        bool(differences.mean() > before.mean()),
-        f"case {smaller}: {told(before)}, case {larger}: {told(differences)}",
-    )
+    ours = f"case {smaller}: {told(before)}, case {larger}: {told(after)}"
+    return Judged(bool(after.mean() > before.mean()), ours)
 
 
 @judge_factory

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import get_args
 
 import numpy as np
@@ -70,17 +71,12 @@ SETTINGS: Mapping[Scale, Mapping[str, int | float | str]] = {
 def arms(scale: Scale) -> Sequence[Arm]:
     return [
         Computed(
-            NAMES[scheme], _study(scheme), {"scheme": scheme, "layers": LAYERS[scale], **SETTINGS[scale]}
+            NAMES[scheme],
+            partial(study, scheme),
+            {"scheme": scheme, "layers": LAYERS[scale], **SETTINGS[scale]},
         )
         for scheme in SCHEMES
     ]
-
-
-def _study(scheme: Scheme) -> Callable[[Work], Found]:
-    def run(work: Work) -> Found:
-        return study(scheme, work)
-
-    return run
 
 
 def study(scheme: Scheme, work: Work) -> Found:
@@ -121,8 +117,8 @@ def _model(scale: Scale, data: Dataset, seed: int) -> ModelSpec:
 
 
 def _rows(data: Dataset, rows: Array) -> tuple[torch.Tensor, torch.Tensor]:
-    scaled = data.train_x[rows].astype(np.float32) * np.float32(data.scale) + np.float32(data.shift)
-    return torch.from_numpy(scaled), torch.from_numpy(data.train_y[rows])
+    batch = data.train_batch(rows)
+    return torch.from_numpy(batch["x"]), torch.from_numpy(batch["y"])
 
 
 def _held_out(data: Dataset, seed: int, count: int) -> torch.Tensor:

@@ -113,6 +113,10 @@ def _fedavg_runs() -> Iterator[Run]:
     yield Run("FedAvg, q=20, eta=0.1", lambda: fedavg(20, 0.1), 2_000, (Known(2_000, 8.00, 6e-3),))
 
 
+def _runs() -> tuple[Run, ...]:
+    return (*_naive_runs(), *_fafed_runs(), *_fedavg_runs())
+
+
 def path(program: Program, steps: int, x: float = 10.0, **hyper: float) -> Path:
     """xbar at every synchronisation of ``steps`` iterations that begin with ``x`` on all three clients."""
     return walked(together(program, len(three_clients.SLOPES)), steps, x, **hyper)
@@ -145,7 +149,7 @@ def run(work: Work) -> Found:
     figures: dict[str, float] = {}
     paths: dict[str, Path] = {}
     recorded: dict[tuple[str, int], Program] = {}
-    for each in (*_naive_runs(), *_fafed_runs(), *_fedavg_runs()):
+    for each in _runs():
         steps = min(each.steps, limit)
         work.progress(f"{each.name}, {steps:,} iterations")
         program = each.program()
@@ -195,11 +199,7 @@ def _sweep(made: Program, steps: int, progress: Progress) -> dict[str, float]:
 def _numbers(results: Results) -> Judged:
     """Every known number that a run reached."""
     (figures,) = results.figures[ARM]
-    known = {
-        f"{each.name}: {_at(one)}": one
-        for each in (*_naive_runs(), *_fafed_runs(), *_fedavg_runs())
-        for one in each.known
-    }
+    known = {f"{each.name}: {_at(one)}": one for each in _runs() for one in each.known}
     reached = [name for name in known if name in figures]
     wrong = [name for name in reached if abs(figures[name] - known[name].xbar) > known[name].within]
     return Judged(not wrong, "; ".join(wrong) if wrong else f"all {len(reached)} agree")
@@ -215,8 +215,7 @@ def _every(results: Results, quantity: str, fits: Callable[[float], bool]) -> Ju
 
 
 def _published() -> dict[str, float]:
-    runs = (*_naive_runs(), *_fafed_runs(), *_fedavg_runs())
-    return {f"{each.name}: {_at(known)}": known.xbar for each in runs for known in each.known}
+    return {f"{each.name}: {_at(known)}": known.xbar for each in _runs() for known in each.known}
 
 
 def _charts(paths: Mapping[str, Path]) -> dict[str, str]:

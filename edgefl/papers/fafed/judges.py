@@ -23,7 +23,7 @@ def lowest(arm: str, others: Sequence[str], figure: str) -> Judge:
 @judge_factory
 def none_above(results: Results, arms: Sequence[str], other: str, figure: str) -> Judged:
     """No one of ``arms`` is above ``other`` in the paired mean."""
-    above = {each: results.of(each, figure) - results.of(other, figure) for each in arms}
+    above = {each: results.lead(each, other, figure) for each in arms}
     ours = ", ".join(f"{arm} {_loss(each)}" for arm, each in above.items())
     return Judged(all(each.mean() <= 0 for each in above.values()), ours)
 

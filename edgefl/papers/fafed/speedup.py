@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import log
+from math import inf, log
 
 import numpy as np
 import torch
@@ -168,17 +168,10 @@ def _slope(points: Sequence[tuple[float, float | None]]) -> float | None:
 
 
 @judge_factory
-def _falls(results: Results, figure: str, most: float) -> Judged:
-    """The mean of a slope is at most ``most``."""
+def _slope_within(results: Results, figure: str, *, least: float = -inf, most: float = inf) -> Judged:
+    """Judge whether the mean of a slope lies from ``least`` to ``most``."""
     slopes = results.of(ARM, figure)
-    return Judged(bool(slopes.mean() <= most), told(slopes, 1.0))
-
-
-@judge_factory
-def _no_steeper(results: Results, figure: str, least: float) -> Judged:
-    """The mean of a slope is at least ``least``."""
-    slopes = results.of(ARM, figure)
-    return Judged(bool(slopes.mean() >= least), told(slopes, 1.0))
+    return Judged(bool(least <= slopes.mean() <= most), told(slopes, 1.0))
 
 
 def _drawn(results: Results) -> dict[str, str]:
@@ -212,13 +205,13 @@ ENTRY = Entry(
             "8",
             "iterations to an error fall at least as fast as 1 / N",
             "slope -1",
-            _falls(SLOPE_CLIENTS, -1 + SLACK),
+            _slope_within(SLOPE_CLIENTS, most=-1 + SLACK),
         ),
         Claim(
             "8",
             "iterations to an error grow no faster than eps^-3",
             "slope -3",
-            _no_steeper(SLOPE_ERROR, -3 - SLACK),
+            _slope_within(SLOPE_ERROR, least=-3 - SLACK),
             doubt="eps of 0.4 is not far below the error with which a run begins (about 0.5), where a few iterations do "
             "for many clients: the slope is not yet that of small eps",
         ),

@@ -14,17 +14,14 @@ FIGURE = "accuracy"
 @judge_factory
 def close(results: Results, one: str, other: str, within: float) -> Judged:
     """The mean of the paired differences is at most ``within`` either way."""
-    differences = results.of(one, FIGURE) - results.of(other, FIGURE)
+    differences = results.lead(one, other, FIGURE)
     return Judged(bool(abs(differences.mean()) <= within), told(differences))
 
 
 @judge_factory
 def loses_more(results: Results, arm: str, full: str, skewed: str, alike: str) -> Judged:
     """What ``arm`` lacks to ``full`` is more under partition ``skewed`` than under ``alike``; arms are named so."""
-    lacks = [
-        results.of(f"{full}, {each}", FIGURE) - results.of(f"{arm}, {each}", FIGURE)
-        for each in (skewed, alike)
-    ]
+    lacks = [results.lead(f"{full}, {each}", f"{arm}, {each}", FIGURE) for each in (skewed, alike)]
     held = bool((lacks[0] - lacks[1]).mean() > 0)
     return Judged(held, f"{told(lacks[0])} against {told(lacks[1])}")
 

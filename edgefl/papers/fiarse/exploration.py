@@ -9,7 +9,7 @@ from edgefl.analysis.charts.svg import line_chart
 from edgefl.papers.entry import Arm, Claim, Entry, Federated, Scale, percent
 from edgefl.papers.fiarse.federations import IMAGES, REPEATED, fiarse
 from edgefl.papers.fiarse.judges import reached, steadier
-from edgefl.papers.fiarse.measures import LAGS, accuracies_and_exploration, label
+from edgefl.papers.fiarse.measures import LAGS, accuracies_and_exploration, by_size, label
 from edgefl.papers.results import Results
 
 SIZES = (0.04, 0.16, 0.36, 0.64)
@@ -91,14 +91,10 @@ ENTRY = Entry(
     arms=arms,
     columns=(
         percent("ever trained", "ever trained, %"),
-        *(percent(f"explored {label(gamma)}", f"explored {label(gamma)}") for gamma in SIZES),
-        *(
-            percent(f"moved {lag} {label(gamma)}", f"moved {lag} {label(gamma)}")
-            for lag in LAGS
-            for gamma in SIZES
-        ),
+        *by_size("explored", SIZES),
+        *(column for lag in LAGS for column in by_size(f"moved {lag}", SIZES)),
         percent("global", "global, %"),
-        *(percent(f"global {label(gamma)}", f"global {label(gamma)}") for gamma in SIZES),
+        *by_size("global", SIZES),
     ),
     claims=tuple(_claims()),
     drawn=_drawn,

@@ -17,7 +17,7 @@ MOST_SEEDS = 0.8
 @judge_factory
 def mostly_above(results: Results, better: str, worse: str, figures: Sequence[str]) -> Judged:
     """``better`` is ahead in the paired mean of each figure, and for 4 of 5 seeds."""
-    differences = [results.of(better, each) - results.of(worse, each) for each in figures]
+    differences = [results.lead(better, worse, each) for each in figures]
     held = all(
         each.mean() > 0 and (each > 0).sum() >= math.ceil(MOST_SEEDS * len(each)) for each in differences
     )
@@ -42,7 +42,7 @@ def above_all(
     for figure in figures:
         nearest = {}
         for other in others:
-            differences = results.of(better, figure) - results.of(other, figure)
+            differences = results.lead(better, other, figure)
             held &= bool((differences.min() if every_seed else differences.mean()) > 0)
             nearest[other] = differences
         other = min(nearest, key=lambda name: float(nearest[name].mean()))
@@ -90,7 +90,7 @@ def sooner(results: Results, arm: str, other: str, lines: Sequence[str]) -> Judg
 @judge_factory
 def gains_more(results: Results, arm: str, other: str, after: str, figure: str) -> Judged:
     """``arm`` gains more than ``other`` from arms of their names and ``after``, in the paired mean."""
-    mine, theirs = (results.of(f"{name}{after}", figure) - results.of(name, figure) for name in (arm, other))
+    mine, theirs = (results.lead(f"{name}{after}", name, figure) for name in (arm, other))
     return Judged(bool((mine - theirs).mean() > 0), f"{told(mine)} against {told(theirs)}")
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from statistics import fmean
 
 import numpy as np
 
 from edgefl.api.simulate import Simulation
-from edgefl.papers.entry import Found, Points, curves
+from edgefl.papers.entry import Column, Found, Points, curves, percent
 from edgefl.papers.submodel_accuracy import SubmodelAccuracy
 from edgefl.submodels.importance.diagnostics import Exploration, global_metric, local_metric
 from edgefl.submodels.importance.submodel import Importance
@@ -27,6 +27,11 @@ def label(gamma: float) -> str:
     """How figures call a size: a power of two ``1/16``, others ``0.36``."""
     inverse = 1 / gamma
     return f"1/{inverse:.0f}" if gamma < 1 and inverse in (2, 4, 8, 16, 32, 64) else f"{gamma:g}"
+
+
+def by_size(figure: str, sizes: Iterable[float]) -> tuple[Column, ...]:
+    """Return a column in percent for each size of ``figure``, named ``figure size``."""
+    return tuple(percent(f"{figure} {label(gamma)}", f"{figure} {label(gamma)}") for gamma in sizes)
 
 
 def measured(unseen: Sequence[float] = (), *, rolling: bool = False) -> partial[Found]:

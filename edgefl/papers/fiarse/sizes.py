@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from edgefl.analysis.charts.svg import line_chart
-from edgefl.papers.entry import Arm, Chart, Claim, Entry, Federated, Scale, percent
+from edgefl.papers.entry import Arm, Chart, Claim, Entry, Federated, Scale, percent, shares
 from edgefl.papers.fiarse.federations import IMAGES, fedrolex, fiarse, fjord, heterofl, scalefl
 from edgefl.papers.fiarse.judges import above_all, largest_gap, mostly_above, sooner
-from edgefl.papers.fiarse.measures import label, measured
+from edgefl.papers.fiarse.measures import by_size, label, measured
 from edgefl.papers.results import Results, above
 
 FIARSE, HETEROFL, FEDROLEX, SCALEFL, FJORD = "FIARSE", "HeteroFL", "FedRolex", "ScaleFL", "FjORD"
@@ -95,13 +95,10 @@ ENTRY = Entry(
     columns=(
         percent("global", "global, %"),
         percent("local", "local, %"),
-        *(percent(f"global {label(gamma)}", f"global {label(gamma)}") for gamma in (SMALL, MIDDLE, FULL)),
-        *(percent(f"local {label(gamma)}", f"local {label(gamma)}") for gamma in (SMALL, MIDDLE, FULL)),
-        *(percent(_unseen(gamma), f"unseen {label(gamma)}") for gamma in UNSEEN),
-        *(
-            percent(f"first window {label(gamma)}", f"first window {label(gamma)}")
-            for gamma in (SMALL, MIDDLE)
-        ),
+        *by_size("global", (SMALL, MIDDLE, FULL)),
+        *by_size("local", (SMALL, MIDDLE, FULL)),
+        *by_size("unseen", UNSEEN),
+        *by_size("first window", (SMALL, MIDDLE)),
     ),
     claims=(
         Claim(
@@ -180,10 +177,7 @@ ENTRY = Entry(
             "medium",
         ),
     ),
-    published={
-        arm: {figure: value / 100 for figure, value in zip(_COLUMNS, values, strict=True)}
-        for arm, values in _TABLE_1.items()
-    },
+    published=shares(_COLUMNS, _TABLE_1),
     charts=(
         Chart("global.svg", "Global accuracy, mean over sizes", "global", y="accuracy", arms=METHODS),
         Chart(

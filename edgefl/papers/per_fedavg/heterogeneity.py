@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -80,11 +81,7 @@ def arms(scale: Scale) -> Sequence[Arm]:
         "curved": CURVED[scale],
         **TRAINING,
     }
-    return [Computed(arm_of(mixed), _study(mixed), {"mixed": mixed, **settings}) for mixed in MIXED]
-
-
-def _study(mixed: float) -> Callable[[Work], Found]:
-    return lambda work: study(mixed, work)
+    return [Computed(arm_of(mixed), partial(study, mixed), {"mixed": mixed, **settings}) for mixed in MIXED]
 
 
 def study(mixed: float, work: Work) -> Found:

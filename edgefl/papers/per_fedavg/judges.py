@@ -24,7 +24,7 @@ def ahead(results: Results, better: str, worse: str, rows: Sequence[Row], *, by:
 
 def lead(results: Results, row: Row, better: str, worse: str) -> Array:
     """float64 (seeds,), of accuracy after a step."""
-    return results.of(row.arm(better), AFTER) - results.of(row.arm(worse), AFTER)
+    return results.lead(row.arm(better), row.arm(worse), AFTER)
 
 
 @judge_factory
@@ -40,7 +40,7 @@ def change(
 ) -> Judged:
     """From ``start`` to ``end`` the method's figure changes by ``least`` to ``most``, in the mean of the paired
     differences."""
-    changed = results.of(end.arm(method), figure) - results.of(start.arm(method), figure)
+    changed = results.lead(end.arm(method), start.arm(method), figure)
     return Judged(bool(least <= changed.mean() <= most), told(changed))
 
 
@@ -49,7 +49,7 @@ def fewer_steps_lower(results: Results, pairs: Sequence[tuple[Row, Row]], figure
     """In each pair (few, many) that was run, every method ends below itself with the steps of ``many``, in the mean of the
     paired differences."""
     changed = {
-        f"{few.data}, {method}": results.of(few.arm(method), figure) - results.of(many.arm(method), figure)
+        f"{few.data}, {method}": results.lead(few.arm(method), many.arm(method), figure)
         for few, many in pairs
         for method in METHODS
         if many.arm(method) in results.figures

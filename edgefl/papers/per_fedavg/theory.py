@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -88,11 +89,7 @@ def _run(work: Work, mode: str) -> Found:
 
 def arms(scale: Scale) -> Sequence[Arm]:
     given = {"accuracies": list(ACCURACIES[scale]), "steps to rest": RESTS[scale]}
-    return [Computed(mode, _runner(mode), given) for mode in MODES]
-
-
-def _runner(mode: str) -> Callable[[Work], Found]:
-    return lambda work: _run(work, mode)
+    return [Computed(mode, partial(_run, mode=mode), given) for mode in MODES]
 
 
 @judge_factory
