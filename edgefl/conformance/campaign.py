@@ -95,16 +95,8 @@ def _played(setup: Setup, cases: Sequence[Case], told: Callable[[Verdict], None]
                 if outcome != "passed":  # the next case begins with an agent that has nothing on its mind
                     stage.end()
                     stage = None
-            verdict = Verdict(
-                case.name,
-                case.group,
-                case.says,
-                outcome,
-                case.optional,
-                expected,
-                found,
-                time.monotonic() - begun,
-            )
+            took, named = time.monotonic() - begun, (case.name, case.group, case.says)
+            verdict = Verdict(*named, outcome, case.optional, expected, found, took)
             told(verdict)
             verdicts.append(verdict)
     finally:

@@ -7,10 +7,9 @@ import time
 import msgspec
 
 from edgefl.conformance.case import Group
-from edgefl.conformance.cases.blobs import fresh, with_line
+from edgefl.conformance.cases.blobs import damaged, fresh, with_line
 from edgefl.conformance.material.bundles import unit_bytes
 from edgefl.conformance.play.mirror import mirrored
-from edgefl.conformance.play.packets import Subscribe
 from edgefl.conformance.play.stage import Play, Stage
 from edgefl.conformance.verdict import Failed, expect
 from edgefl.wire.blobs import describe
@@ -62,11 +61,7 @@ def page_too_large(stage: Stage) -> None:
     begun = time.monotonic()
     stage.give(announced.paged(page), stage.task(announced, what), what)
     time.sleep(stage.patient(0.7))
-    asked = [
-        each.topic
-        for each in stage.relay.packets(begun)
-        if isinstance(each, Subscribe) and page.sha256 in each.topic
-    ]
+    asked = [each for each in stage.relay.subscriptions(begun) if page.sha256 in each.topic]
     expect(not asked, "no subscription to a page of 1 GiB", f"{len(asked)} of them")
     stage.good_round()
 
@@ -97,10 +92,8 @@ def lying_mirror(stage: Stage) -> None:
     what = fresh(stage.material(), "lies")
     unit = what.manifest.suffix[0]
     data = unit_bytes(what.units[unit])
-    wrong = bytearray(data)
-    wrong[-2] ^= 1
     ref = describe(data, 4096)
-    with mirrored({ref.sha256: bytes(wrong)}) as mirror:
+    with mirrored({ref.sha256: damaged(data)}) as mirror:
 
         def named(announced: Round) -> Round:
             ref = stage.server.put(data, 4096)

@@ -88,8 +88,7 @@ def unknown_fields(stage: Stage) -> None:
     mark = stage.server.log.mark()
     _say_fields(stage, Round, fields)
     _say_fields(stage, Task, {"added_later": [1], **_fields(task)})
-    play = Play(announced, task, what, mark)
-    stage.settle(play)
+    stage.settle(Play(announced, task, what, mark))
 
 
 @ROUNDS.case(
@@ -120,8 +119,7 @@ def task_before_round(stage: Stage) -> None:
     stage.server.say(task)
     time.sleep(stage.patient(0.2))
     stage.server.say(announced)
-    play = Play(announced, task, what, mark)
-    stage.settle(play)
+    stage.settle(Play(announced, task, what, mark))
 
 
 @ROUNDS.case(
@@ -185,8 +183,7 @@ def rests(stage: Stage) -> None:
     task = stage.task(announced, what)
     mark = stage.server.log.mark()
     stage.server.say(task)
-    play = Play(announced, task, what, mark)
-    stage.settle(play)
+    stage.settle(Play(announced, task, what, mark))
 
 
 @ROUNDS.case(
@@ -195,8 +192,8 @@ def rests(stage: Stage) -> None:
 )
 def progress(stage: Stage) -> None:
     play = stage.open(stage.material().with_steps(1500))
-    said = _training(stage, play)
-    if said is None:
+    within = stage.patient(10.0)
+    if stage.server.log.wait(play.mark, "progress", within, lambda said: _of(said, play)) is None:
         raise Failed("Progress with the stage `train`", stage.instead(play.mark))
     stage.answer(stage.update(play))
     steps = [each for each in stage.server.log.since(play.mark, "progress") if _of(each, play)]
@@ -228,10 +225,6 @@ def garbage(stage: Stage) -> None:
         stage.server.publish(mine.tasks, stage.server.seal_body(Task, mine.tasks, body))
     stage.server.publish(mine.tasks, stage.server.seal_body(Task, mine.tasks, encode(task), v=7))
     stage.good_round()
-
-
-def _training(stage: Stage, play: Play) -> Said | None:
-    return stage.server.log.wait(play.mark, "progress", stage.patient(10.0), lambda said: _of(said, play))
 
 
 def _nonce(said: Said) -> str:

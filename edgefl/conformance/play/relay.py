@@ -7,7 +7,7 @@ import threading
 import time
 from contextlib import suppress
 
-from edgefl.conformance.play.packets import Packet, Reader
+from edgefl.conformance.play.packets import Packet, Reader, Subscribe
 
 _READ_BYTES = 1 << 14
 
@@ -37,6 +37,10 @@ class Relay:
         """What the agent sent of interest since that moment of the monotonic clock."""
         with self._lock:
             return [packet for when, packet in self._packets if when >= since]
+
+    def subscriptions(self, since: float = 0.0) -> list[Subscribe]:
+        """Return the filters that the agent subscribed to since that moment of the monotonic clock."""
+        return [packet for packet in self.packets(since) if isinstance(packet, Subscribe)]
 
     def cut(self) -> None:
         """Every connection breaks, without a goodbye."""

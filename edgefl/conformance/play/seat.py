@@ -98,12 +98,8 @@ class Seat:
         )
         given = ["--id", self.device, "--broker", place, "--federation", self.federation]
         given += ["--data", str(self.folder / "data.npz"), "--store", str(self.folder / "store")]
-        given += [
-            "--engine",
-            self.setup.engine,
-            *(["--server-key", self.server.key] if known else []),
-            *options,
-        ]
+        given += ["--engine", self.setup.engine, *options]
+        given += ["--server-key", self.server.key] if known else []
         mark = self.server.log.mark()
         self._options, self._usual = given, not options
         self.agent = Agent([*self.setup.command, *given], self.folder / "agent.log")

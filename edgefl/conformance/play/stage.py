@@ -170,10 +170,7 @@ class Stage(Seat):
         offer, units = self.offer(what, chunk=chunk, zstd=zstd)
         announced = change(self.announcement(offer, units, hyper))
         task = change_task(self.task(announced, what, seed=seed, samples=samples))
-        mark = self.server.log.mark()
-        self.server.say(announced)
-        self.server.say(task)
-        return Play(announced, task, what, mark, dict(hyper or {}))
+        return self.give(announced, task, what, hyper)
 
     def close(self, play: Play) -> None:
         """The round is over."""
@@ -259,12 +256,14 @@ class Stage(Seat):
         self.answer(received)
         return received
 
-    def give(self, announced: Round, task: Task, what: Material) -> Play:
-        """Say both."""
+    def give(
+        self, announced: Round, task: Task, what: Material, hyper: Mapping[str, float] | None = None
+    ) -> Play:
+        """Publish both."""
         mark = self.server.log.mark()
         self.server.say(announced)
         self.server.say(task)
-        return Play(announced, task, what, mark)
+        return Play(announced, task, what, mark, dict(hyper or {}))
 
     def good_round(self, what: Material | None = None, **options: object) -> Received:
         """A whole round, from the announcement to the acknowledgement; Failed unless its update is right."""
