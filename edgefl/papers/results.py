@@ -68,6 +68,11 @@ class Results:
         return [(x, float(np.mean([run[x] for run in runs]))) for x in sorted(shared)]
 
 
+def first_reached(line: Points, target: float) -> float:
+    """Return the first x of ``line`` whose value is at least ``target``, or one more than its last x if there is none."""
+    return next((x for x, y in line if y >= target), line[-1][0] + 1)
+
+
 Judge = Callable[[Results], Judged]
 Arguments = ParamSpec("Arguments")
 

@@ -112,13 +112,14 @@ def _process(
 ) -> Iterator[tuple[subprocess.Popen[str], queue.Queue[str]]]:
     """A process and the lines it writes; ended by the end of the block."""
     output: queue.Queue[str] = queue.Queue()
+    quiet = quiet_environment() | {"PYTHONUNBUFFERED": "1", "FLWR_TELEMETRY_ENABLED": "0"}
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
-            env={**os.environ, **_environment(), **(environment or {})},
+            env={**os.environ, **quiet, **(environment or {})},
         )
         threading.Thread(target=_listen, args=(process, output), daemon=True).start()
         try:
@@ -131,10 +132,6 @@ def _process(
             ) from error
         finally:
             end_process(process, 5.0)
-
-
-def _environment() -> Mapping[str, str]:
-    return quiet_environment() | {"PYTHONUNBUFFERED": "1", "FLWR_TELEMETRY_ENABLED": "0"}
 
 
 class _Silent(Exception):

@@ -162,15 +162,16 @@ def _one_round(federation: Federation, *, timed: bool) -> _Round:
             events = [item.event for item in lab.events() if isinstance(item, Said)]
         finally:
             lab.stop()
-        bundles = {}
+        bundles, planned = {}, {}
         for path in sorted((Path(folder) / "bundles").rglob("*.efl")):
-            bundles[read_bundle(path).manifest.tier] = path
+            manifest = read_bundle(path).manifest
+            bundles[manifest.tier] = path
+            planned[manifest.tier] = max(graph.planned_bytes for graph in manifest.graphs)
         compared = bundles if timed else {}
         ratios = {
             tier: _time_ratio(path, plain_graph(path, federation, dataset, Path(folder) / f"{tier}.plain"))
             for tier, path in compared.items()
         }
-        planned = {tier: _planned(path) for tier, path in bundles.items()}
     return _Round(_reports(events, list(federation.tiers)), _fastest(events), planned, ratios)
 
 
@@ -191,10 +192,6 @@ def _fastest(events: Sequence[Mapping[str, Any]]) -> dict[str, float]:
             tier = event["tier"]
             fastest[tier] = min(event["step_ms"], fastest.get(tier, event["step_ms"]))
     return fastest
-
-
-def _planned(path: Path) -> int:
-    return max(graph.planned_bytes for graph in read_bundle(path).manifest.graphs)
 
 
 def plain_graph(path: Path, federation: Federation, dataset: Dataset, target: Path) -> Path:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,15 +29,17 @@ from exporters.onnx.model import to_onnx
 _SEED = 0
 
 
-class Timed(Protocol):
-    """What is to be timed, and how often."""
+@dataclass(frozen=True)
+class ProgramSettings:
+    """What is measured: ``steps`` local steps on a device of ``samples`` samples, and ``repeat`` blocks of timed ones
+    (0: none are timed)."""
 
-    @property
-    def batch(self) -> int: ...
-    @property
-    def repeat(self) -> int: ...
-    @property
-    def threads(self) -> int: ...
+    batch: int = 32
+    steps: int = 10
+    samples: int = 320
+    repeat: int = 3
+    threads: int = 1
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,11 @@ class Timing:
 
 
 def timed(
-    spec: ModelSpec, objective: Objective, exchange: Program, settings: Timed, say: Callable[[str], None]
+    spec: ModelSpec,
+    objective: Objective,
+    exchange: Program,
+    settings: ProgramSettings,
+    say: Callable[[str], None],
 ) -> Timing | None:
     """The last phase's step; None where nothing is to be timed. ExportError if its graph cannot be made."""
     if not settings.repeat or not exchange.phases:

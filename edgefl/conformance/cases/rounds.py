@@ -11,7 +11,7 @@ import msgspec
 from edgefl.conformance.case import Group
 from edgefl.conformance.play.pace import steps_that_take
 from edgefl.conformance.play.said import Said
-from edgefl.conformance.play.stage import Play, Stage
+from edgefl.conformance.play.stage import Play, Stage, chunk_of
 from edgefl.conformance.verdict import Failed, expect, expect_equal
 from edgefl.wire.mqtt.messages import Live, Message, Progress, Round, Task, encode
 
@@ -153,7 +153,7 @@ def another_task(stage: Stage) -> None:
     stage.answer(
         stage.update(Play(play.announced, task, slow, mark))
     )  # its values: engines part over so many steps
-    late = [each for each in stage.server.log.since(mark, "updates") if _nonce(each) == play.task.nonce]
+    late = [each for each in stage.server.log.since(mark, "updates") if chunk_of(each, play.task)]
     expect(not late, "no update for a task that another one followed", f"{len(late)} chunks of one")
 
 
@@ -225,10 +225,6 @@ def garbage(stage: Stage) -> None:
         stage.server.publish(mine.tasks, stage.server.seal_body(Task, mine.tasks, body))
     stage.server.publish(mine.tasks, stage.server.seal_body(Task, mine.tasks, encode(task), v=7))
     stage.good_round()
-
-
-def _nonce(said: Said) -> str:
-    return str(getattr(said.message, "nonce", ""))
 
 
 def _of(said: Said, play: Play) -> bool:

@@ -194,11 +194,11 @@ class Stage(Seat):
         leaf = "updates" if isinstance(task.shard, msgspec.UnsetType) else "shards"
         while True:
             left = (until - time.monotonic()) / self.setup.patience
-            said = self.heard(mark, leaf, left, lambda each: _chunk_of(each, task) is not None)
+            said = self.heard(mark, leaf, left, lambda each: chunk_of(each, task) is not None)
             if said is None:
                 return None
             mark = said.place + 1
-            chunk = _chunk_of(said, task)
+            chunk = chunk_of(said, task)
             assert chunk is not None
             have = parts.setdefault(chunk.sha256, {})
             have[chunk.index] = said
@@ -281,7 +281,7 @@ class Stage(Seat):
         for index in sorted(wanted):
 
             def its(said: Said, index: int = index) -> bool:
-                chunk = _chunk_of(said, play.task)
+                chunk = chunk_of(said, play.task)
                 return chunk is not None and chunk.index == index and bool(chunk.data)
 
             if self.server.log.wait(mark, "updates", self.patient(within_s), its) is None:
@@ -314,7 +314,7 @@ class Stage(Seat):
 
         until = time.monotonic() + self.patient(10.0)
         while time.monotonic() < until:
-            done = any(_chunk_of(said, play.task) for said in self.server.log.since(play.mark, "updates"))
+            done = any(chunk_of(said, play.task) for said in self.server.log.since(play.mark, "updates"))
             if done or self.server.log.wait(play.mark, "progress", 0.1, trains):
                 return
 
@@ -325,7 +325,7 @@ class Stage(Seat):
         the agent ends."""
         wait = self.patient(seconds or min(_QUIET_S, 0.5 + 3 * (self.usual_s or 1.0)))
         said = self.server.log.wait(
-            mark, "updates", wait, lambda each: task is None or _chunk_of(each, task) is not None
+            mark, "updates", wait, lambda each: task is None or chunk_of(each, task) is not None
         )
         expect(said is None, what, f"an update on {said.topic}" if said else "")
         self.ensure()
@@ -345,6 +345,7 @@ class Stage(Seat):
         return said.message
 
 
-def _chunk_of(said: Said, task: Task) -> UpdateChunk | None:
+def chunk_of(said: Said, task: Task) -> UpdateChunk | None:
+    """Return the message if it is a chunk of the task's update, else None."""
     chunk = said.message
     return chunk if isinstance(chunk, UpdateChunk) and chunk.nonce == task.nonce else None

@@ -26,6 +26,18 @@ class Tuned:
     server: Options = field(default_factory=dict)
 
 
+def tuned(lr: float, *, fafed: Options, fedadam: Options, fedams: Options) -> Mapping[str, Tuned]:
+    """Return the options of all :data:`METHODS` if all but FAFED have one client step size ``lr``; STEM's alpha is 0.9."""
+    return {
+        FAFED: Tuned(fafed),
+        STEM: Tuned({"lr": lr, "alpha": 0.9}),
+        FEDADAM: Tuned({"lr": lr}, fedadam),
+        FEDAMS: Tuned({"lr": lr}, fedams),
+        SCAFFOLD: Tuned({"lr": lr}),
+        FEDAVG: Tuned({"lr": lr}),
+    }
+
+
 @dataclass(frozen=True)
 class Setup:
     """What all methods have alike: batch b, q ``steps``, all ``clients`` in every round. ``looked_at``: training samples on

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edgefl.papers.results import Judged, Results, judge_factory, told
+from edgefl.papers.results import Judged, Results, first_reached, judge_factory, told
 
 FIGURE = "accuracy"
 
@@ -37,7 +37,7 @@ def sooner(
         each: float(
             np.mean(
                 [
-                    _first(run["accuracy"], share * float(end))
+                    first_reached(run["accuracy"], share * float(end))
                     for run, end in zip(results.lines[each], results.of(reference, FIGURE), strict=True)
                 ]
             )
@@ -60,7 +60,3 @@ def ahead_at_equal_bytes(results: Results, arm: str, other: str) -> Judged:
         rounds.append(len(known))
     text = f"{told(np.array(gains))}; {other} after round {max(rounds)}"
     return Judged(bool(np.mean(gains) > 0), text)
-
-
-def _first(line: Sequence[tuple[float, float]], target: float) -> float:
-    return next((x for x, y in line if y >= target), line[-1][0] + 1)

@@ -46,17 +46,13 @@ def _drawn(results: Results) -> Mapping[str, str]:
             coverage, title=f"{arm}: entries held so far", x="round", y="share of the parameters"
         )
         for lag in LAGS:
-            moved = {name: lines[name] for name in _moved(lag) if lines.get(name)}
+            names = [f"moved {lag} {label(gamma)}" for gamma in SIZES]
+            moved = {name: lines[name] for name in names if lines.get(name)}
             if moved:
                 pictures[f"difference-{lag}-{arm}.svg"] = line_chart(
                     moved, title=f"{arm}: masks {lag} models apart", x="round", y="difference"
                 )
     return pictures
-
-
-def _moved(lag: int) -> Iterator[str]:
-    for gamma in SIZES:
-        yield f"moved {lag} {label(gamma)}"
 
 
 def _claims() -> Iterator[Claim]:

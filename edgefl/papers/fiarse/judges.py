@@ -8,7 +8,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from edgefl.papers.results import Judged, Results, judge_factory, told
+from edgefl.papers.entry import Claim, Confidence
+from edgefl.papers.results import Judged, Results, first_reached, judge_factory, told
 
 MOST_SEEDS = 0.8
 """Of the seeds, where the specification says "4 of 5"."""
@@ -23,6 +24,15 @@ def mostly_above(results: Results, better: str, worse: str, figures: Sequence[st
     )
     ours = ", ".join(f"{figure} {told(each)}" for figure, each in zip(figures, differences, strict=True))
     return Judged(held, ours)
+
+
+def ahead(
+    other: str, paper: str, confidence: Confidence = "", *, rank: str = "H1", place: str = "", doubt: str = ""
+) -> Claim:
+    """Return the claim that FIARSE is ahead of ``other``, globally and locally."""
+    text = f"{place}FIARSE is ahead of {other}, globally and locally"
+    judge = mostly_above("FIARSE", other, ("global", "local"))
+    return Claim(rank, text, paper, judge, confidence, doubt)
 
 
 @judge_factory
@@ -80,8 +90,8 @@ def sooner(results: Results, arm: str, other: str, lines: Sequence[str]) -> Judg
         mine, theirs = [], []
         for own, its in zip(results.lines[arm], results.lines[other], strict=True):
             target = its[name][-1][1]
-            mine.append(_first(own[name], target))
-            theirs.append(_first(its[name], target))
+            mine.append(first_reached(own[name], target))
+            theirs.append(first_reached(its[name], target))
         held &= float(np.mean(mine)) <= float(np.mean(theirs))
         said.append(f"{name}: round {np.mean(mine):.0f} against {np.mean(theirs):.0f}")
     return Judged(held, ", ".join(said))
@@ -92,7 +102,3 @@ def gains_more(results: Results, arm: str, other: str, after: str, figure: str) 
     """``arm`` gains more than ``other`` from arms of their names and ``after``, in the paired mean."""
     mine, theirs = (results.lead(f"{name}{after}", name, figure) for name in (arm, other))
     return Judged(bool((mine - theirs).mean() > 0), f"{told(mine)} against {told(theirs)}")
-
-
-def _first(line: Sequence[tuple[float, float]], target: float) -> float:
-    return next((x for x, y in line if y >= target), line[-1][0] + 1)
