@@ -21,7 +21,7 @@ BLOCK_MS = 1500.0
 BLOCK_MOST = 20
 
 
-class Runner(Protocol):
+class StepRunner(Protocol):
     """A process that runs steps: a :class:`Worker`, or a page in a browser."""
 
     def run(self, steps: int, *, count: bool = True) -> list[float]:
@@ -48,7 +48,7 @@ def running(workers: Iterable[Worker], what: str) -> Iterator[contextlib.ExitSta
 
 
 def take_turns(
-    workers: Sequence[Runner], repeat: int, say: Callable[[str], None], warm_up: int = WARM_UP
+    workers: Sequence[StepRunner], repeat: int, say: Callable[[str], None], warm_up: int = WARM_UP
 ) -> None:
     """Warm up, then run ``repeat`` blocks of equally many steps on each worker, by turns."""
     say("warming up")
