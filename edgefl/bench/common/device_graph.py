@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -11,7 +11,7 @@ import torch
 
 from edgefl.bench.common.turns import worker_of
 from edgefl.bench.common.worker import Worker
-from edgefl.contract.program import Function
+from edgefl.contract.program import Function, Phase, Program
 from edgefl.contract.tensors import Tensors, prefixed, role_of
 from edgefl.submodels.submodel import Submodel
 from edgefl.wire.blobs import describe
@@ -24,6 +24,9 @@ from exporters.artifact import Artifact
 from exporters.bundle.build import ports, segments_of
 from exporters.bundle.formats import Format
 from exporters.capture.trace import Captured
+from exporters.memory.usage import rewritable
+from exporters.onnx import capture_for
+from exporters.onnx.model import to_onnx
 
 BATCHES = 2
 
@@ -78,6 +81,53 @@ def write_arrays(
         read |= {name: example[name].numpy() for name in captured.inputs if role_of(name) == "batch"}
         read |= {f"hyper.{name}": np.asarray(value, np.float32) for name, value in hyper.items()}
         np.savez(folder / f"batch{seed}.npz", **read)  # type: ignore[arg-type]
+
+
+Exported = tuple[Captured, bytes]
+"""A captured function and its ONNX graph."""
+_SEED = 0
+
+
+def export(function: Function) -> Exported:
+    """Return the captured ``function`` and its ONNX graph."""
+    captured = capture_for(function)
+    return captured, to_onnx(captured)
+
+
+def write_function(
+    folder: Path,
+    name: str,
+    function: Function,
+    known: Tensors,
+    exported: Exported | None = None,
+    masks: Mapping[str, int] | None = None,
+) -> int:
+    """Write the graph of ``function`` and its inputs except noise, random where they are not ``known``.
+
+    Returns:
+        The bytes of the graph.
+    """
+    captured, model = exported or export(function)
+    artifact = Artifact(model, in_place=rewritable(captured))
+    write_graph(folder, captured, artifact, "onnx", name=name, masks=masks)
+    inputs = _inputs(function, known)
+    arrays = {port: inputs[port].numpy() for port in captured.inputs if role_of(port) != "noise"}
+    np.savez(folder / f"{name}.npz", **arrays)  # type: ignore[arg-type]
+    return len(model)
+
+
+def with_state(program: Program, known: Tensors, phases: Sequence[Phase]) -> Tensors:
+    """Return ``known`` with the scalars, and the state after the start and one step of each of ``phases``."""
+    inputs = known | prefixed("hyper", {name: torch.tensor(value) for name, value in program.hyper.items()})
+    inputs |= program.start(_inputs(program.start, inputs))
+    for phase in phases:
+        outputs = phase.function(_inputs(phase.function, inputs))
+        inputs |= {name: tensor.detach() for name, tensor in outputs.items() if role_of(name) == "state"}
+    return inputs
+
+
+def _inputs(function: Function, known: Tensors) -> Tensors:
+    return {name: known.get(name, tensor) for name, tensor in function.example(_SEED).items()}
 
 
 def payload(submodel: Submodel) -> Tensors:

@@ -14,31 +14,22 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
-import torch
 
-from edgefl.bench.common import device_graph
 from edgefl.bench.common.coded import CODECS, CodedModel
+from edgefl.bench.common.device_graph import Exported, export, with_state, write_function
 from edgefl.bench.common.turns import running, take_turns, worker_of
 from edgefl.bench.common.worker import Worker
 from edgefl.contract.program import Function, Program
-from edgefl.contract.tensors import Tensors, prefixed, role_of
+from edgefl.contract.tensors import prefixed
 from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.catalog import build_model
 from edgefl.wire.update.size import update_size
-from exporters.artifact import Artifact
-from exporters.capture.trace import Captured
-from exporters.memory.usage import rewritable
-from exporters.onnx import capture_for
-from exporters.onnx.model import to_onnx
 
 __all__ = ["CODECS", "EncodeRow", "EncodeSettings", "build", "measure"]
 
-Exported = tuple[Captured, bytes]
 SGD = "dense"
 """The codec whose local training is plain SGD."""
 DEVICE = "edgefl.bench.encode.device"
-_SEED = 0
 
 
 class EncodeRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,37 +139,17 @@ def _race(workers: Mapping[str, Worker], settings: EncodeSettings, say: Callable
 def _sgd(spec: ModelSpec, batch: int) -> tuple[CodedModel, Exported]:
     """Plain SGD and its step's graph, which all codecs are measured beside."""
     plain = CodedModel.of(spec, SGD, batch=batch)
-    return plain, _exported(_step(plain.program))
-
-
-def _exported(function: Function) -> Exported:
-    captured = capture_for(function)
-    return captured, to_onnx(captured)
+    return plain, export(_step(plain.program))
 
 
 def write_graph(
     folder: Path, name: str, model: CodedModel, function: Function, exported: Exported | None = None
 ) -> int:
-    """Write the graph of ``function`` and all that it reads but noise; bytes of the graph."""
-    captured, artifact = exported or _exported(function)
+    """Write the graph of ``function`` and its inputs except noise, and return the bytes of the graph.
+
+    The weights are those of a round after one step of each phase, because a codec must not have only zeros to send.
+    """
     masks = model.program.masks if function is model.program.finish else {}
-    written = Artifact(artifact, in_place=rewritable(captured))
-    device_graph.write_graph(folder, captured, written, "onnx", name=name, masks=masks)
-    known = _trained(model)
-    example = {name: known.get(name, tensor) for name, tensor in function.example(_SEED).items()}
-    inputs = {name: example[name].numpy() for name in captured.inputs if role_of(name) != "noise"}
-    np.savez(folder / f"{name}.npz", **inputs)  # type: ignore[arg-type]
-    return len(artifact)
-
-
-def _trained(model: CodedModel) -> Tensors:
-    """The round's weights and what one step of each phase makes of them: no codec has only zeros to send."""
     weights = prefixed("weights", {name: tensor.detach() for name, tensor in model.spec.weights.items()})
-    hyper = {f"hyper.{name}": torch.tensor(value) for name, value in model.program.hyper.items()}
-    start = model.program.start
-    state = start(start.example(_SEED) | weights)
-    for phase in model.program.phases:
-        read = phase.function.example(_SEED) | state | hyper
-        outputs = phase.function(read)
-        state |= {name: tensor.detach() for name, tensor in outputs.items() if role_of(name) == "state"}
-    return weights | state | hyper
+    known = with_state(model.program, weights, model.program.phases)
+    return write_function(folder, name, function, known, exported, masks)

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import psutil
 
+from device_runtime.memory import status_bytes
 from edgefl.bench.common.machine import quiet_environment
+from edgefl.bench.common.processes import family, resident_bytes
 from edgefl.bench.fleet.federation import Case, federation_of
 from edgefl.config.text import dump
 from edgefl.system.files import write_text
@@ -27,7 +29,6 @@ class Watched:
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process
-        self._own = psutil.Process(process.pid)
 
     def cpu_s(self) -> float:
         """Of all of them so far, those that have ended included."""
@@ -40,11 +41,7 @@ class Watched:
 
     def resident_bytes(self) -> int:
         """Resident set sizes together, without what ends by itself before long."""
-        total = 0
-        for each in self._staying():
-            with suppress(psutil.Error):
-                total += each.memory_info().rss
-        return total
+        return resident_bytes(self._staying())
 
     def forget_peak(self) -> None:
         """The highest resident set size counts from now on (Linux)."""
@@ -54,7 +51,7 @@ class Watched:
 
     def peak_bytes(self) -> int:
         """The highest resident set size of each since :meth:`forget_peak`, together."""
-        return sum(_high_water(each.pid) for each in self._staying())
+        return sum(status_bytes("VmHWM", each.pid) for each in self._staying())
 
     def _staying(self) -> list[psutil.Process]:
         """Without the process that has composed the run: nothing is evaluated or placed here, so it is not needed again."""
@@ -66,18 +63,7 @@ class Watched:
         return staying
 
     def _all(self) -> list[psutil.Process]:
-        try:
-            return [self._own, *self._own.children(recursive=True)]
-        except psutil.Error:
-            return []
-
-
-def _high_water(pid: int) -> int:
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace").splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), 0)
+        return family(self.process.pid)
 
 
 @contextmanager

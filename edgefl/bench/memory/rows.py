@@ -13,12 +13,12 @@ from typing import Any
 
 import msgspec
 
-from edgefl.bench.common.machine import quiet_environment
 from edgefl.bench.common.turns import running, worker_of
+from edgefl.bench.faults.federation import lab_of
 from edgefl.config import Federation, parse
 from edgefl.data.dataset import Dataset
-from edgefl.lab.lab import Lab, Said
-from edgefl.setup.data import open_data, partition
+from edgefl.lab.lab import Said
+from edgefl.setup.data import open_data
 from edgefl.setup.model import federation_model
 from edgefl.setup.tiers import completed
 from edgefl.setup.training import tier_of
@@ -155,8 +155,7 @@ def _federation(model: str, batch: int, steps: int, engine: str, outputs: Output
 def _one_round(federation: Federation, *, timed: bool) -> _Round:
     dataset = open_data(federation)
     with tempfile.TemporaryDirectory(prefix="edgefl-bench-") as folder:
-        lab = Lab(federation, Path(folder), environment=quiet_environment())
-        lab.prepare(dataset, partition(federation, dataset, len(lab.devices)))
+        lab = lab_of(federation, Path(folder))
         lab.start()
         try:
             events = [item.event for item in lab.events() if isinstance(item, Said)]

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
+from device_runtime.memory import status_bytes
 from edgefl.bench.common.machine import quiet_environment
 from edgefl.bench.mirror.told import Fetched, Published, Trial, Way
 from edgefl.lab.ports import free_port
@@ -120,9 +121,4 @@ def _told(process: _Process, kind: type[_Told], log: Path) -> _Told:
 
 
 def _peak(process: _Process) -> int:
-    """Highest resident set of a process that runs, in bytes; 0 where the system does not tell (not Linux)."""
-    try:
-        lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:")), 0)
+    return status_bytes("VmHWM", process.pid)

@@ -9,24 +9,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from edgefl import programs
-from edgefl.bench.common.device_graph import write_graph
+from edgefl.bench.common.device_graph import with_state, write_function
 from edgefl.bench.common.turns import running, take_turns, worker_of
 from edgefl.bench.encode.rows import DEVICE
-from edgefl.contract.program import Function, Program
+from edgefl.contract.program import Program
 from edgefl.contract.server import beside
-from edgefl.contract.tensors import Tensors, prefixed, role_of
+from edgefl.contract.tensors import Tensors, prefixed
 from edgefl.models.spec import ModelSpec
 from edgefl.objective.objective import Objective
-from exporters.artifact import Artifact
-from exporters.memory.usage import rewritable
-from exporters.onnx import capture_for
-from exporters.onnx.model import to_onnx
-
-_SEED = 0
 
 
 @dataclass(frozen=True)
@@ -67,7 +60,7 @@ def timed(
         workers = []
         for file, program in (("step", exchange), ("fedavg", plain)):
             say(f"exporting {file}")
-            _write(folder, file, program.phases[-1].function, _reached(spec, program))
+            write_function(folder, file, program.phases[-1].function, _reached(spec, program))
             steps, threads = max(1, program.phases[-1].steps), settings.threads
             workers.append(worker_of(DEVICE, folder, file, threads, steps, threads=threads))
         with running(workers, "a step"):
@@ -77,31 +70,10 @@ def timed(
 
 
 def _reached(spec: ModelSpec, program: Program) -> Tensors:
-    """What the last phase's first step reads of state and scalars, after one step of each phase before it."""
+    """Return what the last phase's first step reads of state and scalars, after one step of each phase before it."""
     server_state: Tensors = {}
     for name, value in program.server_state.items():
         server_state |= beside(
             name, {key: torch.full_like(tensor, value) for key, tensor in spec.weights.items()}
         )
-    inputs = prefixed("weights", spec.weights | server_state)
-    inputs |= prefixed("hyper", {name: torch.tensor(value) for name, value in program.hyper.items()})
-    inputs |= program.start(_of(program.start, inputs))
-    for phase in program.phases[:-1]:
-        outputs = phase.function(_of(phase.function, inputs))
-        inputs |= {name: tensor.detach() for name, tensor in outputs.items() if role_of(name) == "state"}
-    return inputs
-
-
-def _of(function: Function, known: Tensors) -> Tensors:
-    """Inputs of ``function``: random ones where they are not known."""
-    return {name: known.get(name, tensor) for name, tensor in function.example(_SEED).items()}
-
-
-def _write(folder: Path, name: str, function: Function, known: Tensors) -> None:
-    """The files that :mod:`edgefl.bench.encode.device` runs a graph from."""
-    captured = capture_for(function)
-    artifact = Artifact(to_onnx(captured), in_place=rewritable(captured))
-    write_graph(folder, captured, artifact, "onnx", name=name)
-    inputs = _of(function, known)
-    arrays = {port: inputs[port].numpy() for port in captured.inputs if role_of(port) != "noise"}
-    np.savez(folder / f"{name}.npz", **arrays)  # type: ignore[arg-type]
+    return with_state(program, prefixed("weights", spec.weights | server_state), program.phases[:-1])

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import psutil
 
 from edgefl.bench.common.peers import make, peers
+from edgefl.bench.common.processes import family, resident_bytes
 from edgefl.bench.common.turns import import_path
 from edgefl.bench.simulate import ours
 from edgefl.bench.simulate.arithmetic import limit, rate
@@ -165,23 +165,13 @@ class _Memory:
     def __init__(self, pid: int) -> None:
         self.peak = 0
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, args=(psutil.Process(pid),), daemon=True)
+        self._thread = threading.Thread(target=self._watch, args=(pid,), daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         self._over.set()
         self._thread.join()
 
-    def _watch(self, process: psutil.Process) -> None:
+    def _watch(self, pid: int) -> None:
         while not self._over.wait(_LOOK_S):
-            try:
-                self.peak = max(self.peak, sum(map(_resident, [process, *process.children(recursive=True)])))
-            except psutil.Error:
-                return
-
-
-def _resident(process: psutil.Process) -> int:
-    try:
-        return int(process.memory_info().rss)
-    except psutil.Error:
-        return 0
+            self.peak = max(self.peak, resident_bytes(family(pid)))
