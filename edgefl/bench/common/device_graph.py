@@ -33,12 +33,17 @@ BATCHES = 2
 
 def written(
     folder: Path, form: Format, function: Function, left: Tensors, hyper: Mapping[str, float]
-) -> None:
-    """``function`` in ``form``, the state and weights among ``left``, and batches; ExportError as the format says."""
-    folder.mkdir(parents=True)
+) -> Artifact:
+    """Write ``function`` in ``form``, the state and weights among ``left``, and batches; return what was exported.
+
+    Raises ExportError as the format does.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
     captured = form.capture(function)
-    write_graph(folder, captured, form.write(captured), form.name)
+    artifact = form.write(captured)
+    write_graph(folder, captured, artifact, form.name)
     write_arrays(folder, captured, function, left, hyper)
+    return artifact
 
 
 def write_graph(

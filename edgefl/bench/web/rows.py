@@ -11,7 +11,7 @@ import msgspec
 
 from edgefl import programs
 from edgefl.bench.common.browser import Browser
-from edgefl.bench.common.device_graph import worker, write_arrays, write_graph
+from edgefl.bench.common.device_graph import worker, written
 from edgefl.bench.common.machine import processor
 from edgefl.bench.common.turns import take_turns
 from edgefl.bench.train_step.model import built
@@ -92,15 +92,12 @@ def measure(
     page = built_page()
     submodel = built(model, {}, tier)
     program = programs.build("sgd", Objective.of(submodel), batch=batch, **SGD)
-    function, form = program.phases[0].function, format_of("onnx")
     with tempfile.TemporaryDirectory(prefix="edgefl-bench-web-") as name:
         folder = Path(name)
         say(f"{model}, {tier}: exporting")
-        captured = form.capture(function)
-        artifact = form.write(captured)
-        write_graph(folder, captured, artifact, form.name)
         weights = {f"weights.{name}": value.detach() for name, value in submodel.suffix.state_dict().items()}
-        write_arrays(folder, captured, function, program.start(weights), program.hyper)
+        step, form = program.phases[0].function, format_of("onnx")
+        artifact = written(folder, form, step, program.start(weights), program.hyper)
         write_safetensors(folder)
         with served(page, folder) as url, worker(folder, 1) as native, Browser() as browser:
             chromium = Chromium(browser, url, threads)

@@ -21,9 +21,7 @@ _MIRRORED_S = 8.0
 
 @ELSEWHERE.case("Reads what a round offers from a page, where the announcement has one.", optional=True)
 def pages(stage: Stage) -> None:
-    stage.ensure()
-    what = stage.material()
-    announced = stage.announcement(*stage.offer(what))
+    what, announced = stage.prepare()
     task = stage.task(announced, what)
     given = stage.give(announced.paged(stage.server.put(announced.page)), task, what)
     received = stage.update_or_none(task, _MIRRORED_S, given.mark)
@@ -52,9 +50,7 @@ def page_of_another_version(stage: Stage) -> None:
 
 @ELSEWHERE.case("Asks for nothing of a page that is larger than any manifest may be.")
 def page_too_large(stage: Stage) -> None:
-    stage.ensure()
-    what = stage.material()
-    announced = stage.announcement(*stage.offer(what))
+    what, announced = stage.prepare()
     page = msgspec.structs.replace(
         describe(announced.page, 1 << 17), size=1 << 30, digests=bytes(32 * (1 << 13))
     )

@@ -95,9 +95,7 @@ def unknown_fields(stage: Stage) -> None:
     "Reads numbers as others write them: integers and float 32 for floats, long integers for short ones, infinities."
 )
 def other_widths(stage: Stage) -> None:
-    stage.ensure()
-    what = stage.material()
-    announced = stage.announcement(*stage.offer(what), {"lr": 0.5})
+    what, announced = stage.prepare(hyper={"lr": 0.5})
     task = stage.task(announced, what)
     fields, half = _fields(announced), b"\xca\x3f\x00\x00\x00"
     fields["deadline"] = math.inf
@@ -111,9 +109,7 @@ def other_widths(stage: Stage) -> None:
 
 @ROUNDS.case("Takes a Task that comes before the Round that it belongs to.")
 def task_before_round(stage: Stage) -> None:
-    stage.ensure()
-    what = stage.material()
-    announced = stage.announcement(*stage.offer(what))
+    what, announced = stage.prepare()
     task = stage.task(announced, what)
     mark = stage.server.log.mark()
     stage.server.say(task)

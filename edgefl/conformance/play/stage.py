@@ -141,6 +141,12 @@ class Stage(Seat):
             deadline=time.time() + FAR_S,
         )
 
+    def prepare(self, hyper: Mapping[str, float] | None = None) -> tuple[Material, Round]:
+        """Have an agent run and publish the plain bundle; return it with the announcement of the next round, unsent."""
+        self.ensure()
+        what = self.material()
+        return what, self.announcement(*self.offer(what), hyper)
+
     def task(self, announced: Round, what: Material, *, seed: int = 7, samples: int = 0) -> Task:
         """One for the agent in this round, with a nonce of its own."""
         return Task(
