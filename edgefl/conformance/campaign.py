@@ -69,7 +69,7 @@ class Campaign:
 
 
 def _parts(cases: Sequence[Case]) -> list[list[Case]]:
-    """What is played at a time: the cases of a group that share an agent, longest rows first, and each that has its own."""
+    """Return lists of cases to run in sequence: those of a group that share an agent, longest first, and each other case."""
     rows: dict[str, list[Case]] = {}
     for case in cases:
         if not case.alone:

@@ -21,7 +21,7 @@ Points = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True)
 class Judged:
-    """Whether a claim held, and what was found, in words."""
+    """Verdict on a claim: ``held``, and the findings in words."""
 
     held: bool
     ours: str
@@ -55,7 +55,7 @@ class Results:
         return float(self.of(arm, figure).mean())
 
     def deviation(self, arm: str, figure: str) -> float:
-        """Of one run, from the seeds (divided by their number less one); 0 for one seed."""
+        """Return the deviation of one run over the seeds (divided by their number less one); 0 for one seed."""
         values = self.of(arm, figure)
         return float(values.std(ddof=1)) if len(values) > 1 else 0.0
 

@@ -91,7 +91,7 @@ class Ours:
 
     @cached_property
     def _sums(self) -> Accumulator:
-        """Those of all rounds, as a server has them."""
+        """Sums that all rounds share, as on a server."""
         return accumulator(self.layout.size, self._device, self.threads)
 
     @cached_property

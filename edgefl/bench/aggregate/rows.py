@@ -1,4 +1,4 @@
-"""How many updates a second the server's aggregator takes, beside Flower's weighted average of the same ones decoded.
+"""Updates a second of the server's aggregator, beside Flower's weighted average of the same ones decoded.
 
 Both start from arrays in memory and end with the new model, by turns in one run. Flower has a process of its own, and may
 have an environment of its own. Receiving, decompressing and decoding are in neither figure: Flower is given float32.
@@ -80,7 +80,7 @@ class AggregateRow(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class AggregateSettings:
-    """What is measured. ``threads``: 0 is every core. ``flower``: the interpreter that Flower runs in, "" for none
+    """Settings of the benchmark. ``threads``: 0 is every core. ``flower``: the interpreter that Flower runs in, "" for none
     (:mod:`edgefl.bench.common.peers` makes one).
 
     Raises ConfigError for a device that is not there or an interpreter that does not exist.
@@ -205,7 +205,7 @@ def _flower(
 
 
 def too_large(entries: int, clients: int, free: int) -> str | None:
-    """Why Flower cannot average so many updates in ``free`` bytes: it holds them all, and all of them weighted."""
+    """Return why Flower cannot average so many updates in ``free`` bytes, or None: it holds all of them twice."""
     needed = 2 * 4 * entries * clients
     if needed <= free:
         return None
@@ -216,7 +216,7 @@ def too_large(entries: int, clients: int, free: int) -> str | None:
 
 
 def _missing(python: str, environment: Mapping[str, str]) -> str | None:
-    """Why Flower cannot run with this interpreter, found before gigabytes are written for it."""
+    """Return why Flower cannot run with this interpreter, or None. Called before gigabytes are written for it."""
     process = subprocess.run(
         [python, "-c", "from flwr.server.strategy.aggregate import aggregate"],
         env={**os.environ, **environment},

@@ -83,7 +83,7 @@ class Browser:
 
     @property
     def pid(self) -> int:
-        """Of the browser's first process."""
+        """Process id of the browser's first process."""
         return self._process.pid
 
     @property
@@ -120,7 +120,7 @@ class Browser:
         return self._page
 
     def value(self, expression: str) -> Any:
-        """What a JavaScript expression is in the page."""
+        """Return the value of a JavaScript expression in the page."""
         found = self._send("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
@@ -160,7 +160,7 @@ class Browser:
         self._send("Emulation.setEmulatedMedia", features=[scheme])
 
     def picture(self) -> bytes:
-        """What is on the screen, as PNG."""
+        """Return a screenshot as PNG."""
         return base64.b64decode(self._send("Page.captureScreenshot", format="png")["data"])
 
     def _send(self, method: str, **params: object) -> dict[str, Any]:

@@ -136,7 +136,7 @@ def _inputs(function: Function, known: Tensors) -> Tensors:
 
 
 def payload(submodel: Submodel) -> Tensors:
-    """What ``start`` reads in round 1: the tier's payload, or the units' tensors."""
+    """Return the inputs of ``start`` in round 1: the tier's payload, or the units' tensors."""
     weights = {name: tensor.numpy() for name, tensor in submodel.spec.weights.items()}
     placement = submodel.place(weights, 1)
     arrays = placement.payload or extract(weights, placement.regions)

@@ -1,4 +1,4 @@
-"""What a result was measured on."""
+"""Description of the machine that measures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What we measure against, each in an environment of its own: their requirements would hold ours back.
+"""Software of other projects to compare with, each in its own environment: its requirements would constrain ours.
 
 ::
 
@@ -59,7 +59,7 @@ def peers() -> dict[str, Peer]:
 
 
 def folder(peer: Peer) -> Path:
-    """Where its environment is or would be: another one for other requirements and for another Python."""
+    """Return the folder of its environment, which differs by requirements and by Python version."""
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     digest = hashlib.sha256("\n".join((python, *peer.requirements)).encode()).hexdigest()
     return download_folder() / "peers" / f"{peer.name}-{digest[:8]}"

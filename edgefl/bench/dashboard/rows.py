@@ -149,5 +149,5 @@ def _painted(browser: Browser, url: str) -> float:
 
 
 def _lines(folder: Path) -> int:
-    """Of the feed."""
+    """Return the number of lines in the feed."""
     return sum(path.read_bytes().count(b"\n") for path in folder.glob("events*.jsonl"))

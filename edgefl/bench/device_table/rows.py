@@ -79,7 +79,7 @@ def measure(settings: TableSettings, say: Callable[[str], None] = lambda _: None
 
 
 def submodels_of(spec: ModelSpec) -> dict[tuple[str, str], Submodel]:
-    """By method and tier. Both methods' strong tier is the whole model, which is there once."""
+    """Return the submodels by method and tier. The strong tier of both methods is the whole model, listed once."""
     submodels: dict[tuple[str, str], Submodel] = {}
     for tier in TIERS:
         submodels[EMBRACING, tier] = tiers(spec.name)[tier].of(spec)
@@ -89,7 +89,7 @@ def submodels_of(spec: ModelSpec) -> dict[tuple[str, str], Submodel]:
 
 
 def forward_only(objective: Objective, batch: int) -> Function:
-    """What a step of SGD does before it goes back: loss and statistics in training mode."""
+    """Return the forward pass of a step of SGD: loss and statistics in training mode."""
 
     def fn(tensors: Tensors) -> Tensors:
         weights = select(tensors, "state.weights")

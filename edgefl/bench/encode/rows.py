@@ -1,4 +1,4 @@
-"""What it costs a device to make the bytes of an update, beside one of its training steps.
+"""Cost of serializing an update on a device, beside one of its training steps.
 
 Both run on the device's engine, from the graphs that a bundle would hold, each in a fresh process of its own; the
 processes take turns in blocks of equally many calls, as in :mod:`edgefl.bench.common.turns`.
@@ -63,7 +63,7 @@ class EncodeRow(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class EncodeSettings:
-    """What is measured: ``repeat`` blocks of calls to each graph."""
+    """Settings of the benchmark: ``repeat`` blocks of calls to each graph."""
 
     batch: int = 32
     threads: int = 1

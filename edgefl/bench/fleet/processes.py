@@ -31,7 +31,7 @@ class Watched:
         self.process = process
 
     def cpu_s(self) -> float:
-        """Of all of them so far, those that have ended included."""
+        """Return the processor seconds of all of them so far, including those that have ended."""
         total = 0.0
         for each in self._all():
             with suppress(psutil.Error):
@@ -54,7 +54,7 @@ class Watched:
         return sum(status_bytes("VmHWM", each.pid) for each in self._staying())
 
     def _staying(self) -> list[psutil.Process]:
-        """Without the process that has composed the run: nothing is evaluated or placed here, so it is not needed again."""
+        """Return all but the process that composed the run: nothing is evaluated here, so it is not needed again."""
         staying = []
         for each in self._all():
             with suppress(psutil.Error):
@@ -106,7 +106,7 @@ def running_server(case: Case, port: int, folder: Path) -> Iterator[Watched]:
 
 
 def last_words(log: Path, what: str) -> EdgeflError:
-    """Why a process ended before its time."""
+    """Return an error with the last line of a process that ended too early."""
     text = log.read_text(errors="replace") if log.exists() else ""
     words = last_line(text, "it said nothing").removeprefix("error: ")
     return EdgeflError(f"the {what} ended during the measurement: {words}")

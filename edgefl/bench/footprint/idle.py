@@ -135,7 +135,7 @@ def _process(
 
 
 class _Silent(Exception):
-    """What was waited for did not come."""
+    """An expected event did not arrive in time."""
 
 
 def _listen(process: subprocess.Popen[str], said: queue.Queue[str]) -> None:

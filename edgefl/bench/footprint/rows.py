@@ -1,4 +1,4 @@
-"""What a device's process costs before it trains: memory while it waits, time until it is ready, packages on disk.
+"""Cost of a device's process before it trains: memory while it waits, time until it is ready, packages on disk.
 
 Beside Flower with torch. Processes are real ones, on a real broker or server; sizes are those of the installed packages.
 """
@@ -174,7 +174,7 @@ def _row(kind: Kind, python: str, repeat: int) -> FootprintRow:
 
 
 def _medians(runs: Sequence[Idle]) -> dict[str, Any]:
-    """What a row says of its processes."""
+    """Return the fields of a row that describe its processes."""
     return {
         "idle_rss_bytes": _median([run.idle_rss_bytes for run in runs]),
         "idle_anonymous_bytes": _median([run.idle_anonymous_bytes for run in runs]),

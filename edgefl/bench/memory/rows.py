@@ -63,7 +63,7 @@ class MemoryRow(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class _Round:
-    """What each tier's agent reported of one round, its fastest step, and what its bundle told."""
+    """Report of each tier's agent for one round, its fastest step, and figures of its bundle."""
 
     reports: dict[str, dict[str, Any]]
     fastest: dict[str, float]
@@ -72,7 +72,7 @@ class _Round:
 
 
 def engines() -> list[str]:
-    """Those that are installed here."""
+    """Return the engines that are installed."""
     names = ["onnx"]
     with contextlib.suppress(metadata.PackageNotFoundError):
         metadata.version("executorch")
@@ -175,7 +175,7 @@ def _one_round(federation: Federation, *, timed: bool) -> _Round:
 
 
 def _reports(events: Sequence[Mapping[str, Any]], order: list[str]) -> dict[str, dict[str, Any]]:
-    """What each tier's agent said when its round was done."""
+    """Return the last report of each tier's agent."""
     reports = [event for event in events if event.get("event") == "deviceseen" and event.get("idle_bytes")]
     return {
         event["tier"]: dict(event) for event in sorted(reports, key=lambda event: order.index(event["tier"]))

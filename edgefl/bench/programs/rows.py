@@ -1,4 +1,4 @@
-"""What a round costs, program by program: derivatives, bytes up and down, what a device keeps, and a step's time.
+"""Cost of a round by program: derivatives, bytes up and down, bytes that a device keeps, and the time of a step.
 
 Counts and bytes are taken from one device's exchanges run in torch, each program's own functions on random data; times and
 memory from the exported step on the device's engine (:mod:`edgefl.bench.programs.steps`).
@@ -130,7 +130,7 @@ def _program(name: str, objective: Objective, options: Mapping[str, Any]) -> Pro
 
 @dataclass(frozen=True)
 class Cost:
-    """What one exchange took: derivatives as (gradients, products), the rest in bytes."""
+    """Cost of one exchange: derivatives as (gradients, products), the rest in bytes."""
 
     per_step: tuple[int, int]
     per_round: tuple[int, int]
@@ -186,7 +186,7 @@ def _per_step(exchange: Program) -> tuple[int, int]:
 
 
 def _read(exchange: Program, role: str) -> dict[str, TensorSpec]:
-    """What a round's functions read of a role, by name; a device fetches each once."""
+    """Return the inputs of a round's functions that have this role, by name; a device fetches each once."""
     functions = (exchange.start, *(phase.function for phase in exchange.phases), exchange.finish)
     return {
         name: port

@@ -24,8 +24,7 @@ from edgefl.objective.objective import Objective
 
 @dataclass(frozen=True)
 class ProgramSettings:
-    """What is measured: ``steps`` local steps on a device of ``samples`` samples, and ``repeat`` blocks of timed ones
-    (0: none are timed)."""
+    """Settings: ``steps`` local steps on a device of ``samples`` samples, and ``repeat`` blocks of timed ones (0: none)."""
 
     batch: int = 32
     steps: int = 10

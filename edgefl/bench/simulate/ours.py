@@ -19,7 +19,7 @@ _OUT = "out"
 
 
 def arguments(folder: Path) -> list[str]:
-    """Of Python."""
+    """Return the arguments of Python."""
     return ["-m", "edgefl", "simulate", str(folder / FEDERATION), "--out", str(folder / _OUT), "--json"]
 
 

@@ -1,4 +1,4 @@
-"""How many clients a second a simulator trains, and the memory that it takes: each engine in processes of its own."""
+"""Clients a second of each simulator, and its memory: each engine runs in its own processes."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Engine:
 
 
 def engines() -> dict[str, Engine]:
-    """By name: edgefl and pfl with torch's default threads and with one, edgefl with a worker on each core, and Flower."""
+    """Return the engines by name: edgefl and pfl with many threads and with one, edgefl with workers, and Flower."""
     one = {"OMP_NUM_THREADS": "1"}
     found = [
         Engine("edgefl"),
@@ -125,7 +125,7 @@ def measure(
 
 
 def _quiet(engine: Engine, path: Path) -> dict[str, str]:
-    """Where a peer finds our packages; no word of it leaves the machine."""
+    """Return the variables with which a peer finds our packages and sends no telemetry."""
     quiet = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
     return {"PYTHONPATH": str(path), **quiet} if engine.peer else {}
 

@@ -21,7 +21,7 @@ _JOB = "job.json"
 
 @dataclass(frozen=True)
 class Job:
-    """What is trained: ``rounds`` rounds of ``per_round`` of ``clients`` clients, who make ``steps`` steps of ``batch``
+    """Training job: ``rounds`` rounds of ``per_round`` of ``clients`` clients, who make ``steps`` steps of ``batch``
     rows. Samples become floats as ``x * scale + shift``."""
 
     model: str

@@ -1,4 +1,4 @@
-"""What a step stands beside apart from torch eager: each in a process of its own, and none that fails ends the bench."""
+"""Engines to compare a step with, besides torch eager, each in its own process; the failure of one ends nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LONGEST = 1000
 
 @dataclass(frozen=True)
 class Job:
-    """What is raced: the folder with the model and its batches, and whether the model draws noise, as dropout does."""
+    """Job of the race: the folder with the model and its batches; ``noisy``: the model draws noise, as dropout does."""
 
     model: str
     folder: Path
@@ -56,7 +56,7 @@ class Outcome:
     loss_error: float | None = None
 
     def fields(self, name: str) -> dict[str, Any]:
-        """Those of a row that every anchor has: milliseconds, and the problem."""
+        """Return the fields of a row that every anchor has: milliseconds, and the problem."""
         timed = self.worker if self.worker and self.worker.times else None
         return {
             f"{name}_ms": timed.median_ms if timed else None,

@@ -112,7 +112,7 @@ def compiled(
 
 
 def _one_line(error: Exception) -> str:
-    """What torch says first; the rest of its message is advice to its developers."""
+    """Return the first paragraph of torch's message; the rest is advice to its developers."""
     paragraph = str(error).strip().partition("\n\n")[0]
     return f"{type(error).__name__}: {' '.join(paragraph.split())}"[:LONGEST]
 

@@ -1,4 +1,4 @@
-"""Which model a training step is measured on."""
+"""Model and batches of a measured training step."""
 
 from __future__ import annotations
 
@@ -36,6 +36,6 @@ def read_batches(folder: Path) -> list[tuple[Tensor, Tensor]]:
 
 
 def has_plain_labels(submodel: OutputSide) -> bool:
-    """Whether the loss is plain cross entropy with one label per sample, which trainers of others know."""
+    """Return True if the loss is plain cross entropy with one label per sample, which other trainers support."""
     spec = submodel.spec
     return spec.loss == CrossEntropy() and spec.boundary(len(spec.units)).shape != (1,)

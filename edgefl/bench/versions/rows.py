@@ -1,4 +1,4 @@
-"""How long it takes until the model is good enough, in simulated seconds and over a real broker."""
+"""Time until the model is good enough, in simulated seconds and over a real broker."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ class Chromium:
 
     @property
     def loss(self) -> float:
-        """Of one more step."""
+        """Loss of one more step."""
         return float(self.browser.value("bench.metrics().then(found => String(found['metric.loss']))"))
 
     def _renderer(self) -> psutil.Process:

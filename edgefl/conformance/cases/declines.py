@@ -1,4 +1,4 @@
-"""What an agent declines, and what it refuses to run."""
+"""Cases of tasks that an agent declines, and of bundles that it refuses."""
 
 from __future__ import annotations
 

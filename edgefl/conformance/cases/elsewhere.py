@@ -1,4 +1,4 @@
-"""What lies elsewhere than an announcement and the broker: pages, and mirrors."""
+"""Cases of pages and mirrors."""
 
 from __future__ import annotations
 

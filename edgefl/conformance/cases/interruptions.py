@@ -1,4 +1,4 @@
-"""What is killed or cut at any time goes on, and gives the update that it would have given."""
+"""Cases of agents that are killed or cut off, and have to send the update of an undisturbed round."""
 
 from __future__ import annotations
 

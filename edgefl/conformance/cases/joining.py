@@ -1,4 +1,4 @@
-"""How an agent comes and goes: its connection, status, hello, will, and leaving."""
+"""Cases of an agent's connection, status, hello, will, and leaving."""
 
 from __future__ import annotations
 

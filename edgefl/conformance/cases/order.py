@@ -1,4 +1,4 @@
-"""What comes too late, twice, or from another run."""
+"""Cases of messages that arrive too late, twice, or from another run."""
 
 from __future__ import annotations
 

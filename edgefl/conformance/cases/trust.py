@@ -1,4 +1,4 @@
-"""Whom an agent hears: the keys that it knows, and nobody else."""
+"""Cases of signatures: an agent acts on messages of known keys only."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Broker:
 
     @property
     def address(self) -> Address:
-        """Of MQTT over TCP."""
+        """Address of MQTT over TCP."""
         return Address("127.0.0.1", self.port, mqtt="auto" if self.name == "mosquitto" else "3.1.1")
 
     def __enter__(self) -> Broker:

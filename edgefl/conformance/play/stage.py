@@ -1,4 +1,4 @@
-"""What cases do with an agent: open a round, wait for the update, judge it, answer it."""
+"""Steps of the cases: open a round, wait for the update, judge it, answer it."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class Stage(Seat):
     def announcement(
         self, offer: Offer, units: Mapping[str, tuple[BlobRef, ...]], hyper: Mapping[str, float] | None = None
     ) -> Round:
-        """Of the next round, open."""
+        """Return the announcement of the next round, open."""
         self.number += 1
         return Round(
             run=self.run,

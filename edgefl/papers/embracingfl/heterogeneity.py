@@ -20,7 +20,7 @@ PAPER_ROUNDS = {4: (836, 483), 5: (813, 811), 7: (939, 572)}
 
 
 def name(case: int, method: Method) -> str:
-    """Of an arm."""
+    """Return the name of an arm."""
     return ALL_STRONG if case == 1 else f"{method}, case {case}"
 
 

@@ -48,7 +48,7 @@ SETTINGS: Mapping[Scale, Mapping[str, object]] = {"smoke": _SMOKE, "cpu": _CPU, 
 
 
 def name(case: int) -> str:
-    """Of an arm."""
+    """Return the name of an arm."""
     return "all strong" if case == 1 else f"EmbracingFL, case {case}"
 
 

@@ -40,8 +40,8 @@ def tuned(lr: float, *, fafed: Options, fedadam: Options, fedams: Options) -> Ma
 
 @dataclass(frozen=True)
 class Setup:
-    """What all methods have alike: batch b, q ``steps``, all ``clients`` in every round. ``looked_at``: training samples on
-    which the models that are kept are judged."""
+    """Settings that all methods share: batch b, q ``steps``, all ``clients`` in every round. ``looked_at``: training
+    samples on which the models that are kept are judged."""
 
     clients: int
     rounds: int
@@ -80,5 +80,5 @@ class Setup:
 
 
 def sgd() -> dict[str, Any]:
-    """Without momentum and weight decay, which the paper does not mention."""
+    """Return plain SGD: the paper mentions no momentum and no weight decay."""
     return {"name": "sgd", "momentum": 0.0, "weight_decay": 0.0}

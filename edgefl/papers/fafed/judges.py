@@ -1,4 +1,4 @@
-"""How FAFED's claims are judged: by training loss, accuracy and what they cost (fafed.md 9)."""
+"""Judges of FAFED's claims: by training loss, accuracy and what they cost (fafed.md 9)."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _lead(results: Results, arm: str, other: str, figure: str | None) -> Array:
 
 
 def _affordable(loss: Points, cost: Points, most: float) -> int:
-    """How many points of ``loss`` lie in rounds after which ``cost`` is at most ``most``."""
+    """Return the number of points of ``loss`` in rounds after which ``cost`` is at most ``most``."""
     rounds = bisect_right([spent for _, spent in cost], most)
     return bisect_right([number for number, _ in loss], float(rounds))
 

@@ -41,7 +41,7 @@ SLACK = 0.15
 
 @dataclass(frozen=True)
 class Size:
-    """How far a scale goes: ``errors`` (eps) falling, at most ``iterations``."""
+    """Size of a scale: ``errors`` (eps) falling, at most ``iterations``."""
 
     clients: Sequence[int]
     alphas: Sequence[float]
@@ -146,7 +146,7 @@ def _iterations(clients: int, eps: float) -> str:
 
 
 def slopes(figures: Mapping[str, float], size: Size) -> dict[str, float]:
-    """Of log iterations over log N, in the mean over eps, and over log eps, in the mean over N."""
+    """Return the slopes of log iterations over log N, in the mean over eps, and over log eps, in the mean over N."""
     over_clients = [[(log(n), figures.get(_iterations(n, eps))) for n in size.clients] for eps in size.errors]
     over_errors = [
         [(log(eps), figures.get(_iterations(n, eps))) for eps in size.errors] for n in size.clients

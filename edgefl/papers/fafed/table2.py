@@ -46,7 +46,7 @@ SPREAD: Mapping[str, Level] = {
 
 
 def setup(scale: Scale, level: str) -> Setup:
-    """Of all methods at ``level``."""
+    """Return the settings that all methods share at ``level``."""
     own = SPREAD[level]
     data = {"name": "fashion_mnist", "partition": own.partition}
     whole = Setup(

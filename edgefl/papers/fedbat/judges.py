@@ -1,4 +1,4 @@
-"""How FedBAT's claims are judged (fedbat.md 9)."""
+"""Judges of FedBAT's claims (fedbat.md 9)."""
 
 from __future__ import annotations
 

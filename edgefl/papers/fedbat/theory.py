@@ -118,7 +118,7 @@ def _mean(sent: Tensor, sampled: int, generator: torch.Generator) -> Tensor:
 
 
 def slope(times: Sequence[int], gaps: Sequence[float]) -> float:
-    """Of log gap by log t, least squares over the last nine tenths of the steps, points evenly spread in log t."""
+    """Return the slope of log gap by log t, by least squares over the last nine tenths of the steps."""
     first, last = math.log(times[-1] / 10), math.log(times[-1])
     at = np.unique(np.searchsorted(times, np.exp(np.linspace(first, last, 40)) - 0.5))
     x, y = np.log(np.array(times)[at]), np.log(np.array(gaps)[at])
@@ -160,7 +160,7 @@ def _run(work: Work, *, binarized: bool, sampled: int = CLIENTS) -> Found:
 
 
 def arms(scale: Scale) -> Sequence[Arm]:
-    """Without binarization, and with it for all clients and for some."""
+    """Return the arms without binarization, and with it for all clients and for some."""
     settings = {"rounds": ROUNDS[scale], "tau": TAU, "clients": CLIENTS, "dimensions": DIMENSIONS}
     return (
         Computed(EXACT, lambda work: _run(work, binarized=False), settings),

@@ -1,4 +1,4 @@
-"""What each part of FIARSE is worth (FIARSE, Tables 6 and 7; fiarse.md A20, 8.3 R5)."""
+"""Ablation of FIARSE's parts (FIARSE, Tables 6 and 7; fiarse.md A20, 8.3 R5)."""
 
 from __future__ import annotations
 

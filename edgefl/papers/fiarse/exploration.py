@@ -1,4 +1,4 @@
-"""How submodels move where nobody holds the whole model (FIARSE, Figures 7 and 8; fiarse.md A12)."""
+"""Movement of submodels if no client holds the whole model (FIARSE, Figures 7 and 8; fiarse.md A12)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How FIARSE's claims are judged (fiarse.md 9.3)."""
+"""Judges of FIARSE's claims (fiarse.md 9.3)."""
 
 from __future__ import annotations
 

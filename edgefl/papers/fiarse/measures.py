@@ -1,4 +1,4 @@
-"""What FIARSE's tables and figures tell of a finished federation (fiarse.md 2.11, A12)."""
+"""Figures of a finished federation for FIARSE's tables and charts (fiarse.md 2.11, A12)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LAST = 3
 
 
 def label(gamma: float) -> str:
-    """How figures call a size: a power of two ``1/16``, others ``0.36``."""
+    """Return the name of a size in figures: a power of two ``1/16``, others ``0.36``."""
     inverse = 1 / gamma
     return f"1/{inverse:.0f}" if gamma < 1 and inverse in (2, 4, 8, 16, 32, 64) else f"{gamma:g}"
 
@@ -90,7 +90,7 @@ def sizes(judge: SubmodelAccuracy) -> dict[float, str]:
 
 
 def exploration(simulation: Simulation) -> Found:
-    """How the submodels move (A12), of a run that kept the model of every round.
+    """Return how the submodels move (A12) in a run that kept the model of every round.
 
     Figures ``ever trained`` (share of the maskable entries that any update has changed), ``explored g`` (share that the mask
     of size g has held in any round), ``moved h g`` (mean difference of masks h models apart, over the last tenth of the

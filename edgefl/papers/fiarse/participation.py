@@ -1,4 +1,4 @@
-"""What twice the participants are worth (FIARSE, Table 4)."""
+"""Gain from twice the participants (FIARSE, Table 4)."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ def _bounded(results: Results) -> Judged:
 
 
 def _vanishes(results: Results) -> Judged:
-    """Where all samples were exchanged, it is at most 2 % of what it is where none were."""
+    """Judge whether it falls to at most 2 % of its value if all samples are exchanged."""
     shares = [
         float(results.of(ALIKE, gradients(when)).mean() / results.of(APART, gradients(when)).mean())
         for when in _WHEN

@@ -1,4 +1,4 @@
-"""What a finished simulation's model is worth to each of its users, and how curved their losses are there."""
+"""Value of a finished simulation's model to each of its users, and the curvature of their losses there."""
 
 from __future__ import annotations
 

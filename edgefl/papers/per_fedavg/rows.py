@@ -37,7 +37,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Size:
-    """How much is computed: ``users`` of which the share ``fraction`` trains in each of ``rounds`` rounds, with local
+    """Size of a run: ``users`` of which the share ``fraction`` trains in each of ``rounds`` rounds, with local
     learning rate ``lr`` on ``a`` samples of a class, tested on ``a_test`` (per_fedavg.md 3.2); ``pixels`` are the scaling
     of the data, ``together`` the users of one call."""
 

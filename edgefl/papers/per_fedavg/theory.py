@@ -103,7 +103,7 @@ def _largest(results: Results, figure: str, most: float = 1.0) -> Judged:
 
 @judge_factory
 def _slopes(results: Results, figure: str, least: float, most: float, modes: Sequence[str] = MODES) -> Judged:
-    """Of every mode and seed, within a range."""
+    """Judge whether the figure of every mode and seed lies within a range."""
     found = {mode: results.of(mode, figure) for mode in modes}
     held = all(least <= value <= most for values in found.values() for value in values)
     return Judged(held, ", ".join(f"{mode} {values.mean():.3f}" for mode, values in found.items()))
