@@ -12,18 +12,17 @@ from pathlib import Path
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # glibc's malloc.h
 _LARGE_BYTES = 1 << 18
 _MOST_BYTES = 1 << 30
-_STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 
 
 def resident_bytes() -> int:
     """Resident set size now; the peak where the system tells nothing better."""
-    return _status_bytes("VmRSS") or _peak_of_process()
+    return status_bytes("VmRSS") or _peak_of_process()
 
 
 def peak_bytes() -> int:
     """Highest resident set size since :func:`reset_peak`."""
-    return _status_bytes("VmHWM") or _peak_of_process()
+    return status_bytes("VmHWM") or _peak_of_process()
 
 
 def reset_peak() -> None:
@@ -40,13 +39,12 @@ def trim_memory() -> None:
             ctypes.CDLL(None).malloc_trim(0)
 
 
-def _status_bytes(field: str) -> int:
-    try:
-        for line in _STATUS.read_text().splitlines():
+def status_bytes(field: str, pid: int | str = "self") -> int:
+    """Return a ``field`` of a process, such as VmHWM, in bytes; 0 if the system does not report it (not Linux)."""
+    with suppress(OSError, ValueError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith(field + ":"):
                 return int(line.split()[1]) * 1024
-    except OSError:
-        return 0
     return 0
 
 

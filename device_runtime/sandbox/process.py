@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from device_runtime.memory import status_bytes
 from device_runtime.sandbox.confine import Confinement
 from device_runtime.sandbox.frames import Line, LineEnded, TookTooLong, patient, patient_to_write, widen
 from device_runtime.sandbox.messages import Answer, Drop, Failed, Open, Opened, Tensor, Word
@@ -182,12 +183,8 @@ class EngineProcess:
             self._line.send(msgspec.msgpack.encode(drop))
 
     def peak_bytes(self) -> int:
-        """Highest resident set size so far; 0 where the system does not tell."""
-        with contextlib.suppress(OSError, ValueError):
-            for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
-                if line.startswith("VmHWM:"):
-                    return int(line.split()[1]) << 10
-        return 0
+        """Return the highest resident set size so far, 0 if the system does not report it."""
+        return status_bytes("VmHWM", self.process.pid)
 
     def end(self) -> None:
         self.ended = self.ended or "the engine's process was ended"

@@ -14,9 +14,9 @@ from device_runtime.round.offline import read_weights
 from edgefl.analysis.heterogeneity.losses import Losses, Shards, shuffled
 from edgefl.analysis.heterogeneity.report import HeterogeneityReport, examine
 from edgefl.analysis.heterogeneity.theory import Setting
-from edgefl.analysis.personal import evaluate
 from edgefl.analysis.personal.finished import Finished
 from edgefl.analysis.personal.report import PersonalReport
+from edgefl.analysis.personal.report import Setting as PersonalSetting
 from edgefl.api.federation import demo_federation, load_federation
 from edgefl.api.run import Run, load_run
 from edgefl.api.simulate import Simulation
@@ -138,7 +138,7 @@ def personalize(
     finished = Finished.open(folder, Path(data) if data else None)
     size = finished.alpha if alpha is None else alpha
     settings = [
-        evaluate.Setting(size, steps, batch, checked_protocol(each), seed, headline) for each in protocols
+        PersonalSetting(size, steps, batch, checked_protocol(each), seed, headline) for each in protocols
     ]
     return Personalized(
         finished.spec.name,

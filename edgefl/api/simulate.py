@@ -38,13 +38,13 @@ from edgefl.simulator.plan import Plan
 from edgefl.simulator.rounds import RUN, Rounds
 from edgefl.simulator.row import Row
 from edgefl.simulator.tracking import refuse_missing, tracked
-from edgefl.simulator.trainers.actors import LOCAL
 from edgefl.simulator.trainers.choice import trainers
 from edgefl.system.files import write_text
 from edgefl.wire import tensors
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.tensors import Array, Arrays
 from server.events import Event, Noted, Warned
+from server.shards.ray_cluster import LOCAL
 
 _LOCK = "simulate.lock"
 

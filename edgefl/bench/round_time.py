@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import psutil
 
-from edgefl.bench.common.machine import quiet_environment
+from edgefl.bench.common.processes import cpu_seconds, family
+from edgefl.bench.faults.federation import lab_of
 from edgefl.config import parse
 from edgefl.lab.lab import Lab, Said
 from edgefl.lab.ports import free_port
-from edgefl.setup.data import open_data, partition
 from edgefl.setup.tiers import completed
 from edgefl.wire.errors import ConfigError
 from server.access.certificates import LabAuthority
@@ -62,9 +61,7 @@ def measure(
         if tls:
             tables["broker"] = stack.enter_context(_tls_broker(Path(folder)))
         federation = completed(parse(tables, source="the benchmark"))
-        dataset = open_data(federation)
-        lab = Lab(federation, Path(folder) / "run", environment=quiet_environment())
-        lab.prepare(dataset, partition(federation, dataset, devices))
+        lab = lab_of(federation, Path(folder) / "run")
         seconds, cpu, bytes_moved = _watch(lab)
     return RoundRow(
         devices=devices,
@@ -106,16 +103,9 @@ def _watch(lab: Lab) -> tuple[list[float], list[float], tuple[int, int]]:
         for item in lab.events():
             if isinstance(item, Said) and item.event.get("event") == "roundclosed":
                 seconds.append(item.event["seconds"])
-                cpu.append(_cpu_seconds(lab.supervisor.pid("server"), cpu))
+                server = family(lab.supervisor.pid("server"))[:1]
+                cpu.append(cpu_seconds(server) if server else cpu[-1])
                 moved = (item.event["down_bytes"], item.event["up_bytes"])
     finally:
         lab.stop()
     return seconds, cpu, moved
-
-
-def _cpu_seconds(pid: int, earlier: list[float]) -> float:
-    try:
-        times = psutil.Process(pid).cpu_times()
-        return float(times.user + times.system)
-    except psutil.NoSuchProcess:
-        return earlier[-1]

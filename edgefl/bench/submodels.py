@@ -7,7 +7,6 @@ Every graph of a submodel's training runs in a fresh process of its own, on the 
 from __future__ import annotations
 
 import math
-import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +17,8 @@ import msgspec
 
 from edgefl import programs
 from edgefl.bench.common.device_graph import payload, worker, write_arrays, write_graph
-from edgefl.bench.common.worker import Worker, WorkerFailed
+from edgefl.bench.common.turns import running
+from edgefl.bench.common.worker import Worker
 from edgefl.contract.program import Function, Program
 from edgefl.contract.tensors import Tensors, prefixed, role_of
 from edgefl.models.spec import ModelSpec
@@ -32,7 +32,7 @@ from edgefl.submodels.cost import cost, whole
 from edgefl.submodels.importance.thresholds import FOUR_SIZES
 from edgefl.submodels.sizes import Size, sizes
 from edgefl.submodels.submodel import Submodel
-from edgefl.wire.errors import EdgeflError, ModelError
+from edgefl.wire.errors import ModelError
 from exporters.artifact import Artifact
 from exporters.memory.predict import predicted_alone
 from exporters.memory.recompute import lean
@@ -264,17 +264,15 @@ def _run(function: Function, left: Tensors, hyper: Mapping[str, float], settings
         predicted_alone(captured),
         ran.peak,
         len(artifact.model),
-        round(statistics.median(ran.times), 3) if ran.times else 0.0,
+        ran.median_ms if ran.times else 0.0,
     )
 
 
 def _trained(folder: Path, settings: SubmodelSettings, steps: int) -> Worker:
     """The worker after one run that is not counted, and ``steps`` more."""
-    try:
-        with worker(folder, settings.threads) as running:
-            running.run(1, count=False)
-            if steps:
-                running.run(steps)
-    except WorkerFailed as error:
-        raise EdgeflError(f"a process that measures a submodel ended: {error}", log=error.log) from error
-    return running
+    process = worker(folder, settings.threads)
+    with running([process], "a submodel"):
+        process.run(1, count=False)
+        if steps:
+            process.run(steps)
+    return process

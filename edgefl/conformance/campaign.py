@@ -69,7 +69,7 @@ class Campaign:
 
 
 def _parts(cases: Sequence[Case]) -> list[list[Case]]:
-    """What is played at a time: the cases of a group that share an agent, longest rows first, and each that has its own."""
+    """Return lists of cases to run in sequence: those of a group that share an agent, longest first, and each other case."""
     rows: dict[str, list[Case]] = {}
     for case in cases:
         if not case.alone:
@@ -95,16 +95,8 @@ def _played(setup: Setup, cases: Sequence[Case], told: Callable[[Verdict], None]
                 if outcome != "passed":  # the next case begins with an agent that has nothing on its mind
                     stage.end()
                     stage = None
-            verdict = Verdict(
-                case.name,
-                case.group,
-                case.says,
-                outcome,
-                case.optional,
-                expected,
-                found,
-                time.monotonic() - begun,
-            )
+            took, named = time.monotonic() - begun, (case.name, case.group, case.says)
+            verdict = Verdict(*named, outcome, case.optional, expected, found, took)
             told(verdict)
             verdicts.append(verdict)
     finally:

@@ -1,4 +1,4 @@
-"""What is run again of a paper: the arms that are compared, what the paper found, and what it claims.
+"""Reproducible result of a paper: the arms to compare, the published numbers, and the claims.
 
 ::
 
@@ -39,7 +39,7 @@ Confidence = Literal["", "low", "medium-low", "medium", "medium-high", "high"]
 
 
 class Found(msgspec.Struct, frozen=True):
-    """What one run told: numbers by name, lines (x, y) by name, and pictures (SVG text) by file name."""
+    """Results of one run: numbers by name, lines (x, y) by name, and pictures (SVG text) by file name."""
 
     figures: dict[str, float]
     lines: dict[str, Points] = {}
@@ -124,9 +124,17 @@ def percent(figure: str, title: str) -> Column:
     return Column(figure, title, 100.0, 2)
 
 
+def shares(columns: Sequence[str], table: Mapping[str, Sequence[float]]) -> Mapping[str, Mapping[str, float]]:
+    """Return the rows of a paper's ``table`` in percent as :attr:`Entry.published`, shares by arm and column."""
+    return {
+        arm: {figure: value / 100 for figure, value in zip(columns, values, strict=True)}
+        for arm, values in table.items()
+    }
+
+
 @dataclass(frozen=True)
 class Claim:
-    """What the paper (or the specification, of a small scale) says of the results.
+    """Statement of the paper (or of the specification, for a small scale) about the results.
 
     ``rank``: as the specification numbers it; ``paper``: what was found there; ``confidence``: the specification's, that it
     shows at a small scale. ``doubt``: the likely reason where it does not hold. ``exact``: it has to hold at every scale,

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from itertools import pairwise
+from typing import Concatenate, ParamSpec
 
 import numpy as np
 
@@ -19,7 +21,7 @@ Points = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True)
 class Judged:
-    """Whether a claim held, and what was found, in words."""
+    """Verdict on a claim: ``held``, and the findings in words."""
 
     held: bool
     ours: str
@@ -44,12 +46,16 @@ class Results:
             )
         return np.array([run[figure] for run in runs], np.float64)
 
+    def lead(self, arm: str, other: str, figure: str) -> Array:
+        """Return the paired differences of ``arm`` from ``other``, float64 (seeds,)."""
+        return self.of(arm, figure) - self.of(other, figure)
+
     def mean(self, arm: str, figure: str) -> float:
         """Over the seeds."""
         return float(self.of(arm, figure).mean())
 
     def deviation(self, arm: str, figure: str) -> float:
-        """Of one run, from the seeds (divided by their number less one); 0 for one seed."""
+        """Return the deviation of one run over the seeds (divided by their number less one); 0 for one seed."""
         values = self.of(arm, figure)
         return float(values.std(ddof=1)) if len(values) > 1 else 0.0
 
@@ -62,61 +68,87 @@ class Results:
         return [(x, float(np.mean([run[x] for run in runs]))) for x in sorted(shared)]
 
 
+def first_reached(line: Points, target: float) -> float:
+    """Return the first x of ``line`` whose value is at least ``target``, or one more than its last x if there is none."""
+    return next((x for x, y in line if y >= target), line[-1][0] + 1)
+
+
 Judge = Callable[[Results], Judged]
+Arguments = ParamSpec("Arguments")
 
 
+def judge_factory(rule: Callable[Concatenate[Results, Arguments], Judged]) -> Callable[Arguments, Judge]:
+    """Turn ``rule``, a function of results and arguments, into a function that returns a judge for the arguments."""
+
+    @wraps(rule)
+    def make(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Judge:
+        return lambda results: rule(results, *args, **kwargs)
+
+    return make
+
+
+@judge_factory
 def above(
-    better: str, worse: str, figure: str, *, by: float = 0.0, every_seed: bool = False, unit: float = 100.0
-) -> Judge:
+    results: Results,
+    better: str,
+    worse: str,
+    figure: str,
+    *,
+    by: float = 0.0,
+    every_seed: bool = False,
+    unit: float = 100.0,
+) -> Judged:
     """``better`` is more than ``by`` ahead of ``worse``, in the mean of the paired differences or for every seed.
     Differences are told times ``unit`` (points of a share)."""
-
-    def judge(results: Results) -> Judged:
-        differences = results.of(better, figure) - results.of(worse, figure)
-        least = differences.min() if every_seed else differences.mean()
-        return Judged(bool(least > by), told(differences, unit))
-
-    return judge
+    differences = results.lead(better, worse, figure)
+    least = differences.min() if every_seed else differences.mean()
+    return Judged(bool(least > by), told(differences, unit))
 
 
+@judge_factory
 def ahead_of_each(
-    arm: str, others: Sequence[str], figure: str, *, lower: bool = False, unit: float = 100.0, digits: int = 2
-) -> Judge:
+    results: Results,
+    arm: str,
+    others: Sequence[str],
+    figure: str,
+    *,
+    lower: bool = False,
+    unit: float = 100.0,
+    digits: int = 2,
+) -> Judged:
     """``arm`` is above each of ``others`` (``lower``: below), in the mean of paired differences; the nearest is told."""
-
-    def judge(results: Results) -> Judged:
-        differences = {each: results.of(arm, figure) - results.of(each, figure) for each in others}
-        ahead = {each: float(-found.mean() if lower else found.mean()) for each, found in differences.items()}
-        nearest = min(ahead, key=lambda each: ahead[each])
-        return Judged(ahead[nearest] > 0, f"{told(differences[nearest], unit, digits)} on {nearest}")
-
-    return judge
+    differences = {each: results.lead(arm, each, figure) for each in others}
+    ahead = {each: float(-found.mean() if lower else found.mean()) for each, found in differences.items()}
+    nearest = min(ahead, key=lambda each: ahead[each])
+    return Judged(ahead[nearest] > 0, f"{told(differences[nearest], unit, digits)} on {nearest}")
 
 
-def not_below(one: str, other: str, figure: str, *, slack: float, unit: float = 100.0) -> Judge:
+@judge_factory
+def not_below(
+    results: Results, one: str, other: str, figure: str, *, slack: float, unit: float = 100.0
+) -> Judged:
     """The mean of ``one`` is at most ``slack`` below that of ``other``."""
-
-    def judge(results: Results) -> Judged:
-        differences = results.of(one, figure) - results.of(other, figure)
-        return Judged(bool(differences.mean() >= -slack), told(differences, unit))
-
-    return judge
+    differences = results.lead(one, other, figure)
+    return Judged(bool(differences.mean() >= -slack), told(differences, unit))
 
 
+@judge_factory
 def ordered(
-    arms: Sequence[str], figure: str, *, slack: float = 0.0, unit: float = 100.0, digits: int = 2
-) -> Judge:
+    results: Results,
+    arms: Sequence[str],
+    figure: str,
+    *,
+    slack: float = 0.0,
+    unit: float = 100.0,
+    digits: int = 2,
+) -> Judged:
     """The means of ``arms`` rise in this order, none more than ``slack`` below the one before."""
-
-    def judge(results: Results) -> Judged:
-        means = [results.mean(arm, figure) for arm in arms]
-        rises = all(later >= earlier - slack for earlier, later in pairwise(means))
-        return Judged(
-            rises,
-            ", ".join(f"{arm} {unit * value:.{digits}f}" for arm, value in zip(arms, means, strict=True)),
-        )
-
-    return judge
+    means = [results.mean(arm, figure) for arm in arms]
+    rises = all(later >= earlier - slack for earlier, later in pairwise(means))
+    return Judged(
+        rises,
+        ", ".join(f"{arm} {unit * value:.{digits}f}" for arm, value in zip(arms, means, strict=True)),
+    )
 
 
 def told(differences: Array, unit: float = 100.0, digits: int = 2) -> str:

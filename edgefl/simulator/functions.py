@@ -79,6 +79,10 @@ class Functions:
     def manifest(self) -> Manifest:
         return self.bundle.manifest
 
+    def steps(self, rows: int, most: int) -> int:
+        """Return the local steps of a client with ``rows`` samples, of which it uses at most ``most`` (0: all)."""
+        return sum(self.manifest.steps_with(min(rows, most or rows)))
+
     def blob(self, ref: BlobRef) -> bytes:
         """What texts are read by."""
         return self.bundle.blobs[ref.sha256]

@@ -10,7 +10,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 
 from device_runtime.store.carry_choice import RoundToBegin
 from edgefl.simulator.carries import Carries
@@ -43,47 +43,37 @@ from server.taking.active import ActiveRound
 RUN = "simulation"
 
 
+@dataclass
 class Rounds:
     """Simulates ``spec``, whose clients ``trainers`` train. ``update_bytes``: what an update takes, by tier;
     ``together``: clients of a tier that a trainer takes at a time; 0: as many as suit its functions."""
 
-    def __init__(
-        self,
-        spec: RunSpec,
-        functions: Mapping[tuple[str, int], Functions],
-        data: ClientData,
-        downloads: Downloads,
-        carries: Carries,
-        trainers: Trainers,
-        *,
-        fleet: Fleet,
-        update_bytes: Mapping[str, int],
-        together: int = 1,
-        device: str = "auto",
-        warn: Callable[[str], None] = lambda _: None,
-    ) -> None:
-        self._spec = spec
-        self._rules = replace(spec.rules, run=RUN)
-        self._functions = functions
-        self._data = data
-        self._downloads = downloads
-        self._carries = carries
-        self._trainers = trainers
-        self._fleet = fleet
-        self._update_bytes = update_bytes
-        self._together = together
-        self._device = device
-        self._warn = warn
+    spec: RunSpec
+    functions: Mapping[tuple[str, int], Functions]
+    data: ClientData
+    downloads: Downloads
+    carries: Carries
+    trainers: Trainers
+    _: KW_ONLY
+    fleet: Fleet
+    update_bytes: Mapping[str, int]
+    together: int = 1
+    device: str = "auto"
+    warn: Callable[[str], None] = lambda _: None
+
+    def __post_init__(self) -> None:
+        self._rules = replace(self.spec.rules, run=RUN)
         self._sums: Accumulator | None = None
         self._now = 0.0
         self._best = Best()
-        self._versions = Versions(spec, self._rules, functions, data, downloads, fleet, update_bytes)
+        known = self.spec, self._rules, self.functions, self.data, self.downloads
+        self._versions = Versions(*known, self.fleet, self.update_bytes)
 
     def run(self, weights: Arrays, standing: Standing, *, resumed: bool = False) -> Iterator[Ended]:
         """Every round that is left. ParticipationError where the program needs clients that the run has not."""
         self._now, self._best = standing.now, standing.best
-        model = Model.of(self._spec, standing.number, weights)
-        (self._downloads.resume if resumed else self._downloads.publish)(model)
+        model = Model.of(self.spec, standing.number, weights)
+        (self.downloads.resume if resumed else self.downloads.publish)(model)
         state = replace(
             coordinator.initial(model.version, self._now),
             next_round=standing.number + 1,
@@ -112,14 +102,14 @@ class Rounds:
                     state, more, active = self._collect(state, opened, model, tally)
                     pending.extend(more)
                 case Open(round=opened):
-                    received = self._downloads.received(model) if measured(self._spec) else {}
+                    received = self.downloads.received(model) if measured(self.spec) else {}
                     tally, active = Tally(time.perf_counter(), {}), self._active(opened, model, received)
                     state, more = self._report(state, opened, active, model, received, tally)
                     pending.extend(more)
                 case Close(round=opened) if active is not None:
                     done = self._concluded(opened, active, model, state)
                     if done.undone:
-                        self._warn(done.failed)
+                        self.warn(done.failed)
                     outcome: coordinator.Outcome = "abandoned" if done.failed else "closed"
                     model, row = self._end(opened, active, done, tally, state, outcome, done.failed)
                     ready = coordinator.ModelReady(model.version, done.failed, done.undone)
@@ -132,7 +122,7 @@ class Rounds:
                     )
                     yield Ended(row, model.weights, self._standing(opened.number, state))
                 case Warn(text=text):
-                    self._warn(text)
+                    self.warn(text)
                 case Refuse(text=text):
                     raise ParticipationError(text)
                 case Finish():
@@ -155,14 +145,14 @@ class Rounds:
             {
                 name: Device(name, tier_of(self._rules.tiers, name, memory), samples, True, 0.0)
                 for name, (samples, memory) in self._clients().items()
-                if not self._fleet.absent(name)
+                if not self.fleet.absent(name)
             }
         )
 
     def _clients(self) -> dict[str, tuple[int, int]]:
         """Samples and memory of each client: one of a tier that goes by memory reports just this much."""
         needs = {tier.name: tier.memory_bytes for tier in self._rules.tiers}
-        return {name: (count, needs[name.rpartition("-")[0]]) for name, count in self._data.samples.items()}
+        return {name: (count, needs[name.rpartition("-")[0]]) for name, count in self.data.samples.items()}
 
     def _report(
         self,
@@ -174,12 +164,12 @@ class Rounds:
         tally: Tally,
     ) -> tuple[State, Actions]:
         """Train as many clients as the round wants, in the order in which they would report."""
-        index = self._spec.index(opened.position)
-        hyper = self._spec.hyper_at(opened.number, opened.position)
+        index = self.spec.index(opened.position)
+        hyper = self.spec.hyper_at(opened.number, opened.position)
         tiers = {each.tier for each in opened.assignments.values()}
-        fetched = {tier: self._downloads.fetch(self._functions[tier, index].manifest) for tier in tiers}
+        fetched = {tier: self.downloads.fetch(self.functions[tier, index].manifest) for tier in tiers}
         weights = {tier: own.weights for tier, own in fetched.items()}
-        self._trainers.begin(RoundTask(opened, model, weights, hyper, received), active)
+        self.trainers.begin(RoundTask(opened, model, weights, hyper, received), active)
         tally.work |= self._work(opened, fetched)
         waiting = deque(self._arrivals(opened, tally.work))
         actions: Actions = ()
@@ -191,7 +181,7 @@ class Rounds:
             answers: dict[str, Answered | Declined] = {
                 each.device: Declined(each.device, each.nonce, NO_CARRY) for each in wanted
             }
-            for report in self._trainers.train(portions, self._carries.read):
+            for report in self.trainers.train(portions, self.carries.read):
                 tally.down_bytes += fetched[opened.assignments[report.client].tier].nbytes
                 answers[report.client] = self._take(report, opened, state.base, tally)
             state, actions = _answered(self._rules, state, list(answers.values()), self._now)
@@ -222,25 +212,24 @@ class Rounds:
         return window.state, window.actions, active
 
     def _train(self, task: RoundTask, active: ActiveRound) -> Iterator[Report]:
-        self._trainers.begin(task, active)
+        self.trainers.begin(task, active)
         wanted = list(task.opened.assignments.values())
         portions = self._portions(wanted, task.opened, task.opened.number)
-        return self._trainers.train(portions, self._carries.read)
+        return self.trainers.train(portions, self.carries.read)
 
     def _work(self, opened: OpenRound, fetched: Mapping[str, Fetched]) -> dict[str, Work]:
         """What each selected client has to do."""
-        index, samples, most = self._spec.index(opened.position), self._data.samples, self._rules.samples
+        index, samples, most = self.spec.index(opened.position), self.data.samples, self._rules.samples
         work = {}
         for each in opened.assignments.values():
-            rows, manifest = samples[each.device], self._functions[each.tier, index].manifest
-            steps = sum(manifest.steps_with(min(rows, most or rows)))
-            up_bytes = self._update_bytes[each.tier]
-            work[each.device] = Work(each.tier, steps, fetched[each.tier].nbytes, up_bytes)
+            steps = self.functions[each.tier, index].steps(samples[each.device], most)
+            sizes = fetched[each.tier].nbytes, self.update_bytes[each.tier]
+            work[each.device] = Work(each.tier, steps, *sizes)
         return work
 
     def _arrivals(self, opened: OpenRound, work: Mapping[str, Work]) -> list[tuple[float, Assignment]]:
         """Who reports before the deadline, and when, in seconds since the round began: the first one first."""
-        fleet, arriving = self._fleet, []
+        fleet, arriving = self.fleet, []
         for each in opened.assignments.values():
             took = fleet.seconds(each.device, work[each.device])
             if took < self._rules.deadline_s and not fleet.vanishes(opened.number, each.tier, each.device):
@@ -252,16 +241,16 @@ class Rounds:
         trains them: a group that is filled up differently has other bits."""
         portions = []
         for tier in dict.fromkeys(each.tier for each in wanted):
-            manifest = self._functions[tier, self._spec.index(opened.position)].manifest
+            manifest = self.functions[tier, self.spec.index(opened.position)].manifest
             reads = any(graph.inputs_of("carry") for graph in manifest.of_round)
             own = [each for each in wanted if each.tier == tier]
-            size = self._together or self._functions[tier, self._spec.index(opened.position)].together
+            size = self.together or self.functions[tier, self.spec.index(opened.position)].together
             for first in range(0, len(own), size):
                 some, kept = own[first : first + size], {}
                 for each in some if reads else ():
                     begun = self._begun(each, opened, base)
                     if (
-                        number := self._carries.choose(each.device, begun, manifest.carry_exchanges)
+                        number := self.carries.choose(each.device, begun, manifest.carry_exchanges)
                     ) is not None:
                         kept[each.device] = number
                 needed = reads and manifest.carry_needed
@@ -270,7 +259,7 @@ class Rounds:
         return [each for each in portions if each.clients]
 
     def _begun(self, assignment: Assignment, opened: OpenRound, base: int) -> RoundToBegin:
-        program = self._functions[assignment.tier, self._spec.index(opened.position)].manifest.program
+        program = self.functions[assignment.tier, self.spec.index(opened.position)].manifest.program
         return RoundToBegin(RUN, f"{RUN}/{program}/{assignment.tier}", opened.number, base)
 
     def _take(self, report: Report, opened: OpenRound, base: int, tally: Tally) -> Answered:
@@ -283,7 +272,7 @@ class Rounds:
             tally.losses[report.client] = report.loss
         if report.carry:
             task = opened.assignments[report.client]
-            self._carries.keep(report.client, self._begun(task, opened, base), task.nonce, report.carry)
+            self.carries.keep(report.client, self._begun(task, opened, base), task.nonce, report.carry)
         return Answered(report.client, accepted=True)
 
     # -- models ----------------------------------------------------------------------------------------------
@@ -296,11 +285,11 @@ class Rounds:
         older: Mapping[int, Began] | None = None,
     ) -> ActiveRound:
         return active_round(
-            self._spec,
+            self.spec,
             opened,
             model,
             received=lambda: received,
-            device=self._device,
+            device=self.device,
             sums=self._sums,
             sent_bytes=0,
             older=older,
@@ -308,9 +297,9 @@ class Rounds:
 
     def _concluded(self, ended: OpenRound, active: ActiveRound, model: Model, state: State) -> Conclusion:
         members = len(state.members) if self._rules.all_needed else len(state.devices)
-        received = self._downloads.received
+        received = self.downloads.received
         return concluded(
-            self._spec,
+            self.spec,
             ended,
             active,
             model,
@@ -331,12 +320,12 @@ class Rounds:
     ) -> tuple[Model, Row]:
         weights = done.weights
         self._sums = active.aggregator.released()
-        model = Model.of(self._spec, ended.number, weights)
-        self._downloads.publish(model)
+        model = Model.of(self.spec, ended.number, weights)
+        self.downloads.publish(model)
         metrics: dict[str, float] = {}
-        if self._spec.evaluate is not None and self._spec.evaluates(ended.number, outcome):
+        if self.spec.evaluate is not None and self.spec.evaluates(ended.number, outcome):
             judged = None if done.undone else done.metrics
-            found = self._spec.evaluate(self._spec.model_of(weights)) if judged is None else judged
+            found = self.spec.evaluate(self.spec.model_of(weights)) if judged is None else judged
             self._best = self._best.after(found) if outcome == "closed" else self._best
             metrics = {name: value for name, value in found.items() if math.isfinite(value)}
         loss = metrics.pop("loss", None)
@@ -360,7 +349,7 @@ class Rounds:
             staleness=sum(tally.staleness) / max(1, len(tally.staleness)),
             weights_sha256=hashlib.sha256(tensors.dump(weights)).hexdigest(),
             text=text,
-            metric=self._spec.metric,
+            metric=self.spec.metric,
             metrics=metrics,
             fairness=state.record.fairness(state.devices.members),
         )
@@ -371,7 +360,7 @@ class Rounds:
         declined = {each.device for each in ended.with_status("declined")}
         took = self._now - ended.opened
         return math.fsum(
-            self._fleet.joules(ended.number, client, work, took)
+            self.fleet.joules(ended.number, client, work, took)
             for client, work in tally.work.items()
             if client not in declined
         )

@@ -65,28 +65,19 @@ class _Given:
     received: Arrays
 
 
+@dataclass
 class Versions:
-    """The models that clients are at work on, and when each client is done. ``update_bytes``: of an update, by tier."""
+    """The models that clients train, and the time at which each client is done. ``update_bytes``: of an update, by tier."""
 
-    def __init__(
-        self,
-        spec: RunSpec,
-        rules: Rules,
-        functions: Mapping[tuple[str, int], Functions],
-        data: ClientData,
-        downloads: Downloads,
-        fleet: Fleet,
-        update_bytes: Mapping[str, int],
-    ) -> None:
-        self._spec = spec
-        self._rules = rules
-        self._functions = functions
-        self._data = data
-        self._downloads = downloads
-        self._fleet = fleet
-        self._update_bytes = update_bytes
-        self._given: dict[int, _Given] = {}
-        self._waiting: list[Arrival] = []
+    spec: RunSpec
+    rules: Rules
+    functions: Mapping[tuple[str, int], Functions]
+    data: ClientData
+    downloads: Downloads
+    fleet: Fleet
+    update_bytes: Mapping[str, int]
+    _given: dict[int, _Given] = field(default_factory=dict, init=False)
+    _waiting: list[Arrival] = field(default_factory=list, init=False)
 
     def fetched(self, task: Assignment) -> Fetched:
         """The weights that a client begins its task with."""
@@ -125,13 +116,13 @@ class Versions:
             refused |= bad
 
     def _begin(self, opened: OpenRound, model: Model) -> None:
-        tiers = self._spec.exchange(opened.position).tiers
-        index = self._spec.index(opened.position)
+        tiers = self.spec.exchange(opened.position).tiers
+        index = self.spec.index(opened.position)
         given = _Given(
             model,
-            {tier: self._downloads.fetch(self._functions[tier, index].manifest) for tier in tiers},
-            self._spec.hyper_at(opened.number, opened.position),
-            self._downloads.received(model),
+            {tier: self.downloads.fetch(self.functions[tier, index].manifest) for tier in tiers},
+            self.spec.hyper_at(opened.number, opened.position),
+            self.downloads.received(model),
         )
         live = {number: self._given[number] for number in opened.older}
         self._given = {**live, opened.number: given}
@@ -173,7 +164,7 @@ class Versions:
         while ticks < _MOST_TICKS:
             current = window.state.round
             assert current is not None
-            wake = coordinator.wake_at(self._rules, window.state, window.now)
+            wake = coordinator.wake_at(self.rules, window.state, window.now)
             due = window.waiting[0][0] if window.waiting else None
             if due is None or (wake is not None and wake < due):
                 assert wake is not None  # an open round has tasks, or looks for devices now and then
@@ -197,7 +188,7 @@ class Versions:
         self._step(window, Answered(task.device, accepted))
 
     def _step(self, window: Window, event: Answered | Tick) -> None:
-        window.state, actions = coordinator.step(self._rules, window.state, event, window.now)
+        window.state, actions = coordinator.step(self.rules, window.state, event, window.now)
         for action in actions:
             if isinstance(action, Reassign):
                 for task in action.over:
@@ -208,20 +199,19 @@ class Versions:
 
     def _give(self, window: Window, task: Assignment) -> None:
         """A client begins: its update will be there when it is done, unless it is lost."""
-        if not self._fleet.vanishes(_turn(task), task.tier, task.device):
-            took = self._fleet.seconds(task.device, self._work(task))
-            place = self._fleet.place(_turn(task), task.device)
+        if not self.fleet.vanishes(_turn(task), task.tier, task.device):
+            took = self.fleet.seconds(task.device, self._work(task))
+            place = self.fleet.place(_turn(task), task.device)
             heapq.heappush(window.waiting, (window.now + took, place, task))
 
     def _work(self, task: Assignment) -> Work:
-        rows, most = self._data.samples[task.device], self._rules.samples
-        manifest = self._functions[task.tier, 0].manifest  # such a method has one exchange
-        steps = sum(manifest.steps_with(min(rows, most or rows)))
-        return Work(task.tier, steps, self.fetched(task).nbytes, self._update_bytes[task.tier])
+        functions = self.functions[task.tier, 0]  # such a method has one exchange
+        steps = functions.steps(self.data.samples[task.device], self.rules.samples)
+        return Work(task.tier, steps, self.fetched(task).nbytes, self.update_bytes[task.tier])
 
     def _joules(self, task: Assignment) -> float:
         """What a client has spent on a task that is over."""
-        return self._fleet.joules(_turn(task), task.device, self._work(task), self._rules.deadline_s)
+        return self.fleet.joules(_turn(task), task.device, self._work(task), self.rules.deadline_s)
 
 
 def _turn(task: Assignment) -> int:

@@ -70,8 +70,20 @@ def called(library: Library, function: str, *args: Any, **kwargs: Any) -> Callab
     return make
 
 
+def transformer(
+    name: str,
+    kind: str,
+    config: Mapping[str, Any],
+    sample: TensorSpec | Mapping[str, TensorSpec],
+    classes: int = CLASSES,
+    loss: str = "",
+) -> Architecture:
+    """Return a model of ``transformers`` by its class ``kind`` and the sizes of its configuration."""
+    return Architecture("transformers", name, kind, configured(kind, **config), sample, classes, loss)
+
+
 def configured(kind: str, **config: Any) -> Callable[[], nn.Module]:
-    """What makes a model of ``transformers`` by its class and the sizes of its configuration."""
+    """Return the function that makes a model of ``transformers`` by its class and the sizes of its configuration."""
 
     def make() -> nn.Module:
         model = getattr(importlib.import_module("transformers"), kind)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from edgefl.suite.architecture import VOCABULARY, WORDS, Architecture, configured
+from edgefl.suite.architecture import VOCABULARY, WORDS, Architecture, transformer
 
 SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,
@@ -24,13 +24,10 @@ def _decoder(
 ) -> Architecture:
     """``whole``: the sizes, where the configuration calls them otherwise; else the usual ones and ``sizes``."""
     config = {**TOKENS, **(SIZES if whole is None else whole), **sizes}
-    kind += tail
-    return Architecture(
-        "transformers", name, kind, configured(kind, **config), WORDS, VOCABULARY, "causal_lm"
-    )
+    return transformer(name, kind + tail, config, WORDS, VOCABULARY, "causal_lm")
 
 
-_GPT = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64}
+GPT = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64}
 _NEO = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
@@ -53,11 +50,11 @@ _XGLM = {
 _MPT = {"vocab_size": VOCABULARY, "d_model": 32, "n_heads": 2, "n_layers": 2, "max_seq_len": 64}
 
 DECODERS = (
-    _decoder("GPT-2", "GPT2LMHeadModel", _GPT, tail=""),
-    _decoder("GPT", "OpenAIGPTLMHeadModel", _GPT, tail=""),
+    _decoder("GPT-2", "GPT2LMHeadModel", GPT, tail=""),
+    _decoder("GPT", "OpenAIGPTLMHeadModel", GPT, tail=""),
     _decoder("GPT-Neo", "GPTNeo", _NEO),
     _decoder("GPT-NeoX", "GPTNeoX"),
-    _decoder("GPT-J", "GPTJ", _GPT, rotary_dim=8),
+    _decoder("GPT-J", "GPTJ", GPT, rotary_dim=8),
     _decoder("OPT", "OPT", word_embed_proj_dim=32, ffn_dim=64, pad_token_id=1),
     _decoder("BLOOM", "Bloom", _BLOOM),
     _decoder("Llama", "Llama"),

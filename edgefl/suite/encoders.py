@@ -15,7 +15,7 @@ from edgefl.suite.architecture import (
     VOCABULARY,
     WORDS,
     Architecture,
-    configured,
+    transformer,
 )
 
 SIZES: dict[str, Any] = {
@@ -27,6 +27,7 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": 64,
     "num_labels": CLASSES,
 }
+TAGS = "sequence_cross_entropy"
 TEXT = {"input_ids": WORDS, "attention_mask": MASK}
 SEGMENTS = TensorSpec((LENGTH,), torch.int64, 2)
 PAIR = {**TEXT, "token_type_ids": SEGMENTS}
@@ -44,10 +45,10 @@ def _encoder(
 ) -> Architecture:
     """``whole``: the sizes, where the configuration calls them otherwise; else the usual ones and ``sizes``."""
     config = dict(whole) if whole is not None else {**SIZES, **sizes}
-    return Architecture("transformers", name, kind, configured(kind, **config), sample, classes, loss)
+    return transformer(name, kind, config, sample, classes, loss)
 
 
-_DISTIL: dict[str, Any] = {
+DISTIL: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "dim": 32,
     "hidden_dim": 64,
@@ -55,7 +56,7 @@ _DISTIL: dict[str, Any] = {
     "n_heads": 2,
     "num_labels": CLASSES,
 }
-_T5: dict[str, Any] = {
+T5: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "d_model": 32,
     "d_kv": 16,
@@ -81,7 +82,7 @@ _XLNET: dict[str, Any] = {
     "d_inner": 64,
     "num_labels": CLASSES,
 }
-_BART: dict[str, Any] = {
+BART: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "d_model": 32,
     "max_position_embeddings": 64,
@@ -92,15 +93,13 @@ _BART: dict[str, Any] = {
     "encoder_attention_heads": 2,
     "decoder_attention_heads": 2,
 }
-_BOTH = {"input_ids": WORDS, "decoder_input_ids": WORDS}
+BOTH = {"input_ids": WORDS, "decoder_input_ids": WORDS}
 
 ENCODERS = (
     _encoder("BERT", "BertForSequenceClassification", PAIR),
-    _encoder("BERT, masked words", "BertForMaskedLM", classes=VOCABULARY, loss="sequence_cross_entropy"),
+    _encoder("BERT, masked words", "BertForMaskedLM", classes=VOCABULARY, loss=TAGS),
     _encoder("RoBERTa", "RobertaForSequenceClassification"),
-    _encoder(
-        "DistilBERT, tags", "DistilBertForTokenClassification", loss="sequence_cross_entropy", whole=_DISTIL
-    ),
+    _encoder("DistilBERT, tags", "DistilBertForTokenClassification", loss=TAGS, whole=DISTIL),
     _encoder("ALBERT", "AlbertForSequenceClassification", embedding_size=16),
     _encoder("ELECTRA", "ElectraForSequenceClassification", embedding_size=16),
     _encoder("DeBERTa-v2", "DebertaV2ForSequenceClassification"),
@@ -122,23 +121,23 @@ ENCODERS = (
     _encoder(
         "T5, encoder",
         "T5ForTokenClassification",
-        loss="sequence_cross_entropy",
-        whole={**_T5, "num_labels": CLASSES},
+        loss=TAGS,
+        whole={**T5, "num_labels": CLASSES},
     ),
     _encoder(
         "T5",
         "T5ForConditionalGeneration",
-        _BOTH,
+        BOTH,
         classes=VOCABULARY,
-        loss="sequence_cross_entropy",
-        whole=_T5,
+        loss=TAGS,
+        whole=T5,
     ),
     _encoder(
         "BART",
         "BartForConditionalGeneration",
-        _BOTH,
+        BOTH,
         classes=VOCABULARY,
-        loss="sequence_cross_entropy",
-        whole=_BART,
+        loss=TAGS,
+        whole=BART,
     ),
 )

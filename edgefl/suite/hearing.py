@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from edgefl.contract.tensors import TensorSpec
-from edgefl.suite.architecture import CLASSES, VOCABULARY, WORDS, Architecture, configured
+from edgefl.suite.architecture import CLASSES, VOCABULARY, WORDS, Architecture, transformer
+from edgefl.suite.encoders import TAGS
 
 WAVE = TensorSpec((4000,))
 SERIES = TensorSpec((32, 3))
@@ -50,31 +51,21 @@ HEARD = {"input_features": TensorSpec((20, 64)), "decoder_input_ids": WORDS}
 
 
 def _speech(name: str, kind: str, **sizes: Any) -> Architecture:
-    kind += "ForSequenceClassification"
-    return Architecture("transformers", name, kind, configured(kind, **SPEECH, **sizes), WAVE)
+    return transformer(name, f"{kind}ForSequenceClassification", {**SPEECH, **sizes}, WAVE)
 
 
 def _series(name: str, kind: str, **sizes: Any) -> Architecture:
-    make = configured(kind, context_length=32, num_input_channels=3, num_targets=CLASSES, d_model=16, **sizes)
-    return Architecture("transformers", name, kind, make, SERIES)
+    config = {"context_length": 32, "num_input_channels": 3, "num_targets": CLASSES, "d_model": 16}
+    return transformer(name, kind, {**config, **sizes}, SERIES)
 
 
-_AST, _WHISPER = "ASTForAudioClassification", "WhisperForConditionalGeneration"
 HEARING = (
     _speech("Wav2Vec2", "Wav2Vec2"),
     _speech("HuBERT", "Hubert"),
     _speech("WavLM", "WavLM"),
     _speech("UniSpeech", "UniSpeech"),
-    Architecture("transformers", "AST", _AST, configured(_AST, **SPECTROGRAM), TensorSpec((64, 32))),
-    Architecture(
-        "transformers",
-        "Whisper",
-        _WHISPER,
-        configured(_WHISPER, **WHISPER),
-        HEARD,
-        VOCABULARY,
-        "sequence_cross_entropy",
-    ),
+    transformer("AST", "ASTForAudioClassification", SPECTROGRAM, TensorSpec((64, 32))),
+    transformer("Whisper", "WhisperForConditionalGeneration", WHISPER, HEARD, VOCABULARY, TAGS),
     _series("PatchTST", "PatchTSTForClassification", num_hidden_layers=2, ffn_dim=32, num_attention_heads=2),
     _series("PatchTSMixer", "PatchTSMixerForTimeSeriesClassification", num_layers=2),
 )

@@ -6,6 +6,7 @@ import os
 import re
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -21,6 +22,7 @@ from edgefl.bench.common.machine import machine
 from edgefl.suite.architecture import OUTSIDE, Architecture, Library, installed
 from edgefl.suite.worker import FOUND, LOG, work
 from edgefl.system.files import write_whole
+from edgefl.system.processes import last_line
 from edgefl.wire.errors import ConfigError
 
 ENGINES: tuple[Target, ...] = ("onnx", "executorch")
@@ -91,12 +93,11 @@ class SuiteSettings:
 
 def left_out(architectures: Sequence[Architecture]) -> dict[Library, int]:
     """The libraries that are not installed, with the number of ``architectures`` that nobody can try without them."""
-    absent = [library for library in OUTSIDE if not installed(library)]
-    return {library: count for library in absent if (count := _count(architectures, library))}
-
-
-def _count(architectures: Sequence[Architecture], library: Library) -> int:
-    return sum(each.library == library for each in architectures)
+    return dict(
+        Counter(
+            each.library for each in architectures if each.library in OUTSIDE and not installed(each.library)
+        )
+    )
 
 
 def read(path: Path) -> dict[str, SuiteRow]:
@@ -178,8 +179,8 @@ def _ending(code: int | None, folder: Path, settings: SuiteSettings) -> str:
     if code is None:
         return f"no end within {settings.limit_s:.0f} s, while {stage}"
     log = folder / LOG
-    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.exists() else []
-    return f"{stage}: {lines[-1].strip() if lines else f'the process ended with {code}'}"
+    text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+    return f"{stage}: {last_line(text, f'the process ended with {code}')}"
 
 
 def _load() -> float | None:
@@ -223,10 +224,6 @@ def _row(
         processor=str(described["processor"]),
         versions={
             **{name: packages[name] for name in _PACKAGES if name in packages},
-            **(
-                {}
-                if architecture.library == "plain"
-                else {architecture.library: installed(architecture.library)}
-            ),
+            **{name: installed(name) for name in (architecture.library,) if name != "plain"},
         },
     )

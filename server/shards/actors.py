@@ -6,24 +6,20 @@ and hears of them, through Ray.
 
 from __future__ import annotations
 
-import logging
-import os
 import queue
-import signal
-import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
-from edgefl.wire.errors import ConfigError, StoreError
+from edgefl.wire.errors import StoreError
+from server.shards import ray_cluster
 from server.shards.words import Died, News, Order, Stop, Told
 from server.shards.worker import Worker
 
-LOCAL = "local"
-"""The address of a Ray that is started for one server, on this machine."""
-_REACHED_S = 10.0
+_TOLD_S = 10.0
+"""For an actor to take the order to stop."""
 _HEARD_S = 1.0
 """That an actor waits for news before it answers that there are none."""
 _ANSWER_S = 60.0
@@ -89,7 +85,7 @@ class ActorHand:
         """Let it leave the broker, and wait for that."""
         self._gone = True
         with suppress(Exception):
-            self._ray.get(self._actor.tell.remote(Stop()), timeout=_REACHED_S)
+            self._ray.get(self._actor.tell.remote(Stop()), timeout=_TOLD_S)
         self.kill()
 
     def _tell(self) -> None:
@@ -120,13 +116,13 @@ class Actors:
     def __init__(self, address: str, workers: int) -> None:
         self._address = address
         self._workers = workers
-        self._ray = _ray()
+        self._ray = ray_cluster.import_ray("workers are to run", "server.ray")
 
     def __call__(self, told: Told, deliver: Callable[[News], None]) -> ActorHand:
         """StoreError where there is no cluster, or no room in it: the server tries again."""
         try:
             if not self._ray.is_initialized():
-                self._connect()
+                ray_cluster.connect(self._ray, self._address, self._workers)
             self._check_room()
             hired = self._ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0, max_concurrency=4)(Actor)
             actor = hired.remote(told)
@@ -136,7 +132,7 @@ class Actors:
             self._disconnect()
             raise StoreError(
                 f"there is no Ray at {self._address} ({' '.join(str(error).split())}): start one (`ray start --head`), "
-                f"correct server.ray, or use {LOCAL!r}",
+                f"correct server.ray, or use {ray_cluster.LOCAL!r}",
                 address=self._address,
             ) from error
         return ActorHand(self._ray, actor, f"worker-{told.worker}", deliver)
@@ -157,37 +153,6 @@ class Actors:
                 found=found,
             )
 
-    def _connect(self) -> None:
-        quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
-        in_main = threading.current_thread() is threading.main_thread()
-        stops = signal.getsignal(signal.SIGTERM) if in_main else None
-        if self._address == LOCAL:
-            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-            self._ray.init(LOCAL, num_cpus=self._workers, include_dashboard=False, **quiet)
-        else:
-            _reach(self._address)
-            self._ray.init(self._address, **quiet)
-        if stops is not None:  # Ray's own ends the process with another code, and without a word
-            signal.signal(signal.SIGTERM, stops)
-
     def _disconnect(self) -> None:
         with suppress(Exception):
             self._ray.shutdown()
-
-
-def _reach(address: str) -> None:
-    """OSError where nobody listens: Ray itself tries that for minutes, and then ends the process."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if host and port.isdigit():
-        socket.create_connection((host.strip("[]"), int(port)), _REACHED_S).close()
-
-
-def _ray() -> ModuleType:
-    try:
-        import ray
-    except ImportError as error:
-        raise ConfigError(
-            "workers are to run on Ray, which is not installed: `pip install edgefl-tiers[ray]`, or leave out server.ray"
-        ) from error
-    module: ModuleType = ray
-    return module

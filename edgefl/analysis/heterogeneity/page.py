@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from edgefl.analysis.charts import svg
+from edgefl.analysis.charts.html import table
 from edgefl.analysis.heterogeneity.report import HeterogeneityReport, reading
 
 BARS = 24
@@ -29,7 +30,7 @@ def page(title: str, report: HeterogeneityReport, sections: Sections, notes: Seq
     body = [f"<h1>{escape(title)}</h1>", f"<p{warned}>{escape(verdict)}</p>"]
     body += [f"<p>{escape(note)}</p>" for note in notes]
     body += [_pairwise(report), _kappas(report)]
-    body += [f"<h2>{escape(name)}</h2>{_table(rows)}" for name, rows in sections.items()]
+    body += [f"<h2>{escape(name)}</h2>{table(rows)}" for name, rows in sections.items()]
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head><body>'
@@ -62,13 +63,3 @@ def _kappas(report: HeterogeneityReport) -> str:
     }
     lines["0.2: HF differs visibly"] = [(0.0, 0.2), (float(last), 0.2)]
     return svg.line_chart(lines, title=title, x="user", y="kappa", x_span=svg.COUNT, y_span=svg.AMOUNT)
-
-
-def _table(rows: Sequence[Mapping[str, str]]) -> str:
-    if not rows:
-        return ""
-    head = "".join(f"<th>{escape(name)}</th>" for name in rows[0])
-    body = "".join(
-        "<tr>" + "".join(f"<td>{escape(value)}</td>" for value in row.values()) + "</tr>" for row in rows
-    )
-    return f"<table><tr>{head}</tr>{body}</table>"

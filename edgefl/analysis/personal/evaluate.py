@@ -20,11 +20,10 @@ import torch
 from torch import Tensor
 
 from device_runtime.data import support
-from device_runtime.data.support import Shards, checked_protocol
+from device_runtime.data.support import Shards
 from device_runtime.personal.point import Point, point_of
-from edgefl.analysis.personal.report import PersonalReport, UserReport, summed_up
+from edgefl.analysis.personal.report import BATCH, STEPS, PersonalReport, Setting, UserReport, summed_up
 from edgefl.contract.program import Function, Program
-from edgefl.contract.ranges import at_least_zero
 from edgefl.contract.tensors import Tensors, arrays, prefixed, role_of, select
 from edgefl.programs.personal.adaptation import ALPHA
 from edgefl.simulation.round import multi_step_forward
@@ -32,12 +31,6 @@ from edgefl.wire.bundle.manifest import SAMPLE
 from edgefl.wire.errors import ConfigError, DataError
 from edgefl.wire.metrics import added
 from edgefl.wire.tensors import Array
-
-STEPS = (0, 1, 2, 5, 10)
-"""The curve over q that is reported beside the headline."""
-
-BATCH = 40
-"""The paper's."""
 
 EVALUATION_ROWS = 500
 """Rows that are judged at a time; static batch norm wants many."""
@@ -47,39 +40,6 @@ CLASS_COUNTS = "data.class_counts"
 
 Rows = Mapping[str, Tensor]
 """Samples as the trained part reads them (``x``), their labels (``y``), and the inputs beside x by name."""
-
-
-@dataclass(frozen=True)
-class Setting:
-    """How users are evaluated: the same for all that are compared.
-
-    ``headline`` is the q of the headline, ``steps`` those of the curve, to which it and 0 are added. ConfigError for values
-    out of range.
-    """
-
-    alpha: float
-    steps: tuple[int, ...] = STEPS
-    batch: int = BATCH
-    protocol: support.Protocol = "train_support"
-    seed: int = 0
-    headline: int = 1
-
-    def __post_init__(self) -> None:
-        at_least_zero("personalization", alpha=self.alpha)
-        checked_protocol(self.protocol)
-        wrong = [q for q in (*self.steps, self.headline) if q < 0]
-        if wrong or self.batch < 1 or self.seed < 0:
-            raise ConfigError(
-                f"personalization takes steps and a seed from 0 and a batch from 1, found steps "
-                f"{list((*self.steps, self.headline))}, seed {self.seed}, batch {self.batch}",
-                steps=self.steps,
-                seed=self.seed,
-                batch=self.batch,
-            )
-
-    @property
-    def curve(self) -> tuple[int, ...]:
-        return tuple(sorted({0, self.headline, *self.steps}))
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from device_runtime.data.arrays import archive
-from edgefl.analysis.personal.evaluate import Adapter, Setting, User, evaluate_user
-from edgefl.analysis.personal.report import PersonalReport, UserReport, summed_up
+from edgefl.analysis.personal.evaluate import Adapter, User, evaluate_user
+from edgefl.analysis.personal.report import PersonalReport, Setting, UserReport, summed_up
 from edgefl.config import Federation, load
 from edgefl.data.dataset import Dataset
 from edgefl.lab.written import CONFIG_NAME as RUN_CONFIG

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
 
+from edgefl.analysis.charts.html import table
 from edgefl.analysis.charts.svg import COUNT, FREE, SHARE, Span, line_chart
 from edgefl.analysis.personal.report import PersonalReport
 from edgefl.wire.metric_text import SHARES, number
@@ -24,12 +25,12 @@ def page(title: str, reports: Sequence[PersonalReport]) -> str:
     first = reports[0]
     parts = [
         f"<h1>{escape(title)}</h1>",
-        _table(summary(reports)),
+        table(summary(reports)),
         *(f"<p><b>{report.protocol}</b>: {escape(report.note)}</p>" for report in reports),
         _curve(reports),
         _users(first),
         f"<h2>Users, {first.protocol}</h2>",
-        _table(user_rows(first)),
+        table(user_rows(first)),
     ]
     left = [f"<li>{escape(name)}: {escape(why)}</li>" for name, why in first.left_out.items()]
     if left:
@@ -118,11 +119,3 @@ def _users(report: PersonalReport) -> str:
     return line_chart(
         lines, title=title, x="users", y=report.metric, x_span=COUNT, y_span=_span(report.metric)
     )
-
-
-def _table(rows: Sequence[Mapping[str, str]]) -> str:
-    head = "".join(f"<th>{escape(name)}</th>" for name in rows[0])
-    body = "".join(
-        "<tr>" + "".join(f"<td>{escape(value)}</td>" for value in row.values()) + "</tr>" for row in rows
-    )
-    return f"<table><tr>{head}</tr>{body}</table>"

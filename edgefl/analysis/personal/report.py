@@ -5,12 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from device_runtime.data import support
+from device_runtime.data.support import checked_protocol
 from device_runtime.personal.point import Point
-from edgefl.wire.errors import DataError
+from edgefl.contract.ranges import at_least_zero
+from edgefl.wire.errors import ConfigError, DataError
 from edgefl.wire.metric_text import SHARES
+
+STEPS = (0, 1, 2, 5, 10)
+"""The curve over q that is reported beside the headline."""
+
+BATCH = 40
+"""The paper's."""
 
 DECILE = 0.1
 
@@ -48,19 +55,37 @@ class UserReport:
         return self.after(steps).value(self.metric)
 
 
-class Evaluated(Protocol):
-    """What a report says of how it was made."""
+@dataclass(frozen=True)
+class Setting:
+    """How users are evaluated: the same for all that are compared.
+
+    ``headline`` is the q of the headline, ``steps`` those of the curve, to which it and 0 are added. ConfigError for values
+    out of range.
+    """
+
+    alpha: float
+    steps: tuple[int, ...] = STEPS
+    batch: int = BATCH
+    protocol: support.Protocol = "train_support"
+    seed: int = 0
+    headline: int = 1
+
+    def __post_init__(self) -> None:
+        at_least_zero("personalization", alpha=self.alpha)
+        checked_protocol(self.protocol)
+        wrong = [q for q in (*self.steps, self.headline) if q < 0]
+        if wrong or self.batch < 1 or self.seed < 0:
+            raise ConfigError(
+                f"personalization takes steps and a seed from 0 and a batch from 1, found steps "
+                f"{list((*self.steps, self.headline))}, seed {self.seed}, batch {self.batch}",
+                steps=self.steps,
+                seed=self.seed,
+                batch=self.batch,
+            )
 
     @property
-    def alpha(self) -> float: ...
-    @property
-    def batch(self) -> int: ...
-    @property
-    def protocol(self) -> support.Protocol: ...
-    @property
-    def seed(self) -> int: ...
-    @property
-    def headline(self) -> int: ...
+    def curve(self) -> tuple[int, ...]:
+        return tuple(sorted({0, self.headline, *self.steps}))
 
 
 @dataclass(frozen=True)
@@ -97,7 +122,7 @@ class PersonalReport:
 
 
 def summed_up(
-    setting: Evaluated, users: Sequence[UserReport], left_out: Mapping[str, str] | None = None
+    setting: Setting, users: Sequence[UserReport], left_out: Mapping[str, str] | None = None
 ) -> PersonalReport:
     """The report of these ``users``. DataError without any."""
     if not users:

@@ -11,6 +11,7 @@ from html import escape
 
 import msgspec
 
+from edgefl.analysis.charts.html import table
 from edgefl.analysis.charts.svg import AMOUNT, SHARE, Point, bar_chart, line_chart
 from edgefl.analysis.profiles import rows
 from edgefl.analysis.profiles.accuracy import Accuracy
@@ -168,8 +169,4 @@ def _figure(chart: str, kind: str, note: str = "") -> str:
 
 
 def _table(found: rows.Rows, kind: str) -> str:
-    head = "".join(f"<th>{escape(name)}</th>" for name in found[0])
-    body = "".join(
-        "<tr>" + "".join(f"<td>{escape(value)}</td>" for value in row.values()) + "</tr>" for row in found
-    )
-    return f'<div class="wide"><table class="{kind}"><tr>{head}</tr>{body}</table></div>'
+    return f'<div class="wide">{table(found, kind)}</div>'

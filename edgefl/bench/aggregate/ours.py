@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -16,12 +17,11 @@ from edgefl.bench.common.coded import CodedModel
 from edgefl.system.cores import cores
 from edgefl.wire.tensors import Arrays
 from edgefl.wire.update.decode import decode
-from server.aggregate.accumulator import Accumulator, Ended, Renewal
-from server.aggregate.adders import Checked, Waiting
+from server.aggregate.accumulator import Accumulator
+from server.aggregate.adders import Checked
 from server.aggregate.aggregator import Aggregator, accumulator, layout_of
 from server.aggregate.averaging import OverHolders
-from server.aggregate.scatter import Integers, Pieces, flatten
-from server.aggregate.threads import Call
+from server.aggregate.scatter import Pieces, flatten
 
 _ACCUMULATED = 8
 """Bytes of an entry's sum."""
@@ -91,7 +91,7 @@ class Ours:
 
     @cached_property
     def _sums(self) -> Accumulator:
-        """Those of all rounds, as a server has them."""
+        """Sums that all rounds share, as on a server."""
         return accumulator(self.layout.size, self._device, self.threads)
 
     @cached_property
@@ -108,7 +108,7 @@ class Ours:
         self._sums.reset()
         sums = _Timed(self._sums, self._device)
         scale = 2.0 ** self._aggregator().fraction_bits
-        average = OverHolders(self.layout, sums, scale)
+        average = OverHolders(self.layout, cast(Accumulator, sums), scale)
         for update, examples in zip(self._checked, self.examples, strict=True):
             average.add(update, examples, examples * scale)
         average.flush()
@@ -117,11 +117,9 @@ class Ours:
 
 
 class _Timed:
-    """An accumulator that is watched."""
+    """Accumulator that times what it adds."""
 
     def __init__(self, sums: Accumulator, device: str) -> None:
-        self.size = sums.size
-        self.spare = sums.spare
         self.seconds = 0.0
         self.batches = 0
         self._sums = sums
@@ -135,22 +133,5 @@ class _Timed:
         self.seconds += time.perf_counter() - start
         self.batches += 1
 
-    def by_parts(self, pieces: Pieces) -> bool:
-        return self._sums.by_parts(pieces)
-
-    def ended(self, batches: Sequence[Waiting]) -> Ended:
-        return self._sums.ended(batches)
-
-    def renewing(
-        self, batches: Sequence[Waiting], renewal: Renewal, weights: Integers, scale: float
-    ) -> list[Call]:
-        return self._sums.renewing(batches, renewal, weights, scale)
-
-    def sums(self) -> Integers:
-        return self._sums.sums()
-
-    def take(self, sums: Integers) -> None:
-        self._sums.take(sums)
-
-    def reset(self) -> None:
-        self._sums.reset()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sums, name)

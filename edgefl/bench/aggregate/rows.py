@@ -1,4 +1,4 @@
-"""How many updates a second the server's aggregator takes, beside Flower's weighted average of the same ones decoded.
+"""Updates a second of the server's aggregator, beside Flower's weighted average of the same ones decoded.
 
 Both start from arrays in memory and end with the new model, by turns in one run. Flower has a process of its own, and may
 have an environment of its own. Receiving, decompressing and decoding are in neither figure: Flower is given float32.
@@ -25,11 +25,12 @@ import torch
 from edgefl.bench.aggregate.flower import RESULT
 from edgefl.bench.aggregate.ours import Ours
 from edgefl.bench.common.coded import CODECS, CodedModel, sized
-from edgefl.bench.common.turns import import_path
-from edgefl.bench.common.worker import Worker, WorkerFailed
+from edgefl.bench.common.turns import import_path, running
+from edgefl.bench.common.worker import Worker
 from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.catalog import build_model
-from edgefl.wire.errors import ConfigError, EdgeflError
+from edgefl.system.processes import last_line
+from edgefl.wire.errors import ConfigError
 
 __all__ = ["CODECS", "AggregateRow", "AggregateSettings", "build", "measure"]
 
@@ -79,7 +80,7 @@ class AggregateRow(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class AggregateSettings:
-    """What is measured. ``threads``: 0 is every core. ``flower``: the interpreter that Flower runs in, "" for none
+    """Settings of the benchmark. ``threads``: 0 is every core. ``flower``: the interpreter that Flower runs in, "" for none
     (:mod:`edgefl.bench.common.peers` makes one).
 
     Raises ConfigError for a device that is not there or an interpreter that does not exist.
@@ -198,16 +199,13 @@ def _flower(
     for number, update in enumerate(ours.updates):
         ours.decoded(update).tofile(folder / f"{number}.f32")
     worker = Worker([settings.flower, "-m", "edgefl.bench.aggregate.flower", str(folder)], environment)
-    try:
-        stack.enter_context(worker)
-        worker.run(1, count=False)
-    except WorkerFailed as error:
-        raise EdgeflError(f"the process that measures Flower ended: {error}", log=error.log) from error
+    stack.enter_context(running([worker], "Flower"))
+    worker.run(1, count=False)
     return worker, None
 
 
 def too_large(entries: int, clients: int, free: int) -> str | None:
-    """Why Flower cannot average so many updates in ``free`` bytes: it holds them all, and all of them weighted."""
+    """Return why Flower cannot average so many updates in ``free`` bytes, or None: it holds all of them twice."""
     needed = 2 * 4 * entries * clients
     if needed <= free:
         return None
@@ -218,7 +216,7 @@ def too_large(entries: int, clients: int, free: int) -> str | None:
 
 
 def _missing(python: str, environment: Mapping[str, str]) -> str | None:
-    """Why Flower cannot run with this interpreter, found before gigabytes are written for it."""
+    """Return why Flower cannot run with this interpreter, or None. Called before gigabytes are written for it."""
     process = subprocess.run(
         [python, "-c", "from flwr.server.strategy.aggregate import aggregate"],
         env={**os.environ, **environment},
@@ -228,5 +226,4 @@ def _missing(python: str, environment: Mapping[str, str]) -> str | None:
     )
     if process.returncode == 0:
         return None
-    last = (process.stderr.strip().splitlines() or ["it ended without a word"])[-1]
-    return f"{last}: it is not installed there; {_INSTALL}"
+    return f"{last_line(process.stderr, 'it ended without a word')}: it is not installed there; {_INSTALL}"

@@ -17,9 +17,9 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
+from edgefl.system.processes import end_process
 from edgefl.wire.errors import ConfigError
 
 _PATIENCE_S = 60.0
@@ -75,21 +75,15 @@ class Browser:
         self._attach(self._send("Target.getTargets")["targetInfos"][0]["targetId"])
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         os.close(self._write)  # the browser ends with its pipe
-        try:
-            self._process.wait(60)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        end_process(self._process, 60)
         self._answers.close()
         self._folder.cleanup()
 
     @property
     def pid(self) -> int:
-        """Of the browser's first process."""
+        """Process id of the browser's first process."""
         return self._process.pid
 
     @property
@@ -126,7 +120,7 @@ class Browser:
         return self._page
 
     def value(self, expression: str) -> Any:
-        """What a JavaScript expression is in the page."""
+        """Return the value of a JavaScript expression in the page."""
         found = self._send("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
@@ -166,7 +160,7 @@ class Browser:
         self._send("Emulation.setEmulatedMedia", features=[scheme])
 
     def picture(self) -> bytes:
-        """What is on the screen, as PNG."""
+        """Return a screenshot as PNG."""
         return base64.b64decode(self._send("Page.captureScreenshot", format="png")["data"])
 
     def _send(self, method: str, **params: object) -> dict[str, Any]:

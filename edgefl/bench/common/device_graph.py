@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import torch
 
-from edgefl.bench.common.machine import quiet_environment
+from edgefl.bench.common.turns import worker_of
 from edgefl.bench.common.worker import Worker
-from edgefl.contract.program import Function
+from edgefl.contract.program import Function, Phase, Program
 from edgefl.contract.tensors import Tensors, prefixed, role_of
 from edgefl.submodels.submodel import Submodel
 from edgefl.wire.blobs import describe
@@ -25,18 +24,26 @@ from exporters.artifact import Artifact
 from exporters.bundle.build import ports, segments_of
 from exporters.bundle.formats import Format
 from exporters.capture.trace import Captured
+from exporters.memory.usage import rewritable
+from exporters.onnx import capture_for
+from exporters.onnx.model import to_onnx
 
 BATCHES = 2
 
 
 def written(
     folder: Path, form: Format, function: Function, left: Tensors, hyper: Mapping[str, float]
-) -> None:
-    """``function`` in ``form``, the state and weights among ``left``, and batches; ExportError as the format says."""
-    folder.mkdir(parents=True)
+) -> Artifact:
+    """Write ``function`` in ``form``, the state and weights among ``left``, and batches; return what was exported.
+
+    Raises ExportError as the format does.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
     captured = form.capture(function)
-    write_graph(folder, captured, form.write(captured), form.name)
+    artifact = form.write(captured)
+    write_graph(folder, captured, artifact, form.name)
     write_arrays(folder, captured, function, left, hyper)
+    return artifact
 
 
 def write_graph(
@@ -81,8 +88,55 @@ def write_arrays(
         np.savez(folder / f"batch{seed}.npz", **read)  # type: ignore[arg-type]
 
 
+Exported = tuple[Captured, bytes]
+"""A captured function and its ONNX graph."""
+_SEED = 0
+
+
+def export(function: Function) -> Exported:
+    """Return the captured ``function`` and its ONNX graph."""
+    captured = capture_for(function)
+    return captured, to_onnx(captured)
+
+
+def write_function(
+    folder: Path,
+    name: str,
+    function: Function,
+    known: Tensors,
+    exported: Exported | None = None,
+    masks: Mapping[str, int] | None = None,
+) -> int:
+    """Write the graph of ``function`` and its inputs except noise, random where they are not ``known``.
+
+    Returns:
+        The bytes of the graph.
+    """
+    captured, model = exported or export(function)
+    artifact = Artifact(model, in_place=rewritable(captured))
+    write_graph(folder, captured, artifact, "onnx", name=name, masks=masks)
+    inputs = _inputs(function, known)
+    arrays = {port: inputs[port].numpy() for port in captured.inputs if role_of(port) != "noise"}
+    np.savez(folder / f"{name}.npz", **arrays)  # type: ignore[arg-type]
+    return len(model)
+
+
+def with_state(program: Program, known: Tensors, phases: Sequence[Phase]) -> Tensors:
+    """Return ``known`` with the scalars, and the state after the start and one step of each of ``phases``."""
+    inputs = known | prefixed("hyper", {name: torch.tensor(value) for name, value in program.hyper.items()})
+    inputs |= program.start(_inputs(program.start, inputs))
+    for phase in phases:
+        outputs = phase.function(_inputs(phase.function, inputs))
+        inputs |= {name: tensor.detach() for name, tensor in outputs.items() if role_of(name) == "state"}
+    return inputs
+
+
+def _inputs(function: Function, known: Tensors) -> Tensors:
+    return {name: known.get(name, tensor) for name, tensor in function.example(_SEED).items()}
+
+
 def payload(submodel: Submodel) -> Tensors:
-    """What ``start`` reads in round 1: the tier's payload, or the units' tensors."""
+    """Return the inputs of ``start`` in round 1: the tier's payload, or the units' tensors."""
     weights = {name: tensor.numpy() for name, tensor in submodel.spec.weights.items()}
     placement = submodel.place(weights, 1)
     arrays = placement.payload or extract(weights, placement.regions)
@@ -91,5 +145,4 @@ def payload(submodel: Submodel) -> Tensors:
 
 def worker(folder: Path, threads: int) -> Worker:
     """The process that runs what :func:`write_graph` and :func:`write_arrays` left; enter it to start."""
-    command = [sys.executable, "-m", "edgefl.bench.train_step.device", str(folder), str(threads)]
-    return Worker(command, quiet_environment() | {"OMP_NUM_THREADS": str(threads)})
+    return worker_of("edgefl.bench.train_step.device", folder, threads, threads=threads)

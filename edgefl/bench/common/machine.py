@@ -1,4 +1,4 @@
-"""What a result was measured on."""
+"""Description of the machine that measures."""
 
 from __future__ import annotations
 
@@ -41,6 +41,6 @@ def _version(package: str) -> str:
         return ""
 
 
-def quiet_environment() -> dict[str, str]:
-    """Variables for measured processes: one thread per library, as `edgefl device` uses by default."""
-    return {"OMP_NUM_THREADS": "1"}
+def quiet_environment(threads: int = 1) -> dict[str, str]:
+    """Return the variables of measured processes: so many threads per library, 1 as `edgefl device` has it."""
+    return {"OMP_NUM_THREADS": str(threads)}

@@ -1,4 +1,4 @@
-"""What we measure against, each in an environment of its own: their requirements would hold ours back.
+"""Software of other projects to compare with, each in its own environment: its requirements would constrain ours.
 
 ::
 
@@ -18,6 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from edgefl.data.datasets import download_folder
+from edgefl.system.processes import last_line
 from edgefl.wire.errors import EdgeflError
 
 _COMPLETE = ".complete"
@@ -58,7 +59,7 @@ def peers() -> dict[str, Peer]:
 
 
 def folder(peer: Peer) -> Path:
-    """Where its environment is or would be: another one for other requirements and for another Python."""
+    """Return the folder of its environment, which differs by requirements and by Python version."""
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     digest = hashlib.sha256("\n".join((python, *peer.requirements)).encode()).hexdigest()
     return download_folder() / "peers" / f"{peer.name}-{digest[:8]}"
@@ -88,5 +89,5 @@ def make(peer: Peer, say: Callable[[str], None] = lambda _: None) -> str:
 def _run(peer: Peer, command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        last = last_line(done.stderr, f"exit code {done.returncode}")
         raise EdgeflError(f"{peer.name} cannot be installed: {last}", peer=peer.name)

@@ -5,11 +5,15 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Protocol
 
-from edgefl.bench.common.worker import Worker
+from edgefl.bench.common.machine import quiet_environment
+from edgefl.bench.common.worker import Worker, WorkerFailed
+from edgefl.wire.errors import EdgeflError
 
 WARM_UP = 3
 BLOCK_MS = 1500.0
@@ -17,10 +21,38 @@ BLOCK_MS = 1500.0
 BLOCK_MOST = 20
 
 
-def take_turns(workers: Sequence[Worker], repeat: int, say: Callable[[str], None]) -> None:
-    """Warm up, then ``repeat`` blocks of equally many steps for each worker, by turns."""
+class StepRunner(Protocol):
+    """A process that runs steps: a :class:`Worker`, or a page in a browser."""
+
+    def run(self, steps: int, *, count: bool = True) -> list[float]:
+        """Return the milliseconds of each step, which the runner keeps if they ``count``."""
+        ...
+
+
+def worker_of(module: str, *arguments: object, threads: int) -> Worker:
+    """Return the process that runs our ``module`` on so many threads; enter it to start."""
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    return Worker(command, quiet_environment(threads))
+
+
+@contextlib.contextmanager
+def running(workers: Iterable[Worker], what: str) -> Iterator[contextlib.ExitStack]:
+    """Run ``workers`` inside the block. Raises EdgeflError if one of them ends by itself."""
+    with contextlib.ExitStack() as stack:
+        try:
+            for worker in workers:
+                stack.enter_context(worker)
+            yield stack
+        except WorkerFailed as error:
+            raise EdgeflError(f"a process that measures {what} ended: {error}", log=error.log) from error
+
+
+def take_turns(
+    workers: Sequence[StepRunner], repeat: int, say: Callable[[str], None], warm_up: int = WARM_UP
+) -> None:
+    """Warm up, then run ``repeat`` blocks of equally many steps on each worker, by turns."""
     say("warming up")
-    slowest = max(min(worker.run(WARM_UP, count=False)) for worker in workers)
+    slowest = max(min(worker.run(warm_up, count=False)) for worker in workers)
     steps = int(min(BLOCK_MOST, max(2, BLOCK_MS / slowest)))
     for block in range(1, repeat + 1):
         say(f"block {block} of {repeat}, {steps} steps each")

@@ -11,13 +11,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 
 from device_runtime.memory import peak_bytes, reset_peak, resident_bytes, trim_memory
@@ -104,9 +104,7 @@ class Worker:
         self.load_s, self.idle = float(message["load_s"]), int(message["idle_bytes"])
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._end()
 
     def _end(self) -> None:
@@ -125,6 +123,16 @@ class Worker:
             except subprocess.TimeoutExpired:
                 insist()
         self._process.wait()
+
+    @property
+    def median_ms(self) -> float:
+        """Median of the counted steps."""
+        return round(statistics.median(self.times), 3)
+
+    @property
+    def fastest_ms(self) -> float:
+        """Fastest of the counted steps."""
+        return round(min(self.times), 3)
 
     def run(self, steps: int, *, count: bool = True) -> list[float]:
         """Milliseconds of each of ``steps`` steps, remembered where they ``count``."""

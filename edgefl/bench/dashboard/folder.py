@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from edgefl.wire.mqtt.messages import Hello, encode
 from edgefl.wire.mqtt.packets import Traffic
@@ -169,34 +170,24 @@ class Made:
         ended = events.RoundEnded(
             round=number, outcome="closed", reports=reports, missing=missing, seconds=_ROUND_S
         )
+        outcome: dict[str, Any] = {
+            "accuracy": 1 - 0.9 / number**0.5,
+            "loss": 2.0 / number,
+            "train_loss": 2.0 / number,
+            "seconds": _ROUND_S,
+            "reports": reports,
+            "metrics": {"accuracy": 1 - 0.9 / number**0.5},
+            "down_bytes": 300_000 * reports,
+            "up_bytes": 35_000 * reports,
+        }
         closed = events.RoundClosed(
             round=number,
             outcome="closed",
-            accuracy=1 - 0.9 / number**0.5,
-            loss=2.0 / number,
-            train_loss=2.0 / number,
-            seconds=_ROUND_S,
-            reports=reports,
             rejected=0,
             weights_sha256="0" * 64,
-            down_bytes=300_000 * reports,
-            up_bytes=35_000 * reports,
             server_down_bytes=300_000,
-            metrics={"accuracy": 1 - 0.9 / number**0.5},
+            **outcome,
         )
-        outcome = {
-            name: getattr(closed, name)
-            for name in (
-                "accuracy",
-                "loss",
-                "train_loss",
-                "seconds",
-                "reports",
-                "metrics",
-                "down_bytes",
-                "up_bytes",
-            )
-        }
         self._journal.end_round(RUN, number, state="closed", outcome=outcome)
         self.feed.take(ended)
         self.feed.take(closed)

@@ -19,6 +19,7 @@ import msgspec
 import psutil
 
 from edgefl.bench.common.browser import Browser
+from edgefl.bench.common.processes import cpu_seconds, family
 from edgefl.bench.dashboard.folder import Made
 from edgefl.system.parent import PARENT
 from edgefl.wire.errors import EdgeflError
@@ -89,7 +90,7 @@ def _kept_new(
 ) -> DashboardRow:
     browser.until(_NEWS)
     lines, news = _lines(folder), browser.value(_NEWS)
-    began, ours, theirs = time.monotonic(), _cpu_s([process]), _cpu_s(_family(browser.pid))
+    began, ours, theirs = time.monotonic(), cpu_seconds([process]), cpu_seconds(family(browser.pid))
     step = 0
     while time.monotonic() < began + seconds:
         for event in made.progress(number, step):
@@ -106,8 +107,8 @@ def _kept_new(
         seconds=round(took, 1),
         updates_per_s=round((_lines(folder) - lines) / took, 1),
         news_per_s=round((browser.value(_NEWS) - news) / took, 2),
-        cpu_share=round((_cpu_s([process]) - ours) / took, 4),
-        browser_cpu_share=round((_cpu_s(_family(browser.pid)) - theirs) / took, 4),
+        cpu_share=round((cpu_seconds([process]) - ours) / took, 4),
+        browser_cpu_share=round((cpu_seconds(family(browser.pid)) - theirs) / took, 4),
         rss_bytes=process.memory_info().rss,
         feed_bytes=sum(path.stat().st_size for path in folder.glob("events*.jsonl")),
         journal_bytes=sum(path.stat().st_size for path in folder.glob("journal.sqlite*")),
@@ -147,23 +148,6 @@ def _painted(browser: Browser, url: str) -> float:
     return float(browser.until(_PAINT)) / 1000
 
 
-def _family(pid: int) -> list[psutil.Process]:
-    try:
-        first = psutil.Process(pid)
-        return [first, *first.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return []
-
-
-def _cpu_s(processes: list[psutil.Process]) -> float:
-    total = 0.0
-    for process in processes:
-        with suppress(psutil.NoSuchProcess):
-            times = process.cpu_times()
-            total += times.user + times.system
-    return total
-
-
 def _lines(folder: Path) -> int:
-    """Of the feed."""
+    """Return the number of lines in the feed."""
     return sum(path.read_bytes().count(b"\n") for path in folder.glob("events*.jsonl"))

@@ -11,7 +11,6 @@ from __future__ import annotations
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,7 +18,8 @@ import torch
 
 from edgefl import programs
 from edgefl.bench.common.device_graph import payload, worker, written
-from edgefl.bench.common.worker import Worker, WorkerFailed
+from edgefl.bench.common.turns import running
+from edgefl.bench.common.worker import Worker
 from edgefl.contract.program import Function, Program
 from edgefl.contract.tensors import Tensors, prefixed, select
 from edgefl.models.spec import ModelSpec
@@ -32,7 +32,6 @@ from edgefl.submodels import catalog
 from edgefl.submodels.output_side.submodel import tiers
 from edgefl.submodels.submodel import Submodel
 from edgefl.wire.bundle.formats import FORMATS
-from edgefl.wire.errors import EdgeflError
 from exporters.bundle.formats import Format, check_installed, format_of
 
 TIERS = ("strong", "moderate", "weak")
@@ -80,7 +79,7 @@ def measure(settings: TableSettings, say: Callable[[str], None] = lambda _: None
 
 
 def submodels_of(spec: ModelSpec) -> dict[tuple[str, str], Submodel]:
-    """By method and tier. Both methods' strong tier is the whole model, which is there once."""
+    """Return the submodels by method and tier. The strong tier of both methods is the whole model, listed once."""
     submodels: dict[tuple[str, str], Submodel] = {}
     for tier in TIERS:
         submodels[EMBRACING, tier] = tiers(spec.name)[tier].of(spec)
@@ -90,7 +89,7 @@ def submodels_of(spec: ModelSpec) -> dict[tuple[str, str], Submodel]:
 
 
 def forward_only(objective: Objective, batch: int) -> Function:
-    """What a step of SGD does before it goes back: loss and statistics in training mode."""
+    """Return the forward pass of a step of SGD: loss and statistics in training mode."""
 
     def fn(tensors: Tensors) -> Tensors:
         weights = select(tensors, "state.weights")
@@ -112,17 +111,14 @@ def _measured(
     """The graphs of all submodels take turns, each in a process of its own."""
     form = format_of(engine)
     submodels = submodels_of(spec)
-    with tempfile.TemporaryDirectory(prefix="edgefl-bench-") as name, ExitStack() as running:
+    with tempfile.TemporaryDirectory(prefix="edgefl-bench-") as name:
         workers: dict[tuple[str, str], list[Worker]] = {}
         for number, (key, submodel) in enumerate(submodels.items()):
             say(f"{engine}, {spec.name}: exporting {key[0]}, {key[1]}")
             folders = _written(Path(name) / str(number), form, submodel, settings.batch)
             workers[key] = [worker(folder, settings.threads) for folder in folders]
         say(f"{engine}, {spec.name}: {sum(map(len, workers.values()))} graphs by turns")
-        try:
-            _run([each for some in workers.values() for each in some], settings, running)
-        except WorkerFailed as error:
-            raise EdgeflError(f"a process that measures {spec.name} ended: {error}", log=error.log) from error
+        _run([each for some in workers.values() for each in some], settings, spec.name)
     for method in (EMBRACING, WIDTH):
         for tier in TIERS:
             took = workers.get((method, tier), workers[EMBRACING, tier])
@@ -130,13 +126,13 @@ def _measured(
             yield Times(engine, spec.name, method, tier, sum(chunks) + forward, max(0.0, step - forward))
 
 
-def _run(workers: Sequence[Worker], settings: TableSettings, running: ExitStack) -> None:
-    for each in workers:
-        running.enter_context(each)
-        each.run(1, count=False)
-    for _ in range(settings.repeat):
+def _run(workers: Sequence[Worker], settings: TableSettings, model: str) -> None:
+    with running(workers, model):
         for each in workers:
-            each.run(settings.steps)
+            each.run(1, count=False)
+        for _ in range(settings.repeat):
+            for each in workers:
+                each.run(settings.steps)
 
 
 def _written(folder: Path, form: Format, submodel: Submodel, batch: int) -> list[Path]:

@@ -1,4 +1,4 @@
-"""What it costs a device to make the bytes of an update, beside one of its training steps.
+"""Cost of serializing an update on a device, beside one of its training steps.
 
 Both run on the device's engine, from the graphs that a bundle would hold, each in a fresh process of its own; the
 processes take turns in blocks of equally many calls, as in :mod:`edgefl.bench.common.turns`.
@@ -6,9 +6,6 @@ processes take turns in blocks of equally many calls, as in :mod:`edgefl.bench.c
 
 from __future__ import annotations
 
-import contextlib
-import statistics
-import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,32 +14,22 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
-import torch
 
-from edgefl.bench.common import device_graph
 from edgefl.bench.common.coded import CODECS, CodedModel
-from edgefl.bench.common.machine import quiet_environment
-from edgefl.bench.common.turns import take_turns
-from edgefl.bench.common.worker import Worker, WorkerFailed
+from edgefl.bench.common.device_graph import Exported, export, with_state, write_function
+from edgefl.bench.common.turns import running, take_turns, worker_of
+from edgefl.bench.common.worker import Worker
 from edgefl.contract.program import Function, Program
-from edgefl.contract.tensors import Tensors, prefixed, role_of
+from edgefl.contract.tensors import prefixed
 from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.catalog import build_model
-from edgefl.wire.errors import EdgeflError
 from edgefl.wire.update.size import update_size
-from exporters.artifact import Artifact
-from exporters.capture.trace import Captured
-from exporters.memory.usage import rewritable
-from exporters.onnx import capture_for
-from exporters.onnx.model import to_onnx
 
 __all__ = ["CODECS", "EncodeRow", "EncodeSettings", "build", "measure"]
 
-Exported = tuple[Captured, bytes]
 SGD = "dense"
 """The codec whose local training is plain SGD."""
-_SEED = 0
+DEVICE = "edgefl.bench.encode.device"
 
 
 class EncodeRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +63,7 @@ class EncodeRow(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class EncodeSettings:
-    """What is measured: ``repeat`` blocks of calls to each graph."""
+    """Settings of the benchmark: ``repeat`` blocks of calls to each graph."""
 
     batch: int = 32
     threads: int = 1
@@ -104,7 +91,7 @@ def measure(
         if own_step:
             write_graph(folder, "step", model, _step(model.program))
         workers = {
-            name: _worker(folder, name, settings)
+            name: worker_of(DEVICE, folder, name, settings.threads, threads=settings.threads)
             for name in ("encode", "sgd", "step")
             if name != "step" or own_step
         }
@@ -113,13 +100,13 @@ def measure(
     step = workers.get("step", sgd)
     return EncodeRow(
         codec=codec,
-        encode_ms=_median(encode),
-        step_ms=_median(step),
-        ratio=round(_median(encode) / _median(step), 4),
-        encode_ms_min=round(min(encode.times), 3),
-        step_ms_min=round(min(step.times), 3),
-        sgd_step_ms=_median(sgd),
-        sgd_ratio=round(_median(encode) / _median(sgd), 4),
+        encode_ms=encode.median_ms,
+        step_ms=step.median_ms,
+        ratio=round(encode.median_ms / step.median_ms, 4),
+        encode_ms_min=encode.fastest_ms,
+        step_ms_min=step.fastest_ms,
+        sgd_step_ms=sgd.median_ms,
+        sgd_ratio=round(encode.median_ms / sgd.median_ms, 4),
         encode_first_ms=round(first_ms, 3),
         encode_load_s=round(encode.load_s, 4),
         update_bytes=update_size(model.form, model.shapes).nbytes,
@@ -133,29 +120,15 @@ def measure(
     )
 
 
-def _median(worker: Worker) -> float:
-    return round(statistics.median(worker.times), 3)
-
-
 def _step(program: Program) -> Function:
     return program.phases[-1].function
 
 
-def _worker(folder: Path, name: str, settings: EncodeSettings) -> Worker:
-    command = [sys.executable, "-m", "edgefl.bench.encode.device", str(folder), name, str(settings.threads)]
-    return Worker(command, quiet_environment() | {"OMP_NUM_THREADS": str(settings.threads)})
-
-
 def _race(workers: Mapping[str, Worker], settings: EncodeSettings, say: Callable[[str], None]) -> float:
     """Let the workers take turns; milliseconds of the first encoding."""
-    with contextlib.ExitStack() as stack:
-        try:
-            for worker in workers.values():
-                stack.enter_context(worker)
-            [first] = workers["encode"].run(1, count=False)
-            take_turns([*workers.values()], settings.repeat, say)
-        except WorkerFailed as error:
-            raise EdgeflError(f"a process that measures a codec ended: {error}", log=error.log) from error
+    with running(workers.values(), "a codec"):
+        [first] = workers["encode"].run(1, count=False)
+        take_turns([*workers.values()], settings.repeat, say)
     return first
 
 
@@ -166,37 +139,17 @@ def _race(workers: Mapping[str, Worker], settings: EncodeSettings, say: Callable
 def _sgd(spec: ModelSpec, batch: int) -> tuple[CodedModel, Exported]:
     """Plain SGD and its step's graph, which all codecs are measured beside."""
     plain = CodedModel.of(spec, SGD, batch=batch)
-    return plain, _exported(_step(plain.program))
-
-
-def _exported(function: Function) -> Exported:
-    captured = capture_for(function)
-    return captured, to_onnx(captured)
+    return plain, export(_step(plain.program))
 
 
 def write_graph(
     folder: Path, name: str, model: CodedModel, function: Function, exported: Exported | None = None
 ) -> int:
-    """Write the graph of ``function`` and all that it reads but noise; bytes of the graph."""
-    captured, artifact = exported or _exported(function)
+    """Write the graph of ``function`` and its inputs except noise, and return the bytes of the graph.
+
+    The weights are those of a round after one step of each phase, because a codec must not have only zeros to send.
+    """
     masks = model.program.masks if function is model.program.finish else {}
-    written = Artifact(artifact, in_place=rewritable(captured))
-    device_graph.write_graph(folder, captured, written, "onnx", name=name, masks=masks)
-    known = _trained(model)
-    example = {name: known.get(name, tensor) for name, tensor in function.example(_SEED).items()}
-    inputs = {name: example[name].numpy() for name in captured.inputs if role_of(name) != "noise"}
-    np.savez(folder / f"{name}.npz", **inputs)  # type: ignore[arg-type]
-    return len(artifact)
-
-
-def _trained(model: CodedModel) -> Tensors:
-    """The round's weights and what one step of each phase makes of them: no codec has only zeros to send."""
     weights = prefixed("weights", {name: tensor.detach() for name, tensor in model.spec.weights.items()})
-    hyper = {f"hyper.{name}": torch.tensor(value) for name, value in model.program.hyper.items()}
-    start = model.program.start
-    state = start(start.example(_SEED) | weights)
-    for phase in model.program.phases:
-        read = phase.function.example(_SEED) | state | hyper
-        outputs = phase.function(read)
-        state |= {name: tensor.detach() for name, tensor in outputs.items() if role_of(name) == "state"}
-    return weights | state | hyper
+    known = with_state(model.program, weights, model.program.phases)
+    return write_function(folder, name, function, known, exported, masks)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,16 +62,10 @@ def small_federation(
     return completed(parse(tables, source="the benchmark"))
 
 
-@contextmanager
-def temporary(prefix: str = "edgefl-faults-") -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix=prefix) as folder:
-        yield Path(folder)
-
-
-def lab_of(federation: Federation, folder: Path) -> Lab:
-    """A lab whose folder is ready; an interrupted run in it goes on."""
+def lab_of(federation: Federation, folder: Path, policies: Mapping[str, Path] | None = None) -> Lab:
+    """Return a lab whose folder is ready; it resumes an interrupted run there. ``policies``: files by device."""
     dataset = open_data(federation)
-    lab = Lab(federation, folder, environment=quiet_environment())
+    lab = Lab(federation, folder, environment=quiet_environment(), policies=policies)
     folder.mkdir(parents=True, exist_ok=True)
     lab.prepare(dataset, partition(federation, dataset, len(lab.devices)))
     return lab

@@ -6,7 +6,6 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import TracebackType
 
 from edgefl.bench.faults.campaign import FaultRow, Ran, disturbed, undisturbed
 from edgefl.bench.faults.federation import ROUNDS, small_federation
@@ -30,9 +29,7 @@ class Campaign:
         self._folder = Path(tempfile.mkdtemp(prefix="edgefl-faults-"))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def random(self, seeds: Iterable[int]) -> list[Schedule]:

@@ -11,16 +11,17 @@ from pathlib import Path
 
 import psutil
 
+from device_runtime.memory import status_bytes
 from edgefl.bench.common.machine import quiet_environment
+from edgefl.bench.common.processes import family, resident_bytes
 from edgefl.bench.fleet.federation import Case, federation_of
 from edgefl.config.text import dump
 from edgefl.system.files import write_text
 from edgefl.system.parent import PARENT
+from edgefl.system.processes import end_process, last_line
 from edgefl.wire.errors import EdgeflError
 from server.broker import mosquitto_command
 from server.workshop.process import INSIDE
-
-_END_S = 10.0
 
 
 class Watched:
@@ -28,10 +29,9 @@ class Watched:
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process
-        self._own = psutil.Process(process.pid)
 
     def cpu_s(self) -> float:
-        """Of all of them so far, those that have ended included."""
+        """Return the processor seconds of all of them so far, including those that have ended."""
         total = 0.0
         for each in self._all():
             with suppress(psutil.Error):
@@ -41,11 +41,7 @@ class Watched:
 
     def resident_bytes(self) -> int:
         """Resident set sizes together, without what ends by itself before long."""
-        total = 0
-        for each in self._staying():
-            with suppress(psutil.Error):
-                total += each.memory_info().rss
-        return total
+        return resident_bytes(self._staying())
 
     def forget_peak(self) -> None:
         """The highest resident set size counts from now on (Linux)."""
@@ -55,10 +51,10 @@ class Watched:
 
     def peak_bytes(self) -> int:
         """The highest resident set size of each since :meth:`forget_peak`, together."""
-        return sum(_high_water(each.pid) for each in self._staying())
+        return sum(status_bytes("VmHWM", each.pid) for each in self._staying())
 
     def _staying(self) -> list[psutil.Process]:
-        """Without the process that has composed the run: nothing is evaluated or placed here, so it is not needed again."""
+        """Return all but the process that composed the run: nothing is evaluated here, so it is not needed again."""
         staying = []
         for each in self._all():
             with suppress(psutil.Error):
@@ -67,18 +63,7 @@ class Watched:
         return staying
 
     def _all(self) -> list[psutil.Process]:
-        try:
-            return [self._own, *self._own.children(recursive=True)]
-        except psutil.Error:
-            return []
-
-
-def _high_water(pid: int) -> int:
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace").splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), 0)
+        return family(self.process.pid)
 
 
 @contextmanager
@@ -99,17 +84,16 @@ def running_server(case: Case, port: int, folder: Path) -> Iterator[Watched]:
     """`edgefl server --json`; its standard output is a pipe that does not block."""
     config = folder / "federation.toml"
     write_text(config, dump(federation_of(case, port)))
-    command = [
-        sys.executable,
-        "-m",
-        "edgefl",
-        "server",
-        "--config",
-        str(config),
+    command = [sys.executable, "-m", "edgefl", "server", "--config", str(config)]
+    command += [
         "--out",
         str(folder / "run"),
+        "--json",
+        "--broker",
+        f"127.0.0.1:{port}",
+        "--sign-key",
+        str(folder / "signing.key"),
     ]
-    command += ["--json", "--broker", f"127.0.0.1:{port}", "--sign-key", str(folder / "signing.key")]
     environment = {**os.environ, **quiet_environment(), PARENT: str(os.getpid())}
     with (folder / "server-log").open("wb") as log:
         process = subprocess.Popen(
@@ -122,9 +106,9 @@ def running_server(case: Case, port: int, folder: Path) -> Iterator[Watched]:
 
 
 def last_words(log: Path, what: str) -> EdgeflError:
-    """Why a process ended before its time."""
-    lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
-    words = lines[-1].removeprefix("error: ") if lines else "it said nothing"
+    """Return an error with the last line of a process that ended too early."""
+    text = log.read_text(errors="replace") if log.exists() else ""
+    words = last_line(text, "it said nothing").removeprefix("error: ")
     return EdgeflError(f"the {what} ended during the measurement: {words}")
 
 
@@ -133,11 +117,6 @@ def _ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
     try:
         yield
     finally:
-        process.terminate()
-        try:
-            process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        end_process(process)
         if process.stdout is not None:
             process.stdout.close()

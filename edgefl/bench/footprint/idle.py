@@ -22,6 +22,7 @@ import psutil
 from edgefl.bench.common.machine import quiet_environment
 from edgefl.bench.common.turns import import_path
 from edgefl.lab.ports import free_port
+from edgefl.system.processes import end_process, last_line
 from edgefl.wire.errors import EdgeflError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address
@@ -111,39 +112,30 @@ def _process(
 ) -> Iterator[tuple[subprocess.Popen[str], queue.Queue[str]]]:
     """A process and the lines it writes; ended by the end of the block."""
     output: queue.Queue[str] = queue.Queue()
+    quiet = quiet_environment() | {"PYTHONUNBUFFERED": "1", "FLWR_TELEMETRY_ENABLED": "0"}
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
-            env={**os.environ, **_environment(), **(environment or {})},
+            env={**os.environ, **quiet, **(environment or {})},
         )
         threading.Thread(target=_listen, args=(process, output), daemon=True).start()
         try:
             yield process, output
         except _Silent as error:
             log.seek(0)
-            lines = log.read().strip().splitlines()
-            why = lines[-1].strip() if lines else "it said nothing"
+            why = last_line(log.read(), "it said nothing")
             raise EdgeflError(
                 f"{' '.join(command[1:4])} was not ready within {PATIENCE_S:g} s: {why}"
             ) from error
         finally:
-            process.terminate()
-            try:
-                process.wait(5.0)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-
-
-def _environment() -> Mapping[str, str]:
-    return quiet_environment() | {"PYTHONUNBUFFERED": "1", "FLWR_TELEMETRY_ENABLED": "0"}
+            end_process(process, 5.0)
 
 
 class _Silent(Exception):
-    """What was waited for did not come."""
+    """An expected event did not arrive in time."""
 
 
 def _listen(process: subprocess.Popen[str], said: queue.Queue[str]) -> None:

@@ -1,4 +1,4 @@
-"""What a device's process costs before it trains: memory while it waits, time until it is ready, packages on disk.
+"""Cost of a device's process before it trains: memory while it waits, time until it is ready, packages on disk.
 
 Beside Flower with torch. Processes are real ones, on a real broker or server; sizes are those of the installed packages.
 """
@@ -21,6 +21,7 @@ from edgefl.bench.footprint import installed as footprint_installed
 from edgefl.bench.footprint.cpp import NAME, VARIABLE, find_agent, sizes
 from edgefl.bench.footprint.idle import Idle, agents, device_command, edgefl_clients, flower_clients
 from edgefl.bench.footprint.training import training_peak
+from edgefl.system.processes import last_line
 from edgefl.wire.errors import EdgeflError
 
 CPP = "agent-cpp"
@@ -173,7 +174,7 @@ def _row(kind: Kind, python: str, repeat: int) -> FootprintRow:
 
 
 def _medians(runs: Sequence[Idle]) -> dict[str, Any]:
-    """What a row says of its processes."""
+    """Return the fields of a row that describe its processes."""
     return {
         "idle_rss_bytes": _median([run.idle_rss_bytes for run in runs]),
         "idle_anonymous_bytes": _median([run.idle_anonymous_bytes for run in runs]),
@@ -198,9 +199,8 @@ def installed(python: str, names: Sequence[str]) -> footprint_installed.Found:
         [python, "-I", str(script), *names], capture_output=True, text=True, timeout=60, check=False
     )
     if done.returncode:
-        lines = done.stderr.strip().splitlines()
         raise EdgeflError(
-            f"sizes of {', '.join(names)}: {lines[-1] if lines else 'no answer'}; install what is missing, "
+            f"sizes of {', '.join(names)}: {last_line(done.stderr, 'no answer')}; install what is missing, "
             "or give another environment's interpreter"
         )
     sizes: footprint_installed.Found = json.loads(done.stdout)

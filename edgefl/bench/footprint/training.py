@@ -10,15 +10,15 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import psutil
-
 from edgefl.bench.common.machine import quiet_environment
+from edgefl.bench.common.processes import family, resident_bytes
 from edgefl.bench.footprint.idle import HOST, broker
 from edgefl.bench.memory.rows import SAMPLES_PER_DEVICE
 from edgefl.config import Federation, parse
 from edgefl.config.text import dump
 from edgefl.setup.data import open_data, partition
 from edgefl.setup.tiers import completed
+from edgefl.system.processes import last_line
 from edgefl.wire.errors import EdgeflError
 from edgefl.wire.keys import KeyPair
 
@@ -74,22 +74,13 @@ def _federation(engine: str, port: int) -> Federation:
 
 def _watched(server: subprocess.Popen[bytes], agent: subprocess.Popen[bytes], log: Path) -> int:
     """The agent's peak until the server is done."""
-    peak, seen, deadline = 0, psutil.Process(agent.pid), time.monotonic() + PATIENCE_S
+    peak, deadline = 0, time.monotonic() + PATIENCE_S
     while server.poll() is None and time.monotonic() < deadline:
         if agent.poll() not in (None, 0):
             break
-        peak = max(peak, _resident(seen))
+        peak = max(peak, resident_bytes(family(agent.pid)))
         time.sleep(_EVERY_S)
     if server.poll() != 0:
-        lines = log.read_text(errors="replace").strip().splitlines()
-        raise EdgeflError(
-            f"the round in which the agent trains did not end: {lines[-1] if lines else 'no word'}"
-        )
+        words = last_line(log.read_text(errors="replace"), "no word")
+        raise EdgeflError(f"the round in which the agent trains did not end: {words}")
     return peak
-
-
-def _resident(process: psutil.Process) -> int:
-    try:
-        return sum(each.memory_info().rss for each in (process, *process.children(recursive=True)))
-    except psutil.Error:  # one of them has just ended
-        return 0

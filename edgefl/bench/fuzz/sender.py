@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-from types import TracebackType
 
 from edgefl.wire.errors import BrokerError
 from edgefl.wire.limits import Limits
@@ -37,9 +36,7 @@ class Listener:
             if isinstance(event, Incoming) and event.payload:
                 found.append((event.topic, event.payload))
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._session.stop()
 
 
@@ -61,7 +58,5 @@ class Sender:
                 raise BrokerError(f"the broker took no message in {_WAIT_S:g} s; see its log")
             self._flying.clear()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._session.stop()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import statistics
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,18 +13,17 @@ from typing import Any
 
 import msgspec
 
-from edgefl.bench.common.machine import quiet_environment
-from edgefl.bench.common.worker import Worker, WorkerFailed
+from edgefl.bench.common.turns import running, worker_of
+from edgefl.bench.faults.federation import lab_of
 from edgefl.config import Federation, parse
 from edgefl.data.dataset import Dataset
-from edgefl.lab.lab import Lab, Said
-from edgefl.setup.data import open_data, partition
+from edgefl.lab.lab import Said
+from edgefl.setup.data import open_data
 from edgefl.setup.model import federation_model
 from edgefl.setup.tiers import completed
 from edgefl.setup.training import tier_of
 from edgefl.wire.bundle.archive import read_bundle
 from edgefl.wire.bundle.formats import Outputs
-from edgefl.wire.errors import EdgeflError
 
 SAMPLES_PER_DEVICE = 390
 """The paper's mean client size (embracingfl.md, section 3.5): decides the size of the record."""
@@ -65,7 +63,7 @@ class MemoryRow(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class _Round:
-    """What each tier's agent reported of one round, its fastest step, and what its bundle told."""
+    """Report of each tier's agent for one round, its fastest step, and figures of its bundle."""
 
     reports: dict[str, dict[str, Any]]
     fastest: dict[str, float]
@@ -74,7 +72,7 @@ class _Round:
 
 
 def engines() -> list[str]:
-    """Those that are installed here."""
+    """Return the engines that are installed."""
     names = ["onnx"]
     with contextlib.suppress(metadata.PackageNotFoundError):
         metadata.version("executorch")
@@ -157,27 +155,27 @@ def _federation(model: str, batch: int, steps: int, engine: str, outputs: Output
 def _one_round(federation: Federation, *, timed: bool) -> _Round:
     dataset = open_data(federation)
     with tempfile.TemporaryDirectory(prefix="edgefl-bench-") as folder:
-        lab = Lab(federation, Path(folder), environment=quiet_environment())
-        lab.prepare(dataset, partition(federation, dataset, len(lab.devices)))
+        lab = lab_of(federation, Path(folder))
         lab.start()
         try:
             events = [item.event for item in lab.events() if isinstance(item, Said)]
         finally:
             lab.stop()
-        bundles = {}
+        bundles, planned = {}, {}
         for path in sorted((Path(folder) / "bundles").rglob("*.efl")):
-            bundles[read_bundle(path).manifest.tier] = path
+            manifest = read_bundle(path).manifest
+            bundles[manifest.tier] = path
+            planned[manifest.tier] = max(graph.planned_bytes for graph in manifest.graphs)
         compared = bundles if timed else {}
         ratios = {
             tier: _time_ratio(path, plain_graph(path, federation, dataset, Path(folder) / f"{tier}.plain"))
             for tier, path in compared.items()
         }
-        planned = {tier: _planned(path) for tier, path in bundles.items()}
     return _Round(_reports(events, list(federation.tiers)), _fastest(events), planned, ratios)
 
 
 def _reports(events: Sequence[Mapping[str, Any]], order: list[str]) -> dict[str, dict[str, Any]]:
-    """What each tier's agent said when its round was done."""
+    """Return the last report of each tier's agent."""
     reports = [event for event in events if event.get("event") == "deviceseen" and event.get("idle_bytes")]
     return {
         event["tier"]: dict(event) for event in sorted(reports, key=lambda event: order.index(event["tier"]))
@@ -193,10 +191,6 @@ def _fastest(events: Sequence[Mapping[str, Any]]) -> dict[str, float]:
             tier = event["tier"]
             fastest[tier] = min(event["step_ms"], fastest.get(tier, event["step_ms"]))
     return fastest
-
-
-def _planned(path: Path) -> int:
-    return max(graph.planned_bytes for graph in read_bundle(path).manifest.graphs)
 
 
 def plain_graph(path: Path, federation: Federation, dataset: Dataset, target: Path) -> Path:
@@ -222,18 +216,12 @@ def plain_graph(path: Path, federation: Federation, dataset: Dataset, target: Pa
 
 def _time_ratio(path: Path, without: Path) -> float:
     """Fastest steps of the training graph with and without the measures for memory, by turns, a process each."""
-    command = [sys.executable, "-m", "edgefl.bench.memory.worker", str(path), "1"]
-    environment = quiet_environment() | {"OMP_NUM_THREADS": "1"}
-    try:
-        with (
-            Worker(command, environment) as ours,
-            Worker([*command, str(without)], environment) as plain,
-        ):
-            for worker in (ours, plain):
-                worker.run(1, count=False)
-            for _ in range(TURNS):
-                ours.run(TURN_STEPS)
-                plain.run(TURN_STEPS)
-    except WorkerFailed as error:
-        raise EdgeflError(f"a process that compares steps ended: {error}", log=error.log) from error
+    module = "edgefl.bench.memory.worker"
+    ours, plain = worker_of(module, path, 1, threads=1), worker_of(module, path, 1, without, threads=1)
+    with running((ours, plain), "the ratio of steps"):
+        for worker in (ours, plain):
+            worker.run(1, count=False)
+        for _ in range(TURNS):
+            ours.run(TURN_STEPS)
+            plain.run(TURN_STEPS)
     return round(min(ours.times) / min(plain.times), 3)

@@ -45,7 +45,8 @@ def load(path: Path, threads: int, plain: Path | None) -> Callable[[], object]:
     if plain:
         ref = describe(model, Limits().chunk_bytes)
         graph = msgspec.structs.replace(graph, in_place=(), planned_bytes=0, blob=ref)
-    engine = _engine(graph.format, threads, plain=plain is not None)
+    bare = plain is not None and graph.format == OnnxEngine.format
+    engine: Engine = Plain(threads) if bare else open_engine(graph.format, threads)
     loaded = engine.load(graph, model)
     random = np.random.default_rng(0)
     state = engine.write_state({port.name: _filled(port, random) for port in graph.inputs_of("state")})
@@ -56,10 +57,6 @@ def load(path: Path, threads: int, plain: Path | None) -> Callable[[], object]:
         state = {**state, **loaded.run(feeds, state).state}
 
     return step
-
-
-def _engine(format: str, threads: int, *, plain: bool) -> Engine:
-    return Plain(threads) if plain and format == OnnxEngine.format else open_engine(format, threads)
 
 
 def _filled(port: Port, random: np.random.Generator) -> Array:

@@ -13,9 +13,11 @@ from typing import TypeVar
 
 import msgspec
 
+from device_runtime.memory import status_bytes
 from edgefl.bench.common.machine import quiet_environment
 from edgefl.bench.mirror.told import Fetched, Published, Trial, Way
 from edgefl.lab.ports import free_port
+from edgefl.system.processes import end_process, last_line
 from edgefl.wire.errors import EdgeflError
 from server.broker import mosquitto_command
 
@@ -101,19 +103,16 @@ def _process(command: Sequence[str], log: Path) -> Iterator[_Process]:
         try:
             yield process
         finally:
-            process.terminate()
-            try:
-                process.wait(_END_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
+            end_process(process, _END_S)
 
 
 def _line(process: _Process, log: Path) -> str:
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:
-        words = log.read_text().strip().splitlines()
-        raise EdgeflError(f"the {log.stem} of the bench ended: {words[-1] if words else 'without a word'}")
+        raise EdgeflError(
+            f"the {log.stem} of the bench ended: {last_line(log.read_text(), 'without a word')}"
+        )
     return line
 
 
@@ -122,9 +121,4 @@ def _told(process: _Process, kind: type[_Told], log: Path) -> _Told:
 
 
 def _peak(process: _Process) -> int:
-    """Highest resident set of a process that runs, in bytes; 0 where the system does not tell (not Linux)."""
-    try:
-        lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:")), 0)
+    return status_bytes("VmHWM", process.pid)

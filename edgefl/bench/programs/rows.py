@@ -1,4 +1,4 @@
-"""What a round costs, program by program: derivatives, bytes up and down, what a device keeps, and a step's time.
+"""Cost of a round by program: derivatives, bytes up and down, bytes that a device keeps, and the time of a step.
 
 Counts and bytes are taken from one device's exchanges run in torch, each program's own functions on random data; times and
 memory from the exported step on the device's engine (:mod:`edgefl.bench.programs.steps`).
@@ -7,7 +7,7 @@ memory from the exported step on the device's engine (:mod:`edgefl.bench.program
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from inspect import signature
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from edgefl import programs
 from edgefl.bench.programs.figures import ADAPTIVE, AHEAD, FIGURES, OPENING, ROUND, parameters
-from edgefl.bench.programs.steps import Timing, timed
+from edgefl.bench.programs.steps import ProgramSettings, Timing, timed
 from edgefl.contract.program import Program
 from edgefl.contract.tensors import Tensors, TensorSpec, role_of
 from edgefl.models.spec import ModelSpec
@@ -30,6 +30,8 @@ from edgefl.setup.one_line import parse_program
 from edgefl.simulation.federated import Client, begun, drawn
 from edgefl.simulation.round import run_round
 from edgefl.submodels.output_side.submodel import OutputSide
+
+__all__ = ["ProgramRow", "ProgramSettings", "build", "everything", "measure", "parsed"]
 
 FLOAT = 4
 """Bytes; papers count floats."""
@@ -76,19 +78,6 @@ class ProgramRow(msgspec.Struct, frozen=True, kw_only=True):
     batch: int
     steps: int
     samples: int
-
-
-@dataclass(frozen=True)
-class ProgramSettings:
-    """What is measured: ``steps`` local steps on a device of ``samples`` samples, and ``repeat`` blocks of timed ones
-    (0: none are timed)."""
-
-    batch: int = 32
-    steps: int = 10
-    samples: int = 320
-    repeat: int = 3
-    threads: int = 1
-    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 def build(model: str, settings: ProgramSettings) -> ModelSpec:
@@ -141,7 +130,7 @@ def _program(name: str, objective: Objective, options: Mapping[str, Any]) -> Pro
 
 @dataclass(frozen=True)
 class Cost:
-    """What one exchange took: derivatives as (gradients, products), the rest in bytes."""
+    """Cost of one exchange: derivatives as (gradients, products), the rest in bytes."""
 
     per_step: tuple[int, int]
     per_round: tuple[int, int]
@@ -197,7 +186,7 @@ def _per_step(exchange: Program) -> tuple[int, int]:
 
 
 def _read(exchange: Program, role: str) -> dict[str, TensorSpec]:
-    """What a round's functions read of a role, by name; a device fetches each once."""
+    """Return the inputs of a round's functions that have this role, by name; a device fetches each once."""
     functions = (exchange.start, *(phase.function for phase in exchange.phases), exchange.finish)
     return {
         name: port

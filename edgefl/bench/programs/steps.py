@@ -2,46 +2,36 @@
 
 from __future__ import annotations
 
-import contextlib
 import statistics
-import sys
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
-import numpy as np
 import torch
 
 from edgefl import programs
-from edgefl.bench.common.device_graph import write_graph
-from edgefl.bench.common.machine import quiet_environment
-from edgefl.bench.common.turns import take_turns
-from edgefl.bench.common.worker import Worker, WorkerFailed
-from edgefl.contract.program import Function, Program
+from edgefl.bench.common.device_graph import with_state, write_function
+from edgefl.bench.common.turns import running, take_turns, worker_of
+from edgefl.bench.encode.rows import DEVICE
+from edgefl.contract.program import Program
 from edgefl.contract.server import beside
-from edgefl.contract.tensors import Tensors, prefixed, role_of
+from edgefl.contract.tensors import Tensors, prefixed
 from edgefl.models.spec import ModelSpec
 from edgefl.objective.objective import Objective
-from edgefl.wire.errors import EdgeflError
-from exporters.artifact import Artifact
-from exporters.memory.usage import rewritable
-from exporters.onnx import capture_for
-from exporters.onnx.model import to_onnx
-
-_SEED = 0
 
 
-class Timed(Protocol):
-    """What is to be timed, and how often."""
+@dataclass(frozen=True)
+class ProgramSettings:
+    """Settings: ``steps`` local steps on a device of ``samples`` samples, and ``repeat`` blocks of timed ones (0: none)."""
 
-    @property
-    def batch(self) -> int: ...
-    @property
-    def repeat(self) -> int: ...
-    @property
-    def threads(self) -> int: ...
+    batch: int = 32
+    steps: int = 10
+    samples: int = 320
+    repeat: int = 3
+    threads: int = 1
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -54,7 +44,11 @@ class Timing:
 
 
 def timed(
-    spec: ModelSpec, objective: Objective, exchange: Program, settings: Timed, say: Callable[[str], None]
+    spec: ModelSpec,
+    objective: Objective,
+    exchange: Program,
+    settings: ProgramSettings,
+    say: Callable[[str], None],
 ) -> Timing | None:
     """The last phase's step; None where nothing is to be timed. ExportError if its graph cannot be made."""
     if not settings.repeat or not exchange.phases:
@@ -65,48 +59,20 @@ def timed(
         workers = []
         for file, program in (("step", exchange), ("fedavg", plain)):
             say(f"exporting {file}")
-            _write(folder, file, program.phases[-1].function, _reached(spec, program))
-            command = [sys.executable, "-m", "edgefl.bench.programs.device", str(folder), file]
-            counts = [str(settings.threads), str(max(1, program.phases[-1].steps))]
-            environment = quiet_environment() | {"OMP_NUM_THREADS": str(settings.threads)}
-            workers.append(Worker([*command, *counts], environment))
-        with contextlib.ExitStack() as stack:
-            try:
-                for worker in workers:
-                    stack.enter_context(worker)
-                take_turns(workers, settings.repeat, say)
-            except WorkerFailed as error:
-                raise EdgeflError(f"a process that measures a step ended: {error}", log=error.log) from error
+            write_function(folder, file, program.phases[-1].function, _reached(spec, program))
+            steps, threads = max(1, program.phases[-1].steps), settings.threads
+            workers.append(worker_of(DEVICE, folder, file, threads, steps, threads=threads))
+        with running(workers, "a step"):
+            take_turns(workers, settings.repeat, say)
     ours, fedavg = (statistics.median(worker.times) for worker in workers)
     return Timing(round(ours, 3), round(ours / fedavg, 3), workers[0].peak)
 
 
 def _reached(spec: ModelSpec, program: Program) -> Tensors:
-    """What the last phase's first step reads of state and scalars, after one step of each phase before it."""
+    """Return what the last phase's first step reads of state and scalars, after one step of each phase before it."""
     server_state: Tensors = {}
     for name, value in program.server_state.items():
         server_state |= beside(
             name, {key: torch.full_like(tensor, value) for key, tensor in spec.weights.items()}
         )
-    inputs = prefixed("weights", spec.weights | server_state)
-    inputs |= prefixed("hyper", {name: torch.tensor(value) for name, value in program.hyper.items()})
-    inputs |= program.start(_of(program.start, inputs))
-    for phase in program.phases[:-1]:
-        outputs = phase.function(_of(phase.function, inputs))
-        inputs |= {name: tensor.detach() for name, tensor in outputs.items() if role_of(name) == "state"}
-    return inputs
-
-
-def _of(function: Function, known: Tensors) -> Tensors:
-    """Inputs of ``function``: random ones where they are not known."""
-    return {name: known.get(name, tensor) for name, tensor in function.example(_SEED).items()}
-
-
-def _write(folder: Path, name: str, function: Function, known: Tensors) -> None:
-    """The files that :mod:`edgefl.bench.programs.device` runs a graph from."""
-    captured = capture_for(function)
-    artifact = Artifact(to_onnx(captured), in_place=rewritable(captured))
-    write_graph(folder, captured, artifact, "onnx", name=name)
-    inputs = _of(function, known)
-    arrays = {port: inputs[port].numpy() for port in captured.inputs if role_of(port) != "noise"}
-    np.savez(folder / f"{name}.npz", **arrays)  # type: ignore[arg-type]
+    return with_state(program, prefixed("weights", spec.weights | server_state), program.phases[:-1])

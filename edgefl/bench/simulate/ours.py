@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from edgefl.bench.simulate.work import result
 from edgefl.config import load
 from edgefl.setup.data import open_data
 from edgefl.simulator.folder import MODEL_NAME
@@ -18,20 +19,15 @@ _OUT = "out"
 
 
 def arguments(folder: Path) -> list[str]:
-    """Of Python."""
+    """Return the arguments of Python."""
     return ["-m", "edgefl", "simulate", str(folder / FEDERATION), "--out", str(folder / _OUT), "--json"]
 
 
 def found(folder: Path, moments: Sequence[float]) -> dict[str, Any]:
-    """As :func:`edgefl.bench.simulate.work.tell` has it; ``moments`` are those at which the command told of a round."""
+    """Return the result of the run in ``folder``; ``moments`` are those at which the command reported a round."""
     federation = load(folder / FEDERATION)
     each = federation.round.model_copy(update={"evaluate_every": 1})
     spec = Plan.of(federation.model_copy(update={"round": each}), open_data(federation)).spec
     assert spec.evaluate is not None
     accuracy = spec.evaluate(tensors.load((folder / _OUT / MODEL_NAME).read_bytes()))["accuracy"]
-    return {
-        "seconds": moments[-1] - moments[0],
-        "rounds": len(moments) - 1,
-        "accuracy": accuracy,
-        "version": version(),
-    }
+    return result(moments, accuracy, version())

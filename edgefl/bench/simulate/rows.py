@@ -1,4 +1,4 @@
-"""How many clients a second a simulator trains, and the memory that it takes: each engine in processes of its own."""
+"""Clients a second of each simulator, and its memory: each engine runs in its own processes."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import psutil
 
 from edgefl.bench.common.peers import make, peers
+from edgefl.bench.common.processes import family, resident_bytes
 from edgefl.bench.common.turns import import_path
 from edgefl.bench.simulate import ours
 from edgefl.bench.simulate.arithmetic import limit, rate
 from edgefl.bench.simulate.tasks import Task
 from edgefl.config.simulation import SimulationTable
 from edgefl.system.cores import cores
+from edgefl.system.processes import last_line
 from edgefl.wire.errors import ConfigError, EdgeflError
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -64,7 +65,7 @@ class Engine:
 
 
 def engines() -> dict[str, Engine]:
-    """By name: edgefl and pfl with torch's default threads and with one, edgefl with a worker on each core, and Flower."""
+    """Return the engines by name: edgefl and pfl with many threads and with one, edgefl with workers, and Flower."""
     one = {"OMP_NUM_THREADS": "1"}
     found = [
         Engine("edgefl"),
@@ -124,7 +125,7 @@ def measure(
 
 
 def _quiet(engine: Engine, path: Path) -> dict[str, str]:
-    """Where a peer finds our packages; no word of it leaves the machine."""
+    """Return the variables with which a peer finds our packages and sends no telemetry."""
     quiet = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
     return {"PYTHONPATH": str(path), **quiet} if engine.peer else {}
 
@@ -153,7 +154,7 @@ def _run(command: list[str], environment: dict[str, str]) -> tuple[list[_Line], 
             memory.stop()
         if process.returncode:
             log.seek(0)
-            words = (log.read().strip().splitlines() or [f"exit code {process.returncode}"])[-1]
+            words = last_line(log.read(), f"exit code {process.returncode}")
             raise EdgeflError(f"{' '.join(command[1:4])} ended: {words[-_LAST:]}")
     return told, memory.peak
 
@@ -164,23 +165,13 @@ class _Memory:
     def __init__(self, pid: int) -> None:
         self.peak = 0
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, args=(psutil.Process(pid),), daemon=True)
+        self._thread = threading.Thread(target=self._watch, args=(pid,), daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         self._over.set()
         self._thread.join()
 
-    def _watch(self, process: psutil.Process) -> None:
+    def _watch(self, pid: int) -> None:
         while not self._over.wait(_LOOK_S):
-            try:
-                self.peak = max(self.peak, sum(map(_resident, [process, *process.children(recursive=True)])))
-            except psutil.Error:
-                return
-
-
-def _resident(process: psutil.Process) -> int:
-    try:
-        return int(process.memory_info().rss)
-    except psutil.Error:
-        return 0
+            self.peak = max(self.peak, resident_bytes(family(pid)))

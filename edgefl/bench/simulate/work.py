@@ -21,7 +21,7 @@ _JOB = "job.json"
 
 @dataclass(frozen=True)
 class Job:
-    """What is trained: ``rounds`` rounds of ``per_round`` of ``clients`` clients, who make ``steps`` steps of ``batch``
+    """Training job: ``rounds`` rounds of ``per_round`` of ``clients`` clients, who make ``steps`` steps of ``batch``
     rows. Samples become floats as ``x * scale + shift``."""
 
     model: str
@@ -89,13 +89,13 @@ class Work:
         return right / len(self.test_y)
 
 
+def result(moments: Sequence[float], accuracy: float, version: str) -> dict[str, Any]:
+    """Return the result of an engine's run; ``moments`` are those at which a round ended, in seconds."""
+    seconds, rounds = moments[-1] - moments[0], len(moments) - 1
+    return {"seconds": seconds, "rounds": rounds, "accuracy": accuracy, "version": version}
+
+
 def tell(moments: Sequence[float], accuracy: float, version: str) -> None:
-    """What a process that ran an engine says at its end: ``moments`` are those at which a round ended, in seconds."""
-    found = {
-        "seconds": moments[-1] - moments[0],
-        "rounds": len(moments) - 1,
-        "accuracy": accuracy,
-        "version": version,
-    }
-    sys.stdout.write("\n" + json.dumps(found) + "\n")
+    """Write the result of this process as the last line of its output."""
+    sys.stdout.write("\n" + json.dumps(result(moments, accuracy, version)) + "\n")
     sys.stdout.flush()

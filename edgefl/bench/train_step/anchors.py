@@ -1,9 +1,8 @@
-"""What a step stands beside apart from torch eager: each in a process of its own, and none that fails ends the bench."""
+"""Engines to compare a step with, besides torch eager, each in its own process; the failure of one ends nothing."""
 
 from __future__ import annotations
 
 import contextlib
-import statistics
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ _LONGEST = 1000
 
 @dataclass(frozen=True)
 class Job:
-    """What is raced: the folder with the model and its batches, and whether the model draws noise, as dropout does."""
+    """Job of the race: the folder with the model and its batches; ``noisy``: the model draws noise, as dropout does."""
 
     model: str
     folder: Path
@@ -57,11 +56,11 @@ class Outcome:
     loss_error: float | None = None
 
     def fields(self, name: str) -> dict[str, Any]:
-        """Those of a row that every anchor has: milliseconds, and the problem."""
-        times = self.worker.times if self.worker else []
+        """Return the fields of a row that every anchor has: milliseconds, and the problem."""
+        timed = self.worker if self.worker and self.worker.times else None
         return {
-            f"{name}_ms": round(statistics.median(times), 3) if times else None,
-            f"{name}_ms_min": round(min(times), 3) if times else None,
+            f"{name}_ms": timed.median_ms if timed else None,
+            f"{name}_ms_min": timed.fastest_ms if timed else None,
             f"{name}_error": self.problem,
         }
 
@@ -115,33 +114,26 @@ def _channels_last(stack: contextlib.ExitStack, job: Job) -> Worker:
     return _torch(job, "channels_last")
 
 
-def _jax(stack: contextlib.ExitStack, job: Job) -> Worker:
-    jax_graph.prepare(job.folder, job.submodel, job.settings.batch)
-    return _elsewhere(stack, job, job.settings.jax, "edgefl.bench.train_step.jax_training")
+def _elsewhere(setting: str, prepare: Callable[[Path, OutputSide, int], None], module: str) -> Start:
+    """Return the start of our ``module`` with the interpreter that ``setting`` names; ``prepare`` writes its files first."""
+
+    def start(stack: contextlib.ExitStack, job: Job) -> Worker:
+        prepare(job.folder, job.submodel, job.settings.batch)
+        path, python = stack.enter_context(import_path()), getattr(job.settings, setting)
+        command = [python, "-m", f"edgefl.bench.train_step.{module}", job.folder, job.settings.threads]
+        return Worker([*map(str, command)], {**job.settings.environment, "PYTHONPATH": str(path)})
+
+    return start
 
 
-def _ort_training(stack: contextlib.ExitStack, job: Job) -> Worker:
-    ort_training.prepare(job.folder, job.submodel, job.settings.batch)
-    return _elsewhere(stack, job, job.settings.ort_training, "edgefl.bench.train_step.ort_training")
-
-
-def _onnxsim(stack: contextlib.ExitStack, job: Job) -> Worker:
-    onnxsim_training.prepare(job.folder, job.submodel, job.settings.batch)
-    return _elsewhere(stack, job, job.settings.onnxsim, "edgefl.bench.train_step.onnxsim_training")
-
-
-def _elsewhere(stack: contextlib.ExitStack, job: Job, python: str, module: str) -> Worker:
-    """Our module by the interpreter of another environment."""
-    path = stack.enter_context(import_path())
-    command = [python, "-m", module, str(job.folder), str(job.settings.threads)]
-    return Worker(command, {**job.settings.environment, "PYTHONPATH": str(path)})
-
-
+_ORT_TRAINING = _elsewhere("ort_training", ort_training.prepare, "ort_training")
+_JAX = _elsewhere("jax", jax_graph.prepare, "jax_training")
+_ONNXSIM = _elsewhere("onnxsim", onnxsim_training.prepare, "onnxsim_training")
 ANCHORS: Mapping[str, Anchor] = {
-    "ort_training": Anchor("onnxruntime-training", _ort_training, same=False),  # it has no momentum
+    "ort_training": Anchor("onnxruntime-training", _ORT_TRAINING, same=False),  # it has no momentum
     "compile": Anchor("torch.compile", _compile, same=True),
-    "jax": Anchor("JAX", _jax, same=True),
-    "onnxsim": Anchor("onnxsim's training loop", _onnxsim, same=True),  # but for the weights' decay, of 1e-4
+    "jax": Anchor("JAX", _JAX, same=True),
+    "onnxsim": Anchor("onnxsim's training loop", _ONNXSIM, same=True),  # but for the weights' decay, of 1e-4
     "channels_last": Anchor("torch with channels last", _channels_last, same=True),
 }
 """By the name of their setting, which begins their fields of a row."""

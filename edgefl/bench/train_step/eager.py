@@ -15,13 +15,12 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from edgefl.bench.common.as_written import as_written
 from edgefl.bench.common.worker import serve
-from edgefl.bench.train_step.model import built
+from edgefl.bench.train_step.model import built, read_batches
 from edgefl.models.losses.as_torch import loss_as_torch
 
 EAGER, CHANNELS_LAST, COMPILE = "eager", "channels_last", "compile"
@@ -47,14 +46,23 @@ def stepper(
     batches: list[tuple[Tensor, Tensor]],
 ) -> Callable[[], object]:
     """One training step on the next batch."""
+    return _stepper(lambda x, y: loss(module(x), y), sgd, sgd.step, batches)
+
+
+def _stepper(
+    forward: Callable[[Tensor, Tensor], Tensor],
+    sgd: torch.optim.Optimizer,
+    update: Callable[[], object],
+    batches: list[tuple[Tensor, Tensor]],
+) -> Callable[[], float]:
     data = cycle(batches)
 
     def step() -> float:
         x, y = next(data)
         sgd.zero_grad(set_to_none=True)
-        value = loss(module(x), y)
+        value = forward(x, y)
         value.backward()
-        sgd.step()
+        update()
         return float(value.detach())
 
     return step
@@ -65,8 +73,7 @@ def load(folder: Path, mode: str = EAGER) -> Callable[[], object]:
     job: dict[str, Any] = json.loads((folder / "job.json").read_text())
     submodel = built(job["model"], job["options"], job["tier"], job["length"])
     module: nn.Module = as_written(submodel.suffix)
-    files = [np.load(path) for path in sorted(folder.glob("batch*.npz"))]
-    batches = [(torch.from_numpy(file["batch.0.x"]), torch.from_numpy(file["batch.0.y"])) for file in files]
+    batches = read_batches(folder)
     if mode == CHANNELS_LAST:
         module, batches = channels_last(module, batches)
     make = compiled if mode == COMPILE else stepper
@@ -93,16 +100,7 @@ def compiled(
     Each step raises SystemExit with one line where torch cannot compile.
     """
     forward = torch.compile(lambda x, y: loss(module(x), y), dynamic=False)
-    update = torch.compile(sgd.step)
-    data = cycle(batches)
-
-    def step() -> float:
-        x, y = next(data)
-        sgd.zero_grad(set_to_none=True)
-        value = forward(x, y)
-        value.backward()
-        update()
-        return float(value.detach())
+    step = _stepper(forward, sgd, torch.compile(sgd.step), batches)
 
     def told() -> float:
         try:
@@ -114,7 +112,7 @@ def compiled(
 
 
 def _one_line(error: Exception) -> str:
-    """What torch says first; the rest of its message is advice to its developers."""
+    """Return the first paragraph of torch's message; the rest is advice to its developers."""
     paragraph = str(error).strip().partition("\n\n")[0]
     return f"{type(error).__name__}: {' '.join(paragraph.split())}"[:LONGEST]
 

@@ -15,12 +15,12 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from edgefl.bench.common.as_written import as_written
 from edgefl.bench.common.worker import Worker, WorkerFailed, serve
+from edgefl.bench.train_step.model import read_batches
 from edgefl.models.losses.as_torch import loss_as_torch
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def prepare(folder: Path, submodel: OutputSide) -> None:
     module = WithLoss(elementary(as_written(submodel.suffix)), loss_as_torch(submodel.spec.loss))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        joint = _export_forward_backward(export(module, _batches(folder)[0], strict=False))
+        joint = _export_forward_backward(export(module, read_batches(folder)[0], strict=False))
         program = to_edge(joint).to_executorch()
     (folder / _PROGRAM).write_bytes(program.buffer)
 
@@ -108,11 +108,6 @@ def elementary(module: nn.Module) -> nn.Module:
     for name, child in list(module.named_children()):
         setattr(module, name, elementary(child))
     return module
-
-
-def _batches(folder: Path) -> list[tuple[Tensor, Tensor]]:
-    files = [np.load(path) for path in sorted(folder.glob("batch*.npz"))]
-    return [(torch.from_numpy(file["batch.0.x"]), torch.from_numpy(file["batch.0.y"])) for file in files]
 
 
 def opened(folder: Path) -> TrainingModule:
@@ -130,7 +125,7 @@ def load(folder: Path, threads: int) -> Callable[[], float]:
 
     _unsafe_reset_threadpool(threads)
     program = opened(folder)
-    data = cycle(_batches(folder))
+    data = cycle(read_batches(folder))
 
     def step() -> float:
         (loss,) = program.forward_backward("forward", next(data))

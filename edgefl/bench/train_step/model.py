@@ -1,9 +1,14 @@
-"""Which model a training step is measured on."""
+"""Model and batches of a measured training step."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from edgefl.models.losses import CrossEntropy
 from edgefl.models.zoo.catalog import build_model
@@ -24,7 +29,13 @@ def built(model: str, options: Mapping[str, Any], tier: str, length: int = 0) ->
     return presets[tier].of(spec.shortened(length) if length else spec)
 
 
+def read_batches(folder: Path) -> list[tuple[Tensor, Tensor]]:
+    """Return the batches that :func:`edgefl.bench.common.device_graph.write_arrays` wrote, samples and labels."""
+    files = [np.load(path) for path in sorted(folder.glob("batch*.npz"))]
+    return [(torch.from_numpy(file["batch.0.x"]), torch.from_numpy(file["batch.0.y"])) for file in files]
+
+
 def has_plain_labels(submodel: OutputSide) -> bool:
-    """Whether the loss is plain cross entropy with one label per sample, which trainers of others know."""
+    """Return True if the loss is plain cross entropy with one label per sample, which other trainers support."""
     spec = submodel.spec
     return spec.loss == CrossEntropy() and spec.boundary(len(spec.units)).shape != (1,)

@@ -6,11 +6,9 @@ whatever else the machine does hits all of them.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -18,14 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from edgefl import programs
 from edgefl.bench.common.as_written import check_as_written
-from edgefl.bench.common.device_graph import BATCHES, write_graph
+from edgefl.bench.common.device_graph import worker, write_arrays, write_graph
 from edgefl.bench.common.machine import processor
-from edgefl.bench.common.turns import take_turns
-from edgefl.bench.common.worker import Worker, WorkerFailed
+from edgefl.bench.common.turns import running, take_turns, worker_of
+from edgefl.bench.common.worker import Worker
 from edgefl.bench.train_step import et_training
 from edgefl.bench.train_step.anchors import ANCHORS, FIRST, Job, Outcome, opened
 from edgefl.bench.train_step.model import built
@@ -36,8 +33,7 @@ from edgefl.contract.tensors import role_of
 from edgefl.objective.objective import Objective
 from edgefl.programs.activations import stored
 from edgefl.submodels.output_side.submodel import OutputSide
-from edgefl.wire.errors import EdgeflError, ExportError
-from edgefl.wire.tensors import Arrays
+from edgefl.wire.errors import ExportError
 from exporters.artifact import Artifact
 from exporters.bundle.formats import Format, format_of
 from exporters.capture.trace import Captured
@@ -135,7 +131,7 @@ def measure(model: str, settings: TrainStepSettings, say: Callable[[str], None] 
         start = time.perf_counter()
         captured, artifact, budget = compiled(function, settings.memory_budget, form)
         export_s = time.perf_counter() - start
-        _write_job(folder, model, settings, program, submodel)
+        _write_job(folder, model, settings, program, submodel, captured)
         write_graph(folder, captured, artifact, form.name, memory_budget=budget)
         variant, measured = "", artifact.model
         if settings.tune:
@@ -156,14 +152,14 @@ def measure(model: str, settings: TrainStepSettings, say: Callable[[str], None] 
         target=settings.target,
         batch=settings.batch,
         threads=settings.threads,
-        ms=_median(device.times),
-        eager_ms=_median(eager.times),
-        ratio=round(_median(device.times) / _median(eager.times), 4),
+        ms=device.median_ms,
+        eager_ms=eager.median_ms,
+        ratio=round(device.median_ms / eager.median_ms, 4),
         max_rel_error=error,
         peak_over_idle_bytes=device.peak,
         eager_peak_over_idle_bytes=eager.peak,
-        ms_min=round(min(device.times), 3),
-        eager_ms_min=round(min(eager.times), 3),
+        ms_min=device.fastest_ms,
+        eager_ms_min=eager.fastest_ms,
         steps=len(device.times),
         memory_ratio=round(device.peak / eager.peak, 4),
         export_s=round(export_s, 2),
@@ -230,25 +226,17 @@ def _median(times: list[float]) -> float:
 
 def _race(job: Job, say: Callable[[str], None]) -> tuple[Worker, Worker, dict[str, Outcome]]:
     """The device's worker, torch's, and by name what came of the anchors."""
-    arguments = [str(job.folder), str(job.settings.threads)]
-    device, eager = (
-        Worker([sys.executable, "-m", module, *arguments], job.settings.environment)
-        for module in ("edgefl.bench.train_step.device", "edgefl.bench.train_step.eager")
-    )
+    threads = job.settings.threads
+    device = worker(job.folder, threads)
+    eager = worker_of("edgefl.bench.train_step.eager", job.folder, threads, threads=threads)
     others = {name: Outcome() for name in ANCHORS}
-    with contextlib.ExitStack() as stack:
-        try:
-            workers = [stack.enter_context(device), stack.enter_context(eager)]
-            eager.run(FIRST, count=False)
-            for name in (name for name in ANCHORS if getattr(job.settings, name)):
-                say(f"preparing {ANCHORS[name].title}")
-                others[name] = opened(stack, name, job, eager)
-            workers += [other.worker for other in others.values() if other.worker]
-            take_turns(workers, job.settings.repeat, say)
-        except WorkerFailed as error:
-            raise EdgeflError(
-                f"a process that measures {job.model!r} ended: {error}", model=job.model, log=error.log
-            ) from error
+    with running((device, eager), repr(job.model)) as stack:
+        eager.run(FIRST, count=False)
+        for name in (name for name in ANCHORS if getattr(job.settings, name)):
+            say(f"preparing {ANCHORS[name].title}")
+            others[name] = opened(stack, name, job, eager)
+        measured = [other.worker for other in others.values() if other.worker]
+        take_turns([device, eager, *measured], job.settings.repeat, say)
     return device, eager, others
 
 
@@ -265,22 +253,16 @@ def _et_training(job: Job, say: Callable[[str], None]) -> Outcome:
 
 
 def _write_job(
-    folder: Path, model: str, settings: TrainStepSettings, program: Program, submodel: OutputSide
+    folder: Path,
+    model: str,
+    settings: TrainStepSettings,
+    program: Program,
+    submodel: OutputSide,
+    captured: Captured,
 ) -> None:
-    """The model by name for torch; for both, the batches and the state that the program starts from."""
+    """Write the model's name for torch and, for both sides, the batches and the initial state of the program."""
     part = {"options": dict(settings.options), "tier": settings.tier, "length": settings.length}
     job = {"model": model, **part, "sgd": dict(SGD)}
     (folder / "job.json").write_text(json.dumps(job))
     weights = {f"weights.{name}": value.detach() for name, value in submodel.suffix.state_dict().items()}
-    state = program.start(weights)
-    np.savez(folder / "state.npz", **{name: value.numpy() for name, value in state.items()})  # type: ignore[arg-type]
-    function = program.phases[0].function
-    for seed in range(BATCHES):
-        np.savez(folder / f"batch{seed}.npz", **_batch(function, program.hyper, seed))  # type: ignore[arg-type]
-
-
-def _batch(function: Function, hyper: Mapping[str, float], seed: int) -> Arrays:
-    """What a step reads beside state and noise: random samples and labels, and the scalars."""
-    example = function.example(seed)
-    batch = {name: value.numpy() for name, value in example.items() if role_of(name) == "batch"}
-    return batch | {f"hyper.{name}": np.asarray(value, np.float32) for name, value in hyper.items()}
+    write_arrays(folder, captured, program.phases[0].function, program.start(weights), program.hyper)

@@ -1,4 +1,4 @@
-"""What is measured of a training step, and beside what."""
+"""Settings of the benchmark of a training step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from exporters.memory.recompute import Budget
 
 @dataclass(frozen=True)
 class TrainStepSettings:
-    """What is measured. ``ort_training``, ``jax`` and ``onnxsim`` are Python interpreters of environments that have
+    """Settings of the benchmark. ``ort_training``, ``jax`` and ``onnxsim`` are Python interpreters of environments that have
     onnxruntime-training, JAX, and onnxsim with onnxruntime.
 
     Raises ConfigError for an interpreter that is not there.
@@ -57,4 +57,4 @@ class TrainStepSettings:
     @property
     def environment(self) -> dict[str, str]:
         """Variables of every measured process."""
-        return quiet_environment() | {"OMP_NUM_THREADS": str(self.threads)}
+        return quiet_environment(self.threads)

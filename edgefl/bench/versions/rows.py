@@ -1,4 +1,4 @@
-"""How long it takes until the model is good enough, in simulated seconds and over a real broker."""
+"""Time until the model is good enough, in simulated seconds and over a real broker."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from typing import Literal
 
 import msgspec
 
-from edgefl.bench.common.machine import quiet_environment
+from edgefl.bench.faults.federation import lab_of
 from edgefl.bench.versions.federations import SLOWER, Mode, real, simulated
 from edgefl.config import Federation
-from edgefl.lab.lab import Lab, Said
-from edgefl.setup.data import open_data, partition
+from edgefl.lab.lab import Said
 from edgefl.simulator.row import Row
 
 Where = Literal["simulator", "mqtt"]
@@ -107,9 +106,7 @@ def _real(federation: Federation, folder: Path) -> Iterator[Told]:
         f"duty = {0.1 / SLOWER}\n"
     )  # beside its steps a device has things to do that take no longer
     slow = {f"slow-{number}": policy for number in range(federation.tiers["slow"].count)}
-    lab = Lab(federation, folder, environment=quiet_environment(), policies=slow)
-    dataset = open_data(federation)
-    lab.prepare(dataset, partition(federation, dataset, len(lab.devices)))
+    lab = lab_of(federation, folder, slow)
     began = 0.0
     try:
         lab.start()

@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 import psutil
 
+from device_runtime.memory import status_bytes
 from edgefl.bench.common.browser import Browser
+from edgefl.bench.common.processes import cpu_seconds
 from edgefl.web.built import PACKED
 from edgefl.wire import tensors
 
@@ -100,20 +102,17 @@ class Chromium:
 
     def run(self, steps: int, *, count: bool = True) -> list[float]:
         """Milliseconds of each step. Processor time, compiling and collecting garbage included, is a mean of the block."""
-        before = self._cpu_s()
+        before = cpu_seconds([self._process])
         times: list[float] = json.loads(self.browser.value(f"bench.steps({steps}).then(JSON.stringify)"))
         if count:
             self.times += times
-            self.cpu_ms += [1e3 * (self._cpu_s() - before) / steps] * steps
+            self.cpu_ms += [1e3 * (cpu_seconds([self._process]) - before) / steps] * steps
         return times
 
     @property
     def peak(self) -> int:
         """Highest resident memory over idle."""
-        for line in Path(f"/proc/{self._process.pid}/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024 - self.idle
-        return 0
+        return max(0, status_bytes("VmHWM", self._process.pid) - self.idle)
 
     @property
     def wasm_bytes(self) -> int:
@@ -121,12 +120,8 @@ class Chromium:
 
     @property
     def loss(self) -> float:
-        """Of one more step."""
+        """Loss of one more step."""
         return float(self.browser.value("bench.metrics().then(found => String(found['metric.loss']))"))
-
-    def _cpu_s(self) -> float:
-        times = self._process.cpu_times()
-        return float(times.user + times.system)
 
     def _renderer(self) -> psutil.Process:
         """The process of the page: the renderer that works."""

@@ -11,9 +11,9 @@ import msgspec
 
 from edgefl import programs
 from edgefl.bench.common.browser import Browser
-from edgefl.bench.common.device_graph import worker, write_arrays, write_graph
+from edgefl.bench.common.device_graph import worker, written
 from edgefl.bench.common.machine import processor
-from edgefl.bench.common.turns import BLOCK_MOST, BLOCK_MS
+from edgefl.bench.common.turns import take_turns
 from edgefl.bench.train_step.model import built
 from edgefl.bench.train_step.rows import SGD
 from edgefl.bench.web.chromium import Chromium, served, write_safetensors
@@ -92,35 +92,26 @@ def measure(
     page = built_page()
     submodel = built(model, {}, tier)
     program = programs.build("sgd", Objective.of(submodel), batch=batch, **SGD)
-    function, form = program.phases[0].function, format_of("onnx")
     with tempfile.TemporaryDirectory(prefix="edgefl-bench-web-") as name:
         folder = Path(name)
         say(f"{model}, {tier}: exporting")
-        captured = form.capture(function)
-        artifact = form.write(captured)
-        write_graph(folder, captured, artifact, form.name)
         weights = {f"weights.{name}": value.detach() for name, value in submodel.suffix.state_dict().items()}
-        write_arrays(folder, captured, function, program.start(weights), program.hyper)
+        step, form = program.phases[0].function, format_of("onnx")
+        artifact = written(folder, form, step, program.start(weights), program.hyper)
         write_safetensors(folder)
         with served(page, folder) as url, worker(folder, 1) as native, Browser() as browser:
             chromium = Chromium(browser, url, threads)
             chromium.begin()
-            say(f"{model}, {tier}: warming up")
-            slowest = max(min(each.run(WARM_UP, count=False)) for each in (native, chromium))
-            steps = int(min(BLOCK_MOST, max(2, BLOCK_MS / slowest)))
-            for block in range(1, repeat + 1):
-                say(f"{model}, {tier}: block {block} of {repeat}, {steps} steps each")
-                native.run(steps)
-                chromium.run(steps)
+            take_turns((native, chromium), repeat, lambda text: say(f"{model}, {tier}: {text}"), WARM_UP)
             return WebRow(
                 model=model,
                 tier=tier,
                 batch=batch,
                 threads=threads,
                 ms=_median(chromium.times),
-                native_ms=_median(native.times),
+                native_ms=native.median_ms,
                 ms_min=round(min(chromium.times), 3),
-                native_ms_min=round(min(native.times), 3),
+                native_ms_min=native.fastest_ms,
                 ratio=round(min(chromium.times) / min(native.times), 3),
                 cpu_ms=_median(chromium.cpu_ms),
                 native_cpu_ms=_median(native.cpu_ms),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -105,10 +106,9 @@ def fuzz(
     broker: _Broker = "auto",
     as_json: _Json = False,
 ) -> None:
-    from edgefl.bench.faults.federation import temporary
     from edgefl.bench.fuzz.rows import measure
 
-    with temporary("edgefl-fuzz-") as folder:
+    with TemporaryDirectory(prefix="edgefl-fuzz-") as folder:
         rows, failed = measured(
             list(target or Target),
             lambda each, tell: measure(
@@ -116,7 +116,7 @@ def fuzz(
                 messages=messages,
                 seed=seed,
                 broker=broker,
-                folder=folder / each.value,
+                folder=Path(folder) / each.value,
                 tell=tell,
             ),
             _fuzz_line,

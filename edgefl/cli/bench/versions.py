@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -56,7 +57,6 @@ def buffered(
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object: bench, machine, results")] = False,
 ) -> None:
     from edgefl.api.simulate import prepare_simulation
-    from edgefl.bench.faults.federation import temporary
     from edgefl.bench.versions.federations import MODES
     from edgefl.bench.versions.rows import measure
 
@@ -69,7 +69,7 @@ def buffered(
         for number in range(seed, seed + seeds)
         for mode in MODES
     ]
-    with temporary("edgefl-buffered-") as folder:
+    with TemporaryDirectory(prefix="edgefl-buffered-") as folder:
         rows, failed = measured(
             cases,
             lambda case, tell: measure(
@@ -78,7 +78,7 @@ def buffered(
                 devices=clients if case[1] == "simulator" else devices,
                 seed=case[2],
                 target=target,
-                folder=folder / "-".join(map(str, case)),
+                folder=Path(folder) / "-".join(map(str, case)),
                 simulate=simulate,
                 rounds=rounds,
                 broker=broker,

@@ -17,6 +17,7 @@ from edgefl.cli.federation.web import DEFAULT as WEB_DEFAULT
 from edgefl.cli.federation.web import FLAG as WEB_FLAG
 from edgefl.cli.output import errors
 from edgefl.system.parent import PARENT
+from edgefl.system.processes import end_process
 
 FLAG = "--dashboard"
 DEFAULT = "127.0.0.1:8090"
@@ -82,9 +83,4 @@ def page_beside(listen: str, folder: Path, database: str = "") -> Iterator[None]
             errors.print(
                 f"the fleet's page ended early; {log_file} says why", soft_wrap=True, highlight=False
             )
-        page.terminate()
-        try:
-            page.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            page.kill()
-            page.wait()
+        end_process(page, _END_S)

@@ -15,6 +15,7 @@ import typer
 
 from edgefl.cli.output import errors
 from edgefl.system.parent import PARENT
+from edgefl.system.processes import end_process
 
 if TYPE_CHECKING:
     from edgefl.config import Federation
@@ -172,9 +173,4 @@ def _tell(address: str, *, secure: bool, code: bool) -> None:
 def _end(page: subprocess.Popen[bytes], log: Path) -> None:
     if page.poll() is not None and page.returncode:
         errors.print(f"the page for phones ended early; {log} says why", soft_wrap=True, highlight=False)
-    page.terminate()
-    try:
-        page.wait(_END_S)
-    except subprocess.TimeoutExpired:
-        page.kill()
-        page.wait()
+    end_process(page, _END_S)

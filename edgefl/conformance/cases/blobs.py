@@ -12,13 +12,12 @@ from safetensors.numpy import save
 
 from edgefl.conformance.case import Group
 from edgefl.conformance.material.bundles import Material, unit_bytes
-from edgefl.conformance.play.packets import Subscribe
-from edgefl.conformance.play.stage import Play, Stage
+from edgefl.conformance.play.stage import Stage
 from edgefl.conformance.verdict import expect
 from edgefl.wire import patches, tensors
 from edgefl.wire.blobs import BlobRef, describe, split
 from edgefl.wire.compression import packed
-from edgefl.wire.mqtt.messages import Round, Task
+from edgefl.wire.mqtt.messages import Round
 from edgefl.wire.tensors import Arrays
 
 BLOBS = Group.called("blobs")
@@ -32,10 +31,8 @@ def many_chunks(stage: Stage) -> None:
     stage.good_round(stage.material("coded"), chunk=_SMALL)
     if not stage.relay.reads:
         return
-    asked = [
-        each for each in stage.relay.packets(begun) if isinstance(each, Subscribe) and "/blobs/" in each.topic
-    ]
-    wrong = [each.topic for each in asked if each.qos != 0]
+    asked = stage.relay.subscriptions(begun)
+    wrong = [each.topic for each in asked if "/blobs/" in each.topic and each.qos != 0]
     expect(not wrong, "chunks asked for at QoS 0", f"another for {len(wrong)}")
 
 
@@ -58,12 +55,7 @@ def patched_weights(stage: Stage) -> None:
     after = what.with_units({**what.units, unit: new})
 
     def with_patches(announced: Round) -> Round:
-        line = (
-            stage.server.put(unit_bytes(old)),
-            stage.server.put(one),
-            stage.server.put(two),
-        )
-        return msgspec.structs.replace(announced, units={**announced.units, unit: line})
+        return with_line(announced, unit, tuple(map(stage.server.put, (unit_bytes(old), one, two))))
 
     stage.good_round(after, change=with_patches)
 
@@ -117,22 +109,16 @@ def half_weights(stage: Stage) -> None:
 def damaged_chunk(stage: Stage) -> None:
     what = fresh(stage.material(), "damaged")
     data, ref, unit = _first_unit(what)
-    wrong = bytearray(data)
-    wrong[-2] ^= 1
-    _damaged(stage, what, unit, ref, bytes(wrong), data)
+    _damaged(stage, what, unit, ref, damaged(data), data)
 
 
 @BLOBS.case("Takes no blob whose chunks are as listed, and whose whole has another digest.")
 def damaged_blob(stage: Stage) -> None:
     what = fresh(stage.material(), "other")
     data, _, unit = _first_unit(what)
-    wrong = bytearray(data)
-    wrong[-2] ^= 1
-    listed = describe(bytes(wrong), _SMALL)
-    named = describe(data, _SMALL)
-    lying = msgspec.structs.replace(listed, sha256=named.sha256)
-    stage.ensure()
-    _refused(stage, lambda announced: _published(stage, announced, unit, lying, bytes(wrong)), what)
+    wrong = damaged(data)
+    lying = msgspec.structs.replace(describe(wrong, _SMALL), sha256=describe(data, _SMALL).sha256)
+    _refused(stage, lambda announced: _published(stage, announced, unit, lying, wrong), what)
 
 
 @BLOBS.case("Takes no frame that unfolds to another size than its reference says.")
@@ -170,9 +156,7 @@ def late_chunk(stage: Stage) -> None:
     pieces = list(split(data, _SMALL))
     stage.server.put_chunks(ref, pieces[:-1])
     announced = stage.announcement(offer, {**units, unit: (ref,)})
-    play = Play(announced, stage.task(announced, what), what, stage.server.log.mark())
-    stage.server.say(announced)
-    stage.server.say(play.task)
+    play = stage.give(announced, stage.task(announced, what), what)
     time.sleep(stage.patient(1.0))
     stage.server.publish(stage.server.topics.blob_chunk(ref.sha256, len(pieces) - 1), pieces[-1], retain=True)
     stage.settle(play)
@@ -194,6 +178,13 @@ def fresh(what: Material, word: str) -> Material:
     return what.with_units(
         {name: {k: a + shift for k, a in part.items()} for name, part in what.units.items()}
     )
+
+
+def damaged(data: bytes) -> bytes:
+    """Return ``data`` with one bit changed."""
+    wrong = bytearray(data)
+    wrong[-2] ^= 1
+    return bytes(wrong)
 
 
 def _first_unit(what: Material) -> tuple[bytes, BlobRef, str]:
@@ -218,11 +209,8 @@ def _damaged(stage: Stage, what: Material, unit: str, ref: BlobRef, wrong: bytes
         stage.server.clear(stage.server.topics.blob_chunk(units[unit][0].sha256, index))
     stage.server.put_chunks(ref, list(split(wrong, ref.chunk)))
     announced = stage.announcement(offer, {**units, unit: (ref,)})
-    task: Task = stage.task(announced, what)
-    play = Play(announced, task, what, stage.server.log.mark())
-    stage.server.say(announced)
-    stage.server.say(task)
-    stage.quiet(play.mark, "no update by a chunk whose digest is wrong", task)
+    play = stage.give(announced, stage.task(announced, what), what)
+    stage.quiet(play.mark, "no update by a chunk whose digest is wrong", play.task)
     stage.server.put_chunks(ref, list(split(right, ref.chunk)))
     stage.settle(play)
 

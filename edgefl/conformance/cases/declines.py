@@ -1,8 +1,9 @@
-"""What an agent declines, and what it refuses to run."""
+"""Cases of tasks that an agent declines, and of bundles that it refuses."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -76,18 +77,12 @@ def manifest_of_another_version(stage: Stage) -> None:
 
 @DECLINES.case("Refuses a manifest with a role that it does not know.")
 def unknown_role(stage: Stage) -> None:
-    def with_weather(graph: dict[str, Any]) -> None:
-        graph["inputs"].append({"name": "weather.rain", "role": "weather", "dtype": "float32", "shape": []})
-
-    _refused(stage, _in_step(with_weather))
+    _refused(stage, _in_step(_with_scalar("weather.rain", "weather")))
 
 
 @DECLINES.case("Refuses a graph that asks for a fact about the data that it does not know.")
 def unknown_fact(stage: Stage) -> None:
-    def with_fact(graph: dict[str, Any]) -> None:
-        graph["inputs"].append({"name": "data.moon", "role": "data", "dtype": "float32", "shape": []})
-
-    _refused(stage, _in_step(with_fact))
+    _refused(stage, _in_step(_with_scalar("data.moon", "data")))
 
 
 @DECLINES.case("Refuses a manifest that names a graph that it does not list.")
@@ -137,47 +132,38 @@ def another_format_inside(stage: Stage) -> None:
 
 @DECLINES.case("Refuses a manifest with a negative size of a blob.")
 def negative_size(stage: Stage) -> None:
-    def negative(graph: dict[str, Any]) -> None:
-        graph["blob"]["size"] = -1
-
-    _refused(stage, _in_step(negative))
+    _refused(stage, _in_step(lambda graph: graph["blob"].update(size=-1)))
 
 
 @DECLINES.case("Refuses a manifest with a negative number of bytes that a graph is known to need.")
 def negative_memory(stage: Stage) -> None:
-    def negative(graph: dict[str, Any]) -> None:
-        graph["planned_bytes"] = -5
-
-    _refused(stage, _in_step(negative))
+    _refused(stage, _in_step(lambda graph: graph.update(planned_bytes=-5)))
 
 
 @DECLINES.case("Refuses segments of which one reads what neither the graph has nor an earlier one leaves.")
 def segments_that_do_not_fit(stage: Stage) -> None:
     page = {"name": "page.nowhere", "role": "page", "dtype": "float32", "shape": [1]}
 
-    def cut(fields: dict[str, Any]) -> None:
-        fields["v"] = 3
-        for graph in fields["graphs"]:
-            if graph["name"] == fields["phases"][0]["graph"]:
-                graph["segments"] = [{"inputs": [*graph["inputs"], page], "outputs": graph["outputs"]}]
-
-    _refused(stage, cut)
+    _refused(stage, _in_step(lambda graph: _in_one_segment(graph, page)), v=3)
 
 
 @DECLINES.case("Refuses a manifest of version 1 with a graph in segments.")
 def segments_of_version_1(stage: Stage) -> None:
-    def cut(graph: dict[str, Any]) -> None:
-        graph["segments"] = [{"inputs": graph["inputs"], "outputs": graph["outputs"]}]
-
-    _refused(stage, _in_step(cut))
+    _refused(stage, _in_step(_in_one_segment))
 
 
 @DECLINES.case("Refuses a graph that writes in place what is no state that it reads and returns.")
 def wrong_place_of_state(stage: Stage) -> None:
-    def nowhere(graph: dict[str, Any]) -> None:
-        graph["in_place"] = ["state.nowhere"]
+    _refused(stage, _in_step(lambda graph: graph.update(in_place=["state.nowhere"])))
 
-    _refused(stage, _in_step(nowhere))
+
+def _with_scalar(name: str, role: str) -> Callable[[dict[str, Any]], None]:
+    port = {"name": name, "role": role, "dtype": "float32", "shape": []}
+    return lambda graph: graph["inputs"].append(port)
+
+
+def _in_one_segment(graph: dict[str, Any], *more: dict[str, Any]) -> None:
+    graph["segments"] = [{"inputs": [*graph["inputs"], *more], "outputs": graph["outputs"]}]
 
 
 def _in_step(change: Any) -> Any:
@@ -212,9 +198,7 @@ def _refused(stage: Stage, change: Any = None, **fields: Any) -> None:
         offer, bundles={tier: ref}, signatures={tier: stage.server.sign_bundle(ref)}
     )
     announced = stage.announcement(wrong, units)
-    mark = stage.server.log.mark()
-    stage.server.say(announced)
-    stage.server.say(stage.task(announced, what))
-    stage.quiet(mark, "no update by a bundle that has to be refused")
+    play = stage.give(announced, stage.task(announced, what), what)
+    stage.quiet(play.mark, "no update by a bundle that has to be refused")
     time.sleep(stage.patient(0.1))
     stage.good_round()

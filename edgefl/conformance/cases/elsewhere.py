@@ -1,4 +1,4 @@
-"""What lies elsewhere than an announcement and the broker: pages, and mirrors."""
+"""Cases of pages and mirrors."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import time
 import msgspec
 
 from edgefl.conformance.case import Group
-from edgefl.conformance.cases.blobs import fresh, with_line
+from edgefl.conformance.cases.blobs import damaged, fresh, with_line
 from edgefl.conformance.material.bundles import unit_bytes
 from edgefl.conformance.play.mirror import mirrored
-from edgefl.conformance.play.packets import Subscribe
 from edgefl.conformance.play.stage import Play, Stage
 from edgefl.conformance.verdict import Failed, expect
 from edgefl.wire.blobs import describe
@@ -22,9 +21,7 @@ _MIRRORED_S = 8.0
 
 @ELSEWHERE.case("Reads what a round offers from a page, where the announcement has one.", optional=True)
 def pages(stage: Stage) -> None:
-    stage.ensure()
-    what = stage.material()
-    announced = stage.announcement(*stage.offer(what))
+    what, announced = stage.prepare()
     task = stage.task(announced, what)
     given = stage.give(announced.paged(stage.server.put(announced.page)), task, what)
     received = stage.update_or_none(task, _MIRRORED_S, given.mark)
@@ -53,20 +50,14 @@ def page_of_another_version(stage: Stage) -> None:
 
 @ELSEWHERE.case("Asks for nothing of a page that is larger than any manifest may be.")
 def page_too_large(stage: Stage) -> None:
-    stage.ensure()
-    what = stage.material()
-    announced = stage.announcement(*stage.offer(what))
+    what, announced = stage.prepare()
     page = msgspec.structs.replace(
         describe(announced.page, 1 << 17), size=1 << 30, digests=bytes(32 * (1 << 13))
     )
     begun = time.monotonic()
     stage.give(announced.paged(page), stage.task(announced, what), what)
     time.sleep(stage.patient(0.7))
-    asked = [
-        each.topic
-        for each in stage.relay.packets(begun)
-        if isinstance(each, Subscribe) and page.sha256 in each.topic
-    ]
+    asked = [each for each in stage.relay.subscriptions(begun) if page.sha256 in each.topic]
     expect(not asked, "no subscription to a page of 1 GiB", f"{len(asked)} of them")
     stage.good_round()
 
@@ -97,10 +88,8 @@ def lying_mirror(stage: Stage) -> None:
     what = fresh(stage.material(), "lies")
     unit = what.manifest.suffix[0]
     data = unit_bytes(what.units[unit])
-    wrong = bytearray(data)
-    wrong[-2] ^= 1
     ref = describe(data, 4096)
-    with mirrored({ref.sha256: bytes(wrong)}) as mirror:
+    with mirrored({ref.sha256: damaged(data)}) as mirror:
 
         def named(announced: Round) -> Round:
             ref = stage.server.put(data, 4096)

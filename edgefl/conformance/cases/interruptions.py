@@ -1,4 +1,4 @@
-"""What is killed or cut at any time goes on, and gives the update that it would have given."""
+"""Cases of agents that are killed or cut off, and have to send the update of an undisturbed round."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from edgefl.conformance.case import Group
 from edgefl.conformance.material.compare import Tolerance, check_metrics, read_tensors
 from edgefl.conformance.play.pace import steps_that_take
 from edgefl.conformance.play.stage import Play, Received, Stage
-from edgefl.conformance.verdict import expect, expect_equal
+from edgefl.conformance.verdict import Failed, expect, expect_equal
 from edgefl.wire.mqtt.messages import UpdateChunk
 
 INTERRUPTIONS, CUTS = Group.called("interruptions"), Group.called("cuts")
@@ -42,20 +42,12 @@ def killed_in_training(stage: Stage) -> None:
 
 @INTERRUPTIONS.case("Killed while it sends its update and started again, it sends the same update, whole.")
 def killed_in_sending(stage: Stage) -> None:
-    stage.ensure()
-    stage.relay.hold_after(300_000)
-    play = stage.open(stage.material("big"))
-    first = stage.server.log.wait(play.mark, "updates", stage.patient(30.0), lambda said: True)
-    expect(first is not None, "a first chunk", stage.instead(play.mark))
+    play, sha256 = _half_sent(stage)
     stage.kill()
     stage.relay.release()
     mark = stage.server.log.mark()
     _again(stage, play, say=False)
-    received = stage.update(play, since=mark)
-    assert first is not None and isinstance(first.message, UpdateChunk)
-    expect_equal("SHA-256 of the update", first.message.sha256, received.sha256)
-    stage.judge(received, play)
-    stage.answer(received)
+    _sent_whole(stage, play, sha256, mark)
 
 
 @INTERRUPTIONS.case(
@@ -102,21 +94,13 @@ def killed_in_fetching(stage: Stage) -> None:
 
 @CUTS.case("Cut off while it sends, it connects again, greets, and sends the same update, whole.")
 def cut_in_sending(stage: Stage) -> None:
-    stage.ensure()
-    stage.relay.hold_after(300_000)
-    play = stage.open(stage.material("big"))
-    first = stage.server.log.wait(play.mark, "updates", stage.patient(30.0), lambda said: True)
-    expect(first is not None, "a first chunk", stage.instead(play.mark))
+    play, sha256 = _half_sent(stage)
     mark = stage.server.log.mark()
     stage.relay.cut()
     stage.relay.release()
     stage.status(mark, online=True)
     stage.hello(mark)
-    received = stage.update(play, since=mark)
-    assert first is not None and isinstance(first.message, UpdateChunk)
-    expect_equal("SHA-256 of the update", first.message.sha256, received.sha256)
-    stage.judge(received, play)
-    stage.answer(received)
+    _sent_whole(stage, play, sha256, mark)
 
 
 @CUTS.case("Cut off while it trains, it trains on, and sends its update when the broker is there again.")
@@ -142,6 +126,26 @@ def cut_in_fetching(stage: Stage) -> None:
         stage.relay.cut()
         stage.hello(mark)
     stage.settle(play)
+
+
+def _half_sent(stage: Stage) -> tuple[Play, str]:
+    """Open a round with a large update and hold it back half-way; return the round and the update's digest."""
+    stage.ensure()
+    stage.relay.hold_after(300_000)
+    play = stage.open(stage.material("big"))
+    first = stage.server.log.wait(play.mark, "updates", stage.patient(30.0), lambda said: True)
+    if first is None:
+        raise Failed("a first chunk", stage.instead(play.mark))
+    assert isinstance(first.message, UpdateChunk)
+    return play, first.message.sha256
+
+
+def _sent_whole(stage: Stage, play: Play, sha256: str, since: int) -> None:
+    """Wait for the update with this digest, judge it, and accept it."""
+    received = stage.update(play, since=since)
+    expect_equal("SHA-256 of the update", sha256, received.sha256)
+    stage.judge(received, play)
+    stage.answer(received)
 
 
 def _again(stage: Stage, play: Play, *, say: bool = True) -> None:

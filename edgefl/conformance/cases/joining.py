@@ -1,4 +1,4 @@
-"""How an agent comes and goes: its connection, status, hello, will, and leaving."""
+"""Cases of an agent's connection, status, hello, will, and leaving."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 import msgspec
 
 from edgefl.conformance.case import Group
-from edgefl.conformance.play.packets import Connect, Disconnect, Subscribe
+from edgefl.conformance.play.packets import Connect, Disconnect
 from edgefl.conformance.play.said import Said
 from edgefl.conformance.play.stage import Stage
 from edgefl.conformance.verdict import Failed, expect, expect_equal
@@ -36,7 +36,7 @@ def connects(stage: Stage) -> None:
     wanted = {f"{root}/rounds/current", stage.server.mine.tasks, stage.server.mine.acks}
     until = time.monotonic() + stage.patient(5.0)
     while time.monotonic() < until:
-        asked = {each.topic: each.qos for each in stage.relay.packets(begun) if isinstance(each, Subscribe)}
+        asked = {each.topic: each.qos for each in stage.relay.subscriptions(begun)}
         if wanted <= set(asked):
             break
         time.sleep(0.05)
@@ -100,7 +100,8 @@ def hello(stage: Stage) -> None:
     expect(bool(message.agent), "hello.agent that names the program", repr(message.agent))
     expect(bool(message.engines), "hello.engines with the engine and its version", message.engines)
     for leaf, topic in (("status", stage.server.mine.status), ("hello", stage.server.mine.hello)):
-        expect(_retained(stage, topic), f"{leaf} retained", "a message that the broker did not keep")
+        kept = stage.server.retained(topic) is not None
+        expect(kept, f"{leaf} retained", "a message that the broker did not keep")
 
 
 @JOINING.case("Signs all that it says with one key of its own, by numbers that grow, also over a restart.")
@@ -131,7 +132,7 @@ def greets_again(stage: Stage) -> None:
     stage.hello(online.place)
     stage.good_round()
     if stage.relay.reads:
-        asked = {each.topic for each in stage.relay.packets(begun) if isinstance(each, Subscribe)}
+        asked = {each.topic for each in stage.relay.subscriptions(begun)}
         expect(stage.server.mine.tasks in asked, "a new subscription to its tasks", sorted(asked))
 
 
@@ -199,7 +200,7 @@ def leaves(stage: Stage) -> None:
     if stage.relay.reads:
         expect(Disconnect() in stage.relay.packets(begun), "DISCONNECT, so that the will is not said", "none")
     time.sleep(0.2)
-    again = [each for each in stage.server.log.since(offline.place + 1, "status")]
+    again = stage.server.log.since(offline.place + 1, "status")
     expect(not again, "one Status offline, and no will", f"{len(again)} more")
     kept = stage.server.retained(stage.server.mine.status) == offline.payload
     expect(kept, "Status offline, retained", "a message that the broker did not keep")
@@ -246,21 +247,15 @@ def _connect_of(stage: Stage, since: float) -> Connect:
     return found[-1]
 
 
-def _retained(stage: Stage, topic: str) -> bool:
-    """Whether the broker keeps a message on ``topic``."""
-    return stage.server.retained(topic) is not None
-
-
 def _falling(said: list[Said]) -> list[str]:
     last: dict[str, int] = {}
     wrong = []
     for each in said:
         if isinstance(each.message, Status) and not each.message.online:
             continue  # a will is older than what was said in its connection
-        kind = each.leaf
         if each.leaf == "updates":
             continue  # in any order
-        if each.at <= last.get(kind, -1):
-            wrong.append(f"{kind}: {each.at} after {last[kind]}")
-        last[kind] = each.at
+        if each.at <= last.get(each.leaf, -1):
+            wrong.append(f"{each.leaf}: {each.at} after {last[each.leaf]}")
+        last[each.leaf] = each.at
     return wrong

@@ -1,4 +1,4 @@
-"""What comes too late, twice, or from another run."""
+"""Cases of messages that arrive too late, twice, or from another run."""
 
 from __future__ import annotations
 
@@ -43,9 +43,7 @@ def older_round_after_a_restart(stage: Stage) -> None:
 
 @ORDER.case("Does nothing for a Task that the server said before another one (a lower `at`).")
 def older_task(stage: Stage) -> None:
-    stage.ensure()
-    what = stage.material()
-    announced = stage.announcement(*stage.offer(what))
+    what, announced = stage.prepare()
     stage.server.say(announced)
     early = stage.server.seal(stage.server.mine.tasks, stage.task(announced, what, seed=41))
     task = stage.task(announced, what, seed=42)
@@ -75,9 +73,7 @@ def older_ack(stage: Stage) -> None:
 
 @ORDER.case("Does nothing for a Task of another run than the one that is announced.")
 def another_run(stage: Stage) -> None:
-    stage.ensure()
-    what = stage.material()
-    announced = stage.announcement(*stage.offer(what))
+    what, announced = stage.prepare()
     stage.server.say(announced)
     task = msgspec.structs.replace(stage.task(announced, what), run="another-run")
     mark = stage.server.log.mark()
@@ -88,9 +84,7 @@ def another_run(stage: Stage) -> None:
 
 @ORDER.case("Does nothing for a Task of a round that is over, or closed.")
 def closed_round(stage: Stage) -> None:
-    stage.ensure()
-    what = stage.material()
-    over = stage.announcement(*stage.offer(what))
+    what, over = stage.prepare()
     announced = stage.announcement(over.offers[stage.setup.format], over.units)
     stage.server.say(announced)
     mark = stage.server.log.mark()
@@ -125,8 +119,7 @@ def deadline_is_advisory(stage: Stage) -> None:
 
 def _closed_round(stage: Stage) -> tuple[bytes, Play]:
     """A round that was announced and closed, without a task; its announcement, and a task for it."""
-    what = stage.material()
-    announced = stage.announcement(*stage.offer(what))
+    what, announced = stage.prepare()
     payload = stage.server.say(announced)
     play = Play(announced, stage.task(announced, what), what, stage.server.log.mark())
     stage.close(play)

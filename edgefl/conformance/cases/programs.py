@@ -8,10 +8,9 @@ import msgspec
 
 from edgefl.conformance.case import Group
 from edgefl.conformance.material.compare import read_tensors
-from edgefl.conformance.play.packets import Subscribe
-from edgefl.conformance.play.stage import Play, Received, Stage
+from edgefl.conformance.play.stage import Stage
 from edgefl.conformance.verdict import expect, expect_equal
-from edgefl.wire.mqtt.messages import NO_CARRY
+from edgefl.wire.mqtt.messages import NO_CARRY, Round
 from edgefl.wire.tensors import Arrays
 
 PROGRAMS = Group.called("programs")
@@ -62,7 +61,7 @@ def prefix_before_suffix(stage: Stage) -> None:
     stage.settle(play)
     if not stage.relay.reads:
         return
-    asked = [each.topic for each in stage.relay.packets(begun) if isinstance(each, Subscribe)]
+    asked = [each.topic for each in stage.relay.subscriptions(begun)]
     manifest = what.manifest
     order = [unit for chunk in manifest.prefix for unit in chunk.units] + list(manifest.suffix)
     places = [_first(asked, play.announced.units[unit][0].sha256) for unit in order]
@@ -165,23 +164,19 @@ def _carried(
 ) -> Arrays:
     """A round of the program that carries, begun with ``left``; gives what it leaves."""
 
-    def based(announced: Play) -> Play:
-        return announced if base is None else msgspec.structs.replace(announced, base=base)  # type: ignore[type-var]
+    def based(announced: Round) -> Round:
+        return announced if base is None else msgspec.structs.replace(announced, base=base)
 
-    play = stage.open(stage.material("carried"), seed=seed, change=based)  # type: ignore[arg-type]
+    play = stage.open(stage.material("carried"), seed=seed, change=based)
     received = stage.update(play)
     found = stage.judge(received, play, left)
     if rejected:
         stage.answer(received, "rejected", reason="closed-round", text="the kit says so")
     else:
         stage.answer(received)
-    _settled(stage, received)
-    return found
-
-
-def _settled(stage: Stage, received: Received) -> None:
     read_tensors(received.update)
     time.sleep(stage.patient(0.2))
+    return found
 
 
 def _first(topics: list[str], sha256: str) -> int:

@@ -11,7 +11,7 @@ import msgspec
 from edgefl.conformance.case import Group
 from edgefl.conformance.play.pace import steps_that_take
 from edgefl.conformance.play.said import Said
-from edgefl.conformance.play.stage import Play, Stage
+from edgefl.conformance.play.stage import Play, Stage, chunk_of
 from edgefl.conformance.verdict import Failed, expect, expect_equal
 from edgefl.wire.mqtt.messages import Live, Message, Progress, Round, Task, encode
 
@@ -88,17 +88,14 @@ def unknown_fields(stage: Stage) -> None:
     mark = stage.server.log.mark()
     _say_fields(stage, Round, fields)
     _say_fields(stage, Task, {"added_later": [1], **_fields(task)})
-    play = Play(announced, task, what, mark)
-    stage.settle(play)
+    stage.settle(Play(announced, task, what, mark))
 
 
 @ROUNDS.case(
     "Reads numbers as others write them: integers and float 32 for floats, long integers for short ones, infinities."
 )
 def other_widths(stage: Stage) -> None:
-    stage.ensure()
-    what = stage.material()
-    announced = stage.announcement(*stage.offer(what), {"lr": 0.5})
+    what, announced = stage.prepare(hyper={"lr": 0.5})
     task = stage.task(announced, what)
     fields, half = _fields(announced), b"\xca\x3f\x00\x00\x00"
     fields["deadline"] = math.inf
@@ -112,16 +109,13 @@ def other_widths(stage: Stage) -> None:
 
 @ROUNDS.case("Takes a Task that comes before the Round that it belongs to.")
 def task_before_round(stage: Stage) -> None:
-    stage.ensure()
-    what = stage.material()
-    announced = stage.announcement(*stage.offer(what))
+    what, announced = stage.prepare()
     task = stage.task(announced, what)
     mark = stage.server.log.mark()
     stage.server.say(task)
     time.sleep(stage.patient(0.2))
     stage.server.say(announced)
-    play = Play(announced, task, what, mark)
-    stage.settle(play)
+    stage.settle(Play(announced, task, what, mark))
 
 
 @ROUNDS.case(
@@ -155,7 +149,7 @@ def another_task(stage: Stage) -> None:
     stage.answer(
         stage.update(Play(play.announced, task, slow, mark))
     )  # its values: engines part over so many steps
-    late = [each for each in stage.server.log.since(mark, "updates") if _nonce(each) == play.task.nonce]
+    late = [each for each in stage.server.log.since(mark, "updates") if chunk_of(each, play.task)]
     expect(not late, "no update for a task that another one followed", f"{len(late)} chunks of one")
 
 
@@ -185,8 +179,7 @@ def rests(stage: Stage) -> None:
     task = stage.task(announced, what)
     mark = stage.server.log.mark()
     stage.server.say(task)
-    play = Play(announced, task, what, mark)
-    stage.settle(play)
+    stage.settle(Play(announced, task, what, mark))
 
 
 @ROUNDS.case(
@@ -195,8 +188,8 @@ def rests(stage: Stage) -> None:
 )
 def progress(stage: Stage) -> None:
     play = stage.open(stage.material().with_steps(1500))
-    said = _training(stage, play)
-    if said is None:
+    within = stage.patient(10.0)
+    if stage.server.log.wait(play.mark, "progress", within, lambda said: _of(said, play)) is None:
         raise Failed("Progress with the stage `train`", stage.instead(play.mark))
     stage.answer(stage.update(play))
     steps = [each for each in stage.server.log.since(play.mark, "progress") if _of(each, play)]
@@ -228,14 +221,6 @@ def garbage(stage: Stage) -> None:
         stage.server.publish(mine.tasks, stage.server.seal_body(Task, mine.tasks, body))
     stage.server.publish(mine.tasks, stage.server.seal_body(Task, mine.tasks, encode(task), v=7))
     stage.good_round()
-
-
-def _training(stage: Stage, play: Play) -> Said | None:
-    return stage.server.log.wait(play.mark, "progress", stage.patient(10.0), lambda said: _of(said, play))
-
-
-def _nonce(said: Said) -> str:
-    return str(getattr(said.message, "nonce", ""))
 
 
 def _of(said: Said, play: Play) -> bool:

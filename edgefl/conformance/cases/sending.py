@@ -8,7 +8,7 @@ import msgspec
 
 from edgefl.conformance.case import Group
 from edgefl.conformance.play.server import CHUNK_BYTES
-from edgefl.conformance.play.stage import Stage
+from edgefl.conformance.play.stage import Stage, chunk_of
 from edgefl.conformance.verdict import Failed, expect, expect_equal
 from edgefl.wire.mqtt.messages import Ack, UpdateChunk
 
@@ -115,7 +115,11 @@ def offer(stage: Stage) -> None:
         stage.answer(stage.update(play))
         raise Failed("an UpdateChunk of index 0 without data", "the update itself" if chunk else "nothing")
     time.sleep(stage.patient(0.5))
-    early = [each for each in stage.server.log.since(play.mark, "updates") if _has_data(each.message)]
+    early = [
+        each
+        for each in stage.server.log.since(play.mark, "updates")
+        if (part := chunk_of(each, play.task)) and part.data
+    ]
     expect(not early, "no chunk before the server asks", f"{len(early)} chunks")
     missing = list(range(chunk.count))
     ack = Ack(
@@ -123,10 +127,6 @@ def offer(stage: Stage) -> None:
     )
     stage.server.say(ack)
     stage.settle(play)
-
-
-def _has_data(message: object) -> bool:
-    return isinstance(message, UpdateChunk) and bool(message.data)
 
 
 def _final(stage: Stage, status: str, **fields: object) -> None:

@@ -1,4 +1,4 @@
-"""Whom an agent hears: the keys that it knows, and nobody else."""
+"""Cases of signatures: an agent acts on messages of known keys only."""
 
 from __future__ import annotations
 
@@ -91,8 +91,7 @@ def trust_on_first_use(stage: Stage) -> None:
     stage.good_round()
     stranger = _stranger(stage)
     _task_is_ignored(stage, lambda task: stranger.seal(stage.server.mine.tasks, task))
-    what = stage.material()
-    announced = stage.announcement(*stage.offer(what))
+    what, announced = stage.prepare()
     _restarted_before(stage, stranger.seal(stage.server.topics.current_round, announced))
     mark = stage.server.log.mark()
     task = stage.task(announced, what)
@@ -164,8 +163,7 @@ def _restarted_before(stage: Stage, payload: bytes) -> None:
 
 def _task_is_heard(stage: Stage, speaker: Speaker) -> None:
     """A task that ``speaker`` signed, in a round of the server's, is worked on."""
-    what = stage.material()
-    announced = stage.announcement(*stage.offer(what))
+    what, announced = stage.prepare()
     task = stage.task(announced, what, seed=33)
     mark = stage.server.log.mark()
     stage.server.say(announced)
@@ -175,9 +173,7 @@ def _task_is_heard(stage: Stage, speaker: Speaker) -> None:
 
 def _task_is_ignored(stage: Stage, sealed: Callable[[Task], bytes]) -> None:
     """A task in an open round, as ``sealed`` has it, does nothing; one as it has to be does."""
-    stage.ensure()
-    what = stage.material()
-    announced = stage.announcement(*stage.offer(what))
+    what, announced = stage.prepare()
     stage.server.say(announced)
     mark = stage.server.log.mark()
     stage.server.publish(stage.server.mine.tasks, sealed(stage.task(announced, what, seed=31)))
@@ -187,9 +183,7 @@ def _task_is_ignored(stage: Stage, sealed: Callable[[Task], bytes]) -> None:
 
 def _round_is_ignored(stage: Stage, sealed: Callable[[Round], bytes]) -> None:
     """A round, announced as ``sealed`` has it, is not trained; the next one is."""
-    stage.ensure()
-    what = stage.material()
-    announced = stage.announcement(*stage.offer(what))
+    what, announced = stage.prepare()
     mark = stage.server.log.mark()
     stage.server.publish(stage.server.topics.current_round, sealed(announced), retain=True)
     stage.server.say(stage.task(announced, what))

@@ -7,15 +7,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import TracebackType
 
 from edgefl.lab.ports import free_port
 from edgefl.system.files import write_text
+from edgefl.system.processes import end_process
 from edgefl.wire.errors import BrokerError
 from edgefl.wire.mqtt.address import Address
 from server.broker import mosquitto_base, mosquitto_program
 
-_START_S, _END_S = 20.0, 10.0
+_START_S = 20.0
 
 
 class Broker:
@@ -31,7 +31,7 @@ class Broker:
 
     @property
     def address(self) -> Address:
-        """Of MQTT over TCP."""
+        """Address of MQTT over TCP."""
         return Address("127.0.0.1", self.port, mqtt="auto" if self.name == "mosquitto" else "3.1.1")
 
     def __enter__(self) -> Broker:
@@ -45,24 +45,13 @@ class Broker:
         try:
             self._wait()
         except BaseException:  # nobody leaves what was not entered
-            self._end()
+            end_process(self._process)
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._end()
-
-    def _end(self) -> None:
-        if self._process is None:
-            return
-        self._process.terminate()
-        try:
-            self._process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None:
+            end_process(self._process)
 
     def _mosquitto(self) -> list[str]:
         program = mosquitto_program()

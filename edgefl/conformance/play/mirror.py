@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ssl
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
@@ -41,11 +41,6 @@ class Mirror:
         self._server.server_close()
 
 
-@contextmanager
-def mirrored(blobs: Mapping[str, bytes], tls: ssl.SSLContext | None = None) -> Iterator[Mirror]:
-    """A mirror for as long as it is needed."""
-    mirror = Mirror(blobs, tls)
-    try:
-        yield mirror
-    finally:
-        mirror.close()
+def mirrored(blobs: Mapping[str, bytes], tls: ssl.SSLContext | None = None) -> closing[Mirror]:
+    """Return a mirror that the ``with`` statement closes."""
+    return closing(Mirror(blobs, tls))

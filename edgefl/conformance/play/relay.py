@@ -1,4 +1,4 @@
-"""What is between an agent and the broker: it reads what the agent asks for, cuts the line, and holds back what is sent."""
+"""Relay between an agent and the broker: reads the agent's packets, cuts the connection, and holds back bytes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 import time
 from contextlib import suppress
 
-from edgefl.conformance.play.packets import Packet, Reader
+from edgefl.conformance.play.packets import Packet, Reader, Subscribe
 
 _READ_BYTES = 1 << 14
 
@@ -30,13 +30,17 @@ class Relay:
 
     @property
     def reads(self) -> bool:
-        """Whether packets are read."""
+        """True if packets are read."""
         return self._reads
 
     def packets(self, since: float = 0.0) -> list[Packet]:
-        """What the agent sent of interest since that moment of the monotonic clock."""
+        """Return the packets of interest that the agent sent since that moment of the monotonic clock."""
         with self._lock:
             return [packet for when, packet in self._packets if when >= since]
+
+    def subscriptions(self, since: float = 0.0) -> list[Subscribe]:
+        """Return the filters that the agent subscribed to since that moment of the monotonic clock."""
+        return [packet for packet in self.packets(since) if isinstance(packet, Subscribe)]
 
     def cut(self) -> None:
         """Every connection breaks, without a goodbye."""
@@ -58,12 +62,12 @@ class Relay:
         self._open = True
 
     def hold_after(self, nbytes: int) -> None:
-        """Of what the agent sends from now on, so many bytes more pass, and the rest waits."""
+        """Let so many more bytes of the agent pass, and hold the rest back."""
         with self._flow:
             self._room = nbytes
 
     def release(self) -> None:
-        """What waits goes on."""
+        """Let the held bytes pass."""
         with self._flow:
             self._room = None
             self._flow.notify_all()
@@ -115,7 +119,7 @@ class Relay:
         self._end(client, broker)
 
     def _passes(self, wanted: int) -> int:
-        """How many of ``wanted`` bytes may go now; waits for the first."""
+        """Return how many of ``wanted`` bytes may pass now; waits for the first."""
         with self._flow:
             while self._room is not None and self._room <= 0:
                 self._flow.wait()

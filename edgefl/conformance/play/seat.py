@@ -35,10 +35,10 @@ _MUTE = 2
 
 @dataclass(frozen=True)
 class Setup:
-    """What a campaign is about. ``command`` starts the agent, ``patience`` multiplies every wait (1: of a fast machine),
-    ``websocket``: the agent is given a URL of MQTT through WebSocket. ``stopping``: no case begins any more, and nothing is
-    waited for. ``greeted``: an agent said Hello. ``mute``: what came in place of a Hello, of agents that were given nothing
-    unusual. ``paces``: seconds from a task to its update, where that was seen."""
+    """Settings and shared state of a campaign. ``command`` starts the agent, ``patience`` multiplies every wait (1: for
+    a fast machine), ``websocket``: the agent is given a URL of MQTT through WebSocket. ``stopping``: no case begins any
+    more, and nothing is waited for. ``greeted``: an agent said Hello. ``mute``: what came in place of a Hello, of
+    agents that were given nothing unusual. ``paces``: seconds from a task to its update, where that was seen."""
 
     command: Sequence[str]
     engine: str
@@ -53,12 +53,12 @@ class Setup:
 
     @property
     def gave_up(self) -> bool:
-        """Whether it is of no use to start the agent again."""
+        """True if it is of no use to start the agent again."""
         return len(self.mute) >= _MUTE and not self.greeted.is_set()
 
     @property
     def format(self) -> str:
-        """That the engine runs."""
+        """Bundle format that the engine runs."""
         return self.engine
 
 
@@ -84,7 +84,7 @@ class Seat:
         return seconds * self.setup.patience
 
     def write_data(self, x: Array, y: Array) -> None:
-        """What the agent trains on from its next start on."""
+        """Write the data that the agent trains on from its next start."""
         self.data = (x, y)
         np.savez(self.folder / "data.npz", x=x, y=y)
 
@@ -98,12 +98,8 @@ class Seat:
         )
         given = ["--id", self.device, "--broker", place, "--federation", self.federation]
         given += ["--data", str(self.folder / "data.npz"), "--store", str(self.folder / "store")]
-        given += [
-            "--engine",
-            self.setup.engine,
-            *(["--server-key", self.server.key] if known else []),
-            *options,
-        ]
+        given += ["--engine", self.setup.engine, *options]
+        given += ["--server-key", self.server.key] if known else []
         mark = self.server.log.mark()
         self._options, self._usual = given, not options
         self.agent = Agent([*self.setup.command, *given], self.folder / "agent.log")
@@ -142,7 +138,7 @@ class Seat:
             )
 
     def hello(self, mark: int, within_s: float = 30.0) -> Hello:
-        """What the agent says of itself after ``mark``."""
+        """Return the Hello of the agent after ``mark``."""
         said = self.heard(mark, "hello", within_s, lambda each: each.message is not None)
         if said is None:
             instead = self.instead(mark)
@@ -164,7 +160,7 @@ class Seat:
                 return said
 
     def instead(self, mark: int) -> str:
-        """For people: what came after ``mark`` in place of what was waited for."""
+        """Describe the messages after ``mark``, for an error about one that did not arrive."""
         counts: dict[str, int] = {}
         for said in self.server.log.since(mark):
             word = said.leaf + (f" that cannot be taken ({said.problem})" if said.problem else "")
@@ -175,7 +171,7 @@ class Seat:
         return f"{came}{ended}; {self.last_words()}"
 
     def last_words(self) -> str:
-        """For people: the last line that the agent printed."""
+        """Quote the last line that the agent printed."""
         log = self.folder / "agent.log"
         lines = log.read_text(errors="replace").split("\n") if log.exists() else []
         last = next((line.strip() for line in reversed(lines) if line.strip()), "")
@@ -193,7 +189,7 @@ class Seat:
         return said
 
     def end(self) -> None:
-        """Of the agent, if it runs, and of everything else."""
+        """End the agent, if it runs, and everything else."""
         if self.agent is not None:
             self.agent.kill()
         self.relay.close()

@@ -1,4 +1,4 @@
-"""What cases do with an agent: open a round, wait for the update, judge it, answer it."""
+"""Steps of the cases: open a round, wait for the update, judge it, answer it."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class Stage(Seat):
     def announcement(
         self, offer: Offer, units: Mapping[str, tuple[BlobRef, ...]], hyper: Mapping[str, float] | None = None
     ) -> Round:
-        """Of the next round, open."""
+        """Return the announcement of the next round, open."""
         self.number += 1
         return Round(
             run=self.run,
@@ -140,6 +140,12 @@ class Stage(Seat):
             base=self.number - 1,
             deadline=time.time() + FAR_S,
         )
+
+    def prepare(self, hyper: Mapping[str, float] | None = None) -> tuple[Material, Round]:
+        """Have an agent run and publish the plain bundle; return it with the announcement of the next round, unsent."""
+        self.ensure()
+        what = self.material()
+        return what, self.announcement(*self.offer(what), hyper)
 
     def task(self, announced: Round, what: Material, *, seed: int = 7, samples: int = 0) -> Task:
         """One for the agent in this round, with a nonce of its own."""
@@ -170,10 +176,7 @@ class Stage(Seat):
         offer, units = self.offer(what, chunk=chunk, zstd=zstd)
         announced = change(self.announcement(offer, units, hyper))
         task = change_task(self.task(announced, what, seed=seed, samples=samples))
-        mark = self.server.log.mark()
-        self.server.say(announced)
-        self.server.say(task)
-        return Play(announced, task, what, mark, dict(hyper or {}))
+        return self.give(announced, task, what, hyper)
 
     def close(self, play: Play) -> None:
         """The round is over."""
@@ -197,11 +200,11 @@ class Stage(Seat):
         leaf = "updates" if isinstance(task.shard, msgspec.UnsetType) else "shards"
         while True:
             left = (until - time.monotonic()) / self.setup.patience
-            said = self.heard(mark, leaf, left, lambda each: _chunk_of(each, task) is not None)
+            said = self.heard(mark, leaf, left, lambda each: chunk_of(each, task) is not None)
             if said is None:
                 return None
             mark = said.place + 1
-            chunk = _chunk_of(said, task)
+            chunk = chunk_of(said, task)
             assert chunk is not None
             have = parts.setdefault(chunk.sha256, {})
             have[chunk.index] = said
@@ -259,12 +262,14 @@ class Stage(Seat):
         self.answer(received)
         return received
 
-    def give(self, announced: Round, task: Task, what: Material) -> Play:
-        """Say both."""
+    def give(
+        self, announced: Round, task: Task, what: Material, hyper: Mapping[str, float] | None = None
+    ) -> Play:
+        """Publish both."""
         mark = self.server.log.mark()
         self.server.say(announced)
         self.server.say(task)
-        return Play(announced, task, what, mark)
+        return Play(announced, task, what, mark, dict(hyper or {}))
 
     def good_round(self, what: Material | None = None, **options: object) -> Received:
         """A whole round, from the announcement to the acknowledgement; Failed unless its update is right."""
@@ -282,7 +287,7 @@ class Stage(Seat):
         for index in sorted(wanted):
 
             def its(said: Said, index: int = index) -> bool:
-                chunk = _chunk_of(said, play.task)
+                chunk = chunk_of(said, play.task)
                 return chunk is not None and chunk.index == index and bool(chunk.data)
 
             if self.server.log.wait(mark, "updates", self.patient(within_s), its) is None:
@@ -315,7 +320,7 @@ class Stage(Seat):
 
         until = time.monotonic() + self.patient(10.0)
         while time.monotonic() < until:
-            done = any(_chunk_of(said, play.task) for said in self.server.log.since(play.mark, "updates"))
+            done = any(chunk_of(said, play.task) for said in self.server.log.since(play.mark, "updates"))
             if done or self.server.log.wait(play.mark, "progress", 0.1, trains):
                 return
 
@@ -326,7 +331,7 @@ class Stage(Seat):
         the agent ends."""
         wait = self.patient(seconds or min(_QUIET_S, 0.5 + 3 * (self.usual_s or 1.0)))
         said = self.server.log.wait(
-            mark, "updates", wait, lambda each: task is None or _chunk_of(each, task) is not None
+            mark, "updates", wait, lambda each: task is None or chunk_of(each, task) is not None
         )
         expect(said is None, what, f"an update on {said.topic}" if said else "")
         self.ensure()
@@ -346,6 +351,7 @@ class Stage(Seat):
         return said.message
 
 
-def _chunk_of(said: Said, task: Task) -> UpdateChunk | None:
+def chunk_of(said: Said, task: Task) -> UpdateChunk | None:
+    """Return the message if it is a chunk of the task's update, else None."""
     chunk = said.message
     return chunk if isinstance(chunk, UpdateChunk) and chunk.nonce == task.nonce else None

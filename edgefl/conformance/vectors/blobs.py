@@ -48,10 +48,8 @@ def _refused() -> list[dict[str, Any]]:
 def _frames() -> list[dict[str, Any]]:
     data = b"edgefl, " * 200
     ref, frame = packed(data, 1 << 17)
-    more, cut = (
-        describe(frame + b"\x00", 1 << 17, raw=len(data)),
-        describe(frame[:-1], 1 << 17, raw=len(data)),
-    )
+    more = describe(frame + b"\x00", 1 << 17, raw=len(data))
+    cut = describe(frame[:-1], 1 << 17, raw=len(data))
     lies = describe(frame, 1 << 17, raw=len(data) - 1)
     return [
         {"why": "", "ref": _plain(ref), "frame": frame.hex(), "blob": data.hex()},

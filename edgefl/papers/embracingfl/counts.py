@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from edgefl.models.zoo.catalog import build_model
 from edgefl.papers.embracingfl.mixes import CASES, SIXTEENTHS, WIDTHS
 from edgefl.papers.entry import Claim, Computed, Entry, Found, Work
-from edgefl.papers.results import Judge, Judged, Results
+from edgefl.papers.results import Judged, Results, judge_factory
 from edgefl.submodels.output_side import accounting
 from edgefl.submodels.output_side.submodel import tiers
 from edgefl.submodels.width.submodel import Width
@@ -80,19 +80,16 @@ def published() -> dict[str, float]:
     return known
 
 
-def _agree(table: str, within: float = 0.0) -> Judge:
+@judge_factory
+def _agree(results: Results, table: str, within: float = 0.0) -> Judged:
     """All of the paper's numbers of a table, to ``within``."""
-
-    def judge(results: Results) -> Judged:
-        known = {name: value for name, value in published().items() if name.startswith(f"{table},")}
-        wrong = [
-            f"{name} {results.mean(ARM, name):,.6g}"
-            for name, value in known.items()
-            if abs(results.mean(ARM, name) - value) > within
-        ]
-        return Judged(not wrong, "; ".join(wrong) if wrong else f"all {len(known)} agree")
-
-    return judge
+    known = {name: value for name, value in published().items() if name.startswith(f"{table},")}
+    wrong = [
+        f"{name} {results.mean(ARM, name):,.6g}"
+        for name, value in known.items()
+        if abs(results.mean(ARM, name) - value) > within
+    ]
+    return Judged(not wrong, "; ".join(wrong) if wrong else f"all {len(known)} agree")
 
 
 ENTRY = Entry(

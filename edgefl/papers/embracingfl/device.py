@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from edgefl.bench.device_table.rows import EMBRACING, TIERS, WIDTH, TableSettings, Times, measure
 from edgefl.papers.entry import Claim, Computed, Entry, Found, Scale, Work
-from edgefl.papers.results import Judge, Judged, Results
+from edgefl.papers.results import Judged, Results, judge_factory
 
 PHONE: Mapping[str, Mapping[str, Sequence[float]]] = {
     EMBRACING: {"forward": (2095.4, 2095.4, 2095.4), "backward": (419643.8, 197265.0, 85448.3)},
@@ -63,15 +63,12 @@ def _name(engine: str, model: str, method: str, tier: str) -> str:
     return f"{engine}, {model}, {method}, {tier}"
 
 
-def _all(ending: str, fits: Callable[[float], bool]) -> Judge:
+@judge_factory
+def _all(results: Results, ending: str, fits: Callable[[float], bool]) -> Judged:
     """Every figure whose name ends so, in the mean over the seeds."""
-
-    def judge(results: Results) -> Judged:
-        own = {name: results.mean(ARM, name) for name in results.figures[ARM][0] if name.endswith(ending)}
-        ours = ", ".join(f"{value:.2f}" for value in own.values())
-        return Judged(bool(own) and all(fits(value) for value in own.values()), ours)
-
-    return judge
+    own = {name: results.mean(ARM, name) for name in results.figures[ARM][0] if name.endswith(ending)}
+    ours = ", ".join(f"{value:.2f}" for value in own.values())
+    return Judged(bool(own) and all(fits(value) for value in own.values()), ours)
 
 
 ENTRY = Entry(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from edgefl.papers.embracingfl.mixes import CASES, EMBRACING, WIDTH, Method, image_settings
 from edgefl.papers.entry import Arm, Chart, Claim, Entry, Federated, Scale, percent
-from edgefl.papers.results import Judge, Judged, Results, above, not_below, told
+from edgefl.papers.results import Judged, Results, above, judge_factory, not_below, told
 
 FRACTION = 0.25
 """Of the clients, in each round of the paper's Tables 3 to 7."""
@@ -20,7 +20,7 @@ PAPER_ROUNDS = {4: (836, 483), 5: (813, 811), 7: (939, 572)}
 
 
 def name(case: int, method: Method) -> str:
-    """Of an arm."""
+    """Return the name of an arm."""
     return ALL_STRONG if case == 1 else f"{method}, case {case}"
 
 
@@ -32,42 +32,25 @@ def arms(scale: Scale) -> Sequence[Arm]:
     ]
 
 
-def _gap(results: Results, case: int) -> list[float]:
-    both = (results.of(name(case, method), "accuracy") for method in (EMBRACING, WIDTH))
-    ours, theirs = both
-    return list(ours - theirs)
-
-
-def gap_grows(smaller: int, larger: int) -> Judge:
+@judge_factory
+def gap_grows(results: Results, smaller: int, larger: int) -> Judged:
     """EmbracingFL's lead in case ``larger`` is larger than in case ``smaller``, in the mean of the seeds."""
-
-    def judge(results: Results) -> Judged:
-        differences = results.of(name(larger, EMBRACING), "accuracy") - results.of(
-            name(larger, WIDTH), "accuracy"
-        )
-        before = results.of(name(smaller, EMBRACING), "accuracy") - results.of(
-            name(smaller, WIDTH), "accuracy"
-        )
-        return Judged(
-            bool(differences.mean() > before.mean()),
-            f"case {smaller}: {told(before)}, case {larger}: {told(differences)}",
-        )
-
-    return judge
+    before, after = (
+        results.lead(name(case, EMBRACING), name(case, WIDTH), "accuracy") for case in (smaller, larger)
+    )
+    ours = f"case {smaller}: {told(before)}, case {larger}: {told(after)}"
+    return Judged(bool(after.mean() > before.mean()), ours)
 
 
-def loses_less(one: int, other: int) -> Judge:
+@judge_factory
+def loses_less(results: Results, one: int, other: int) -> Judged:
     """Against all strong clients, case ``one`` loses less than case ``other``."""
-
-    def judge(results: Results) -> Judged:
-        whole = results.of(ALL_STRONG, "accuracy")
-        losses = [whole - results.of(name(case, EMBRACING), "accuracy") for case in (one, other)]
-        return Judged(
-            bool(losses[0].mean() < losses[1].mean()),
-            f"case {one}: {told(-losses[0])}, case {other}: {told(-losses[1])}",
-        )
-
-    return judge
+    whole = results.of(ALL_STRONG, "accuracy")
+    losses = [whole - results.of(name(case, EMBRACING), "accuracy") for case in (one, other)]
+    return Judged(
+        bool(losses[0].mean() < losses[1].mean()),
+        f"case {one}: {told(-losses[0])}, case {other}: {told(-losses[1])}",
+    )
 
 
 def first_round(line: Sequence[tuple[float, float]], target: float) -> float:
@@ -75,20 +58,17 @@ def first_round(line: Sequence[tuple[float, float]], target: float) -> float:
     return next((x for x, value in line if value >= target), math.inf)
 
 
-def fewer_rounds(cases: Sequence[int]) -> Judge:
+@judge_factory
+def fewer_rounds(results: Results, cases: Sequence[int]) -> Judged:
     """To width reduction's best accuracy, rounded down to a percent, of the mean over the seeds."""
-
-    def judge(results: Results) -> Judged:
-        held, words = True, []
-        for case in cases:
-            ours, theirs = (results.line(name(case, method), "accuracy") for method in (EMBRACING, WIDTH))
-            target = math.floor(100 * max((value for _, value in theirs), default=0.0)) / 100
-            rounds = [first_round(line, target) for line in (theirs, ours)]
-            held = held and rounds[1] <= rounds[0]
-            words.append(f"case {case} ({target:.0%}): {_count(rounds[0])}, {_count(rounds[1])}")
-        return Judged(held, "; ".join(words))
-
-    return judge
+    held, words = True, []
+    for case in cases:
+        ours, theirs = (results.line(name(case, method), "accuracy") for method in (EMBRACING, WIDTH))
+        target = math.floor(100 * max((value for _, value in theirs), default=0.0)) / 100
+        rounds = [first_round(line, target) for line in (theirs, ours)]
+        held = held and rounds[1] <= rounds[0]
+        words.append(f"case {case} ({target:.0%}): {_count(rounds[0])}, {_count(rounds[1])}")
+    return Judged(held, "; ".join(words))
 
 
 def _count(rounds: float) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import get_args
 
 import numpy as np
@@ -15,7 +16,7 @@ from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.resnet import resnet20
 from edgefl.papers.embracingfl.small_models import pooled_resnet8
 from edgefl.papers.entry import Arm, Chart, Claim, Column, Computed, Entry, Found, Scale, Work
-from edgefl.papers.results import Judge, Judged, Results
+from edgefl.papers.results import Judged, Results, judge_factory
 from edgefl.simulation.partial_synchronization import Scheme, partial_sync, synchronised
 
 SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
@@ -70,17 +71,12 @@ SETTINGS: Mapping[Scale, Mapping[str, int | float | str]] = {
 def arms(scale: Scale) -> Sequence[Arm]:
     return [
         Computed(
-            NAMES[scheme], _study(scheme), {"scheme": scheme, "layers": LAYERS[scale], **SETTINGS[scale]}
+            NAMES[scheme],
+            partial(study, scheme),
+            {"scheme": scheme, "layers": LAYERS[scale], **SETTINGS[scale]},
         )
         for scheme in SCHEMES
     ]
-
-
-def _study(scheme: Scheme) -> Callable[[Work], Found]:
-    def run(work: Work) -> Found:
-        return study(scheme, work)
-
-    return run
 
 
 def study(scheme: Scheme, work: Work) -> Found:
@@ -121,8 +117,8 @@ def _model(scale: Scale, data: Dataset, seed: int) -> ModelSpec:
 
 
 def _rows(data: Dataset, rows: Array) -> tuple[torch.Tensor, torch.Tensor]:
-    scaled = data.train_x[rows].astype(np.float32) * np.float32(data.scale) + np.float32(data.shift)
-    return torch.from_numpy(scaled), torch.from_numpy(data.train_y[rows])
+    batch = data.train_batch(rows)
+    return torch.from_numpy(batch["x"]), torch.from_numpy(batch["y"])
 
 
 def _held_out(data: Dataset, seed: int, count: int) -> torch.Tensor:
@@ -130,14 +126,11 @@ def _held_out(data: Dataset, seed: int, count: int) -> torch.Tensor:
     return torch.from_numpy(data.test_batch(rows)["x"])
 
 
-def _higher(one: tuple[str, str], other: tuple[str, str], *, by: float = 0.0) -> Judge:
+@judge_factory
+def _higher(results: Results, one: tuple[str, str], other: tuple[str, str], *, by: float = 0.0) -> Judged:
     """Figures (arm, side); the mean of the paired differences, and every seed's sign."""
-
-    def judge(results: Results) -> Judged:
-        a, b = results.of(*one), results.of(*other)
-        return Judged(bool((a - b).mean() > by), f"{a.mean():.3f}, {b.mean():.3f}")
-
-    return judge
+    a, b = results.of(*one), results.of(*other)
+    return Judged(bool((a - b).mean() > by), f"{a.mean():.3f}, {b.mean():.3f}")
 
 
 def _is_one(results: Results) -> Judged:

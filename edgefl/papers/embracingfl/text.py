@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from edgefl.papers.embracingfl.mixes import CASES, SIXTEENTHS
 from edgefl.papers.entry import Arm, Chart, Claim, Entry, Federated, Scale, percent
-from edgefl.papers.results import Judge, Judged, Results, not_below, told
+from edgefl.papers.results import Judged, Results, not_below, told
 
 SHOWN = (1, 4, 7)
 CLIENTS: Mapping[Scale, int] = {"smoke": 16, "cpu": 16, "paper": 128}
@@ -48,7 +48,7 @@ SETTINGS: Mapping[Scale, Mapping[str, object]] = {"smoke": _SMOKE, "cpu": _CPU, 
 
 
 def name(case: int) -> str:
-    """Of an arm."""
+    """Return the name of an arm."""
     return "all strong" if case == 1 else f"EmbracingFL, case {case}"
 
 
@@ -82,15 +82,10 @@ def arms(scale: Scale) -> Sequence[Arm]:
     return [Federated(name(case), settings(scale, case)) for case in SHOWN]
 
 
-def _loses_less() -> Judge:
-    def judge(results: Results) -> Judged:
-        whole = results.of(name(1), "accuracy")
-        ours = [results.of(name(case), "accuracy") - whole for case in (4, 7)]
-        return Judged(
-            bool(ours[0].mean() >= ours[1].mean()), f"case 4: {told(ours[0])}, case 7: {told(ours[1])}"
-        )
-
-    return judge
+def _loses_less(results: Results) -> Judged:
+    whole = results.of(name(1), "accuracy")
+    ours = [results.of(name(case), "accuracy") - whole for case in (4, 7)]
+    return Judged(bool(ours[0].mean() >= ours[1].mean()), f"case 4: {told(ours[0])}, case 7: {told(ours[1])}")
 
 
 _FROZEN = (
@@ -115,7 +110,7 @@ ENTRY = Entry(
             "H3",
             "87.5 % moderate clients cost no more than 87.5 % weak ones",
             "+0.40, -7.26",
-            _loses_less(),
+            _loses_less,
             doubt=_FROZEN,
         ),
     ),

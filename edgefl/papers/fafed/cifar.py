@@ -6,28 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from edgefl.papers.entry import Arm, Chart, Claim, Column, Entry, Federated, Scale, percent
-from edgefl.papers.fafed.federations import (
-    FAFED,
-    FEDADAM,
-    FEDAMS,
-    FEDAVG,
-    METHODS,
-    SCAFFOLD,
-    STEM,
-    Setup,
-    Tuned,
-)
+from edgefl.papers.fafed.federations import FAFED, METHODS, Setup, tuned
 from edgefl.papers.fafed.judges import lowest
 from edgefl.papers.fafed.measures import GRADIENTS, OBJECTIVE, measured
 
-TUNED: Mapping[str, Tuned] = {
-    FAFED: Tuned({"lr": 0.01, "alpha": 0.9, "beta": 0.9}),
-    STEM: Tuned({"lr": 0.1, "alpha": 0.9}),
-    FEDADAM: Tuned({"lr": 0.1}, {"lr": 0.01, "beta1": 0.9, "beta2": 0.9}),
-    FEDAMS: Tuned({"lr": 0.1}, {"lr": 0.01, "beta1": 0.9, "beta2": 0.9}),
-    SCAFFOLD: Tuned({"lr": 0.1}),
-    FEDAVG: Tuned({"lr": 0.1}),
-}
+_SERVER = {"lr": 0.01, "beta1": 0.9, "beta2": 0.9}
+TUNED = tuned(0.1, fafed={"lr": 0.01, "alpha": 0.9, "beta": 0.9}, fedadam=_SERVER, fedams=_SERVER)
 _DATA = {"name": "cifar10_jpeg", "partition": "paired"}
 _PAPER = Setup(
     clients=20,

@@ -17,7 +17,7 @@ from edgefl.analysis.charts.svg import line_chart
 from edgefl.contract.program import Program
 from edgefl.papers.entry import Claim, Computed, Entry, Found, Progress, Scale, Work
 from edgefl.papers.fafed import three_clients
-from edgefl.papers.results import Judge, Judged, Results
+from edgefl.papers.results import Judged, Results, judge_factory
 from edgefl.programs.adaptive.fafed import fafed
 from edgefl.programs.adaptive.naive_adaptive import naive_adaptive
 from edgefl.programs.baselines.sgd import sgd
@@ -113,6 +113,10 @@ def _fedavg_runs() -> Iterator[Run]:
     yield Run("FedAvg, q=20, eta=0.1", lambda: fedavg(20, 0.1), 2_000, (Known(2_000, 8.00, 6e-3),))
 
 
+def _runs() -> tuple[Run, ...]:
+    return (*_naive_runs(), *_fafed_runs(), *_fedavg_runs())
+
+
 def path(program: Program, steps: int, x: float = 10.0, **hyper: float) -> Path:
     """xbar at every synchronisation of ``steps`` iterations that begin with ``x`` on all three clients."""
     return walked(together(program, len(three_clients.SLOPES)), steps, x, **hyper)
@@ -145,7 +149,7 @@ def run(work: Work) -> Found:
     figures: dict[str, float] = {}
     paths: dict[str, Path] = {}
     recorded: dict[tuple[str, int], Program] = {}
-    for each in (*_naive_runs(), *_fafed_runs(), *_fedavg_runs()):
+    for each in _runs():
         steps = min(each.steps, limit)
         work.progress(f"{each.name}, {steps:,} iterations")
         program = each.program()
@@ -195,31 +199,23 @@ def _sweep(made: Program, steps: int, progress: Progress) -> dict[str, float]:
 def _numbers(results: Results) -> Judged:
     """Every known number that a run reached."""
     (figures,) = results.figures[ARM]
-    known = {
-        f"{each.name}: {_at(one)}": one
-        for each in (*_naive_runs(), *_fafed_runs(), *_fedavg_runs())
-        for one in each.known
-    }
+    known = {f"{each.name}: {_at(one)}": one for each in _runs() for one in each.known}
     reached = [name for name in known if name in figures]
     wrong = [name for name in reached if abs(figures[name] - known[name].xbar) > known[name].within]
     return Judged(not wrong, "; ".join(wrong) if wrong else f"all {len(reached)} agree")
 
 
-def _every(quantity: str, fits: Callable[[float], bool]) -> Judge:
+@judge_factory
+def _every(results: Results, quantity: str, fits: Callable[[float], bool]) -> Judged:
     """All figures of ``quantity``."""
-
-    def judge(results: Results) -> Judged:
-        (figures,) = results.figures[ARM]
-        own = {name: value for name, value in figures.items() if name.endswith(f": {quantity}")}
-        wrong = [name for name, value in own.items() if not fits(value)]
-        return Judged(bool(own) and not wrong, "; ".join(wrong) if wrong else f"all {len(own)} runs")
-
-    return judge
+    (figures,) = results.figures[ARM]
+    own = {name: value for name, value in figures.items() if name.endswith(f": {quantity}")}
+    wrong = [name for name, value in own.items() if not fits(value)]
+    return Judged(bool(own) and not wrong, "; ".join(wrong) if wrong else f"all {len(own)} runs")
 
 
 def _published() -> dict[str, float]:
-    runs = (*_naive_runs(), *_fafed_runs(), *_fedavg_runs())
-    return {f"{each.name}: {_at(known)}": known.xbar for each in runs for known in each.known}
+    return {f"{each.name}: {_at(known)}": known.xbar for each in _runs() for known in each.known}
 
 
 def _charts(paths: Mapping[str, Path]) -> dict[str, str]:

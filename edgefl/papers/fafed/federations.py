@@ -26,10 +26,22 @@ class Tuned:
     server: Options = field(default_factory=dict)
 
 
+def tuned(lr: float, *, fafed: Options, fedadam: Options, fedams: Options) -> Mapping[str, Tuned]:
+    """Return the options of all :data:`METHODS` if all but FAFED have one client step size ``lr``; STEM's alpha is 0.9."""
+    return {
+        FAFED: Tuned(fafed),
+        STEM: Tuned({"lr": lr, "alpha": 0.9}),
+        FEDADAM: Tuned({"lr": lr}, fedadam),
+        FEDAMS: Tuned({"lr": lr}, fedams),
+        SCAFFOLD: Tuned({"lr": lr}),
+        FEDAVG: Tuned({"lr": lr}),
+    }
+
+
 @dataclass(frozen=True)
 class Setup:
-    """What all methods have alike: batch b, q ``steps``, all ``clients`` in every round. ``looked_at``: training samples on
-    which the models that are kept are judged."""
+    """Settings that all methods share: batch b, q ``steps``, all ``clients`` in every round. ``looked_at``: training
+    samples on which the models that are kept are judged."""
 
     clients: int
     rounds: int
@@ -68,5 +80,5 @@ class Setup:
 
 
 def sgd() -> dict[str, Any]:
-    """Without momentum and weight decay, which the paper does not mention."""
+    """Return plain SGD: the paper mentions no momentum and no weight decay."""
     return {"name": "sgd", "momentum": 0.0, "weight_decay": 0.0}

@@ -1,4 +1,4 @@
-"""How FAFED's claims are judged: by training loss, accuracy and what they cost (fafed.md 9)."""
+"""Judges of FAFED's claims: by training loss, accuracy and what they cost (fafed.md 9)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from edgefl.papers.fafed.measures import OBJECTIVE
-from edgefl.papers.results import Judge, Judged, Points, Results, ahead_of_each, told
+from edgefl.papers.results import Judge, Judged, Points, Results, ahead_of_each, judge_factory, told
 from edgefl.wire.tensors import Array
 
 HEADERS = 0.03
@@ -20,48 +20,39 @@ def lowest(arm: str, others: Sequence[str], figure: str) -> Judge:
     return ahead_of_each(arm, others, figure, lower=True, unit=1.0, digits=4)
 
 
-def none_above(arms: Sequence[str], other: str, figure: str) -> Judge:
+@judge_factory
+def none_above(results: Results, arms: Sequence[str], other: str, figure: str) -> Judged:
     """No one of ``arms`` is above ``other`` in the paired mean."""
-
-    def judge(results: Results) -> Judged:
-        above = {each: results.of(each, figure) - results.of(other, figure) for each in arms}
-        ours = ", ".join(f"{arm} {_loss(each)}" for arm, each in above.items())
-        return Judged(all(each.mean() <= 0 for each in above.values()), ours)
-
-    return judge
+    above = {each: results.lead(each, other, figure) for each in arms}
+    ours = ", ".join(f"{arm} {_loss(each)}" for arm, each in above.items())
+    return Judged(all(each.mean() <= 0 for each in above.values()), ours)
 
 
-def smoother(pairs: Mapping[str, Sequence[str]], figure: str) -> Judge:
+@judge_factory
+def smoother(results: Results, pairs: Mapping[str, Sequence[str]], figure: str) -> Judged:
     """Each arm's ``figure`` is the smallest, in the mean, beside those that stand after it."""
-
-    def judge(results: Results) -> Judged:
-        held, said = True, []
-        for arm, others in pairs.items():
-            means = {each: results.mean(each, figure) for each in (arm, *others)}
-            held &= all(means[arm] < means[each] for each in others)
-            said.append(", ".join(f"{each} {mean:.3f}" for each, mean in means.items()))
-        return Judged(held, "; ".join(said))
-
-    return judge
+    held, said = True, []
+    for arm, others in pairs.items():
+        means = {each: results.mean(each, figure) for each in (arm, *others)}
+        held &= all(means[arm] < means[each] for each in others)
+        said.append(", ".join(f"{each} {mean:.3f}" for each, mean in means.items()))
+    return Judged(held, "; ".join(said))
 
 
-def dearer(pairs: Mapping[str, str], figures: Sequence[str]) -> Judge:
+@judge_factory
+def dearer(results: Results, pairs: Mapping[str, str], figures: Sequence[str]) -> Judged:
     """By how much an arm's training loss is below that of the other, which has cost less after as many rounds: less so
     where the arm may cost no more of each of ``figures`` (lines by round) than the other one's whole run did."""
-
-    def judge(results: Results) -> Judged:
-        held, said = True, []
-        for arm, other in pairs.items():
-            leads = {"rounds": _lead(results, arm, other, None)}
-            leads |= {figure: _lead(results, arm, other, figure) for figure in figures}
-            held &= all(leads[figure].mean() < leads["rounds"].mean() for figure in figures)
-            said.append(
-                f"{arm} before {other} at equal "
-                + ", ".join(f"{name} {_loss(lead)}" for name, lead in leads.items())
-            )
-        return Judged(held, "; ".join(said))
-
-    return judge
+    held, said = True, []
+    for arm, other in pairs.items():
+        leads = {"rounds": _lead(results, arm, other, None)}
+        leads |= {figure: _lead(results, arm, other, figure) for figure in figures}
+        held &= all(leads[figure].mean() < leads["rounds"].mean() for figure in figures)
+        said.append(
+            f"{arm} before {other} at equal "
+            + ", ".join(f"{name} {_loss(lead)}" for name, lead in leads.items())
+        )
+    return Judged(held, "; ".join(said))
 
 
 def _lead(results: Results, arm: str, other: str, figure: str | None) -> Array:
@@ -75,21 +66,18 @@ def _lead(results: Results, arm: str, other: str, figure: str | None) -> Array:
 
 
 def _affordable(loss: Points, cost: Points, most: float) -> int:
-    """How many points of ``loss`` lie in rounds after which ``cost`` is at most ``most``."""
+    """Return the number of points of ``loss`` in rounds after which ``cost`` is at most ``most``."""
     rounds = bisect_right([spent for _, spent in cost], most)
     return bisect_right([number for number, _ in loss], float(rounds))
 
 
-def sends(floats: Mapping[str, float]) -> Judge:
+@judge_factory
+def sends(results: Results, floats: Mapping[str, float]) -> Judged:
     """Each arm sends as many floats for each parameter in a round; names and shapes take at most :data:`HEADERS` more."""
-
-    def judge(results: Results) -> Judged:
-        found = {arm: results.mean(arm, "floats_up") for arm in floats}
-        wrong = {arm: value for arm, value in found.items() if not 0 <= value - floats[arm] <= HEADERS}
-        ours = ", ".join(f"{arm} {value:.3f}" for arm, value in (wrong or found).items())
-        return Judged(not wrong, ours)
-
-    return judge
+    found = {arm: results.mean(arm, "floats_up") for arm in floats}
+    wrong = {arm: value for arm, value in found.items() if not 0 <= value - floats[arm] <= HEADERS}
+    ours = ", ".join(f"{arm} {value:.3f}" for arm, value in (wrong or found).items())
+    return Judged(not wrong, ours)
 
 
 def against(results: Results, arms: Sequence[str], x: str, line: str = OBJECTIVE) -> dict[str, Points]:

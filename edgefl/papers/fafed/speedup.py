@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import log
+from math import inf, log
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.objective.objective import Objective
 from edgefl.papers.entry import Claim, Computed, Entry, Found, Points, Scale, Work
 from edgefl.papers.fafed.three_clients import Itself
-from edgefl.papers.results import Judge, Judged, Results, told
+from edgefl.papers.results import Judged, Results, judge_factory, told
 from edgefl.programs.adaptive.fafed import fafed
 from edgefl.simulation.batched_clients import rescheduled, together
 from edgefl.simulation.federated import Client, federated
@@ -41,7 +41,7 @@ SLACK = 0.15
 
 @dataclass(frozen=True)
 class Size:
-    """How far a scale goes: ``errors`` (eps) falling, at most ``iterations``."""
+    """Size of a scale: ``errors`` (eps) falling, at most ``iterations``."""
 
     clients: Sequence[int]
     alphas: Sequence[float]
@@ -146,7 +146,7 @@ def _iterations(clients: int, eps: float) -> str:
 
 
 def slopes(figures: Mapping[str, float], size: Size) -> dict[str, float]:
-    """Of log iterations over log N, in the mean over eps, and over log eps, in the mean over N."""
+    """Return the slopes of log iterations over log N, in the mean over eps, and over log eps, in the mean over N."""
     over_clients = [[(log(n), figures.get(_iterations(n, eps))) for n in size.clients] for eps in size.errors]
     over_errors = [
         [(log(eps), figures.get(_iterations(n, eps))) for eps in size.errors] for n in size.clients
@@ -167,24 +167,11 @@ def _slope(points: Sequence[tuple[float, float | None]]) -> float | None:
     return float(np.polyfit(x, y, 1)[0])
 
 
-def _falls(figure: str, most: float) -> Judge:
-    """The mean of a slope is at most ``most``."""
-
-    def judge(results: Results) -> Judged:
-        slopes = results.of(ARM, figure)
-        return Judged(bool(slopes.mean() <= most), told(slopes, 1.0))
-
-    return judge
-
-
-def _no_steeper(figure: str, least: float) -> Judge:
-    """The mean of a slope is at least ``least``."""
-
-    def judge(results: Results) -> Judged:
-        slopes = results.of(ARM, figure)
-        return Judged(bool(slopes.mean() >= least), told(slopes, 1.0))
-
-    return judge
+@judge_factory
+def _slope_within(results: Results, figure: str, *, least: float = -inf, most: float = inf) -> Judged:
+    """Judge whether the mean of a slope lies from ``least`` to ``most``."""
+    slopes = results.of(ARM, figure)
+    return Judged(bool(least <= slopes.mean() <= most), told(slopes, 1.0))
 
 
 def _drawn(results: Results) -> dict[str, str]:
@@ -218,13 +205,13 @@ ENTRY = Entry(
             "8",
             "iterations to an error fall at least as fast as 1 / N",
             "slope -1",
-            _falls(SLOPE_CLIENTS, -1 + SLACK),
+            _slope_within(SLOPE_CLIENTS, most=-1 + SLACK),
         ),
         Claim(
             "8",
             "iterations to an error grow no faster than eps^-3",
             "slope -3",
-            _no_steeper(SLOPE_ERROR, -3 - SLACK),
+            _slope_within(SLOPE_ERROR, least=-3 - SLACK),
             doubt="eps of 0.4 is not far below the error with which a run begins (about 0.5), where a few iterations do "
             "for many clients: the slope is not yet that of small eps",
         ),

@@ -17,6 +17,7 @@ from edgefl.papers.fafed.federations import (
     STEM,
     Setup,
     Tuned,
+    tuned,
 )
 from edgefl.papers.fafed.judges import against, dearer, lowest, none_above, sends, smoother
 from edgefl.papers.fafed.measures import GRADIENTS, MEGABYTES, OBJECTIVE, measured
@@ -45,7 +46,7 @@ SPREAD: Mapping[str, Level] = {
 
 
 def setup(scale: Scale, level: str) -> Setup:
-    """Of all methods at ``level``."""
+    """Return the settings that all methods share at ``level``."""
     own = SPREAD[level]
     data = {"name": "fashion_mnist", "partition": own.partition}
     whole = Setup(
@@ -106,30 +107,24 @@ def _server(beta1: float, beta2: float) -> Mapping[str, float]:
 
 
 TUNED: Mapping[str, Mapping[str, Tuned]] = {
-    LOW: {
-        FAFED: Tuned({"lr": 0.005, "alpha": 0.9, "beta": 0.9}),
-        STEM: Tuned({"lr": 0.2, "alpha": 0.9}),
-        FEDADAM: Tuned({"lr": 0.2}, _server(0.1, 0.9)),
-        FEDAMS: Tuned({"lr": 0.2}, _server(0.1, 0.9)),
-        SCAFFOLD: Tuned({"lr": 0.2}),
-        FEDAVG: Tuned({"lr": 0.2}),
-    },
-    MEDIUM: {
-        FAFED: Tuned({"lr": 0.02, "alpha": 0.9, "beta": 0.9}),
-        STEM: Tuned({"lr": 0.4, "alpha": 0.9}),
-        FEDADAM: Tuned({"lr": 0.4}, _server(0.1, 0.1)),
-        FEDAMS: Tuned({"lr": 0.4}, _server(0.1, 0.9)),
-        SCAFFOLD: Tuned({"lr": 0.4}),
-        FEDAVG: Tuned({"lr": 0.4}),
-    },
-    HIGH: {
-        FAFED: Tuned({"lr": 0.02, "alpha": 0.9, "beta": 0.1}),
-        STEM: Tuned({"lr": 0.4, "alpha": 0.9}),
-        FEDADAM: Tuned({"lr": 0.4}, _server(0.1, 0.1)),
-        FEDAMS: Tuned({"lr": 0.4}, _server(0.1, 0.9)),
-        SCAFFOLD: Tuned({"lr": 0.4}),
-        FEDAVG: Tuned({"lr": 0.4}),
-    },
+    LOW: tuned(
+        0.2,
+        fafed={"lr": 0.005, "alpha": 0.9, "beta": 0.9},
+        fedadam=_server(0.1, 0.9),
+        fedams=_server(0.1, 0.9),
+    ),
+    MEDIUM: tuned(
+        0.4,
+        fafed={"lr": 0.02, "alpha": 0.9, "beta": 0.9},
+        fedadam=_server(0.1, 0.1),
+        fedams=_server(0.1, 0.9),
+    ),
+    HIGH: tuned(
+        0.4,
+        fafed={"lr": 0.02, "alpha": 0.9, "beta": 0.1},
+        fedadam=_server(0.1, 0.1),
+        fedams=_server(0.1, 0.9),
+    ),
 }
 """At scale cpu, and in smoke; scale paper has no longer steps than the paper's grid."""
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from edgefl.codecs.binarize import draw
 from edgefl.papers.entry import Arm, Chart, Claim, Column, Computed, Entry, Found, Scale, Work
-from edgefl.papers.results import Judge, Judged, Results
+from edgefl.papers.results import Judged, Results, judge_factory
 
 CLIENTS, SAMPLED, DIMENSIONS, TAU = 8, 2, 10, 5
 RUNS = 32
@@ -118,7 +118,7 @@ def _mean(sent: Tensor, sampled: int, generator: torch.Generator) -> Tensor:
 
 
 def slope(times: Sequence[int], gaps: Sequence[float]) -> float:
-    """Of log gap by log t, least squares over the last nine tenths of the steps, points evenly spread in log t."""
+    """Return the slope of log gap by log t, by least squares over the last nine tenths of the steps."""
     first, last = math.log(times[-1] / 10), math.log(times[-1])
     at = np.unique(np.searchsorted(times, np.exp(np.linspace(first, last, 40)) - 0.5))
     x, y = np.log(np.array(times)[at]), np.log(np.array(gaps)[at])
@@ -160,7 +160,7 @@ def _run(work: Work, *, binarized: bool, sampled: int = CLIENTS) -> Found:
 
 
 def arms(scale: Scale) -> Sequence[Arm]:
-    """Without binarization, and with it for all clients and for some."""
+    """Return the arms without binarization, and with it for all clients and for some."""
     settings = {"rounds": ROUNDS[scale], "tau": TAU, "clients": CLIENTS, "dimensions": DIMENSIONS}
     return (
         Computed(EXACT, lambda work: _run(work, binarized=False), settings),
@@ -171,22 +171,17 @@ def arms(scale: Scale) -> Sequence[Arm]:
     )
 
 
-def _below(arm: str) -> Judge:
-    def judge(results: Results) -> Judged:
-        most = float(results.of(arm, _SHARE).max())
-        return Judged(most <= 1, f"at most {most:.2g} of the bound")
-
-    return judge
+@judge_factory
+def _below(results: Results, arm: str) -> Judged:
+    most = float(results.of(arm, _SHARE).max())
+    return Judged(most <= 1, f"at most {most:.2g} of the bound")
 
 
-def _order(arm: str) -> Judge:
+@judge_factory
+def _order(results: Results, arm: str) -> Judged:
     """-1 to 0.2."""
-
-    def judge(results: Results) -> Judged:
-        found = results.mean(arm, _SLOPE)
-        return Judged(abs(found + 1) <= 0.2, f"T^{found:.2f}")
-
-    return judge
+    found = results.mean(arm, _SLOPE)
+    return Judged(abs(found + 1) <= 0.2, f"T^{found:.2f}")
 
 
 ENTRY = Entry(

@@ -1,14 +1,14 @@
-"""What each part of FIARSE is worth (FIARSE, Tables 6 and 7; fiarse.md A20, 8.3 R5)."""
+"""Ablation of FIARSE's parts (FIARSE, Tables 6 and 7; fiarse.md A20, 8.3 R5)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from edgefl.papers.entry import Arm, Chart, Claim, Entry, Federated, Scale, percent
+from edgefl.papers.entry import Arm, Chart, Claim, Entry, Federated, Scale, percent, shares
 from edgefl.papers.fiarse.federations import REPEATED, fiarse, structured
 from edgefl.papers.fiarse.judges import above_all
-from edgefl.papers.fiarse.measures import label, measured
+from edgefl.papers.fiarse.measures import by_size, label, measured
 from edgefl.papers.results import above
 
 BOTH, BIAS, REMASKED, GREEDY = "FIARSE", "bias alone", "re-masking alone", "pruning-greedy"
@@ -61,7 +61,7 @@ ENTRY = Entry(
     columns=(
         percent("global", "global, %"),
         percent("local", "local, %"),
-        *(percent(f"global {label(gamma)}", f"global {label(gamma)}") for gamma in (SMALL, MIDDLE, FULL)),
+        *by_size("global", (SMALL, MIDDLE, FULL)),
     ),
     claims=(
         Claim(
@@ -89,10 +89,7 @@ ENTRY = Entry(
             above(BOTH, CHANNELS, "global"),
         ),
     ),
-    published={
-        arm: {figure: value / 100 for figure, value in zip(_COLUMNS, values, strict=True)}
-        for arm, values in _TABLE_6.items()
-    },
+    published=shares(_COLUMNS, _TABLE_6),
     charts=(
         Chart("global.svg", "Global accuracy, mean over sizes", "global", y="accuracy"),
         Chart(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from edgefl.papers.entry import Arm, Chart, Claim, Entry, Federated, Scale, percent
+from edgefl.papers.entry import Arm, Chart, Claim, Entry, Federated, Scale, percent, shares
 from edgefl.papers.fiarse.federations import CIFAR10, REPEATED, Setup, fedrolex, fiarse, heterofl
-from edgefl.papers.fiarse.judges import above_all, mostly_above
-from edgefl.papers.fiarse.measures import label, measured
+from edgefl.papers.fiarse.judges import above_all, ahead
+from edgefl.papers.fiarse.measures import by_size, label, measured
 from edgefl.submodels.importance.thresholds import FIVE_SIZES
 
 FIARSE, HETEROFL, FEDROLEX = "FIARSE", "HeteroFL", "FedRolex"
@@ -51,25 +51,18 @@ ENTRY = Entry(
     columns=(
         percent("global", "global, %"),
         percent("local", "local, %"),
-        *(percent(f"global {label(gamma)}", f"global {label(gamma)}") for gamma in (SMALL, MIDDLE, FULL)),
-        *(percent(f"unseen {label(gamma)}", f"unseen {label(gamma)}") for gamma in UNSEEN),
+        *by_size("global", (SMALL, MIDDLE, FULL)),
+        *by_size("unseen", UNSEEN),
     ),
     claims=(
-        Claim(
-            "H1",
-            "on CIFAR-10 FIARSE is ahead of HeteroFL, globally and locally",
+        ahead(
+            HETEROFL,
             "+7.75, +8.86",
-            mostly_above(FIARSE, HETEROFL, ("global", "local")),
             "medium-high",
+            place="on CIFAR-10 ",
             doubt="on the devices' own samples both are level after these 50 rounds, at half of the paper's accuracy",
         ),
-        Claim(
-            "H1",
-            "on CIFAR-10 FIARSE is ahead of FedRolex, globally and locally",
-            "+7.06, +8.43",
-            mostly_above(FIARSE, FEDROLEX, ("global", "local")),
-            "medium-high",
-        ),
+        ahead(FEDROLEX, "+7.06, +8.43", "medium-high", place="on CIFAR-10 "),
         Claim(
             "H5",
             "on CIFAR-10 FIARSE is above both at half of the smallest size, for every seed",
@@ -78,10 +71,7 @@ ENTRY = Entry(
             "high",
         ),
     ),
-    published={
-        arm: {"local": local / 100, "global": everywhere / 100}
-        for arm, (local, everywhere) in _TABLE_5.items()
-    },
+    published=shares(("local", "global"), _TABLE_5),
     charts=(Chart("global.svg", "Global accuracy, mean over sizes", "global", y="accuracy"),),
     note=(
         "Scale cpu: the federation of fiarse/sizes on 12,000 training and 2,000 test images of CIFAR-10 (JPEG q75), "

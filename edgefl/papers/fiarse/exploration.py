@@ -1,4 +1,4 @@
-"""How submodels move where nobody holds the whole model (FIARSE, Figures 7 and 8; fiarse.md A12)."""
+"""Movement of submodels if no client holds the whole model (FIARSE, Figures 7 and 8; fiarse.md A12)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from edgefl.analysis.charts.svg import line_chart
 from edgefl.papers.entry import Arm, Claim, Entry, Federated, Scale, percent
 from edgefl.papers.fiarse.federations import IMAGES, REPEATED, fiarse
 from edgefl.papers.fiarse.judges import reached, steadier
-from edgefl.papers.fiarse.measures import LAGS, accuracies_and_exploration, label
+from edgefl.papers.fiarse.measures import LAGS, accuracies_and_exploration, by_size, label
 from edgefl.papers.results import Results
 
 SIZES = (0.04, 0.16, 0.36, 0.64)
@@ -46,17 +46,13 @@ def _drawn(results: Results) -> Mapping[str, str]:
             coverage, title=f"{arm}: entries held so far", x="round", y="share of the parameters"
         )
         for lag in LAGS:
-            moved = {name: lines[name] for name in _moved(lag) if lines.get(name)}
+            names = [f"moved {lag} {label(gamma)}" for gamma in SIZES]
+            moved = {name: lines[name] for name in names if lines.get(name)}
             if moved:
                 pictures[f"difference-{lag}-{arm}.svg"] = line_chart(
                     moved, title=f"{arm}: masks {lag} models apart", x="round", y="difference"
                 )
     return pictures
-
-
-def _moved(lag: int) -> Iterator[str]:
-    for gamma in SIZES:
-        yield f"moved {lag} {label(gamma)}"
 
 
 def _claims() -> Iterator[Claim]:
@@ -91,14 +87,10 @@ ENTRY = Entry(
     arms=arms,
     columns=(
         percent("ever trained", "ever trained, %"),
-        *(percent(f"explored {label(gamma)}", f"explored {label(gamma)}") for gamma in SIZES),
-        *(
-            percent(f"moved {lag} {label(gamma)}", f"moved {lag} {label(gamma)}")
-            for lag in LAGS
-            for gamma in SIZES
-        ),
+        *by_size("explored", SIZES),
+        *(column for lag in LAGS for column in by_size(f"moved {lag}", SIZES)),
         percent("global", "global, %"),
-        *(percent(f"global {label(gamma)}", f"global {label(gamma)}") for gamma in SIZES),
+        *by_size("global", SIZES),
     ),
     claims=tuple(_claims()),
     drawn=_drawn,

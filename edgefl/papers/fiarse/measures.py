@@ -1,15 +1,15 @@
-"""What FIARSE's tables and figures tell of a finished federation (fiarse.md 2.11, A12)."""
+"""Figures of a finished federation for FIARSE's tables and charts (fiarse.md 2.11, A12)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from statistics import fmean
 
 import numpy as np
 
 from edgefl.api.simulate import Simulation
-from edgefl.papers.entry import Found, Points, curves
+from edgefl.papers.entry import Column, Found, Points, curves, percent
 from edgefl.papers.submodel_accuracy import SubmodelAccuracy
 from edgefl.submodels.importance.diagnostics import Exploration, global_metric, local_metric
 from edgefl.submodels.importance.submodel import Importance
@@ -24,9 +24,14 @@ LAST = 3
 
 
 def label(gamma: float) -> str:
-    """How figures call a size: a power of two ``1/16``, others ``0.36``."""
+    """Return the name of a size in figures: a power of two ``1/16``, others ``0.36``."""
     inverse = 1 / gamma
     return f"1/{inverse:.0f}" if gamma < 1 and inverse in (2, 4, 8, 16, 32, 64) else f"{gamma:g}"
+
+
+def by_size(figure: str, sizes: Iterable[float]) -> tuple[Column, ...]:
+    """Return a column in percent for each size of ``figure``, named ``figure size``."""
+    return tuple(percent(f"{figure} {label(gamma)}", f"{figure} {label(gamma)}") for gamma in sizes)
 
 
 def measured(unseen: Sequence[float] = (), *, rolling: bool = False) -> partial[Found]:
@@ -85,7 +90,7 @@ def sizes(judge: SubmodelAccuracy) -> dict[float, str]:
 
 
 def exploration(simulation: Simulation) -> Found:
-    """How the submodels move (A12), of a run that kept the model of every round.
+    """Return how the submodels move (A12) in a run that kept the model of every round.
 
     Figures ``ever trained`` (share of the maskable entries that any update has changed), ``explored g`` (share that the mask
     of size g has held in any round), ``moved h g`` (mean difference of masks h models apart, over the last tenth of the

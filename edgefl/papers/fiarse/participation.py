@@ -1,11 +1,11 @@
-"""What twice the participants are worth (FIARSE, Table 4)."""
+"""Gain from twice the participants (FIARSE, Table 4)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from edgefl.papers.entry import Arm, Chart, Claim, Entry, Federated, Scale, percent
+from edgefl.papers.entry import Arm, Chart, Claim, Entry, Federated, Scale, percent, shares
 from edgefl.papers.fiarse.federations import REPEATED, fiarse, heterofl
 from edgefl.papers.fiarse.judges import gains_more
 from edgefl.papers.fiarse.measures import measured
@@ -54,10 +54,7 @@ ENTRY = Entry(
             "slower, the more",
         ),
     ),
-    published={
-        arm: {"local": local / 100, "global": everywhere / 100}
-        for arm, (local, everywhere) in _TABLES.items()
-    },
+    published=shares(("local", "global"), _TABLES),
     charts=(Chart("global.svg", "Global accuracy, mean over sizes", "global", y="accuracy"),),
     note=(
         f"Scale cpu: the federation of fiarse/sizes with {CPU_PARTICIPANTS} and {2 * CPU_PARTICIPANTS} of its 30 "

@@ -8,7 +8,7 @@ from dataclasses import replace
 from edgefl.papers.entry import Arm, Chart, Claim, Entry, Federated, Scale, Settings, percent
 from edgefl.papers.fiarse.federations import Options, Setup, fiarse
 from edgefl.papers.fiarse.judges import mostly_above
-from edgefl.papers.fiarse.measures import label, measured
+from edgefl.papers.fiarse.measures import by_size, measured
 from edgefl.programs.submodels.tcbgd import BETA1, BETA2
 
 FIARSE, HETEROFL, FEDROLEX = "FIARSE", "HeteroFL", "FedRolex"
@@ -82,7 +82,7 @@ ENTRY = Entry(
     columns=(
         percent("global", "global, %"),
         percent("local", "local, %"),
-        *(percent(f"global {label(gamma)}", f"global {label(gamma)}") for gamma in (SMALL, MIDDLE, FULL)),
+        *by_size("global", (SMALL, MIDDLE, FULL)),
     ),
     claims=(
         Claim(

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.elu_mlp import elu_mlp
 from edgefl.objective.objective import Objective
 from edgefl.papers.entry import Arm, Claim, Column, Computed, Entry, Found, Scale, Work
-from edgefl.papers.results import Judge, Judged, Results, ordered
+from edgefl.papers.results import Judged, Results, judge_factory, ordered
 from edgefl.submodels.output_side.submodel import OutputSide
 
 MIXED = (1.0, 0.75, 0.5, 0.25, 0.0)
@@ -80,11 +81,7 @@ def arms(scale: Scale) -> Sequence[Arm]:
         "curved": CURVED[scale],
         **TRAINING,
     }
-    return [Computed(arm_of(mixed), _study(mixed), {"mixed": mixed, **settings}) for mixed in MIXED]
-
-
-def _study(mixed: float) -> Callable[[Work], Found]:
-    return lambda work: study(mixed, work)
+    return [Computed(arm_of(mixed), partial(study, mixed), {"mixed": mixed, **settings}) for mixed in MIXED]
 
 
 def study(mixed: float, work: Work) -> Found:
@@ -161,7 +158,7 @@ def _bounded(results: Results) -> Judged:
 
 
 def _vanishes(results: Results) -> Judged:
-    """Where all samples were exchanged, it is at most 2 % of what it is where none were."""
+    """Judge whether it falls to at most 2 % of its value if all samples are exchanged."""
     shares = [
         float(results.of(ALIKE, gradients(when)).mean() / results.of(APART, gradients(when)).mean())
         for when in _WHEN
@@ -169,16 +166,13 @@ def _vanishes(results: Results) -> Judged:
     return Judged(max(map(abs, shares)) <= 0.02, ", ".join(f"{100 * share:.2f} %" for share in shares))
 
 
-def _proportional(when: str) -> Judge:
+@judge_factory
+def _proportional(results: Results, when: str) -> Judged:
     """Least-squares exponent of gamma_G^2 in mean TV^2 over the distributions that differ."""
-
-    def judge(results: Results) -> Judged:
-        tv2 = [results.mean(arm, TV2) for arm in _ORDER[1:]]
-        found = [results.mean(arm, gradients(when)) for arm in _ORDER[1:]]
-        exponent = float(np.polyfit(np.log(tv2), np.log(found), 1)[0])
-        return Judged(0.8 <= exponent <= 1.2, f"exponent {exponent:.3f}")
-
-    return judge
+    tv2 = [results.mean(arm, TV2) for arm in _ORDER[1:]]
+    found = [results.mean(arm, gradients(when)) for arm in _ORDER[1:]]
+    exponent = float(np.polyfit(np.log(tv2), np.log(found), 1)[0])
+    return Judged(0.8 <= exponent <= 1.2, f"exponent {exponent:.3f}")
 
 
 ENTRY = Entry(

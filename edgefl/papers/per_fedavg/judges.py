@@ -7,66 +7,55 @@ from collections.abc import Sequence
 from edgefl.papers.entry import Claim
 from edgefl.papers.per_fedavg.personal import AFTER
 from edgefl.papers.per_fedavg.rows import FEDAVG, FO, HF, METHODS, Row
-from edgefl.papers.results import Judge, Judged, Results, told
+from edgefl.papers.results import Judged, Results, judge_factory, told
 from edgefl.wire.tensors import Array
 
 
-def ahead(better: str, worse: str, rows: Sequence[Row], *, by: float = 0.0) -> Judge:
+@judge_factory
+def ahead(results: Results, better: str, worse: str, rows: Sequence[Row], *, by: float = 0.0) -> Judged:
     """``better`` is more than ``by`` ahead of ``worse`` after a step, in every row of ``rows`` that was run, in the mean of
     the paired differences."""
-
-    def judge(results: Results) -> Judged:
-        leads = {
-            row.name: lead(results, row, better, worse) for row in rows if row.arm(better) in results.figures
-        }
-        held = bool(leads) and all(each.mean() > by for each in leads.values())
-        return Judged(held, "; ".join(f"{name}: {told(each)}" for name, each in leads.items()))
-
-    return judge
+    leads = {
+        row.name: lead(results, row, better, worse) for row in rows if row.arm(better) in results.figures
+    }
+    held = bool(leads) and all(each.mean() > by for each in leads.values())
+    return Judged(held, "; ".join(f"{name}: {told(each)}" for name, each in leads.items()))
 
 
 def lead(results: Results, row: Row, better: str, worse: str) -> Array:
     """float64 (seeds,), of accuracy after a step."""
-    return results.of(row.arm(better), AFTER) - results.of(row.arm(worse), AFTER)
+    return results.lead(row.arm(better), row.arm(worse), AFTER)
 
 
-def wider(better: str, worse: str, row: Row, than: Row) -> Judge:
+@judge_factory
+def wider(results: Results, better: str, worse: str, row: Row, than: Row) -> Judged:
     """The lead of ``better`` over ``worse`` is larger in ``row`` than in ``than``."""
-
-    def judge(results: Results) -> Judged:
-        here, there = (lead(results, each, better, worse) for each in (row, than))
-        return Judged(bool((here - there).mean() > 0), f"{told(here)} against {told(there)}")
-
-    return judge
+    here, there = (lead(results, each, better, worse) for each in (row, than))
+    return Judged(bool((here - there).mean() > 0), f"{told(here)} against {told(there)}")
 
 
-def change(method: str, start: Row, end: Row, figure: str, *, least: float, most: float) -> Judge:
+@judge_factory
+def change(
+    results: Results, method: str, start: Row, end: Row, figure: str, *, least: float, most: float
+) -> Judged:
     """From ``start`` to ``end`` the method's figure changes by ``least`` to ``most``, in the mean of the paired
     differences."""
-
-    def judge(results: Results) -> Judged:
-        changed = results.of(end.arm(method), figure) - results.of(start.arm(method), figure)
-        return Judged(bool(least <= changed.mean() <= most), told(changed))
-
-    return judge
+    changed = results.lead(end.arm(method), start.arm(method), figure)
+    return Judged(bool(least <= changed.mean() <= most), told(changed))
 
 
-def fewer_steps_lower(pairs: Sequence[tuple[Row, Row]], figure: str) -> Judge:
+@judge_factory
+def fewer_steps_lower(results: Results, pairs: Sequence[tuple[Row, Row]], figure: str) -> Judged:
     """In each pair (few, many) that was run, every method ends below itself with the steps of ``many``, in the mean of the
     paired differences."""
-
-    def judge(results: Results) -> Judged:
-        changed = {
-            f"{few.data}, {method}": results.of(few.arm(method), figure)
-            - results.of(many.arm(method), figure)
-            for few, many in pairs
-            for method in METHODS
-            if many.arm(method) in results.figures
-        }
-        held = bool(changed) and all(bool(each.mean() < 0) for each in changed.values())
-        return Judged(held, "; ".join(f"{name}: {told(each)}" for name, each in changed.items()))
-
-    return judge
+    changed = {
+        f"{few.data}, {method}": results.lead(few.arm(method), many.arm(method), figure)
+        for few, many in pairs
+        for method in METHODS
+        if many.arm(method) in results.figures
+    }
+    held = bool(changed) and all(bool(each.mean() < 0) for each in changed.values())
+    return Judged(held, "; ".join(f"{name}: {told(each)}" for name, each in changed.items()))
 
 
 def claims_of_single_class(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from edgefl.papers.entry import Arm, Chart, Claim, Entry, Scale
-from edgefl.papers.per_fedavg import personal, table1
+from edgefl.papers.entry import Arm, Claim, Entry, Scale
+from edgefl.papers.per_fedavg import table1
 from edgefl.papers.per_fedavg.judges import ahead
-from edgefl.papers.per_fedavg.rows import FEDAVG, FO, HF, METHODS, Size, arms
+from edgefl.papers.per_fedavg.rows import FEDAVG, FO, HF, METHODS, Size, arms, steps_chart
 
 ROW = table1.CIFAR_10
 SIZES: Mapping[Scale, Size] = {
@@ -48,15 +48,6 @@ ENTRY = Entry(
             doubt=_FAR,
         ),
     ),
-    charts=(
-        Chart(
-            "steps.svg",
-            "CIFAR-10, tau = 10: users by steps of adaptation",
-            personal.STEPS,
-            x="steps",
-            y="accuracy",
-            arms=tuple(ROW.arm(each) for each in METHODS),
-        ),
-    ),
+    charts=(steps_chart("steps.svg", "CIFAR-10, tau = 10", ROW, METHODS),),
     note="The row of Table 1 that per_fedavg/table1 has at scale `paper` only; all else as there.",
 )

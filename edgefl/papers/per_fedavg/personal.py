@@ -1,4 +1,4 @@
-"""What a finished simulation's model is worth to each of its users, and how curved their losses are there."""
+"""Value of a finished simulation's model to each of its users, and the curvature of their losses there."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from device_runtime.data.support import Protocol
 from edgefl.analysis.heterogeneity.adaptation import adapted
 from edgefl.analysis.heterogeneity.losses import Losses, Shard, batches
 from edgefl.analysis.heterogeneity.spectrum import extremes
-from edgefl.analysis.personal.evaluate import Setting, User
+from edgefl.analysis.personal.evaluate import User
 from edgefl.analysis.personal.finished import Finished
-from edgefl.analysis.personal.report import PersonalReport, mean
+from edgefl.analysis.personal.report import PersonalReport, Setting, mean
 from edgefl.api.simulate import Simulation
 from edgefl.objective.objective import Objective
 from edgefl.papers.entry import Found

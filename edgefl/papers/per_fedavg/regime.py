@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from edgefl.papers.entry import Arm, Chart, Claim, Entry, Scale
-from edgefl.papers.per_fedavg import personal, table1
+from edgefl.papers.entry import Arm, Claim, Entry, Scale
+from edgefl.papers.per_fedavg import table1
 from edgefl.papers.per_fedavg.judges import ahead, claims_of_single_class
-from edgefl.papers.per_fedavg.rows import FEDAVG, FO, FOUR_TIMES, HF, METHODS, Row, Size, arms
+from edgefl.papers.per_fedavg.rows import FEDAVG, FO, FOUR_TIMES, HF, METHODS, Row, Size, arms, steps_chart
 
 MAIN, SINGLE = Row("MNIST", 4, 0.03), Row("MNIST", 4, 0.03, single=True)
 ROWS = (MAIN, SINGLE)
@@ -48,14 +48,7 @@ ENTRY = Entry(
         ),
     ),
     charts=tuple(
-        Chart(
-            f"steps-{name}.svg",
-            f"{title}: users by steps of adaptation",
-            personal.STEPS,
-            x="steps",
-            y="accuracy",
-            arms=tuple(row.arm(each) for each in (*METHODS, FOUR_TIMES)),
-        )
+        steps_chart(f"steps-{name}.svg", title, row, (*METHODS, FOUR_TIMES))
         for row, name, title in ((MAIN, "main", "Two classes in half B"), (SINGLE, "single", "One class in half B"))
     ),
     note=(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from edgefl.papers.entry import Federated, Settings
-from edgefl.papers.per_fedavg.personal import measured
+from edgefl.papers.entry import Chart, Federated, Settings
+from edgefl.papers.per_fedavg.personal import STEPS, measured
 
 FEDAVG, FO, HF = "FedAvg", "FO", "HF"
 METHODS = (FEDAVG, FO, HF)
@@ -37,7 +37,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Size:
-    """How much is computed: ``users`` of which the share ``fraction`` trains in each of ``rounds`` rounds, with local
+    """Size of a run: ``users`` of which the share ``fraction`` trains in each of ``rounds`` rounds, with local
     learning rate ``lr`` on ``a`` samples of a class, tested on ``a_test`` (per_fedavg.md 3.2); ``pixels`` are the scaling
     of the data, ``together`` the users of one call."""
 
@@ -83,6 +83,12 @@ PROGRAMS: Mapping[str, Settings] = {
     FO: {"program.name": "per_fedavg", "program.mode": "fo"},
     HF: {"program.name": "per_fedavg", "program.mode": "hf"},
 }
+
+
+def steps_chart(file: str, title: str, row: Row, methods: Sequence[str]) -> Chart:
+    """Return the chart of the users' accuracy by steps of adaptation, for the ``methods`` of a row."""
+    names = tuple(row.arm(each) for each in methods)
+    return Chart(file, f"{title}: users by steps of adaptation", STEPS, x="steps", y="accuracy", arms=names)
 
 
 def arms(row: Row, methods: Sequence[str], size: Size) -> list[Federated]:

@@ -8,7 +8,18 @@ from dataclasses import replace
 from edgefl.papers.entry import Arm, Chart, Claim, Column, Entry, Scale, percent
 from edgefl.papers.per_fedavg import personal
 from edgefl.papers.per_fedavg.judges import ahead, change, claims_of_single_class, fewer_steps_lower
-from edgefl.papers.per_fedavg.rows import FEDAVG, FO, FOUR_TIMES, HF, METHODS, TWICE, Row, Size, arms
+from edgefl.papers.per_fedavg.rows import (
+    FEDAVG,
+    FO,
+    FOUR_TIMES,
+    HF,
+    METHODS,
+    TWICE,
+    Row,
+    Size,
+    arms,
+    steps_chart,
+)
 
 MNIST_10 = Row("MNIST", 10, 0.01, paper={FEDAVG: 0.7596, FO: 0.7800, HF: 0.7985})
 MNIST_4 = Row("MNIST", 4, 0.01, paper={FEDAVG: 0.6018, FO: 0.6455, HF: 0.7094})
@@ -135,22 +146,8 @@ ENTRY = Entry(
         ),
     ),
     charts=(
-        Chart(
-            "steps-mnist.svg",
-            "MNIST, tau = 4: users by steps of adaptation",
-            personal.STEPS,
-            x="steps",
-            y="accuracy",
-            arms=tuple(MNIST_4.arm(each) for each in (*METHODS, FOUR_TIMES)),
-        ),
-        Chart(
-            "steps-cifar.svg",
-            "CIFAR-10, tau = 4, alpha = 0.01: users by steps of adaptation",
-            personal.STEPS,
-            x="steps",
-            y="accuracy",
-            arms=tuple(LARGER.arm(each) for each in METHODS),
-        ),
+        steps_chart("steps-mnist.svg", "MNIST, tau = 4", MNIST_4, (*METHODS, FOUR_TIMES)),
+        steps_chart("steps-cifar.svg", "CIFAR-10, tau = 4, alpha = 0.01", LARGER, METHODS),
         Chart(
             "rounds-mnist.svg",
             "MNIST, tau = 4: the global model without a step",

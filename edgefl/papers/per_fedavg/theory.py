@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from edgefl.papers.entry import Arm, Chart, Claim, Column, Computed, Entry, Foun
 from edgefl.papers.per_fedavg import bounds
 from edgefl.papers.per_fedavg.bounds import ALPHA, BATCH, DELTA, DRIFT_TAU, EXACT, FO, HF, MODES
 from edgefl.papers.per_fedavg.logistic import LANDSCAPE, SAMPLES, Users, starting_point
-from edgefl.papers.results import Judge, Judged, Results
+from edgefl.papers.results import Judged, Results, judge_factory
 
 ACCURACIES: Mapping[Scale, tuple[float, ...]] = {
     "smoke": (0.04, 0.02),
@@ -88,45 +89,32 @@ def _run(work: Work, mode: str) -> Found:
 
 def arms(scale: Scale) -> Sequence[Arm]:
     given = {"accuracies": list(ACCURACIES[scale]), "steps to rest": RESTS[scale]}
-    return [Computed(mode, _runner(mode), given) for mode in MODES]
+    return [Computed(mode, partial(_run, mode=mode), given) for mode in MODES]
 
 
-def _runner(mode: str) -> Callable[[Work], Found]:
-    return lambda work: _run(work, mode)
-
-
-def _largest(figure: str, most: float = 1.0) -> Judge:
+@judge_factory
+def _largest(results: Results, figure: str, most: float = 1.0) -> Judged:
     """The figure of every mode and seed is at most ``most``."""
-
-    def judge(results: Results) -> Judged:
-        found = {mode: float(results.of(mode, figure).max()) for mode in MODES}
-        return Judged(
-            max(found.values()) <= most, ", ".join(f"{mode} {value:.2g}" for mode, value in found.items())
-        )
-
-    return judge
+    found = {mode: float(results.of(mode, figure).max()) for mode in MODES}
+    return Judged(
+        max(found.values()) <= most, ", ".join(f"{mode} {value:.2g}" for mode, value in found.items())
+    )
 
 
-def _slopes(figure: str, least: float, most: float, modes: Sequence[str] = MODES) -> Judge:
-    """Of every mode and seed, within a range."""
-
-    def judge(results: Results) -> Judged:
-        found = {mode: results.of(mode, figure) for mode in modes}
-        held = all(least <= value <= most for values in found.values() for value in values)
-        return Judged(held, ", ".join(f"{mode} {values.mean():.3f}" for mode, values in found.items()))
-
-    return judge
+@judge_factory
+def _slopes(results: Results, figure: str, least: float, most: float, modes: Sequence[str] = MODES) -> Judged:
+    """Judge whether the figure of every mode and seed lies within a range."""
+    found = {mode: results.of(mode, figure) for mode in modes}
+    held = all(least <= value <= most for values in found.values() for value in values)
+    return Judged(held, ", ".join(f"{mode} {values.mean():.3f}" for mode, values in found.items()))
 
 
-def _vanishes(figure: str) -> Judge:
+@judge_factory
+def _vanishes(results: Results, figure: str) -> Judged:
     """FO's is at least a thousand times HF's, for every seed."""
-
-    def judge(results: Results) -> Judged:
-        fo, hf, exact = (results.of(mode, figure) for mode in (FO, HF, EXACT))
-        told = ", ".join(f"{mode} {each.max():.1e}" for mode, each in ((EXACT, exact), (HF, hf), (FO, fo)))
-        return Judged(bool((fo > 1000 * np.maximum(hf, exact)).all()), told)
-
-    return judge
+    fo, hf, exact = (results.of(mode, figure) for mode in (FO, HF, EXACT))
+    told = ", ".join(f"{mode} {each.max():.1e}" for mode, each in ((EXACT, exact), (HF, hf), (FO, fo)))
+    return Judged(bool((fo > 1000 * np.maximum(hf, exact)).all()), told)
 
 
 ENTRY = Entry(

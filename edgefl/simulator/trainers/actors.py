@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import os
-import signal
-import socket
-import threading
 from collections import deque
 from collections.abc import Collection
 from types import ModuleType
@@ -15,10 +10,7 @@ from typing import Any
 from edgefl.simulator.trainers.pool import Hand, Lost
 from edgefl.simulator.trainers.worker import Done, Method, Worker
 from edgefl.wire.errors import ConfigError
-
-LOCAL = "local"
-"""The address of a Ray that is started for one simulation, on this machine."""
-_REACHED_S = 10.0
+from server.shards import ray_cluster
 
 
 class ActorHand:
@@ -52,7 +44,7 @@ class Actors:
     """
 
     def __init__(self, address: str, workers: int, gpus: int = 0) -> None:
-        self._ray = _ray()
+        self._ray = ray_cluster.import_ray("clients train", "simulation.ray")
         self._own = not self._ray.is_initialized()
         if self._own:
             self._connect(address, workers)
@@ -91,41 +83,11 @@ class Actors:
             self._ray.shutdown()
 
     def _connect(self, address: str, workers: int) -> None:
-        quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
-        stops = signal.getsignal(signal.SIGTERM)
         try:
-            if address == LOCAL:
-                os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-                self._ray.init(LOCAL, num_cpus=workers, include_dashboard=False, **quiet)
-            else:
-                _reach(address)
-                self._ray.init(address, **quiet)
+            ray_cluster.connect(self._ray, address, workers)
         except (OSError, RuntimeError, ValueError) as error:
             raise ConfigError(
                 f"there is no Ray at {address}: {error}; start one (`ray start --head`), correct the address, or use "
-                f"{LOCAL!r}",
+                f"{ray_cluster.LOCAL!r}",
                 address=address,
             ) from error
-        if stops is not None and threading.current_thread() is threading.main_thread():
-            signal.signal(
-                signal.SIGTERM, stops
-            )  # Ray's own ends the process with another code, and without a word
-
-
-def _reach(address: str) -> None:
-    """OSError where nobody listens: Ray itself tries that for minutes, and then ends the process."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if host and port.isdigit():
-        socket.create_connection((host.strip("[]"), int(port)), _REACHED_S).close()
-
-
-def _ray() -> ModuleType:
-    try:
-        import ray
-        import ray.exceptions
-    except ImportError as error:
-        raise ConfigError(
-            "clients train on Ray, which is not installed: `pip install edgefl-tiers[ray]`, or leave out simulation.ray"
-        ) from error
-    module: ModuleType = ray
-    return module

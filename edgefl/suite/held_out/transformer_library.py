@@ -16,42 +16,19 @@ from edgefl.suite.architecture import (
     VOCABULARY,
     WORDS,
     Architecture,
-    configured,
+    transformer,
 )
+from edgefl.suite.decoders import GPT, TOKENS
 from edgefl.suite.decoders import SIZES as DECODER
-from edgefl.suite.decoders import TOKENS
+from edgefl.suite.encoders import BART, BOTH, DISTIL, T5, TAGS, TEXT
 from edgefl.suite.encoders import SIZES as ENCODER
-from edgefl.suite.encoders import TEXT
 from edgefl.suite.hearing import SPEECH, WAVE
 from edgefl.suite.seeing import TRANSFORMER
 
 Sample = TensorSpec | Mapping[str, TensorSpec]
-TAGS = "sequence_cross_entropy"
-BOTH = {"input_ids": WORDS, "decoder_input_ids": WORDS}
 FILM = TensorSpec((4, 3, 32, 32))
 MARKS: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-PAIRS: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "d_model": 32,
-    "encoder_layers": 1,
-    "decoder_layers": 1,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 64,
-    "decoder_ffn_dim": 64,
-    "max_position_embeddings": 64,
-    "decoder_start_token_id": 2,
-    "forced_eos_token_id": 2,
-    **MARKS,
-}
-T5: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "d_model": 32,
-    "d_kv": 16,
-    "d_ff": 64,
-    "num_layers": 2,
-    "num_heads": 2,
-}
+PAIRS: dict[str, Any] = {**BART, "decoder_start_token_id": 2, "forced_eos_token_id": 2, **MARKS}
 XLM: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "emb_dim": 32,
@@ -59,72 +36,53 @@ XLM: dict[str, Any] = {
     "n_heads": 2,
     "num_labels": CLASSES,
 }
-GPT: dict[str, Any] = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64}
-
-
-def _head(
-    name: str, kind: str, config: Mapping[str, Any], sample: Sample, classes: int = CLASSES, loss: str = ""
-) -> Architecture:
-    return Architecture("transformers", name, kind, configured(kind, **config), sample, classes, loss)
 
 
 def _encoder(name: str, kind: str, sample: Sample = TEXT, *, loss: str = "", **sizes: Any) -> Architecture:
-    return _head(name, kind, {**ENCODER, **MARKS, **sizes}, sample, loss=loss)
+    return transformer(name, kind, {**ENCODER, **MARKS, **sizes}, sample, loss=loss)
 
 
 def _decoder(name: str, kind: str, **sizes: Any) -> Architecture:
-    return _head(name, kind, {**TOKENS, **DECODER, **sizes}, WORDS, VOCABULARY, "causal_lm")
+    return transformer(name, kind, {**TOKENS, **DECODER, **sizes}, WORDS, VOCABULARY, "causal_lm")
 
 
 def _both(name: str, kind: str, config: Mapping[str, Any], **sizes: Any) -> Architecture:
-    return _head(name, kind, {**config, **sizes}, BOTH, VOCABULARY, TAGS)
+    return transformer(name, kind, {**config, **sizes}, BOTH, VOCABULARY, TAGS)
 
 
 def _vision(name: str, kind: str, sample: Sample = IMAGE, loss: str = "", **sizes: Any) -> Architecture:
-    return _head(name, kind, {**sizes, "num_labels": CLASSES}, sample, loss=loss)
+    return transformer(name, kind, {**sizes, "num_labels": CLASSES}, sample, loss=loss)
 
 
 TEXTS = (
     _encoder(
         "DeBERTa", "DebertaForSequenceClassification", relative_attention=True, pos_att_type=["c2p", "p2c"]
     ),
-    _head("BERT, answers", "BertForQuestionAnswering", {**ENCODER, "num_labels": 2}, TEXT, LENGTH),
+    transformer("BERT, answers", "BertForQuestionAnswering", {**ENCODER, "num_labels": 2}, TEXT, LENGTH),
     _encoder("RoBERTa, tags", "RobertaForTokenClassification", loss=TAGS),
     _encoder(
         "BERT, multiple choice",
         "BertForMultipleChoice",
         {"input_ids": TensorSpec((CLASSES, LENGTH), torch.int64, VOCABULARY)},
     ),
-    _head(
-        "DistilBERT",
-        "DistilBertForSequenceClassification",
-        {
-            "vocab_size": VOCABULARY,
-            "dim": 32,
-            "hidden_dim": 64,
-            "n_layers": 2,
-            "n_heads": 2,
-            "num_labels": CLASSES,
-        },
-        TEXT,
-    ),
+    transformer("DistilBERT", "DistilBertForSequenceClassification", DISTIL, TEXT),
     _encoder("Longformer", "LongformerForSequenceClassification", attention_window=4),
     _encoder("BigBird", "BigBirdForSequenceClassification", block_size=4, num_random_blocks=1),
     _encoder("Nystromformer", "NystromformerForSequenceClassification"),
-    _head("XLM", "XLMForSequenceClassification", XLM, TEXT),
+    transformer("XLM", "XLMForSequenceClassification", XLM, TEXT),
     _encoder(
         "LayoutLM",
         "LayoutLMForTokenClassification",
         {"input_ids": WORDS, "bbox": TensorSpec((LENGTH, 4), torch.int64, 1)},
         loss=TAGS,
     ),
-    _head(
+    transformer(
         "GPT-2, classes",
         "GPT2ForSequenceClassification",
         {**GPT, **MARKS, "num_labels": CLASSES},
         {"input_ids": WORDS},
     ),
-    _head(
+    transformer(
         "Llama, classes",
         "LlamaForSequenceClassification",
         {**DECODER, **MARKS, "num_labels": CLASSES},
@@ -146,7 +104,7 @@ TEXTS = (
     _decoder(
         "Mamba 2", "Mamba2ForCausalLM", num_heads=4, head_dim=16, state_size=8, n_groups=2, chunk_size=8
     ),
-    _head(
+    transformer(
         "CodeGen",
         "CodeGenForCausalLM",
         {**TOKENS, **GPT, "n_head": 4, "rotary_dim": 4},
@@ -154,7 +112,7 @@ TEXTS = (
         VOCABULARY,
         "causal_lm",
     ),
-    _head("GPT BigCode", "GPTBigCodeForCausalLM", {**TOKENS, **GPT}, WORDS, VOCABULARY, "causal_lm"),
+    transformer("GPT BigCode", "GPTBigCodeForCausalLM", {**TOKENS, **GPT}, WORDS, VOCABULARY, "causal_lm"),
     _both("Marian", "MarianMTModel", PAIRS),
     _both("mBART", "MBartForConditionalGeneration", PAIRS),
     _both("M2M-100", "M2M100ForConditionalGeneration", PAIRS),
@@ -184,7 +142,7 @@ OTHERS = (
         fusion_hidden_size=16,
         **{**TRANSFORMER, "num_hidden_layers": 4},
     ),
-    _head(
+    transformer(
         "YOLOS, boxes as classes",
         "YolosForObjectDetection",
         {**TRANSFORMER, "image_size": [32, 32], "num_detection_tokens": 5, "num_labels": CLASSES - 1},
@@ -193,14 +151,16 @@ OTHERS = (
     ),
     _vision("VideoMAE", "VideoMAEForVideoClassification", FILM, num_frames=4, **TRANSFORMER),
     _vision("TimeSformer", "TimesformerForVideoClassification", FILM, num_frames=4, **TRANSFORMER),
-    _head(
+    transformer(
         "SEW",
         "SEWForSequenceClassification",
         {**SPEECH, "conv_dim": (16,) * 13},
         WAVE,
     ),
-    _head("Wav2Vec2, symbols", "Wav2Vec2ForCTC", {**SPEECH, "vocab_size": 12}, WAVE, 12, "ctc:length=4"),
-    _head(
+    transformer(
+        "Wav2Vec2, symbols", "Wav2Vec2ForCTC", {**SPEECH, "vocab_size": 12}, WAVE, 12, "ctc:length=4"
+    ),
+    transformer(
         "Perceiver",
         "PerceiverForSequenceClassification",
         {
