@@ -82,15 +82,15 @@ def heterogeneity(
     if as_json:
         print_json({"title": title, **as_object(report)})
         return
-    console.print(title, markup=False, highlight=False)
+    console.print(title)
     for name, rows in sections.items():
         print_table(name, list(rows))
     if grouped:
         print_table("users by their classes", list(grouped))
     verdict = reading(report.kappa, max(report.alpha_lambda))
-    console.print(verdict, style="bold red" if "unsafe" in verdict else "bold", markup=False, highlight=False)
+    console.print(verdict, style="bold red" if "unsafe" in verdict else "bold")
     if html is not None:
-        console.print(f"page: {html}", markup=False, highlight=False)
+        console.print(f"page: {html}")
 
 
 def _notes(report: HeterogeneityReport) -> list[str]:

@@ -116,7 +116,7 @@ def _show(title: str, made: list[PersonalReport], html: Path | None) -> None:
     caption = f"{len(first.users)} users, steps of {first.alpha:g}, batches of {first.batch}"
     print_table(title, summary(made), caption)
     for report in made:
-        console.print(f"{report.protocol}: {report.note}", markup=False, highlight=False)
+        console.print(f"{report.protocol}: {report.note}")
     for metric in (*first.curve[0].metrics, LOSS):
         print_table(f"Mean {metric} over users", _curve(metric, made))
     rows = user_rows(first)
@@ -126,6 +126,6 @@ def _show(title: str, made: list[PersonalReport], html: Path | None) -> None:
         f"the {_WORST} that fare worst of {len(rows)}; --json has them all" if len(rows) > _WORST else "",
     )
     for name, why in first.left_out.items():
-        console.print(f"left out: {name}: {why}", markup=False, highlight=False)
+        console.print(f"left out: {name}: {why}")
     if html is not None:
-        console.print(f"{html}", markup=False, highlight=False)
+        console.print(f"{html}")

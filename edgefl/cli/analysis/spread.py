@@ -74,7 +74,7 @@ def spread(
             f"; classes: {few} to {many}; total variation from the mean {found.distance_to_mean:.2f}, "
             f"between devices {found.distance_between:.2f}"
         )
-    console.print(summary, markup=False, highlight=False, soft_wrap=True)
+    console.print(summary, soft_wrap=True)
     for what, path in (("picture", svg), ("table", as_csv)):
         if path is not None:
-            console.print(f"{what}: {path}", markup=False, highlight=False, soft_wrap=True)
+            console.print(f"{what}: {path}", soft_wrap=True)

@@ -129,7 +129,7 @@ def aggregate(
         codec or CODECS, lambda name, say: measure(spec, name, settings, say), _aggregated
     )
     for problem in sorted({row.flower_error for row in rows if row.flower_error}):
-        errors.print(f"Flower did not run: {problem}", style="yellow", markup=False, highlight=False)
+        errors.print(f"Flower did not run: {problem}", style="yellow")
     title = f"aggregate: {spec.name}, {clients} clients, {device}"
     report("aggregate", title, rows, _aggregate_columns, as_json, failed)
 
@@ -161,7 +161,7 @@ def _on_device(parameters: int, clients: int, repeat: int, device: Device, as_js
     if device is not Device.cuda:
         raise ConfigError("--on-device measures a GPU's kernel on updates in its memory; add --device cuda")
     row = measure(parameters or _PARAMETERS, clients, repeat)
-    report("aggregate", f"aggregate on {row.gpu}: {clients} clients", [row], _on_device_columns, as_json, ())
+    report("aggregate", f"aggregate on {row.gpu}: {clients} clients", [row], _on_device_columns, as_json)
 
 
 def _aggregated(row: AggregateRow) -> str:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgefl.cli.output import errors, print_table, progress
+from edgefl.cli.bench.report import report
+from edgefl.cli.output import errors, progress
 from edgefl.system.sizes import size
 
 if TYPE_CHECKING:
@@ -55,7 +56,6 @@ def footprint(
 ) -> None:
     from edgefl.bench.common.peers import interpreter, peers
     from edgefl.bench.footprint.rows import measure
-    from edgefl.cli.bench.report import print_rows
 
     with progress() as tell:
         rows = measure(
@@ -66,11 +66,8 @@ def footprint(
         )
     for row in rows:
         if row.error:
-            errors.print(f"{row.what}: {row.error}", style="yellow", markup=False, highlight=False)
-    if as_json:
-        print_rows("footprint", rows, as_json)
-    else:
-        print_table("footprint: connected and idle", [_columns(row) for row in rows])
+            errors.print(f"{row.what}: {row.error}", style="yellow")
+    report("footprint", "footprint: connected and idle", rows, _columns, as_json)
     if all(row.error for row in rows):
         raise typer.Exit(1)
 

@@ -37,7 +37,7 @@ def peer(
     if name and name not in known:
         raise ConfigError(f"no peer {name!r}; there are: {', '.join(known)}", name=name)
     if name:
-        make(known[name], lambda text: errors.print(text, markup=False, highlight=False, soft_wrap=True))
+        make(known[name], lambda text: errors.print(text, soft_wrap=True))
     rows = [
         {
             "name": each.name,

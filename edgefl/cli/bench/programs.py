@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgefl.cli.output import errors, print_table, progress
+from edgefl.cli.output import errors, progress
 
 if TYPE_CHECKING:
     from edgefl.bench.programs.rows import ProgramRow
@@ -56,7 +56,7 @@ def programs(
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object: bench, machine, results")] = False,
 ) -> None:
     from edgefl.bench.programs.rows import ProgramSettings, build, everything, measure
-    from edgefl.cli.bench.report import print_rows
+    from edgefl.cli.bench.report import report
     from edgefl.cli.options import model_options
     from edgefl.wire.errors import EdgeflError
 
@@ -72,20 +72,13 @@ def programs(
             except EdgeflError as error:  # the other programs are worth measuring all the same
                 failed += [error] if program else []  # of all programs, some are for other models
                 word = "error" if program else f"left out {name}"
-                errors.print(
-                    f"{word}: {error.message}", style="red", markup=False, highlight=False, soft_wrap=True
-                )
+                errors.print(f"{word}: {error.message}", style="red", soft_wrap=True)
                 continue
             rows += program_rows
             for row in program_rows:
-                errors.print(_line(row), markup=False, highlight=False, soft_wrap=True)
-    if as_json:
-        print_rows("programs", rows, as_json)
-    else:
-        title = f"programs: {model}, batch {batch}, {steps} steps; per parameter of {rows[0].parameters if rows else 0:,}"
-        print_table(title, [_columns(row) for row in rows])
-    if failed:
-        raise typer.Exit(failed[0].exit_code)
+                errors.print(_line(row), soft_wrap=True)
+    title = f"programs: {model}, batch {batch}, {steps} steps; per parameter of {rows[0].parameters if rows else 0:,}"
+    report("programs", title, rows, _columns, as_json, failed)
 
 
 def _line(row: ProgramRow) -> str:

@@ -48,7 +48,7 @@ def cache(
             print_json({"folder": str(kept.folder), "removed": removed, "bytes": nbytes})
         else:
             text = f"removed {_counted(removed)}, {size(nbytes)}, from {short(kept.folder)}"
-            console.print(text, markup=False, highlight=False, soft_wrap=True)
+            console.print(text, soft_wrap=True)
         return
     entries = kept.entries()
     if as_json:
@@ -57,8 +57,6 @@ def cache(
     console.print(
         f"{short(kept.folder)}: {_counted(len(entries))}, {size(sum(each.nbytes for each in entries))} of at most "
         f"{size(kept.limit)}",
-        markup=False,
-        highlight=False,
         soft_wrap=True,
     )
     if entries:

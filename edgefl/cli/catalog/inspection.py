@@ -124,19 +124,17 @@ def inspect(
 
 def _show(bundle: Bundle) -> None:
     manifest = bundle.manifest
-    console.print(f"{manifest.model} · tier {manifest.tier} · program {manifest.program}", markup=False)
+    console.print(f"{manifest.model} · tier {manifest.tier} · program {manifest.program}")
     console.print(f"digest      {bundle.digest}")
     console.print(f"parameters  {manifest.parameters:,} trained")
     console.print(
         f"sample      {manifest.data.dtype} {list(manifest.data.shape)}, {manifest.data.classes} classes"
     )
     for number, chunk in enumerate(manifest.prefix, 1):
-        console.print(f"forward {number}   {', '.join(chunk.units)}", markup=False)
+        console.print(f"forward {number}   {', '.join(chunk.units)}")
     phases = ", ".join(f"{phase.steps} x {phase.name}" for phase in manifest.phases)
-    console.print(
-        f"train       {', '.join(manifest.suffix)} ({phases}, batch {manifest.batch})", markup=False
-    )
-    console.print(f"update      {_update(manifest)}", markup=False, soft_wrap=True)
+    console.print(f"train       {', '.join(manifest.suffix)} ({phases}, batch {manifest.batch})")
+    console.print(f"update      {_update(manifest)}", soft_wrap=True)
     rows = [
         {
             "graph": graph.name,
@@ -245,5 +243,5 @@ def _built(federation: Federation) -> tuple[dict[str, UpdateSize], tuple[int, in
     submodels = {tier: submodel_of(spec, tier, table) for tier, table in tiers.items()}
     for tier, submodel in submodels.items():
         for text in submodel_warnings(submodel, tier, initial):
-            errors.print(f"warning: {text}", markup=False)
+            errors.print(f"warning: {text}")
     return tier_sizes(federation, spec, submodels), announcement(federation, spec, tiers)

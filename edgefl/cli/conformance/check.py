@@ -83,9 +83,7 @@ def run(
             {"command": command, "engine": engine.value, **counts, "cases": [_row(each) for each in verdicts]}
         )
     else:
-        console.print(
-            _summary(counts, engine.value), style="red" if counts["failed"] else "green", highlight=False
-        )
+        console.print(_summary(counts, engine.value), style="red" if counts["failed"] else "green")
     raise typer.Exit(1 if counts["failed"] else 0)
 
 
@@ -122,11 +120,11 @@ def _nothing(_: Verdict) -> None:
 def _tell(verdict: Verdict) -> None:
     style = {"passed": "green", "failed": "red", "missing": "yellow", "skipped": "dim"}[verdict.outcome]
     line = f"{verdict.outcome:<8} {verdict.group}: {verdict.name}  ({verdict.seconds:.1f} s)"
-    console.print(line, style=style, markup=False, highlight=False)
+    console.print(line, style=style)
     if verdict.outcome in ("failed", "missing"):
-        errors.print(f"         checks:   {verdict.says}", markup=False, highlight=False, soft_wrap=True)
-        errors.print(f"         expected: {verdict.expected}", markup=False, highlight=False, soft_wrap=True)
-        errors.print(f"         found:    {verdict.found}", markup=False, highlight=False, soft_wrap=True)
+        errors.print(f"         checks:   {verdict.says}", soft_wrap=True)
+        errors.print(f"         expected: {verdict.expected}", soft_wrap=True)
+        errors.print(f"         found:    {verdict.found}", soft_wrap=True)
 
 
 def _summary(counts: dict[str, int], engine: str) -> str:

@@ -46,4 +46,4 @@ def vectors(
         return
     files = sum(path.is_file() for path in out.rglob("*"))
     rounds = sum(row["kind"] == "round" for row in rows)
-    console.print(f"{out}: {files} files, {rounds} rounds among them; begin with index.json", highlight=False)
+    console.print(f"{out}: {files} files, {rounds} rounds among them; begin with index.json")

@@ -85,10 +85,10 @@ def _show(report: DataReport) -> None:
             [{"where": each.where, "what": each.text} for each in report.problems],
         )
     if report.unread:
-        console.print(f"the model does not read: {', '.join(report.unread)}", markup=False, highlight=False)
+        console.print(f"the model does not read: {', '.join(report.unread)}")
     verdict = (
         "every row fits"
         if report.fits
         else report.error or "the other rows fit: --bad-rows skip leaves these out"
     )
-    console.print(verdict, markup=False, highlight=False)
+    console.print(verdict)

@@ -195,7 +195,7 @@ def _show(report: Adapted, out: Path | None) -> None:
         for point in report.curve
     ]
     what = f"{report.model} as tier {report.tier} has it, version {report.model_version[:12]}, steps of {report.alpha:g}"
-    console.print(what, markup=False, highlight=False)
+    console.print(what)
     print_table("On the query samples", rows)
     lines = [
         f"{report.protocol}: {report.note}",
@@ -211,4 +211,4 @@ def _show(report: Adapted, out: Path | None) -> None:
     ]
     if out is not None:
         lines.append(f"adapted weights: {out}")
-    console.print("\n".join(lines), markup=False, highlight=False)
+    console.print("\n".join(lines))

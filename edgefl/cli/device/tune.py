@@ -50,16 +50,16 @@ def tune(
         print_json(found)
         return
     if not found:
-        errors.print(f"{bundle} has no variants: its graphs are run as they are", highlight=False)
+        errors.print(f"{bundle} has no variants: its graphs are run as they are")
         return
     rows = [_row(name, form, choice) for name, choice in found.items() for form in choice.ms]
     print_table(str(bundle), rows)
     for name, choice in found.items():
         if choice.threads_ms:
             told = ", ".join(f"{count}: {ms:.4g} ms" for count, ms in sorted(choice.threads_ms.items()))
-            console.print(f"{name} with {choice.threads} threads ({told})", highlight=False)
+            console.print(f"{name} with {choice.threads} threads ({told})")
         for form, why in choice.dropped.items():
-            console.print(f"{name} as {form} is left out: {why}", markup=False, highlight=False)
+            console.print(f"{name} as {form} is left out: {why}")
 
 
 def _row(name: str, form: str, choice: Choice) -> dict[str, Any]:

@@ -42,12 +42,10 @@ def verify(
         print_json(found)
     else:
         for problem in found.problems:
-            console.print(problem, markup=False, highlight=False, soft_wrap=True)
+            console.print(problem, soft_wrap=True)
         state = "is not as it was written" if found.problems else "is whole"
         console.print(
             f"{folder} {state}: {found.lines} lines, {found.rounds} rounds, {found.updates} updates, last hash {found.head}",
-            markup=False,
-            highlight=False,
             soft_wrap=True,
         )
     if found.problems:

@@ -90,7 +90,7 @@ def load(
         fleet = Fleet(
             wanted,
             address(broker, password_file=password_file),
-            say=lambda text: errors.print(text, markup=False, highlight=False, soft_wrap=True),
+            say=lambda text: errors.print(text, soft_wrap=True),
         )
         fleet.watch(tell)
         summary = fleet.run(seconds)

@@ -48,7 +48,7 @@ def mirror(
         if as_json:
             print_json({"event": event, "text": text})
         else:
-            console.print(text, soft_wrap=True, highlight=False, markup=False)
+            console.print(text, soft_wrap=True)
 
     cached = (
         Upstream(Mirror.parse(upstream), parse_bytes(most, "--most"), upstream_ca_file) if upstream else None

@@ -61,7 +61,7 @@ def replay(
         done = repeat(folder, config, database=database, data=data, device=device, watch=told)
     if not as_json:
         print_table(f"{folder}, repeated", [{**row, "weights_sha256": _short(row)} for row in rows])
-        console.print(_verdict(done), soft_wrap=True, highlight=False, markup=False)
+        console.print(_verdict(done), soft_wrap=True)
     if not done.same:
         raise typer.Exit(1)
 

@@ -106,4 +106,4 @@ def _print(verdict: Verdict) -> None:
     if rows:
         title = f"{verdict.model}: {verdict.parameters:,} parameters, {verdict.loss}, units {', '.join(verdict.units)}"
         print_table(title, rows)
-    console.print(str(verdict), markup=False, highlight=False, soft_wrap=True)
+    console.print(str(verdict), soft_wrap=True)

@@ -138,4 +138,4 @@ def _print(facts: dict[str, Any], beside: Path) -> None:
         "error": f"{facts['max_rel_error']:.1e}",
     }
     print_table(f"{facts['model']} on {facts['data']}", [row])
-    console.print(f"{facts['file']}; how to feed it: {beside}", markup=False, highlight=False)
+    console.print(f"{facts['file']}; how to feed it: {beside}")

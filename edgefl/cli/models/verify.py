@@ -120,12 +120,11 @@ def _print(manifest: Manifest, check: BundleCheck) -> None:
     title = f"{manifest.model}, tier {manifest.tier}, program {manifest.program}: beside torch"
     print_table(title, [for_people(item) for item in check.graphs])
     for text in (*check.problems, *(item.problem for item in check.graphs if item.problem)):
-        console.print(f"differs: {text}", style="red", markup=False, highlight=False)
+        console.print(f"differs: {text}", style="red")
     if check.ok:
         console.print("every graph agrees with torch", style="green")
     else:
         console.print(
             "if its model or its program was edited since, export it again; if it was exported with other options, name its "
-            "federation file: edgefl verify BUNDLE CONFIG",
-            highlight=False,
+            "federation file: edgefl verify BUNDLE CONFIG"
         )
