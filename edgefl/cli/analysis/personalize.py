@@ -18,27 +18,9 @@ if TYPE_CHECKING:
 Protocol = StrEnum("Protocol", ["train_support", "split_test", "paper_literal"])
 _WORST = 10
 
-_HELP = """
-Adapt the model of a finished run or simulation to each of its devices' data, and report the metric of its task before and
-after, over all users: accuracy, perplexity, the mean absolute error, or the loss.
-
-Each user has its training samples and a test shard of the same class proportions. Three protocols say what is adapted to
-and what judges: train_support (training samples, test shard), split_test (halves of the test shard, a user who is new) and
-paper_literal (the test shard as both, which leaks). All runs get the same batches with the same seed, so they can be
-compared. The level of a constant answer, each user's own most frequent class, is printed beside.
-
-Examples:
-
-  edgefl personalize runs/first
-
-  edgefl personalize runs/first --alpha 0.03 --steps 0,1,2,5,10 --protocol train_support --html report.html
-
-  edgefl personalize runs/first --json
-"""
-
 
 def register(app: typer.Typer) -> None:
-    app.command("personalize", help=_HELP)(personalize)
+    app.command("personalize")(personalize)
 
 
 def personalize(
@@ -56,6 +38,23 @@ def personalize(
     html: Annotated[Path | None, typer.Option(help="a page with charts")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object with every user")] = False,
 ) -> None:
+    """Adapt the model of a finished run or simulation to each of its devices' data, and report the metric of its task before
+    and after, over all users: accuracy, perplexity, the mean absolute error, or the loss.
+
+    Each user has its training samples and a test shard of the same class proportions. Three protocols say what is adapted to
+    and what judges: train_support (training samples, test shard), split_test (halves of the test shard, a user who is new)
+    and paper_literal (the test shard as both, which leaks). All runs get the same batches with the same seed, so they can be
+    compared. The level of a constant answer, each user's own most frequent class, is printed beside.
+
+    Examples:
+
+      edgefl personalize runs/first
+
+      edgefl personalize runs/first --alpha 0.03 --steps 0,1,2,5,10 --protocol train_support --html report.html
+
+      edgefl personalize runs/first --json
+    """
+
     from edgefl.analysis.personal.page import page
     from edgefl.api.analysis import personalize as personalized
 

@@ -66,19 +66,6 @@ Examples:
 
   edgefl bench peer flower
 """
-_SUBMODELS = """
-What each kind of submodel costs a device at matched parameter counts.
-
-For each kind and gamma: parameters, MACs, bytes down and up, and on the device's engine, in fresh processes, the peak
-memory and the time of a training step, beside the memory that `edgefl plan` predicts. A kind without gamma takes the
-cut whose parameters are nearest. ResNet-18 takes some ten minutes; a row is told on stderr as soon as it is measured.
-
-Examples:
-
-  edgefl bench submodels --json
-
-  edgefl bench submodels --model resnet20 --kind width --kind importance --gamma 0.25 --steps 3
-"""
 _Json = Annotated[bool, typer.Option("--json", help="one JSON object: bench, machine, results")]
 
 
@@ -86,7 +73,7 @@ def register(app: typer.Typer) -> None:
     group = typer.Typer(help=_HELP, no_args_is_help=True)
     group.command("memory")(memory)
     group.command("round")(round_)
-    group.command("submodels", help=_SUBMODELS)(submodels)
+    group.command("submodels")(submodels)
     bench_codecs.register(group)
     bench_dashboard.register(group)
     bench_faults.register(group)
@@ -177,6 +164,19 @@ def submodels(
     ] = None,
     as_json: _Json = False,
 ) -> None:
+    """Measure the cost of each kind of submodel on a device, at matched parameter counts.
+
+    For each kind and gamma: parameters, MACs, bytes down and up, and on the device's engine, in fresh processes, the peak
+    memory and the time of a training step, beside the memory that `edgefl plan` predicts. A kind without gamma takes the cut
+    whose parameters are nearest. ResNet-18 takes some ten minutes; each row is printed to stderr as soon as it is measured.
+
+    Examples:
+
+      edgefl bench submodels --json
+
+      edgefl bench submodels --model resnet20 --kind width --kind importance --gamma 0.25 --steps 3
+    """
+
     from edgefl.bench.submodels import GAMMAS, SubmodelSettings, build, kinds_of, measure
     from edgefl.bench.submodels import Match as Share
     from edgefl.cli.models.fit import gammas

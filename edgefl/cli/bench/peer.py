@@ -8,28 +8,27 @@ import typer
 
 from edgefl.cli.output import errors, print_json, print_table
 
-_PEER = """
-Make an environment for software of others that a benchmark measures, and print the path of its Python.
-
-Its requirements would hold ours back, so it is apart: in the user's cache folder, made once. Without a name: which there
-are, and whether they are installed.
-
-Examples:
-
-  edgefl bench peer
-
-  edgefl bench peer flower
-"""
-
 
 def register(group: typer.Typer) -> None:
-    group.command("peer", help=_PEER)(peer)
+    group.command("peer")(peer)
 
 
 def peer(
     name: Annotated[str, typer.Argument(metavar="[NAME]", help="whose environment to make")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object for each")] = False,
 ) -> None:
+    """Make an environment for software of others that a benchmark measures, and print the path of its Python.
+
+    Its requirements would hold ours back, so it is apart: in the user's cache folder, made once. Without a name: which there
+    are, and whether they are installed.
+
+    Examples:
+
+      edgefl bench peer
+
+      edgefl bench peer flower
+    """
+
     from edgefl.bench.common.peers import interpreter, make, peers
     from edgefl.wire.errors import ConfigError
 

@@ -11,27 +11,9 @@ from edgefl.cli.output import errors, progress
 if TYPE_CHECKING:
     from edgefl.bench.programs.rows import ProgramRow
 
-_PROGRAMS = """
-What a round of each program costs a device, beside what the papers' specifications say.
-
-One device goes through the program's exchanges in torch: gradients on a batch per local step and per round (and
-Hessian-vector products), floats up, down, kept between rounds and held in training, each for every parameter of the
-model. Moving statistics travel, too, and count as what they are: a model without batch norm gives whole numbers. The
-exported step is timed on the device's engine, by turns with FedAvg's, each in a process of its own. Spec is what the
-specification says of the same: gradients | up down kept.
-
-Examples:
-
-  edgefl bench programs --json
-
-  edgefl bench programs --program fafed --program per_fedavg:mode=hf --model cnn --batch 50
-
-  edgefl bench programs --repeat 0      (no times)
-"""
-
 
 def register(group: typer.Typer) -> None:
-    group.command("programs", help=_PROGRAMS)(programs)
+    group.command("programs")(programs)
 
 
 def programs(
@@ -55,6 +37,23 @@ def programs(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object: bench, machine, results")] = False,
 ) -> None:
+    """Measure the cost of a round on a device for each program, compared with the specifications of the papers.
+
+    One device goes through the program's exchanges in torch: gradients on a batch per local step and per round (and
+    Hessian-vector products), floats up, down, kept between rounds and held in training, each for every parameter of the
+    model. Moving statistics travel, too, and count as what they are: a model without batch norm gives whole numbers. The
+    exported step is timed on the device's engine, by turns with FedAvg's, each in a process of its own. Spec is what the
+    specification says of the same: gradients | up down kept.
+
+    Examples:
+
+      edgefl bench programs --json
+
+      edgefl bench programs --program fafed --program per_fedavg:mode=hf --model cnn --batch 50
+
+      edgefl bench programs --repeat 0      (no times)
+    """
+
     from edgefl.bench.programs.rows import ProgramSettings, build, everything, measure
     from edgefl.cli.bench.report import report
     from edgefl.cli.options import model_options

@@ -24,56 +24,11 @@ if TYPE_CHECKING:
 BrokerProfile = StrEnum("BrokerProfile", ["aws"])
 Catalog = StrEnum("Catalog", ["models", "losses", "kinds", "submodels", "programs", "optimizers", "codecs"])
 
-_LS = """
-List what edgefl knows.
-
-Examples:
-
-  edgefl ls models
-
-  edgefl ls losses
-
-  edgefl ls kinds
-
-  edgefl ls codecs
-
-  edgefl ls programs
-
-  edgefl ls programs fafed      (with its options)
-
-  edgefl ls submodels --json
-"""
-_INSPECT = """
-Show what is in a bundle: graphs, ports, sizes, and how a device runs it. Every digest is checked.
-
-Examples:
-
-  edgefl inspect bundles/weak.efl
-
-  edgefl inspect bundles/weak.efl --json
-"""
-_VALIDATE = """
-Check a federation file and list every problem in it: keys, values, names, options and their types, cuts.
-
-With --build the data are opened and the model is built, cut and given its program, too. That takes seconds, finds what
-does not fit together, warns of tiers that would not learn, and tells how many bytes an update of each tier takes.
-
-Examples:
-
-  edgefl validate federation.toml
-
-  edgefl validate federation.toml --build
-
-  edgefl validate federation.toml --broker-profile aws
-
-  edgefl validate --template > federation.toml
-"""
-
 
 def register(app: typer.Typer) -> None:
-    app.command("ls", help=_LS)(ls)
-    app.command("inspect", help=_INSPECT)(inspect)
-    app.command("validate", help=_VALIDATE)(validate)
+    app.command("ls")(ls)
+    app.command("inspect")(inspect)
+    app.command("validate")(validate)
 
 
 def ls(
@@ -84,6 +39,25 @@ def ls(
     name: Annotated[str | None, typer.Argument(help="everything about one of them")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="a JSON list")] = False,
 ) -> None:
+    """List what edgefl knows.
+
+    Examples:
+
+      edgefl ls models
+
+      edgefl ls losses
+
+      edgefl ls kinds
+
+      edgefl ls codecs
+
+      edgefl ls programs
+
+      edgefl ls programs fafed      (with its options)
+
+      edgefl ls submodels --json
+    """
+
     from edgefl.facts import shipped
 
     rows = shipped().rows[what.value]
@@ -113,6 +87,15 @@ def inspect(
     path: Annotated[Path, typer.Argument(metavar="BUNDLE", help="bundle file (.efl)")],
     as_json: Annotated[bool, typer.Option("--json", help="the whole manifest as JSON")] = False,
 ) -> None:
+    """Show what is in a bundle: graphs, ports, sizes, and how a device runs it. Every digest is checked.
+
+    Examples:
+
+      edgefl inspect bundles/weak.efl
+
+      edgefl inspect bundles/weak.efl --json
+    """
+
     from edgefl.api.bundle import Bundle
 
     bundle = Bundle.load(path)
@@ -182,6 +165,22 @@ def validate(
         typer.Option(help="what a hosted broker would not take; with --build, of the announcement too"),
     ] = None,
 ) -> None:
+    """Check a federation file and list every problem in it: keys, values, names, options and their types, cuts.
+
+    With --build the data are opened and the model is built, cut and given its program, too. That takes seconds, finds what
+    does not fit together, warns of tiers that would not learn, and prints the size of an update of each tier in bytes.
+
+    Examples:
+
+      edgefl validate federation.toml
+
+      edgefl validate federation.toml --build
+
+      edgefl validate federation.toml --broker-profile aws
+
+      edgefl validate --template > federation.toml
+    """
+
     from edgefl.config import checked
     from edgefl.config.text import document
 

@@ -25,23 +25,6 @@ if TYPE_CHECKING:
 
 Protocol = StrEnum("Protocol", ["train_support", "split_test", "paper_literal"])
 
-HELP = """
-Adapt the federation's current model to this device's data by a few steps, and say what that is worth.
-
-The model is the one announced last, whether or not a round is open. Support is what it is adapted to, query what judges it:
-train_support takes --data as support and --test-data as query (without one, a stratified fifth of --data is held out);
-split_test halves --test-data (else --data); paper_literal adapts to what judges it, which leaks, for comparison only.
-Nothing is sent, and the agent may run meanwhile.
-
-Examples:
-
-  edgefl device personalize --id phone-7 --data my-data.npz --curve
-
-  edgefl device personalize --id phone-7 --data my-data.npz --test-data later.npz --steps 5 --out mine.safetensors
-
-  edgefl device personalize --bundle strong.efl --weights model.safetensors --data my-data.npz --json      (offline)
-"""
-
 
 def personalize(
     data: Annotated[
@@ -86,6 +69,22 @@ def personalize(
     insecure_password: InsecurePassword = False,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
 ) -> None:
+    """Adapt the federation's current model to this device's data by a few steps, and say what that is worth.
+
+    The model is the one announced last, whether or not a round is open. Support is what it is adapted to, query what judges
+    it: train_support takes --data as support and --test-data as query (without one, a stratified fifth of --data is held
+    out); split_test halves --test-data (else --data); paper_literal adapts to what judges it, which leaks, for comparison
+    only. Nothing is sent, and the agent may run meanwhile.
+
+    Examples:
+
+      edgefl device personalize --id phone-7 --data my-data.npz --curve
+
+      edgefl device personalize --id phone-7 --data my-data.npz --test-data later.npz --steps 5 --out mine.safetensors
+
+      edgefl device personalize --bundle strong.efl --weights model.safetensors --data my-data.npz --json      (offline)
+    """
+
     from device_runtime.data import sources
     from device_runtime.data.problems import checked_policy
     from device_runtime.data.support import checked_protocol
