@@ -11,13 +11,12 @@ from typing import Any
 
 import msgspec
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-# No emoji: `package.module:two: ...` is a model's name and no picture.
-console = Console(emoji=False)
-errors = Console(stderr=True, emoji=False)
+# Texts hold names and paths of users: `package.module:two:` is no emoji, and `[server]` is no markup.
+console = Console(emoji=False, markup=False, highlight=False)
+errors = Console(stderr=True, emoji=False, markup=False, highlight=False)
 
 _FIRST_S, _PAUSE_S = 0.5, 2.0
 """Off a terminal: until the first line of progress, and between two of them."""
@@ -36,16 +35,11 @@ def print_table(title: str, rows: list[dict[str, Any]], caption: str = "") -> No
 
 def table(title: str, rows: list[dict[str, Any]], caption: str = "") -> Table:
     """The table of :func:`print_table`. What is too long goes on in the next line, so that nothing is cut off."""
-    made = Table(
-        title=escape(title),
-        title_justify="left",
-        caption=escape(caption) or None,
-        caption_justify="left",
-    )
+    made = Table(title=title, title_justify="left", caption=caption or None, caption_justify="left")
     for column in rows[0] if rows else ():
         made.add_column(column.replace("_", " "), overflow="fold")
     for row in rows:
-        made.add_row(*(escape(human(value)) for value in row.values()))
+        made.add_row(*map(human, row.values()))
     return made
 
 
@@ -93,7 +87,7 @@ class _Lines(threading.Thread):
         told, pause = "", _FIRST_S
         while not self._ended.wait(pause):
             if (text := self._newest) != told:
-                errors.print(self._timed(text), markup=False, highlight=False, soft_wrap=True)
+                errors.print(self._timed(text), soft_wrap=True)
                 told, pause = text, _PAUSE_S
 
 

@@ -23,7 +23,7 @@ from edgefl.setup.model import submodel_of
 from edgefl.submodels.cost import macs_by_weight
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.submodels.standalone import FIRST_ROUND, scores, standalone
-from edgefl.submodels.statistics import by_batch, collect, fixed_norms, frozen, is_norm, norms
+from edgefl.submodels.statistics import by_batch, collect, frozen, is_norm, norms
 from edgefl.submodels.structured.submodel import Structured
 from edgefl.submodels.submodel import Submodel
 from edgefl.system.files import write_whole
@@ -154,12 +154,12 @@ class Workshop:
 
     def _finished(self, submodel: Submodel, number: int = FIRST_ROUND) -> tuple[nn.Sequential, str]:
         """The module, and what its batch norms use: ``frozen``, ``batch``, ``moving`` (as trained) or ``none``."""
-        made, fixed = standalone(submodel, self.weights, number), fixed_norms(self.spec.module)
+        made = standalone(submodel, self.weights, number)
         if self.bn_eval == "batch":
-            return by_batch(made, fixed=fixed), "batch"
+            return by_batch(made), "batch"
         cut = self.bn_eval == "frozen" and not self._whole(made)
-        if norms(made, moving=cut, fixed=fixed):
-            statistics = collect(made, self._training(), moving=cut, fixed=fixed)
+        if norms(made, moving=cut):
+            statistics = collect(made, self._training(), moving=cut)
             return frozen(made, statistics), "frozen"
         return made, "moving" if any(map(is_norm, made.modules())) else "none"
 

@@ -6,7 +6,7 @@ has no others. Moving statistics are those of the sizes that were trained, so a 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
@@ -54,51 +54,39 @@ def is_norm(part: nn.Module) -> TypeGuard[Norm]:
     return isinstance(part, BatchNorm | nn.modules.batchnorm._BatchNorm)
 
 
-def fixed_norms(module: nn.Module) -> frozenset[str]:
-    """Return the paths of the batch norms that training leaves in inference mode, with the statistics that they have."""
-    return frozenset(path for path, part in module.named_modules() if is_norm(part) and is_inference(part))
-
-
-def norms(module: nn.Module, *, moving: bool = False, fixed: Collection[str] = ()) -> dict[str, Norm]:
+def norms(module: nn.Module, *, moving: bool = False) -> dict[str, Norm]:
     """Return the static batch norms of a model by path; with ``moving`` also those with moving statistics.
 
-    Norms at the paths ``fixed``, and those of :func:`fixed_norms`, count as static only if they have no statistics.
+    Norms that stay in inference mode keep their moving statistics, so they are left out.
     """
-    skipped = fixed_norms(module).union(fixed)
     return {
         path: part
         for path, part in module.named_modules()
-        if is_norm(part) and (_is_static(part) or (moving and path not in skipped))
+        if is_norm(part) and (_is_static(part) or (moving and not is_inference(part)))
     }
 
 
-def by_batch(module: nn.Sequential, *, fixed: Collection[str] = ()) -> nn.Sequential:
+def by_batch(module: nn.Sequential) -> nn.Sequential:
     """Return a copy of ``module`` whose batch norms, moving ones too, normalise by the statistics of each batch.
 
-    Norms at the paths ``fixed`` stay as they are.
+    Norms that stay in inference mode keep their statistics.
     """
     made = copy_module(module)
-    for norm in norms(made, moving=True, fixed=fixed).values():
+    for norm in norms(made, moving=True).values():
         _set_statistics(norm, None, None)
     return made
 
 
 @torch.no_grad()
-def collect(
-    module: nn.Sequential,
-    batches: Iterable[Tensors],
-    *,
-    moving: bool = False,
-    fixed: Collection[str] = (),
-) -> Statistics:
+def collect(module: nn.Sequential, batches: Iterable[Tensors], *, moving: bool = False) -> Statistics:
     """Run ``module`` once over training ``batches`` of its inputs by name, the first as ``x``, and return statistics.
 
-    Covers the static batch norms, with ``moving`` also those with moving statistics, except at the paths ``fixed``. Each
-    norm normalises by its batch, as in training, and all batches weigh the same: the cumulative average of torch's batch
-    norm with ``momentum=None``. So make the batches of about equal size. Dropout is off and ``module`` stays as it is.
+    Covers the norms that :func:`norms` returns for ``moving``. Each norm normalises by its batch, as in training, and all
+    batches weigh the same: the cumulative average of torch's batch norm with ``momentum=None``. So make the batches of
+    about equal size. Dropout is off and ``module`` stays as it is.
     Raises DataError if there is no batch.
     """
-    bare = (by_batch(module, fixed=fixed) if moving else copy_module(module)).eval()
+    bare = (by_batch(module) if moving else copy_module(module)).eval()
     seen: list[Statistics] = []
     for path, norm in norms(bare).items():
         norm.register_forward_pre_hook(_noting(path, seen))

@@ -13,30 +13,9 @@ from edgefl.system.files import write_text
 if TYPE_CHECKING:
     from edgefl.analysis.heterogeneity.report import HeterogeneityReport
 
-_HELP = """
-Measure how different the users of a federation are: in their labels, inputs, gradients and Hessians, at one model.
-
-The most useful number is kappa, the part of a meta-gradient that first-order Per-FedAvg (FO) leaves out: below 0.05 all
-variants coincide, from 0.2 to 0.8 HF differs visibly, and with alpha * lambda_max above 1 FO is unsafe. Beside each
-distance stands what chance alone would show. Constants are local estimates at this model; networks do not meet the
-assumptions of the theory everywhere.
-
-Users are the simulated devices of `edgefl run`: their data is spread again as the federation file says. Give a run's
-folder for its trained model, a federation file for the initial one. Gradients take all of a user's samples, or --samples of
-them; Hessians take --users users, evenly spread over all.
-
-Examples:
-
-  edgefl heterogeneity federation.toml --alpha 0.01 --html users.html
-
-  edgefl heterogeneity runs/first --json
-
-  edgefl heterogeneity federation.toml --devices 50 --weights runs/first/checkpoints/round-0010.safetensors
-"""
-
 
 def register(app: typer.Typer) -> None:
-    app.command("heterogeneity", help=_HELP)(heterogeneity)
+    app.command("heterogeneity")(heterogeneity)
 
 
 def heterogeneity(
@@ -59,6 +38,26 @@ def heterogeneity(
     html: Annotated[Path | None, typer.Option(help="write one page with pictures here")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
 ) -> None:
+    """Measure how different the users of a federation are: in their labels, inputs, gradients and Hessians, at one model.
+
+    The most useful number is kappa, the part of a meta-gradient that first-order Per-FedAvg (FO) leaves out: below 0.05 all
+    variants coincide, from 0.2 to 0.8 HF differs visibly, and with alpha * lambda_max above 1 FO is unsafe. Each distance is
+    printed with the value that chance alone would give. Constants are local estimates at this model; networks do not meet
+    the assumptions of the theory everywhere.
+
+    Users are the simulated devices of `edgefl run`: their data is spread again as the federation file says. Give a run's
+    folder for its trained model, a federation file for the initial one. Gradients take all of a user's samples, or --samples
+    of them; Hessians take --users users, evenly spread over all.
+
+    Examples:
+
+      edgefl heterogeneity federation.toml --alpha 0.01 --html users.html
+
+      edgefl heterogeneity runs/first --json
+
+      edgefl heterogeneity federation.toml --devices 50 --weights runs/first/checkpoints/round-0010.safetensors
+    """
+
     from edgefl.analysis.heterogeneity import tables
     from edgefl.analysis.heterogeneity.page import page
     from edgefl.analysis.heterogeneity.report import as_object, reading
@@ -82,15 +81,15 @@ def heterogeneity(
     if as_json:
         print_json({"title": title, **as_object(report)})
         return
-    console.print(title, markup=False, highlight=False)
+    console.print(title)
     for name, rows in sections.items():
         print_table(name, list(rows))
     if grouped:
         print_table("users by their classes", list(grouped))
     verdict = reading(report.kappa, max(report.alpha_lambda))
-    console.print(verdict, style="bold red" if "unsafe" in verdict else "bold", markup=False, highlight=False)
+    console.print(verdict, style="bold red" if "unsafe" in verdict else "bold")
     if html is not None:
-        console.print(f"page: {html}", markup=False, highlight=False)
+        console.print(f"page: {html}")
 
 
 def _notes(report: HeterogeneityReport) -> list[str]:

@@ -18,27 +18,9 @@ if TYPE_CHECKING:
 Protocol = StrEnum("Protocol", ["train_support", "split_test", "paper_literal"])
 _WORST = 10
 
-_HELP = """
-Adapt the model of a finished run or simulation to each of its devices' data, and report the metric of its task before and
-after, over all users: accuracy, perplexity, the mean absolute error, or the loss.
-
-Each user has its training samples and a test shard of the same class proportions. Three protocols say what is adapted to
-and what judges: train_support (training samples, test shard), split_test (halves of the test shard, a user who is new) and
-paper_literal (the test shard as both, which leaks). All runs get the same batches with the same seed, so they can be
-compared. The level of a constant answer, each user's own most frequent class, is printed beside.
-
-Examples:
-
-  edgefl personalize runs/first
-
-  edgefl personalize runs/first --alpha 0.03 --steps 0,1,2,5,10 --protocol train_support --html report.html
-
-  edgefl personalize runs/first --json
-"""
-
 
 def register(app: typer.Typer) -> None:
-    app.command("personalize", help=_HELP)(personalize)
+    app.command("personalize")(personalize)
 
 
 def personalize(
@@ -56,6 +38,23 @@ def personalize(
     html: Annotated[Path | None, typer.Option(help="a page with charts")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object with every user")] = False,
 ) -> None:
+    """Adapt the model of a finished run or simulation to each of its devices' data, and report the metric of its task before
+    and after, over all users: accuracy, perplexity, the mean absolute error, or the loss.
+
+    Each user has its training samples and a test shard of the same class proportions. Three protocols say what is adapted to
+    and what judges: train_support (training samples, test shard), split_test (halves of the test shard, a user who is new)
+    and paper_literal (the test shard as both, which leaks). All runs get the same batches with the same seed, so they can be
+    compared. The level of a constant answer, each user's own most frequent class, is printed beside.
+
+    Examples:
+
+      edgefl personalize runs/first
+
+      edgefl personalize runs/first --alpha 0.03 --steps 0,1,2,5,10 --protocol train_support --html report.html
+
+      edgefl personalize runs/first --json
+    """
+
     from edgefl.analysis.personal.page import page
     from edgefl.api.analysis import personalize as personalized
 
@@ -116,7 +115,7 @@ def _show(title: str, made: list[PersonalReport], html: Path | None) -> None:
     caption = f"{len(first.users)} users, steps of {first.alpha:g}, batches of {first.batch}"
     print_table(title, summary(made), caption)
     for report in made:
-        console.print(f"{report.protocol}: {report.note}", markup=False, highlight=False)
+        console.print(f"{report.protocol}: {report.note}")
     for metric in (*first.curve[0].metrics, LOSS):
         print_table(f"Mean {metric} over users", _curve(metric, made))
     rows = user_rows(first)
@@ -126,6 +125,6 @@ def _show(title: str, made: list[PersonalReport], html: Path | None) -> None:
         f"the {_WORST} that fare worst of {len(rows)}; --json has them all" if len(rows) > _WORST else "",
     )
     for name, why in first.left_out.items():
-        console.print(f"left out: {name}: {why}", markup=False, highlight=False)
+        console.print(f"left out: {name}: {why}")
     if html is not None:
-        console.print(f"{html}", markup=False, highlight=False)
+        console.print(f"{html}")

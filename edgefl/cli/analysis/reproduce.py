@@ -14,29 +14,9 @@ if TYPE_CHECKING:
     from edgefl.papers.campaign import Told
     from edgefl.papers.summary import Summary
 
-_HELP = """
-Run results of the papers again: a table with the paper's numbers beside ours, pictures, and which claims held.
-
-Scales: `smoke` ends every run after a few rounds, to see that all is there; `cpu` fits two cores and an evening; `paper` is
-what the paper ran. Finished runs are kept: the same command goes on with what was stopped. Without a name: what there is.
-
-The exit code is 1 where a claim that has to hold at every scale (an exact number, a theorem) does not; with --strict where
-any claim does not.
-
-Examples:
-
-  edgefl reproduce
-
-  edgefl reproduce fafed/counterexample --scale cpu
-
-  edgefl reproduce fedbat --scale cpu --seeds 3 --out results      (all entries of a paper)
-
-  edgefl reproduce --all --scale smoke
-"""
-
 
 def register(app: typer.Typer) -> None:
-    app.command("reproduce", help=_HELP)(reproduce)
+    app.command("reproduce")(reproduce)
 
 
 def reproduce(
@@ -54,6 +34,25 @@ def reproduce(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON array, a summary for each entry")] = False,
 ) -> None:
+    """Run results of the papers again: a table with the paper's numbers beside ours, pictures, and which claims held.
+
+    Scales: `smoke` ends every run after a few rounds, as a smoke test; `cpu` fits two cores and an evening; `paper` is
+    what the paper ran. Finished runs are kept: the same command resumes what was stopped. Without a name: what there is.
+
+    The exit code is 1 where a claim that has to hold at every scale (an exact number, a theorem) does not; with --strict
+    where any claim does not.
+
+    Examples:
+
+      edgefl reproduce
+
+      edgefl reproduce fafed/counterexample --scale cpu
+
+      edgefl reproduce fedbat --scale cpu --seeds 3 --out results      (all entries of a paper)
+
+      edgefl reproduce --all --scale smoke
+    """
+
     from edgefl.papers.reproduce import reproduce as run_again
     from edgefl.papers.reproduce import reproductions
 
@@ -101,7 +100,7 @@ def _show(summary: Summary, out: Path) -> None:
     if rows:
         print_table(summary.entry, rows)
     place = out / summary.entry / "README.md"
-    console.print(f"{summary.entry}: {place}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"{summary.entry}: {place}", soft_wrap=True)
 
 
 class _Watch:

@@ -10,19 +10,6 @@ import typer
 from edgefl.cli.output import console, human, print_json, print_table
 from edgefl.system.files import write_text
 
-HELP = """
-Show how a federation's samples are spread over its devices: how many each has, of which classes, and how unlike they are.
-
-Nothing is trained. The same file and seed give the same spread in `edgefl run`.
-
-Examples:
-
-  edgefl data spread federation.toml
-
-  edgefl data spread federation.toml --devices 100 --svg spread.svg --csv spread.csv
-
-  edgefl data spread --devices 20 --seed 3 --json
-"""
 _SHOWN = 20
 
 
@@ -39,6 +26,20 @@ def spread(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
 ) -> None:
+    """Show how a federation's samples are spread over its devices: how many each has, of which classes, and how unlike they
+    are.
+
+    Nothing is trained. The same file and seed give the same spread in `edgefl run`.
+
+    Examples:
+
+      edgefl data spread federation.toml
+
+      edgefl data spread federation.toml --devices 100 --svg spread.svg --csv spread.csv
+
+      edgefl data spread --devices 20 --seed 3 --json
+    """
+
     import msgspec
 
     from edgefl.analysis.spread import picture, table
@@ -74,7 +75,7 @@ def spread(
             f"; classes: {few} to {many}; total variation from the mean {found.distance_to_mean:.2f}, "
             f"between devices {found.distance_between:.2f}"
         )
-    console.print(summary, markup=False, highlight=False, soft_wrap=True)
+    console.print(summary, soft_wrap=True)
     for what, path in (("picture", svg), ("table", as_csv)):
         if path is not None:
-            console.print(f"{what}: {path}", markup=False, highlight=False, soft_wrap=True)
+            console.print(f"{what}: {path}", soft_wrap=True)

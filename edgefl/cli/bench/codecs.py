@@ -20,45 +20,6 @@ Device = StrEnum("Device", ["cpu", "cuda"])
 _PARAMETERS = 10**9
 """Of a measurement in a GPU's memory, unless told."""
 
-_AGGREGATE = """
-Updates per second of the server's aggregator, beside Flower's weighted average of the same updates as float32.
-
-Both begin with arrays in memory, by turns: ours as they travelled, Flower's decoded before its clock starts.
-updates_per_s counts what adds the updates into the sums, ratio is that beside Flower's whole average. A whole round of
-ours, in which each update is checked, added, and the finished new weights are made, is round_updates_per_s and round_ratio.
-
-copy_fraction: bytes that accumulating has to move, per second, as a share of what a plain copy moves on as many threads
-in the same run. They are each byte of each update once, and the int64 sums read and written once per batch; a copy of n
-bytes moves 2 n. Times are medians; --json has the minima, too.
-
-With --device cuda the sums are on the GPU, and the updates' way there is a part of the time; with --on-device they are
-made there, one bit per entry, and only the kernel's own time counts.
-
-Flower runs in a process and an environment of its own, which `edgefl bench peer flower` makes once. Without one its
-columns are empty, and nothing else changes.
-
-Examples:
-
-  edgefl bench aggregate --json
-
-  edgefl bench aggregate --codec fedbat --codec fedpaq:bits=2 --clients 64 --threads 4
-
-  edgefl bench aggregate --device cuda --on-device --parameters 1000000000 --clients 64
-"""
-_ENCODE = """
-What it costs a device to make the bytes of an update, beside one of its training steps.
-
-encode_ms: the program's last graph, which codes the update, with the noise that it draws, until the bytes are there.
-step_ms: a step of the same program, FedBAT's binarized one; sgd_step_ms: a step of plain SGD. Each graph runs on the
-device's engine in a process of its own, by turns with the others. Times are medians; --json has the minima and the
-first call of a process, too.
-
-Examples:
-
-  edgefl bench encode --json
-
-  edgefl bench encode --model resnet18 --codec fedbat --codec 'topk:share=0.01' --threads 2
-"""
 _Codecs = Annotated[
     list[str] | None,
     typer.Option(
@@ -77,8 +38,8 @@ _Json = Annotated[bool, typer.Option("--json", help="one JSON object: bench, mac
 
 
 def register(group: typer.Typer) -> None:
-    group.command("aggregate", help=_AGGREGATE)(aggregate)
-    group.command("encode", help=_ENCODE)(encode)
+    group.command("aggregate")(aggregate)
+    group.command("encode")(encode)
 
 
 def aggregate(
@@ -109,6 +70,32 @@ def aggregate(
     option: _Options = None,
     as_json: _Json = False,
 ) -> None:
+    """Updates per second of the server's aggregator, beside Flower's weighted average of the same updates as float32.
+
+    Both begin with arrays in memory, by turns: ours as they travelled, Flower's decoded before its clock starts.
+    updates_per_s counts what adds the updates into the sums, ratio is that beside Flower's whole average. A whole round of
+    ours, in which each update is checked, added, and the finished new weights are made, is round_updates_per_s and
+    round_ratio.
+
+    copy_fraction: bytes that accumulating has to move, per second, as a share of what a plain copy moves on as many threads
+    in the same run. They are each byte of each update once, and the int64 sums read and written once per batch; a copy of n
+    bytes moves 2 n. Times are medians; --json has the minima, too.
+
+    With --device cuda the sums are on the GPU, and the updates' way there is a part of the time; with --on-device they are
+    made there, one bit per entry, and only the kernel's own time counts.
+
+    Flower runs in a process and an environment of its own, which `edgefl bench peer flower` makes once. Without one its
+    columns are empty, and nothing else changes.
+
+    Examples:
+
+      edgefl bench aggregate --json
+
+      edgefl bench aggregate --codec fedbat --codec fedpaq:bits=2 --clients 64 --threads 4
+
+      edgefl bench aggregate --device cuda --on-device --parameters 1000000000 --clients 64
+    """
+
     from edgefl.bench.aggregate.rows import CODECS, AggregateSettings, build, measure
     from edgefl.bench.common.peers import interpreter, peers
     from edgefl.cli.options import model_options
@@ -129,7 +116,7 @@ def aggregate(
         codec or CODECS, lambda name, say: measure(spec, name, settings, say), _aggregated
     )
     for problem in sorted({row.flower_error for row in rows if row.flower_error}):
-        errors.print(f"Flower did not run: {problem}", style="yellow", markup=False, highlight=False)
+        errors.print(f"Flower did not run: {problem}", style="yellow")
     title = f"aggregate: {spec.name}, {clients} clients, {device}"
     report("aggregate", title, rows, _aggregate_columns, as_json, failed)
 
@@ -143,6 +130,20 @@ def encode(
     option: _Options = None,
     as_json: _Json = False,
 ) -> None:
+    """Measure how long a device encodes an update, compared with one of its training steps.
+
+    encode_ms: the program's last graph, which codes the update, with the noise that it draws.
+    step_ms: a step of the same program, FedBAT's binarized one; sgd_step_ms: a step of plain SGD. Each graph runs on the
+    device's engine in a process of its own, by turns with the others. Times are medians; --json has the minima and the
+    first call of a process, too.
+
+    Examples:
+
+      edgefl bench encode --json
+
+      edgefl bench encode --model resnet18 --codec fedbat --codec 'topk:share=0.01' --threads 2
+    """
+
     from edgefl.bench.encode.rows import CODECS, EncodeSettings, build, measure
     from edgefl.cli.options import model_options
 
@@ -161,7 +162,7 @@ def _on_device(parameters: int, clients: int, repeat: int, device: Device, as_js
     if device is not Device.cuda:
         raise ConfigError("--on-device measures a GPU's kernel on updates in its memory; add --device cuda")
     row = measure(parameters or _PARAMETERS, clients, repeat)
-    report("aggregate", f"aggregate on {row.gpu}: {clients} clients", [row], _on_device_columns, as_json, ())
+    report("aggregate", f"aggregate on {row.gpu}: {clients} clients", [row], _on_device_columns, as_json)
 
 
 def _aggregated(row: AggregateRow) -> str:

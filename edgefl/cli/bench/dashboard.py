@@ -12,22 +12,9 @@ from edgefl.system.sizes import size
 if TYPE_CHECKING:
     from edgefl.bench.dashboard.rows import DashboardRow
 
-_HELP = """
-How soon the fleet's page is seen, and what it takes to keep it new while all devices tell of their progress.
-
-The run is made up, through the server's own journal and feed; the page is served as by `edgefl dashboard` and looked at in
-headless Chromium. 1,000 devices and 100 rounds take some minutes to make up.
-
-Examples:
-
-  edgefl bench dashboard --json
-
-  edgefl bench dashboard --devices 100 --devices 1000 --rounds 20
-"""
-
 
 def register(group: typer.Typer) -> None:
-    group.command("dashboard", help=_HELP)(dashboard)
+    group.command("dashboard")(dashboard)
 
 
 def dashboard(
@@ -36,6 +23,18 @@ def dashboard(
     seconds: Annotated[float, typer.Option(min=1.0, help="for which devices tell of their progress")] = 20.0,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object: bench, machine, results")] = False,
 ) -> None:
+    """Measure the first paint of the fleet's page, and the cost of updating it while all devices report their progress.
+
+    The run is made up, through the server's own journal and feed; the page is served as by `edgefl dashboard` and looked at
+    in headless Chromium. 1,000 devices and 100 rounds take some minutes to make up.
+
+    Examples:
+
+      edgefl bench dashboard --json
+
+      edgefl bench dashboard --devices 100 --devices 1000 --rounds 20
+    """
+
     from edgefl.bench.dashboard.rows import measure
 
     rows, failed = measured(

@@ -17,44 +17,13 @@ if TYPE_CHECKING:
 
 Target = StrEnum("Target", ["server", "agent"])
 
-_FAULTS = """
-Runs under random faults, each compared with the run that nobody disturbed.
-
-Three devices train a small model for three rounds over links that are slow, cut, half open, stalled or send packets
-twice; processes are killed and stopped, disks are full, clocks jump. A row has the seed, its faults, and whether the run
-ended with the very weights of the undisturbed one, or why not; refusals are the words of a process that ended the run,
-which is then taken up again. The exit code is 1 if a row has other weights.
-
-Seeds are --seed, --seed + 1, and so on: `--seed 17 --schedules 1` runs the faults of seed 17 again. A row's faults as
-{"seed": 17, "faults": [...]} in a JSON file are a schedule for `edgefl run --faults FILE`, and for --schedule here.
-
-Examples:
-
-  edgefl bench faults --schedules 20 --json
-
-  edgefl bench faults --seed 17 --schedules 1 --keep runs/seed-17
-"""
-_FUZZ = """
-Messages that nobody should send, against a running server and a running agent, while an honest federation trains.
-
-They are genuine messages of that federation with bits, bytes, fields and topics changed. The last round stays open until
-all were sent. A row has the target, whether a process ended, by how many bytes its memory and its folder grew, and whether
-the honest rounds ended with the very weights of a run that nobody wrote to. The exit code is 1 if a row is not as it should
-be.
-
-Examples:
-
-  edgefl bench fuzz --messages 20000 --json
-
-  edgefl bench fuzz --messages 1000000 --target server --json
-"""
 _Json = Annotated[bool, typer.Option("--json", help="one JSON object: bench, machine, results")]
 _Broker = Annotated[str, typer.Option(help="auto (mosquitto where it is installed), mosquitto or amqtt")]
 
 
 def register(group: typer.Typer) -> None:
-    group.command("faults", help=_FAULTS)(faults)
-    group.command("fuzz", help=_FUZZ)(fuzz)
+    group.command("faults")(faults)
+    group.command("fuzz")(fuzz)
 
 
 def faults(
@@ -69,6 +38,23 @@ def faults(
     ] = None,
     as_json: _Json = False,
 ) -> None:
+    """Train under random faults and compare each run with the same run without faults.
+
+    Three devices train a small model for three rounds over links that are slow, cut, half open, stalled or send packets
+    twice; processes are killed and stopped, disks are full, clocks jump. A row has the seed, its faults, and whether the run
+    ended with the very weights of the undisturbed one, or why not; refusals are the words of a process that ended the run,
+    which is then taken up again. The exit code is 1 if a row has other weights.
+
+    Seeds are --seed, --seed + 1, and so on: `--seed 17 --schedules 1` runs the faults of seed 17 again. A row's faults as
+    {"seed": 17, "faults": [...]} in a JSON file are a schedule for `edgefl run --faults FILE`, and for --schedule here.
+
+    Examples:
+
+      edgefl bench faults --schedules 20 --json
+
+      edgefl bench faults --seed 17 --schedules 1 --keep runs/seed-17
+    """
+
     from edgefl.bench.faults.rows import Campaign
     from edgefl.lab.faults.schedule import load_schedule
 
@@ -106,6 +92,20 @@ def fuzz(
     broker: _Broker = "auto",
     as_json: _Json = False,
 ) -> None:
+    """Send invalid messages to a running server and a running agent while an honest federation trains.
+
+    They are genuine messages of that federation with bits, bytes, fields and topics changed. The last round stays open until
+    all were sent. A row has the target, the ended processes and the growth of memory and folder in bytes. It also has
+    whether the honest rounds ended with the weights of an undisturbed run. The exit code is 1 if a row is not as it should
+    be.
+
+    Examples:
+
+      edgefl bench fuzz --messages 20000 --json
+
+      edgefl bench fuzz --messages 1000000 --target server --json
+    """
+
     from edgefl.bench.fuzz.rows import measure
 
     with TemporaryDirectory(prefix="edgefl-fuzz-") as folder:

@@ -12,42 +12,13 @@ from edgefl.cli.bench.report import measured, mebibytes, print_rows, report
 if TYPE_CHECKING:
     from edgefl.bench.fleet.rows import FleetRow
 
-_HELP = """
-Rounds of many devices that are connected at once: their time, and what server and broker take for them.
-
-Mosquitto runs with the configuration that edgefl ships, the server is `edgefl server`, and all devices are connections of
-one process that trains nothing (`edgefl load`): broker, server and generator share this machine. Updates are dense (a
-ResNet-20, 1.1 MB), onebit (the same in one bit an entry), middle (321 KB) or small (3 KB). The first round is not counted,
-and three more are not where few of the devices are selected: the others listen until they rest.
-
-Without --devices the rows are: 1,000 devices with dense and with onebit updates; 100 of 100 and 100 of 10,000 selected;
-3,000 with 321 KB. That takes some minutes.
-
-Examples:
-
-  edgefl bench fleet --json
-
-  edgefl bench fleet --devices 300 --update onebit --rounds 3
-
-  edgefl bench fleet --devices 10000 --selected 100 --update onebit --json
-"""
-_COORDINATOR = """
-Time of the coordinator's step for one event, while a round with so many assignments is open.
-
-Events are the answers of devices, hellos and statuses as the server takes them in between two of its ticks, and ticks. No
-broker and no process of its own is involved.
-
-Example:
-
-  edgefl bench coordinator --json
-"""
 _Json = Annotated[bool, typer.Option("--json", help="one JSON object: bench, machine, results")]
 _Share = Annotated[float, typer.Option(min=0, max=1, help="share of the tasks, as in `edgefl load`")]
 
 
 def register(group: typer.Typer) -> None:
-    group.command("fleet", help=_HELP)(fleet)
-    group.command("coordinator", help=_COORDINATOR)(coordinator)
+    group.command("fleet")(fleet)
+    group.command("coordinator")(coordinator)
 
 
 def fleet(
@@ -70,6 +41,25 @@ def fleet(
     keep: Annotated[Path | None, typer.Option(help="folder for what server and broker leave behind")] = None,
     as_json: _Json = False,
 ) -> None:
+    """Rounds of many devices that are connected at once: their time, and what server and broker take for them.
+
+    Mosquitto runs with the configuration that edgefl ships, the server is `edgefl server`, and all devices are connections
+    of one process that trains nothing (`edgefl load`): broker, server and generator share this machine. Updates are dense (a
+    ResNet-20, 1.1 MB), onebit (the same in one bit an entry), middle (321 KB) or small (3 KB). The first round is not
+    counted, and three more are not where few of the devices are selected: the others listen until they rest.
+
+    Without --devices the rows are: 1,000 devices with dense and with onebit updates; 100 of 100 and 100 of 10,000 selected;
+    3,000 with 321 KB. That takes some minutes.
+
+    Examples:
+
+      edgefl bench fleet --json
+
+      edgefl bench fleet --devices 300 --update onebit --rounds 3
+
+      edgefl bench fleet --devices 10000 --selected 100 --update onebit --json
+    """
+
     from edgefl.bench.fleet.rows import Case, measure
     from edgefl.lab.generator.settings import Shares
 
@@ -106,6 +96,16 @@ def coordinator(
     events: Annotated[int, typer.Option(min=1, help="of each kind that are timed, at most")] = 500,
     as_json: _Json = False,
 ) -> None:
+    """Time of the coordinator's step for one event, while a round with so many assignments is open.
+
+    Events are the answers of devices, hellos and statuses as the server takes them in between two of its ticks, and ticks.
+    No broker and no process of its own is involved.
+
+    Example:
+
+      edgefl bench coordinator --json
+    """
+
     from edgefl.bench.coordinator import measure
 
     print_rows("coordinator", measure(assignments or [100, 1000, 10_000], events), as_json)

@@ -7,36 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgefl.cli.output import errors, print_table, progress
+from edgefl.cli.bench.report import report
+from edgefl.cli.output import errors, progress
 from edgefl.system.sizes import size
 
 if TYPE_CHECKING:
     from edgefl.bench.footprint.rows import FootprintRow
 
-_FOOTPRINT = """
-What a device costs before it trains anything, beside a Flower client with torch.
-
-Real processes on a real broker (Mosquitto where it is installed), one after the other: resident memory when connected
-and waiting, and seconds from the start of the process until the other side has heard of it. Installed is what the
-packages that it runs with take on disk as they were shipped, with all they require. The device of --engine executorch
-needs that package's libraries and nothing that it requires (pip install --no-deps executorch); --json has the size with
-all of it, too, and the bytecode that Python adds. Training is the peak of a round of ResNet-20's weak tier.
-
-The C++ agent has a row where there is one: EDGEFL_AGENT_CPP names it, or it lies in build/agents/cpp or in the path. Its
-size is that of the stripped binary and the libraries that it loads.
-
-Examples:
-
-  edgefl bench footprint --json
-
-  edgefl bench peer flower-torch
-
-  edgefl bench footprint --python device/bin/python --repeat 10
-"""
-
 
 def register(group: typer.Typer) -> None:
-    group.command("footprint", help=_FOOTPRINT)(footprint)
+    group.command("footprint")(footprint)
 
 
 def footprint(
@@ -53,9 +33,28 @@ def footprint(
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object: bench, machine, results")] = False,
 ) -> None:
+    """Measure an idle device and a Flower client with torch: memory, start time and installed size.
+
+    Real processes on a real broker (Mosquitto where it is installed), one after the other: resident memory when connected
+    and waiting, and seconds from the start of the process until the other side has heard of it. Installed is what the
+    packages that it runs with take on disk as they were shipped, with all they require. The device of --engine executorch
+    needs that package's libraries and nothing that it requires (pip install --no-deps executorch); --json has the size with
+    all of it, too, and the bytecode that Python adds. Training is the peak of a round of ResNet-20's weak tier.
+
+    The C++ agent has a row where there is one: EDGEFL_AGENT_CPP names it, or it lies in build/agents/cpp or in the path. Its
+    size is the sum of the stripped binary and the libraries that it loads.
+
+    Examples:
+
+      edgefl bench footprint --json
+
+      edgefl bench peer flower-torch
+
+      edgefl bench footprint --python device/bin/python --repeat 10
+    """
+
     from edgefl.bench.common.peers import interpreter, peers
     from edgefl.bench.footprint.rows import measure
-    from edgefl.cli.bench.report import print_rows
 
     with progress() as tell:
         rows = measure(
@@ -66,11 +65,8 @@ def footprint(
         )
     for row in rows:
         if row.error:
-            errors.print(f"{row.what}: {row.error}", style="yellow", markup=False, highlight=False)
-    if as_json:
-        print_rows("footprint", rows, as_json)
-    else:
-        print_table("footprint: connected and idle", [_columns(row) for row in rows])
+            errors.print(f"{row.what}: {row.error}", style="yellow")
+    report("footprint", "footprint: connected and idle", rows, _columns, as_json)
     if all(row.error for row in rows):
         raise typer.Exit(1)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from enum import StrEnum
+from itertools import product
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
@@ -22,9 +23,9 @@ from edgefl.cli.bench import simulate as bench_simulate
 from edgefl.cli.bench import train_step as bench_train_step
 from edgefl.cli.bench import versions as bench_versions
 from edgefl.cli.bench import web as bench_web
-from edgefl.cli.bench.report import mebibytes, print_rows
+from edgefl.cli.bench.report import measured, mebibytes, print_rows, report
 from edgefl.cli.options import Engine, Outputs, model_options
-from edgefl.cli.output import errors, print_table, progress
+from edgefl.cli.output import progress
 from edgefl.system.sizes import size
 
 if TYPE_CHECKING:
@@ -65,19 +66,6 @@ Examples:
 
   edgefl bench peer flower
 """
-_SUBMODELS = """
-What each kind of submodel costs a device at matched parameter counts.
-
-For each kind and gamma: parameters, MACs, bytes down and up, and on the device's engine, in fresh processes, the peak
-memory and the time of a training step, beside the memory that `edgefl plan` predicts. A kind without gamma takes the
-cut whose parameters are nearest. ResNet-18 takes some ten minutes; a row is told on stderr as soon as it is measured.
-
-Examples:
-
-  edgefl bench submodels --json
-
-  edgefl bench submodels --model resnet20 --kind width --kind importance --gamma 0.25 --steps 3
-"""
 _Json = Annotated[bool, typer.Option("--json", help="one JSON object: bench, machine, results")]
 
 
@@ -85,7 +73,7 @@ def register(app: typer.Typer) -> None:
     group = typer.Typer(help=_HELP, no_args_is_help=True)
     group.command("memory")(memory)
     group.command("round")(round_)
-    group.command("submodels", help=_SUBMODELS)(submodels)
+    group.command("submodels")(submodels)
     bench_codecs.register(group)
     bench_dashboard.register(group)
     bench_faults.register(group)
@@ -127,10 +115,7 @@ def memory(
                 rows += measure(
                     model=model, batch=batch, steps=steps, repeat=repeat, engine=name, outputs=form
                 )
-    if as_json:
-        print_rows("memory", rows, as_json)
-    else:
-        print_table("peak memory in training, over the idle agent", [_memory_columns(row) for row in rows])
+    report("memory", "peak memory in training, over the idle agent", rows, _memory_columns, as_json)
 
 
 def _outputs_of(engine: str, chosen: list[Outputs] | None) -> Sequence[OutputsName]:
@@ -179,34 +164,34 @@ def submodels(
     ] = None,
     as_json: _Json = False,
 ) -> None:
+    """Measure the cost of each kind of submodel on a device, at matched parameter counts.
+
+    For each kind and gamma: parameters, MACs, bytes down and up, and on the device's engine, in fresh processes, the peak
+    memory and the time of a training step, beside the memory that `edgefl plan` predicts. A kind without gamma takes the cut
+    whose parameters are nearest. ResNet-18 takes some ten minutes; each row is printed to stderr as soon as it is measured.
+
+    Examples:
+
+      edgefl bench submodels --json
+
+      edgefl bench submodels --model resnet20 --kind width --kind importance --gamma 0.25 --steps 3
+    """
+
     from edgefl.bench.submodels import GAMMAS, SubmodelSettings, build, kinds_of, measure
     from edgefl.bench.submodels import Match as Share
     from edgefl.cli.models.fit import gammas
-    from edgefl.wire.errors import EdgeflError
 
     options = model_options(option or ())
     settings = SubmodelSettings(
         batch=batch, steps=steps, threads=threads, match=cast(Share, match.value), options=options
     )
     spec = build(model, settings)
-    rows, failed = [], []
-    with progress() as tell:
-        for name in kind or kinds_of(spec):
-            for share in gammas(gamma or ()) or GAMMAS:
-                try:
-                    rows.append(measure(spec, name, share, settings, lambda text: tell(f"{model}: {text}")))
-                    errors.print(_submodel_line(rows[-1]), markup=False, highlight=False, soft_wrap=True)
-                except EdgeflError as error:  # the other sizes are worth measuring all the same
-                    failed.append(error)
-                    errors.print(
-                        f"error: {error.message}", style="red", markup=False, highlight=False, soft_wrap=True
-                    )
-    if as_json:
-        print_rows("submodels", rows, as_json)
-    else:
-        print_table(f"submodels of {model}: batch {batch}", [_submodel_columns(row) for row in rows])
-    if failed:
-        raise typer.Exit(failed[0].exit_code)
+    rows, failed = measured(
+        list(product(kind or kinds_of(spec), gammas(gamma or ()) or GAMMAS)),
+        lambda case, tell: measure(spec, *case, settings, lambda text: tell(f"{model}: {text}")),
+        _submodel_line,
+    )
+    report("submodels", f"submodels of {model}: batch {batch}", rows, _submodel_columns, as_json, failed)
 
 
 def _memory_columns(row: MemoryRow) -> dict[str, Any]:

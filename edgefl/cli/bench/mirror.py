@@ -14,23 +14,10 @@ if TYPE_CHECKING:
     from edgefl.bench.mirror.rows import MirrorRow
 
 Way = StrEnum("Way", ["broker", "mirror"])
-_HELP = """
-A model of random bytes, from the server's publisher to a device's store: by the broker, and by a mirror.
-
-A real Mosquitto, and each side a process of its own. seconds: of the device, from the announcement to the last byte, each
-checked against its digest. Peaks are resident sets of whole processes. Needs twice the bytes on the disk, and for the
-broker's way twice in memory: its retained messages, and the server's blobs.
-
-Examples:
-
-  edgefl bench mirror --bytes 2GiB --json
-
-  edgefl bench mirror --bytes 256MiB --way mirror
-"""
 
 
 def register(group: typer.Typer) -> None:
-    group.command("mirror", help=_HELP)(mirror)
+    group.command("mirror")(mirror)
 
 
 def mirror(
@@ -39,6 +26,19 @@ def mirror(
     way: Annotated[list[Way] | None, typer.Option(help="may be repeated; default: both")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object: bench, machine, results")] = False,
 ) -> None:
+    """A model of random bytes, from the server's publisher to a device's store: by the broker, and by a mirror.
+
+    A real Mosquitto, and each side a process of its own. seconds: of the device, from the announcement to the last byte,
+    each checked against its digest. Peaks are resident sets of whole processes. Needs twice the bytes on the disk, and for
+    the broker's way twice in memory: its retained messages, and the server's blobs.
+
+    Examples:
+
+      edgefl bench mirror --bytes 2GiB --json
+
+      edgefl bench mirror --bytes 256MiB --way mirror
+    """
+
     from edgefl.bench.mirror.rows import measure
 
     total, unit_bytes = parse_bytes(nbytes, "--bytes"), parse_bytes(unit, "--unit")

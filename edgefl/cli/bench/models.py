@@ -86,7 +86,7 @@ def models(
     architectures = chosen(only or (), libraries, held_out=held_out)
     absent = left_out(architectures)
     for name, count in absent.items():
-        errors.print(f"{name} is not installed: {count} architectures are left out", highlight=False)
+        errors.print(f"{name} is not installed: {count} architectures are left out")
     rows = read(out) if out else {}
     waiting = [
         (each, engines if again or each.path not in rows else rows[each.path].lacks(engines))
@@ -107,7 +107,7 @@ def models(
         try:
             for done in as_completed(trials):
                 row = done.result()
-                errors.print(_line(row), markup=False, highlight=False, soft_wrap=True)
+                errors.print(_line(row), soft_wrap=True)
                 rows[row.path] = rows[row.path].with_more(row) if row.path in rows else row
                 if out:
                     write(out, rows)

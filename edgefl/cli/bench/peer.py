@@ -8,28 +8,27 @@ import typer
 
 from edgefl.cli.output import errors, print_json, print_table
 
-_PEER = """
-Make an environment for software of others that a benchmark measures, and print the path of its Python.
-
-Its requirements would hold ours back, so it is apart: in the user's cache folder, made once. Without a name: which there
-are, and whether they are installed.
-
-Examples:
-
-  edgefl bench peer
-
-  edgefl bench peer flower
-"""
-
 
 def register(group: typer.Typer) -> None:
-    group.command("peer", help=_PEER)(peer)
+    group.command("peer")(peer)
 
 
 def peer(
     name: Annotated[str, typer.Argument(metavar="[NAME]", help="whose environment to make")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object for each")] = False,
 ) -> None:
+    """Make an environment for software of others that a benchmark measures, and print the path of its Python.
+
+    Its requirements would hold ours back, so it is apart: in the user's cache folder, made once. Without a name: which there
+    are, and whether they are installed.
+
+    Examples:
+
+      edgefl bench peer
+
+      edgefl bench peer flower
+    """
+
     from edgefl.bench.common.peers import interpreter, make, peers
     from edgefl.wire.errors import ConfigError
 
@@ -37,7 +36,7 @@ def peer(
     if name and name not in known:
         raise ConfigError(f"no peer {name!r}; there are: {', '.join(known)}", name=name)
     if name:
-        make(known[name], lambda text: errors.print(text, markup=False, highlight=False, soft_wrap=True))
+        make(known[name], lambda text: errors.print(text, soft_wrap=True))
     rows = [
         {
             "name": each.name,

@@ -6,32 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgefl.cli.output import errors, print_table, progress
+from edgefl.cli.output import errors, progress
 
 if TYPE_CHECKING:
     from edgefl.bench.programs.rows import ProgramRow
 
-_PROGRAMS = """
-What a round of each program costs a device, beside what the papers' specifications say.
-
-One device goes through the program's exchanges in torch: gradients on a batch per local step and per round (and
-Hessian-vector products), floats up, down, kept between rounds and held in training, each for every parameter of the
-model. Moving statistics travel, too, and count as what they are: a model without batch norm gives whole numbers. The
-exported step is timed on the device's engine, by turns with FedAvg's, each in a process of its own. Spec is what the
-specification says of the same: gradients | up down kept.
-
-Examples:
-
-  edgefl bench programs --json
-
-  edgefl bench programs --program fafed --program per_fedavg:mode=hf --model cnn --batch 50
-
-  edgefl bench programs --repeat 0      (no times)
-"""
-
 
 def register(group: typer.Typer) -> None:
-    group.command("programs", help=_PROGRAMS)(programs)
+    group.command("programs")(programs)
 
 
 def programs(
@@ -55,8 +37,25 @@ def programs(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object: bench, machine, results")] = False,
 ) -> None:
+    """Measure the cost of a round on a device for each program, compared with the specifications of the papers.
+
+    One device goes through the program's exchanges in torch: gradients on a batch per local step and per round (and
+    Hessian-vector products), floats up, down, kept between rounds and held in training, each for every parameter of the
+    model. Moving statistics travel, too, and count as what they are: a model without batch norm gives whole numbers. The
+    exported step is timed on the device's engine, by turns with FedAvg's, each in a process of its own. Spec is what the
+    specification says of the same: gradients | up down kept.
+
+    Examples:
+
+      edgefl bench programs --json
+
+      edgefl bench programs --program fafed --program per_fedavg:mode=hf --model cnn --batch 50
+
+      edgefl bench programs --repeat 0      (no times)
+    """
+
     from edgefl.bench.programs.rows import ProgramSettings, build, everything, measure
-    from edgefl.cli.bench.report import print_rows
+    from edgefl.cli.bench.report import report
     from edgefl.cli.options import model_options
     from edgefl.wire.errors import EdgeflError
 
@@ -72,20 +71,13 @@ def programs(
             except EdgeflError as error:  # the other programs are worth measuring all the same
                 failed += [error] if program else []  # of all programs, some are for other models
                 word = "error" if program else f"left out {name}"
-                errors.print(
-                    f"{word}: {error.message}", style="red", markup=False, highlight=False, soft_wrap=True
-                )
+                errors.print(f"{word}: {error.message}", style="red", soft_wrap=True)
                 continue
             rows += program_rows
             for row in program_rows:
-                errors.print(_line(row), markup=False, highlight=False, soft_wrap=True)
-    if as_json:
-        print_rows("programs", rows, as_json)
-    else:
-        title = f"programs: {model}, batch {batch}, {steps} steps; per parameter of {rows[0].parameters if rows else 0:,}"
-        print_table(title, [_columns(row) for row in rows])
-    if failed:
-        raise typer.Exit(failed[0].exit_code)
+                errors.print(_line(row), soft_wrap=True)
+    title = f"programs: {model}, batch {batch}, {steps} steps; per parameter of {rows[0].parameters if rows else 0:,}"
+    report("programs", title, rows, _columns, as_json, failed)
 
 
 def _line(row: ProgramRow) -> str:

@@ -30,12 +30,10 @@ def measured(
         for case in cases:
             try:
                 rows.append(measure(case, tell))
-                errors.print(line(rows[-1]), markup=False, highlight=False, soft_wrap=True)
+                errors.print(line(rows[-1]), soft_wrap=True)
             except EdgeflError as error:  # the other cases are worth measuring all the same
                 failed.append(error)
-                errors.print(
-                    f"error: {error.message}", style="red", markup=False, highlight=False, soft_wrap=True
-                )
+                errors.print(f"error: {error.message}", style="red", soft_wrap=True)
     return rows, failed
 
 
@@ -45,7 +43,7 @@ def report(
     rows: list[Row],
     columns: Callable[[Row], dict[str, Any]],
     as_json: bool,
-    failed: Sequence[EdgeflError],
+    failed: Sequence[EdgeflError] = (),
 ) -> None:
     """The rows; the exit code is that of the first failure."""
     if as_json:

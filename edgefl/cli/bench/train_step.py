@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgefl.cli.bench.report import mebibytes, print_rows
+from edgefl.cli.bench.report import measured, mebibytes, print_rows
 from edgefl.cli.options import Activations, Engine, model_options
-from edgefl.cli.output import errors, print_table, progress
+from edgefl.cli.output import errors, print_table
 from edgefl.system.sizes import size
 
 if TYPE_CHECKING:
@@ -115,7 +115,6 @@ def train_step(
     from edgefl.bench.train_step.anchors import ANCHORS
     from edgefl.bench.train_step.rows import MODELS, measure
     from edgefl.bench.train_step.settings import TrainStepSettings
-    from edgefl.wire.errors import EdgeflError
     from exporters.memory.recompute import Budget
 
     settings = TrainStepSettings(
@@ -135,23 +134,17 @@ def train_step(
         activations=activations.value,
     )
     budgets = [Budget.parse(part.strip()) for part in memory_budget.split(",")] if memory_budget else [None]
-    rows, failed = [], []
-    with progress() as tell:
-        for name, length, budget in product(model or MODELS, _shorter(lengths), budgets):
-            try:
-                rows.append(measure(name, replace(settings, length=length, memory_budget=budget), tell))
-                errors.print(_line(rows[-1]), markup=False, highlight=False, soft_wrap=True)
-            except EdgeflError as error:  # the other models are worth measuring all the same
-                failed.append(error)
-                errors.print(
-                    f"error: {error.message}", style="red", markup=False, highlight=False, soft_wrap=True
-                )
+    rows, failed = measured(
+        list(product(model or MODELS, _shorter(lengths), budgets)),
+        lambda case, tell: measure(case[0], replace(settings, length=case[1], memory_budget=case[2]), tell),
+        _line,
+    )
     titles = {name: anchor.title for name, anchor in ANCHORS.items()}
     titles["et_training"] = "ExecuTorch's training export"
     for row, (name, title) in product(rows, titles.items()):
         if problem := getattr(row, f"{name}_error"):
             text = f"{row.model}: {title} did not run: {problem}"
-            errors.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
+            errors.print(text, style="yellow", soft_wrap=True)
     if as_json:
         print_rows("train-step", rows, as_json)
     else:

@@ -18,27 +18,10 @@ if TYPE_CHECKING:
     from edgefl.simulator.row import Row
 
 Where = StrEnum("Where", ["simulator", "mqtt"])
-_HELP = """
-Seconds until the model is good enough, with rounds that wait and with versions that do not, where a third of the devices is
-slow.
-
-In the simulator 30 clients, of which 10 take ten times as long for everything, 10 at work at a time, in simulated seconds.
-Over MQTT a broker, a server and 6 devices as processes; two of them make steps in a hundredth of the time, so that a round
-takes them about ten times as long; seconds of a clock, from the opening of the first round.
-
-synchronous: a round waits for all that it selected. over-selected: it selects half as many more and ends without the last
-ones. buffered: round.mode, with the same number of devices at work.
-
-Examples:
-
-  edgefl bench buffered --json
-
-  edgefl bench buffered --where simulator --seeds 5 --target 0.95
-"""
 
 
 def register(group: typer.Typer) -> None:
-    group.command("buffered", help=_HELP)(buffered)
+    group.command("buffered")(buffered)
 
 
 def buffered(
@@ -56,6 +39,23 @@ def buffered(
     ] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object: bench, machine, results")] = False,
 ) -> None:
+    """Seconds until the model is good enough, with rounds that wait and with versions that do not, where a third of the
+    devices is slow.
+
+    In the simulator 30 clients, of which 10 take ten times as long for everything, 10 at work at a time, in simulated
+    seconds. Over MQTT a broker, a server and 6 devices as processes; two of them make steps in a hundredth of the time, so
+    that a round takes them about ten times as long; seconds of a clock, from the opening of the first round.
+
+    synchronous: a round waits for all that it selected. over-selected: it selects half as many more and ends without the
+    last ones. buffered: round.mode, with the same number of devices at work.
+
+    Examples:
+
+      edgefl bench buffered --json
+
+      edgefl bench buffered --where simulator --seeds 5 --target 0.95
+    """
+
     from edgefl.api.simulate import prepare_simulation
     from edgefl.bench.versions.federations import MODES
     from edgefl.bench.versions.rows import measure

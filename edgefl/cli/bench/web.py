@@ -13,24 +13,9 @@ from edgefl.system.sizes import size
 if TYPE_CHECKING:
     from edgefl.bench.web.rows import WebRow
 
-_HELP = """
-A training step in headless Chromium (WebAssembly with SIMD) beside Python's agent, which runs the same graph
-natively on one thread: time and memory, for each tier of ResNet-20 and the CNN, weak to strong.
-
-Both sides take turns in blocks of equally many steps. It needs Chromium, and the page that `make agents-web` builds.
-
-Examples:
-
-  edgefl bench web --json
-
-  edgefl bench web --threads 2 --json
-
-  edgefl bench web --model cnn --tier weak --repeat 3
-"""
-
 
 def register(group: typer.Typer) -> None:
-    group.command("web", help=_HELP)(web)
+    group.command("web")(web)
 
 
 def web(
@@ -51,6 +36,20 @@ def web(
     repeat: Annotated[int, typer.Option(min=1, help="blocks of steps for each side")] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object: bench, machine, results")] = False,
 ) -> None:
+    """A training step in headless Chromium (WebAssembly with SIMD) beside Python's agent, which runs the same graph
+    natively on one thread: time and memory, for each tier of ResNet-20 and the CNN, weak to strong.
+
+    Both sides take turns in blocks of equally many steps. It needs Chromium, and the page that `make agents-web` builds.
+
+    Examples:
+
+      edgefl bench web --json
+
+      edgefl bench web --threads 2 --json
+
+      edgefl bench web --model cnn --tier weak --repeat 3
+    """
+
     from edgefl.bench.web.rows import MODELS, cases, measure
 
     chosen = cases(tuple(model or MODELS), tuple(tier or ()))

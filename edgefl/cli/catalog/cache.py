@@ -13,31 +13,30 @@ from edgefl.system.sizes import size
 if TYPE_CHECKING:
     from exporters.front.cache import BundleCache, Entry
 
-_EXAMPLES = """
-List the compiled bundles that are kept, or remove them.
-
-A bundle is compiled once for the same model, tier, program, codec, samples, versions and source of edgefl; after that
-`edgefl run`, `server`, `export` and `profile` take it from here. What was longest not used goes when the folder grows
-beyond its limit. The environment variable EDGEFL_CACHE names another folder.
-
-Examples:
-
-  edgefl cache
-
-  edgefl cache --clear
-
-  edgefl cache --json
-"""
-
 
 def register(app: typer.Typer) -> None:
-    app.command("cache", help=_EXAMPLES)(cache)
+    app.command("cache")(cache)
 
 
 def cache(
     clear: Annotated[bool, typer.Option("--clear", help="remove all of them")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
 ) -> None:
+    """List the compiled bundles that are kept, or remove them.
+
+    A bundle is compiled once for the same model, tier, program, codec, samples, versions and source of edgefl; after that
+    `edgefl run`, `server`, `export` and `profile` take it from here. What was longest not used goes when the folder grows
+    beyond its limit. The environment variable EDGEFL_CACHE names another folder.
+
+    Examples:
+
+      edgefl cache
+
+      edgefl cache --clear
+
+      edgefl cache --json
+    """
+
     from exporters.front.cache import BundleCache, short
 
     kept = BundleCache.of_user()
@@ -48,7 +47,7 @@ def cache(
             print_json({"folder": str(kept.folder), "removed": removed, "bytes": nbytes})
         else:
             text = f"removed {_counted(removed)}, {size(nbytes)}, from {short(kept.folder)}"
-            console.print(text, markup=False, highlight=False, soft_wrap=True)
+            console.print(text, soft_wrap=True)
         return
     entries = kept.entries()
     if as_json:
@@ -57,8 +56,6 @@ def cache(
     console.print(
         f"{short(kept.folder)}: {_counted(len(entries))}, {size(sum(each.nbytes for each in entries))} of at most "
         f"{size(kept.limit)}",
-        markup=False,
-        highlight=False,
         soft_wrap=True,
     )
     if entries:

@@ -24,56 +24,11 @@ if TYPE_CHECKING:
 BrokerProfile = StrEnum("BrokerProfile", ["aws"])
 Catalog = StrEnum("Catalog", ["models", "losses", "kinds", "submodels", "programs", "optimizers", "codecs"])
 
-_LS = """
-List what edgefl knows.
-
-Examples:
-
-  edgefl ls models
-
-  edgefl ls losses
-
-  edgefl ls kinds
-
-  edgefl ls codecs
-
-  edgefl ls programs
-
-  edgefl ls programs fafed      (with its options)
-
-  edgefl ls submodels --json
-"""
-_INSPECT = """
-Show what is in a bundle: graphs, ports, sizes, and how a device runs it. Every digest is checked.
-
-Examples:
-
-  edgefl inspect bundles/weak.efl
-
-  edgefl inspect bundles/weak.efl --json
-"""
-_VALIDATE = """
-Check a federation file and list every problem in it: keys, values, names, options and their types, cuts.
-
-With --build the data are opened and the model is built, cut and given its program, too. That takes seconds, finds what
-does not fit together, warns of tiers that would not learn, and tells how many bytes an update of each tier takes.
-
-Examples:
-
-  edgefl validate federation.toml
-
-  edgefl validate federation.toml --build
-
-  edgefl validate federation.toml --broker-profile aws
-
-  edgefl validate --template > federation.toml
-"""
-
 
 def register(app: typer.Typer) -> None:
-    app.command("ls", help=_LS)(ls)
-    app.command("inspect", help=_INSPECT)(inspect)
-    app.command("validate", help=_VALIDATE)(validate)
+    app.command("ls")(ls)
+    app.command("inspect")(inspect)
+    app.command("validate")(validate)
 
 
 def ls(
@@ -84,6 +39,25 @@ def ls(
     name: Annotated[str | None, typer.Argument(help="everything about one of them")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="a JSON list")] = False,
 ) -> None:
+    """List what edgefl knows.
+
+    Examples:
+
+      edgefl ls models
+
+      edgefl ls losses
+
+      edgefl ls kinds
+
+      edgefl ls codecs
+
+      edgefl ls programs
+
+      edgefl ls programs fafed      (with its options)
+
+      edgefl ls submodels --json
+    """
+
     from edgefl.facts import shipped
 
     rows = shipped().rows[what.value]
@@ -113,6 +87,15 @@ def inspect(
     path: Annotated[Path, typer.Argument(metavar="BUNDLE", help="bundle file (.efl)")],
     as_json: Annotated[bool, typer.Option("--json", help="the whole manifest as JSON")] = False,
 ) -> None:
+    """Show what is in a bundle: graphs, ports, sizes, and how a device runs it. Every digest is checked.
+
+    Examples:
+
+      edgefl inspect bundles/weak.efl
+
+      edgefl inspect bundles/weak.efl --json
+    """
+
     from edgefl.api.bundle import Bundle
 
     bundle = Bundle.load(path)
@@ -124,19 +107,17 @@ def inspect(
 
 def _show(bundle: Bundle) -> None:
     manifest = bundle.manifest
-    console.print(f"{manifest.model} · tier {manifest.tier} · program {manifest.program}", markup=False)
+    console.print(f"{manifest.model} · tier {manifest.tier} · program {manifest.program}")
     console.print(f"digest      {bundle.digest}")
     console.print(f"parameters  {manifest.parameters:,} trained")
     console.print(
         f"sample      {manifest.data.dtype} {list(manifest.data.shape)}, {manifest.data.classes} classes"
     )
     for number, chunk in enumerate(manifest.prefix, 1):
-        console.print(f"forward {number}   {', '.join(chunk.units)}", markup=False)
+        console.print(f"forward {number}   {', '.join(chunk.units)}")
     phases = ", ".join(f"{phase.steps} x {phase.name}" for phase in manifest.phases)
-    console.print(
-        f"train       {', '.join(manifest.suffix)} ({phases}, batch {manifest.batch})", markup=False
-    )
-    console.print(f"update      {_update(manifest)}", markup=False, soft_wrap=True)
+    console.print(f"train       {', '.join(manifest.suffix)} ({phases}, batch {manifest.batch})")
+    console.print(f"update      {_update(manifest)}", soft_wrap=True)
     rows = [
         {
             "graph": graph.name,
@@ -184,6 +165,22 @@ def validate(
         typer.Option(help="what a hosted broker would not take; with --build, of the announcement too"),
     ] = None,
 ) -> None:
+    """Check a federation file and list every problem in it: keys, values, names, options and their types, cuts.
+
+    With --build the data are opened and the model is built, cut and given its program, too. That takes seconds, finds what
+    does not fit together, warns of tiers that would not learn, and prints the size of an update of each tier in bytes.
+
+    Examples:
+
+      edgefl validate federation.toml
+
+      edgefl validate federation.toml --build
+
+      edgefl validate federation.toml --broker-profile aws
+
+      edgefl validate --template > federation.toml
+    """
+
     from edgefl.config import checked
     from edgefl.config.text import document
 
@@ -245,5 +242,5 @@ def _built(federation: Federation) -> tuple[dict[str, UpdateSize], tuple[int, in
     submodels = {tier: submodel_of(spec, tier, table) for tier, table in tiers.items()}
     for tier, submodel in submodels.items():
         for text in submodel_warnings(submodel, tier, initial):
-            errors.print(f"warning: {text}", markup=False)
+            errors.print(f"warning: {text}")
     return tier_sizes(federation, spec, submodels), announcement(federation, spec, tiers)

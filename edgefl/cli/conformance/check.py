@@ -14,35 +14,11 @@ from edgefl.cli.output import console, errors, print_json, print_table
 if TYPE_CHECKING:
     from edgefl.conformance.verdict import Verdict
 
-_HELP = """
-Play the server against an agent, over a real broker, and say what the agent gets right.
-
-What follows -- is the agent's command. Each case starts it with options of `edgefl device`: --id, --broker, --federation,
---data (an .npz of x and y), --store, --engine, and where the case needs them --server-key, --token @FILE, --memory, --tier,
---until-done. An agent is judged by what it says on the wire and by its exit codes, by nothing that it prints.
-
-A case that is optional tells of a part of the protocol that an agent may lack. Exit code 0: all others are passed. 1: some
-are not.
-
-Examples:
-
-  edgefl conformance run -- edgefl device --no-tune
-
-  edgefl conformance run --engine executorch --only declines --json -- build/agents/cpp/edgefl-agent
-"""
-_CASES = """
-List the cases that `edgefl conformance run` plays: names, groups, and what each checks.
-
-Example:
-
-  edgefl conformance cases --json
-"""
-
 
 def register(group: typer.Typer) -> None:
     settings = {"ignore_unknown_options": True, "allow_interspersed_args": False}
-    group.command("run", help=_HELP, context_settings=settings)(run)
-    group.command("cases", help=_CASES)(cases)
+    group.command("run", context_settings=settings)(run)
+    group.command("cases")(cases)
 
 
 def run(
@@ -61,6 +37,23 @@ def run(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object: engine, counts, cases")] = False,
 ) -> None:
+    """Play the server against an agent, over a real broker, and say what the agent gets right.
+
+    What follows -- is the agent's command. Each case starts it with options of `edgefl device`: --id, --broker,
+    --federation, --data (an .npz of x and y), --store, --engine, and where the case needs them --server-key, --token @FILE,
+    --memory, --tier, --until-done. An agent is judged by what it says on the wire and by its exit codes, by nothing that it
+    prints.
+
+    An optional case covers a part of the protocol that an agent may lack. Exit code 0: all others are passed. 1: some
+    are not.
+
+    Examples:
+
+      edgefl conformance run -- edgefl device --no-tune
+
+      edgefl conformance run --engine executorch --only declines --json -- build/agents/cpp/edgefl-agent
+    """
+
     from edgefl.conformance.campaign import Campaign
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # agents and broker end with the kit
@@ -83,13 +76,18 @@ def run(
             {"command": command, "engine": engine.value, **counts, "cases": [_row(each) for each in verdicts]}
         )
     else:
-        console.print(
-            _summary(counts, engine.value), style="red" if counts["failed"] else "green", highlight=False
-        )
+        console.print(_summary(counts, engine.value), style="red" if counts["failed"] else "green")
     raise typer.Exit(1 if counts["failed"] else 0)
 
 
 def cases(as_json: Annotated[bool, typer.Option("--json", help="one JSON list")] = False) -> None:
+    """List the cases that `edgefl conformance run` plays: names, groups, and what each checks.
+
+    Example:
+
+      edgefl conformance cases --json
+    """
+
     from edgefl.conformance.catalog import chosen
 
     rows = [
@@ -122,11 +120,11 @@ def _nothing(_: Verdict) -> None:
 def _tell(verdict: Verdict) -> None:
     style = {"passed": "green", "failed": "red", "missing": "yellow", "skipped": "dim"}[verdict.outcome]
     line = f"{verdict.outcome:<8} {verdict.group}: {verdict.name}  ({verdict.seconds:.1f} s)"
-    console.print(line, style=style, markup=False, highlight=False)
+    console.print(line, style=style)
     if verdict.outcome in ("failed", "missing"):
-        errors.print(f"         checks:   {verdict.says}", markup=False, highlight=False, soft_wrap=True)
-        errors.print(f"         expected: {verdict.expected}", markup=False, highlight=False, soft_wrap=True)
-        errors.print(f"         found:    {verdict.found}", markup=False, highlight=False, soft_wrap=True)
+        errors.print(f"         checks:   {verdict.says}", soft_wrap=True)
+        errors.print(f"         expected: {verdict.expected}", soft_wrap=True)
+        errors.print(f"         found:    {verdict.found}", soft_wrap=True)
 
 
 def _summary(counts: dict[str, int], engine: str) -> str:

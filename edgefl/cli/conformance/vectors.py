@@ -10,24 +10,9 @@ import typer
 from edgefl.cli.options import Engine
 from edgefl.cli.output import console, print_json, progress
 
-_HELP = """
-Write the test vectors of the protocol into a folder, in files that any language reads: an index in JSON, cases in JSON, and
-binary files.
-
-They hold messages, topics, envelopes and signatures, blobs, chunks and frames, patches, tensors and masks, manifests, coded
-updates, what a seed draws, and whole rounds: a bundle, weights, data and a seed, and the update that they give. Rounds are
-run here, by both engines, or by the one that --engine names.
-
-Examples:
-
-  edgefl conformance vectors
-
-  edgefl conformance vectors --out vectors --engine onnx --json
-"""
-
 
 def register(group: typer.Typer) -> None:
-    group.command("vectors", help=_HELP)(vectors)
+    group.command("vectors")(vectors)
 
 
 def vectors(
@@ -37,6 +22,20 @@ def vectors(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="the rows of the index")] = False,
 ) -> None:
+    """Write the test vectors of the protocol into a folder, in files that any language reads: an index in JSON, cases in
+    JSON, and binary files.
+
+    They hold messages, topics, envelopes and signatures, blobs, chunks and frames, patches, tensors and masks, manifests,
+    coded updates, what a seed draws, and whole rounds: a bundle, weights, data and a seed, and the update that they give.
+    Rounds are run here, by both engines, or by the one that --engine names.
+
+    Examples:
+
+      edgefl conformance vectors
+
+      edgefl conformance vectors --out vectors --engine onnx --json
+    """
+
     from edgefl.conformance.vectors.write import write_vectors
 
     with progress("running the rounds"):
@@ -46,4 +45,4 @@ def vectors(
         return
     files = sum(path.is_file() for path in out.rglob("*"))
     rounds = sum(row["kind"] == "round" for row in rows)
-    console.print(f"{out}: {files} files, {rounds} rounds among them; begin with index.json", highlight=False)
+    console.print(f"{out}: {files} files, {rounds} rounds among them; begin with index.json")

@@ -68,8 +68,8 @@ def register(app: typer.Typer) -> None:
         cls=_AgentOrCommand, invoke_without_command=True, help=_EXAMPLES, rich_markup_mode="rich"
     )
     group.callback()(device)
-    group.command("personalize", help=device_personalize.HELP)(device_personalize.personalize)
-    group.command("build-engine", help=device_engine.HELP)(device_engine.build_engine)
+    group.command("personalize")(device_personalize.personalize)
+    group.command("build-engine")(device_engine.build_engine)
     app.add_typer(group, name="device")
 
 

@@ -14,18 +14,6 @@ from edgefl.wire.errors import DataError
 if TYPE_CHECKING:
     from device_runtime.data.check import DataReport
 
-HELP = """
-Say whether local data fit a bundle: what was found, and what does not fit, row by row.
-
-Exit code 0 where all rows fit, 3 where one does not or the data cannot be used. Needs no torch and no broker.
-
-Examples:
-
-  edgefl data check photos --for strong.efl
-
-  edgefl data check sensors.csv --for weak.efl --json
-"""
-
 
 def register(app: typer.Typer) -> None:
     group = typer.Typer(
@@ -34,8 +22,8 @@ def register(app: typer.Typer) -> None:
         rich_markup_mode="rich",
     )
     group.callback()(lambda: None)
-    group.command("check", help=HELP)(check)
-    group.command("spread", help=spread.HELP)(spread.spread)
+    group.command("check")(check)
+    group.command("spread")(spread.spread)
     app.add_typer(group, name="data")
 
 
@@ -44,6 +32,17 @@ def check(
     bundle: Annotated[Path, typer.Option("--for", help="the bundle of a tier, as `edgefl export` writes it")],
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
 ) -> None:
+    """Say whether local data fit a bundle: what was found, and what does not fit, row by row.
+
+    Exit code 0 where all rows fit, 3 where one does not or the data cannot be used. Needs no torch and no broker.
+
+    Examples:
+
+      edgefl data check photos --for strong.efl
+
+      edgefl data check sensors.csv --for weak.efl --json
+    """
+
     from edgefl.api.check_data import check_data
 
     report = check_data(data, bundle)
@@ -85,10 +84,10 @@ def _show(report: DataReport) -> None:
             [{"where": each.where, "what": each.text} for each in report.problems],
         )
     if report.unread:
-        console.print(f"the model does not read: {', '.join(report.unread)}", markup=False, highlight=False)
+        console.print(f"the model does not read: {', '.join(report.unread)}")
     verdict = (
         "every row fits"
         if report.fits
         else report.error or "the other rows fit: --bad-rows skip leaves these out"
     )
-    console.print(verdict, markup=False, highlight=False)
+    console.print(verdict)

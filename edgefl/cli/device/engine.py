@@ -9,18 +9,6 @@ import typer
 
 from edgefl.cli.output import print_json
 
-HELP = """
-Compile the binding of --engine executorch now: in an image, or for a like machine that has no compiler.
-
-Needs the package executorch and a C++ compiler. Without it, a device compiles the binding when it first needs it.
-
-Examples:
-
-  edgefl device build-engine
-
-  edgefl device build-engine --into /media/card
-"""
-
 
 def build_engine(
     into: Annotated[
@@ -29,6 +17,17 @@ def build_engine(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
 ) -> None:
+    """Compile the binding of --engine executorch now: in an image, or for a like machine that has no compiler.
+
+    Needs the package executorch and a C++ compiler. Without it, a device compiles the binding when it first needs it.
+
+    Examples:
+
+      edgefl device build-engine
+
+      edgefl device build-engine --into /media/card
+    """
+
     from device_runtime.engine.executorch.build import build_engine as built
 
     file, version = built(into)

@@ -25,23 +25,6 @@ if TYPE_CHECKING:
 
 Protocol = StrEnum("Protocol", ["train_support", "split_test", "paper_literal"])
 
-HELP = """
-Adapt the federation's current model to this device's data by a few steps, and say what that is worth.
-
-The model is the one announced last, whether or not a round is open. Support is what it is adapted to, query what judges it:
-train_support takes --data as support and --test-data as query (without one, a stratified fifth of --data is held out);
-split_test halves --test-data (else --data); paper_literal adapts to what judges it, which leaks, for comparison only.
-Nothing is sent, and the agent may run meanwhile.
-
-Examples:
-
-  edgefl device personalize --id phone-7 --data my-data.npz --curve
-
-  edgefl device personalize --id phone-7 --data my-data.npz --test-data later.npz --steps 5 --out mine.safetensors
-
-  edgefl device personalize --bundle strong.efl --weights model.safetensors --data my-data.npz --json      (offline)
-"""
-
 
 def personalize(
     data: Annotated[
@@ -86,6 +69,22 @@ def personalize(
     insecure_password: InsecurePassword = False,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
 ) -> None:
+    """Adapt the federation's current model to this device's data by a few steps, and say what that is worth.
+
+    The model is the one announced last, whether or not a round is open. Support is what it is adapted to, query what judges
+    it: train_support takes --data as support and --test-data as query (without one, a stratified fifth of --data is held
+    out); split_test halves --test-data (else --data); paper_literal adapts to what judges it, which leaks, for comparison
+    only. Nothing is sent, and the agent may run meanwhile.
+
+    Examples:
+
+      edgefl device personalize --id phone-7 --data my-data.npz --curve
+
+      edgefl device personalize --id phone-7 --data my-data.npz --test-data later.npz --steps 5 --out mine.safetensors
+
+      edgefl device personalize --bundle strong.efl --weights model.safetensors --data my-data.npz --json      (offline)
+    """
+
     from device_runtime.data import sources
     from device_runtime.data.problems import checked_policy
     from device_runtime.data.support import checked_protocol
@@ -195,7 +194,7 @@ def _show(report: Adapted, out: Path | None) -> None:
         for point in report.curve
     ]
     what = f"{report.model} as tier {report.tier} has it, version {report.model_version[:12]}, steps of {report.alpha:g}"
-    console.print(what, markup=False, highlight=False)
+    console.print(what)
     print_table("On the query samples", rows)
     lines = [
         f"{report.protocol}: {report.note}",
@@ -211,4 +210,4 @@ def _show(report: Adapted, out: Path | None) -> None:
     ]
     if out is not None:
         lines.append(f"adapted weights: {out}")
-    console.print("\n".join(lines), markup=False, highlight=False)
+    console.print("\n".join(lines))

@@ -12,23 +12,9 @@ from edgefl.cli.output import console, errors, print_json, print_table, progress
 if TYPE_CHECKING:
     from device_runtime.round.tuning import Choice
 
-_HELP = """
-Try the variants of a bundle's graphs on this machine, and say which is fastest.
-
-A bundle may hold a graph in several forms: one that any ONNX runtime runs, and others that some processors run faster, such
-as convolutions on a blocked layout. Each is run on the same random inputs, one that fails or gives something else is left
-out, and the others are timed. A device does the same by itself in its first round; with --store it is done ahead.
-
-Examples:
-
-  edgefl tune bundles/strong.efl
-
-  edgefl tune bundles/strong.efl --threads 4 --store ~/.edgefl/demo/pi-3
-"""
-
 
 def register(app: typer.Typer) -> None:
-    app.command("tune", help=_HELP)(tune)
+    app.command("tune")(tune)
 
 
 def tune(
@@ -42,6 +28,20 @@ def tune(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object, by graph")] = False,
 ) -> None:
+    """Try the variants of a bundle's graphs on this machine, and say which is fastest.
+
+    A bundle may hold a graph in several forms: one that any ONNX runtime runs, and others that some processors run faster,
+    such as convolutions on a blocked layout. Each is run on the same random inputs, one that fails or gives something else
+    is left out, and the others are timed. A device does the same by itself in its first round; with --store it is done
+    ahead.
+
+    Examples:
+
+      edgefl tune bundles/strong.efl
+
+      edgefl tune bundles/strong.efl --threads 4 --store ~/.edgefl/demo/pi-3
+    """
+
     from edgefl.api.tune import tune as tried
 
     with progress() as tell:
@@ -50,16 +50,16 @@ def tune(
         print_json(found)
         return
     if not found:
-        errors.print(f"{bundle} has no variants: its graphs are run as they are", highlight=False)
+        errors.print(f"{bundle} has no variants: its graphs are run as they are")
         return
     rows = [_row(name, form, choice) for name, choice in found.items() for form in choice.ms]
     print_table(str(bundle), rows)
     for name, choice in found.items():
         if choice.threads_ms:
             told = ", ".join(f"{count}: {ms:.4g} ms" for count, ms in sorted(choice.threads_ms.items()))
-            console.print(f"{name} with {choice.threads} threads ({told})", highlight=False)
+            console.print(f"{name} with {choice.threads} threads ({told})")
         for form, why in choice.dropped.items():
-            console.print(f"{name} as {form} is left out: {why}", markup=False, highlight=False)
+            console.print(f"{name} as {form} is left out: {why}")
 
 
 def _row(name: str, form: str, choice: Choice) -> dict[str, Any]:

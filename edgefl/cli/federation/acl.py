@@ -10,20 +10,9 @@ import typer
 
 Target = StrEnum("Target", ["mosquitto", "emqx", "aws", "hivemq"])
 
-_HELP = """
-Write who may read and write which topic, as a broker reads it: the server, askers (`edgefl profile --fleet`), and each
-device, whose user, or whose certificate's common name, is its name.
-
-Examples:
-
-  edgefl acl --broker mosquitto --federation orchard > mosquitto.acl
-
-  edgefl acl --broker aws --federation orchard --aws eu-west-1:123456789012 --out policies
-"""
-
 
 def register(app: typer.Typer) -> None:
-    app.command("acl", help=_HELP)(acl)
+    app.command("acl")(acl)
 
 
 def acl(
@@ -34,6 +23,16 @@ def acl(
     aws: Annotated[str, typer.Option(help="REGION:ACCOUNT, for aws")] = "REGION:ACCOUNT",
     out: Annotated[Path | None, typer.Option(help="folder for the files; default: print them")] = None,
 ) -> None:
+    """Write who may read and write which topic, as a broker reads it: the server, askers (`edgefl profile --fleet`), and
+    each device, whose user, or whose certificate's common name, is its name.
+
+    Examples:
+
+      edgefl acl --broker mosquitto --federation orchard > mosquitto.acl
+
+      edgefl acl --broker aws --federation orchard --aws eu-west-1:123456789012 --out policies
+    """
+
     from edgefl.system.files import write_text
     from server.access.files import BROKERS, written
     from server.access.rules import Access

@@ -12,22 +12,11 @@ from edgefl.cli.output import console, print_json
 _HELP = """
 The log of who did what in each round of a run, `audit.jsonl`, whose lines vouch for each other.
 """
-_VERIFY = """
-Check every line of a run's log; exit code 1 if one was changed, removed or added.
-
-Whoever can write the folder can write the whole log anew: keep the last hash, which is printed, where they cannot.
-
-Examples:
-
-  edgefl audit verify runs/fleet
-
-  edgefl audit verify runs/fleet --json
-"""
 
 
 def register(app: typer.Typer) -> None:
     group = typer.Typer(help=_HELP, no_args_is_help=True)
-    group.command("verify", help=_VERIFY)(verify)
+    group.command("verify")(verify)
     app.add_typer(group, name="audit")
 
 
@@ -35,6 +24,17 @@ def verify(
     folder: Annotated[Path, typer.Argument(help="folder of a run, or of a server (its --out)")],
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
 ) -> None:
+    """Check every line of a run's log; exit code 1 if one was changed, removed or added.
+
+    Whoever can write the folder can write the whole log anew: keep the last hash, which is printed, where they cannot.
+
+    Examples:
+
+      edgefl audit verify runs/fleet
+
+      edgefl audit verify runs/fleet --json
+    """
+
     from server.storage.audit import verify as verified
 
     found = verified(folder)
@@ -42,12 +42,10 @@ def verify(
         print_json(found)
     else:
         for problem in found.problems:
-            console.print(problem, markup=False, highlight=False, soft_wrap=True)
+            console.print(problem, soft_wrap=True)
         state = "is not as it was written" if found.problems else "is whole"
         console.print(
             f"{folder} {state}: {found.lines} lines, {found.rounds} rounds, {found.updates} updates, last hash {found.head}",
-            markup=False,
-            highlight=False,
             soft_wrap=True,
         )
     if found.problems:

@@ -74,13 +74,11 @@ def page_beside(listen: str, folder: Path, database: str = "") -> Iterator[None]
     with (folder / "logs" / "dashboard.log").open("ab") as log:
         page = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     open_to_all = "" if is_loopback(host) else ", which anybody who reaches this machine may read"
-    errors.print(f"the fleet's page: {url}{open_to_all}", soft_wrap=True, highlight=False)
+    errors.print(f"the fleet's page: {url}{open_to_all}", soft_wrap=True)
     try:
         yield
     finally:
         if (page.poll() or 0) > 0:  # by itself, and not by Ctrl-C
             log_file = folder / "logs" / "dashboard.log"
-            errors.print(
-                f"the fleet's page ended early; {log_file} says why", soft_wrap=True, highlight=False
-            )
+            errors.print(f"the fleet's page ended early; {log_file} says why", soft_wrap=True)
         end_process(page, _END_S)

@@ -10,26 +10,9 @@ import typer
 from edgefl.cli.output import errors, print_json
 from edgefl.wire.errors import ConfigError
 
-_HELP = """
-Show a run and its fleet in a browser: rounds, devices, times, bytes, memory, and what the server says.
-
-It reads what the server keeps in its folder, in a process of its own: killing it changes nothing in the run. Whoever reaches
-the page may read it. With an operator's token it takes orders: pause, resume, drain, roll back.
-
-Examples:
-
-  edgefl dashboard runs/fleet
-
-  edgefl dashboard runs/fleet --listen 0.0.0.0:8090 --operator-token-file token.txt
-
-  edgefl dashboard --server http://gateway:8090      (follows the page of another machine)
-
-  edgefl dashboard --grafana > fleet.json
-"""
-
 
 def register(app: typer.Typer) -> None:
-    app.command("dashboard", help=_HELP)(dashboard)
+    app.command("dashboard")(dashboard)
 
 
 def dashboard(
@@ -60,6 +43,22 @@ def dashboard(
     alerts: Annotated[bool, typer.Option("--alerts", help="print Prometheus's alert rules (YAML)")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="say where it listens as JSON")] = False,
 ) -> None:
+    """Show a run and its fleet in a browser: rounds, devices, times, bytes, memory, and what the server says.
+
+    It reads what the server keeps in its folder, in a process of its own: killing it changes nothing in the run. Whoever
+    reaches the page may read it. With an operator's token it takes orders: pause, resume, drain, roll back.
+
+    Examples:
+
+      edgefl dashboard runs/fleet
+
+      edgefl dashboard runs/fleet --listen 0.0.0.0:8090 --operator-token-file token.txt
+
+      edgefl dashboard --server http://gateway:8090      (follows the page of another machine)
+
+      edgefl dashboard --grafana > fleet.json
+    """
+
     if grafana or alerts:
         from server.dashboard.shipped import ALERTS, GRAFANA
 
@@ -79,12 +78,11 @@ def dashboard(
         print_json({"event": "listening", "url": url, "orders": desk.open})
     else:
         orders = "takes orders with the token" if desk.open else "read-only"
-        errors.print(f"the fleet's page: {url} ({orders})", soft_wrap=True, highlight=False)
+        errors.print(f"the fleet's page: {url} ({orders})", soft_wrap=True)
     if not is_loopback(host):
         errors.print(
             f"warning: {host} can be reached from other machines, and the page shows the fleet to anybody who does, without "
             "a token: put a proxy that asks for a password before it, or listen at 127.0.0.1",
             soft_wrap=True,
-            highlight=False,
         )
     serve(hub, desk, bound, host)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -79,14 +78,14 @@ class View:
     def _say_plainly(self, lines: Console, closed: dict[str, Any] | None) -> None:
         """Without a terminal: each new stage of the start, a line per round, and whom a round waits for."""
         if closed is not None:
-            lines.print(_round_line(closed, self._coded), markup=False, soft_wrap=True)
+            lines.print(_round_line(closed, self._coded), soft_wrap=True)
             return
         for note in self._notes[self._notes_said :]:
-            lines.print(note, markup=False, style="yellow", soft_wrap=True)
+            lines.print(note, style="yellow", soft_wrap=True)
         self._notes_said = len(self._notes)
         stage = self._stage if self._waits else self._stage.partition(": ")[0]  # a path may have a colon
         if (self._waits or not self._rounds) and stage != self._said_stage:
-            lines.print(stage, markup=False, style="dim", soft_wrap=True)
+            lines.print(stage, style="dim", soft_wrap=True)
             self._said_stage = stage
 
     def _said(self, event: dict[str, Any]) -> dict[str, Any] | None:
@@ -129,7 +128,7 @@ class View:
         for column in ("device", "tier", "round", "stage", "loss", "step", "peak", "down", "up"):
             table.add_column(column, justify="left" if column in ("device", "tier", "stage") else "right")
         for name, row in self._devices.items():
-            table.add_row(escape(name), *map(escape, _cells(row)))
+            table.add_row(name, *_cells(row))
         history = Text("\n".join(_round_line(row, self._coded) for row in self._rounds[-6:]))
         notes = Text("\n".join(self._notes[-3:]), style="yellow")
         return Group(table, history, notes, Text(self._stage, style="dim"))
@@ -137,9 +136,9 @@ class View:
     def conclude(self, folder: Path) -> None:
         """The last word: how good, where the model is, how to look further."""
         if score := headline(self._final):
-            console.print(f"[bold green]final {score}[/]")
+            console.print(f"final {score}", style="bold green")
         for line in self._uplink():
-            console.print(line, markup=False, highlight=False)
+            console.print(line)
         console.print(f"trained model   {self._final.get('model', folder / 'model.safetensors')}")
         # The last by name is the weakest of the usual tiers.
         for path in sorted((folder / "bundles").glob("*.efl"))[-1:]:

@@ -10,28 +10,11 @@ from edgefl.cli.broker_options import Broker, PasswordFile
 from edgefl.cli.options import Engine, address, parse_bytes, parse_limits
 from edgefl.cli.output import errors, print_json, print_table, progress
 
-_HELP = """
-Load a server with many devices that speak the protocol and train nothing.
-
-One process holds all of their connections. They sign with keys made of --seed and their names, take tasks, and send
-updates of the form that their tier has, with random numbers in them: never point this at a federation whose model is
-wanted. They fetch the manifest only, unless --fetch is given.
-
---vanish, --late, --duplicate and --garbage are shares of the tasks, from 0 to 1, that are dealt with badly: the connection
-breaks and is back after --away seconds, the update comes after the round's deadline, it comes twice, or what comes is no
-update.
-
-Examples:
-
-  edgefl load --broker localhost:1883 --federation demo --devices 1000 --prefix strong-
-
-  edgefl load --federation demo --devices 300 --vanish 0.1 --late 0.1 --garbage 0.1 --json
-"""
 _Share = Annotated[float, typer.Option(min=0, max=1, help="share of the tasks")]
 
 
 def register(app: typer.Typer) -> None:
-    app.command("load", help=_HELP)(load)
+    app.command("load")(load)
 
 
 def load(
@@ -64,6 +47,23 @@ def load(
     limit: Annotated[list[str] | None, typer.Option(help="NAME=VALUE of [limits], may be repeated")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="the numbers as one JSON object")] = False,
 ) -> None:
+    """Load a server with many devices that speak the protocol and train nothing.
+
+    One process holds all of their connections. They sign with keys made of --seed and their names, take tasks, and send
+    updates of the form that their tier has, with random numbers in them: never point this at a federation whose model is
+    wanted. They fetch the manifest only, unless --fetch is given.
+
+    --vanish, --late, --duplicate and --garbage are shares of the tasks, from 0 to 1, that are dealt with badly: the
+    connection breaks and is back after --away seconds, the update comes after the round's deadline, it comes twice, or what
+    comes is no update.
+
+    Examples:
+
+      edgefl load --broker localhost:1883 --federation demo --devices 1000 --prefix strong-
+
+      edgefl load --federation demo --devices 300 --vanish 0.1 --late 0.1 --garbage 0.1 --json
+    """
+
     from edgefl.lab.generator.fleet import Fleet
     from edgefl.lab.generator.settings import Load, Shares
 
@@ -90,7 +90,7 @@ def load(
         fleet = Fleet(
             wanted,
             address(broker, password_file=password_file),
-            say=lambda text: errors.print(text, markup=False, highlight=False, soft_wrap=True),
+            say=lambda text: errors.print(text, soft_wrap=True),
         )
         fleet.watch(tell)
         summary = fleet.run(seconds)

@@ -11,21 +11,9 @@ from edgefl.cli.options import parse_bytes
 from edgefl.cli.output import console, print_json
 from edgefl.wire.mirrors import Mirror
 
-_EXAMPLES = """
-Serve weights over HTTP beside the broker: the folder that a server writes, or a gateway's cache of another mirror.
-
-Devices check all that comes from a mirror, and turn to the broker where it fails. See docs/fleets/mirrors.md.
-
-Examples:
-
-  edgefl mirror runs/fleet/mirror --host 0.0.0.0 --cert-file mirror.crt --key-file mirror.key
-
-  edgefl mirror /var/cache/edgefl --upstream https://weights.example.org --most 20GiB --host 0.0.0.0
-"""
-
 
 def register(app: typer.Typer) -> None:
-    app.command("mirror", help=_EXAMPLES)(mirror)
+    app.command("mirror")(mirror)
 
 
 def mirror(
@@ -41,6 +29,17 @@ def mirror(
     most: Annotated[str, typer.Option(help="size of the cache; the longest unused leave first")] = "10GiB",
     as_json: Annotated[bool, typer.Option("--json", help="events as JSON lines")] = False,
 ) -> None:
+    """Serve weights over HTTP beside the broker: the folder that a server writes, or a gateway's cache of another mirror.
+
+    Devices check all that comes from a mirror, and turn to the broker where it fails. See docs/fleets/mirrors.md.
+
+    Examples:
+
+      edgefl mirror runs/fleet/mirror --host 0.0.0.0 --cert-file mirror.crt --key-file mirror.key
+
+      edgefl mirror /var/cache/edgefl --upstream https://weights.example.org --most 20GiB --host 0.0.0.0
+    """
+
     from edgefl.mirror.cache import Upstream
     from edgefl.mirror.serve import MirrorServer, Place
 
@@ -48,7 +47,7 @@ def mirror(
         if as_json:
             print_json({"event": event, "text": text})
         else:
-            console.print(text, soft_wrap=True, highlight=False, markup=False)
+            console.print(text, soft_wrap=True)
 
     cached = (
         Upstream(Mirror.parse(upstream), parse_bytes(most, "--most"), upstream_ca_file) if upstream else None

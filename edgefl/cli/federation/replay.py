@@ -13,22 +13,9 @@ if TYPE_CHECKING:
     from edgefl.analysis.replay import Replayed
     from edgefl.simulator.replay import ReplayedRound
 
-_EXAMPLES = """
-Repeat a run from its journal, bit for bit, and say where the first difference lies, if there is one.
-
-The run needs its updates: set round.keep_updates = true before it begins. Synchronous and buffered runs are repeated alike.
-Exit code 1: a round came to other bits.
-
-Examples:
-
-  edgefl replay runs/first
-
-  edgefl replay runs/fleet --config federation.toml --json      (a server's folder)
-"""
-
 
 def register(app: typer.Typer) -> None:
-    app.command("replay", help=_EXAMPLES)(replay)
+    app.command("replay")(replay)
 
 
 def replay(
@@ -45,6 +32,18 @@ def replay(
     device: Annotated[str, typer.Option(help="where to average: auto, cpu or cuda")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object per round, nothing else")] = False,
 ) -> None:
+    """Repeat a run from its journal, bit for bit, and say where the first difference lies, if there is one.
+
+    The run needs its updates: set round.keep_updates = true before it begins. Synchronous and buffered runs are repeated
+    alike. Exit code 1: a round came to other bits.
+
+    Examples:
+
+      edgefl replay runs/first
+
+      edgefl replay runs/fleet --config federation.toml --json      (a server's folder)
+    """
+
     from edgefl.analysis.replay import replay as repeat
 
     rows: list[dict[str, object]] = []
@@ -61,7 +60,7 @@ def replay(
         done = repeat(folder, config, database=database, data=data, device=device, watch=told)
     if not as_json:
         print_table(f"{folder}, repeated", [{**row, "weights_sha256": _short(row)} for row in rows])
-        console.print(_verdict(done), soft_wrap=True, highlight=False, markup=False)
+        console.print(_verdict(done), soft_wrap=True)
     if not done.same:
         raise typer.Exit(1)
 

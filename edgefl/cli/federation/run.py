@@ -175,7 +175,8 @@ def run(
         made = prepared.federation
         console.print(
             f"[bold]{made.federation.name}[/]: {made.model.name} on {prepared.dataset.name}, "
-            f"{len(prepared.lab.devices)} devices"
+            f"{len(prepared.lab.devices)} devices",
+            markup=True,
         )
         if (unigram := perplexity_to_beat(prepared.dataset)) is not None:
             console.print(

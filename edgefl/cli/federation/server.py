@@ -12,27 +12,9 @@ from edgefl.cli.federation.beside import Dashboard
 from edgefl.cli.federation.web import Web, WebBroker, WebCert, WebKey
 from edgefl.cli.isolated import Told
 
-_EXAMPLES = """
-Run the server of a federation: it exports the tiers' bundles, opens rounds and averages what devices send.
-
-Kill it at any time and start it again with the same --out: it goes on with the open round.
-
-Where the program needs every device, round.absent says what becomes of a round that lacks one: "wait" tries it again
-when the device is back, "refuse" ends the server with exit code 13, "partial" goes on with the others.
-Three tries in a row that end because updates are refused end it with exit code 13, too.
-
-Examples:
-
-  edgefl server --config federation.toml --broker localhost:1883 --out runs/fleet
-
-  edgefl server --config federation.toml --broker mqtts://server@broker.lan --ca-file ca.crt --out runs/fleet
-
-  edgefl server --config federation.toml --web --web-cert page.crt --web-key page.key --out runs/fleet
-"""
-
 
 def register(app: typer.Typer) -> None:
-    app.command("server", help=_EXAMPLES)(server)
+    app.command("server")(server)
 
 
 def server(
@@ -87,6 +69,23 @@ def server(
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="events as JSON lines")] = False,
 ) -> None:
+    """Run the server of a federation: it exports the tiers' bundles, opens rounds and averages what devices send.
+
+    Kill it at any time and start it again with the same --out: it resumes the open round.
+
+    Where the program needs every device, round.absent says what becomes of a round that lacks one: "wait" tries it again
+    when the device is back, "refuse" ends the server with exit code 13, "partial" continues with the others.
+    Three tries in a row that end because updates are refused end it with exit code 13, too.
+
+    Examples:
+
+      edgefl server --config federation.toml --broker localhost:1883 --out runs/fleet
+
+      edgefl server --config federation.toml --broker mqtts://server@broker.lan --ca-file ca.crt --out runs/fleet
+
+      edgefl server --config federation.toml --web --web-cert page.crt --web-key page.key --out runs/fleet
+    """
+
     from edgefl.cli.federation import serving
 
     own: dict[str, str | int] = {"workers": workers, "ray": ray, "updates": updates}

@@ -105,7 +105,7 @@ def simulate(
 
 
 def _watch_json(simulated: Simulated) -> None:
-    simulated.run(print_json, warn=lambda text: errors.print(text, markup=False))
+    simulated.run(print_json, warn=errors.print)
 
 
 def _watch(simulated: Simulated) -> None:
@@ -114,7 +114,8 @@ def _watch(simulated: Simulated) -> None:
     made = simulated.federation
     console.print(
         f"[bold]{made.federation.name}[/]: {made.model.name} on {simulated.dataset.name}, "
-        f"{len(simulated.clients.samples):,} clients"
+        f"{len(simulated.clients.samples):,} clients",
+        markup=True,
     )
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=errors) as bar:
@@ -126,7 +127,7 @@ def _watch(simulated: Simulated) -> None:
         ended = simulated.run(
             take,
             progress=lambda text: bar.update(task, description=text),
-            warn=lambda text: errors.print(text, markup=False),
+            warn=errors.print,
         )
     print_table(str(ended.folder), [_facts(row) for row in ended.history[-10:]])
 

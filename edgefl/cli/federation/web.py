@@ -160,17 +160,16 @@ def _tell(address: str, *, secure: bool, code: bool) -> None:
 
     if code:
         sys.stderr.write(in_terminal(address))
-    errors.print(f"phones join at {address}", soft_wrap=True, highlight=False, markup=False)
+    errors.print(f"phones join at {address}", soft_wrap=True)
     if not secure:
         errors.print(
             "over http, phones train on one thread and their screens may go dark: --web-cert and --web-key make it https",
             soft_wrap=True,
-            highlight=False,
         )
     sys.stderr.flush()
 
 
 def _end(page: subprocess.Popen[bytes], log: Path) -> None:
     if page.poll() is not None and page.returncode:
-        errors.print(f"the page for phones ended early; {log} says why", soft_wrap=True, highlight=False)
+        errors.print(f"the page for phones ended early; {log} says why", soft_wrap=True)
     end_process(page, _END_S)

@@ -74,7 +74,7 @@ def token(
     if as_json:
         print_json({"device": device, "federation": federation, "token": made.text, "until": until})
     else:
-        console.print(made.text, markup=False, highlight=False, soft_wrap=True)
+        console.print(made.text, soft_wrap=True)
 
 
 def request(
@@ -126,7 +126,7 @@ def ls(list_file: List, federation: Federation = "demo", as_json: Json = False) 
     elif rows:
         print_table(f"devices of {federation}", [{**row, "added": _date(row["added"])} for row in rows])
     else:
-        console.print(f"no device of {federation} is on the list {list_file}", markup=False, highlight=False)
+        console.print(f"no device of {federation} is on the list {list_file}")
 
 
 def revoke(device: Device, list_file: List, federation: Federation = "demo", as_json: Json = False) -> None:
@@ -182,4 +182,4 @@ def _say(told: dict[str, Any], as_json: bool) -> None:
         print_json(told)
     else:
         text = ", ".join(f"{name} {value}" for name, value in told.items())
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
+        console.print(text, soft_wrap=True)

@@ -62,4 +62,4 @@ def _tell(file: Path, public_key: str, *, as_json: bool) -> None:
     if as_json:
         print_json({"file": str(file), "public_key": public_key})
     else:
-        console.print(public_key, markup=False, highlight=False, soft_wrap=True)
+        console.print(public_key, soft_wrap=True)

@@ -14,24 +14,9 @@ from edgefl.system.sizes import size
 if TYPE_CHECKING:
     from edgefl.api.check import Verdict
 
-_HELP = """
-Try a model as it comes: trace it, cut it, export its training, run steps on each engine, compare with torch.
-
-Exit code 0: it can be trained on all of them. 1: it cannot, and the verdict says why, with the line of your code and the
-smallest change that helps.
-
-Examples:
-
-  edgefl check mymodel.py:make --data mine.npz
-
-  edgefl check mymodel.py:make --option classes=5 --option 'sample_shape=[3,32,32]' --engine onnx
-
-  edgefl check resnet20 --json
-"""
-
 
 def register(app: typer.Typer) -> None:
-    app.command("check", help=_HELP)(check)
+    app.command("check")(check)
 
 
 def check(
@@ -61,6 +46,20 @@ def check(
         bool, typer.Option("--json", help="one JSON object: ok, problem, units, engines, ...")
     ] = False,
 ) -> None:
+    """Try a model as it comes: trace it, cut it, export its training, run steps on each engine, compare with torch.
+
+    Exit code 0: it can be trained on all of them. 1: it cannot, and the verdict says why, with the line of your code and the
+    smallest change that helps.
+
+    Examples:
+
+      edgefl check mymodel.py:make --data mine.npz
+
+      edgefl check mymodel.py:make --option classes=5 --option 'sample_shape=[3,32,32]' --engine onnx
+
+      edgefl check resnet20 --json
+    """
+
     from edgefl import check as checked
     from edgefl.cli.options import model_options
     from edgefl.contract.choice import LossChoice
@@ -106,4 +105,4 @@ def _print(verdict: Verdict) -> None:
     if rows:
         title = f"{verdict.model}: {verdict.parameters:,} parameters, {verdict.loss}, units {', '.join(verdict.units)}"
         print_table(title, rows)
-    console.print(str(verdict), markup=False, highlight=False, soft_wrap=True)
+    console.print(str(verdict), soft_wrap=True)

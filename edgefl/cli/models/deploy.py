@@ -18,26 +18,9 @@ if TYPE_CHECKING:
 
 BnEvals = StrEnum("BnEvals", ["frozen", "batch", "moving"])
 
-_HELP = """
-Cut a submodel out of a trained model and write it as one ONNX file for inference: weights inside, samples in, logits out.
-
-The size need not have been trained. Batch norm gets statistics of this very submodel, from one pass over the training
-data, frozen in; the whole model keeps its moving statistics, if it has any (model.bn = "global"). The file is compared
-with torch on test samples; beside it a JSON file of the same name says what it is. Its accuracy is printed beside the
-whole model's.
-
-Examples:
-
-  edgefl deploy --weights runs/x/model.safetensors --kind importance --gamma 0.1 --compact --out phone.onnx
-
-  edgefl deploy --weights runs/x/model.safetensors --tier weak --out weak.onnx --json
-
-  edgefl deploy --weights runs/x/model.safetensors --kind width --gamma 1/16 --bn-eval batch --batch 500
-"""
-
 
 def register(app: typer.Typer) -> None:
-    app.command("deploy", help=_HELP)(deploy)
+    app.command("deploy")(deploy)
 
 
 def deploy(
@@ -74,6 +57,23 @@ def deploy(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
 ) -> None:
+    """Cut a submodel out of a trained model and write it as one ONNX file for inference: weights inside, samples in, logits
+    out.
+
+    The size need not have been trained. Batch norm gets statistics of this very submodel, from one pass over the training
+    data, frozen in; the whole model keeps its moving statistics, if it has any (model.bn = "global"). The file is compared
+    with torch on test samples; a JSON file of the same name describes it. Its accuracy is printed beside the
+    whole model's.
+
+    Examples:
+
+      edgefl deploy --weights runs/x/model.safetensors --kind importance --gamma 0.1 --compact --out phone.onnx
+
+      edgefl deploy --weights runs/x/model.safetensors --tier weak --out weak.onnx --json
+
+      edgefl deploy --weights runs/x/model.safetensors --kind width --gamma 1/16 --bn-eval batch --batch 500
+    """
+
     from edgefl.api.deploy import deploy as deployed
     from edgefl.contract.choice import SubmodelChoice
     from edgefl.lab.deployment import checked_file
@@ -138,4 +138,4 @@ def _print(facts: dict[str, Any], beside: Path) -> None:
         "error": f"{facts['max_rel_error']:.1e}",
     }
     print_table(f"{facts['model']} on {facts['data']}", [row])
-    console.print(f"{facts['file']}; how to feed it: {beside}", markup=False, highlight=False)
+    console.print(f"{facts['file']}; how to feed it: {beside}")

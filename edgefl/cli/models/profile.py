@@ -191,7 +191,7 @@ def profile(
 
         title = f"Profile of {', '.join(dict.fromkeys(each.model for each in profiles))}"
         write_text(html, page(title, profiles, accuracy))
-        errors.print(f"page: {html}", markup=False, highlight=False, soft_wrap=True)
+        errors.print(f"page: {html}", soft_wrap=True)
 
 
 def _single(devices: list[str] | None) -> str:
@@ -243,7 +243,7 @@ def _print(profiles: list[BundleProfile]) -> None:
         if costly := rows.costliest(each):
             print_table(f"{name}: costliest ops of a training step", costly)
     for note in dict.fromkeys(note for each in profiles for note in rows.notes(each)):
-        console.print(note, markup=False, highlight=False)
+        console.print(note)
 
 
 def _print_halves(title: str, table: list[dict[str, str]]) -> None:

@@ -97,7 +97,7 @@ def show(report: FleetReport, of: str, *, html: Path | None, as_json: bool) -> N
         _print(report, of)
     if html and report.answered:
         _write_page(report, of, html)
-        errors.print(f"page: {html}", markup=False, highlight=False, soft_wrap=True)
+        errors.print(f"page: {html}", soft_wrap=True)
 
 
 def _asked(bundles: Sequence[Bundle], options: FleetOptions) -> FleetReport:
@@ -172,7 +172,7 @@ def _print(report: FleetReport, of: str) -> None:
     for row in report.answered:
         assert row.profile is not None
         for note in rows.notes(row.profile):
-            console.print(f"{row.device}: {note}", markup=False, highlight=False)
+            console.print(f"{row.device}: {note}")
 
 
 def _times(row: DeviceReport) -> dict[str, str]:

@@ -15,27 +15,9 @@ if TYPE_CHECKING:
     from edgefl.wire.bundle.manifest import Manifest
     from exporters.bundle.verify import BundleCheck, GraphCheck
 
-_HELP = """
-Compare every graph of a bundle with torch.
-
-A bundle holds graphs and no code. The functions behind them are built again, from the federation file the bundle was
-exported with, or, without one, from the model, the program and the units that the bundle names, with default options.
-Each graph then runs in the runtime of its format (onnxruntime, or ExecuTorch's own; that one needs the extra
-`executorch`) on random inputs beside its function in torch: loss, gradients (as momentum), new
-weights and statistics, all outputs. Where rounding decides (kinks of deep models), an output may be as far from
-float64 as torch's own float32 is; the column "rounding" tells how far that was. Exit code 0: everything agrees. 1:
-something differs. Others: it cannot be read or compared.
-
-Examples:
-
-  edgefl verify bundles/weak.efl
-
-  edgefl verify bundles/weak.efl federation.toml --json
-"""
-
 
 def register(app: typer.Typer) -> None:
-    app.command("verify", help=_HELP)(verify)
+    app.command("verify")(verify)
 
 
 def verify(
@@ -49,6 +31,23 @@ def verify(
     seed: Annotated[int, typer.Option(min=0, help="of the random inputs")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object: ok, problems, graphs")] = False,
 ) -> None:
+    """Compare every graph of a bundle with torch.
+
+    A bundle holds graphs and no code. The functions behind them are built again from the federation file that the bundle was
+    exported with. Without one, they come from the model, program and units that the bundle names, with default options. Each
+    graph then runs in the runtime of its format (onnxruntime, or ExecuTorch's own; that one needs the extra `executorch`) on
+    random inputs beside its function in torch: loss, gradients (as momentum), new weights and statistics, all outputs. Where
+    rounding decides (kinks of deep models), an output may be as far from float64 as torch's own float32 is; the column
+    "rounding" has that distance. Exit code 0: everything agrees. 1: something differs. Others: it cannot be read or
+    compared.
+
+    Examples:
+
+      edgefl verify bundles/weak.efl
+
+      edgefl verify bundles/weak.efl federation.toml --json
+    """
+
     from edgefl.api.bundle import Bundle
     from edgefl.config import load
 
@@ -120,12 +119,11 @@ def _print(manifest: Manifest, check: BundleCheck) -> None:
     title = f"{manifest.model}, tier {manifest.tier}, program {manifest.program}: beside torch"
     print_table(title, [for_people(item) for item in check.graphs])
     for text in (*check.problems, *(item.problem for item in check.graphs if item.problem)):
-        console.print(f"differs: {text}", style="red", markup=False, highlight=False)
+        console.print(f"differs: {text}", style="red")
     if check.ok:
         console.print("every graph agrees with torch", style="green")
     else:
         console.print(
             "if its model or its program was edited since, export it again; if it was exported with other options, name its "
-            "federation file: edgefl verify BUNDLE CONFIG",
-            highlight=False,
+            "federation file: edgefl verify BUNDLE CONFIG"
         )
