@@ -46,11 +46,13 @@ class Difference:
         tensor: its name in the user's module; ``loss`` for the loss.
         size: the largest difference, relative to the largest update of the tensor.
         allowed: the largest allowed difference, relative in the same way.
+        follows: True for a loss that agrees in the first step, so that another difference came first.
     """
 
     tensor: str
     size: float
     allowed: float
+    follows: bool = False
 
 
 def compared(spec: ModelSpec, data: Samples | None = None, seed: int = 0) -> ModelSpec:
@@ -157,11 +159,13 @@ def _compare(spec: ModelSpec, source: Source, data: Samples | None, seed: int) -
             continue
         finite = True
         judge = _Judge(source, samples, by_torch, seed)
-        differences = judge.differences(spec, step)
+        differences, certain = judge.differences(spec, step)
         if not differences:
             check_state(spec, source, step, rows, conduct, judge.agrees)
             return
-        found = found or (differences[0], samples[0], by_torch)
+        found = found or (_first(differences), samples[0], by_torch)
+        if certain:
+            break
     if found is not None:
         difference, batch, by_torch = found
         told = difference.tensor, difference.size, difference.allowed
@@ -171,6 +175,13 @@ def _compare(spec: ModelSpec, source: Source, data: Samples | None, seed: int) -
             f"{type(source.module).__name__} gives no finite loss or gradient in torch on random samples, so training "
             "cannot be compared: give `data`, or check what it divides by and takes logarithms and roots of"
         )
+
+
+def _first(differences: list[Difference]) -> Difference:
+    """Return the difference to report: the loss of the first step, or else the largest one."""
+    if differences[0].tensor == "loss" and not differences[0].follows:
+        return differences[0]
+    return max(differences, key=lambda each: (not each.follows, each.size))
 
 
 def _by_torch(
@@ -206,10 +217,10 @@ class _Judge:
 
     def agrees(self, spec: ModelSpec, step: Step) -> bool:
         """Return True if the traced ``step`` of ``spec`` trains as torch does."""
-        return not self.differences(spec, step)
+        return not self.differences(spec, step)[0]
 
-    def differences(self, spec: ModelSpec, step: Step) -> list[Difference]:
-        """Return the tensors that the traced ``step`` of ``spec`` trains differently, beyond rounding.
+    def differences(self, spec: ModelSpec, step: Step) -> tuple[list[Difference], bool]:
+        """Return the tensors that the traced ``step`` of ``spec`` trains differently, and whether that is certain.
 
         If there are any, both sides train again in float64. A difference there is real. If they agree, a tensor may differ
         in float32 by ``FACTOR`` times torch's own distance from float64. In deep models rounding decides at many kinks, of a
@@ -220,21 +231,21 @@ class _Judge:
         by_graph = graph_side.train(spec, step, self.samples, by_torch)
         found = _differences(spec, by_torch, by_graph, {})
         if not found:
-            return []
+            return [], True
         try:
             exact = torch_side.train(
                 self.source, spec.loss, self.samples, self.seed, rate=by_torch.rate, double=True
             )
             graph = graph_side.train(spec, step, self.samples, exact, double=True)
         except Exception:  # code that works in float32 alone: the samples are drawn again
-            return found
+            return found, False
         if real := _differences(spec, exact, graph, {}):
-            return real
+            return real, exact.is_finite
         strayed = _strayed(by_torch, exact)
         left = _differences(spec, by_torch, by_graph, strayed)
         if left and left[0].tensor != "loss" and by_graph.is_finite and _is_kinked(by_torch, strayed):
-            return []
-        return left
+            return [], True
+        return left, False
 
 
 def _strayed(by_torch: Trained, exact: Trained) -> Mapping[str, float]:
@@ -273,11 +284,11 @@ def _differences(
     """Return the tensors that differ, the loss first, then in the order of the module."""
     found: list[Difference] = []
     largest = max(map(_scale, by_torch.gradients.values()), default=0.0)
-    for mine, its in zip(by_torch.losses, by_graph.losses, strict=True):
+    for number, (mine, its) in enumerate(zip(by_torch.losses, by_graph.losses, strict=True)):
         unit = max(abs(mine), 1e-30)
         allowed = max(TOLERANCE * unit + 1e-6, FACTOR * strayed.get("loss", 0.0))
         if not abs(mine - its) <= allowed:
-            found.append(Difference("loss", abs(mine - its) / unit, allowed / unit))
+            found.append(Difference("loss", abs(mine - its) / unit, allowed / unit, follows=number > 0))
             break
     initial = spec.weights
     for name, ours in spec.global_names.items():

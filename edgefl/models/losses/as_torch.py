@@ -13,6 +13,7 @@ from edgefl.models.losses.answers import BinaryCrossEntropy
 from edgefl.models.losses.classes import CrossEntropy
 from edgefl.models.losses.ctc import CTC
 from edgefl.models.losses.loss import Loss, training_loss
+from edgefl.models.losses.own import OwnLoss
 from edgefl.models.losses.regression import AbsoluteError, Huber, SquaredError
 from edgefl.models.losses.sequence import CausalLM, SequenceCrossEntropy
 
@@ -41,6 +42,8 @@ def loss_as_torch(loss: Loss) -> Callable[[Tensor, Tensor], Tensor]:
             made = partial(F.huber_loss, delta=delta)
         case CTC(blank=blank):
             made = partial(_ctc, blank)
+        case OwnLoss(function=function):
+            made = partial(_mean_of, function)
     return made
 
 
@@ -61,6 +64,10 @@ def _tokens(ignored: int, smoothing: float, shift: bool, out: Tensor, y: Tensor)
     return F.cross_entropy(
         logits.flatten(0, 1), tokens.flatten(), ignore_index=ignored, label_smoothing=smoothing
     )
+
+
+def _mean_of(function: Callable[[Tensor, Tensor], Tensor], out: Tensor, y: Tensor) -> Tensor:
+    return function(out, y).mean()
 
 
 def _ctc(blank: int, out: Tensor, y: Tensor) -> Tensor:

@@ -1,0 +1,307 @@
+"""The comparison with torch: what agrees, what is refused by name, and faults that are planted into our side."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import edgefl
+from edgefl.comparison import torch_side
+from edgefl.comparison.compare import compared
+from edgefl.contract.tensors import TensorSpec
+from edgefl.models.draws import reading
+from edgefl.models.draws.rules import RULES, Draw, dropped
+from edgefl.models.losses.own import OwnLoss
+from edgefl.models.split import split
+from edgefl.wire.errors import ModelError
+
+SAMPLE = TensorSpec((4,))
+
+
+class Net(nn.Module):
+    """Two dense layers; subclasses add what people do between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 6), nn.Linear(6, 3)
+
+    def between(self, h: Tensor) -> Tensor:
+        return h
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.second(self.between(torch.tanh(self.first(x))))
+        return out
+
+
+class Frozen(Net):
+    """A part in inference mode that would draw in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5))
+        self.part.eval().requires_grad_(False)
+
+    def between(self, h: Tensor) -> Tensor:
+        out: Tensor = self.part(h)
+        return out
+
+
+class Scheduled(Net):
+    """A Python counter decides what is computed, ``late`` after many steps."""
+
+    def __init__(self, late: int = 2) -> None:
+        super().__init__()
+        self.step, self.late = 0, late
+
+    def between(self, h: Tensor) -> Tensor:
+        self.step += 1
+        return h if self.step < self.late else 2 * h
+
+
+class Logging(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self.seen = 0, list[int]()
+
+    def between(self, h: Tensor) -> Tensor:
+        self.calls += 1
+        self.seen.append(self.calls)
+        return h
+
+
+class Warming(Net):
+    """An integer buffer that forward moves and reads."""
+
+    steps: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+    def between(self, h: Tensor) -> Tensor:
+        if self.training:
+            self.steps += 1
+        return h * torch.clamp(self.steps / 10, max=1.0)
+
+
+class Clipped(Net):
+    def between(self, h: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.second.weight.clamp_(-0.1, 0.1)
+        return h
+
+
+class Toggled(Net):
+    def between(self, h: Tensor) -> Tensor:
+        self.first.requires_grad_(False)
+        return h
+
+
+def hooked() -> nn.Module:
+    module = Net()
+    module.first.register_forward_hook(lambda _module, _args, out: 3 * out)
+    module.second.weight.register_hook(lambda gradient: gradient.clamp(-1e-3, 1e-3))
+    return module
+
+
+def turning() -> nn.Module:
+    module = Net()
+    module.second.register_full_backward_hook(
+        lambda _module, gradients, _outer: tuple(map(torch.neg, gradients))
+    )
+    return module
+
+
+def averaging() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6, momentum=None), nn.Linear(6, 3))
+
+
+def seeded(make: Callable[[], Any]) -> Any:
+    torch.manual_seed(0)
+    return make()
+
+
+@pytest.mark.parametrize("make", [Net, Frozen, hooked, Logging, Warming])
+def test_compared_agrees(make: Callable[[], nn.Module]) -> None:
+    spec = split(seeded(make), sample=SAMPLE, classes=3)
+
+    assert compared(spec).units == spec.units
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (Scheduled, r"'step' changes from call to call|a Python value that is kept"),
+        (lambda: Scheduled(late=1000), r"keeps Python state: 'step' .*register_buffer"),
+        (Clipped, r"writes the parameter 'second\.weight' in forward \(at .*test_compare\.py:\d+\)"),
+        (Toggled, r"switches requires_grad of 'first\.weight' in forward \(at .*:\d+\); .*detach\(\)"),
+        (turning, r"backward hook of 'second' returns a gradient; .*register_hook"),
+        (averaging, r"momentum=None.*such as 0\.1"),
+        (lambda: torch.jit.script(Net()), r"found a scripted one"),
+    ],
+)
+def test_compared_refuses(make: Callable[[], nn.Module], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        compared(split(seeded(make), sample=SAMPLE, classes=3))
+
+
+def weighted(out: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(out, y, weight=torch.tensor([1.0, 5.0, 0.2]))
+
+
+def _all_train(module: nn.Module, *, training: bool) -> None:
+    module.train(training)
+
+
+def _unweighted(_loss: OwnLoss, out: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(out, y)
+
+
+def _no_hook(tensor: Tensor, _hooks: object) -> Tensor:
+    return tensor
+
+
+FAULTS: dict[str, tuple[Callable[[], nn.Module], str, Any, dict[str, Any], str]] = {
+    "mode": (
+        Frozen,
+        "edgefl.models.spec.set_mode",
+        _all_train,
+        {},
+        r"begins in .* 'part.*other random numbers",
+    ),
+    "hook": (
+        hooked,
+        "edgefl.objective.objective.apply_gradient_hooks",
+        _no_hook,
+        {},
+        r"'second\.weight' differs.* begins in the gradient of submodule 'second'",
+    ),
+    "loss": (
+        Net,
+        "edgefl.models.losses.own.OwnLoss.batch_loss",
+        _unweighted,
+        {"loss": OwnLoss(weighted, TensorSpec((), torch.int64, 3))},
+        r"the loss differs.*one loss per sample",
+    ),
+    "baked": (
+        lambda: Scheduled(late=1000),
+        "edgefl.comparison.compare.check_state",
+        lambda *_: None,
+        {},
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_named_and_passes_without_the_comparison(
+    fault: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    make, place, ours, options, message = FAULTS[fault]
+    monkeypatch.setenv("EDGEFL_CACHE", str(tmp_path))
+    if fault != "baked":  # it is the check itself that is patched out
+        monkeypatch.setattr(place, ours)
+        with pytest.raises(ModelError, match=message):
+            compared(split(seeded(make), sample=SAMPLE, classes=3, **options))
+    else:
+        with pytest.raises(ModelError, match="keeps Python state"):
+            compared(split(seeded(make), sample=SAMPLE, classes=3))
+        monkeypatch.setattr(place, ours)
+    monkeypatch.setattr("edgefl.api.model.compared", lambda spec, *_: spec)
+    bundle = edgefl.compile(
+        seeded(make), sample=(4,), classes=3, program=edgefl.SGD(batch=2, steps=1), loss=options.get("loss")
+    )
+
+    assert bundle.verify().ok
+
+
+def _seldom(draw: Draw, input: Tensor, p: float, train: bool) -> Tensor:
+    """Dropout that draws a number for each row alone."""
+    return dropped(draw, input, p) if not train else input * (draw((len(input), 1)) >= p) / (1 - p)
+
+
+def test_a_draw_of_one_side_alone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = seeded(lambda: nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.5), nn.Linear(16, 3)))
+    right, call = RULES, reading.call_with_draws
+
+    def torch_draws(*arguments: Any) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(reading, "RULES", right)
+            return call(*arguments)
+
+    monkeypatch.setattr(reading, "RULES", {**right, "dropout": _seldom})
+    monkeypatch.setattr("edgefl.comparison.draws.call_with_draws", torch_draws)
+    with pytest.raises(
+        ModelError, match=r"begins in the output of submodule '1' \(Dropout\).*random numbers"
+    ):
+        compared(split(module, sample=SAMPLE, classes=3))
+
+
+class Busy(Warming):
+    """Changes about everything that a forward pass can change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.drop = nn.BatchNorm1d(6), nn.Dropout(0.2)
+        self.log: list[float] = []
+        self.last = 0
+
+    def between(self, h: Tensor) -> Tensor:
+        self.last += 1
+        self.log.append(self.last)
+        out: Tensor = self.drop(self.norm(super().between(h)))
+        return out
+
+
+def test_the_users_object_is_as_it_was() -> None:
+    module = seeded(Busy)
+    module.norm.eval()
+    module.first.weight.grad = torch.ones_like(module.first.weight)
+    before = copy.deepcopy(module.state_dict())
+    modes = [part.training for part in module.modules()]
+    identities = [id(each) for each in (*module.parameters(), *module.buffers())]
+    torch.manual_seed(5)
+    states = torch.get_rng_state(), random.getstate(), str(np.random.get_state())
+
+    compared(split(module, sample=SAMPLE, classes=3))
+
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    assert [part.training for part in module.modules()] == modes
+    assert [id(each) for each in (*module.parameters(), *module.buffers())] == identities
+    assert torch.equal(module.first.weight.grad, torch.ones_like(module.first.weight))
+    assert (module.log, module.last, module.second.weight.grad) == ([], 0, None)
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert (random.getstate(), str(np.random.get_state())) == states[1:]
+
+
+def test_a_result_is_remembered_until_the_object_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    trained: list[int] = []
+    train = torch_side.train
+
+    def counting(*args: Any, **kwargs: Any) -> torch_side.Trained:
+        trained.append(1)
+        return train(*args, **kwargs)
+
+    monkeypatch.setattr(torch_side, "train", counting)
+    module = seeded(Frozen)
+    for _ in range(2):
+        compared(split(module, sample=SAMPLE, classes=3))
+    assert len(trained) == 1
+    module.part.train()
+    compared(split(module, sample=SAMPLE, classes=3))
+    assert len(trained) == 2
+
+
+def test_check_says_what_the_comparison_says() -> None:
+    verdict = edgefl.check(seeded(Clipped), sample=(4,), classes=3, engines=["onnx"])
+
+    assert not verdict.ok
+    assert "writes the parameter 'second.weight'" in str(verdict)
