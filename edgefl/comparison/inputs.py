@@ -53,8 +53,9 @@ def batches(
             training.
     """
     generator = torch.Generator().manual_seed(seed * 1000 + attempt)
+    label = spec.label  # runs the model without values: once for all batches
     if data is not None and len(data.train_y) and attempt < ATTEMPTS - 1:
-        return [_of_data(spec, data, rows, generator) for _ in range(count)]
+        return [_of_data(spec, label, data, rows, generator) for _ in range(count)]
     made = []
     for _ in range(count):
         x = _input("x", spec.sample, spec.sample, rows, generator, attempt)
@@ -62,17 +63,19 @@ def batches(
             name: _input(name, each, spec.sample, rows, generator, attempt)
             for name, each in spec.others.items()
         }
-        made.append({"x": x, **others, "y": _labels(spec.label, spec.loss, rows, generator)})
+        made.append({"x": x, **others, "y": _labels(label, spec.loss, rows, generator)})
     return made
 
 
-def _of_data(spec: ModelSpec, data: Samples, rows: int, generator: torch.Generator) -> Tensors:
+def _of_data(
+    spec: ModelSpec, label: TensorSpec, data: Samples, rows: int, generator: torch.Generator
+) -> Tensors:
     order = torch.randperm(len(data.train_y), generator=generator)
     taken = order.repeat(math.ceil(rows / len(order)))[:rows].numpy()
     batch = {name: torch.from_numpy(np.asarray(each)) for name, each in data.train_batch(taken).items()}
     names = ("x", "y", *spec.others)
     return {name: each for name, each in batch.items() if name in names} | {
-        "y": batch["y"].reshape(rows, *spec.label.shape)
+        "y": batch["y"].reshape(rows, *label.shape)
     }
 
 
