@@ -156,7 +156,9 @@ def test_few_cheap_nodes_are_not_worth_a_delegate() -> None:
 def test_an_op_without_a_kernel_is_named_with_its_line() -> None:
     example = function(torch.special.bessel_j0, (3,))
 
-    with pytest.raises(ExportError, match=r"aten\.special_bessel_j0.* has no kernel in ExecuTorch .*test_ops\.py:\d+"):
+    with pytest.raises(
+        ExportError, match=r"aten\.special_bessel_j0.* has no kernel in ExecuTorch .*test_ops\.py:\d+"
+    ):
         to_executorch(capture(example))
 
 
