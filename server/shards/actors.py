@@ -116,7 +116,7 @@ class Actors:
     def __init__(self, address: str, workers: int) -> None:
         self._address = address
         self._workers = workers
-        self._ray = ray_cluster.import_ray("workers are to run", "server.ray")
+        self._ray = ray_cluster.import_ray("workers are to run", "server")
 
     def __call__(self, told: Told, deliver: Callable[[News], None]) -> ActorHand:
         """StoreError where there is no cluster, or no room in it: the server tries again."""

@@ -16,14 +16,17 @@ LOCAL = "local"
 _REACHED_S = 10.0
 
 
-def import_ray(what: str, setting: str) -> ModuleType:
-    """Return the module ``ray``. Raises ConfigError if it is not installed: ``what`` says who runs on it by ``setting``."""
+def import_ray(what: str, table: str) -> ModuleType:
+    """Return the module ``ray``. Raises ConfigError if it is not installed.
+
+    The error says ``what`` runs on it, and names the configuration ``table`` that has the setting ``ray``.
+    """
     try:
         import ray
         import ray.exceptions
     except ImportError as error:
         raise ConfigError(
-            f"{what} on Ray, which is not installed: `pip install edgefl-tiers[ray]`, or leave out {setting}"
+            f"{what} on Ray, which is not installed: `pip install edgefl-tiers[ray]`, or leave out {table}.ray"
         ) from error
     module: ModuleType = ray
     return module

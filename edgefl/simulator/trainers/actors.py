@@ -44,7 +44,7 @@ class Actors:
     """
 
     def __init__(self, address: str, workers: int, gpus: int = 0) -> None:
-        self._ray = ray_cluster.import_ray("clients train", "simulation.ray")
+        self._ray = ray_cluster.import_ray("clients train", "simulation")
         self._own = not self._ray.is_initialized()
         if self._own:
             self._connect(address, workers)
