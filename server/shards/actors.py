@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from edgefl.wire.errors import ConfigError, StoreError
-from server.shards.words import Died, News, Order, Stop, Told
+from server.shards.messages import Died, News, Order, Stop, Told
 from server.shards.worker import Worker
 
 LOCAL = "local"

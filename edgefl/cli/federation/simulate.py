@@ -15,30 +15,6 @@ if TYPE_CHECKING:
     from edgefl.api.simulate import Simulated
     from edgefl.simulator.row import Row
 
-_EXAMPLES = """
-Train a federation on this machine: no broker, no devices, nothing compiled, and the same weights.
-
-It takes every file that `edgefl run` takes. A tier's `count` is its number of clients.
-
-Examples:
-
-  edgefl simulate federation.toml --out simulations/first
-
-  edgefl simulate federation.toml --set round.fraction=0.01 --set data.partition=iid --out simulations/second
-
-  edgefl simulate federation.toml --out simulations/first --resume      (one that was stopped, to the same bits)
-
-  edgefl simulate federation.toml --workers 8      (in 8 processes, to the same bits)
-
-  edgefl simulate federation.toml --out simulations/third --tensorboard --mlflow http://127.0.0.1:5000
-
-  edgefl simulate --rounds 3 --out simulations/demo --json      (the federation of `edgefl run` without a file)
-"""
-
-
-def register(app: typer.Typer) -> None:
-    app.command("simulate", help=_EXAMPLES)(simulate)
-
 
 def simulate(
     config: Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="federation file (TOML)")] = None,
@@ -76,6 +52,29 @@ def simulate(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object per round, nothing else")] = False,
 ) -> None:
+    """Train a federation on this machine: no broker, no devices, nothing compiled, and the same weights.
+
+    It takes every file that `edgefl run` takes. A tier's `count` is its number of clients.
+
+    Examples:
+
+      edgefl simulate federation.toml --out simulations/first
+
+      edgefl simulate federation.toml --set round.fraction=0.01 --set data.partition=iid --out simulations/second
+
+    Resumed, and in several processes:
+
+      edgefl simulate federation.toml --out simulations/first --resume      (one that was stopped, to the same bits)
+
+      edgefl simulate federation.toml --workers 8      (in 8 processes, to the same bits)
+
+    Trackers, and the demo:
+
+      edgefl simulate federation.toml --out simulations/third --tensorboard --mlflow http://127.0.0.1:5000
+
+      edgefl simulate --rounds 3 --out simulations/demo --json      (the federation of `edgefl run` without a file)
+    """
+
     from device_runtime.memory import return_memory_late
     from edgefl.api.federation import demo_federation, load_federation
     from edgefl.api.simulate import prepare_simulation

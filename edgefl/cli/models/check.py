@@ -15,10 +15,6 @@ if TYPE_CHECKING:
     from edgefl.api.check import Verdict
 
 
-def register(app: typer.Typer) -> None:
-    app.command("check")(check)
-
-
 def check(
     model: Annotated[
         str, typer.Argument(help="file.py:factory, package.module:factory or a model of `edgefl ls models`")

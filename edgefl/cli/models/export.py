@@ -19,35 +19,6 @@ if TYPE_CHECKING:
     from edgefl.api.export import Exported
     from edgefl.wire.bundle.formats import Outputs as OutputsName
 
-_EXAMPLES = """
-Export each tier's bundle: its graphs, compiled with the training algorithm, and their manifest.
-
-Every graph is run once in the runtime of its format and compared with torch before its bundle is written. Samples have the
-shape of the federation's [data]; where it has none, that which the model has by itself.
-
-Examples:
-
-  edgefl export --model resnet20 --out bundles
-
-  edgefl export federation.toml --tier weak --out bundles --json
-
-  edgefl export --model mine.py:make --option classes=5 --option 'sample_shape=[3,20,20]'
-
-  edgefl export --model resnet20 --format onnx --format executorch      (two bundles per tier; extra `executorch`)
-
-  edgefl export --model resnet20 --format executorch --outputs planned      (for Android's Module: load and execute only)
-
-  edgefl export --model resnet20 --memory-budget 64MiB      (recompute in the backward pass: less memory, more time)
-
-  edgefl export --model resnet20 --activations float16      (half the bytes wait for the backward pass)
-
-  edgefl export --model resnet18 --fit phone.toml      (what `edgefl plan --device phone.toml` recommends, as tier phone)
-"""
-
-
-def register(app: typer.Typer) -> None:
-    app.command("export", help=_EXAMPLES)(export)
-
 
 def export(
     config: Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="federation file (TOML)")] = None,
@@ -82,6 +53,36 @@ def export(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="a JSON list")] = False,
 ) -> None:
+    """Export each tier's bundle: its graphs, compiled with the training algorithm, and their manifest.
+
+    Every graph is run once in the runtime of its format and compared with torch before its bundle is written. Samples have
+    the shape of the federation's [data]; where it has none, that which the model has by itself.
+
+    Examples:
+
+      edgefl export --model resnet20 --out bundles
+
+      edgefl export federation.toml --tier weak --out bundles --json
+
+      edgefl export --model mine.py:make --option classes=5 --option 'sample_shape=[3,20,20]'
+
+    Formats:
+
+      edgefl export --model resnet20 --format onnx --format executorch      (two bundles per tier; extra `executorch`)
+
+      edgefl export --model resnet20 --format executorch --outputs planned      (for Android's Module: load and execute only)
+
+    Less memory:
+
+      edgefl export --model resnet20 --memory-budget 64MiB      (recompute in the backward pass: less memory, more time)
+
+      edgefl export --model resnet20 --activations float16      (half the bytes wait for the backward pass)
+
+    For a device:
+
+      edgefl export --model resnet18 --fit phone.toml      (what `edgefl plan --device phone.toml` recommends, as tier phone)
+    """
+
     from device_runtime.memory import return_memory_late
     from edgefl.setup.torch_start import without_dynamo
 
