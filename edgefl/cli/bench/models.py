@@ -23,10 +23,6 @@ _SECONDS = 300.0
 Library = StrEnum("Library", ["plain", "transformers", "torchvision", "timm"])
 
 
-def register(group: typer.Typer) -> None:
-    group.command("models")(models)
-
-
 def models(
     only: Annotated[
         list[str] | None,

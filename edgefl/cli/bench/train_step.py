@@ -10,16 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgefl.cli.bench.report import measured, mebibytes, print_rows
-from edgefl.cli.options import Activations, Engine, model_options
+from edgefl.cli.options import Activations, Engine, ModelOptions, model_options
 from edgefl.cli.output import errors, print_table
 from edgefl.system.sizes import size
 
 if TYPE_CHECKING:
     from edgefl.bench.train_step.rows import StepRow
-
-
-def register(group: typer.Typer) -> None:
-    group.command("train-step")(train_step)
 
 
 def train_step(
@@ -34,9 +30,7 @@ def train_step(
     lengths: Annotated[
         str, typer.Option(metavar="N,N", help="of sequences: the model's is the largest, and a row for each")
     ] = "",
-    option: Annotated[
-        list[str] | None, typer.Option(help="KEY=VALUE of the model, values as in JSON; may be repeated")
-    ] = None,
+    option: ModelOptions = None,
     ort_training: Annotated[
         str, typer.Option(metavar="PYTHON", help="interpreter of an environment with onnxruntime-training")
     ] = "",

@@ -58,18 +58,13 @@ def register(app: typer.Typer) -> None:
 def device(
     ctx: typer.Context,
     device_id: Annotated[str, typer.Option("--id", help="name of this device; stable over restarts")],
-    data: Annotated[
-        Path, typer.Option(help="local data: .npz, folder of arrays, class folders, CSV, JSON lines, text")
-    ],
+    data: options.LocalData,
     broker: broker_options.Broker = "localhost:1883",
     federation: Annotated[str, typer.Option(help="name of the federation to join")] = "demo",
     store: Annotated[
         Path | None, typer.Option(help="folder for the device's store; default: ~/.edgefl/FEDERATION/ID")
     ] = None,
-    bad_rows: Annotated[
-        options.BadRows,
-        typer.Option(help="rows that cannot be read or do not fit: refuse the data, or leave them out"),
-    ] = options.BadRows.refuse,
+    bad_rows: options.BadRowsOption = options.BadRows.refuse,
     tier: Annotated[str, typer.Option(help="tier to ask for; the server decides")] = "",
     memory: Annotated[
         str, typer.Option(help="memory this device offers, like 64MiB; default: what it has")

@@ -15,13 +15,13 @@ import typer
 
 from edgefl.cli.federation.web import DEFAULT as WEB_DEFAULT
 from edgefl.cli.federation.web import FLAG as WEB_FLAG
+from edgefl.cli.federation.web import end_page
 from edgefl.cli.output import errors
 from edgefl.system.parent import PARENT
 
 FLAG = "--dashboard"
 DEFAULT = "127.0.0.1:8090"
 _PLACE = re.compile(r"([^/\s]*:)?\d{1,5}")
-_END_S = 5.0
 
 Dashboard = Annotated[
     str,
@@ -80,9 +80,4 @@ def page_beside(listen: str, folder: Path, database: str = "") -> Iterator[None]
         if (page.poll() or 0) > 0:  # by itself, and not by Ctrl-C
             log_file = folder / "logs" / "dashboard.log"
             errors.print(f"the fleet's page ended early; {log_file} says why", soft_wrap=True)
-        page.terminate()
-        try:
-            page.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            page.kill()
-            page.wait()
+        end_page(page)

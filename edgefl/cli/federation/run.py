@@ -14,7 +14,7 @@ import typer
 from edgefl.cli.federation.beside import Dashboard, page_beside
 from edgefl.cli.federation.scores import shown
 from edgefl.cli.federation.web import Web, WebBroker, WebCert, WebKey, WebOptions, web_beside
-from edgefl.cli.options import Engine
+from edgefl.cli.options import Engine, ModelName, Seed
 from edgefl.cli.output import console, errors, print_json, progress
 
 if TYPE_CHECKING:
@@ -30,13 +30,9 @@ def run(
         "runs/latest"
     ),
     rounds: Annotated[int | None, typer.Option(min=1, help="rounds to train")] = None,
-    seed: Annotated[
-        int | None, typer.Option(min=0, help="decides weights, partition, batches and noise")
-    ] = None,
+    seed: Seed = None,
     data: Annotated[Path | None, typer.Option(help="folder with the dataset's standard files")] = None,
-    model: Annotated[
-        str | None, typer.Option(help="a model of `edgefl ls models`, or file.py:factory")
-    ] = None,
+    model: ModelName = None,
     tiers: Annotated[
         str | None,
         typer.Option(help="[NAME=]KIND[:SIZE][*DEVICES], by commas; `edgefl ls kinds` lists them"),

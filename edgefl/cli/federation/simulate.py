@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgefl.cli.federation.scores import shown
+from edgefl.cli.options import Seed, model_options
 from edgefl.cli.output import console, errors, print_json, print_table, progress
 
 if TYPE_CHECKING:
@@ -22,9 +23,7 @@ def simulate(
         "simulations/latest"
     ),
     rounds: Annotated[int | None, typer.Option(min=1, help="rounds to train")] = None,
-    seed: Annotated[
-        int | None, typer.Option(min=0, help="decides weights, partition, batches and noise")
-    ] = None,
+    seed: Seed = None,
     data: Annotated[Path | None, typer.Option(help="folder with the dataset's standard files")] = None,
     settings: Annotated[
         list[str] | None,
@@ -78,7 +77,6 @@ def simulate(
     from device_runtime.memory import return_memory_late
     from edgefl.api.federation import demo_federation, load_federation
     from edgefl.api.simulate import prepare_simulation
-    from edgefl.cli.options import model_options
 
     chosen: dict[str, object] = dict(model_options(settings or [], "a setting"))
     given = {
@@ -97,14 +95,10 @@ def simulate(
     return_memory_late()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        _watch_json(simulated) if as_json else _watch(simulated)
+        simulated.run(print_json, warn=errors.print) if as_json else _watch(simulated)
     except KeyboardInterrupt:
         errors.print(f"stopped; the same with --resume goes on where {simulated.folder} was")
         raise typer.Exit(130) from None
-
-
-def _watch_json(simulated: Simulated) -> None:
-    simulated.run(print_json, warn=errors.print)
 
 
 def _watch(simulated: Simulated) -> None:

@@ -171,6 +171,11 @@ def _tell(address: str, *, secure: bool, code: bool) -> None:
 def _end(page: subprocess.Popen[bytes], log: Path) -> None:
     if page.poll() is not None and page.returncode:
         errors.print(f"the page for phones ended early; {log} says why", soft_wrap=True)
+    end_page(page)
+
+
+def end_page(page: subprocess.Popen[bytes]) -> None:
+    """Stop the process of a page, and kill it if it takes too long."""
     page.terminate()
     try:
         page.wait(_END_S)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from edgefl.cli.options import Activations, Engine, Outputs
+from edgefl.cli.options import Activations, Engine, ModelName, ModelOptions, Outputs, named_model
 from edgefl.cli.output import errors, print_json, print_table, progress
 from edgefl.system.collecting import built_to_stay
 from edgefl.system.forks import processes_for
@@ -23,12 +23,8 @@ if TYPE_CHECKING:
 def export(
     config: Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="federation file (TOML)")] = None,
     out: Annotated[Path, typer.Option(help="folder for the bundles")] = Path("bundles"),
-    model: Annotated[
-        str | None, typer.Option(help="a model of `edgefl ls models`, or file.py:factory")
-    ] = None,
-    option: Annotated[
-        list[str] | None, typer.Option(help="KEY=VALUE of the model, values as in JSON; may be repeated")
-    ] = None,
+    model: ModelName = None,
+    option: ModelOptions = None,
     tier: Annotated[list[str] | None, typer.Option(help="only this tier; may be repeated")] = None,
     format: Annotated[
         list[Engine] | None,
@@ -91,7 +87,6 @@ def export(
         without_dynamo()
         from edgefl.api.export import exporting, written
         from edgefl.api.federation import load_federation
-        from edgefl.cli.options import named_model
 
         named = named_model(model, option or ())
         if fit is None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edgefl.cli.options import ModelName, ModelOptions, named_model
 from edgefl.cli.output import console, print_json, print_table, progress
 from edgefl.system.sizes import size
 
@@ -18,12 +19,8 @@ if TYPE_CHECKING:
 
 def plan(
     config: Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="federation file (TOML)")] = None,
-    model: Annotated[
-        str | None, typer.Option(help="a model of `edgefl ls models`, or file.py:factory")
-    ] = None,
-    option: Annotated[
-        list[str] | None, typer.Option(help="KEY=VALUE of the model, values as in JSON; may be repeated")
-    ] = None,
+    model: ModelName = None,
+    option: ModelOptions = None,
     memory: Annotated[str, typer.Option(help="memory for training over the idle process, like 64MiB")] = "",
     downlink: Annotated[str, typer.Option(help="like 1MB/s or 8Mbit/s")] = "",
     uplink: Annotated[str, typer.Option(help="like 200kB/s")] = "",
@@ -94,7 +91,6 @@ def _model(
     config: Path | None, model: str | None, options: Any, overrides: dict[str, object]
 ) -> tuple[Federation, ModelSpec]:
     """A federation file's model is fitted to its data; without any, the model has its own default input."""
-    from edgefl.cli.options import named_model
     from edgefl.config import load, without_devices
     from edgefl.setup.model import federation_model
     from edgefl.setup.shapes import samples_like
