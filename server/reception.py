@@ -9,19 +9,8 @@ from typing import Protocol
 import msgspec
 
 from edgefl.wire.errors import IdentityError, ProtocolError, StoreError, UpdateRejected
+from edgefl.wire.mqtt import messages
 from edgefl.wire.mqtt.conditions import UNKNOWN, Conditions, understood
-from edgefl.wire.mqtt.messages import (
-    COME_LATER,
-    FAILED,
-    LOST_CHUNK,
-    Ack,
-    Decline,
-    Hello,
-    Progress,
-    Status,
-    UpdateChunk,
-    encode,
-)
 from edgefl.wire.mqtt.packets import Traffic
 from edgefl.wire.mqtt.session import Incoming
 from edgefl.wire.mqtt.topics import Topics
@@ -49,14 +38,14 @@ _MOST_ROUNDS = 2**31
 _UNKNOWN = "?"  # who sent what came on a topic that cannot be read
 
 
-_Said = UpdateChunk | Progress | Hello | Status | Decline
+_Said = messages.UpdateChunk | messages.Progress | messages.Hello | messages.Status | messages.Decline
 _KINDS: dict[str, type[_Said]] = {
-    "updates": UpdateChunk,
-    "shards": UpdateChunk,
-    "progress": Progress,
-    "hello": Hello,
-    "status": Status,
-    "declines": Decline,
+    "updates": messages.UpdateChunk,
+    "shards": messages.UpdateChunk,
+    "progress": messages.Progress,
+    "hello": messages.Hello,
+    "status": messages.Status,
+    "declines": messages.Decline,
 }
 
 
@@ -80,7 +69,7 @@ class Course(Protocol):
 class Tellers:
     """Whom it is told: devices (``answer``), people (``emit``, ``news``, ``announcer``), and the disk's ``troubled``."""
 
-    answer: Callable[[str, Ack], None]
+    answer: Callable[[str, messages.Ack], None]
     emit: Callable[[events.Event], None]
     troubled: Callable[[StoreError], None]
     news: DeviceNews
@@ -182,7 +171,7 @@ class Reception:
             return
         said = visitor.message
         # After the signature: nobody else can use up a device's share. Before anything is written.
-        if not isinstance(said, UpdateChunk) and not self._gate.shares(
+        if not isinstance(said, messages.UpdateChunk) and not self._gate.shares(
             device, known=device in self._state.devices
         ):
             return
@@ -190,18 +179,18 @@ class Reception:
         if (trouble := self._door.trouble()) is not None:
             self._tellers.troubled(trouble)
         match said:
-            case UpdateChunk():
+            case messages.UpdateChunk():
                 came = Traffic.of(message.topic, len(message.payload), qos=1)
                 self._chunk(device, numbers[-2], said, came)
-            case Progress():
+            case messages.Progress():
                 self._progress(device, said)
-            case Hello():
+            case messages.Hello():
                 self._hello(device, said)
                 if (status := self._door.presence(device)) is not None:
                     self._status(device, status)
-            case Status():
+            case messages.Status():
                 self._status(device, said)
-            case Decline():
+            case messages.Decline():
                 self._declined(device, said)
 
     def step(self) -> None:
@@ -233,21 +222,21 @@ class Reception:
 
     # -- what devices say ------------------------------------------------------------------------------------
 
-    def _progress(self, device: str, progress: Progress) -> None:
+    def _progress(self, device: str, progress: messages.Progress) -> None:
         known = self._state.devices.get(device)
         if known is not None:
             self._alive(device)
             self._news.progress(device, known.tier, progress, self._clock())
-            if progress.stage.startswith(FAILED + LOST_CHUNK) and self._works(device):
+            if progress.stage.startswith(messages.FAILED + messages.LOST_CHUNK) and self._works(device):
                 self._watch.failed()
 
-    def _status(self, device: str, status: Status) -> None:
+    def _status(self, device: str, status: messages.Status) -> None:
         if device in self._state.devices:
             self._course.advance(coordinator.DeviceStatus(device, status.online))
         else:
             self._gate.presence(device, online=status.online)
 
-    def _hello(self, device: str, hello: Hello) -> None:
+    def _hello(self, device: str, hello: messages.Hello) -> None:
         if device not in self._state.devices and not self._finds_room(device):
             return
         self._news.greeted(device, self._clock())
@@ -260,7 +249,7 @@ class Reception:
         greeting = coordinator.DeviceHello(
             device, hello.memory_bytes, samples, online, conditions, hello.again is True
         )
-        self._course.advance(greeting, hello=encode(hello))
+        self._course.advance(greeting, hello=messages.encode(hello))
         self._tellers.announcer.newcomer(self._state, device, self._state.devices[device].tier)
 
     def _finds_room(self, device: str) -> bool:
@@ -271,12 +260,14 @@ class Reception:
         for name in (ruling.instead_of,) if ruling.admitted else (device,):
             if name and self._gate.turns_away(name):
                 text = "there is no room for this device now: the lot decided who is let in"
-                ack = Ack(round=0, nonce="", status="rejected", reason=COME_LATER, text=text)
+                ack = messages.Ack(
+                    round=0, nonce="", status="rejected", reason=messages.COME_LATER, text=text
+                )
                 later_s = self._admission.later_s(name)
                 self._tellers.answer(name, msgspec.structs.replace(ack, later_s=later_s))
         return ruling.admitted
 
-    def _chunk(self, device: str, number: int, chunk: UpdateChunk, came: Traffic) -> None:
+    def _chunk(self, device: str, number: int, chunk: messages.UpdateChunk, came: Traffic) -> None:
         if not 0 <= number < _MOST_ROUNDS:
             raise ProtocolError(
                 f"{device} sent an update for round {number}; rounds lie below {_MOST_ROUNDS}"
@@ -294,7 +285,7 @@ class Reception:
             self._course.advance(verdict.answered)
         self.ask()
 
-    def _declined(self, device: str, decline: Decline) -> None:
+    def _declined(self, device: str, decline: messages.Decline) -> None:
         """Journal it before the round goes on without the device. Old news, of a round that is over, is no news."""
         self._alive(device)
         current = self._state.round

@@ -46,7 +46,7 @@ from server.run_spec import RunSpec
 from server.scoring import Scored
 from server.shards.crew import Around, Crew
 from server.shards.hiring import ALONE, Workers
-from server.shards.words import FromWorker
+from server.shards.messages import FromWorker
 from server.storage.checkpoints import Checkpoints
 from server.storage.device_writes import DeviceWrites
 from server.storage.journal import Journal

@@ -20,15 +20,9 @@ import msgspec
 
 from device_runtime.store.beside import facts_in
 from device_runtime.store.database import Store
+from edgefl.wire import keys
 from edgefl.wire.bundle import signatures
 from edgefl.wire.errors import BundleError, IdentityError, StoreError
-from edgefl.wire.keys import (
-    FOREVER,
-    KeyPair,
-    Succession,
-    known_after,
-    shown,
-)
 from edgefl.wire.mqtt.envelope import Envelope, Sequence, Speaker, unwrap, verified
 from edgefl.wire.mqtt.messages import MALFORMED, AnyMessage, Message, Round, decode
 
@@ -49,7 +43,7 @@ class _Trusted(msgspec.Struct, frozen=True):
     """What a device remembers of whom it follows: its first key of the server, and what followed from that."""
 
     first: bytes = b""
-    statements: tuple[Succession, ...] = ()
+    statements: tuple[keys.Succession, ...] = ()
 
 
 class _Heard(msgspec.Struct):
@@ -79,7 +73,7 @@ def speaker_of(folder: Path, store: Store) -> Speaker:
         with suppress(StoreError):  # a full disk: the clock keeps the next process ahead of this one
             store.keep_fact(_NUMBERS, str(number).encode())
 
-    return Speaker(KeyPair(folder / KEY_FILE), Sequence(load, save))
+    return Speaker(keys.KeyPair(folder / KEY_FILE), Sequence(load, save))
 
 
 def follow(store: Store, agent: Path) -> None:
@@ -181,16 +175,16 @@ class ServerTrust:
             if self._clock() < until:
                 return None
             raise IdentityError(
-                "old-key", f"server key {shown(envelope.key)} was replaced and is not good any more"
+                "old-key", f"server key {keys.shown(envelope.key)} was replaced and is not good any more"
             )
         if not self._keys:
             if not issubclass(kind, Round):
                 return None
             return msgspec.structs.replace(self._trusted, first=envelope.key)
-        if envelope.key in known_after(self._keys, envelope.succession):
+        if envelope.key in keys.known_after(self._keys, envelope.succession):
             statements = tuple(dict.fromkeys((*self._trusted.statements, *envelope.succession)))
             return msgspec.structs.replace(self._trusted, statements=statements)
-        known = ", ".join(shown(key) for key in self._keys)
+        known = ", ".join(keys.shown(key) for key in self._keys)
         raise IdentityError(
             "unknown-key",
             f"signed by server key {envelope.key.hex()}, and this device knows {known}: if the server was given a new key "
@@ -212,9 +206,9 @@ class ServerTrust:
         """IdentityError for what the key said before something else, and for rounds of a key that another one followed."""
         key, at, announces = envelope.key, envelope.at, issubclass(kind, Round)
         # The server stands still while its key is rotated: the old one has announced its last round by then.
-        if announces and self._keys.get(key) != FOREVER:
+        if announces and self._keys.get(key) != keys.FOREVER:
             raise IdentityError(
-                "old-key", f"server key {shown(key)} was replaced and announces no rounds any more"
+                "old-key", f"server key {keys.shown(key)} was replaced and announces no rounds any more"
             )
         numbers = self._heard.numbers.get(topic, {})
         last = numbers.get(key, -1)
@@ -239,7 +233,7 @@ class ServerTrust:
 
     def _known(self) -> dict[bytes, int]:
         roots = self._pinned or ((self._trusted.first,) if self._trusted.first else ())
-        return known_after(dict.fromkeys(roots, FOREVER), self._trusted.statements)
+        return keys.known_after(dict.fromkeys(roots, keys.FOREVER), self._trusted.statements)
 
     def _keep(self) -> None:
         with suppress(StoreError):  # a full disk: it is known as long as this process lives

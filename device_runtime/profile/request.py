@@ -33,18 +33,8 @@ from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.manifest import Manifest, decode_manifest
 from edgefl.wire.bundle.profiles import BundleProfile
 from edgefl.wire.errors import BundleError, EdgeflError, IdentityError, RoundAborted, RoundDeclined
+from edgefl.wire.mqtt import profile_messages
 from edgefl.wire.mqtt.envelope import Seal, peek
-from edgefl.wire.mqtt.profile_messages import (
-    BUSY,
-    FAILED,
-    LATE,
-    NO_BUNDLE,
-    SIGNATURE,
-    TOO_LARGE,
-    ProfileAnswer,
-    ProfileRequest,
-    declined,
-)
 from edgefl.wire.mqtt.session import Session
 from edgefl.wire.mqtt.topics import Topics
 
@@ -69,13 +59,13 @@ class Measure(Protocol):
 class _Asked:
     """``offered``: somebody waits for the answer, as the broker's retained offer says; ``gone``: nobody does."""
 
-    request: ProfileRequest
+    request: profile_messages.ProfileRequest
     came: float
     most_s: float
     offered: bool = False
     gone: bool = False
     stop: threading.Event = field(default_factory=threading.Event)
-    answer: ProfileAnswer | None = None
+    answer: profile_messages.ProfileAnswer | None = None
 
     @property
     def nonce(self) -> str:
@@ -107,7 +97,7 @@ class ProfileDesk:
         self._seal = seal
         self._folder = work.folder / "profile"
         self._waiting: list[_Asked] = []
-        self._answers: dict[str, ProfileAnswer] = {}
+        self._answers: dict[str, profile_messages.ProfileAnswer] = {}
         self._worker: threading.Thread | None = None
         self._idle = threading.Event()
         self._fetcher: Fetcher | None = None
@@ -142,31 +132,41 @@ class ProfileDesk:
     def take(self, payload: bytes) -> None:
         """A request came, maybe not for the first time. ProtocolError if it is malformed, not the server's, or a copy."""
         try:
-            request = self._work.trust.open(ProfileRequest, self.topic, payload)
+            request = self._work.trust.open(profile_messages.ProfileRequest, self.topic, payload)
         except Repeated:
             raise
         except IdentityError as error:  # whoever asks is told why nothing follows, and a flood is not
-            if self._strangers.due(SIGNATURE):
-                self._send(declined(peek(ProfileRequest, payload).nonce, SIGNATURE, error.message))
+            if self._strangers.due(profile_messages.SIGNATURE):
+                self._send(
+                    profile_messages.declined(
+                        peek(profile_messages.ProfileRequest, payload).nonce,
+                        profile_messages.SIGNATURE,
+                        error.message,
+                    )
+                )
             raise
         known = self._answers.get(request.nonce)
         if known is not None:
             self._send(known)
         elif twin := next((entry for entry in self._waiting if entry.nonce == request.nonce), None):
             if twin.offered:
-                self._send(ProfileAnswer(nonce=request.nonce, state="taken"))
+                self._send(profile_messages.ProfileAnswer(nonce=request.nonce, state="taken"))
             else:  # somebody waits, and a slow link takes long to bring the offer
                 twin.request, twin.came = request, time.monotonic()
         elif (why := self._refusal(request)) is not None:
             self._send(why)
         elif sum(entry.offered for entry in self._waiting) >= _MOST_WAITING:
-            self._send(declined(request.nonce, BUSY, f"{_MOST_WAITING} other requests are waiting"))
+            self._send(
+                profile_messages.declined(
+                    request.nonce, profile_messages.BUSY, f"{_MOST_WAITING} other requests are waiting"
+                )
+            )
         else:
             self._make_room()
             self._waiting.append(_Asked(request, time.monotonic(), self._work.limits.profile_s))
             self._session.subscribe([self._offer(request.nonce)])
 
-    def _refusal(self, request: ProfileRequest) -> ProfileAnswer | None:
+    def _refusal(self, request: profile_messages.ProfileRequest) -> profile_messages.ProfileAnswer | None:
         """Why a request is not taken: more than the device gives, or the owner's rules. These may run a command, so requests
         are counted before they are asked."""
         limits, now = self._work.limits, time.monotonic()
@@ -174,15 +174,15 @@ class ProfileDesk:
             self._taken.popleft()
         if len(self._taken) >= limits.profiles_an_hour:
             text = f"it was asked {limits.profiles_an_hour} times within an hour (limits.profiles_an_hour)"
-            return declined(request.nonce, BUSY, text)
+            return profile_messages.declined(request.nonce, profile_messages.BUSY, text)
         self._taken.append(now)
         if request.repeat > limits.profile_repeat:
             text = f"{request.repeat} repetitions, and limits.profile_repeat is {limits.profile_repeat} here: ask for fewer"
-            return declined(request.nonce, TOO_LARGE, text)
+            return profile_messages.declined(request.nonce, profile_messages.TOO_LARGE, text)
         try:
             self._work.rules.check("profile")
         except RoundDeclined as error:
-            return declined(request.nonce, error.reason, error.message)
+            return profile_messages.declined(request.nonce, error.reason, error.message)
         return None
 
     def step(self, *, busy: bool) -> None:
@@ -224,7 +224,7 @@ class ProfileDesk:
             asked.stop.set()
         elif not asked.offered:
             asked.offered = True
-            self._send(ProfileAnswer(nonce=asked.nonce, state="taken"))
+            self._send(profile_messages.ProfileAnswer(nonce=asked.nonce, state="taken"))
             self._say("profile", f"asked for a profile ({asked.nonce})")
 
     def _drop(self, now: float) -> None:
@@ -235,7 +235,7 @@ class ProfileDesk:
                 self._leave(entry)
             elif now > entry.until:
                 text = "rounds or other requests left no time for it: ask again later, or with a longer `timeout`"
-                self._settle(entry, declined(entry.nonce, BUSY, text))
+                self._settle(entry, profile_messages.declined(entry.nonce, profile_messages.BUSY, text))
 
     def _make_room(self) -> None:
         """A request without an offer, as of an asker that left, keeps no other from being heard: the oldest leaves."""
@@ -272,11 +272,13 @@ class ProfileDesk:
         except RoundAborted:
             self._say("profile", f"stopped ({nonce})" if asked.gone else f"put off ({nonce}): a round begins")
         except RoundDeclined as error:
-            asked.answer = declined(nonce, error.reason, error.message)
+            asked.answer = profile_messages.declined(nonce, error.reason, error.message)
         except EdgeflError as error:
-            asked.answer = declined(nonce, FAILED, error.message)
+            asked.answer = profile_messages.declined(nonce, profile_messages.FAILED, error.message)
         except Exception as error:  # whatever an engine or the system raises must not end the agent
-            asked.answer = declined(nonce, FAILED, f"{type(error).__name__}: {error}")
+            asked.answer = profile_messages.declined(
+                nonce, profile_messages.FAILED, f"{type(error).__name__}: {error}"
+            )
         finally:
             self._clear()
 
@@ -302,7 +304,9 @@ class ProfileDesk:
         manifest = decode_manifest(fetcher.get(trusted))
         self._check(manifest)
         if time.monotonic() > asked.until:
-            raise RoundDeclined(LATE, "the bundle did not arrive in time: ask with a longer `timeout`")
+            raise RoundDeclined(
+                profile_messages.LATE, "the bundle did not arrive in time: ask with a longer `timeout`"
+            )
         self._work.store.make_room_beside(sum({ref.sha256: ref.size for ref in manifest.blobs}.values()))
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / "bundle.efl"
@@ -318,7 +322,7 @@ class ProfileDesk:
             pass  # each is checked as it is read
         return {sha256: self._work.store.blob(ref) for sha256, ref in refs.items()}
 
-    def _trusted(self, request: ProfileRequest) -> BlobRef:
+    def _trusted(self, request: profile_messages.ProfileRequest) -> BlobRef:
         """The bundle for this device's engine; RoundDeclined if there is none, or it is not signed as it has to be."""
         kind = self._work.engine.format
         if kind not in request.bundles:
@@ -326,12 +330,12 @@ class ProfileDesk:
             text = (
                 f"this device runs {kind}, offered are {offered}: `edgefl export --format {kind}` makes one"
             )
-            raise RoundDeclined(NO_BUNDLE, text)
+            raise RoundDeclined(profile_messages.NO_BUNDLE, text)
         ref = request.bundles[kind]
         try:
             self._work.trust.check_bundle(ref.sha256, request.signatures.get(kind, b""), kind)
         except BundleError as error:
-            raise RoundDeclined(SIGNATURE, error.message) from error
+            raise RoundDeclined(profile_messages.SIGNATURE, error.message) from error
         return ref
 
     def _check(self, manifest: Manifest) -> None:
@@ -339,10 +343,10 @@ class ProfileDesk:
         wrong = {graph.format for graph in manifest.graphs} - {self._work.engine.format}
         if wrong:
             text = f"the bundle holds {', '.join(sorted(wrong))} graphs, this device runs {self._work.engine.format}"
-            raise RoundDeclined(NO_BUNDLE, text)
+            raise RoundDeclined(profile_messages.NO_BUNDLE, text)
         self._work.check_memory(manifest, manifest.graphs)
 
-    def _settle(self, asked: _Asked, answer: ProfileAnswer) -> None:
+    def _settle(self, asked: _Asked, answer: profile_messages.ProfileAnswer) -> None:
         self._forget(asked)
         self._answers[asked.nonce] = answer
         while len(self._answers) > _MOST_ANSWERS:
@@ -351,6 +355,6 @@ class ProfileDesk:
         message = f"{answer.state} ({answer.nonce}) {answer.reason} {answer.text}"
         self._say("profile", " ".join(message.split()))
 
-    def _send(self, answer: ProfileAnswer) -> None:
+    def _send(self, answer: profile_messages.ProfileAnswer) -> None:
         with suppress(ValueError):  # paho's own limit on what waits while the broker is away
             self._session.publish(self._mine.profiles, self._seal(self._mine.profiles, answer))

@@ -8,14 +8,7 @@ from dataclasses import dataclass, field
 
 from device_runtime.round.graphs import check_port
 from device_runtime.round.job import Job
-from device_runtime.store.carry_choice import (
-    CarryChoice,
-    RoundToBegin,
-    VoidCarry,
-    abandoned,
-    choose,
-    foreign,
-)
+from device_runtime.store import carry_choice
 from device_runtime.store.carry_rows import StoredCarry
 from device_runtime.store.database import Store
 from edgefl.wire import tensors
@@ -51,7 +44,7 @@ def take_up(store: Store, job: Job, manifest: Manifest, tell: Tell) -> TakenUp:
     start, why = _read(store, carry, ports) if carry else (TakenUp(), "")
     if start is None:  # refused by the server a moment ago
         return take_up(store, job, manifest, tell)
-    misfit = (VoidCarry(carry, why),) if carry and why else ()
+    misfit = (carry_choice.VoidCarry(carry, why),) if carry and why else ()
     declines = manifest.carry_needed and bool(ports) and not start.arrays
     what_now = _what_now(job, start, reads=bool(ports), declines=declines)
     _drop(store, choice, misfit, tell, what_now)
@@ -72,9 +65,15 @@ def drop_abandoned(store: Store, announced: Round, tell: Tell) -> None:
     To be asked at every announcement: who sits the next rounds out could not tell later which ones were abandoned.
     """
     own = [carry for carry in store.carries() if carry.name.startswith(f"{announced.run}/")]
-    lost = abandoned(own, announced.base, announced.round) if announced.state == "open" else []
-    void = tuple(VoidCarry(carry, f"round {carry.round} was abandoned") for carry in lost)
-    _drop(store, CarryChoice(None, void, ()), (), tell, "later rounds go on from what was kept before it")
+    lost = carry_choice.abandoned(own, announced.base, announced.round) if announced.state == "open" else []
+    void = tuple(carry_choice.VoidCarry(carry, f"round {carry.round} was abandoned") for carry in lost)
+    _drop(
+        store,
+        carry_choice.CarryChoice(None, void, ()),
+        (),
+        tell,
+        "later rounds go on from what was kept before it",
+    )
 
 
 def carry_ports(manifest: Manifest) -> tuple[Port, ...]:
@@ -83,16 +82,16 @@ def carry_ports(manifest: Manifest) -> tuple[Port, ...]:
     return tuple(port for name in names for port in manifest.graph(name).inputs_of("carry"))
 
 
-def _choice(store: Store, job: Job, manifest: Manifest, *, reads: bool) -> CarryChoice:
+def _choice(store: Store, job: Job, manifest: Manifest, *, reads: bool) -> carry_choice.CarryChoice:
     carries = store.carries()
-    begun = RoundToBegin(job.run, carry_name(job, manifest), job.round, job.base)
-    choice = choose(carries, begun, manifest.carry_exchanges)
+    begun = carry_choice.RoundToBegin(job.run, carry_name(job, manifest), job.round, job.base)
+    choice = carry_choice.choose(carries, begun, manifest.carry_exchanges)
     if reads:
         return choice
-    others = foreign(
+    others = carry_choice.foreign(
         carries, job.run
     )  # this round asks for nothing; a later one may ask for those of this run
-    return CarryChoice(None, tuple(void for void in choice.void if void.carry in others), ())
+    return carry_choice.CarryChoice(None, tuple(void for void in choice.void if void.carry in others), ())
 
 
 def _read(store: Store, carry: StoredCarry, ports: Sequence[Port]) -> tuple[TakenUp | None, str]:
@@ -124,7 +123,13 @@ def _what_now(job: Job, taken: TakenUp, *, reads: bool, declines: bool) -> str:
     )
 
 
-def _drop(store: Store, choice: CarryChoice, misfit: Sequence[VoidCarry], tell: Tell, what_now: str) -> None:
+def _drop(
+    store: Store,
+    choice: carry_choice.CarryChoice,
+    misfit: Sequence[carry_choice.VoidCarry],
+    tell: Tell,
+    what_now: str,
+) -> None:
     """Tell of what is void, then drop it: a process killed in between tells it twice."""
     void = (*choice.void, *misfit)
     for each in {(one.carry.name, one.why): one for one in void}.values():

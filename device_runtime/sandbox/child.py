@@ -10,23 +10,8 @@ from typing import Any
 
 import msgspec
 
+from device_runtime.sandbox import messages
 from device_runtime.sandbox.confine import confine
-from device_runtime.sandbox.messages import (
-    Answer,
-    Done,
-    Drop,
-    Failed,
-    Load,
-    Open,
-    Opened,
-    Ran,
-    Read,
-    Run,
-    Tensor,
-    Tensors,
-    Word,
-    Written,
-)
 
 _MOST_TEXT = 2000
 _LOOK_S = 1.0
@@ -46,7 +31,7 @@ class Server:
         from device_runtime.sandbox.frames import LineEnded
         from edgefl.wire.errors import EdgeflError
 
-        decoder = msgspec.msgpack.Decoder(Word)
+        decoder = msgspec.msgpack.Decoder(messages.Word)
         while True:
             try:
                 word = decoder.decode(self._line.head())
@@ -55,40 +40,46 @@ class Server:
                 except LineEnded:
                     raise
                 except EdgeflError as error:
-                    answer, arrays = Failed(code=error.exit_code, text=error.message[:_MOST_TEXT]), []
+                    answer, arrays = (
+                        messages.Failed(code=error.exit_code, text=error.message[:_MOST_TEXT]),
+                        [],
+                    )
                 except Exception as error:  # an engine's own
-                    answer, arrays = Failed(code=0, text=f"{type(error).__name__}: {error}"[:_MOST_TEXT]), []
+                    answer, arrays = (
+                        messages.Failed(code=0, text=f"{type(error).__name__}: {error}"[:_MOST_TEXT]),
+                        [],
+                    )
                 if answer is not None:
                     self._line.send(msgspec.msgpack.encode(answer), arrays)
                 del answer, arrays, word
             except LineEnded:
                 return
 
-    def _answer(self, word: Word) -> tuple[Answer | None, list[Any]]:
+    def _answer(self, word: messages.Word) -> tuple[messages.Answer | None, list[Any]]:
         match word:
-            case Load():
+            case messages.Load():
                 artifact = self._line.array("uint8", (word.nbytes,)).tobytes()
                 self._graphs[word.number] = (
                     word.graph,
                     self._engine.load(word.graph, artifact, word.threads),
                 )
-                return Done(), []
-            case Run():
+                return messages.Done(), []
+            case messages.Run():
                 return self._run(word)
-            case Read():
+            case messages.Read():
                 arrays = self._engine.read_state(self._held(word.state))
                 return _told(arrays)
-            case Tensors():
+            case messages.Tensors():
                 arrays = {each.name: self._line.array(each.dtype, each.shape) for each in word.tensors}
-                return Written(state=self._keep(self._engine.write_state(arrays))), []
-            case Drop():
+                return messages.Written(state=self._keep(self._engine.write_state(arrays))), []
+            case messages.Drop():
                 for number in word.state:
                     self._state.pop(number, None)
                 for number in word.graphs:
                     self._graphs.pop(number, None)
         return None, []
 
-    def _run(self, word: Run) -> tuple[Answer, list[Any]]:
+    def _run(self, word: messages.Run) -> tuple[messages.Answer, list[Any]]:
         graph, loaded = self._graphs[word.number]
         feeds = {
             port.name: self._line.array(port.dtype, port.shape)
@@ -97,7 +88,7 @@ class Server:
         }
         outputs = loaded.run(feeds, self._held(word.state))
         arrays = [outputs.arrays[port.name] for port in graph.outputs if port.role != "state"]
-        return Ran(state=self._keep(outputs.state)), [_contiguous(array) for array in arrays]
+        return messages.Ran(state=self._keep(outputs.state)), [_contiguous(array) for array in arrays]
 
     def _held(self, state: dict[str, int]) -> dict[str, Any]:
         return {name: self._state[number] for name, number in state.items()}
@@ -108,9 +99,11 @@ class Server:
         return numbers
 
 
-def _told(arrays: dict[str, Any]) -> tuple[Answer, list[Any]]:
-    tensors = tuple(Tensor(name=name, dtype=a.dtype.str, shape=a.shape) for name, a in arrays.items())
-    return Tensors(tensors=tensors), [_contiguous(array) for array in arrays.values()]
+def _told(arrays: dict[str, Any]) -> tuple[messages.Answer, list[Any]]:
+    tensors = tuple(
+        messages.Tensor(name=name, dtype=a.dtype.str, shape=a.shape) for name, a in arrays.items()
+    )
+    return messages.Tensors(tensors=tensors), [_contiguous(array) for array in arrays.values()]
 
 
 def _contiguous(array: Any) -> Any:
@@ -119,10 +112,10 @@ def _contiguous(array: Any) -> Any:
     return np.asarray(array, order="C")
 
 
-def _first(read_end: int) -> Open:
+def _first(read_end: int) -> messages.Open:
     """The first word, read without numpy, whose threads must not begin before the process is confined."""
     length = int.from_bytes(_exactly(read_end, 8), "little")
-    return msgspec.msgpack.decode(_exactly(read_end, length), type=Open)
+    return msgspec.msgpack.decode(_exactly(read_end, length), type=messages.Open)
 
 
 def _exactly(read_end: int, count: int) -> bytes:
@@ -165,9 +158,9 @@ def main() -> None:
         pages = Path(wanted.pages) if wanted.pages else None
         engine = open_engine(wanted.engine, wanted.threads, pages, wanted.most_threads)
     except EdgeflError as error:
-        line.send(msgspec.msgpack.encode(Failed(code=error.exit_code, text=error.message)))
+        line.send(msgspec.msgpack.encode(messages.Failed(code=error.exit_code, text=error.message)))
         return
-    opened = Opened(
+    opened = messages.Opened(
         name=engine.name,
         version=engine.version,
         format=engine.format,

@@ -96,16 +96,21 @@ def _read(arguments: list[str], told: object = None) -> None:
 def _alone(arguments: list[str]) -> typer.Typer | None:
     """The command line with one command alone, where others need packages or memory that this one does without."""
     name = arguments[0] if arguments else ""
-    if name == "device":
-        from edgefl.cli.device.agent import register
-    elif name == "dashboard":
-        from edgefl.cli.federation.dashboard import register
-    elif name == "server":
-        from edgefl.cli.federation.server import register
-    else:
+    if name not in ("device", "dashboard", "server"):
         return None
     alone = bare_app()
-    register(alone)
+    if name == "device":
+        from edgefl.cli.device.agent import register
+
+        register(alone)
+    elif name == "dashboard":
+        from edgefl.cli.federation.dashboard import dashboard
+
+        alone.command()(dashboard)
+    else:
+        from edgefl.cli.federation.server import server
+
+        alone.command()(server)
     return alone
 
 

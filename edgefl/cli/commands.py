@@ -14,36 +14,33 @@ from edgefl.cli.identity import enroll, key
 from edgefl.cli.models import check, deploy, export, plan, profile, verify
 
 app = bare_app()
-for module in (
-    run,
-    simulate,
-    broker,
-    acl,
-    server,
-    mirror,
-    load,
-    replay,
-    audit,
-    dashboard,
-    device,
-    enroll,
-    key,
-    check,
-    data,
-    plan,
-    export,
-    deploy,
-    verify,
-    profile,
-    tune,
-    conformance,
-    inspection,
-    cache,
-    bench,
-    heterogeneity,
-    personalize,
-    reproduce,
+for command in (
+    run.run,
+    simulate.simulate,
+    broker.broker,
+    acl.acl,
+    server.server,
+    mirror.mirror,
+    load.load,
+    replay.replay,
+    dashboard.dashboard,
+    check.check,
+    plan.plan,
+    export.export,
+    deploy.deploy,
+    verify.verify,
+    profile.profile,
+    tune.tune,
+    inspection.ls,
+    inspection.inspect,
+    inspection.validate,
+    cache.cache,
+    heterogeneity.heterogeneity,
+    personalize.personalize,
+    reproduce.reproduce,
 ):
-    module.register(app)
+    app.command()(command)
+for group in (audit, device, enroll, key, data, conformance, bench):
+    group.register(app)
 
 __all__ = ["app"]

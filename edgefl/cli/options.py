@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+import typer
 
 from edgefl.system.sizes import parse_size
 from edgefl.wire.enrolment import parse_token
@@ -54,6 +55,22 @@ class Sandbox(StrEnum):
     auto = "auto"
     always = "always"
     never = "never"
+
+
+BadRowsOption = Annotated[
+    BadRows, typer.Option(help="rows that cannot be read or do not fit: refuse the data, or leave them out")
+]
+Engines = Annotated[
+    list[Engine] | None, typer.Option(help="may be repeated; default: those that are installed")
+]
+LocalData = Annotated[
+    Path, typer.Option(help="local data: .npz, folder of arrays, class folders, CSV, JSON lines, text")
+]
+ModelName = Annotated[str | None, typer.Option(help="a model of `edgefl ls models`, or file.py:factory")]
+ModelOptions = Annotated[
+    list[str] | None, typer.Option(help="KEY=VALUE of the model, values as in JSON; may be repeated")
+]
+Seed = Annotated[int | None, typer.Option(min=0, help="decides weights, partition, batches and noise")]
 
 
 def model_options(pairs: Sequence[str], what: str = "a model option") -> dict[str, Any]:

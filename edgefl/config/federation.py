@@ -5,31 +5,20 @@ from __future__ import annotations
 import msgspec
 from pydantic import Field, model_validator
 
+from edgefl.config import tables
 from edgefl.config.broker import BrokerTable
 from edgefl.config.rollout import RolloutTable
 from edgefl.config.rounds import AggregateTable, DownlinkTable, RoundTable
 from edgefl.config.selection import SelectionTable
 from edgefl.config.serving import ServerTable
 from edgefl.config.simulation import SimulationTable
-from edgefl.config.tables import (
-    CodecTable,
-    DataTable,
-    ExportTable,
-    FederationTable,
-    LossTable,
-    ModelTable,
-    OptimizerTable,
-    ProgramTable,
-    Table,
-    TierTable,
-)
 from edgefl.wire.bundle.formats import FORMATS, FormatName
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.topics import checked_name
 
 
-class Federation(Table):
+class Federation(tables.Table):
     """A federation file: who trains what together, and how.
 
     Its tables are ``federation``, ``model``, ``loss``, ``program``, ``optimizer``, ``data``, ``round``, ``selection``,
@@ -37,18 +26,18 @@ class Federation(Table):
     ``limits``.
     """
 
-    federation: FederationTable = FederationTable()
-    model: ModelTable = ModelTable()
-    loss: LossTable = LossTable()
-    program: ProgramTable = ProgramTable()
-    optimizer: OptimizerTable = OptimizerTable()
-    data: DataTable = DataTable()
+    federation: tables.FederationTable = tables.FederationTable()
+    model: tables.ModelTable = tables.ModelTable()
+    loss: tables.LossTable = tables.LossTable()
+    program: tables.ProgramTable = tables.ProgramTable()
+    optimizer: tables.OptimizerTable = tables.OptimizerTable()
+    data: tables.DataTable = tables.DataTable()
     round: RoundTable = RoundTable()
     selection: SelectionTable = SelectionTable()
     rollout: RolloutTable = RolloutTable()
-    tiers: dict[str, TierTable] = Field(default_factory=dict, description="one table per tier")
-    export: ExportTable = ExportTable()
-    codec: CodecTable = CodecTable()
+    tiers: dict[str, tables.TierTable] = Field(default_factory=dict, description="one table per tier")
+    export: tables.ExportTable = tables.ExportTable()
+    codec: tables.CodecTable = tables.CodecTable()
     aggregate: AggregateTable = AggregateTable()
     downlink: DownlinkTable = DownlinkTable()
     broker: BrokerTable = BrokerTable()
@@ -129,7 +118,7 @@ class Federation(Table):
 
     def formats_of(self, tier: str) -> tuple[FormatName, ...]:
         """Formats of a tier's bundles: those of ``export.formats``, and what the devices that `edgefl run` starts need."""
-        table, shared_formats = self.tiers.get(tier, TierTable()), self.export.formats
+        table, shared_formats = self.tiers.get(tier, tables.TierTable()), self.export.formats
         needed = (table.engine,) if table.count or not shared_formats else ()
         return tuple(name for name in FORMATS if name in (*shared_formats, *needed))
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
 from edgefl.wire.regions import Placement
 from edgefl.wire.tensors import Array
@@ -31,57 +32,56 @@ class Chunk:
     result: TensorSpec
 
 
-class Submodel(Protocol):
-    """What a tier holds and trains, of whichever kind."""
+class Submodel(ABC):
+    """Part of the global model ``spec`` that a tier holds and trains; by default the whole model."""
 
-    @property
-    def kind(self) -> str:
-        """The kind's name, as federation files have it."""
-        ...
-
-    @property
-    def spec(self) -> ModelSpec:
-        """The global model."""
-        ...
+    spec: ModelSpec
+    kind: ClassVar[str]
+    """Name of the kind in federation files."""
 
     @property
     def suffix(self) -> nn.Sequential:
-        """The trained units, in local shapes, under global names."""
-        ...
+        """Trained units, in local shapes, under global names."""
+        return self.spec.module
 
     @property
     def boundary(self) -> TensorSpec:
-        """One sample of what ``suffix`` reads, without the batch dimension."""
-        ...
+        """One sample of the input of ``suffix``, without the batch dimension."""
+        return self.spec.sample
 
     @property
     def carrier(self) -> Carrier | None:
-        """How the suffix's tensors travel and act; None: as they are."""
-        ...
+        """Transport and use of the suffix's tensors; None: as they are."""
+        return None
 
     @property
     def prefix(self) -> tuple[Chunk, ...]:
-        """Units that are run forward, frozen, before training; empty where the whole depth is trained."""
-        ...
+        """Units that are run forward, frozen, before training; empty if the whole depth is trained."""
+        return ()
 
     @property
     def units(self) -> tuple[str, ...]:
-        """The units of the global model whose weights training reads whole; empty if the devices get a payload."""
-        ...
+        """Units of the global model whose weights training reads whole; empty if the devices get a payload."""
+        return ()
 
     @property
     def moves(self) -> bool:
-        """Whether the tier may hold other entries in each round, so that a device keeps nothing per entry."""
-        ...
+        """Return True if the tier may hold other entries in each round, so that a device keeps nothing per entry."""
+        return False
 
     @property
+    @abstractmethod
     def identity(self) -> Mapping[str, object]:
         """All that decides the tier's graphs, beside the model, in types that JSON knows."""
-        ...
 
+    @abstractmethod
     def place(self, weights: Mapping[str, Array], number: int) -> Placement:
-        """The tier's share of ``weights`` (float arrays by global name) in round ``number``, counted from 1.
+        """Return the tier's share of ``weights`` (float arrays by global name) in round ``number``, counted from 1.
 
         A pure function: the same weights and number give the same bytes.
         """
-        ...
+
+
+def units_with_tensors(module: nn.Module) -> tuple[str, ...]:
+    """Return the names of the units of ``module`` that have parameters or buffers."""
+    return tuple(name for name, unit in module.named_children() if unit.state_dict())

@@ -158,7 +158,8 @@ class Aggregator:
         """Add a checked update, of whose change ``share`` counts, which changes nothing of its weight; ValueError if the
         weights would pass the limit that keeps the sum exact, or if updates of changes and of weights meet in one round."""
         self._check_room(weight)
-        average = self._average_for(checked.pieces.form)
+        form = checked.pieces.form
+        average = self._average_of(f"one of codec {form.codec!r}", change=form.change)
         factor = float(weight) * share * 2.0**self.fraction_bits
         if self._statistics is not None:
             checked = self._bounded(checked, self._statistics)
@@ -213,9 +214,6 @@ class Aggregator:
         if self._sums is None:
             return np.empty(self.layout.size, dtype)
         return self._sums.spare.array(self.layout.size, dtype)
-
-    def _average_for(self, form: Form) -> Average:
-        return self._average_of(f"one of codec {form.codec!r}", change=form.change)
 
     def _average_of(self, which: str, *, change: bool) -> Average:
         """What takes updates of this round: made for the first one."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from edgefl.wire.errors import StoreError
 from server.shards import ray_cluster
-from server.shards.words import Died, News, Order, Stop, Told
+from server.shards.messages import Died, News, Order, Stop, Told
 from server.shards.worker import Worker
 
 _TOLD_S = 10.0

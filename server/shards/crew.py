@@ -30,26 +30,8 @@ from server.identity.registry import DeviceKey
 from server.intake.stored import added
 from server.patience import Persist
 from server.reception import Course, Tellers
+from server.shards import messages
 from server.shards.slots import SHARDS, shards_of, worker_of
-from server.shards.words import (
-    Begin,
-    Declined,
-    Died,
-    End,
-    FromWorker,
-    Know,
-    News,
-    Order,
-    Ready,
-    Stop,
-    Summed,
-    Told,
-    Took,
-    Troubled,
-    TurnedAway,
-    WhoIs,
-    digest,
-)
 from server.storage.journal import Journal
 from server.taking.active import ActiveRound, Recipe
 
@@ -64,14 +46,14 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
 class Hand(Protocol):
     """One worker, wherever it runs."""
 
-    def tell(self, order: Order) -> None: ...
+    def tell(self, order: messages.Order) -> None: ...
 
     def kill(self) -> None: ...
 
     def end(self) -> None: ...
 
 
-Hire = Callable[[Told, Callable[[News], None]], Hand]
+Hire = Callable[[messages.Told, Callable[[messages.News], None]], Hand]
 """Starts a worker; its news are delivered on a thread of its own. StoreError where it cannot be had just now."""
 
 
@@ -83,7 +65,7 @@ class Around:
     tellers: Tellers
     keys: Callable[[str], tuple[DeviceKey, ...]]
     send_task: Callable[[OpenRound, Assignment], None]
-    deliver: Callable[[FromWorker], None]
+    deliver: Callable[[messages.FromWorker], None]
     persist: Persist
     clock: Callable[[], float]
 
@@ -106,7 +88,7 @@ class Crew:
     """``told`` is what all workers are told, whose number is put in; with fewer than two there is none, and the server
     itself takes all updates."""
 
-    def __init__(self, told: Told, journal: Journal, hire: Hire, around: Around) -> None:
+    def __init__(self, told: messages.Told, journal: Journal, hire: Hire, around: Around) -> None:
         self._told = replace(told, limits=_share(told.limits, told.workers))
         self._journal = journal
         self._hire = hire
@@ -114,7 +96,7 @@ class Crew:
         wanted = told.workers if told.workers > 1 else 0
         self._members = [_Member(number, shards_of(number, wanted)) for number in range(wanted)]
         self._recipe: Recipe | None = None
-        self._sums: queue.SimpleQueue[FromWorker] = queue.SimpleQueue()
+        self._sums: queue.SimpleQueue[messages.FromWorker] = queue.SimpleQueue()
         self._known: dict[str, tuple[DeviceKey, ...]] = {}
         self._keys_at = 0.0
         self._noted_few = False
@@ -143,7 +125,7 @@ class Crew:
         """Let them go, all at the same time."""
         hands = [member.hand for member in self._members if member.hand is not None]
         for hand in hands:
-            hand.tell(Stop())
+            hand.tell(messages.Stop())
         for hand in hands:
             hand.end()
         for member in self._members:
@@ -171,7 +153,7 @@ class Crew:
     def declined(self, device: str) -> None:
         """A device will send no update."""
         if self._members and (hand := self._of(device).hand) is not None:
-            hand.tell(Declined(device))
+            hand.tell(messages.Declined(device))
 
     def end(self, ended: OpenRound, active: ActiveRound, *, summed: bool) -> OpenRound:
         """The round as it ended, by the journal; what workers took is added to ``active``, if it is to be ``summed``."""
@@ -184,7 +166,7 @@ class Crew:
         for member in self._members if summed else ():
             rows = {device: sha256 for device, (shard, sha256) in taken.items() if shard in member.shards}
             given = sums.get(member.number)
-            if given is None or given.taken != digest(rows):
+            if given is None or given.taken != messages.digest(rows):
                 part = self._around.persist(partial(self._added_here, active.recipe, member.shards))
             else:
                 part = given.partial
@@ -195,13 +177,13 @@ class Crew:
             tasks = tasks.answered(device, "accepted")
         return replace(ended, assignments=tasks)
 
-    def _collected(self, number: int, *, summed: bool) -> dict[int, Summed]:
+    def _collected(self, number: int, *, summed: bool) -> dict[int, messages.Summed]:
         """What the workers give, by their numbers; those that died, or take too long, give nothing."""
         asked = {member.number: member for member in self._members if member.hand is not None}
         for member in asked.values():
             if member.hand is not None:
-                member.hand.tell(End(number, summed))
-        sums: dict[int, Summed] = {}
+                member.hand.tell(messages.End(number, summed))
+        sums: dict[int, messages.Summed] = {}
         until = time.monotonic() + _SUM_S
         while asked:
             try:
@@ -213,9 +195,9 @@ class Crew:
             member = self._members[said.worker]
             if said.hired != member.hired:
                 continue
-            if isinstance(said.news, Summed) and said.news.round == number:
+            if isinstance(said.news, messages.Summed) and said.news.round == number:
                 sums[said.worker] = said.news
-            if not isinstance(said.news, Summed) or said.news.round == number:
+            if not isinstance(said.news, messages.Summed) or said.news.round == number:
                 asked.pop(said.worker, None)
         return sums
 
@@ -234,29 +216,29 @@ class Crew:
         keys = {device: self._around.keys(device) for device in tasks}
         self._known |= keys
         part = replace(opened, assignments=Assignments(tasks), goal=max(1, len(tasks)))
-        hand.tell(Begin(part, self._recipe, keys))
+        hand.tell(messages.Begin(part, self._recipe, keys))
 
     # -- what workers say ------------------------------------------------------------------------------------
 
-    def heard(self, said: FromWorker) -> coordinator.Event | None:
+    def heard(self, said: messages.FromWorker) -> coordinator.Event | None:
         """What a worker says is done; what the coordinator is to know of it."""
         member = self._members[said.worker]
         if said.hired != member.hired:
             return None
         match said.news:
-            case Ready(number):
+            case messages.Ready(number):
                 return self._ready(member, number)
-            case Took():
+            case messages.Took():
                 return self._took(said.news)
-            case WhoIs(device):
+            case messages.WhoIs(device):
                 known = device in self._around.course.state.devices
                 keys = self._around.keys(device) if known else None
-                self._tell(member, Know({device: keys}))
-            case Troubled(text):
+                self._tell(member, messages.Know({device: keys}))
+            case messages.Troubled(text):
                 self._in_trouble(member, StoreError(text))
-            case TurnedAway(counts):
+            case messages.TurnedAway(counts):
                 member.counts = counts
-            case Died(why):
+            case messages.Died(why):
                 self._lost(member, why)
         return None
 
@@ -276,7 +258,7 @@ class Crew:
         since, self._trouble_since = self._trouble_since, None
         return Outage(self._around.clock() - since)
 
-    def _took(self, took: Took) -> Answers | None:
+    def _took(self, took: messages.Took) -> Answers | None:
         for event in took.events:
             self._around.tellers.emit(event)
         for device, ack in took.acks:
@@ -323,11 +305,11 @@ class Crew:
     def _hire_again(self, member: _Member, now: float) -> None:
         member.hired, member.hired_at, member.again_at = member.hired + 1, now, None
 
-        def deliver(news: News, hired: int = member.hired) -> None:
-            said = FromWorker(member.number, hired, news)
-            if isinstance(news, Summed | Died):
+        def deliver(news: messages.News, hired: int = member.hired) -> None:
+            said = messages.FromWorker(member.number, hired, news)
+            if isinstance(news, messages.Summed | messages.Died):
                 self._sums.put(said)
-            if not isinstance(news, Summed):
+            if not isinstance(news, messages.Summed):
                 self._around.deliver(said)
 
         try:
@@ -355,9 +337,9 @@ class Crew:
                 self._known[device] = keys
                 changed.setdefault(self._of(device).number, {})[device] = keys
         for number, keys_of in changed.items():
-            self._tell(self._members[number], Know(keys_of))
+            self._tell(self._members[number], messages.Know(keys_of))
 
-    def _tell(self, member: _Member, order: Order) -> None:
+    def _tell(self, member: _Member, order: messages.Order) -> None:
         if member.hand is not None:
             member.hand.tell(order)
 

@@ -11,8 +11,8 @@ from server.coordinator.states import Rules
 from server.run_spec import RunSpec
 from server.shards.actors import Actors
 from server.shards.crew import Hire, most_workers
+from server.shards.messages import Told
 from server.shards.process import ProcessHand
-from server.shards.words import Told
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from typing import Protocol
 
 from edgefl.wire.errors import StoreError
-from server.shards.words import Died, News, Order, Stop, Told
+from server.shards.messages import Died, News, Order, Stop, Told
 from server.shards.worker import Worker
 
 _FAREWELL_S = 5.0

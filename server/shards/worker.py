@@ -34,25 +34,9 @@ from server.events import Event, Rejected
 from server.intake.gate import Gate
 from server.intake.updates import Intake
 from server.patience import Patience
+from server.shards import messages
 from server.shards.ring import KeyRing, Stranger
 from server.shards.slots import shard_of, shards_of
-from server.shards.words import (
-    Begin,
-    Declined,
-    End,
-    Know,
-    News,
-    Order,
-    Ready,
-    Stop,
-    Summed,
-    Told,
-    Took,
-    Troubled,
-    TurnedAway,
-    WhoIs,
-    digest,
-)
 from server.storage.journal import Journal
 from server.storage.places import store_at
 from server.taking.active import ActiveRound
@@ -72,14 +56,17 @@ class Worker:
     """``say`` takes what the server is told, on the thread of :meth:`run`. ``clock`` gives epoch seconds, never set back."""
 
     def __init__(
-        self, told: Told, say: Callable[[News], None], clock: Callable[[], float] = steady_time
+        self,
+        told: messages.Told,
+        say: Callable[[messages.News], None],
+        clock: Callable[[], float] = steady_time,
     ) -> None:
         self._told = told
         self._say = say
         self._clock = clock
         self._shards = shards_of(told.worker, told.workers)
         self._topics = Topics(told.federation)
-        self._orders: deque[Order] = deque()
+        self._orders: deque[messages.Order] = deque()
         self._inbox: Inbox[object] = inbox_of(told.limits)
         self._session = Session(
             told.address,
@@ -101,10 +88,10 @@ class Worker:
         self._to_say_ready = self._in_trouble = False
         self._told_counts = dict(self._gate.counts), 0.0
 
-    def tell(self, order: Order) -> None:
+    def tell(self, order: messages.Order) -> None:
         """An order of the server; from any thread."""
         self._orders.append(order)
-        if isinstance(order, Stop):
+        if isinstance(order, messages.Stop):
             self._patience.end()
         self._inbox.put(_Woken())
 
@@ -153,21 +140,21 @@ class Worker:
         longest = _SUBSCRIBED_S if self._to_say_ready and self._session.connected else _LONGEST_WAIT_S
         return longest if wait is None else min(wait, longest)
 
-    def _obey(self, order: Order) -> None:
+    def _obey(self, order: messages.Order) -> None:
         match order:
-            case Begin():
+            case messages.Begin():
                 self._patience.persist(partial(self._begin, order))
-            case Know():
+            case messages.Know():
                 self._ring.take(order.keys)
                 self._knows()
-            case Declined():
+            case messages.Declined():
                 self._answered((Answered(order.device, accepted=False),))
-            case End():
+            case messages.End():
                 self._end(order)
-            case Stop():
+            case messages.Stop():
                 self._stopped = True
 
-    def _begin(self, order: Begin) -> None:
+    def _begin(self, order: messages.Begin) -> None:
         """Take up a round: what the journal has of it is added first."""
         self._ring.take(order.keys)
         opened = order.opened
@@ -193,13 +180,13 @@ class Worker:
     def _maybe_ready(self) -> None:
         if self._to_say_ready and (self._active is None or self._session.settled):
             self._to_say_ready = False
-            self._say(Ready(0 if self._active is None else self._active.number))
+            self._say(messages.Ready(0 if self._active is None else self._active.number))
 
-    def _end(self, order: End) -> None:
+    def _end(self, order: messages.End) -> None:
         """What came and is not journaled is refused: the round is closed in the journal already."""
         ended, active = self._state.round, self._active
         if ended is None or active is None or ended.number != order.round:
-            self._say(Summed(order.round, None, digest({})))
+            self._say(messages.Summed(order.round, None, messages.digest({})))
             return
         if self._intake.pending:
             self._commit()
@@ -209,7 +196,11 @@ class Worker:
         with suppress(StoreError):  # figures for people
             self._intake.end_round(ended)
         self._say(
-            Summed(order.round, active.aggregator.partial() if order.summed else None, digest(self._taken))
+            messages.Summed(
+                order.round,
+                active.aggregator.partial() if order.summed else None,
+                messages.digest(self._taken),
+            )
         )
 
     # -- what devices send -----------------------------------------------------------------------------------
@@ -228,7 +219,7 @@ class Worker:
                 self._chunk(device, numbers[1], message)
         except Stranger:
             if self._gate.answers(device, known=False):
-                self._say(WhoIs(device))
+                self._say(messages.WhoIs(device))
         except IdentityError as error:
             self._object(device, error.reason, error.message)
         except ProtocolError as error:
@@ -283,7 +274,7 @@ class Worker:
         events, number = tuple(self._events), self._active.number if self._active else 0
         self._events.clear()
         if acks or answers or events:
-            self._say(Took(number, acks, answers, events))
+            self._say(messages.Took(number, acks, answers, events))
 
     def _object(self, device: str, reason: str, text: str) -> None:
         if self._gate.answers(device, known=device in self._ring.keys, proven=False):
@@ -300,11 +291,11 @@ class Worker:
         now = {why: count for why, count in now.items() if count}
         if now != counts and self._clock() >= again:
             self._told_counts = now, self._clock() + self._told.limits.notice_s
-            self._say(TurnedAway(now))
+            self._say(messages.TurnedAway(now))
 
     def _troubled(self, error: StoreError) -> None:
         self._in_trouble = True
-        self._say(Troubled(error.message))
+        self._say(messages.Troubled(error.message))
 
     def _try_again(self) -> None:
         """Once what waits is journaled, devices are asked for what could not be kept."""

@@ -20,27 +20,9 @@ from server.compose import BUNDLES, CANDIDATES, BundleFor, compose, composed
 from server.coordinator.tier_names import CANDIDATE
 from server.events import Event
 from server.run_spec import RunSpec, Steady
-from server.workshop import words
-from server.workshop.words import (
-    PAGE,
-    Again,
-    Announce,
-    Bundled,
-    Compose,
-    Composed,
-    Judge,
-    Judged,
-    Mean,
-    Move,
-    Name,
-    Optimizer,
-    Place,
-    Placed,
-    Scheduled,
-    Unfold,
-)
+from server.workshop import messages
 
-Answer = tuple[object, Mapping[int, Name]]
+Answer = tuple[object, Mapping[int, messages.Name]]
 """A value, and what stands for functions and bundles in it, by their ids."""
 
 
@@ -50,27 +32,27 @@ class Bench:
     def __init__(self) -> None:
         self._spec: RunSpec | None = None
 
-    def answer(self, word: words.Word, tell: Callable[[Event], None]) -> Answer:
+    def answer(self, word: messages.Word, tell: Callable[[Event], None]) -> Answer:
         """What the server asked for. Whatever the run's functions raise."""
         value: object = None
         match word:
-            case Compose(federation, folder, device):
+            case messages.Compose(federation, folder, device):
                 self._spec = compose(federation, open_data(federation), folder, emit=tell, device=device)
-                about = Composed(processor(device), files_of(_own(federation)))
+                about = messages.Composed(processor(device), files_of(_own(federation)))
                 return (self._spec, about), dict(_names(self._spec))
-            case Again():
+            case messages.Again():
                 self._spec = _again(word)
-            case Place(weights, number):
+            case messages.Place(weights, number):
                 tiers = self._run.tiers.items()
                 moving = {name: tier.place for name, tier in tiers if not isinstance(tier.place, Steady)}
                 value = {name: place(weights, number) for name, place in moving.items()}
-            case Move(exchange, before, mean, hyper):
+            case messages.Move(exchange, before, mean, hyper):
                 value = self._run.exchanges[exchange].server.moved(before, mean, hyper)
-            case Unfold(exchange, update):
+            case messages.Unfold(exchange, update):
                 value = self._run.exchanges[exchange].server.unfolded(update)
-            case Announce(exchange, first, stop, rounds):
+            case messages.Announce(exchange, first, stop, rounds):
                 value = _values(self._run.exchanges[exchange].schedule, first, stop, rounds)
-            case Judge(weights):
+            case messages.Judge(weights):
                 assert self._run.evaluate is not None  # else nobody asks
                 value = dict(self._run.evaluate(weights))
         return value, {}
@@ -81,7 +63,7 @@ class Bench:
         return self._spec
 
 
-def _again(word: Again) -> RunSpec:
+def _again(word: messages.Again) -> RunSpec:
     """The run as another process composed it; ConfigError where its files have changed since."""
     federation, folder = word.compose.federation, word.compose.folder
     remember(word.sources)
@@ -117,22 +99,25 @@ def _values(schedule: Schedule, first: int, stop: int, rounds: int) -> list[Scal
     return [dict(schedule(position, rounds)) for position in range(first, stop)]
 
 
-def _names(spec: RunSpec) -> Iterator[tuple[int, Name]]:
+def _names(spec: RunSpec) -> Iterator[tuple[int, messages.Name]]:
     """What stands for the functions and the bundles of a run, by their ids."""
-    yield id(MEAN), Mean()
+    yield id(MEAN), messages.Mean()
     if spec.evaluate is not None:
-        yield id(spec.evaluate), Judged()
+        yield id(spec.evaluate), messages.Judged()
     called = exchange_names(len(spec.opening), len(spec.ahead))
     for number, (own, exchange) in enumerate(zip(called, spec.exchanges, strict=True)):
         server, schedule = exchange.server, exchange.schedule
         if server is not MEAN:
             state, options = dict(server.state), server.options
-            yield id(server), Optimizer(number, server.name, state, server.unfolds, options)
+            yield id(server), messages.Optimizer(number, server.name, state, server.unfolds, options)
         if schedule is not constant:
             rounds = spec.rules.rounds
-            yield id(schedule), Scheduled(number, _values(schedule, 0, min(PAGE, rounds), rounds))
+            yield (
+                id(schedule),
+                messages.Scheduled(number, _values(schedule, 0, min(messages.PAGE, rounds), rounds)),
+            )
         for name, tier in exchange.tiers.items():
             for bundle in tier.bundles.values():
-                yield id(bundle), Bundled(_file(name, own, bundle.manifest.format))
+                yield id(bundle), messages.Bundled(_file(name, own, bundle.manifest.format))
             if not isinstance(tier.place, Steady):
-                yield id(tier.place), Placed(name)
+                yield id(tier.place), messages.Placed(name)

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 from edgefl.system.parent import end_with_input
 from server.workshop.line import Line, LineEnded
-from server.workshop.words import Done, Failed, Told
+from server.workshop.messages import Done, Failed, Told
 
 if TYPE_CHECKING:
     from server.events import Event
     from server.workshop.bench import Answer
-    from server.workshop.words import Word
+    from server.workshop.messages import Word
 
 _Tell = Callable[[Told], None]
 

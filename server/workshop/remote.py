@@ -14,52 +14,37 @@ from edgefl.wire.bundle.archive import read_bundle
 from edgefl.wire.errors import StepError, WorkshopError
 from edgefl.wire.regions import Placement
 from edgefl.wire.tensors import Array, Arrays
-from server.workshop.words import (
-    PAGE,
-    Announce,
-    Bundled,
-    Judge,
-    Judged,
-    Mean,
-    Move,
-    Name,
-    Optimizer,
-    Place,
-    Placed,
-    Scheduled,
-    Unfold,
-    Word,
-)
+from server.workshop import messages
 
 Ask = Callable[..., Any]
 """``ask(word)``, ``ask(word, beside=True)``: the workshop's answer."""
 
 
-def found_by(ask: Ask, folder: Path) -> Callable[[Name], object]:
+def found_by(ask: Ask, folder: Path) -> Callable[[messages.Name], object]:
     """What stands on this side for the functions and bundles of a run in ``folder``."""
     placing = _Placing(ask)
 
-    def found(name: Name) -> object:
+    def found(name: messages.Name) -> object:
         match name:
-            case Mean():
+            case messages.Mean():
                 return MEAN
-            case Bundled(file):
+            case messages.Bundled(file):
                 return read_bundle(folder / "bundles" / file)
-            case Placed(tier):
+            case messages.Placed(tier):
                 return partial(placing, tier)
-            case Optimizer(exchange, called, state, unfolds, options):
+            case messages.Optimizer(exchange, called, state, unfolds, options):
                 own = _unfold if unfolds else MEAN.unfold
                 return _Elsewhere(called, state, _step, own, options, ask, exchange)
-            case Scheduled(exchange, known):
+            case messages.Scheduled(exchange, known):
                 return _Announced(ask, exchange, {0: known})
-            case Judged():
+            case messages.Judged():
                 return partial(_judge, ask)
 
     return found
 
 
 def _judge(ask: Ask, weights: Arrays) -> Mapping[str, float]:
-    found: Mapping[str, float] = ask(Judge(weights), beside=True)
+    found: Mapping[str, float] = ask(messages.Judge(weights), beside=True)
     return found
 
 
@@ -77,7 +62,7 @@ class _Placing:
             own = {
                 name: array for name, array in weights.items() if "/" not in name
             }  # without the server's state
-            self._left, self._asked = dict(self._ask(Place(own, number))), (weights, number)
+            self._left, self._asked = dict(self._ask(messages.Place(own, number))), (weights, number)
         placement = self._left.pop(tier)
         if not self._left:
             self._asked = None
@@ -93,10 +78,10 @@ class _Announced:
     pages: dict[int, Any] = field(default_factory=dict)
 
     def __call__(self, position: int, rounds: int) -> Scalars:
-        first = position - position % PAGE
+        first = position - position % messages.PAGE
         if position - first >= len(self.pages.get(first, ())):
-            stop = max(position + 1, min(first + PAGE, rounds))
-            self.pages[first] = self.ask(Announce(self.exchange, first, stop, rounds))
+            stop = max(position + 1, min(first + messages.PAGE, rounds))
+            self.pages[first] = self.ask(messages.Announce(self.exchange, first, stop, rounds))
         scalars: Scalars = self.pages[first][position - first]
         return scalars
 
@@ -118,13 +103,13 @@ class _Elsewhere(ServerOpt):
 
     def moved(self, before: Mapping[str, Array], mean: Mapping[str, Array], hyper: Scalars) -> Arrays:
         try:
-            return self._asked(Move(self.exchange, dict(before), dict(mean), dict(hyper)))
+            return self._asked(messages.Move(self.exchange, dict(before), dict(mean), dict(hyper)))
         except WorkshopError as error:  # the round has no model; the run goes on
             raise StepError(f"the server's step {self.name!r} could not be taken: {error.message}") from error
 
     def unfolded(self, update: Mapping[str, Array]) -> Arrays:
-        return self._asked(Unfold(self.exchange, dict(update))) if self.unfolds else dict(update)
+        return self._asked(messages.Unfold(self.exchange, dict(update))) if self.unfolds else dict(update)
 
-    def _asked(self, word: Word) -> Arrays:
+    def _asked(self, word: messages.Word) -> Arrays:
         arrays: Arrays = self.ask(word)
         return arrays

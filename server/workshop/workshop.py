@@ -14,9 +14,9 @@ from edgefl.wire.errors import WorkshopError
 from server.events import Event, Warned
 from server.run_spec import RunSpec
 from server.workshop.line import LineEnded
+from server.workshop.messages import Again, Compose, Composed, Done, Failed, Told, Word
 from server.workshop.process import Process
 from server.workshop.remote import found_by
-from server.workshop.words import Again, Compose, Composed, Done, Failed, Told, Word
 
 IDLE_S = 30.0
 _TRIES = 3

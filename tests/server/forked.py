@@ -10,8 +10,8 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 from server.shards import process
+from server.shards.messages import News, Told
 from server.shards.process import ProcessHand
-from server.shards.words import News, Told
 
 FORKED = multiprocessing.get_context("forkserver")
 FORKED.set_forkserver_preload(["tests.server.killed.kill_me", "tests.server.shards.loaded"])

@@ -14,10 +14,6 @@ if TYPE_CHECKING:
     from edgefl.analysis.heterogeneity.report import HeterogeneityReport
 
 
-def register(app: typer.Typer) -> None:
-    app.command("heterogeneity")(heterogeneity)
-
-
 def heterogeneity(
     source: Annotated[
         Path | None, typer.Argument(metavar="[CONFIG or RUN_FOLDER]", help="federation file (TOML), or a run")

@@ -19,10 +19,6 @@ Protocol = StrEnum("Protocol", ["train_support", "split_test", "paper_literal"])
 _WORST = 10
 
 
-def register(app: typer.Typer) -> None:
-    app.command("personalize")(personalize)
-
-
 def personalize(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="folder of a finished run or simulation")],
     protocol: Annotated[

@@ -15,10 +15,6 @@ if TYPE_CHECKING:
     from edgefl.papers.summary import Summary
 
 
-def register(app: typer.Typer) -> None:
-    app.command("reproduce")(reproduce)
-
-
 def reproduce(
     names: Annotated[
         list[str] | None, typer.Argument(metavar="[NAME]...", help="like fafed/counterexample, or a paper")

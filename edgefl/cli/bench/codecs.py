@@ -37,11 +37,6 @@ _Options = Annotated[
 _Json = Annotated[bool, typer.Option("--json", help="one JSON object: bench, machine, results")]
 
 
-def register(group: typer.Typer) -> None:
-    group.command("aggregate")(aggregate)
-    group.command("encode")(encode)
-
-
 def aggregate(
     model: Annotated[str, typer.Option(help="a model of `edgefl ls models`")] = "resnet18",
     parameters: Annotated[

@@ -13,10 +13,6 @@ if TYPE_CHECKING:
     from edgefl.bench.dashboard.rows import DashboardRow
 
 
-def register(group: typer.Typer) -> None:
-    group.command("dashboard")(dashboard)
-
-
 def dashboard(
     devices: Annotated[list[int] | None, typer.Option(help="may be repeated; default: 1000")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="rounds that are over")] = 100,

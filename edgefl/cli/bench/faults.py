@@ -21,11 +21,6 @@ _Json = Annotated[bool, typer.Option("--json", help="one JSON object: bench, mac
 _Broker = Annotated[str, typer.Option(help="auto (mosquitto where it is installed), mosquitto or amqtt")]
 
 
-def register(group: typer.Typer) -> None:
-    group.command("faults")(faults)
-    group.command("fuzz")(fuzz)
-
-
 def faults(
     schedules: Annotated[int, typer.Option(min=1, help="how many, each from a seed of its own")] = 10,
     seed: Annotated[int, typer.Option(min=0, help="the first seed")] = 1,

@@ -16,11 +16,6 @@ _Json = Annotated[bool, typer.Option("--json", help="one JSON object: bench, mac
 _Share = Annotated[float, typer.Option(min=0, max=1, help="share of the tasks, as in `edgefl load`")]
 
 
-def register(group: typer.Typer) -> None:
-    group.command("fleet")(fleet)
-    group.command("coordinator")(coordinator)
-
-
 def fleet(
     devices: Annotated[int, typer.Option(min=0, help="connections; 0: the rows above")] = 0,
     selected: Annotated[int, typer.Option(min=0, help="devices of a round; 0: all")] = 0,

@@ -15,10 +15,6 @@ if TYPE_CHECKING:
     from edgefl.bench.footprint.rows import FootprintRow
 
 
-def register(group: typer.Typer) -> None:
-    group.command("footprint")(footprint)
-
-
 def footprint(
     repeat: Annotated[int, typer.Option(min=1, help="fresh processes of each kind")] = 5,
     python: Annotated[

@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from edgefl.cli.bench import codecs as bench_codecs
-from edgefl.cli.bench import dashboard as bench_dashboard
-from edgefl.cli.bench import faults as bench_faults
-from edgefl.cli.bench import fleet as bench_fleet
-from edgefl.cli.bench import footprint as bench_footprint
-from edgefl.cli.bench import mirror as bench_mirror
-from edgefl.cli.bench import models as bench_models
-from edgefl.cli.bench import peer as bench_peer
-from edgefl.cli.bench import programs as bench_programs
-from edgefl.cli.bench import simulate as bench_simulate
-from edgefl.cli.bench import train_step as bench_train_step
-from edgefl.cli.bench import versions as bench_versions
-from edgefl.cli.bench import web as bench_web
+from edgefl.cli.bench.codecs import aggregate, encode
+from edgefl.cli.bench.dashboard import dashboard
+from edgefl.cli.bench.faults import faults, fuzz
+from edgefl.cli.bench.fleet import coordinator, fleet
+from edgefl.cli.bench.footprint import footprint
+from edgefl.cli.bench.mirror import mirror
+from edgefl.cli.bench.models import models
+from edgefl.cli.bench.peer import peer
+from edgefl.cli.bench.programs import programs
 from edgefl.cli.bench.report import measured, mebibytes, print_rows, report
-from edgefl.cli.options import Engine, Outputs, model_options
+from edgefl.cli.bench.simulate import simulate
+from edgefl.cli.bench.train_step import train_step
+from edgefl.cli.bench.versions import buffered
+from edgefl.cli.bench.web import web
+from edgefl.cli.options import Engines, ModelOptions, Outputs, model_options
 from edgefl.cli.output import progress
 from edgefl.system.sizes import size
 
@@ -71,22 +71,28 @@ _Json = Annotated[bool, typer.Option("--json", help="one JSON object: bench, mac
 
 def register(app: typer.Typer) -> None:
     group = typer.Typer(help=_HELP, no_args_is_help=True)
-    group.command("memory")(memory)
+    group.command()(memory)
     group.command("round")(round_)
-    group.command("submodels")(submodels)
-    bench_codecs.register(group)
-    bench_dashboard.register(group)
-    bench_faults.register(group)
-    bench_fleet.register(group)
-    bench_footprint.register(group)
-    bench_mirror.register(group)
-    bench_models.register(group)
-    bench_peer.register(group)
-    bench_programs.register(group)
-    bench_simulate.register(group)
-    bench_train_step.register(group)
-    bench_versions.register(group)
-    bench_web.register(group)
+    for command in (
+        submodels,
+        aggregate,
+        encode,
+        dashboard,
+        faults,
+        fuzz,
+        fleet,
+        coordinator,
+        footprint,
+        mirror,
+        models,
+        peer,
+        programs,
+        simulate,
+        train_step,
+        buffered,
+        web,
+    ):
+        group.command()(command)
     app.add_typer(group, name="bench")
 
 
@@ -95,9 +101,7 @@ def memory(
     batch: Annotated[int, typer.Option(min=1, help="samples per local step")] = 32,
     steps: Annotated[int, typer.Option(min=1, help="local steps")] = 10,
     repeat: Annotated[int, typer.Option(min=1, help="repetitions, each with fresh processes")] = 3,
-    engine: Annotated[
-        list[Engine] | None, typer.Option(help="may be repeated; default: those that are installed")
-    ] = None,
+    engine: Engines = None,
     outputs: Annotated[
         list[Outputs] | None,
         typer.Option(help="of ExecuTorch programs, may be repeated: caller and planned; default: caller"),
@@ -159,9 +163,7 @@ def submodels(
     ] = Match.parameters,
     steps: Annotated[int, typer.Option(min=1, help="steps that are timed, after one that is not")] = 5,
     threads: Annotated[int, typer.Option(min=1, help="threads of the engine; a device's default is 1")] = 1,
-    option: Annotated[
-        list[str] | None, typer.Option(help="KEY=VALUE of the model, values as in JSON; may be repeated")
-    ] = None,
+    option: ModelOptions = None,
     as_json: _Json = False,
 ) -> None:
     """Measure the cost of each kind of submodel on a device, at matched parameter counts.

@@ -16,10 +16,6 @@ if TYPE_CHECKING:
 Way = StrEnum("Way", ["broker", "mirror"])
 
 
-def register(group: typer.Typer) -> None:
-    group.command("mirror")(mirror)
-
-
 def mirror(
     nbytes: Annotated[str, typer.Option("--bytes", help="of the model, like 2GiB")] = "256MiB",
     unit: Annotated[str, typer.Option(help="of each unit of it")] = "64MiB",

@@ -22,29 +22,6 @@ _SECONDS = 300.0
 
 Library = StrEnum("Library", ["plain", "transformers", "torchvision", "timm"])
 
-_MODELS = """
-Try architectures that others wrote, each as it comes: cut, exported, trained by each engine, compared with torch.
-
-Small models of transformers, torchvision and timm, where these are installed, and plain code as people write it. Each runs
-in a process of its own, so that one that crashes or takes too long ends nothing. With --out a finished row is kept and not
-made again, but for engines that it lacks; --again makes it anew. A row is told on stderr as soon as it is there. With
---jobs several are tried beside each other, which is sooner done but makes step times worse.
-
-Examples:
-
-  edgefl bench models --jobs 2 --out suite.jsonl --page models.md
-
-  edgefl bench models --only 'bert*' --only transformers/Mamba --engine onnx --json
-
-  edgefl bench models --library plain --out suite.jsonl --again
-
-  edgefl bench models --held-out --only 'timm/*'
-"""
-
-
-def register(group: typer.Typer) -> None:
-    group.command("models", help=_MODELS)(models)
-
 
 def models(
     only: Annotated[
@@ -73,6 +50,26 @@ def models(
     again: Annotated[bool, typer.Option("--again", help="make rows anew that are in the file")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object: bench, machine, results")] = False,
 ) -> None:
+    """Try architectures that others wrote, each as it comes: cut, exported, trained by each engine, compared with torch.
+
+    Small models of transformers, torchvision and timm, where these are installed, and plain code as people write it. Each
+    runs in a process of its own, so that one that crashes or takes too long ends nothing. With --out a finished row is kept
+    and not made again, but for engines that it lacks; --again makes it anew. Each row is printed to stderr as soon as it is
+    finished. With --jobs several are tried beside each other, which is sooner done but makes step times worse.
+
+    Examples:
+
+      edgefl bench models --jobs 2 --out suite.jsonl --page models.md
+
+      edgefl bench models --only 'bert*' --only transformers/Mamba --engine onnx --json
+
+      edgefl bench models --library plain --out suite.jsonl --again
+
+    A held-out list:
+
+      edgefl bench models --held-out --only 'timm/*'
+    """
+
     from edgefl.api.compile import Target
     from edgefl.cli.bench.report import print_rows
     from edgefl.suite.architecture import Library as LibraryName

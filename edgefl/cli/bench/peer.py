@@ -9,10 +9,6 @@ import typer
 from edgefl.cli.output import errors, print_json, print_table
 
 
-def register(group: typer.Typer) -> None:
-    group.command("peer")(peer)
-
-
 def peer(
     name: Annotated[str, typer.Argument(metavar="[NAME]", help="whose environment to make")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object for each")] = False,

@@ -12,10 +12,6 @@ if TYPE_CHECKING:
     from edgefl.bench.programs.rows import ProgramRow
 
 
-def register(group: typer.Typer) -> None:
-    group.command("programs")(programs)
-
-
 def programs(
     program: Annotated[
         list[str] | None,

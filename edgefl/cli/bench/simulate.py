@@ -21,10 +21,6 @@ class TaskName(StrEnum):
     linear = "linear"
 
 
-def register(group: typer.Typer) -> None:
-    group.command("simulate")(simulate)
-
-
 def simulate(
     task: Annotated[list[TaskName] | None, typer.Option(help="may be repeated; default: all")] = None,
     engine: Annotated[

@@ -10,59 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgefl.cli.bench.report import measured, mebibytes, print_rows
-from edgefl.cli.options import Activations, Engine, model_options
+from edgefl.cli.options import Activations, Engine, ModelOptions, model_options
 from edgefl.cli.output import errors, print_table
 from edgefl.system.sizes import size
 
 if TYPE_CHECKING:
     from edgefl.bench.train_step.rows import StepRow
-
-_TRAIN_STEP = """
-One training step: an exported graph on the device's engine beside torch eager.
-
-Each engine trains in a fresh process, by turns with the others, in blocks of equally many steps. Torch's side is the
-model as people write it: torch's own layers, `backward`, `torch.optim.SGD`. Times are medians and minima over all
-counted steps. Memory is the peak of resident memory over the same process with its library imported and nothing run:
-what torch or onnxruntime load when they are first used counts as what training takes. A model's row is told on stderr
-as soon as it is measured. The numbers can stand beside the retired onnxruntime-training, which needs an environment of
-its own: `edgefl bench peer ort-training` makes one and prints its interpreter.
-
-With `--tune` the forms of a step that the exporter knows for this engine are tried first, as on a device (`edgefl
-tune`), and the fastest is measured: `variant` says which.
-
-`--compile` has torch.compile of the same step beside it, which needs g++ (or what CXX names) and compiles for minutes;
-`--channels-last` has torch eager with images in that layout; `--jax` has the step of a convolutional network in JAX, of an
-environment that `edgefl bench peer jax` makes; `--onnxsim` has onnxsim's training loop likewise, which has gradients for
-few graphs. The first losses of a model without dropout are compared with
-torch eager's (`*_loss_error`). What fails is told in the row (`*_error`) and ends nothing.
-
-With `--et-training` they can stand beside ExecuTorch's own, experimental training export (loss and gradients only), too: it
-takes minutes to export and, with convolutions, many seconds a step, of which two are timed after the others are done.
-
-Examples:
-
-  edgefl bench train-step --model resnet20 --batch 32 --target onnx --json
-
-  edgefl bench train-step --model resnet20 --memory-budget 90%,70%,50%,35% --json
-
-  edgefl bench train-step --model resnet20 --activations float16 --json
-
-  edgefl bench train-step --model bert --lengths 16,64,128      (what a padded batch costs by its bucket)
-
-  edgefl bench train-step --model resnet20 --target executorch --json
-
-  edgefl bench train-step --model resnet20 --target executorch --et-training --json
-
-  edgefl bench train-step --model resnet20 --model cnn --compile --channels-last --json
-
-  edgefl bench train-step --model resnet20 --model cnn --jax "$(edgefl bench peer jax)"
-
-  edgefl bench train-step --model cnn --model bert --threads 2 --ort-training "$(edgefl bench peer ort-training)"
-"""
-
-
-def register(group: typer.Typer) -> None:
-    group.command("train-step", help=_TRAIN_STEP)(train_step)
 
 
 def train_step(
@@ -77,9 +30,7 @@ def train_step(
     lengths: Annotated[
         str, typer.Option(metavar="N,N", help="of sequences: the model's is the largest, and a row for each")
     ] = "",
-    option: Annotated[
-        list[str] | None, typer.Option(help="KEY=VALUE of the model, values as in JSON; may be repeated")
-    ] = None,
+    option: ModelOptions = None,
     ort_training: Annotated[
         str, typer.Option(metavar="PYTHON", help="interpreter of an environment with onnxruntime-training")
     ] = "",
@@ -112,6 +63,57 @@ def train_step(
     ] = Activations.float32,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object: bench, machine, results")] = False,
 ) -> None:
+    """One training step: an exported graph on the device's engine beside torch eager.
+
+    Each engine trains in a fresh process, by turns with the others, in blocks of equally many steps. Torch's side is the
+    model as people write it: torch's own layers, `backward`, `torch.optim.SGD`. Times are medians and minima over all
+    counted steps. Memory is the peak of resident memory over the same process with its library imported and nothing run:
+    what torch or onnxruntime load when they are first used counts as what training takes. Each model's row is printed to
+    stderr as soon as it is measured. The numbers can be compared with the retired onnxruntime-training, which needs an
+    environment of its own: `edgefl bench peer ort-training` makes one and prints its interpreter.
+
+    With `--tune` the forms of a step that the exporter knows for this engine are tried first, as on a device (`edgefl
+    tune`), and the fastest is measured: `variant` says which.
+
+    `--compile` also measures torch.compile of the same step, which needs g++ (or what CXX names) and compiles for minutes;
+    `--channels-last` has torch eager with images in that layout; `--jax` has the step of a convolutional network in JAX, of
+    an environment that `edgefl bench peer jax` makes; `--onnxsim` has onnxsim's training loop as well, which has gradients
+    for few graphs. The first losses of a model without dropout are compared with torch eager's (`*_loss_error`). A failure
+    is reported in the row (`*_error`) and ends nothing.
+
+    With `--et-training` they can be compared with ExecuTorch's own, experimental training export (loss and gradients only),
+    too: it takes minutes to export and, with convolutions, many seconds a step, of which two are timed after the others are
+    done.
+
+    Examples:
+
+      edgefl bench train-step --model resnet20 --batch 32 --target onnx --json
+
+      edgefl bench train-step --model resnet20 --memory-budget 90%,70%,50%,35% --json
+
+      edgefl bench train-step --model resnet20 --activations float16 --json
+
+    Sequences of several lengths:
+
+      edgefl bench train-step --model bert --lengths 16,64,128      (what a padded batch costs by its bucket)
+
+    ExecuTorch:
+
+      edgefl bench train-step --model resnet20 --target executorch --json
+
+      edgefl bench train-step --model resnet20 --target executorch --et-training --json
+
+    Other libraries:
+
+      edgefl bench train-step --model resnet20 --model cnn --compile --channels-last --json
+
+      edgefl bench train-step --model resnet20 --model cnn --jax "$(edgefl bench peer jax)"
+
+    The retired onnxruntime-training:
+
+      edgefl bench train-step --model cnn --model bert --threads 2 --ort-training "$(edgefl bench peer ort-training)"
+    """
+
     from edgefl.bench.train_step.anchors import ANCHORS
     from edgefl.bench.train_step.rows import MODELS, measure
     from edgefl.bench.train_step.settings import TrainStepSettings

@@ -20,10 +20,6 @@ if TYPE_CHECKING:
 Where = StrEnum("Where", ["simulator", "mqtt"])
 
 
-def register(group: typer.Typer) -> None:
-    group.command("buffered")(buffered)
-
-
 def buffered(
     where: Annotated[
         list[Where] | None, typer.Option(help="simulator or mqtt, may be repeated; default: both")

@@ -14,10 +14,6 @@ if TYPE_CHECKING:
     from edgefl.bench.web.rows import WebRow
 
 
-def register(group: typer.Typer) -> None:
-    group.command("web")(web)
-
-
 def web(
     model: Annotated[
         list[str] | None,

@@ -14,10 +14,6 @@ if TYPE_CHECKING:
     from exporters.front.cache import BundleCache, Entry
 
 
-def register(app: typer.Typer) -> None:
-    app.command("cache")(cache)
-
-
 def cache(
     clear: Annotated[bool, typer.Option("--clear", help="remove all of them")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,

@@ -25,12 +25,6 @@ BrokerProfile = StrEnum("BrokerProfile", ["aws"])
 Catalog = StrEnum("Catalog", ["models", "losses", "kinds", "submodels", "programs", "optimizers", "codecs"])
 
 
-def register(app: typer.Typer) -> None:
-    app.command("ls")(ls)
-    app.command("inspect")(inspect)
-    app.command("validate")(validate)
-
-
 def ls(
     what: Annotated[
         Catalog,

@@ -8,28 +8,10 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from edgefl.cli.broker_options import (
-    Broker,
-    CaFile,
-    CertFile,
-    InsecurePassword,
-    KeyFile,
-    PasswordFile,
-    without_secret,
-)
+from edgefl.cli import broker_options, options
 from edgefl.cli.device import engine as device_engine
 from edgefl.cli.device import personalize as device_personalize
 from edgefl.cli.isolated import Told
-from edgefl.cli.options import (
-    BadRows,
-    Engine,
-    Sandbox,
-    address,
-    checked_key,
-    parse_bytes,
-    parse_limits,
-    token_text,
-)
 from edgefl.wire import folders
 from edgefl.wire.mirrors import Mirror
 from edgefl.wire.mqtt.topics import checked_name
@@ -76,23 +58,20 @@ def register(app: typer.Typer) -> None:
 def device(
     ctx: typer.Context,
     device_id: Annotated[str, typer.Option("--id", help="name of this device; stable over restarts")],
-    data: Annotated[
-        Path, typer.Option(help="local data: .npz, folder of arrays, class folders, CSV, JSON lines, text")
-    ],
-    broker: Broker = "localhost:1883",
+    data: options.LocalData,
+    broker: broker_options.Broker = "localhost:1883",
     federation: Annotated[str, typer.Option(help="name of the federation to join")] = "demo",
     store: Annotated[
         Path | None, typer.Option(help="folder for the device's store; default: ~/.edgefl/FEDERATION/ID")
     ] = None,
-    bad_rows: Annotated[
-        BadRows,
-        typer.Option(help="rows that cannot be read or do not fit: refuse the data, or leave them out"),
-    ] = BadRows.refuse,
+    bad_rows: options.BadRowsOption = options.BadRows.refuse,
     tier: Annotated[str, typer.Option(help="tier to ask for; the server decides")] = "",
     memory: Annotated[
         str, typer.Option(help="memory this device offers, like 64MiB; default: what it has")
     ] = "",
-    engine: Annotated[Engine, typer.Option(help="runtime that runs the graphs")] = Engine.onnx,
+    engine: Annotated[
+        options.Engine, typer.Option(help="runtime that runs the graphs")
+    ] = options.Engine.onnx,
     threads: Annotated[
         int, typer.Option(min=0, help="most threads of the engine; 0: its processors where tuned, else 1")
     ] = 0,
@@ -101,11 +80,11 @@ def device(
         typer.Option(help="try forms of a step and its threads in the first round, and keep the fastest"),
     ] = True,
     sandbox: Annotated[
-        Sandbox,
+        options.Sandbox,
         typer.Option(
             help="run graphs in a process that may little; auto: unless --server-key vouches for them"
         ),
-    ] = Sandbox.auto,
+    ] = options.Sandbox.auto,
     policy: Annotated[
         Path | None, typer.Option(help="a TOML file of what this device may do, and when")
     ] = None,
@@ -134,15 +113,15 @@ def device(
         str,
         typer.Option(
             envvar="EDGEFL_TOKEN",
-            callback=without_secret,
+            callback=broker_options.without_secret,
             help="@FILE that holds a one-time token of `edgefl enroll token`",
         ),
     ] = "",
-    ca_file: CaFile = "",
-    cert_file: CertFile = "",
-    key_file: KeyFile = "",
-    password_file: PasswordFile = "",
-    insecure_password: InsecurePassword = False,
+    ca_file: broker_options.CaFile = "",
+    cert_file: broker_options.CertFile = "",
+    key_file: broker_options.KeyFile = "",
+    password_file: broker_options.PasswordFile = "",
+    insecure_password: broker_options.InsecurePassword = False,
     as_json: Annotated[bool, typer.Option("--json", help="events as JSON lines")] = False,
 ) -> None:
     if ctx.invoked_subcommand is not None:
@@ -152,7 +131,7 @@ def device(
     settings = process.DeviceSettings(
         federation=checked_name("federation", federation),
         device=checked_name("device", device_id),
-        broker=address(
+        broker=options.address(
             broker,
             ca_file,
             cert_file,
@@ -164,11 +143,11 @@ def device(
         bad_rows=bad_rows.value,
         folder=str(store or folders.store(federation, device_id)),
         tier=tier,
-        server_key=checked_key(server_key),
-        token=token_text(token),
-        memory_bytes=parse_bytes(memory, "--memory") if memory else 0,
+        server_key=options.checked_key(server_key),
+        token=options.token_text(token),
+        memory_bytes=options.parse_bytes(memory, "--memory") if memory else 0,
         until_done=until_done,
-        limits=parse_limits(limit or []),
+        limits=options.parse_limits(limit or []),
         engine=engine.value,
         threads=threads,
         tune=tune,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgefl.cli.broker_options import Broker, CaFile, CertFile, InsecurePassword, KeyFile, PasswordFile
-from edgefl.cli.options import BadRows, Engine, address
+from edgefl.cli.options import BadRows, BadRowsOption, Engine, LocalData, address, checked_key, parse_limits
 from edgefl.cli.output import console, print_json, print_table
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.metric_text import number
@@ -27,9 +27,7 @@ Protocol = StrEnum("Protocol", ["train_support", "split_test", "paper_literal"])
 
 
 def personalize(
-    data: Annotated[
-        Path, typer.Option(help="local data: .npz, folder of arrays, class folders, CSV, JSON lines, text")
-    ],
+    data: LocalData,
     device_id: Annotated[str, typer.Option("--id", help="name of this device; not needed offline")] = "",
     broker: Broker = "localhost:1883",
     federation: Annotated[str, typer.Option(help="name of the federation")] = "demo",
@@ -39,10 +37,7 @@ def personalize(
         Protocol, typer.Option(help="what is adapted to, and what judges")
     ] = Protocol.train_support,
     steps: Annotated[int, typer.Option(min=0, help="steps to take")] = 1,
-    bad_rows: Annotated[
-        BadRows,
-        typer.Option(help="rows that cannot be read or do not fit: refuse the data, or leave them out"),
-    ] = BadRows.refuse,
+    bad_rows: BadRowsOption = BadRows.refuse,
     curve: Annotated[bool, typer.Option("--curve", help="also after 0, 1, 2, 5 and 10 steps")] = False,
     alpha: Annotated[float | None, typer.Option(help="size of a step; default: the round's own")] = None,
     seed: Annotated[int, typer.Option(min=0, help="decides the split, the batches and noise")] = 0,
@@ -161,7 +156,6 @@ def _visited(
     engine: Engine,
 ) -> Iterator[Model]:
     from edgefl.api.adapt import announced
-    from edgefl.cli.options import checked_key, parse_limits
 
     if not device_id:
         raise ConfigError(

@@ -13,10 +13,6 @@ if TYPE_CHECKING:
     from device_runtime.round.tuning import Choice
 
 
-def register(app: typer.Typer) -> None:
-    app.command("tune")(tune)
-
-
 def tune(
     bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="a bundle's file (.efl)")],
     threads: Annotated[

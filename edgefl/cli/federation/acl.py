@@ -11,10 +11,6 @@ import typer
 Target = StrEnum("Target", ["mosquitto", "emqx", "aws", "hivemq"])
 
 
-def register(app: typer.Typer) -> None:
-    app.command("acl")(acl)
-
-
 def acl(
     broker: Annotated[Target, typer.Option(help="whose access list")] = Target.mosquitto,
     federation: Annotated[str, typer.Option(help="name of the federation")] = "demo",

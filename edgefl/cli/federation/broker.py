@@ -12,31 +12,6 @@ from edgefl.cli.broker_options import CaFile, CertFile, KeyFile
 if TYPE_CHECKING:
     from server.lab_broker import LabBroker
 
-_EXAMPLES = """
-Run an MQTT broker in the foreground.
-
-Without --tls it is for a trial on this machine: it asks nobody for a password, and listens to nobody else.
-
-With --tls it is Mosquitto with TLS, a user for the server, for askers (`edgefl profile --fleet`) and for each --device, and
-the access list of `edgefl acl`. Certificates and passwords are made in --folder where none are given, and are used again.
-
-Examples:
-
-  edgefl broker --port 1883
-
-  edgefl broker --kind mosquitto --port 1883
-
-  edgefl broker --port 1883 --websocket-port 8083
-
-  edgefl broker --tls --host 0.0.0.0 --name broker.lan --federation orchard --device pi-1 --device pi-2 --folder broker
-
-  edgefl broker --tls --client-certificates --websocket-port 8884 --device pi-1 --folder broker
-"""
-
-
-def register(app: typer.Typer) -> None:
-    app.command("broker", help=_EXAMPLES)(broker)
-
 
 def broker(
     port: Annotated[
@@ -65,6 +40,29 @@ def broker(
     cert_file: CertFile = "",
     key_file: KeyFile = "",
 ) -> None:
+    """Run an MQTT broker in the foreground.
+
+    Without --tls it is for a trial on this machine: it asks for no password, and listens to this machine only.
+
+    With --tls it is Mosquitto with TLS, a user for the server, for askers (`edgefl profile --fleet`) and for each --device,
+    and the access list of `edgefl acl`. Certificates and passwords are made in --folder where none are given, and are used
+    again.
+
+    Examples:
+
+      edgefl broker --port 1883
+
+      edgefl broker --kind mosquitto --port 1883
+
+      edgefl broker --port 1883 --websocket-port 8083
+
+    With TLS:
+
+      edgefl broker --tls --host 0.0.0.0 --name broker.lan --federation orchard --device pi-1 --device pi-2 --folder broker
+
+      edgefl broker --tls --client-certificates --websocket-port 8884 --device pi-1 --folder broker
+    """
+
     import os
     import tempfile
 

@@ -11,10 +11,6 @@ from edgefl.cli.output import errors, print_json
 from edgefl.wire.errors import ConfigError
 
 
-def register(app: typer.Typer) -> None:
-    app.command("dashboard")(dashboard)
-
-
 def dashboard(
     run: Annotated[
         Path | None, typer.Argument(metavar="[RUN]", help="folder of a run, or of a server (its --out)")

@@ -13,10 +13,6 @@ from edgefl.cli.output import errors, print_json, print_table, progress
 _Share = Annotated[float, typer.Option(min=0, max=1, help="share of the tasks")]
 
 
-def register(app: typer.Typer) -> None:
-    app.command("load")(load)
-
-
 def load(
     federation: Annotated[str, typer.Option(help="name of the federation")] = "demo",
     devices: Annotated[int, typer.Option(min=1, max=1_000_000, help="how many connect")] = 100,

@@ -12,10 +12,6 @@ from edgefl.cli.output import console, print_json
 from edgefl.wire.mirrors import Mirror
 
 
-def register(app: typer.Typer) -> None:
-    app.command("mirror")(mirror)
-
-
 def mirror(
     folder: Annotated[Path, typer.Argument(help="folder of blobs; with --upstream that of the cache")],
     host: Annotated[str, typer.Option(help="address to listen on; 0.0.0.0: all")] = "127.0.0.1",

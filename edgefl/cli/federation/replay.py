@@ -14,10 +14,6 @@ if TYPE_CHECKING:
     from edgefl.simulator.replay import ReplayedRound
 
 
-def register(app: typer.Typer) -> None:
-    app.command("replay")(replay)
-
-
 def replay(
     folder: Annotated[
         Path, typer.Argument(help="folder of the run: --out of `edgefl run`, or of `edgefl server`")

@@ -14,7 +14,7 @@ import typer
 from edgefl.cli.federation.beside import Dashboard, page_beside
 from edgefl.cli.federation.scores import shown
 from edgefl.cli.federation.web import Web, WebBroker, WebCert, WebKey, WebOptions, web_beside
-from edgefl.cli.options import Engine
+from edgefl.cli.options import Engine, ModelName, Seed
 from edgefl.cli.output import console, errors, print_json, progress
 
 if TYPE_CHECKING:
@@ -23,42 +23,6 @@ if TYPE_CHECKING:
 
 Downlink = StrEnum("Downlink", ["float32", "float16", "int8"])
 
-_EXAMPLES = """
-Train on one machine: a broker, a server and device agents as separate processes, watched live.
-
-Without a federation file it runs the demo: 2 strong, 2 moderate and 2 weak devices train a ResNet-8 with EmbracingFL.
-
-Examples:
-
-  edgefl run --out runs/first
-
-  edgefl run federation.toml --rounds 20 --seed 1 --out runs/second
-
-  edgefl run --rounds 5 --out runs/third --json
-
-  edgefl run --tiers "strong,weak,half=width:1/4,sparse=importance:1/16" --out runs/mixed
-
-  edgefl run --program per_fedavg:mode=hf,alpha=0.03 --out runs/personal      (`edgefl ls programs` lists them)
-
-  edgefl run --program my/file.py:mine:lr=0.1 --out runs/own      (docs/tutorials/new-method.md)
-
-  edgefl run --engine executorch --out runs/phones      (needs 'edgefl-tiers\\[executorch]'; per tier: engine in the file)
-
-  edgefl run --dashboard --out runs/watched      (the fleet in a browser, docs/fleets/dashboard.md)
-
-  edgefl run --web --out runs/phones      (phones scan a QR code and join, docs/agents/web.md)
-
-  edgefl run --agents python:2,cpp:2,web:2 --out runs/kinds      (agents of `make agents`)
-
-  edgefl run --faults faults.toml --out runs/disturbed      (docs/security/faults.md has such a schedule)
-
-  edgefl run --codec fedbat --out runs/one-bit      (also fedpaq:bits=3, ...; `edgefl ls codecs` lists them)
-"""
-
-
-def register(app: typer.Typer) -> None:
-    app.command("run", help=_EXAMPLES)(run)
-
 
 def run(
     config: Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="federation file (TOML)")] = None,
@@ -66,13 +30,9 @@ def run(
         "runs/latest"
     ),
     rounds: Annotated[int | None, typer.Option(min=1, help="rounds to train")] = None,
-    seed: Annotated[
-        int | None, typer.Option(min=0, help="decides weights, partition, batches and noise")
-    ] = None,
+    seed: Seed = None,
     data: Annotated[Path | None, typer.Option(help="folder with the dataset's standard files")] = None,
-    model: Annotated[
-        str | None, typer.Option(help="a model of `edgefl ls models`, or file.py:factory")
-    ] = None,
+    model: ModelName = None,
     tiers: Annotated[
         str | None,
         typer.Option(help="[NAME=]KIND[:SIZE][*DEVICES], by commas; `edgefl ls kinds` lists them"),
@@ -126,6 +86,45 @@ def run(
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object per round, nothing else")] = False,
 ) -> None:
+    """Train on one machine: a broker, a server and device agents as separate processes, watched live.
+
+    Without a federation file it runs the demo: 2 strong, 2 moderate and 2 weak devices train a ResNet-8 with EmbracingFL.
+
+    Examples:
+
+      edgefl run --out runs/first
+
+      edgefl run federation.toml --rounds 20 --seed 1 --out runs/second
+
+      edgefl run --rounds 5 --out runs/third --json
+
+      edgefl run --tiers "strong,weak,half=width:1/4,sparse=importance:1/16" --out runs/mixed
+
+    Methods:
+
+      edgefl run --program per_fedavg:mode=hf,alpha=0.03 --out runs/personal      (`edgefl ls programs` lists them)
+
+      edgefl run --program my/file.py:mine:lr=0.1 --out runs/own      (docs/tutorials/new-method.md)
+
+    Engines:
+
+      edgefl run --engine executorch --out runs/phones   (needs 'edgefl-tiers\\[executorch]'; per tier: engine in the file)
+
+    Browsers:
+
+      edgefl run --dashboard --out runs/watched      (the fleet in a browser, docs/fleets/dashboard.md)
+
+      edgefl run --web --out runs/phones      (phones scan a QR code and join, docs/agents/web.md)
+
+    Agents, faults and codecs:
+
+      edgefl run --agents python:2,cpp:2,web:2 --out runs/kinds      (agents of `make agents`)
+
+      edgefl run --faults faults.toml --out runs/disturbed      (docs/security/faults.md has such a schedule)
+
+      edgefl run --codec fedbat --out runs/one-bit      (also fedpaq:bits=3, ...; `edgefl ls codecs` lists them)
+    """
+
     from edgefl.setup.torch_start import without_dynamo
 
     without_dynamo()

@@ -13,10 +13,6 @@ from edgefl.cli.federation.web import Web, WebBroker, WebCert, WebKey
 from edgefl.cli.isolated import Told
 
 
-def register(app: typer.Typer) -> None:
-    app.command("server")(server)
-
-
 def server(
     ctx: typer.Context,
     config: Annotated[Path, typer.Option(help="federation file (TOML)")],

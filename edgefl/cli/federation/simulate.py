@@ -9,35 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgefl.cli.federation.scores import shown
+from edgefl.cli.options import Seed, model_options
 from edgefl.cli.output import console, errors, print_json, print_table, progress
 
 if TYPE_CHECKING:
     from edgefl.api.simulate import Simulated
     from edgefl.simulator.row import Row
-
-_EXAMPLES = """
-Train a federation on this machine: no broker, no devices, nothing compiled, and the same weights.
-
-It takes every file that `edgefl run` takes. A tier's `count` is its number of clients.
-
-Examples:
-
-  edgefl simulate federation.toml --out simulations/first
-
-  edgefl simulate federation.toml --set round.fraction=0.01 --set data.partition=iid --out simulations/second
-
-  edgefl simulate federation.toml --out simulations/first --resume      (one that was stopped, to the same bits)
-
-  edgefl simulate federation.toml --workers 8      (in 8 processes, to the same bits)
-
-  edgefl simulate federation.toml --out simulations/third --tensorboard --mlflow http://127.0.0.1:5000
-
-  edgefl simulate --rounds 3 --out simulations/demo --json      (the federation of `edgefl run` without a file)
-"""
-
-
-def register(app: typer.Typer) -> None:
-    app.command("simulate", help=_EXAMPLES)(simulate)
 
 
 def simulate(
@@ -46,9 +23,7 @@ def simulate(
         "simulations/latest"
     ),
     rounds: Annotated[int | None, typer.Option(min=1, help="rounds to train")] = None,
-    seed: Annotated[
-        int | None, typer.Option(min=0, help="decides weights, partition, batches and noise")
-    ] = None,
+    seed: Seed = None,
     data: Annotated[Path | None, typer.Option(help="folder with the dataset's standard files")] = None,
     settings: Annotated[
         list[str] | None,
@@ -76,10 +51,32 @@ def simulate(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object per round, nothing else")] = False,
 ) -> None:
+    """Train a federation on this machine: no broker, no devices, nothing compiled, and the same weights.
+
+    It takes every file that `edgefl run` takes. A tier's `count` is its number of clients.
+
+    Examples:
+
+      edgefl simulate federation.toml --out simulations/first
+
+      edgefl simulate federation.toml --set round.fraction=0.01 --set data.partition=iid --out simulations/second
+
+    Resumed, and in several processes:
+
+      edgefl simulate federation.toml --out simulations/first --resume      (one that was stopped, to the same bits)
+
+      edgefl simulate federation.toml --workers 8      (in 8 processes, to the same bits)
+
+    Trackers, and the demo:
+
+      edgefl simulate federation.toml --out simulations/third --tensorboard --mlflow http://127.0.0.1:5000
+
+      edgefl simulate --rounds 3 --out simulations/demo --json      (the federation of `edgefl run` without a file)
+    """
+
     from device_runtime.memory import return_memory_late
     from edgefl.api.federation import demo_federation, load_federation
     from edgefl.api.simulate import prepare_simulation
-    from edgefl.cli.options import model_options
 
     chosen: dict[str, object] = dict(model_options(settings or [], "a setting"))
     given = {
@@ -98,14 +95,10 @@ def simulate(
     return_memory_late()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        _watch_json(simulated) if as_json else _watch(simulated)
+        simulated.run(print_json, warn=errors.print) if as_json else _watch(simulated)
     except KeyboardInterrupt:
         errors.print(f"stopped; the same with --resume goes on where {simulated.folder} was")
         raise typer.Exit(130) from None
-
-
-def _watch_json(simulated: Simulated) -> None:
-    simulated.run(print_json, warn=errors.print)
 
 
 def _watch(simulated: Simulated) -> None:

@@ -7,16 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgefl.cli.options import Engine
+from edgefl.cli.options import Engines, ModelOptions, model_options
 from edgefl.cli.output import console, print_json, print_table, progress
 from edgefl.system.sizes import size
 
 if TYPE_CHECKING:
     from edgefl.api.check import Verdict
-
-
-def register(app: typer.Typer) -> None:
-    app.command("check")(check)
 
 
 def check(
@@ -29,9 +25,7 @@ def check(
             help="whose samples it is for: a dataset's name, its .npz, or a device's file or folder"
         ),
     ] = None,
-    option: Annotated[
-        list[str] | None, typer.Option(help="KEY=VALUE of the model, values as in JSON; may be repeated")
-    ] = None,
+    option: ModelOptions = None,
     loss: Annotated[
         str | None,
         typer.Option(
@@ -39,9 +33,7 @@ def check(
         ),
     ] = None,
     batch: Annotated[int, typer.Option(min=2, help="rows of a step")] = 8,
-    engine: Annotated[
-        list[Engine] | None, typer.Option(help="may be repeated; default: those that are installed")
-    ] = None,
+    engine: Engines = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="one JSON object: ok, problem, units, engines, ...")
     ] = False,
@@ -61,7 +53,6 @@ def check(
     """
 
     from edgefl import check as checked
-    from edgefl.cli.options import model_options
     from edgefl.contract.choice import LossChoice
     from edgefl.setup.one_line import parse_loss
 

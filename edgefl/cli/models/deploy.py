@@ -19,10 +19,6 @@ if TYPE_CHECKING:
 BnEvals = StrEnum("BnEvals", ["frozen", "batch", "moving"])
 
 
-def register(app: typer.Typer) -> None:
-    app.command("deploy")(deploy)
-
-
 def deploy(
     weights: Annotated[
         Path, typer.Option(help="the trained model: model.safetensors of a run, or a checkpoint")

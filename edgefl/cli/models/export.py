@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from edgefl.cli.options import Activations, Engine, Outputs
+from edgefl.cli.options import Activations, Engine, ModelName, ModelOptions, Outputs, named_model
 from edgefl.cli.output import errors, print_json, print_table, progress
 from edgefl.system.collecting import built_to_stay
 from edgefl.system.forks import processes_for
@@ -19,45 +19,12 @@ if TYPE_CHECKING:
     from edgefl.api.export import Exported
     from edgefl.wire.bundle.formats import Outputs as OutputsName
 
-_EXAMPLES = """
-Export each tier's bundle: its graphs, compiled with the training algorithm, and their manifest.
-
-Every graph is run once in the runtime of its format and compared with torch before its bundle is written. Samples have the
-shape of the federation's [data]; where it has none, that which the model has by itself.
-
-Examples:
-
-  edgefl export --model resnet20 --out bundles
-
-  edgefl export federation.toml --tier weak --out bundles --json
-
-  edgefl export --model mine.py:make --option classes=5 --option 'sample_shape=[3,20,20]'
-
-  edgefl export --model resnet20 --format onnx --format executorch      (two bundles per tier; extra `executorch`)
-
-  edgefl export --model resnet20 --format executorch --outputs planned      (for Android's Module: load and execute only)
-
-  edgefl export --model resnet20 --memory-budget 64MiB      (recompute in the backward pass: less memory, more time)
-
-  edgefl export --model resnet20 --activations float16      (half the bytes wait for the backward pass)
-
-  edgefl export --model resnet18 --fit phone.toml      (what `edgefl plan --device phone.toml` recommends, as tier phone)
-"""
-
-
-def register(app: typer.Typer) -> None:
-    app.command("export", help=_EXAMPLES)(export)
-
 
 def export(
     config: Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="federation file (TOML)")] = None,
     out: Annotated[Path, typer.Option(help="folder for the bundles")] = Path("bundles"),
-    model: Annotated[
-        str | None, typer.Option(help="a model of `edgefl ls models`, or file.py:factory")
-    ] = None,
-    option: Annotated[
-        list[str] | None, typer.Option(help="KEY=VALUE of the model, values as in JSON; may be repeated")
-    ] = None,
+    model: ModelName = None,
+    option: ModelOptions = None,
     tier: Annotated[list[str] | None, typer.Option(help="only this tier; may be repeated")] = None,
     format: Annotated[
         list[Engine] | None,
@@ -82,6 +49,36 @@ def export(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="a JSON list")] = False,
 ) -> None:
+    """Export each tier's bundle: its graphs, compiled with the training algorithm, and their manifest.
+
+    Every graph is run once in the runtime of its format and compared with torch before its bundle is written. Samples have
+    the shape of the federation's [data]; where it has none, that which the model has by itself.
+
+    Examples:
+
+      edgefl export --model resnet20 --out bundles
+
+      edgefl export federation.toml --tier weak --out bundles --json
+
+      edgefl export --model mine.py:make --option classes=5 --option 'sample_shape=[3,20,20]'
+
+    Formats:
+
+      edgefl export --model resnet20 --format onnx --format executorch      (two bundles per tier; extra `executorch`)
+
+      edgefl export --model resnet20 --format executorch --outputs planned      (for Android's Module: load and execute only)
+
+    Less memory:
+
+      edgefl export --model resnet20 --memory-budget 64MiB      (recompute in the backward pass: less memory, more time)
+
+      edgefl export --model resnet20 --activations float16      (half the bytes wait for the backward pass)
+
+    For a device:
+
+      edgefl export --model resnet18 --fit phone.toml      (what `edgefl plan --device phone.toml` recommends, as tier phone)
+    """
+
     from device_runtime.memory import return_memory_late
     from edgefl.setup.torch_start import without_dynamo
 
@@ -90,7 +87,6 @@ def export(
         without_dynamo()
         from edgefl.api.export import exporting, written
         from edgefl.api.federation import load_federation
-        from edgefl.cli.options import named_model
 
         named = named_model(model, option or ())
         if fit is None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edgefl.cli.options import ModelName, ModelOptions, named_model
 from edgefl.cli.output import console, print_json, print_table, progress
 from edgefl.system.sizes import size
 
@@ -15,41 +16,11 @@ if TYPE_CHECKING:
     from edgefl.models.spec import ModelSpec
     from exporters.fit import Fit, Offer
 
-_EXAMPLES = """
-List the submodels of a model that fit a device, with what each would cost it, and recommend one.
-
-Memory is predicted from the training graphs, as the peak over the idle process of the graph of a round that needs most;
-bytes are those of a round's downloads and upload. Recommended is what trains most of the model: the largest geometric
-mean of its shares of parameters and of multiplications. An importance submodel moves few bytes, but computes at full
-width, with zeros: its memory and time are those of the whole model and more. Where --memory is given, sizes that are far
-from it are not traced, and the memory of these is about what stands there (~). One that is dead at the initial weights
-(its output ignores its input, or no gradient gets below the classifier) would not train and is never recommended.
-Tracing takes a second or two for each size.
-
-Examples:
-
-  edgefl plan --model resnet18 --memory 128MiB --downlink 1MB/s --uplink 200kB/s
-
-  edgefl plan federation.toml --device phone.toml --json      (memory = "96MiB", downlink = "8Mbit/s", compute = 2.5, ...)
-
-  edgefl plan --model mine.py:make --option classes=5 --option 'sample_shape=[3,20,20]' --memory 24MiB
-
-  edgefl plan --model cnn --hello hello.bin --kinds width,importance --gamma 1/16,1/4 --round-seconds 60
-"""
-
-
-def register(app: typer.Typer) -> None:
-    app.command("plan", help=_EXAMPLES)(plan)
-
 
 def plan(
     config: Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="federation file (TOML)")] = None,
-    model: Annotated[
-        str | None, typer.Option(help="a model of `edgefl ls models`, or file.py:factory")
-    ] = None,
-    option: Annotated[
-        list[str] | None, typer.Option(help="KEY=VALUE of the model, values as in JSON; may be repeated")
-    ] = None,
+    model: ModelName = None,
+    option: ModelOptions = None,
     memory: Annotated[str, typer.Option(help="memory for training over the idle process, like 64MiB")] = "",
     downlink: Annotated[str, typer.Option(help="like 1MB/s or 8Mbit/s")] = "",
     uplink: Annotated[str, typer.Option(help="like 200kB/s")] = "",
@@ -67,6 +38,29 @@ def plan(
         bool, typer.Option("--json", help="one JSON object: submodels, recommended, ...")
     ] = False,
 ) -> None:
+    """List the submodels of a model that fit a device, with what each would cost it, and recommend one.
+
+    Memory is predicted from the training graphs, as the peak over the idle process of the graph of a round that needs most;
+    bytes count a round's downloads and upload. Recommended is what trains most of the model: the largest geometric
+    mean of its shares of parameters and of multiplications. An importance submodel moves few bytes, but computes at full
+    width, with zeros: its memory and time exceed the whole model's. Where --memory is given, sizes that are far
+    from it are not traced, and the memory of these is approximate (~). One that is dead at the initial weights (its output
+    ignores its input, or no gradient gets below the classifier) would not train and is never recommended. Tracing takes a
+    second or two for each size.
+
+    Examples:
+
+      edgefl plan --model resnet18 --memory 128MiB --downlink 1MB/s --uplink 200kB/s
+
+      edgefl plan federation.toml --device phone.toml --json   (memory = "96MiB", downlink = "8Mbit/s", compute = 2.5, ...)
+
+    Own models, and saved hellos:
+
+      edgefl plan --model mine.py:make --option classes=5 --option 'sample_shape=[3,20,20]' --memory 24MiB
+
+      edgefl plan --model cnn --hello hello.bin --kinds width,importance --gamma 1/16,1/4 --round-seconds 60
+    """
+
     from edgefl.cli.models import fit
     from edgefl.setup.torch_start import without_dynamo
 
@@ -97,7 +91,6 @@ def _model(
     config: Path | None, model: str | None, options: Any, overrides: dict[str, object]
 ) -> tuple[Federation, ModelSpec]:
     """A federation file's model is fitted to its data; without any, the model has its own default input."""
-    from edgefl.cli.options import named_model
     from edgefl.config import load, without_devices
     from edgefl.setup.model import federation_model
     from edgefl.setup.shapes import samples_like

@@ -24,35 +24,6 @@ if TYPE_CHECKING:
 _TIMEOUT_S = 300.0
 _BROKER = "localhost:1883"
 
-_HELP = """
-Measure bundles on this machine, graph by graph, without torch: time, memory, energy, and the ops that cost most.
-
-Each graph runs in a fresh process on random inputs. Peak memory is told by three measures: planned at export, held by
-the engine's arena, and resident over the idle process. Forward, backward and update times of a step are measured by op
-where the engine tells, else by instruction of its program, and shared out within one. A federation file or a model's
-name is exported first.
-
-Examples:
-
-  edgefl profile bundles/weak.efl
-
-  edgefl profile bundles/*.efl --repeat 50 --html report.html --run runs/first
-
-  edgefl profile resnet20 --batch 8 --tier weak --json      (exports on the fly; needs edgefl-tiers\\[server])
-
-  edgefl profile federation.toml --engine executorch
-
-  edgefl profile bundles/weak.efl --device-command edgefl-agent --record here.json      (this machine by two agents)
-
-  edgefl profile --import here.json --import pixel.json      (recorded ones side by side)
-
-  edgefl profile --fleet --broker broker.lan --federation demo runs/demo      (asks the devices, and shows them side by side)
-"""
-
-
-def register(app: typer.Typer) -> None:
-    app.command("profile", help=_HELP)(profile)
-
 
 def profile(
     bundles: Annotated[
@@ -110,6 +81,34 @@ def profile(
     password_file: PasswordFile = "",
     insecure_password: InsecurePassword = False,
 ) -> None:
+    """Measure bundles on this machine, graph by graph, without torch: time, memory, energy, and the ops that cost most.
+
+    Each graph runs in a fresh process on random inputs. Peak memory has three measures: planned at export, held by the
+    engine's arena, and resident over the idle process. Forward, backward and update times of a step are measured by op where
+    the engine supports it, else by instruction of its program, and shared out within one. A federation file or a model's
+    name is exported first.
+
+    Examples:
+
+      edgefl profile bundles/weak.efl
+
+      edgefl profile bundles/*.efl --repeat 50 --html report.html --run runs/first
+
+      edgefl profile resnet20 --batch 8 --tier weak --json      (exports on the fly; needs edgefl-tiers\\[server])
+
+      edgefl profile federation.toml --engine executorch
+
+    Agents:
+
+      edgefl profile bundles/weak.efl --device-command edgefl-agent --record here.json      (this machine by two agents)
+
+      edgefl profile --import here.json --import pixel.json      (recorded ones side by side)
+
+    Fleets:
+
+      edgefl profile --fleet --broker broker.lan --federation demo runs/demo      (asks the devices, and compares them)
+    """
+
     from edgefl.cli.models.profile_beside import BesideOptions, profile_beside
     from edgefl.cli.models.profile_fleet import FleetOptions, files_of, profile_fleet, refuse
     from edgefl.wire.errors import ConfigError

@@ -6,7 +6,7 @@ import shlex
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,7 +87,7 @@ def _here(bundle: Bundle, options: BesideOptions, *, named: bool) -> DeviceRepor
             threads=options.threads,
             repeat=options.repeat,
             samples=options.samples,
-            progress=_of_part(tell, name),
+            progress=lambda part: tell(f"{name}: {part}"),
         )
     return DeviceReport(
         device=options.device if named and options.device else HERE,
@@ -96,10 +96,6 @@ def _here(bundle: Bundle, options: BesideOptions, *, named: bool) -> DeviceRepor
         engines={profile.engine: profile.engine_version},
         profile=profile,
     )
-
-
-def _of_part(tell: Callable[[str], None], name: str) -> Callable[[str], None]:
-    return lambda part: tell(f"{name}: {part}")
 
 
 @contextmanager

@@ -16,10 +16,6 @@ if TYPE_CHECKING:
     from exporters.bundle.verify import BundleCheck, GraphCheck
 
 
-def register(app: typer.Typer) -> None:
-    app.command("verify")(verify)
-
-
 def verify(
     bundle: Annotated[Path, typer.Argument(help="the bundle's file")],
     config: Annotated[

@@ -60,9 +60,6 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     seed: int = 0
     faults: tuple[Fault, ...] = ()
 
-    def of_kind(self, kind: str) -> tuple[Fault, ...]:
-        return tuple(fault for fault in self.faults if fault.kind == kind)
-
 
 def load_schedule(path: Path) -> Schedule:
     """A schedule from a TOML or JSON file; ConfigError names what is wrong in it."""

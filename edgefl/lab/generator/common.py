@@ -99,13 +99,9 @@ class Common:
             self._opened.add(name)
             self.tally.rounds += 1
             self._say(f"round {announced.round} is open")
-        elif announced.state == "done" and self._saw(announced.run):
+        elif announced.state == "done" and any(run == announced.run for run, _ in self._opened):
             self._over()
         return announced
-
-    def _saw(self, run: str) -> bool:
-        """Whether a round of it was open: an older run's end, which is retained, sends nobody away."""
-        return any(run == opened for opened, _ in self._opened)
 
     # -- bundles and updates ---------------------------------------------------------------------------------
 

@@ -19,21 +19,12 @@ from edgefl.models.graph.units import Stretch
 from edgefl.models.layers.given import Given
 from edgefl.models.spec import ModelSpec, sequential
 from edgefl.models.tied import entangled
-from edgefl.submodels.compaction.ops import (
-    CONVOLUTIONS,
-    KERNELS,
-    LINEAR,
-    MAXIMA,
-    NORMS,
-    POINTWISE,
-    packet,
-    uses_batch,
-)
+from edgefl.submodels.compaction import ops
 from edgefl.wire.errors import ModelError
 
 # Two rows: with one, batch statistics of a channel could have a single value, which torch refuses.
 _ROWS = 2
-_EXACT = POINTWISE | LINEAR | MAXIMA | NORMS
+_EXACT = ops.POINTWISE | ops.LINEAR | ops.MAXIMA | ops.NORMS
 
 
 _known: WeakKeyDictionary[ModelSpec, nn.Sequential] = WeakKeyDictionary()
@@ -118,13 +109,13 @@ class _Runner(fx.Interpreter):
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         floats = all(tensor.is_floating_point() for tensor in tensors)
-        if floats and packet(n) in KERNELS:
+        if floats and ops.packet(n) in ops.KERNELS:
             return _kernel(n, args, kwargs)
-        if floats and packet(n) in NORMS and uses_batch(n):
+        if floats and ops.packet(n) in ops.NORMS and ops.uses_batch(n):
             # Less its own mean 0 is 0 on every runtime; what rounding leaves of another number is blown up.
             args = (torch.where(args[0] == 0, args[0], torch.nan), *args[1:])
         is_python = n.op == "call_function" and not isinstance(n.target, torch._ops.OpOverload)
-        if floats and (packet(n) in _EXACT or is_python):
+        if floats and (ops.packet(n) in _EXACT or is_python):
             return getattr(self, n.op)(n.target, args, kwargs)
         clean = pytree.tree_map(lambda leaf: leaf.nan_to_num() if _is_float(leaf) else leaf, (args, kwargs))
         return pytree.tree_map(
@@ -154,7 +145,7 @@ def _is_float(leaf: object) -> bool:
 
 def read_constants(x: Tensor, node: fx.Node) -> Tensor:
     """Per feature that the kernel ``node`` reads in ``x``: its value where it is one number everywhere, else NaN."""
-    dim = 1 if packet(node) in CONVOLUTIONS else x.dim() - 1
+    dim = 1 if ops.packet(node) in ops.CONVOLUTIONS else x.dim() - 1
     flat = x.movedim(dim, 0).flatten(1)
     first = flat[:, 0]
     return torch.where((flat == first[:, None]).all(1), first, torch.nan)

@@ -10,18 +10,8 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
+from edgefl.submodels.compaction import ops
 from edgefl.submodels.compaction.constants import Values, read_constants
-from edgefl.submodels.compaction.ops import (
-    CONVOLUTIONS,
-    KERNELS,
-    LINEAR,
-    MAXIMA,
-    NORMS,
-    POINTWISE,
-    groups_of,
-    is_padded,
-    packet,
-)
 
 Needed = dict[fx.Node, Tensor]
 
@@ -48,14 +38,14 @@ def foldable(node: fx.Node, known: Values) -> Tensor:
     constants = read_constants(known.of[_argument(node, 0)], node)
     if not _is_alone(_argument(node, 1)):
         return torch.full_like(constants, torch.nan)
-    if packet(node) in CONVOLUTIONS and is_padded(node):
+    if ops.packet(node) in ops.CONVOLUTIONS and ops.is_padded(node):
         return torch.where(constants == 0, constants, torch.nan)
     return constants
 
 
 def is_kernel(node: fx.Node, known: Values) -> bool:
     """Whether ``node`` multiplies with a weight that is a state tensor."""
-    if packet(node) not in KERNELS or node not in known.carried:
+    if ops.packet(node) not in ops.KERNELS or node not in known.carried:
         return False
     weight = _argument(node, 1)
     return (
@@ -124,17 +114,19 @@ class _Walk:
         if not any(bool(part.any()) for part in parts):
             return torch.zeros(1, dtype=torch.bool) if len(parts) == len(node.users) else None
         first = [user for user in node.users if user.target is operator.getitem and user.args[1] == 0]
-        return self.needed[first[0]] if packet(node) in NORMS and len(first) == len(node.users) else None
+        return (
+            self.needed[first[0]] if ops.packet(node) in ops.NORMS and len(first) == len(node.users) else None
+        )
 
     def _rule(self, node: fx.Node) -> Callable[[fx.Node, Sequence[Tensor]], Tensor] | None:
-        kind = packet(node)
-        if kind in NORMS:
+        kind = ops.packet(node)
+        if kind in ops.NORMS:
             return _norm
-        if kind in POINTWISE:
+        if kind in ops.POINTWISE:
             return _pointwise
-        if kind in MAXIMA:
+        if kind in ops.MAXIMA:
             return self._maximum
-        if kind in LINEAR:
+        if kind in ops.LINEAR:
             return self._itself
         return None
 
@@ -170,7 +162,7 @@ class _Walk:
 
     def _kernel(self, node: fx.Node, needed: Tensor) -> None:
         x, weight = _argument(node, 0), _argument(node, 1)
-        dim = 1 if packet(node) in CONVOLUTIONS else needed.dim() - 1
+        dim = 1 if ops.packet(node) in ops.CONVOLUTIONS else needed.dim() - 1
         read = foldable(node, self.known).isnan().double()
         nonzero = (self.known.of[weight] != 0).double()
         across = [-1 if at == dim else 1 for at in range(needed.dim())]
@@ -183,7 +175,7 @@ class _Walk:
         (grad,) = torch.autograd.grad(out, leaf, needed.double())
         self.needed[x] |= grad > 0
         outside = _any_but(needed, dim)
-        inside = _any_but(grad > 0, dim).reshape(groups_of(node), -1).any(0)
+        inside = _any_but(grad > 0, dim).reshape(ops.groups_of(node), -1).any(0)
         self._mark(str(weight.target), 0, outside)
         self._mark(str(weight.target), 1, inside)
         bias = node.args[2] if len(node.args) > 2 else node.kwargs.get("bias")

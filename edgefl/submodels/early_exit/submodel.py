@@ -10,12 +10,11 @@ from functools import cached_property
 
 from torch import Tensor, nn
 
-from edgefl.contract.tensors import TensorSpec
 from edgefl.models.exits import Branched, ExitSpec, branched
 from edgefl.models.spec import ModelSpec, sequential
 from edgefl.submodels.channels.narrow import channels_of
 from edgefl.submodels.importance.maskable import maskable
-from edgefl.submodels.submodel import Chunk
+from edgefl.submodels.submodel import Submodel, units_with_tensors
 from edgefl.submodels.width.submodel import Rounding, Width
 from edgefl.wire.errors import ModelError
 from edgefl.wire.regions import Placement, Region, extract, local_shape
@@ -43,7 +42,7 @@ def branching(spec: ModelSpec) -> ExitSpec:
 
 
 @dataclass(frozen=True, eq=False)
-class EarlyExit:
+class EarlyExit(Submodel):
     """The units of ``spec`` up to its exit ``exit`` (counted from 1, the model's own head is the last), trained on all
     the exits in them; of each layer the leading ``width`` of the channels, as :class:`edgefl.submodels.width.submodel.Width`
     keeps them. The level is evaluated at its last exit.
@@ -51,6 +50,7 @@ class EarlyExit:
     At full width devices read the model's units, as output sides do; a narrower level has a payload of its own.
     """
 
+    kind = "early_exit"
     spec: ExitSpec
     exit: int
     width: float = 1.0
@@ -59,27 +59,6 @@ class EarlyExit:
     def __post_init__(self) -> None:
         branching(self.spec)
         _ = self._sliced if self.width != 1.0 else self._whole
-
-    @property
-    def kind(self) -> str:
-        return "early_exit"
-
-    @property
-    def carrier(self) -> None:
-        """The level's tensors travel and act as they are."""
-
-    @property
-    def prefix(self) -> tuple[Chunk, ...]:
-        """Nothing is frozen."""
-        return ()
-
-    @property
-    def boundary(self) -> TensorSpec:
-        return self.spec.sample
-
-    @property
-    def moves(self) -> bool:
-        return False
 
     @property
     def identity(self) -> Mapping[str, object]:
@@ -102,8 +81,7 @@ class EarlyExit:
     @cached_property
     def units(self) -> tuple[str, ...]:
         """At full width the units with weights; none otherwise."""
-        named = self._whole.named_children() if self.width == 1.0 else ()
-        return tuple(name for name, unit in named if unit.state_dict())
+        return units_with_tensors(self._whole) if self.width == 1.0 else ()
 
     @cached_property
     def regions(self) -> Mapping[str, Region]:

@@ -8,7 +8,6 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from torch import nn
 
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.spec import ModelSpec
@@ -18,7 +17,7 @@ from edgefl.submodels.importance.learnable import as_options, liveness, remedies
 from edgefl.submodels.importance.maskable import dense, frozen, maskable
 from edgefl.submodels.importance.strategy import Kind, Strategy
 from edgefl.submodels.importance.thresholds import NO_GUARDS, Cut, Groups, check_gamma, count, cut
-from edgefl.submodels.submodel import Chunk
+from edgefl.submodels.submodel import Submodel, units_with_tensors
 from edgefl.wire import bits
 from edgefl.wire.errors import ModelError
 from edgefl.wire.regions import Entries, Placement, Region
@@ -26,7 +25,7 @@ from edgefl.wire.tensors import Array, Arrays
 
 
 @dataclass(frozen=True, eq=False)
-class Importance:
+class Importance(Submodel):
     """The ``gamma`` share of ``spec``'s maskable entries with the largest magnitudes, beside all that is always dense.
 
     The graphs depend on the number of entries alone, so one bundle serves every round. With gamma = 1 there is
@@ -42,6 +41,7 @@ class Importance:
     that do not fit.
     """
 
+    kind = "importance"
     spec: ModelSpec
     gamma: float
     strategy: Strategy = Strategy()  # noqa: RUF009  frozen
@@ -52,26 +52,9 @@ class Importance:
         _check_float32(self.spec)
         self.cut_of({name: tensor.numpy() for name, tensor in self.spec.weights.items()})
 
-    @property
-    def kind(self) -> str:
-        return "importance"
-
-    @property
-    def suffix(self) -> nn.Sequential:
-        return self.spec.module
-
-    @property
-    def boundary(self) -> TensorSpec:
-        return self.spec.sample
-
-    @property
-    def prefix(self) -> tuple[Chunk, ...]:
-        return ()
-
     @cached_property
     def units(self) -> tuple[str, ...]:
-        named = self.spec.module.named_children() if self.carrier is None else ()
-        return tuple(name for name, unit in named if unit.state_dict())
+        return units_with_tensors(self.spec.module) if self.carrier is None else ()
 
     @property
     def moves(self) -> bool:

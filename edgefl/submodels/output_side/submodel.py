@@ -12,7 +12,7 @@ from edgefl.contract.tensors import TensorSpec
 from edgefl.models.layers.recurrent import BiLstm, truncated
 from edgefl.models.spec import ModelSpec, output_spec, sequential
 from edgefl.models.tied import borrowed
-from edgefl.submodels.submodel import Chunk
+from edgefl.submodels.submodel import Chunk, Submodel, units_with_tensors
 from edgefl.wire.errors import ModelError
 from edgefl.wire.regions import Placement
 from edgefl.wire.tensors import Array
@@ -21,7 +21,7 @@ Names = tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False)
-class OutputSide:
+class OutputSide(Submodel):
     """The units behind the cut, trained; those before it, frozen, in ``chunks`` downloads (embracingfl.md 2.2).
 
     With U units in ``spec``, ``cut+1 .. U`` are trained and ``1 .. cut`` are frozen.
@@ -34,6 +34,7 @@ class OutputSide:
     words are computed once, frozen, and recorded (embracingfl.md 3.3). Its tensors are then in the prefix *and* trained.
     """
 
+    kind = "output_side"
     spec: ModelSpec
     cut: int
     chunks: int | Sequence[Sequence[str]] = 1
@@ -114,22 +115,10 @@ class OutputSide:
         """Names of the global tensors the tier trains, moving statistics included."""
         return tuple(self.suffix.state_dict())
 
-    @property
-    def kind(self) -> str:
-        return "output_side"
-
-    @property
-    def carrier(self) -> None:
-        """The trained tensors travel and act as they are."""
-
     @cached_property
     def units(self) -> Names:
         """The trained units that have tensors; their blobs are those of every other tier that trains them."""
-        return tuple(name for name, unit in self.suffix.named_children() if unit.state_dict())
-
-    @property
-    def moves(self) -> bool:
-        return False
+        return units_with_tensors(self.suffix)
 
     @property
     def identity(self) -> Mapping[str, object]:

@@ -28,7 +28,7 @@ from edgefl.submodels.structured.counts import Budget, Layout, cost_of, even, la
 from edgefl.submodels.structured.gradient import Measure
 from edgefl.submodels.structured.groups import Group, Source, groups
 from edgefl.submodels.structured.scores import Score, strongest
-from edgefl.submodels.submodel import Chunk
+from edgefl.submodels.submodel import Submodel, units_with_tensors
 from edgefl.wire.errors import ModelError
 from edgefl.wire.regions import Placement, Region, extract
 from edgefl.wire.tensors import Array, Arrays
@@ -41,7 +41,7 @@ _TOLD = 4
 
 
 @dataclass(frozen=True, eq=False)
-class Structured:
+class Structured(Submodel):
     """The channels of ``spec`` that rank highest by ``score``, as a narrower model of at most ``gamma`` of its cost.
 
     A group is one channel of everything that is tied to it: by residual additions, depthwise convolutions, gates,
@@ -58,6 +58,7 @@ class Structured:
     cut, or whose code holds a size of its own.
     """
 
+    kind = "importance_structured"
     spec: ModelSpec
     gamma: float
     budget: Budget = "parameters"
@@ -81,26 +82,12 @@ class Structured:
         _ = self.numbers
 
     @property
-    def kind(self) -> str:
-        return "importance_structured"
-
-    @property
-    def boundary(self) -> TensorSpec:
-        return self.spec.sample
-
-    @property
-    def prefix(self) -> tuple[Chunk, ...]:
-        """Nothing is frozen: the whole depth is trained."""
-        return ()
-
-    @property
     def suffix(self) -> nn.Sequential:
         return self._made[2]
 
     @cached_property
     def units(self) -> tuple[str, ...]:
-        named = () if self._selected else self.spec.module.named_children()
-        return tuple(name for name, unit in named if unit.state_dict())
+        return () if self._selected else units_with_tensors(self.spec.module)
 
     @property
     def moves(self) -> bool:

@@ -14,7 +14,6 @@ from typing import Literal
 
 from torch import nn
 
-from edgefl.contract.tensors import TensorSpec
 from edgefl.models.spec import ModelSpec
 from edgefl.submodels.channels.axes import Atom, atoms
 from edgefl.submodels.channels.narrow import channels_of, fitted
@@ -24,7 +23,7 @@ from edgefl.submodels.channels.selection import (
     regions,
     rolling,
 )
-from edgefl.submodels.submodel import Chunk
+from edgefl.submodels.submodel import Submodel
 from edgefl.submodels.width.ordered import WIDTHS, Narrower, narrower, ordered
 from edgefl.submodels.width.scaled import scaler
 from edgefl.submodels.width.uncut import check_share
@@ -41,7 +40,7 @@ _TOLD = 4
 
 
 @dataclass(frozen=True, eq=False)
-class Width:
+class Width(Submodel):
     """``ratio`` of the channels of each layer of ``spec``, trained as a smaller model of the same kind.
 
     A dimension of C channels keeps ``max(1, round(ratio * C))`` of them, rounded up (fiarse.md 3) or, for ``floor``,
@@ -53,6 +52,7 @@ class Width:
     turn, drawn in each step: those below ``ratio``, and ``ratio`` itself (FjORD). Inference and transport know of neither.
     """
 
+    kind = "width"
     spec: ModelSpec
     ratio: float
     rounding: Rounding = "ceil"
@@ -86,10 +86,6 @@ class Width:
             raise ModelError(f"gamma lies in (0, 1], found {gamma}", gamma=gamma)
         return cls(spec, math.sqrt(gamma), rounding, rolling)
 
-    @property
-    def kind(self) -> str:
-        return "width"
-
     @cached_property
     def carrier(self) -> View | None:
         """The slice's tensors travel as they are; training may see them otherwise."""
@@ -99,15 +95,6 @@ class Width:
         return scaler(self.suffix, self.ratio, self._hidden) if self.scaler and self.ratio < 1.0 else None
 
     @property
-    def prefix(self) -> tuple[Chunk, ...]:
-        """Nothing is frozen: the whole depth is trained."""
-        return ()
-
-    @property
-    def units(self) -> tuple[str, ...]:
-        return ()
-
-    @property
     def moves(self) -> bool:
         return self.rolling
 
@@ -115,10 +102,6 @@ class Width:
     def identity(self) -> Mapping[str, object]:
         trained = {"scaler": self.scaler, "widths": list(self.widths)}
         return {"kind": self.kind, "ratio": self.ratio, "rounding": self.rounding} | trained
-
-    @property
-    def boundary(self) -> TensorSpec:
-        return self.spec.sample
 
     @property
     def suffix(self) -> nn.Sequential:

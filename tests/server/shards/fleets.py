@@ -11,8 +11,8 @@ from typing import Any
 from edgefl.wire.limits import Limits
 from server.shards.crew import Hand, Hire
 from server.shards.hiring import Workers
+from server.shards.messages import News, Told
 from server.shards.process import ProcessHand
-from server.shards.words import News, Told
 from tests.server.fleet import RunningServer, plan_for
 from tests.server.forked import forked_hand
 

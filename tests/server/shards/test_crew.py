@@ -20,8 +20,8 @@ from server.coordinator.states import Outage, Rules
 from server.reception import Tellers
 from server.shards import process
 from server.shards.crew import Around, Crew
+from server.shards.messages import Died, FromWorker, Know, News, Order, Ready, Told, Troubled
 from server.shards.process import ProcessHand
-from server.shards.words import Died, FromWorker, Know, News, Order, Ready, Told, Troubled
 from server.storage.journal import Journal
 from server.storage.update_files import UpdateFiles
 

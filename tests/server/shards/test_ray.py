@@ -18,8 +18,8 @@ from server.events import RoundClosed, UpdateAccepted, Warned
 from server.shards import actors
 from server.shards.actors import Actor, ActorHand, Actors
 from server.shards.hiring import workers_of
+from server.shards.messages import Died, News
 from server.shards.slots import worker_of
-from server.shards.words import Died, News
 from tests.conftest import Mosquitto
 from tests.server.fleet import ScriptedDevice
 from tests.server.shards.fleets import NAMES, model_of, started

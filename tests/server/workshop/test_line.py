@@ -12,7 +12,7 @@ from edgefl.wire import errors
 from edgefl.wire.errors import ConfigError, EdgeflError, IdentityError, StoreError
 from server.patience import CannotGoOn
 from server.workshop.line import Line, LineEnded
-from server.workshop.words import Failed, Move, WorkFailed
+from server.workshop.messages import Failed, Move, WorkFailed
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from server.compose import compose
 from server.events import Compiled, Event, Exporting, Warned
 from server.run_spec import RunSpec, Steady
 from server.workshop import process
-from server.workshop.words import Compose, Judge
+from server.workshop.messages import Compose, Judge
 from server.workshop.workshop import Workshop
 from tests.server.workshop.processes import gone, wait_until_gone
 from tests.server.workshop.runs import TABLES, alike, federation, moved

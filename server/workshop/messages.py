@@ -1,4 +1,4 @@
-"""What a server asks its workshop, what the workshop answers, and what stands for functions in a run spec on its way."""
+"""Messages between a server and its workshop, and placeholders for the functions of a run spec."""
 
 from __future__ import annotations
 
@@ -31,8 +31,10 @@ class Compose:
 
 @dataclass(frozen=True)
 class Again:
-    """The same in a process that takes another one's place, from the bundles that lie there. ``digest`` is that of the run,
-    ``sources`` what files of the user's own said as it was composed."""
+    """Compose the run again in a new process, from the bundles in the folder.
+
+    ``digest`` identifies the run. ``sources`` has the contents of the user's files when the run was composed.
+    """
 
     compose: Compose
     digest: str
@@ -59,7 +61,7 @@ class Move:
 
 @dataclass(frozen=True)
 class Unfold:
-    """What is averaged in place of an update (:meth:`edgefl.contract.server.ServerOpt.unfolded`): arrays."""
+    """Arrays to average instead of an update (:meth:`edgefl.contract.server.ServerOpt.unfolded`)."""
 
     exchange: int
     update: Arrays
@@ -77,7 +79,7 @@ class Announce:
 
 @dataclass(frozen=True)
 class Judge:
-    """How good a model is: metrics by name."""
+    """Evaluate a model; the answer has metrics by name."""
 
     weights: Arrays
 
@@ -101,7 +103,7 @@ class Done:
 
 @dataclass(frozen=True)
 class Failed:
-    """An error in place of an answer: its class by a name that both sides know, ``kept`` where it is one of Python's own."""
+    """Error instead of an answer, with the name of a class that both sides have; ``kept`` for a built-in exception."""
 
     name: str
     message: str
@@ -114,13 +116,13 @@ class Failed:
         if not isinstance(error, EdgeflError):
             trace = "".join(traceback.format_exception(error))
             return cls(type(error).__name__, str(error), {}, _kept(error), trace)
-        # A class of a room above is told as the one below it that everybody has.
+        # The other side may lack the class, so send its nearest base class in edgefl.wire.errors.
         known = next(each for each in type(error).__mro__ if each.__module__ == errors.__name__)
         details = {name: value if _plain(value) else str(value) for name, value in error.details.items()}
         return cls(known.__name__, error.message, details | {"reason": getattr(error, "reason", "")})
 
     def error(self) -> Exception:
-        """The error, as it was raised there."""
+        """Return the error as the workshop raised it."""
         found = getattr(errors, self.name, None)
         if isinstance(found, type) and issubclass(found, EdgeflError):
             details = dict(self.details)
@@ -138,7 +140,7 @@ class Failed:
 
 
 class WorkFailed(RuntimeError):
-    """An error of a class that only the workshop has, in its words."""
+    """Error of a class that only the workshop has, with its text."""
 
     def __init__(self, text: str, trace: str) -> None:
         super().__init__(text)
@@ -146,7 +148,7 @@ class WorkFailed(RuntimeError):
 
 
 def _kept(error: Exception) -> bytes:
-    """One of Python's own errors, with all that it holds; empty for any other."""
+    """Return a pickled built-in exception, or empty bytes for any other error."""
     if getattr(builtins, type(error).__name__, None) is not type(error):
         return b""
     try:
@@ -165,26 +167,26 @@ def _plain(value: object) -> bool:
 
 @dataclass(frozen=True)
 class Mean:
-    """Stands for FedAvg's server, of which there is one."""
+    """Placeholder for the server of FedAvg."""
 
 
 @dataclass(frozen=True)
 class Bundled:
-    """Stands for a bundle, which lies in the run's folder."""
+    """Placeholder for a bundle in the run's folder."""
 
     file: str
 
 
 @dataclass(frozen=True)
 class Placed:
-    """Stands for how a tier is placed."""
+    """Placeholder for the placement of a tier."""
 
     tier: str
 
 
 @dataclass(frozen=True)
 class Optimizer:
-    """Stands for the server of an exchange."""
+    """Placeholder for the server of an exchange."""
 
     exchange: int
     name: str
@@ -195,7 +197,7 @@ class Optimizer:
 
 @dataclass(frozen=True)
 class Scheduled:
-    """Stands for the schedule of an exchange, whose first values are ``known``."""
+    """Placeholder for the schedule of an exchange; its first values are ``known``."""
 
     exchange: int
     known: Sequence[Scalars]
@@ -203,7 +205,7 @@ class Scheduled:
 
 @dataclass(frozen=True)
 class Judged:
-    """Stands for the evaluation."""
+    """Placeholder for the evaluation."""
 
 
 Name = Mean | Bundled | Placed | Optimizer | Scheduled | Judged
@@ -211,8 +213,10 @@ Name = Mean | Bundled | Placed | Optimizer | Scheduled | Judged
 
 @dataclass(frozen=True)
 class Composed:
-    """The answer to :class:`Compose`, beside the spec: where models are evaluated and updates summed (``cpu`` or ``cuda``),
-    and what files of the user's own said."""
+    """Answer to :class:`Compose`, with the spec.
+
+    ``processor`` evaluates models and sums updates (``cpu`` or ``cuda``). ``sources`` has the contents of the user's files.
+    """
 
     processor: str
     sources: Mapping[Path, bytes]

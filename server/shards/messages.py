@@ -1,4 +1,4 @@
-"""What the server and its workers say to each other, over a pipe that nobody else can write to."""
+"""Messages between the server and its workers, over a private pipe."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Keys = Mapping[str, tuple[DeviceKey, ...]]
 
 @dataclass(frozen=True)
 class Told:
-    """What a worker is, once and for all: number ``worker`` of ``workers``, who is at the broker at ``address``.
+    """Settings of a worker: number ``worker`` of ``workers``, connected to the broker at ``address``.
 
     ``database`` is the journal's URL, ``updates`` where the bytes of updates go (a folder, or an fsspec URL). ``enrolled``:
     devices have to be on a list.
@@ -38,7 +38,7 @@ class Told:
     enrolled: bool
 
 
-# -- what the server says --------------------------------------------------------------------------------------
+# -- messages of the server --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Declined:
 
 @dataclass(frozen=True)
 class End:
-    """The round is over: give what its updates come to, if ``summed``."""
+    """The round has ended: return the sum of its updates, if ``summed``."""
 
     round: int
     summed: bool
@@ -74,12 +74,12 @@ class End:
 
 @dataclass(frozen=True)
 class Stop:
-    """Go."""
+    """Stop the worker."""
 
 
 Order = Begin | Know | Declined | End | Stop
 
-# -- what a worker says ----------------------------------------------------------------------------------------
+# -- messages of a worker ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,10 @@ class Ready:
 
 @dataclass(frozen=True)
 class Took:
-    """What became of updates: ``answers`` for the coordinator, ``acks`` for the devices, ``events`` for people. What is
-    accepted has been journaled."""
+    """Results of updates: ``answers`` for the coordinator, ``acks`` for the devices, ``events`` for people.
+
+    Accepted updates have been journaled.
+    """
 
     round: int
     acks: tuple[tuple[str, Ack], ...] = ()
@@ -103,8 +105,7 @@ class Took:
 
 @dataclass(frozen=True)
 class Summed:
-    """What the updates of a round come to, of which ``taken`` is the :func:`digest`; no sum if none was asked for, or none
-    came."""
+    """Sum of the updates of a round, whose :func:`digest` is ``taken``; None without updates or without a request."""
 
     round: int
     partial: PartialSum | None
@@ -113,7 +114,7 @@ class Summed:
 
 @dataclass(frozen=True)
 class WhoIs:
-    """A device sends, of which the worker has not heard."""
+    """An unknown device sends messages."""
 
     device: str
 
@@ -127,14 +128,14 @@ class Troubled:
 
 @dataclass(frozen=True)
 class TurnedAway:
-    """How many messages were not read, or not kept, by why, since the worker began."""
+    """Number of messages that were not read or not kept since the worker began, by reason."""
 
     counts: Mapping[str, int]
 
 
 @dataclass(frozen=True)
 class Died:
-    """The worker is no more."""
+    """The worker has ended."""
 
     why: str
 
@@ -152,6 +153,6 @@ class FromWorker:
 
 
 def digest(taken: Mapping[str, str]) -> str:
-    """Of accepted updates, their digests by device: two sums of the same ones are alike."""
+    """Return one digest of the accepted updates, given by device: equal updates have equal digests."""
     text = "\n".join(f"{device} {taken[device]}" for device in sorted(taken))
     return hashlib.sha256(text.encode()).hexdigest()
