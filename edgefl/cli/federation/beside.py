@@ -21,6 +21,7 @@ from edgefl.system.processes import end_process
 
 FLAG = "--dashboard"
 DEFAULT = "127.0.0.1:8090"
+_END_S = 5.0
 _PLACE = re.compile(r"([^/\s]*:)?\d{1,5}")
 
 Dashboard = Annotated[
