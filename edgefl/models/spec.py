@@ -127,6 +127,10 @@ def sequential(units: Iterable[tuple[str, nn.Module]]) -> nn.Sequential:
     return nn.Sequential(OrderedDict(units))
 
 
+CONSTANT = "edgefl_constant"
+"""Attribute of a buffer outside of the state, which may be a constant of any size in a graph."""
+
+
 def skeleton(module: nn.Sequential, *, training: bool) -> nn.Sequential:
     """A copy without values: state tensors live on the meta device, so that nothing can be baked into a graph.
 
@@ -142,8 +146,11 @@ def skeleton(module: nn.Sequential, *, training: bool) -> nn.Sequential:
     bare = copy_module(module, memo)
     for part in bare.modules():
         for name, buffer in part._buffers.items():
-            state = name not in part._non_persistent_buffers_set
-            if buffer is not None and state and not isinstance(buffer, nn.Parameter):
+            if buffer is None or isinstance(buffer, nn.Parameter):
+                continue
+            if name in part._non_persistent_buffers_set:
+                setattr(buffer, CONSTANT, True)
+            else:
                 part._buffers[name] = buffer.to("meta")
     set_mode(bare, training=training)
     return bare

@@ -11,6 +11,7 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from edgefl.contract.program import Function
+from edgefl.models.spec import CONSTANT
 from edgefl.models.user_code import innermost
 from edgefl.wire.errors import ExportError
 from exporters.capture.instead import DECOMPOSITION, FORMLESS, name_of
@@ -160,11 +161,13 @@ def is_view(node: fx.Node) -> bool:
 
 
 def check_constants(function: Function, joint: fx.GraphModule, core: fx.GraphModule) -> None:
-    """Check tensors that the function closes over: small buffers and masks stay, a weight is an error.
+    """Check tensors that the function closes over: buffers outside of the state and small tensors may, a weight may not.
 
     Constants of ``core`` that are not in ``joint`` come from the rules of the compiler.
     """
-    own = {_memory(getattr(joint, node.target)) for node in joint.graph.find_nodes(op="get_attr")}
+    constants = [getattr(joint, node.target) for node in joint.graph.find_nodes(op="get_attr")]
+    own = {_memory(each) for each in constants}
+    buffers = {_memory(each) for each in constants if getattr(each, CONSTANT, False)}
     for node in core.graph.find_nodes(op="get_attr"):
         value = getattr(core, node.target)
         if _memory(value) not in own:
@@ -172,7 +175,7 @@ def check_constants(function: Function, joint: fx.GraphModule, core: fx.GraphMod
         # One number for each class or token weighs a loss; a matrix of that many entries is rather a weight.
         floats = (value.is_floating_point() or value.is_complex()) and value.dim() != 1
         limit = MAX_CONSTANT_ELEMENTS if floats else MAX_INTEGER_CONSTANT_ELEMENTS
-        large = value.numel() > limit and not function.fixed
+        large = value.numel() > limit and not function.fixed and _memory(value) not in buffers
         if isinstance(value, torch.nn.Parameter) or value.requires_grad or large:
             raise ExportError(
                 f"function {function.name!r} reads a tensor of shape {tuple(value.shape)} ({value.dtype}, at most "
