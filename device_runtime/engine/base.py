@@ -30,7 +30,6 @@ class LoadedGraph(Protocol):
         ``state`` is used up where the graph rewrites it: this run may write ports of ``Graph.in_place`` into that memory,
         a later run the others.
         """
-        ...
 
 
 class Engine(Protocol):
@@ -45,22 +44,17 @@ class Engine(Protocol):
     @property
     def format(self) -> str:
         """The ``Graph.format`` this engine runs."""
-        ...
 
     @property
     def thread_counts(self) -> tuple[int, ...]:
         """Numbers of threads that a graph may have, in order; where none is asked for it has the engine's own."""
-        ...
 
     def load(self, graph: Graph, artifact: bytes, threads: int = 0) -> LoadedGraph:
         """Make ``artifact`` runnable, with one of the ``thread_counts`` (0: the engine's own); BundleError if it is damaged
         or its ports differ from the manifest."""
-        ...
 
     def read_state(self, state: State) -> Arrays:
         """The state's tensors, for a checkpoint; they may share its memory, so write them before the next run."""
-        ...
 
     def write_state(self, arrays: Mapping[str, Array]) -> State:
         """The inverse of :meth:`read_state`."""
-        ...

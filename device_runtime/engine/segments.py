@@ -21,7 +21,6 @@ class LoadedSegment(Protocol):
     def run_into(self, feeds: Mapping[str, Array], state: State, rooms: Mapping[str, Array]) -> Outputs:
         """Run once as :meth:`device_runtime.engine.base.LoadedGraph.run` does; outputs that ``rooms`` names are written
         into that memory, and are not among what is returned."""
-        ...
 
 
 class SegmentedGraph:

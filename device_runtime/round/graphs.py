@@ -29,7 +29,6 @@ class Blobs(Protocol):
 
     def get_all(self, refs: Sequence[BlobRef]) -> Iterable[bytes]:
         """All of them are brought here first, and then read one by one."""
-        ...
 
 
 class Memory(Protocol):
@@ -37,11 +36,9 @@ class Memory(Protocol):
 
     def save_checkpoint(self, nonce: str, checkpoint: Checkpoint) -> None:
         """Keep it whole or not at all, in place of any other; its tensors are made as they are drawn."""
-        ...
 
     def checkpoint(self, nonce: str) -> Checkpoint | None:
         """The one kept for this task, if there is one."""
-        ...
 
 
 @dataclass(frozen=True)

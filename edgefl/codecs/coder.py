@@ -113,7 +113,6 @@ class Coder(Protocol):
     @property
     def random(self) -> bool:
         """Whether :meth:`code` reads ``Change.uniform``."""
-        ...
 
     def code(self, change: Change) -> Coded: ...
 

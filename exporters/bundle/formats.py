@@ -57,20 +57,16 @@ class Format(Protocol):
     @property
     def version(self) -> str:
         """Of the packages beside edgefl and torch that decide the bytes; "" if there is none."""
-        ...
 
     def capture(self, function: Function, joint: Joint | None = None) -> Captured:
         """The function's graph as this format wants it; ExportError says which part of the contract it breaks."""
-        ...
 
     def write(self, captured: Captured) -> Artifact:
         """Equal graphs give equal bytes. ExportError names an op that cannot be expressed and its source line."""
-        ...
 
     def write_within(self, captured: Captured, budget: Budget) -> tuple[Artifact, int]:
         """:meth:`write` with as much recomputation as ``budget`` asks for, in segments that page where that is not enough,
         and the budget in bytes; ExportError with the smallest peak if none fits."""
-        ...
 
     def verify(
         self,
@@ -86,23 +82,19 @@ class Format(Protocol):
         The state ``in_place`` is written where it is read, if that runtime can be told to. ``quick`` takes torch's word
         in float32 for what rounding does, as long as that excuses the graph.
         """
-        ...
 
     def verify_again(
         self, function: Function, model: bytes, seed: int, in_place: Collection[str] = ()
     ) -> Verification:
         """:meth:`verify` for a model that was not written here just now: a damaged one is an ExportError, whatever it
         does to the runtime."""
-        ...
 
     def variants(self, captured: Captured, artifact: Artifact, verified: Verification) -> dict[str, bytes]:
         """Other forms of the artifact, by name, each tried here beside it, on the example on which it was
         ``verified``: devices may take the one that is fastest."""
-        ...
 
     def differs(self, graph: Graph, model: bytes) -> str:
         """What ``model`` reads and the manifest's ``graph`` does not say, or the other way round; "" if they agree."""
-        ...
 
 
 class Onnx:

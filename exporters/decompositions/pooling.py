@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -121,11 +122,6 @@ def to_positions(grad: Tensor, x: Tensor, indices: Tensor, axes: int = 2) -> Ten
     return empty.scatter_add(1, indices.reshape(planes, -1), grad.reshape(planes, -1)).view(x.shape)
 
 
-def adaptive_max_pool2d(x: Tensor, output_size: list[int]) -> tuple[Tensor, Tensor]:
-    """As :func:`adaptive_max_pool`, over two axes."""
-    return adaptive_max_pool(x, output_size, _aten.max_pool2d_with_indices)
-
-
 def adaptive_max_pool(
     x: Tensor, output_size: list[int], pool: Callable[..., tuple[Tensor, Tensor]]
 ) -> tuple[Tensor, Tensor]:
@@ -153,11 +149,6 @@ def adaptive_max_pool(
     cells = cells.view(*lead, *pairs).permute(order).reshape(*lead, *output_size, -1)
     values, place = cells.max(-1)
     return values, first + in_larger(place, wide, sizes)
-
-
-def adaptive_max_pool2d_backward(grad: Tensor, x: Tensor, indices: Tensor) -> Tensor:
-    """As :func:`max_pool2d_backward`, which needs the positions only."""
-    return to_positions(grad, x, indices)
 
 
 def avg_pool2d(
@@ -275,8 +266,8 @@ def adaptive_matrix(size: int, count: int, like: Tensor) -> Tensor:
 
 
 RULES: Rules = {
-    _aten.adaptive_max_pool2d.default: adaptive_max_pool2d,
-    _aten.adaptive_max_pool2d_backward.default: adaptive_max_pool2d_backward,
+    _aten.adaptive_max_pool2d.default: partial(adaptive_max_pool, pool=_aten.max_pool2d_with_indices),
+    _aten.adaptive_max_pool2d_backward.default: to_positions,
     _aten.avg_pool2d.default: avg_pool2d,
     _aten.max_pool2d_with_indices.default: max_pool2d,
     _aten.max_pool2d_with_indices_backward.default: max_pool2d_backward,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -51,16 +53,6 @@ def max_pool3d_backward(
     indices: Tensor,
 ) -> Tensor:
     """dL/dx[q] = sum of dL/dy[p] over windows p whose maximum lies at q (``indices``, flat in D * H * W)."""
-    return to_positions(grad, x, indices, 3)
-
-
-def adaptive_max_pool3d(x: Tensor, output_size: list[int]) -> tuple[Tensor, Tensor]:
-    """As :func:`adaptive_max_pool`, over three axes."""
-    return adaptive_max_pool(x, output_size, _aten.max_pool3d_with_indices)
-
-
-def adaptive_max_pool3d_backward(grad: Tensor, x: Tensor, indices: Tensor) -> Tensor:
-    """As :func:`max_pool3d_backward`, which needs the positions only."""
     return to_positions(grad, x, indices, 3)
 
 
@@ -133,8 +125,8 @@ def _along_all(x: Tensor, matrices: list[Tensor]) -> Tensor:
 
 
 RULES: Rules = {
-    _aten.adaptive_max_pool3d.default: adaptive_max_pool3d,
-    _aten.adaptive_max_pool3d_backward.default: adaptive_max_pool3d_backward,
+    _aten.adaptive_max_pool3d.default: partial(adaptive_max_pool, pool=_aten.max_pool3d_with_indices),
+    _aten.adaptive_max_pool3d_backward.default: partial(to_positions, axes=3),
     _aten.max_pool3d_with_indices.default: max_pool3d,
     _aten.max_pool3d_with_indices_backward.default: max_pool3d_backward,
     _aten.avg_pool3d.default: avg_pool3d,

@@ -19,7 +19,6 @@ class Meter(Protocol):
 
     def joules(self) -> float | None:
         """Since :meth:`start`; None if that is unknown."""
-        ...
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -17,8 +17,45 @@ _NOWHERE = -1e9
 """In place of the likeness to a row that is not there: its probability is 0, and 0 times it is 0."""
 
 
+class _Contrastive(ABC):
+    """Loss that compares the two views of a sample with the views of the other samples."""
+
+    temperature: float
+
+    def __post_init__(self) -> None:
+        if self.temperature <= 0.0:
+            raise ModelError(
+                f"temperature of a contrastive loss is above 0, found {self.temperature}",
+                temperature=self.temperature,
+            )
+
+    @abstractmethod
+    def log_likelihood(self, out: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the logarithms of each view's probabilities over the others, and the right ones."""
+
+    def each(self, out: Tensor, y: Tensor) -> Tensor:
+        return self.among(out.new_ones(len(out))).each(out, y)
+
+    def correct(self, out: Tensor, y: Tensor) -> Tensor:
+        return self.among(out.new_ones(len(out))).correct(out, y)
+
+    def among(self, mask: Tensor) -> Loss:
+        return _Among(self, mask)
+
+    def label(self, out: TensorSpec) -> TensorSpec:
+        if len(out.shape) != 2 or out.shape[0] != 2:
+            raise cannot_read(self, out, "(2, features), the embeddings of two views,")
+        return TensorSpec((), torch.int64)
+
+    def metrics(self, out: TensorSpec) -> tuple[str, ...]:
+        return ("accuracy",)
+
+    def sums(self, out: Tensor, y: Tensor) -> Tensors:
+        return {}
+
+
 @dataclass(frozen=True)
-class InfoNCE:
+class InfoNCE(_Contrastive):
     """Two views of a sample, each to be found among the other views of the batch.
 
     Both ways, as CLIP's (van den Oord et al. 2018, equation 4). out is (B, 2, D), the embeddings of a sample's two
@@ -30,28 +67,7 @@ class InfoNCE:
 
     temperature: float = 0.07
 
-    def __post_init__(self) -> None:
-        _check_temperature(self.temperature)
-
-    def each(self, out: Tensor, y: Tensor) -> Tensor:
-        return self.among(out.new_ones(len(out))).each(out, y)
-
-    def correct(self, out: Tensor, y: Tensor) -> Tensor:
-        return self.among(out.new_ones(len(out))).correct(out, y)
-
-    def among(self, mask: Tensor) -> Loss:
-        return _Among(self, mask, self._log_likelihood)
-
-    def label(self, out: TensorSpec) -> TensorSpec:
-        return _label(self, out)
-
-    def metrics(self, out: TensorSpec) -> tuple[str, ...]:
-        return ("accuracy",)
-
-    def sums(self, out: Tensor, y: Tensor) -> Tensors:
-        return {}
-
-    def _log_likelihood(self, out: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    def log_likelihood(self, out: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Of each view, which other one it is taken for, (2B, B) logarithms of probabilities, and the right ones."""
         one, other = F.normalize(out, dim=-1).unbind(dim=1)
         likeness = one @ other.T / self.temperature
@@ -62,7 +78,7 @@ class InfoNCE:
 
 
 @dataclass(frozen=True)
-class NTXent:
+class NTXent(_Contrastive):
     """Two views of a sample, each to be found among all other views of the batch.
 
     SimCLR's normalised temperature-scaled cross entropy over the 2B - 1 others (Chen et al. 2020, equation 1). out,
@@ -71,28 +87,7 @@ class NTXent:
 
     temperature: float = 0.5
 
-    def __post_init__(self) -> None:
-        _check_temperature(self.temperature)
-
-    def each(self, out: Tensor, y: Tensor) -> Tensor:
-        return self.among(out.new_ones(len(out))).each(out, y)
-
-    def correct(self, out: Tensor, y: Tensor) -> Tensor:
-        return self.among(out.new_ones(len(out))).correct(out, y)
-
-    def among(self, mask: Tensor) -> Loss:
-        return _Among(self, mask, self._log_likelihood)
-
-    def label(self, out: TensorSpec) -> TensorSpec:
-        return _label(self, out)
-
-    def metrics(self, out: TensorSpec) -> tuple[str, ...]:
-        return ("accuracy",)
-
-    def sums(self, out: Tensor, y: Tensor) -> Tensors:
-        return {}
-
-    def _log_likelihood(self, out: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    def log_likelihood(self, out: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """As in :class:`InfoNCE`, (2B, 2B): a view is never taken for itself."""
         rows = len(out)
         views = torch.cat(F.normalize(out, dim=-1).unbind(dim=1))
@@ -109,32 +104,18 @@ class NTXent:
 class _Among:
     """A contrastive loss where only rows whose ``mask`` (B,) is 1 are there for the others."""
 
-    loss: Loss
+    loss: _Contrastive
     mask: Tensor
-    log_likelihood: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
     def each(self, out: Tensor, y: Tensor) -> Tensor:
-        logp, right = self.log_likelihood(out, self.mask)
+        logp, right = self.loss.log_likelihood(out, self.mask)
         values = -(logp * right).sum(dim=1)
         return values.reshape(2, -1).mean(dim=0)
 
     def correct(self, out: Tensor, y: Tensor) -> Tensor:
-        logp, right = self.log_likelihood(out, self.mask)
+        logp, right = self.loss.log_likelihood(out, self.mask)
         hits = (logp.argmax(dim=1) == right.argmax(dim=1)).to(torch.float32)
         return hits.reshape(2, -1).mean(dim=0)
 
     def label(self, out: TensorSpec) -> TensorSpec:
         return self.loss.label(out)
-
-
-def _label(loss: Loss, out: TensorSpec) -> TensorSpec:
-    if len(out.shape) != 2 or out.shape[0] != 2:
-        raise cannot_read(loss, out, "(2, features), the embeddings of two views,")
-    return TensorSpec((), torch.int64)
-
-
-def _check_temperature(temperature: float) -> None:
-    if temperature <= 0.0:
-        raise ModelError(
-            f"temperature of a contrastive loss is above 0, found {temperature}", temperature=temperature
-        )

@@ -24,15 +24,12 @@ class Loss(Protocol):
 
     def each(self, out: Tensor, y: Tensor) -> Tensor:
         """The loss per sample, (B,)."""
-        ...
 
     def correct(self, out: Tensor, y: Tensor) -> Tensor:
         """How right each sample is, (B,) float32 from 0 to 1; its mean is what people call accuracy."""
-        ...
 
     def label(self, out: TensorSpec) -> TensorSpec:
         """One sample's label for a model whose output has one sample ``out``; ModelError if the loss cannot read it."""
-        ...
 
 
 @runtime_checkable
@@ -41,7 +38,6 @@ class Weighted(Protocol):
 
     def weight(self, y: Tensor) -> Tensor | None:
         """How much each sample weighs in the mean of its batch, (B,), 0 or more; None: all the same."""
-        ...
 
 
 @runtime_checkable
@@ -50,11 +46,9 @@ class WholeBatch(Protocol):
 
     def batch_loss(self, out: Tensor, y: Tensor) -> Tensor:
         """Return the value that training minimises, ()."""
-        ...
 
     def is_separable(self, out: TensorSpec) -> bool:
         """Return True if that value is the mean of :meth:`Loss.each` for outputs of one sample ``out``."""
-        ...
 
 
 @runtime_checkable
@@ -63,7 +57,6 @@ class OfBatch(Protocol):
 
     def among(self, mask: Tensor) -> Loss:
         """The loss where only rows whose ``mask`` (B,) is 1 are there for the others."""
-        ...
 
 
 @runtime_checkable
@@ -72,11 +65,9 @@ class OfClasses(Protocol):
 
     def logits(self, out: Tensor) -> Tensor:
         """One logit per class, in the last dimension."""
-        ...
 
     def output(self, logits: Tensor) -> Tensor:
         """The output that has these logits: the inverse of :meth:`logits`."""
-        ...
 
 
 @runtime_checkable
@@ -86,11 +77,9 @@ class OfRounds(Protocol):
     @property
     def scalars(self) -> tuple[str, ...]:
         """Their names, below ``hyper``."""
-        ...
 
     def at(self, scalars: Mapping[str, Tensor]) -> Loss:
         """The loss of a round with these scalars, each ()."""
-        ...
 
 
 @runtime_checkable
@@ -100,12 +89,10 @@ class Measured(Protocol):
     def metrics(self, out: TensorSpec) -> tuple[str, ...]:
         """Names of metrics for one sample's output ``out``, the one that people are shown first; () for none but the
         loss."""
-        ...
 
     def sums(self, out: Tensor, y: Tensor) -> Tensors:
         """What the metrics are made of beside loss and ``correct``, per sample, (B,) or (B, n) float32: they add up over
         rows, batches and devices."""
-        ...
 
 
 def sample_weights(loss: Loss, y: Tensor) -> Tensor | None:

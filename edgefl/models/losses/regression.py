@@ -16,8 +16,26 @@ TOLERANCE = 0.5
 """There is no right or wrong: an entry counts as right within this of its label."""
 
 
+class _Regression:
+    """Label and metrics of all losses of numbers."""
+
+    tolerance: float
+
+    def correct(self, out: Tensor, y: Tensor) -> Tensor:
+        return per_sample(((out - y).abs() <= self.tolerance).to(torch.float32))
+
+    def label(self, out: TensorSpec) -> TensorSpec:
+        return TensorSpec(out.shape, torch.float32)
+
+    def metrics(self, out: TensorSpec) -> tuple[str, ...]:
+        return ("mae",)
+
+    def sums(self, out: Tensor, y: Tensor) -> Tensors:
+        return {"absolute": per_sample((out - y).abs())}
+
+
 @dataclass(frozen=True)
-class SquaredError:
+class SquaredError(_Regression):
     """Numbers, by their squared error.
 
     ``(out - y)^2`` for out and y (B, *S) float32, mean over a sample's entries. There is no right or wrong; an entry
@@ -29,21 +47,9 @@ class SquaredError:
     def each(self, out: Tensor, y: Tensor) -> Tensor:
         return per_sample((out - y).square())
 
-    def correct(self, out: Tensor, y: Tensor) -> Tensor:
-        return _within(out, y, self.tolerance)
-
-    def label(self, out: TensorSpec) -> TensorSpec:
-        return TensorSpec(out.shape, torch.float32)
-
-    def metrics(self, out: TensorSpec) -> tuple[str, ...]:
-        return ("mae",)
-
-    def sums(self, out: Tensor, y: Tensor) -> Tensors:
-        return _absolute(out, y)
-
 
 @dataclass(frozen=True)
-class AbsoluteError:
+class AbsoluteError(_Regression):
     """Numbers, by their absolute error.
 
     ``|out - y|`` for out and y (B, *S) float32, mean over a sample's entries. ``tolerance`` as in :class:`SquaredError`.
@@ -54,21 +60,9 @@ class AbsoluteError:
     def each(self, out: Tensor, y: Tensor) -> Tensor:
         return per_sample((out - y).abs())
 
-    def correct(self, out: Tensor, y: Tensor) -> Tensor:
-        return _within(out, y, self.tolerance)
-
-    def label(self, out: TensorSpec) -> TensorSpec:
-        return TensorSpec(out.shape, torch.float32)
-
-    def metrics(self, out: TensorSpec) -> tuple[str, ...]:
-        return ("mae",)
-
-    def sums(self, out: Tensor, y: Tensor) -> Tensors:
-        return _absolute(out, y)
-
 
 @dataclass(frozen=True)
-class Huber:
+class Huber(_Regression):
     """Numbers, by an error that outliers sway less.
 
     With e = out - y, ``e^2 / 2`` where |e| <= ``delta`` and ``delta * (|e| - delta / 2)`` beyond, mean over a sample's
@@ -85,21 +79,9 @@ class Huber:
     def each(self, out: Tensor, y: Tensor) -> Tensor:
         return per_sample(F.huber_loss(out, y, reduction="none", delta=self.delta))
 
-    def correct(self, out: Tensor, y: Tensor) -> Tensor:
-        return _within(out, y, self.tolerance)
-
-    def label(self, out: TensorSpec) -> TensorSpec:
-        return TensorSpec(out.shape, torch.float32)
-
-    def metrics(self, out: TensorSpec) -> tuple[str, ...]:
-        return ("mae",)
-
-    def sums(self, out: Tensor, y: Tensor) -> Tensors:
-        return _absolute(out, y)
-
 
 @dataclass(frozen=True)
-class Quantile:
+class Quantile(_Regression):
     """Numbers between which a share of the labels lies, by the pinball loss.
 
     With e = y - out, ``max(q e, (q - 1) e)`` for each level q of ``levels``, mean over levels and entries (Koenker
@@ -126,20 +108,17 @@ class Quantile:
         return per_sample(torch.stack(values, dim=-1))
 
     def correct(self, out: Tensor, y: Tensor) -> Tensor:
-        return _within(self._median(out), y, self.tolerance)
+        return super().correct(self._median(out), y)
 
     def label(self, out: TensorSpec) -> TensorSpec:
         if len(self.levels) == 1:
-            return TensorSpec(out.shape, torch.float32)
+            return super().label(out)
         if out.shape[-1:] != (len(self.levels),):
             raise cannot_read(self, out, f"(..., {len(self.levels)}) numbers, one for each level,")
         return TensorSpec(out.shape[:-1], torch.float32)
 
-    def metrics(self, out: TensorSpec) -> tuple[str, ...]:
-        return ("mae",)
-
     def sums(self, out: Tensor, y: Tensor) -> Tensors:
-        return _absolute(self._median(out), y)
+        return super().sums(self._median(out), y)
 
     def _median(self, out: Tensor) -> Tensor:
         """The output of the level nearest to the median."""
@@ -151,11 +130,3 @@ class Quantile:
 def _pinball(out: Tensor, y: Tensor, level: float) -> Tensor:
     error = y - out
     return torch.maximum(level * error, (level - 1.0) * error)
-
-
-def _within(out: Tensor, y: Tensor, tolerance: float) -> Tensor:
-    return per_sample(((out - y).abs() <= tolerance).to(torch.float32))
-
-
-def _absolute(out: Tensor, y: Tensor) -> Tensors:
-    return {"absolute": per_sample((out - y).abs())}

@@ -11,6 +11,7 @@ from edgefl.contract.tensors import TensorSpec
 from edgefl.models.layers.explicit import BatchNorm, BnMode
 from edgefl.models.layers.initial import initialised
 from edgefl.models.spec import ModelSpec, sequential
+from edgefl.models.zoo.resnet import Head
 
 # Expansion, channels, repetitions, stride: table 2 of Sandler et al. 2018, but stride 1 in the stem and in the stage
 # of 24 channels, as is usual for 32x32 images.
@@ -66,18 +67,6 @@ class Inverted(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.project(self.depthwise(self.expand(x)))
         return x + out if self.residual else out
-
-
-class Head(nn.Module):
-    """Global average pool and a dense layer with bias."""
-
-    def __init__(self, width: int, classes: int) -> None:
-        super().__init__()
-        self.dense = nn.Linear(width, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.dense(x.mean(dim=(2, 3)))
-        return logits
 
 
 def mobilenet(

@@ -6,7 +6,6 @@ Basic blocks are indivisible units.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -92,8 +91,7 @@ def resnet20(
     The first block of *every* stage, stage 1 included, has a projection shortcut; that is what the paper's counts say.
     """
     layer = make_norm(norm, mode=bn, keep=bn_keep, groups=groups)
-    shape = _Shape("resnet20", 3, in_channels, size, classes, tuple(widths), layer)
-    return _resnet(shape, seed)
+    return _resnet("resnet20", 3, in_channels, size, classes, widths, layer, seed)
 
 
 def resnet8(
@@ -110,8 +108,7 @@ def resnet8(
 ) -> ModelSpec:
     """ResNet-8: stem, one projection block per stage, head; 78,042 parameters for 28x28x1, 78,330 for 32x32x3."""
     layer = make_norm(norm, mode=bn, keep=bn_keep, groups=groups)
-    shape = _Shape("resnet8", 1, in_channels, size, classes, tuple(widths), layer)
-    return _resnet(shape, seed)
+    return _resnet("resnet8", 1, in_channels, size, classes, widths, layer, seed)
 
 
 def resnet10(
@@ -131,8 +128,7 @@ def resnet10(
     Shortcuts are projections where a stage changes the shape, hence not in stage 1 (fedbat.md 4.1).
     """
     layer = make_norm(norm, mode=bn, keep=bn_keep, groups=groups)
-    shape = _Shape("resnet10", 1, in_channels, size, classes, tuple(widths), layer, project_first=False)
-    return _resnet(shape, seed)
+    return _resnet("resnet10", 1, in_channels, size, classes, widths, layer, seed, project_first=False)
 
 
 def resnet18(
@@ -152,44 +148,35 @@ def resnet18(
     Shortcuts are projections where a stage changes the shape, hence not in stage 1, as in the ImageNet original.
     """
     layer = make_norm(norm, mode=bn, keep=bn_keep, groups=groups)
-    shape = _Shape("resnet18", 2, in_channels, size, classes, tuple(widths), layer, project_first=False)
-    return _resnet(shape, seed)
+    return _resnet("resnet18", 2, in_channels, size, classes, widths, layer, seed, project_first=False)
 
 
-@dataclass(frozen=True)
-class _Shape:
-    """Everything that fixes a ResNet but its initial values."""
+def _resnet(
+    name: str,
+    blocks: int,
+    in_channels: int,
+    size: int,
+    classes: int,
+    widths: Sequence[int],
+    norm: MakeNorm,
+    seed: int,
+    *,
+    project_first: bool = True,
+) -> ModelSpec:
+    """Return a ResNet of ``blocks`` per stage; ``project_first``: stage 1 begins with a projection too."""
 
-    name: str
-    blocks: int  # per stage
-    in_channels: int
-    size: int
-    classes: int
-    widths: tuple[int, ...]
-    norm: MakeNorm
-    project_first: bool = True  # whether stage 1 begins with a projection too
+    def units() -> nn.Sequential:
+        inside = widths[0]
+        layers: list[tuple[str, nn.Module]] = [("stem", Stem(in_channels, inside, norm))]
+        for stage, width in enumerate(widths):
+            for position in range(blocks):
+                stride = 2 if position == 0 and stage > 0 else 1
+                project = position == 0 and (stage > 0 or project_first)
+                layers.append((f"block{len(layers)}", Block(inside, width, stride, project, norm)))
+                inside = width
+        return sequential([*layers, ("head", Head(inside, classes))])
 
-
-def _resnet(shape: _Shape, seed: int) -> ModelSpec:
-    return ModelSpec(
-        name=shape.name,
-        module=initialised(lambda: _units(shape), seed),
-        sample=TensorSpec((shape.in_channels, shape.size, shape.size)),
-        classes=shape.classes,
-    )
-
-
-def _units(shape: _Shape) -> nn.Sequential:
-    norm, inside = shape.norm, shape.widths[0]
-    units: list[tuple[str, nn.Module]] = [("stem", Stem(shape.in_channels, inside, norm))]
-    for stage, width in enumerate(shape.widths):
-        for position in range(shape.blocks):
-            stride = 2 if position == 0 and stage > 0 else 1
-            project = position == 0 and (stage > 0 or shape.project_first)
-            units.append((f"block{len(units)}", Block(inside, width, stride, project, norm)))
-            inside = width
-    units.append(("head", Head(inside, shape.classes)))
-    return sequential(units)
+    return ModelSpec(name, initialised(units, seed), TensorSpec((in_channels, size, size)), classes)
 
 
 def _conv3(inside: int, outside: int, stride: int) -> nn.Conv2d:
