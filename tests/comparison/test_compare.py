@@ -66,6 +66,41 @@ class Scheduled(Net):
         return h if self.step < self.late else 2 * h
 
 
+class Merging(Net):
+    """Adds a product of low rank to a weight, or merges it into the weight in inference, as LoRA layers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.low, self.high = nn.Parameter(torch.randn(2, 6)), nn.Parameter(torch.randn(6, 2))
+        self.weight, self.merged = nn.Parameter(torch.randn(6, 6)), False
+
+    def train(self, mode: bool = True) -> Merging:
+        super().train(mode)
+        if self.merged == mode:
+            change = self.high @ self.low
+            self.weight.data += -change if mode else change
+            self.merged = not mode
+        return self
+
+    def between(self, h: Tensor) -> Tensor:
+        h, low = F.linear(h, self.weight), F.linear(F.linear(h, self.low), self.high)
+        return h if self.merged else h + low
+
+
+class Centred(Net):
+    """Keeps a mean of training outside of its buffers, for inference."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = torch.zeros(6)
+
+    def between(self, h: Tensor) -> Tensor:
+        if self.training:
+            self.mean = 0.5 * self.mean + 0.5 * h.detach().mean(0)
+            return h
+        return h - self.mean
+
+
 class Logging(Net):
     def __init__(self) -> None:
         super().__init__()
@@ -146,6 +181,8 @@ def test_compared_agrees(make: Callable[[], nn.Module]) -> None:
         (turning, r"backward hook of 'second' returns a gradient; .*register_hook"),
         (averaging, r"momentum=None.*such as 0\.1"),
         (lambda: torch.jit.script(Net()), r"found a scripted one"),
+        (Merging, r"another output in inference.*merge weights in forward"),
+        (Centred, r"another output in inference.*register_buffer"),
     ],
 )
 def test_compared_refuses(make: Callable[[], nn.Module], message: str) -> None:
