@@ -101,6 +101,40 @@ class Centred(Net):
         return h - self.mean
 
 
+class Windowed(Net):
+    """A Python counter decides what is computed, in some steps of a long training only."""
+
+    step = 0
+
+    def between(self, h: Tensor) -> Tensor:
+        self.step += 1
+        return 2 * h if 50 < self.step < 500 else h
+
+
+class Banking(Net):
+    """Keeps what it computed in a list, and reads that once there is enough."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bank = list[Tensor]()
+
+    def between(self, h: Tensor) -> Tensor:
+        self.bank.append(h.detach().mean(0))
+        return h + self.bank[0] if len(self.bank) > 8 else h
+
+
+class Filling(Net):
+    """Holds a number that differs from itself, and a parameter without entries."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fill, self.nothing = float("nan"), nn.Parameter(torch.empty(0))
+
+    def between(self, h: Tensor) -> Tensor:
+        torch.empty(0).fill_(1.0)
+        return torch.nan_to_num(h.masked_fill(h > 0.5, self.fill), 0.5)
+
+
 class Logging(Net):
     def __init__(self) -> None:
         super().__init__()
@@ -164,7 +198,7 @@ def seeded(make: Callable[[], Any]) -> Any:
     return make()
 
 
-@pytest.mark.parametrize("make", [Net, Frozen, hooked, Logging, Warming])
+@pytest.mark.parametrize("make", [Net, Frozen, hooked, Logging, Filling, Warming])
 def test_compared_agrees(make: Callable[[], nn.Module]) -> None:
     spec = split(seeded(make), sample=SAMPLE, classes=3)
 
@@ -181,6 +215,8 @@ def test_compared_agrees(make: Callable[[], nn.Module]) -> None:
         (turning, r"backward hook of 'second' returns a gradient; .*register_hook"),
         (averaging, r"momentum=None.*such as 0\.1"),
         (lambda: torch.jit.script(Net()), r"found a scripted one"),
+        (Windowed, r"keeps Python state: 'step'"),
+        (Banking, r"keeps Python state"),
         (Merging, r"another output in inference.*merge weights in forward"),
         (Centred, r"another output in inference.*register_buffer"),
     ],
