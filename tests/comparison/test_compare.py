@@ -198,6 +198,25 @@ def seeded(make: Callable[[], Any]) -> Any:
     return make()
 
 
+@pytest.mark.parametrize(
+    "layer", [nn.LSTM, nn.GRU, nn.RNN, lambda *sizes, **how: nn.RNN(*sizes, **how, nonlinearity="relu")]
+)
+def test_stacked_recurrent_layers_drop_the_same(layer: Callable[..., nn.Module]) -> None:
+    class Reading(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer(3, 4, 2, batch_first=True, dropout=0.3, bidirectional=True)
+            self.head = nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.head(self.layer(x)[0][:, -1])
+            return out
+
+    spec = split(seeded(Reading), sample=TensorSpec((5, 3)), classes=3)
+
+    assert compared(spec).units == spec.units
+
+
 @pytest.mark.parametrize("make", [Net, Frozen, hooked, Logging, Filling, Warming])
 def test_compared_agrees(make: Callable[[], nn.Module]) -> None:
     spec = split(seeded(make), sample=SAMPLE, classes=3)
