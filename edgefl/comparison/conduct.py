@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import cycle, islice
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from edgefl.comparison.graph_side import Step, step_of
-from edgefl.comparison.torch_side import restored
+from edgefl.comparison.torch_side import Trained, restored, train
+from edgefl.contract.tensors import Tensors
 from edgefl.models.draws.known import writes
+from edgefl.models.losses.loss import Loss
 from edgefl.models.references import References
 from edgefl.models.source import Source
-from edgefl.models.spaces import DictSpace, Space
-from edgefl.models.spec import ModelSpec
+from edgefl.models.spaces import DictSpace, SequenceSpace, Space
 from edgefl.models.user_code import place
-from edgefl.wire.errors import EdgeflError, ModelError
-from exporters.capture.fingerprint import fingerprint
+from edgefl.wire.errors import ModelError
 
-LATER = 1_000_000
-"""Value of a counter after a long training."""
+LATER = (10, 100, 1000, 1_000_000)
+"""Values of a counter in a long training."""
 _TOGGLED = (Tensor.requires_grad_, Tensor.requires_grad.__set__)  # type: ignore[attr-defined]
 _REPLACED = Tensor.data.__set__  # type: ignore[attr-defined]
 
@@ -76,7 +77,13 @@ class Conduct(TorchFunctionMode):
             values = space.read()
             now = _comparable(values)
             self.changed += [
-                Change(_label(self._module, space, key), space, key, values)
+                Change(
+                    _label(self._module, space, key),
+                    space,
+                    key,
+                    values,
+                    isinstance(space, SequenceSpace) and key not in known_values,
+                )
                 for key in now
                 if key not in known_values or known_values[key] != now[key]
             ]
@@ -142,12 +149,14 @@ class Change:
         space: where it is kept.
         key: its key there.
         values: all values of the space after the pass.
+        grew: True for a new item of a list.
     """
 
     name: str
     space: Space
     key: object
     values: Mapping[Any, Any]
+    grew: bool = False
 
 
 class _Other:
@@ -169,6 +178,8 @@ def _comparable(values: Mapping[Any, Any]) -> dict[Any, object]:
 
 
 def _frozen(value: object, depth: int = 3) -> object:
+    if isinstance(value, float) and math.isnan(value):
+        return "nan"  # which differs from itself
     if value is None or isinstance(value, bool | int | float | complex | str | bytes):
         return value
     if isinstance(value, list | tuple | deque | set) and depth:
@@ -188,7 +199,9 @@ def _label(module: nn.Module, space: Space, key: object) -> str:
 def _memory(tensor: Tensor) -> int:
     with torch._C.DisableTorchFunction():
         try:
-            return int(tensor.untyped_storage().data_ptr())
+            return int(tensor.untyped_storage().data_ptr()) or id(
+                tensor
+            )  # nothing is written into an empty one
         except (NotImplementedError, RuntimeError):
             return id(tensor)
 
@@ -201,37 +214,22 @@ def _written(args: Any, kwargs: Any) -> Iterator[Tensor]:
         )
 
 
-def check_state(
-    spec: ModelSpec,
-    source: Source,
-    step: Step,
-    rows: int,
-    conduct: Conduct,
-    agrees: Callable[[ModelSpec, Step], bool],
-) -> None:
-    """Raise ModelError if a Python value that changes from call to call decides what the model computes.
+def check_state(source: Source, loss: Loss, batch: Tensors, seed: int, conduct: Conduct) -> None:
+    """Raise ModelError if a Python value that changes from call to call decides what the module computes.
 
-    The model is traced again with all values as they are after one call, and with each number at ``LATER``. A counter
-    that is only logged changes nothing.
+    Torch trains it again for a step with all values as they are after one call, with each number at several larger values,
+    and with each list that grew at several lengths. A counter that is only logged changes nothing.
 
     Args:
-        spec: the model.
-        source: the module that it was cut from.
-        step: its step.
-        rows: samples of a step.
+        source: the module.
+        loss: what to minimise, unless the module returns its loss itself.
+        batch: inputs and labels by name.
+        seed: of the numbers that the module draws.
         conduct: what the module did in a training pass.
-        agrees: tells whether another model and its step train as the module did.
     """
-    if not conduct.changed:
-        return
-    wanted = fingerprint(step.function, step.joint)
-    numbers = [
-        replace(each, values={**each.values, each.key: type(value)(LATER)})
-        for each in conduct.changed
-        if isinstance(value := each.values[each.key], int | float) and not isinstance(value, bool)
-    ]
-    for changes in (conduct.changed, *([each] for each in numbers)):
-        if not _is_same_with(spec, source, rows, changes, wanted, agrees):
+    wanted = _trained_with((), source, loss, batch, seed) if conduct.changed else None
+    for changes in _later(conduct.changed):
+        if wanted is None or not _is_same(wanted, _trained_with(changes, source, loss, batch, seed)):
             name = changes[0].name
             raise ModelError(
                 f"{type(source.module).__name__} keeps Python state: {name!r} changes from call to call and decides what is "
@@ -242,24 +240,47 @@ def check_state(
             )
 
 
-def _is_same_with(
-    spec: ModelSpec,
-    source: Source,
-    rows: int,
-    changes: Sequence[Change],
-    wanted: str,
-    agrees: Callable[[ModelSpec, Step], bool],
-) -> bool:
-    """Return True if the step with these values is the graph ``wanted``, by its fingerprint, or computes the same."""
-    module = source.module
-    with restored(module):
+def _later(changes: Sequence[Change]) -> Iterator[Sequence[Change]]:
+    """Return what to change together: all values after one call, then one number or one list after many calls."""
+    if changes:
+        yield changes
+    for each in changes:
+        value = each.values[each.key]
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            yield from (
+                [replace(each, values={**each.values, each.key: type(value)(late)})] for late in LATER
+            )
+        if each.grew and each.key == max(each.values):
+            items = list(each.values.values())
+            yield from (
+                [replace(each, values=dict(enumerate(islice(cycle(items), late))))] for late in LATER[:-1]
+            )
+
+
+def _trained_with(
+    changes: Sequence[Change], source: Source, loss: Loss, batch: Tensors, seed: int
+) -> Trained | None:
+    """Train for one step by torch with changed values; None if the module fails."""
+    with restored(source.module):
         for each in changes:
             each.space.restore(each.values)
-        loss = source.request.loss if source.returned_loss else spec.loss
         try:
-            other = source.cut(module, replace(source.request, loss=loss))
-            step = step_of(other, rows)
-            same = fingerprint(step.function, step.joint) == wanted
-        except EdgeflError:
-            return False
-    return same or agrees(other, step)  # with the values of before: torch's side runs the module once more
+            return train(source, loss, [batch], seed, rate=0.1)
+        except Exception:  # an index that runs out, or a tensor of a step that is over
+            return None
+
+
+def _is_same(one: Trained, other: Trained | None) -> bool:
+    """Return True if two runs of the same code on the same numbers give the same, up to rounding."""
+    if other is None or one.gradients.keys() != other.gradients.keys():
+        return False
+    pairs = [(torch.tensor(one.losses), torch.tensor(other.losses))]
+    pairs += [(each, other.gradients[name]) for name, each in one.gradients.items()]
+    if one.output is not None and other.output is not None:
+        pairs.append((one.output, other.output))
+    return all(
+        a.shape == b.shape
+        and torch.allclose(a, b, rtol=1e-4, atol=1e-5 * float(a.abs().max()), equal_nan=True)
+        for a, b in pairs
+        if a.numel()
+    )

@@ -60,7 +60,12 @@ class Drawing(OnePath):
         return call_with_draws(self, self._draw, func, args, kwargs)
 
 
-_STACKED: Mapping[str, Callable[..., Any]] = {"lstm": torch.lstm, "gru": torch.gru}
+_STACKED: Mapping[str, Callable[..., Any]] = {
+    "lstm": torch.lstm,
+    "gru": torch.gru,
+    "rnn_tanh": torch.rnn_tanh,
+    "rnn_relu": torch.rnn_relu,
+}
 
 
 def _layer_by_layer(layer: Callable[..., Any], draw: Draw, *args: Any) -> Any:

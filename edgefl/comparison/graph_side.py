@@ -111,3 +111,31 @@ def train(
                 trained.gradients[name] = slope if before is None else before + slope
     trained.state = weights
     return trained
+
+
+def infer(
+    spec: ModelSpec, step: Step, batch: Tensors, torch_side: Trained, *, double: bool = False
+) -> torch.Tensor:
+    """Return the output of the model in inference for ``batch``, with the weights that torch trained.
+
+    Args:
+        spec: the model.
+        step: its gradient step.
+        batch: inputs by name.
+        torch_side: training by torch.
+        double: compute in float64.
+    """
+    trained = {
+        ours: torch_side.state[name] for name, ours in spec.global_names.items() if name in torch_side.state
+    }
+    inputs = {
+        name: each.double() if double and each.dtype == torch.float32 else each
+        for name, each in batch.items()
+    }
+    weights = {}
+    for name, value in spec.weights.items():
+        kind = torch.float64 if double and value.dtype == torch.float32 else value.dtype
+        weights[name] = trained.get(name, value).to(kind)
+    others = {name: inputs[name] for name in spec.others}
+    with torch.no_grad(), double_precision() if double else nullcontext():
+        return step.objective.predict(weights, inputs["x"], others=others)

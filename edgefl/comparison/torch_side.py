@@ -6,7 +6,7 @@ import random
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -43,6 +43,8 @@ class Trained:
         state: parameters and buffers after the steps.
         streams: the random numbers of each step.
         rate: the learning rate.
+        output: what the module gives in inference after the steps for the last batch; None if it fails, draws random
+            numbers, or returns its loss.
     """
 
     losses: list[float] = field(default_factory=list)
@@ -50,6 +52,7 @@ class Trained:
     state: Tensors = field(default_factory=dict)
     streams: list[Stream] = field(default_factory=list)
     rate: float = 0.0
+    output: Tensor | None = None
 
     @property
     def is_finite(self) -> bool:
@@ -109,7 +112,19 @@ def train(
             name: each.detach().clone()
             for name, each in (*module.named_parameters(), *module.named_buffers())
         }
+        with double_precision() if double else nullcontext(), suppress(Exception):
+            trained.output = _inferred(source, batches[-1], Stream(seed))
     return trained
+
+
+@torch.no_grad()
+def _inferred(source: Source, batch: Mapping[str, Tensor], stream: Stream) -> Tensor | None:
+    if source.returned_loss is not None:
+        return None
+    source.module.eval()
+    with Drawing(stream):
+        output = _output(source, batch, {})
+    return None if stream.drawn else output
 
 
 def torch_step_ms(spec: ModelSpec, batch: int, seed: int) -> float:
@@ -142,18 +157,22 @@ def torch_step_ms(spec: ModelSpec, batch: int, seed: int) -> float:
 
 
 def _loss(source: Source, loss: Loss, batch: Mapping[str, Tensor]) -> Tensor:
+    if source.returned_loss is None:
+        return loss_as_torch(loss)(_output(source, batch, {}), batch["y"])
+    return _output(source, batch, {source.returned_loss.labels: batch["y"]})
+
+
+def _output(source: Source, batch: Mapping[str, Tensor], labels: Mapping[str, Tensor]) -> Tensor:
+    """Return the output of the module; the loss that it returns, if it is given ``labels``."""
     module, sample = source.module, source.request.sample
-    labels = {} if source.returned_loss is None else {source.returned_loss.labels: batch["y"]}
     if isinstance(sample, Mapping):
         first, *others = first_input(type(module), sample)
         named = {first: batch["x"], **{name: batch[name] for name in others}}
         returned = module(**named, **labels)
     else:
         returned = module(batch["x"], **labels)
-    name = type(module).__name__
-    if source.returned_loss is not None:
-        return tensor_of(returned, source.returned_loss.key, name)
-    return loss_as_torch(loss)(tensor_of(returned, source.request.output, name), batch["y"])
+    key = source.request.output if source.returned_loss is None else source.returned_loss.key
+    return tensor_of(returned, key, type(module).__name__)
 
 
 def _rate(parameters: Mapping[str, nn.Parameter]) -> float:
