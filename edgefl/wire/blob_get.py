@@ -17,7 +17,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from types import TracebackType
 
 from edgefl.wire.errors import MirrorError
@@ -132,7 +132,7 @@ class Line:
         """Bytes ``first`` to ``last`` of the blob of ``size`` bytes, ``step`` at a time, unchecked. MirrorError where they
         end early, or the mirror says something else; Lacks if it has not the blob."""
         self._alarm.reset(self._patience_s)
-        try:
+        with self._closing_if_broken():
             response = self._asked(sha256, None if (first, last) == (0, size) else (first, last))
             skip = self._checked(response, size, first, last)
             for start in range(0, skip, step):
@@ -143,34 +143,30 @@ class Line:
                 self.close()
             else:
                 response.close()
-        except _BROKEN as error:
-            self.close()
-            raise MirrorError(self._why(error)) from error
-        except BaseException:
-            self.close()
-            raise
 
     def whole(self, sha256: str, step: int) -> tuple[int, Iterator[bytes]]:
         """The bytes that the mirror says a blob has, and all of them, ``step`` at a time, unchecked; for who knows its name
         only. MirrorError, Lacks like :meth:`pieces`."""
         self._alarm.reset(self._patience_s)
-        try:
+        with self._closing_if_broken():
             response = self._asked(sha256, None)
             self._check_status(response, (_OK,))
             size = response.length
-        except _BROKEN as error:
-            self.close()
-            raise MirrorError(self._why(error)) from error
-        if size is None:
-            self.close()
-            raise MirrorError("it does not say how many bytes it sends")
+            if size is None:
+                raise MirrorError("it does not say how many bytes it sends")
         return size, self._rest(response, size, step)
 
     def _rest(self, response: http.client.HTTPResponse, size: int, step: int) -> Iterator[bytes]:
-        try:
+        with self._closing_if_broken():
             for start in range(0, size, step):
                 yield self._read(response, min(step, size - start))
             response.close()
+
+    @contextmanager
+    def _closing_if_broken(self) -> Iterator[None]:
+        """Close the connection if anything is raised inside; a broken one becomes a MirrorError."""
+        try:
+            yield
         except _BROKEN as error:
             self.close()
             raise MirrorError(self._why(error)) from error

@@ -22,6 +22,7 @@ from edgefl.models.graph.plain import cleaned
 from edgefl.models.graph.tracing import exported
 from edgefl.models.losses.own import OwnLoss
 from edgefl.models.losses.returned import ModelLoss
+from edgefl.models.modes import keeping_modes
 from edgefl.wire.errors import ModelError
 
 _ROWS = 2
@@ -43,17 +44,12 @@ def lifted(
     """
     label = loss.read(labels)
     inputs = {"": sample} if isinstance(sample, TensorSpec) else dict(sample)
-    modes = {part: part.training for part in root.modules()}
     parts = []
-    try:
-        for training in (True, False):
+    for training in (True, False):
+        with keeping_modes(root), _giving_loss(root, tuple(inputs), output, loss), without_cache(root):
             root.train(training)
-            with _giving_loss(root, tuple(inputs), output, loss), without_cache(root):
-                program = exported(root, *inputs.values(), label)
-            parts.append(_Slice(program, root))
-    finally:
-        for part, training in modes.items():
-            part.training = training
+            program = exported(root, *inputs.values(), label)
+        parts.append(_Slice(program, root))
     _check_same(parts[0].described(), parts[1].described(), type(root).__name__)
     function = parts[0].module()
     _check_ignored(function, parts[0].output, label, type(root).__name__)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from edgefl.contract.tensors import Tensors, TensorSpec
+from edgefl.contract.tensors import TensorSpec
 from edgefl.models.losses.loss import Loss, cannot_read
 from edgefl.wire.errors import ModelError
 
@@ -46,12 +46,6 @@ class _Contrastive(ABC):
         if len(out.shape) != 2 or out.shape[0] != 2:
             raise cannot_read(self, out, "(2, features), the embeddings of two views,")
         return TensorSpec((), torch.int64)
-
-    def metrics(self, out: TensorSpec) -> tuple[str, ...]:
-        return ("accuracy",)
-
-    def sums(self, out: Tensor, y: Tensor) -> Tensors:
-        return {}
 
 
 @dataclass(frozen=True)

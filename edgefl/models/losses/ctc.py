@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from edgefl.contract.tensors import Tensors, TensorSpec
+from edgefl.contract.tensors import TensorSpec
 from edgefl.models.losses.loss import cannot_read
 from edgefl.wire.errors import ModelError
 
@@ -72,12 +72,6 @@ class CTC:
         if len(out.shape) != 2 or out.shape[1] <= self.blank:
             raise cannot_read(self, out, f"(times, symbols) logits, a blank {self.blank} among them,")
         return TensorSpec((self.length,), torch.int64, out.shape[1])
-
-    def metrics(self, out: TensorSpec) -> tuple[str, ...]:
-        return ("accuracy",)
-
-    def sums(self, out: Tensor, y: Tensor) -> Tensors:
-        return {}
 
     def _states(self, y: Tensor) -> Tensor:
         """The text with a blank before, between and after its symbols, (B, 2 length + 1)."""

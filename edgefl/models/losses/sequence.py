@@ -64,12 +64,9 @@ class SequenceCrossEntropy:
 
     def sums(self, out: Tensor, y: Tensor) -> Tensors:
         """``nll`` is without smoothing: perplexity is that of what the model says."""
-        counted = (
-            torch.ones_like(y, dtype=torch.float32)
-            if self.ignore_index is None
-            else counting(y, self.ignore_index)
-        )
-        assert counted is not None
+        counted = counting(y, self.ignore_index)
+        if counted is None:
+            counted = torch.ones_like(y, dtype=torch.float32)
         values = negative_log_likelihood(out, named(y, self.ignore_index), 0.0)
         return {"nll": (values * counted).sum(dim=1), "tokens": counted.sum(dim=1)}
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +15,9 @@ from edgefl.contract.tensors import TensorSpec
 from edgefl.models.layers.initial import initialised
 from edgefl.models.layers.recurrent import BiLstm
 from edgefl.models.spec import ModelSpec, sequential
+
+Activation = Literal["relu", "tanh"]
+ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {"relu": F.relu, "tanh": torch.tanh}
 
 
 class ConvPool(nn.Module):
@@ -27,16 +32,23 @@ class ConvPool(nn.Module):
 
 
 class Dense(nn.Module):
-    """Flatten, dense layer with bias, and ReLU where ``activate``."""
+    """Flatten, dense layer with bias, and ``activation`` unless it is None: (B, ...) -> (B, width)."""
 
-    def __init__(self, inside: int, width: int, *, activate: bool) -> None:
+    def __init__(self, inside: int, width: int, activation: Activation | None) -> None:
         super().__init__()
-        self.activate = activate
+        self.activation = activation
         self.dense = nn.Linear(inside, width)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.dense(x.flatten(1))
-        return F.relu(out) if self.activate else out
+        return out if self.activation is None else ACTIVATIONS[self.activation](out)
+
+
+def chain(
+    name: str, layer: Callable[[int, int], nn.Module], widths: Iterable[int]
+) -> list[tuple[str, nn.Module]]:
+    """Return layers from each width to the next one, called ``name`` and their number from 1."""
+    return [(f"{name}{number}", layer(*sizes)) for number, sizes in enumerate(pairwise(widths), start=1)]
 
 
 def cnn(*, in_channels: int = 1, size: int = 28, classes: int = 62, seed: int = 0) -> ModelSpec:
@@ -51,8 +63,8 @@ def cnn(*, in_channels: int = 1, size: int = 28, classes: int = 62, seed: int = 
             [
                 ("conv1", ConvPool(in_channels, 32)),
                 ("conv2", ConvPool(32, 64)),
-                ("dense1", Dense(64 * side * side, 2048, activate=True)),
-                ("dense2", Dense(2048, classes, activate=False)),
+                ("dense1", Dense(64 * side * side, 2048, "relu")),
+                ("dense2", Dense(2048, classes, None)),
             ]
         )
 
@@ -72,11 +84,8 @@ def mlp(
     widths = [in_channels * size * size, *hidden]
 
     def units() -> nn.Sequential:
-        layers: list[tuple[str, nn.Module]] = [
-            (f"dense{number}", Dense(inside, outside, activate=True))
-            for number, (inside, outside) in enumerate(pairwise(widths), start=1)
-        ]
-        return sequential([*layers, ("head", Dense(widths[-1], classes, activate=False))])
+        layers = chain("dense", partial(Dense, activation="relu"), widths)
+        return sequential([*layers, ("head", Dense(widths[-1], classes, None))])
 
     return ModelSpec("mlp", initialised(units, seed), TensorSpec((in_channels, size, size)), classes)
 

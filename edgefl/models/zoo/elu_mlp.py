@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.layers.initial import initialised
 from edgefl.models.spec import ModelSpec, sequential
+from edgefl.models.zoo.basic import chain
 
 HIDDEN = (80, 60)
 
@@ -49,10 +50,7 @@ def elu_mlp(
     widths = [in_channels * size * size, *hidden]
 
     def units() -> nn.Sequential:
-        layers: list[tuple[str, nn.Module]] = [
-            (f"dense{number}", EluDense(inside, outside, activate=True))
-            for number, (inside, outside) in enumerate(pairwise(widths), start=1)
-        ]
+        layers = chain("dense", partial(EluDense, activate=True), widths)
         return sequential([*layers, ("head", EluDense(widths[-1], classes, activate=False))])
 
     return ModelSpec("elu_mlp", initialised(units, seed), TensorSpec((in_channels, size, size)), classes)

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Literal
+from functools import partial
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.layers.initial import initialised
 from edgefl.models.spec import ModelSpec, sequential
+from edgefl.models.zoo.basic import ACTIVATIONS, Activation, Dense, chain
 from edgefl.wire.errors import ModelError
-
-Activation = Literal["relu", "tanh"]
-_ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {"relu": F.relu, "tanh": torch.tanh}
 
 
 class ConvActPool(nn.Module):
@@ -29,20 +25,7 @@ class ConvActPool(nn.Module):
         self.conv = nn.Conv2d(inside, width, kernel, padding=padding)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.max_pool2d(_ACTIVATIONS[self.activation](self.conv(x)), 2)
-
-
-class DenseAct(nn.Module):
-    """Flatten, dense layer with bias, activation (None: linear): (B, ...) -> (B, width)."""
-
-    def __init__(self, inside: int, width: int, activation: Activation | None) -> None:
-        super().__init__()
-        self.activation = activation
-        self.dense = nn.Linear(inside, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.dense(x.flatten(1))
-        return out if self.activation is None else _ACTIVATIONS[self.activation](out)
+        return F.max_pool2d(ACTIVATIONS[self.activation](self.conv(x)), 2)
 
 
 @dataclass(frozen=True)
@@ -122,15 +105,12 @@ def _made(shape: Shape, channels: int, size: int, classes: int, final: bool, see
     flat = shape.convolutions[-1] * shape.side(size) ** 2
 
     def units() -> nn.Sequential:
-        convolutions: list[tuple[str, nn.Module]] = [
-            (f"conv{number}", ConvActPool(inside, width, shape.kernel, shape.padding, shape.activation))
-            for number, (inside, width) in enumerate(pairwise((channels, *shape.convolutions)), start=1)
-        ]
-        dense: list[tuple[str, nn.Module]] = [
-            (f"dense{number}", DenseAct(inside, width, shape.activation))
-            for number, (inside, width) in enumerate(pairwise((flat, *shape.dense)), start=1)
-        ]
-        head = DenseAct(shape.dense[-1], classes, shape.activation if final else None)
+        convolution = partial(
+            ConvActPool, kernel=shape.kernel, padding=shape.padding, activation=shape.activation
+        )
+        convolutions = chain("conv", convolution, (channels, *shape.convolutions))
+        dense = chain("dense", partial(Dense, activation=shape.activation), (flat, *shape.dense))
+        head = Dense(shape.dense[-1], classes, shape.activation if final else None)
         return sequential([*convolutions, *dense, ("head", head)])
 
     return ModelSpec(shape.name, initialised(units, seed), TensorSpec((channels, size, size)), classes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -12,7 +13,7 @@ from edgefl.models.layers.explicit import BnMode
 from edgefl.models.layers.initial import initialised
 from edgefl.models.layers.norms import GROUPS, MakeNorm, NormKind, make_norm
 from edgefl.models.spec import ModelSpec, sequential
-from edgefl.models.zoo.basic import Dense
+from edgefl.models.zoo.basic import Dense, chain
 from edgefl.wire.errors import ModelError
 
 WIDTHS = (32, 64, 128, 256)
@@ -57,11 +58,8 @@ def fedbat_cnn(
 
     def units() -> nn.Sequential:
         inner = [in_channels, *widths]
-        convolutions: list[tuple[str, nn.Module]] = [
-            (f"conv{number}", ConvNormPool(inside, width, layer))
-            for number, (inside, width) in enumerate(zip(inner, widths, strict=False), start=1)
-        ]
-        head = Dense(inner[-1] * side * side, classes, activate=False)
+        convolutions = chain("conv", partial(ConvNormPool, norm=layer), inner)
+        head = Dense(inner[-1] * side * side, classes, None)
         return sequential([*convolutions, ("head", head)])
 
     return ModelSpec("fedbat_cnn", initialised(units, seed), TensorSpec((in_channels, size, size)), classes)

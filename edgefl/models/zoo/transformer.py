@@ -138,31 +138,17 @@ class PatchHead(nn.Module):
 
 
 class TokenEmbedding(nn.Module):
-    """Token numbers (B, T) int64 -> token plus position vectors, layer norm, dropout: (B, T, W)."""
+    """Token numbers (B, T) int64 -> token plus position vectors, layer norm unless ``eps`` is None, dropout: (B, T, W)."""
 
-    def __init__(self, vocabulary: int, length: int, width: int, rate: float, eps: float) -> None:
+    def __init__(self, vocabulary: int, length: int, width: int, rate: float, eps: float | None) -> None:
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, width)
         self.positions = Positions(length, width)
-        self.norm = nn.LayerNorm(width, eps=eps)
+        self.norm = nn.Identity() if eps is None else nn.LayerNorm(width, eps=eps)
         self.drop = nn.Dropout(rate)
 
     def forward(self, tokens: Tensor) -> Tensor:
         out: Tensor = self.drop(self.norm(self.positions(self.tokens(tokens))))
-        return out
-
-
-class CausalEmbedding(nn.Module):
-    """Token numbers (B, T) int64 -> token plus position vectors, dropout: (B, T, W)."""
-
-    def __init__(self, vocabulary: int, length: int, width: int, rate: float) -> None:
-        super().__init__()
-        self.tokens = nn.Embedding(vocabulary, width)
-        self.positions = Positions(length, width)
-        self.drop = nn.Dropout(rate)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        out: Tensor = self.drop(self.positions(self.tokens(tokens)))
         return out
 
 
@@ -268,7 +254,7 @@ def gpt(
 
     def units() -> nn.Sequential:
         blocks = _blocks(depth, width, heads, pre=True, rate=rate, eps=eps, causal=True)
-        first = CausalEmbedding(vocabulary, length, width, rate)
+        first = TokenEmbedding(vocabulary, length, width, rate, eps=None)
         return sequential([("embed", first), *blocks, ("head", NextHead(width, vocabulary, eps))])
 
     sample = TensorSpec((length,), torch.int64, vocabulary)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch import fx
 from exporters.capture.nodes import argument, int_argument
 from exporters.executorch.graph import VIEWS
 from exporters.executorch.xnnpack.builder import DATATYPES, Builder, Value
-from exporters.executorch.xnnpack.emitter import Emitter, shape_of
+from exporters.executorch.xnnpack.emitter import Emitter, always, shape_of
 
 _aten = torch.ops.aten
 
@@ -84,12 +84,16 @@ def _is_binary(node: fx.Node) -> bool:
     return numbers and bool(factor == 1) and not node.kwargs.get("rounding_mode")
 
 
-def _unary(op: Any) -> Emitter:
+def _unary(
+    op: Any,
+    accepts: Callable[[fx.Node], bool] = always,
+    types: Collection[torch.dtype] = (torch.float32,),
+) -> Emitter:
     def emit(builder: Builder, node: fx.Node) -> None:
         source, out = _single(builder, node)
         builder.add(op(source, out.id, 0))
 
-    return Emitter(emit)
+    return Emitter(emit, accepts, types=types)
 
 
 def _clamped(bounds: Callable[[fx.Node], tuple[Any, Any]]) -> Emitter:
@@ -140,16 +144,6 @@ def _reciprocal(builder: Builder, node: fx.Node) -> None:
     builder.add(xnn.XNNDiv(builder.number(1.0).id, source, out.id, 0))
 
 
-def _gelu(builder: Builder, node: fx.Node) -> None:
-    source, out = _single(builder, node)
-    builder.add(xnn.XNNGelu(source, out.id, 0))
-
-
-def _convert(builder: Builder, node: fx.Node) -> None:
-    source, out = _single(builder, node)
-    builder.add(xnn.XNNConvert(source, out.id, 0))
-
-
 def _is_softmax(node: fx.Node) -> bool:
     rank = len(shape_of(node))
     return rank > 0 and int_argument(node, 1) % rank == rank - 1 and node.args[2] is False
@@ -188,8 +182,8 @@ EMITTERS: dict[Any, Emitter] = {
     _aten.sin.default: _unary(xnn.XNNSin),
     _aten.cos.default: _unary(xnn.XNNCos),
     _aten.clone.default: _unary(xnn.XNNCopy),
-    _aten.gelu.default: Emitter(_gelu, lambda node: argument(node, "approximate") == "none"),
-    _aten._to_copy.default: Emitter(_convert, types=tuple(DATATYPES)),
+    _aten.gelu.default: _unary(xnn.XNNGelu, lambda node: argument(node, "approximate") == "none"),
+    _aten._to_copy.default: _unary(xnn.XNNConvert, types=tuple(DATATYPES)),
     _aten.relu.default: _clamped(lambda node: (0.0, None)),
     _aten.clamp.default: _clamped(_bounds),
     _aten.clamp_min.default: _clamped(lambda node: (node.args[1], None)),

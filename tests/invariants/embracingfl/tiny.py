@@ -49,7 +49,7 @@ def narrow_cnn() -> ModelSpec:
 
     def units() -> nn.Sequential:
         convolutions = [("conv1", ConvPool(1, 6)), ("conv2", ConvPool(6, 8))]
-        dense = [("dense1", Dense(8 * 2 * 2, 24, activate=True)), ("dense2", Dense(24, 5, activate=False))]
+        dense = [("dense1", Dense(8 * 2 * 2, 24, "relu")), ("dense2", Dense(24, 5, None))]
         return sequential([*convolutions, *dense])
 
     return ModelSpec("cnn", initialised(units, 1), TensorSpec((1, 8, 8)), 5, accounting_batch=1)
