@@ -54,6 +54,19 @@ class Frozen(Net):
         return out
 
 
+class Distilled(Net):
+    """A frozen teacher in front of the student: the student's units read the sample again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.teacher = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 3)).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            soft: Tensor = self.teacher(x).softmax(dim=-1)
+        return super().forward(x) + soft
+
+
 class Scheduled(Net):
     """A Python counter decides what is computed, ``late`` after many steps."""
 
@@ -129,7 +142,7 @@ def seeded(make: Callable[[], Any]) -> Any:
     return make()
 
 
-@pytest.mark.parametrize("make", [Net, Frozen, hooked, Logging, Warming])
+@pytest.mark.parametrize("make", [Net, Frozen, Distilled, hooked, Logging, Warming])
 def test_compared_agrees(make: Callable[[], nn.Module]) -> None:
     spec = split(seeded(make), sample=SAMPLE, classes=3)
 
