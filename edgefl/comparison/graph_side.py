@@ -17,6 +17,7 @@ from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.system.collecting import collecting_later
+from edgefl.wire.bundle.manifest import SAMPLE
 from exporters.capture.checks import check_ops, drop_outside_writes
 from exporters.capture.trace import Joint, joint_graph
 from exporters.verify.rounding import double_precision
@@ -92,7 +93,8 @@ def train(
         for batch, stream in zip(batches, torch_side.streams, strict=True):
             tensors: Tensors = {
                 **prefixed("weights", weights),
-                **prefixed("batch.0", dict(batch)),
+                # Units behind a cut may read the sample again.
+                **prefixed("batch.0", {SAMPLE: batch["x"], **batch}),
                 **prefixed("noise", stream.ports(step.noise)),
             }
             arguments = [

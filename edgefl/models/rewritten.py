@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from edgefl.models.layers import normalised, torch_recurrent
 
@@ -112,3 +113,13 @@ RULES: Mapping[Callable[..., Any], Callable[..., Any]] = {
     **torch_recurrent.RULES,
 }
 """Rules by function."""
+
+
+class Rewriting(TorchFunctionMode):
+    """Mode that applies :data:`RULES` to the functions called in it."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        rule = RULES.get(func)
+        rewritten = NotImplemented if rule is None else rule(*args, **kwargs)
+        return func(*args, **kwargs) if rewritten is NotImplemented else rewritten

@@ -84,6 +84,8 @@ def _is_nothing(node: fx.Node) -> bool:
     """A view, an expansion, a slice, a padding or a conversion to what it is already."""
     if node.target not in VIEWS and node.target not in _PERHAPS_NOTHING:
         return False
+    if not isinstance(node.args[0], fx.Node):  # a number
+        return False
     if node.target is _aten.constant_pad_nd.default and any(ints_argument(node, 1)):
         return False
     before, after = fake_value(node.args[0]), fake_value(node)

@@ -54,6 +54,19 @@ class Frozen(Net):
         return out
 
 
+class Distilled(Net):
+    """A frozen teacher in front of the student: the student's units read the sample again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.teacher = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 3)).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            soft: Tensor = self.teacher(x).softmax(dim=-1)
+        return super().forward(x) + soft
+
+
 class Scheduled(Net):
     """A Python counter decides what is computed, ``late`` after many steps."""
 
@@ -217,7 +230,7 @@ def test_stacked_recurrent_layers_drop_the_same(layer: Callable[..., nn.Module])
     assert compared(spec).units == spec.units
 
 
-@pytest.mark.parametrize("make", [Net, Frozen, hooked, Logging, Filling, Warming])
+@pytest.mark.parametrize("make", [Net, Frozen, Distilled, hooked, Logging, Filling, Warming])
 def test_compared_agrees(make: Callable[[], nn.Module]) -> None:
     spec = split(seeded(make), sample=SAMPLE, classes=3)
 

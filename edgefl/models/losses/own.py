@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.models.losses.loss import Loss
 from edgefl.models.losses.trial import Trial, try_loss
+from edgefl.models.rewritten import Rewriting
 from edgefl.wire.errors import ModelError
 
 Function = Callable[[Tensor, Tensor], Tensor]
@@ -65,7 +66,8 @@ class OwnLoss:
 
     def batch_loss(self, out: Tensor, y: Tensor) -> Tensor:
         """Return the training loss of a whole batch, ()."""
-        values = self.function(out, y)
+        with Rewriting():
+            values = self.function(out, y)
         return values if values.dim() == 0 else values.mean()
 
     def is_separable(self, out: TensorSpec) -> bool:
@@ -74,11 +76,12 @@ class OwnLoss:
 
     def each(self, out: Tensor, y: Tensor) -> Tensor:
         """Return the loss of each sample alone, (B,), for evaluation."""
-        values, reduced = _one_by_one(self.function, out, y)
-        if not reduced:
-            return values
-        # 0 / 0 of a mean over no label. NaN of a diverged model must stay, so constant outputs decide.
-        blank, _ = _one_by_one(self.function, torch.ones_like(out), y)
+        with Rewriting():
+            values, reduced = _one_by_one(self.function, out, y)
+            if not reduced:
+                return values
+            # 0 / 0 of a mean over no label. NaN of a diverged model must stay, so constant outputs decide.
+            blank, _ = _one_by_one(self.function, torch.ones_like(out), y)
         empty = torch.logical_and(blank.isnan(), values.isnan())
         return torch.where(empty, torch.zeros_like(values), values)
 

@@ -82,6 +82,11 @@ def writes(out: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(out.div_(2.0), y)
 
 
+def dice(out: Tensor, y: Tensor) -> Tensor:
+    p, t = out.softmax(dim=1), F.one_hot(y, CLASSES)
+    return 1 - (2 * (p * t).sum(dim=0) / (p + t).sum(dim=0)).mean()
+
+
 TRAINED: dict[str, Function] = {
     "weights made in the function": lambda out, y: F.cross_entropy(
         out, y, weight=torch.tensor([1.0, 5.0, 0.2])
@@ -97,6 +102,8 @@ TRAINED: dict[str, Function] = {
     "object": Scaled(),
     "method": Scaled().cached,
     "contrast": supervised_contrast,
+    "one-hot": dice,
+    "distances": lambda out, y: F.cross_entropy(-torch.cdist(out, torch.eye(CLASSES)), y),
     "deviation over the batch": lambda out, y: F.cross_entropy(out, y) + out.std(dim=0).mean(),
     "per sample": lambda out, y: F.cross_entropy(out, y, reduction="none"),
     "per sample, centred by the batch": lambda out, y: F.cross_entropy(
@@ -134,7 +141,7 @@ def test_a_batch_has_the_loss_and_the_gradient_of_torch(name: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize("name", ["module", "ignored class", "contrast"])
+@pytest.mark.parametrize("name", ["module", "ignored class", "contrast", "one-hot"])
 def test_an_exported_step_moves_the_weights_as_torch_does(form: str, name: str) -> None:
     module, x = network(), inputs()
     tried = objective(module, own_loss(TRAINED[name]))

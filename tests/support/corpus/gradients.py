@@ -335,3 +335,16 @@ class GradientReversal(Net):
                 return -0.5 * g
 
         return self.b(Reverse.apply(self.between(self.a(x))))
+
+
+@_.case("i-grad")
+class TeacherBeforeStudent(Net):
+    # The student reads the sample after a unit that holds only the teacher.
+    def __init__(self):
+        super().__init__()
+        self.teacher = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)).eval().requires_grad_(False)
+
+    def forward(self, x):
+        with torch.no_grad():
+            soft = self.teacher(x).softmax(-1)
+        return self.b(self.a(x).tanh()) + soft
