@@ -392,6 +392,37 @@ def test_a_result_is_remembered_until_the_object_changes(monkeypatch: pytest.Mon
     assert len(trained) == 2
 
 
+class Configured(Net):
+    """Reads a dictionary and a function that people may change; ``late`` adds what the first call computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.how, self.seen = {"late": False}, list[Tensor]()
+        self.act: Callable[[Tensor], Tensor] = torch.relu
+
+    def between(self, h: Tensor) -> Tensor:
+        return self.late(h) if self.how["late"] else self.act(h)
+
+    def late(self, h: Tensor) -> Tensor:
+        self.seen.append(h.detach().mean(0))
+        return h + self.seen[0]
+
+
+@pytest.mark.parametrize("changed", ["how", "act", "between"])
+def test_a_result_is_not_used_after_a_change(changed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = seeded(Configured)
+    compared(split(module, sample=SAMPLE, classes=3))
+    if changed == "how":
+        module.how["late"] = True
+    elif changed == "act":
+        module.act = module.late
+    else:
+        monkeypatch.setattr(Configured, "between", Configured.late)
+
+    with pytest.raises(ModelError):
+        compared(split(module, sample=SAMPLE, classes=3))
+
+
 def test_check_says_what_the_comparison_says() -> None:
     verdict = edgefl.check(seeded(Clipped), sample=(4,), classes=3, engines=["onnx"])
 
