@@ -15,9 +15,9 @@ from edgefl.comparison.conduct import Conduct, check_state
 from edgefl.comparison.diagnosis import diagnosed
 from edgefl.comparison.graph_side import Step
 from edgefl.comparison.inputs import ATTEMPTS, Samples, batches
+from edgefl.comparison.key import key_of
 from edgefl.comparison.torch_side import Trained
 from edgefl.contract.tensors import Tensors
-from edgefl.models.hooks import described_hooks
 from edgefl.models.source import Source
 from edgefl.models.spec import ModelSpec
 from edgefl.models.user_code import blamed, innermost
@@ -77,39 +77,10 @@ def compared(spec: ModelSpec, data: Samples | None = None, seed: int = 0) -> Mod
     source = spec.source
     if source is None:
         return spec
-    known, key = _agreed.setdefault(source.module, {}), _key(spec, source)
+    known, key = _agreed.setdefault(source.module, {}), key_of(spec, source, data)
     if key not in known:
         known[key] = _whole_only(spec, source, data, seed)
     return _whole(spec, source) if known[key] else spec
-
-
-def _key(spec: ModelSpec, source: Source) -> object:
-    """What decides the result beside the object: the request, and what people change on a module between two calls."""
-    request = source.request
-    inputs = tuple(torch_side.inputs_of(source).items())
-    parts = tuple(
-        (path, id(type(part)), part.training, described_hooks(part), tuple(map(str, _plain(part))))
-        for path, part in source.module.named_modules()
-    )
-    learns = tuple(each.requires_grad for each in source.module.parameters())
-    loss = (type(spec.loss), spec.loss if _is_hashable(spec.loss) else id(spec.loss))
-    return inputs, request.cuts, request.units, request.output, request.classes, loss, parts, learns
-
-
-def _plain(part: nn.Module) -> list[tuple[str, object]]:
-    return [
-        (name, value)
-        for name, value in part.__dict__.items()
-        if isinstance(value, bool | int | float | str) and not name.startswith("edgefl")
-    ]
-
-
-def _is_hashable(value: object) -> bool:
-    try:
-        hash(value)
-    except TypeError:
-        return False
-    return True
 
 
 def _whole_only(spec: ModelSpec, source: Source, data: Samples | None, seed: int) -> bool:

@@ -85,12 +85,16 @@ def split(
     request = Request(
         chosen, sample, classes, units, name, accounting_batch, loss=loss, labels=labels, output=output
     )
-    return _split(unwrapped(module), request)
+    with blamed(f"torch cannot list the parts of {type(module).__name__}"):
+        inner = unwrapped(module)
+    return _split(inner, request)
 
 
 def _split(module: nn.Module, request: Request) -> ModelSpec:
     shaped_module = shaped(module, request.sample)
-    with noting_gradient_hooks(shaped_module):
+    name = type(module).__name__
+    unfit = f"{name} cannot be copied and set to training; expected a module that deepcopy and train() accept"
+    with noting_gradient_hooks(shaped_module), blamed(unfit):
         copied = visible(shaped_module)
     hooks = hooks_by_parameter(copied)
     drop_backward_hooks(copied)

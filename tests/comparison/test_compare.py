@@ -79,63 +79,6 @@ class Scheduled(Net):
         return h if self.step < self.late else 2 * h
 
 
-class Merging(Net):
-    """Adds a product of low rank to a weight, or merges it into the weight in inference, as LoRA layers do."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.low, self.high = nn.Parameter(torch.randn(2, 6)), nn.Parameter(torch.randn(6, 2))
-        self.weight, self.merged = nn.Parameter(torch.randn(6, 6)), False
-
-    def train(self, mode: bool = True) -> Merging:
-        super().train(mode)
-        if self.merged == mode:
-            change = self.high @ self.low
-            self.weight.data += -change if mode else change
-            self.merged = not mode
-        return self
-
-    def between(self, h: Tensor) -> Tensor:
-        h, low = F.linear(h, self.weight), F.linear(F.linear(h, self.low), self.high)
-        return h if self.merged else h + low
-
-
-class Centred(Net):
-    """Keeps a mean of training outside of its buffers, for inference."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.mean = torch.zeros(6)
-
-    def between(self, h: Tensor) -> Tensor:
-        if self.training:
-            self.mean = 0.5 * self.mean + 0.5 * h.detach().mean(0)
-            return h
-        return h - self.mean
-
-
-class Windowed(Net):
-    """A Python counter decides what is computed, in some steps of a long training only."""
-
-    step = 0
-
-    def between(self, h: Tensor) -> Tensor:
-        self.step += 1
-        return 2 * h if 50 < self.step < 500 else h
-
-
-class Banking(Net):
-    """Keeps what it computed in a list, and reads that once there is enough."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bank = list[Tensor]()
-
-    def between(self, h: Tensor) -> Tensor:
-        self.bank.append(h.detach().mean(0))
-        return h + self.bank[0] if len(self.bank) > 8 else h
-
-
 class Filling(Net):
     """Holds a number that differs from itself, and a parameter without entries."""
 
@@ -247,10 +190,6 @@ def test_compared_agrees(make: Callable[[], nn.Module]) -> None:
         (turning, r"backward hook of 'second' returns a gradient; .*register_hook"),
         (averaging, r"momentum=None.*such as 0\.1"),
         (lambda: torch.jit.script(Net()), r"found a scripted one"),
-        (Windowed, r"keeps Python state: 'step'"),
-        (Banking, r"keeps Python state"),
-        (Merging, r"another output in inference.*merge weights in forward"),
-        (Centred, r"another output in inference.*register_buffer"),
     ],
 )
 def test_compared_refuses(make: Callable[[], nn.Module], message: str) -> None:

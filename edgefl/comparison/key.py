@@ -1,0 +1,79 @@
+"""Key under which the result of a comparison is remembered."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable
+from weakref import ref
+
+from torch import Tensor
+
+from edgefl.comparison import torch_side
+from edgefl.comparison.inputs import Samples
+from edgefl.models.hooks import described_hooks
+from edgefl.models.references import References
+from edgefl.models.source import Source
+from edgefl.models.spec import ModelSpec
+
+
+def key_of(spec: ModelSpec, source: Source, data: Samples | None) -> object:
+    """Return what decides the result beside the object: the request, and what people change on it between two calls."""
+    request = source.request
+    inputs = tuple(torch_side.inputs_of(source).items())
+    parts = tuple(
+        (path, id(type(part)), part.training, described_hooks(part))
+        for path, part in source.module.named_modules()
+    )
+    learns = tuple(each.requires_grad for each in source.module.parameters())
+    state = tuple(
+        tuple((str(key), _known(value)) for key, value in space.read().items() if not _is_own(key))
+        for space in References(source.module).spaces
+    )
+    loss = type(spec.loss), spec.loss if _is_hashable(spec.loss) else _Identity(spec.loss)
+    asked = request.cuts, request.units, request.output, request.classes, data is None
+    return inputs, asked, loss, parts, learns, state
+
+
+def _is_hashable(value: object) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
+
+
+def _is_own(key: object) -> bool:
+    return isinstance(key, str) and key.startswith(("edgefl_", "_flat_weight"))
+
+
+def _known(value: object) -> Hashable:
+    """Return what a value is compared by later. The items of a container are values of another space."""
+    if value is None or isinstance(value, bool | int | float | complex | str | bytes):
+        return type(value), value
+    if isinstance(value, tuple):
+        return tuple(map(_known, value))
+    if isinstance(value, Tensor):  # training moves its values
+        return value.shape, value.dtype
+    return type(value) if isinstance(value, list | dict | set | deque) else _Identity(value)
+
+
+class _Identity:
+    """An object by its identity. Another one that gets its address later is not equal."""
+
+    def __init__(self, value: object) -> None:
+        self._address = id(value)
+        self._alive: ref[object] | None
+        try:
+            self._alive = ref(value)
+        except TypeError:
+            self._alive = None
+
+    def __hash__(self) -> int:
+        return self._address
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Identity) or self._address != other._address:
+            return False
+        if self._alive is None or other._alive is None:
+            return self._alive is other._alive
+        return self._alive() is other._alive()

@@ -1,0 +1,159 @@
+"""Python state, modes and inference: what torch's side shows of them, and when a result is forgotten."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from edgefl.comparison.compare import compared
+from edgefl.contract.tensors import TensorSpec
+from edgefl.models.split import split
+from edgefl.wire.errors import ModelError
+from tests.comparison.test_compare import SAMPLE, Net, seeded
+
+
+class Merging(Net):
+    """Adds a product of low rank to a weight, or merges it into the weight in inference, as LoRA layers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.low, self.high = nn.Parameter(torch.randn(2, 6)), nn.Parameter(torch.randn(6, 2))
+        self.weight, self.merged = nn.Parameter(torch.randn(6, 6)), False
+
+    def train(self, mode: bool = True) -> Merging:
+        super().train(mode)
+        if self.merged == mode:
+            change = self.high @ self.low
+            self.weight.data += -change if mode else change
+            self.merged = not mode
+        return self
+
+    def between(self, h: Tensor) -> Tensor:
+        h, low = F.linear(h, self.weight), F.linear(F.linear(h, self.low), self.high)
+        return h if self.merged else h + low
+
+
+class Centred(Net):
+    """Keeps a mean of training outside of its buffers, for inference."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = torch.zeros(6)
+
+    def between(self, h: Tensor) -> Tensor:
+        if self.training:
+            self.mean = 0.5 * self.mean + 0.5 * h.detach().mean(0)
+            return h
+        return h - self.mean
+
+
+class Locked(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+
+class Stubborn(Net):
+    def train(self, mode: bool = True) -> Stubborn:
+        raise RuntimeError("set once")
+
+
+class Equal(Net):
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Equal)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Windowed(Net):
+    """A Python counter decides what is computed, in some steps of a long training only."""
+
+    step = 0
+
+    def between(self, h: Tensor) -> Tensor:
+        self.step += 1
+        return 2 * h if 50 < self.step < 500 else h
+
+
+class Banking(Net):
+    """Keeps what it computed in a list, and reads that once there is enough."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bank = list[Tensor]()
+
+    def between(self, h: Tensor) -> Tensor:
+        self.bank.append(h.detach().mean(0))
+        return h + self.bank[0] if len(self.bank) > 8 else h
+
+
+class Configured(Net):
+    """Reads a dictionary and a function that people may change; ``late`` adds what the first call computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.how, self.seen = {"late": False}, list[Tensor]()
+        self.act: Callable[[Tensor], Tensor] = torch.relu
+
+    def between(self, h: Tensor) -> Tensor:
+        return self.late(h) if self.how["late"] else self.act(h)
+
+    def late(self, h: Tensor) -> Tensor:
+        self.seen.append(h.detach().mean(0))
+        return h + self.seen[0]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (Locked, r"expected a module that deepcopy .*_thread\.lock"),
+        (Stubborn, r"train\(\) accept.*set once \(at .*test_state\.py:\d+\)"),
+        (Equal, r"cannot list the parts of Equal.*unhashable"),
+        (Windowed, r"keeps Python state: 'step'"),
+        (Banking, r"keeps Python state"),
+        (Merging, r"another output in inference.*merge weights in forward"),
+        (Centred, r"another output in inference.*register_buffer"),
+    ],
+)
+def test_modules_that_go_wrong_later_are_refused(make: Callable[[], nn.Module], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        compared(split(seeded(make), sample=SAMPLE, classes=3))
+
+
+@pytest.mark.parametrize(
+    "layer", [nn.LSTM, nn.GRU, nn.RNN, lambda *sizes, **how: nn.RNN(*sizes, **how, nonlinearity="relu")]
+)
+def test_stacked_recurrent_layers_drop_the_same(layer: Callable[..., nn.Module]) -> None:
+    class Reading(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer(3, 4, 2, batch_first=True, dropout=0.3, bidirectional=True)
+            self.head = nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.head(self.layer(x)[0][:, -1])
+            return out
+
+    spec = split(seeded(Reading), sample=TensorSpec((5, 3)), classes=3)
+
+    assert compared(spec).units == spec.units
+
+
+@pytest.mark.parametrize("changed", ["how", "act", "between"])
+def test_a_result_is_not_used_after_a_change(changed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = seeded(Configured)
+    compared(split(module, sample=SAMPLE, classes=3))
+    if changed == "how":
+        module.how["late"] = True
+    elif changed == "act":
+        module.act = module.late
+    else:
+        monkeypatch.setattr(Configured, "between", Configured.late)
+
+    with pytest.raises(ModelError):
+        compared(split(module, sample=SAMPLE, classes=3))
