@@ -67,6 +67,18 @@ class Distilled(Net):
         return super().forward(x) + soft
 
 
+class Vectorised(Net):
+    """An ensemble of heads by torch.vmap, which no cut may part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = nn.Parameter(torch.randn(2, 6, 6))
+
+    def between(self, h: Tensor) -> Tensor:
+        heads: Tensor = torch.vmap(lambda weight: F.linear(h, weight))(self.heads)
+        return heads.mean(0)
+
+
 class Scheduled(Net):
     """A Python counter decides what is computed, ``late`` after many steps."""
 
@@ -142,7 +154,7 @@ def seeded(make: Callable[[], Any]) -> Any:
     return make()
 
 
-@pytest.mark.parametrize("make", [Net, Frozen, Distilled, hooked, Logging, Warming])
+@pytest.mark.parametrize("make", [Net, Frozen, Distilled, Vectorised, hooked, Logging, Warming])
 def test_compared_agrees(make: Callable[[], nn.Module]) -> None:
     spec = split(seeded(make), sample=SAMPLE, classes=3)
 
