@@ -16,7 +16,7 @@ from edgefl.models.graph import autocut
 from edgefl.models.graph.conditions import check_draws, check_modes, switches
 from edgefl.models.graph.flow import Flow
 from edgefl.models.graph.output import Output, giving, returning
-from edgefl.models.graph.plain import draws, path_of, paths_of
+from edgefl.models.graph.plain import draws, path_of, paths_of, vectorised
 from edgefl.models.graph.returned_loss import lifted
 from edgefl.models.graph.tracing import Traced, trace
 from edgefl.models.graph.units import Stretch
@@ -204,9 +204,12 @@ def _automatic(module: nn.Module, sample: TensorSpec, units: int | None, output:
     drawing = {path_of(node) for node in draws(traced.graph)}
     if "" in drawing:
         return _drawing(module, sample, output)
+    mapped = {path_of(node) for node in vectorised(traced.graph)}
+    if "" in mapped:
+        raise ModelError("its forward calls torch.vmap")
     fine = autocut.lending(autocut.rereading(Flow(traced), sample))
     blocks = autocut.blocks(fine)
-    opened = autocut.opened(fine, autocut.chosen(fine, blocks)) - drawing
+    opened = autocut.opened(fine, autocut.chosen(fine, blocks)) - drawing - mapped
     # Traced once more with all closed that no cut lies in: it stays what its author wrote.
     flow = _flow(module, sample, opened, output)
     flow = replace(flow, lent=fine.lent, again=fine.again)

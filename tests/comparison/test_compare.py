@@ -67,6 +67,18 @@ class Distilled(Net):
         return super().forward(x) + soft
 
 
+class Vectorised(Net):
+    """An ensemble of heads by torch.vmap, which no cut may part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = nn.Parameter(torch.randn(2, 6, 6))
+
+    def between(self, h: Tensor) -> Tensor:
+        heads: Tensor = torch.vmap(lambda weight: F.linear(h, weight))(self.heads)
+        return heads.mean(0)
+
+
 class Scheduled(Net):
     """A Python counter decides what is computed, ``late`` after many steps."""
 
@@ -173,7 +185,7 @@ def test_stacked_recurrent_layers_drop_the_same(layer: Callable[..., nn.Module])
     assert compared(spec).units == spec.units
 
 
-@pytest.mark.parametrize("make", [Net, Frozen, Distilled, hooked, Logging, Filling, Warming])
+@pytest.mark.parametrize("make", [Net, Frozen, Distilled, Vectorised, hooked, Logging, Filling, Warming])
 def test_compared_agrees(make: Callable[[], nn.Module]) -> None:
     spec = split(seeded(make), sample=SAMPLE, classes=3)
 

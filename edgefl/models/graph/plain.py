@@ -79,6 +79,15 @@ def draws(graph: fx.Graph) -> list[fx.Node]:
     return [node for node in graph.nodes if _draws(node)]
 
 
+def vectorised(graph: fx.Graph) -> list[fx.Node]:
+    """Return the nodes that enter or leave ``torch.vmap``; they cannot run outside of it, one by one."""
+    return [
+        node
+        for node in graph.nodes
+        if getattr(node.target, "__module__", "") == "torch._functorch.predispatch"
+    ]
+
+
 def _draws(node: fx.Node) -> bool:
     if node.target is torch.ops.aten.scaled_dot_product_attention.default:
         return bool(node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0))

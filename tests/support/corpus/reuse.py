@@ -251,3 +251,28 @@ def heads_swapped_in_forward():
             return total
 
     return Model()
+
+
+@_.case("g-reuse")
+class EnsembleByVmap(nn.Module):
+    # Stacked weights of several heads, in forward itself.
+    def __init__(self):
+        super().__init__()
+        self.w, self.b = nn.Parameter(torch.randn(3, 3, 8) * 0.3), nn.Parameter(torch.zeros(3, 3))
+        self.template = [nn.Linear(8, 3)]
+
+    def forward(self, x):
+        def head(w, b):
+            return torch.func.functional_call(self.template[0], {"weight": w, "bias": b}, (x,))
+
+        return torch.vmap(head)(self.w, self.b).tanh().mean(0)
+
+
+@_.case("g-reuse")
+class VmapInSubmodule(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.heads, self.last = nn.Linear(8, 8), EnsembleByVmap(), nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.last(self.heads(torch.relu(self.body(x))))
