@@ -138,6 +138,9 @@ def infer(
     for name, value in spec.weights.items():
         kind = torch.float64 if double and value.dtype == torch.float32 else value.dtype
         weights[name] = trained.get(name, value).to(kind)
-    others = {name: each for name, each in inputs.items() if name != "y"}  # units may read the sample again
+    others = {
+        SAMPLE: inputs["x"],
+        **{name: inputs[name] for name in spec.others},
+    }  # units may read the sample again
     with torch.no_grad(), double_precision() if double else nullcontext():
         return step.objective.predict(weights, inputs["x"], others=others)
