@@ -79,15 +79,6 @@ class Vectorised(Net):
         return heads.mean(0)
 
 
-class Copying(Net):
-    """A layer that is copied in forward: no gradient passes its copy."""
-
-    def between(self, h: Tensor) -> Tensor:
-        teacher = copy.deepcopy(self.first)
-        wide: Tensor = teacher(h[:, :4])
-        return h + wide
-
-
 class Scheduled(Net):
     """A Python counter decides what is computed, ``late`` after many steps."""
 
@@ -163,7 +154,7 @@ def seeded(make: Callable[[], Any]) -> Any:
     return make()
 
 
-@pytest.mark.parametrize("make", [Net, Frozen, Distilled, Vectorised, Copying, hooked, Logging, Warming])
+@pytest.mark.parametrize("make", [Net, Frozen, Distilled, Vectorised, hooked, Logging, Warming])
 def test_compared_agrees(make: Callable[[], nn.Module]) -> None:
     spec = split(seeded(make), sample=SAMPLE, classes=3)
 
