@@ -104,10 +104,16 @@ def cdist(
     return torch.linalg.vector_norm(apart, p, dim=-1)
 
 
+def deepcopied(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
+    """Return a detached copy, as ``copy.deepcopy`` does for a weight; while a graph is traced, weights are no leaves."""
+    return tensor.detach().clone()
+
+
 RULES: Mapping[Callable[..., Any], Callable[..., Any]] = {
     F.embedding_bag: embedding_bag,
     F.one_hot: one_hot,
     F.rrelu: rrelu,
+    Tensor.__deepcopy__: deepcopied,
     torch.cdist: cdist,
     **normalised.RULES,
     **torch_recurrent.RULES,

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -276,3 +278,15 @@ class VmapInSubmodule(nn.Module):
 
     def forward(self, x):
         return self.last(self.heads(torch.relu(self.body(x))))
+
+
+@_.case("g-reuse")
+class TeacherByDeepcopy(nn.Module):
+    # No gradient reaches the weights through their copy.
+    def __init__(self):
+        super().__init__()
+        self.body, self.last = nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        teacher = copy.deepcopy(self.body)
+        return self.last(torch.relu(self.body(x)) + teacher(x))
