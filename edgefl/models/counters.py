@@ -50,34 +50,39 @@ class Watch(TorchDispatchMode):
         self.written: set[str] = set()
         self.read: set[str] = set()
         self._buffers = buffers
+        # Buffers that a tensor was computed from, and those whose memory it is.
         self._sources: Any = WeakTensorKeyDictionary()
+        self._memory: Any = WeakTensorKeyDictionary()
 
     def following(self, tensors: Tensors) -> Self:
         """Return the mode for a run with these ``tensors`` by name."""
         for name in self._buffers:
-            self._sources[tensors[name]] = frozenset({name})
+            self._sources[tensors[name]] = self._memory[tensors[name]] = frozenset({name})
         return self
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         tensors = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
-        sources = frozenset[str]().union(*(self._sources.get(each, frozenset()) for each in tensors))
+        sources = self._union(self._sources, tensors)
         result = func(*args, **(kwargs or {}))
         results = [each for each in pytree.tree_leaves(result) if isinstance(each, Tensor)]
-        writes = func._schema.is_mutable
-        if writes and args and isinstance(args[0], Tensor):
-            own = self._sources.get(args[0], frozenset())
+        if func._schema.is_mutable:
+            own = self._union(self._memory, tensors[:1])
             self.written |= own
             self.read |= sources - own
         elif any(each.is_floating_point() or each.dtype is torch.bool for each in results):
             self.read |= sources
         elif len(tensors) > 1:
-            self.read |= frozenset[str]().union(
-                *(self._sources.get(each, frozenset()) for each in tensors[1:])
-            )
+            self.read |= self._union(self._sources, tensors[1:])
+        shares_memory = any(each.alias_info is not None for each in func._schema.returns)
+        memory = self._union(self._memory, tensors) if shares_memory else frozenset()
         for each in results:
-            if sources:
-                self._sources[each] = sources
+            self._sources[each] = sources
+            self._memory[each] = memory
         return result
+
+    @staticmethod
+    def _union(names: Any, tensors: list[Tensor]) -> frozenset[str]:
+        return frozenset[str]().union(*(names.get(each, frozenset()) for each in tensors))
 
 
 def note_counters(module: nn.Module, names: Collection[str]) -> None:
