@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from torch import Tensor, nn
 
-from edgefl.models.spec import ModelSpec, on_meta, run_meta
+from edgefl.models.spec import ModelSpec, on_meta
 from edgefl.simulation.average import partial_average
 from edgefl.submodels.importance.learnable import own_weights
 from edgefl.submodels.importance.thresholds import Cut, Mask, cut
@@ -85,7 +85,8 @@ def positions_per_weight(spec: ModelSpec) -> dict[str, int]:
     for path, layer in bare.named_modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):
             layer.register_forward_hook(counted(path))
-    run_meta(bare, spec.sample, 2)
+    with torch.no_grad():  # not run_meta, which restores what hooks change
+        bare.eval()(torch.empty((2, *spec.sample.shape), dtype=spec.sample.dtype, device="meta"))
     return uses
 
 
