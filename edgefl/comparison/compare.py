@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from edgefl.comparison import graph_side, torch_side
 from edgefl.comparison.conduct import Conduct, check_state
 from edgefl.comparison.diagnosis import diagnosed
-from edgefl.comparison.graph_side import Step
+from edgefl.comparison.graph_side import GradientStep
 from edgefl.comparison.inputs import ATTEMPTS, Samples, batches
 from edgefl.comparison.key import key_of
 from edgefl.comparison.torch_side import Trained
@@ -130,7 +130,7 @@ def _compare(spec: ModelSpec, source: Source, data: Samples | None, seed: int) -
         if by_torch is None or not by_torch.is_finite:
             continue
         finite = True
-        judge = _Judge(source, samples, by_torch, seed)
+        judge = _TorchTraining(source, samples, by_torch, seed)
         differences, certain = judge.differences(spec, step)
         if not differences:
             judge.check_inference(spec, step)
@@ -180,7 +180,7 @@ def _by_torch(
 
 
 @dataclass(frozen=True, eq=False)
-class _Judge:
+class _TorchTraining:
     """Training of the module by torch, beside which models are judged."""
 
     source: Source
@@ -188,7 +188,7 @@ class _Judge:
     by_torch: Trained
     seed: int
 
-    def check_inference(self, spec: ModelSpec, step: Step) -> None:
+    def check_inference(self, spec: ModelSpec, step: GradientStep) -> None:
         """Raise ModelError if the model gives another output in inference than the module, with the weights of torch."""
         name = type(self.source.module).__name__
         with blamed(f"{name} fails in inference where it runs in torch"):
@@ -212,7 +212,7 @@ class _Judge:
             )
 
     def _inference_error(
-        self, spec: ModelSpec, step: Step, by_torch: Trained, *, double: bool = False
+        self, spec: ModelSpec, step: GradientStep, by_torch: Trained, *, double: bool = False
     ) -> float:
         wanted = by_torch.output
         if wanted is None or not wanted.isfinite().all():
@@ -221,7 +221,7 @@ class _Judge:
         error = _distance(wanted, found) if wanted.shape == found.shape else float("inf")
         return error / max(_scale(wanted), 1e-6)
 
-    def differences(self, spec: ModelSpec, step: Step) -> tuple[list[Difference], bool]:
+    def differences(self, spec: ModelSpec, step: GradientStep) -> tuple[list[Difference], bool]:
         """Return the tensors that the traced ``step`` of ``spec`` trains differently, and whether that is certain.
 
         If there are any, both sides train again in float64. A difference there is real. If they agree, a tensor may differ

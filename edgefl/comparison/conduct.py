@@ -44,7 +44,7 @@ class Conduct(TorchFunctionMode):
         self._parameters = {name: id(each) for name, each in module.named_parameters(remove_duplicate=False)}
         self._problems: list[str] = []
         self._seen = False
-        self.changed: list[Change] = []
+        self.changed: list[StateChange] = []
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -54,7 +54,7 @@ class Conduct(TorchFunctionMode):
             for hooks in (part._backward_hooks, part._backward_pre_hooks):
                 for key, hook in list(hooks.items()):
                     watched.append((hooks, key, hook))
-                    hooks[key] = _Watched(hook, path or type(part).__name__, self._note)
+                    hooks[key] = _ObservedHook(hook, path or type(part).__name__, self._note)
         try:
             yield
         finally:
@@ -77,7 +77,7 @@ class Conduct(TorchFunctionMode):
             values = space.read()
             now = _comparable(values)
             self.changed += [
-                Change(
+                StateChange(
                     _label(self._module, space, key),
                     space,
                     key,
@@ -127,7 +127,7 @@ _TOGGLE = "expected a fixed choice; call requires_grad_ before the model is comp
 _HOOK = "expected hooks that only observe; change the gradient of a parameter by register_hook, or of a tensor in forward"
 
 
-class _Watched:
+class _ObservedHook:
     """Backward hook that reports whether it returned a gradient."""
 
     def __init__(self, hook: Callable[..., Any], path: str, note: Callable[[str, str], None]) -> None:
@@ -141,7 +141,7 @@ class _Watched:
 
 
 @dataclass(frozen=True)
-class Change:
+class StateChange:
     """A Python value that a forward pass changed.
 
     Attributes:
@@ -240,7 +240,7 @@ def check_state(source: Source, loss: Loss, batch: Tensors, seed: int, conduct: 
             )
 
 
-def _later(changes: Sequence[Change]) -> Iterator[Sequence[Change]]:
+def _later(changes: Sequence[StateChange]) -> Iterator[Sequence[StateChange]]:
     """Return what to change together: all values after one call, then one number or one list after many calls."""
     if changes:
         yield changes
@@ -258,7 +258,7 @@ def _later(changes: Sequence[Change]) -> Iterator[Sequence[Change]]:
 
 
 def _trained_with(
-    changes: Sequence[Change], source: Source, loss: Loss, batch: Tensors, seed: int
+    changes: Sequence[StateChange], source: Source, loss: Loss, batch: Tensors, seed: int
 ) -> Trained | None:
     """Train for one step by torch with changed values; None if the module fails."""
     with restored(source.module):

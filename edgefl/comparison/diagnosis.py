@@ -12,7 +12,7 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from edgefl.comparison import torch_side
 from edgefl.comparison.conduct import Conduct
-from edgefl.comparison.graph_side import Step
+from edgefl.comparison.graph_side import GradientStep
 from edgefl.comparison.torch_side import Trained
 from edgefl.contract.tensors import Tensors
 from edgefl.models.hooks import has_forward_hooks
@@ -38,7 +38,7 @@ _REMEDIES = {
 def diagnosed(
     spec: ModelSpec,
     source: Source,
-    step: Step,
+    step: GradientStep,
     difference: tuple[str, float, float],
     batch: Tensors,
     by_torch: Trained,
@@ -75,7 +75,9 @@ _NAMES = {
 }
 
 
-def _reason(module: nn.Module, path: str, step: Step, by_torch: Trained, conduct: Conduct, where: str) -> str:
+def _reason(
+    module: nn.Module, path: str, step: GradientStep, by_torch: Trained, conduct: Conduct, where: str
+) -> str:
     part = module.get_submodule(path) if path else module
     drawn = [tuple(each.shape) for each in by_torch.streams[0].drawn]
     if drawn != [spec.shape for spec in step.noise.values()]:
@@ -92,7 +94,7 @@ def _reason(module: nn.Module, path: str, step: Step, by_torch: Trained, conduct
 def _beginning(
     spec: ModelSpec,
     source: Source,
-    step: Step,
+    step: GradientStep,
     batch: Tensors,
     by_torch: Trained,
     seed: int,
@@ -121,7 +123,7 @@ def _beginning(
     return owner, "the gradient" if tensor in by_torch.gradients else "a buffer"
 
 
-def _of_units(spec: ModelSpec, step: Step, batch: Tensors, by_torch: Trained) -> Calls:
+def _of_units(spec: ModelSpec, step: GradientStep, batch: Tensors, by_torch: Trained) -> Calls:
     objective, calls = step.objective, Calls()
     numbers = by_torch.streams[0].ports(step.noise)
     weights = spec.weights

@@ -24,7 +24,7 @@ from exporters.verify.rounding import double_precision
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class GradientStep:
     """Gradient step of a whole model on a fixed number of rows.
 
     Attributes:
@@ -47,7 +47,7 @@ class Step:
         return joint
 
 
-def step_of(spec: ModelSpec, rows: int) -> Step:
+def step_of(spec: ModelSpec, rows: int) -> GradientStep:
     """Return the gradient step of ``spec`` on ``rows`` samples."""
     objective = Objective.of(OutputSide(spec, 0))
     noise = dict(objective.noise(rows))
@@ -63,11 +63,16 @@ def step_of(spec: ModelSpec, rows: int) -> Step:
         **prefixed("batch.0", batch),
         **prefixed("noise", noise),
     }
-    return Step(objective, Function("train", step, inputs), noise)
+    return GradientStep(objective, Function("train", step, inputs), noise)
 
 
 def train(
-    spec: ModelSpec, step: Step, batches: Sequence[Tensors], torch_side: Trained, *, double: bool = False
+    spec: ModelSpec,
+    step: GradientStep,
+    batches: Sequence[Tensors],
+    torch_side: Trained,
+    *,
+    double: bool = False,
 ) -> Trained:
     """Run the traced ``step`` on each batch, from the weights of ``spec``, with torch's learning rate and draws.
 
@@ -116,7 +121,7 @@ def train(
 
 
 def infer(
-    spec: ModelSpec, step: Step, batch: Tensors, torch_side: Trained, *, double: bool = False
+    spec: ModelSpec, step: GradientStep, batch: Tensors, torch_side: Trained, *, double: bool = False
 ) -> torch.Tensor:
     """Return the output of the model in inference for ``batch``, with the weights that torch trained.
 

@@ -33,7 +33,7 @@ def moved_buffers(module: nn.Module, run: Any, sample: TensorSpec) -> frozenset[
     others = [name for name, _ in module.named_buffers() if name not in state]
     if not others:
         return frozenset()
-    watch = Watch(others)
+    watch = BufferWatch(others)
     try:
         with in_mode(module, training=True):
             run(module, sample, watch)
@@ -42,7 +42,7 @@ def moved_buffers(module: nn.Module, run: Any, sample: TensorSpec) -> frozenset[
     return frozenset(watch.written & watch.read)
 
 
-class Watch(TorchDispatchMode):
+class BufferWatch(TorchDispatchMode):
     """Mode that follows buffers through a run: those that are ``written``, and those ``read`` for anything else."""
 
     def __init__(self, buffers: Collection[str]) -> None:

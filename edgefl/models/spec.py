@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.caches import forgotten, move_to_meta
 from edgefl.models.copies import copy_module
-from edgefl.models.counters import Watch, restore_counters
+from edgefl.models.counters import BufferWatch, restore_counters
 from edgefl.models.draws.steering import Steered
 from edgefl.models.layers.given import given
 from edgefl.models.losses.classes import CROSS_ENTROPY
@@ -189,7 +189,7 @@ def without_values(module: nn.Module) -> Iterator[None]:
         yield
 
 
-def run_fake(module: nn.Module, sample: TensorSpec, watch: Watch | None = None) -> object:
+def run_fake(module: nn.Module, sample: TensorSpec, watch: BufferWatch | None = None) -> object:
     """Run ``module`` in its present modes on a batch of three fake samples, and return what it returns.
 
     Args:
