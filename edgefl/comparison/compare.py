@@ -16,7 +16,7 @@ from edgefl.comparison.diagnosis import diagnosed
 from edgefl.comparison.graph_side import GradientStep
 from edgefl.comparison.inputs import ATTEMPTS, Samples, batches
 from edgefl.comparison.key import key_of
-from edgefl.comparison.torch_side import Trained
+from edgefl.comparison.torch_side import STORED, Trained
 from edgefl.contract.tensors import Tensors
 from edgefl.models.source import Source
 from edgefl.models.spec import ModelSpec
@@ -29,8 +29,6 @@ TOLERANCE, OF_MODEL = 2e-3, 1e-6
 """Allowed difference of a tensor: relative to its largest update, and to the largest of the model."""
 FACTOR = 2.0
 """A difference of as many times torch's own distance from float64 is rounding."""
-_STORED = 5e-7
-"""Rounding of a stored weight in three steps, relative to it."""
 _FEW, _MANY = 6, 12
 _SMALL = 1_000_000
 
@@ -294,34 +292,36 @@ def _differences(
             break
     initial = spec.weights
     for name, ours in spec.global_names.items():
-        if name not in by_torch.state:
+        slope, other = by_torch.gradients.get(name), by_graph.gradients.get(ours)
+        after = by_torch.state.get(name)
+        if slope is None and after is None:
             continue
-        before, after = initial[ours], by_torch.state[name]
-        slope = by_torch.gradients.get(name)
-        if slope is not None or ours in by_graph.gradients:
-            slope = torch.zeros_like(after) if slope is None else slope
-            other = by_graph.gradients.get(ours, torch.zeros_like(after))
-            difference = _judged(
-                name, slope, other, slope, largest, 0.0, FACTOR * strayed.get(f"gradients.{name}", 0.0)
-            )
+        excused = FACTOR * strayed.get(f"gradients.{name}", 0.0)
+        if slope is not None or other is not None:
+            slope, other = _or_zeros(slope, other), _or_zeros(other, slope)
+            difference = _judged(name, slope, other, slope, largest, 0.0, excused)
             if difference is not None:
                 found.append(difference)
                 continue
-        stored = _STORED * _scale(before)
-        change = after.to(before.dtype) - before
-        excused = by_torch.rate * FACTOR * strayed.get(f"gradients.{name}", 0.0)
+        if after is None:
+            continue
+        before = initial[ours]
+        after = after.to(before.dtype)
+        stored, rate = STORED * _scale(before), by_torch.rate
         difference = _judged(
-            name,
-            after.to(before.dtype),
-            by_graph.state[ours],
-            change,
-            by_torch.rate * largest,
-            stored,
-            excused,
+            name, after, by_graph.state[ours], after - before, rate * largest, stored, rate * excused
         )
         if difference is not None:
             found.append(difference)
     return found
+
+
+def _or_zeros(tensor: Tensor | None, other: Tensor | None) -> Tensor:
+    """Return the tensor; zeros of the shape of the other one where it is missing."""
+    if tensor is None:
+        assert other is not None
+        return torch.zeros_like(other)
+    return tensor
 
 
 def _judged(

@@ -114,8 +114,11 @@ def train(
                 weights[name] = moved.clone()
             for name, slope in select(found, "update").items():
                 weights[name].sub_(slope, alpha=trained.rate)
-                before = trained.gradients.get(name)
-                trained.gradients[name] = slope if before is None else before + slope
+                if name in trained.gradients:
+                    trained.gradients[name] += slope
+                else:
+                    trained.gradients[name] = slope.clone()  # outputs may share memory
+            del values, found  # a step's gradients leave before the next one computes its own
     trained.state = weights
     return trained
 
@@ -132,9 +135,7 @@ def infer(
         torch_side: training by torch.
         double: compute in float64.
     """
-    trained = {
-        ours: torch_side.state[name] for name, ours in spec.global_names.items() if name in torch_side.state
-    }
+    names = {ours: name for name, ours in spec.global_names.items()}
     inputs = {
         name: each.double() if double and each.dtype == torch.float32 else each
         for name, each in batch.items()
@@ -142,7 +143,11 @@ def infer(
     weights = {}
     for name, value in spec.weights.items():
         kind = torch.float64 if double and value.dtype == torch.float32 else value.dtype
-        weights[name] = trained.get(name, value).to(kind)
+        trained = torch_side.state.get(names.get(name, ""), value)
+        slope = torch_side.gradients.get(names.get(name, "")) if trained is value else None
+        weights[name] = (
+            trained.to(kind) if slope is None else value.sub(slope, alpha=torch_side.rate).to(kind)
+        )
     others = {
         SAMPLE: inputs["x"],
         **{name: inputs[name] for name in spec.others},

@@ -30,6 +30,8 @@ from edgefl.models.spec import ModelSpec
 from exporters.verify.rounding import double_precision
 
 MAX_RATE, RELATIVE_STEP = 0.1, 0.02
+STORED = 5e-7
+"""Rounding of a stored weight in three steps, relative to the largest of its tensor."""
 _WARM_UP, _TIMED = 2, 5
 
 
@@ -40,7 +42,7 @@ class Trained:
     Attributes:
         losses: the loss of each step.
         gradients: the sum of the gradients of all steps; no entry for a parameter without a gradient.
-        state: parameters and buffers after the steps.
+        state: buffers after the steps, and parameters that no sum of gradients gives, such as frozen ones.
         streams: the random numbers of each step.
         rate: the learning rate.
         output: what the module gives in inference after the steps for the last batch; None if it fails, draws random
@@ -88,7 +90,7 @@ def train(
         Exception: whatever the module raises.
     """
     module, trained = source.module, Trained()
-    with restored(module), warnings.catch_warnings(), ExitStack() as stack:
+    with restored(module) as before, warnings.catch_warnings(), ExitStack() as stack:
         warnings.simplefilter("ignore")
         enter_training(module)
         stack.enter_context(_widened(module) if double else nullcontext())
@@ -111,6 +113,7 @@ def train(
         trained.state = {
             name: each.detach().clone()
             for name, each in (*module.named_parameters(), *module.named_buffers())
+            if not _is_moved_by_sgd(each, before.get(id(each)), trained.gradients.get(name), trained.rate)
         }
         with double_precision() if double else nullcontext(), suppress(Exception):
             trained.output = _inferred(source, batches[-1], Stream(seed))
@@ -199,9 +202,22 @@ def _step(parameters: Mapping[str, nn.Parameter], trained: Trained) -> None:
             trained.gradients[name] = gradient
 
 
+@torch.no_grad()
+def _is_moved_by_sgd(now: Tensor, before: Tensor | None, gradient: Tensor | None, rate: float) -> bool:
+    """Return True if the sum of gradients gives the value, up to rounding: nothing else has written the tensor."""
+    if before is None or gradient is None or before.shape != now.shape:
+        return False
+    rest = before.sub(gradient, alpha=rate).sub_(now)
+    return not rest.numel() or bool(rest.abs().max() <= STORED * before.abs().max())
+
+
 @contextmanager
-def restored(module: nn.Module) -> Iterator[None]:
-    """Restore everything of ``module`` afterwards: attributes, modes, tensors, gradients, and torch's generators."""
+def restored(module: nn.Module) -> Iterator[Mapping[int, Tensor]]:
+    """Restore everything of ``module`` afterwards: attributes, modes, tensors, gradients, and torch's generators.
+
+    Yields:
+        the values of parameters and buffers before, by the identity of the tensor.
+    """
     tensors = {id(each): each for part in module.modules() for each in _tensors(part)}
     values = {key: each.detach().clone() for key, each in tensors.items()}
     data = {key: each.data for key, each in tensors.items() if isinstance(each, nn.Parameter)}
@@ -218,7 +234,7 @@ def restored(module: nn.Module) -> Iterator[None]:
         stack.enter_context(forgotten(module))
         stack.enter_context(_announced(module))
         try:
-            yield
+            yield values
         finally:
             for part, parameters, buffers in groups:
                 _refill(part._parameters, parameters)
