@@ -9,7 +9,7 @@ from functools import cached_property
 
 import torch
 
-from edgefl.comparison.torch_side import Trained
+from edgefl.comparison.torch_side import Trained, widened
 from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
 from edgefl.models.spec import ModelSpec
@@ -136,10 +136,7 @@ def infer(
         double: compute in float64.
     """
     names = {ours: name for name, ours in spec.global_names.items()}
-    inputs = {
-        name: each.double() if double and each.dtype == torch.float32 else each
-        for name, each in batch.items()
-    }
+    inputs = widened(batch) if double else batch
     weights = {}
     for name, value in spec.weights.items():
         kind = torch.float64 if double and value.dtype == torch.float32 else value.dtype

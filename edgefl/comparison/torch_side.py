@@ -95,7 +95,8 @@ def train(
         enter_training(module)
         stack.enter_context(_widened(module) if double else nullcontext())
         parameters = dict(module.named_parameters())
-        for number, batch in enumerate(batches):
+        samples = [widened(batch) for batch in batches] if double else batches
+        for number, batch in enumerate(samples):
             stream = Stream(seed + number)
             with (
                 double_precision() if double else nullcontext(),
@@ -116,7 +117,7 @@ def train(
             if not _is_moved_by_sgd(each, before.get(id(each)), trained.gradients.get(name), trained.rate)
         }
         with double_precision() if double else nullcontext(), suppress(Exception):
-            trained.output = _inferred(source, batches[-1], Stream(seed))
+            trained.output = _inferred(source, samples[-1], Stream(seed))
     return trained
 
 
@@ -250,6 +251,11 @@ def restored(module: nn.Module) -> Iterator[Mapping[int, Tensor]]:
                         each.grad = gradients[key]
             random.setstate(generators[0])
             np.random.set_state(generators[1])
+
+
+def widened(batch: Tensors) -> Tensors:
+    """Return the batch with its float32 tensors in float64."""
+    return {name: each.double() if each.dtype == torch.float32 else each for name, each in batch.items()}
 
 
 @contextmanager
