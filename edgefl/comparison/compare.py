@@ -174,10 +174,19 @@ def _by_torch(
         name = type(source.module).__name__
         raise ModelError(
             f"{name} fails in torch on random samples: {type(error).__name__}: {error}"
-            + (f" (at {place})" if place else ""),
+            + (f" (at {place})" if place else "")
+            + _other_dtype(source),
             model=spec.name,
             source=place,
         ) from error
+
+
+def _other_dtype(source: Source) -> str:
+    """Return the advice for a module whose weights are float64 or float16: devices train float32."""
+    for name, each in source.module.named_parameters():
+        if each.is_floating_point() and each.dtype != torch.float32:
+            return f"; {name!r} is {each.dtype}, expected torch.float32: call float() on the module before it is compiled"
+    return ""
 
 
 @dataclass(frozen=True, eq=False)

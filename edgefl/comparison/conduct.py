@@ -23,6 +23,7 @@ from edgefl.models.source import Source
 from edgefl.models.spaces import DictSpace, SequenceSpace, Space
 from edgefl.models.user_code import place
 from edgefl.wire.errors import ModelError
+from exporters.capture.instead import instead_of
 
 LATER = (10, 100, 1000, 1_000_000)
 """Values of a counter in a long training."""
@@ -108,8 +109,10 @@ class Conduct(TorchFunctionMode):
         elif func == _REPLACED or (name != "__set__" and writes(name, kwargs)):
             for each in _written(args, kwargs):
                 if _memory(each) in self._names:
+                    known = self._names[_memory(each)]
                     self._note(
-                        f"it writes the parameter {self._names[_memory(each)]!r} in forward{place()}", _WRITE
+                        f"it writes the parameter {known!r} in forward{place()}",
+                        instead_of(f"aten.{name}", _WRITE),
                     )
         return func(*args, **kwargs)
 

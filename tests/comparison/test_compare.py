@@ -185,6 +185,10 @@ def test_stacked_recurrent_layers_drop_the_same(layer: Callable[..., nn.Module])
     assert compared(spec).units == spec.units
 
 
+def renormed() -> nn.Module:
+    return nn.Sequential(nn.Embedding(10, 4, max_norm=1.0), nn.Flatten(), nn.Linear(32, 3))
+
+
 @pytest.mark.parametrize("make", [Net, Frozen, Distilled, Vectorised, hooked, Logging, Filling, Warming])
 def test_compared_agrees(make: Callable[[], nn.Module]) -> None:
     spec = split(seeded(make), sample=SAMPLE, classes=3)
@@ -201,12 +205,18 @@ def test_compared_agrees(make: Callable[[], nn.Module]) -> None:
         (Toggled, r"switches requires_grad of 'first\.weight' in forward \(at .*:\d+\); .*detach\(\)"),
         (turning, r"backward hook of 'second' returns a gradient; .*register_hook"),
         (averaging, r"momentum=None.*such as 0\.1"),
+        (
+            lambda: Net().double(),
+            r"'first\.weight' is torch\.float64, expected torch\.float32: call float\(\)",
+        ),
+        (renormed, r"writes the parameter '0\.weight' in forward .*Leave max_norm out"),
         (lambda: torch.jit.script(Net()), r"found a scripted one"),
     ],
 )
 def test_compared_refuses(make: Callable[[], nn.Module], message: str) -> None:
+    sample = TensorSpec((8,), torch.int64, below=10) if make is renormed else SAMPLE
     with pytest.raises(ModelError, match=message):
-        compared(split(seeded(make), sample=SAMPLE, classes=3))
+        compared(split(seeded(make), sample=sample, classes=3))
 
 
 def weighted(out: Tensor, y: Tensor) -> Tensor:

@@ -80,7 +80,7 @@ class TrainFlagPassedDown(Net):
         return self.b(h)
 
 
-@_.case("h-flipped", "refused")
+@_.case("h-flipped")
 class StatisticsReadBehindLayer(Net):
     # running_mean as it is after the layer has moved it.
     def __init__(self):
@@ -91,7 +91,7 @@ class StatisticsReadBehindLayer(Net):
         return self.b(h + self.between.running_mean)
 
 
-@_.case("h-flipped", "refused")
+@_.case("h-flipped")
 class VarianceAsPenalty(Net):
     def __init__(self):
         super().__init__(nn.BatchNorm1d(8))
@@ -223,7 +223,7 @@ class DetachInPlaceChain(Net):
         return self.b((h - target) + target * 0.5)
 
 
-@_.case("i-grad")
+@_.case("i-grad", "refused")
 class RequiresGradOffInForward(Net):
     # Frozen by the first call of forward, for good.
     def forward(self, x):

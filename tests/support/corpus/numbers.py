@@ -243,7 +243,7 @@ class BooleanMaskBuffer(Buffered):
         return self.b(self.a(x).masked_fill(self.mask, 0.0))
 
 
-@_.case("l-buffers")
+@_.case("l-buffers", "refused")
 class InverseCovariance(Buffered):
     # Mahalanobis distance by a Cholesky factor.
     def __init__(self):

@@ -273,7 +273,7 @@ class VectorQuantiserEma(nn.Module):
         return self.b(h + (self.codes[near] - h).detach())
 
 
-@_.case("c-buffer", "refused")
+@_.case("c-buffer")
 class NonPersistentMovingBuffer(Net):
     # Outside of the state dictionary, and still moves: no server can average it.
     def __init__(self):

@@ -295,7 +295,7 @@ class SlogdetFlow(Net):
         return h + torch.linalg.slogdet(self.a.weight)[1]
 
 
-@_.case("s-form", sample=TOKENS)
+@_.case("s-form", "refused", sample=TOKENS)
 class EmbeddingWithMaxNorm(nn.Module):
     # Renormalises rows of its table in forward.
     def __init__(self):

@@ -128,7 +128,7 @@ def weight_norm_on_transposed_conv():
     return nn.Sequential(conv, nn.ReLU(), nn.Flatten(), nn.Linear(400, 3))
 
 
-@_.case("o-param")
+@_.case("o-param", "refused")
 def orthogonal_weight():
     model = dense()
     parametrizations.orthogonal(model[0], orthogonal_map="cayley")
@@ -334,7 +334,7 @@ class ComplexParameterMagnitude(nn.Module):
         return self.b((x * self.w).abs())
 
 
-@_.case("q-complex", sample=SEQUENCE)
+@_.case("q-complex", "refused", sample=SEQUENCE)
 class SpectrumMagnitude(nn.Module):
     # Complex values only in between.
     def __init__(self):
