@@ -214,6 +214,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+_decoder = msgspec.msgpack.Decoder(Manifest)
+"""Made when the module is imported: two threads that decode a type for the first time can crash msgspec."""
+
+
 def encode_manifest(manifest: Manifest) -> bytes:
     """Deterministic bytes: equal manifests have equal digests."""
     return msgspec.msgpack.encode(manifest, order="deterministic")
@@ -229,7 +233,7 @@ def decode_manifest(data: bytes) -> Manifest:
                 "matching edgefl",
                 version=version,
             )
-        manifest = msgspec.msgpack.decode(data, type=Manifest)
+        manifest = _decoder.decode(data)
     except MALFORMED as error:
         raise BundleError(f"the manifest is malformed: {error}; export the bundle again") from error
     _check(manifest)
