@@ -2,15 +2,120 @@
 
 from __future__ import annotations
 
+import os
+import threading
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from edgefl.wire.mqtt.inbox import Inbox
 from server import events
 from server.operations.mailbox import Mailbox
 from server.operations.operator import Course, Given, Models, Operator
-from server.operations.watcher import Probe, Sent, Watcher
+
+# A thread beside the service: looks for orders, and times how long messages wait at the server and at the broker.
+
+_PAUSE_S = 0.5
+_VITALS_S = 5.0
+_BROKER_S, _BROKER_AGAIN_S = 5.0, 2.0
+"""For the broker to confirm a message that is timed; and between two of them."""
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_STATM = Path("/proc/self/statm")
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Put into the service's inbox at ``at`` (monotonic seconds): how long it waits there is what others wait."""
+
+    at: float
+
+
+class Sent(Protocol):
+    """A message on its way to the broker."""
+
+    def wait(self, timeout_s: float) -> bool: ...
+
+
+class Watcher:
+    """``put`` takes what it finds to the service. It ends with the process, or by :meth:`stop`."""
+
+    def __init__(self, mailbox: Mailbox, put: Callable[[Given | Probe], None]) -> None:
+        self._mailbox = mailbox
+        self._put = put
+        self._given: set[Path] = set()
+        self._timed: Sent | None = None
+        self._timed_at = 0.0
+        self._broker_lag_s = -1.0
+        self._due = self._time_again = 0.0
+        self._probing = False
+        self._ended, self._wake = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="operations", daemon=True)
+
+    def start(self) -> None:
+        """Hand over the orders that wait already, and look for more from now on."""
+        self._look()
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._ended.set()
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def sent(self, delivery: Sent) -> None:
+        """A message went to the broker: now and then one is timed."""
+        now = time.monotonic()
+        if self._timed is None and now >= self._time_again:
+            self._timed_at, self._time_again = now, now + _BROKER_AGAIN_S
+            self._timed = delivery
+            self._wake.set()
+
+    def vitals(self, probe: Probe, inbox: int) -> events.Vitals:
+        """How the server fares, now that it looks at ``probe`` while ``inbox`` messages wait."""
+        self._probing = False
+        return events.Vitals(
+            inbox=inbox,
+            server_lag_s=round(time.monotonic() - probe.at, 6),
+            broker_lag_s=round(self._broker_lag_s, 6),
+            cpu_s=round(time.process_time(), 3),
+            rss_bytes=_resident(),
+        )
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            if self._wake.wait(_PAUSE_S):
+                self._wake.clear()
+                self._time()
+                continue
+            self._look()
+            if time.monotonic() >= self._due and not self._probing:
+                self._due, self._probing = time.monotonic() + _VITALS_S, True
+                self._put(Probe(time.monotonic()))
+
+    def _look(self) -> None:
+        for path, order in self._mailbox.waiting():
+            if path not in self._given:
+                self._given.add(path)
+                self._put(Given(path, order))
+
+    def _time(self) -> None:
+        """How long the broker takes for the message that is timed."""
+        if self._timed is None:
+            return
+        if self._timed.wait(_BROKER_S):
+            self._broker_lag_s = time.monotonic() - self._timed_at
+        self._timed = None
+
+
+def _resident() -> int:
+    """Bytes of this process in memory; 0 where the system does not tell."""
+    try:
+        return int(_STATM.read_text().split()[1]) * _PAGE_BYTES
+    except (OSError, ValueError, IndexError):
+        return 0
+
 
 __all__ = ["Given", "Operations", "Probe"]
 

@@ -10,10 +10,18 @@ from typing import Any
 
 from edgefl.conformance.vectors.blobs import blob_vectors
 from edgefl.conformance.vectors.draws import draw_vectors
-from edgefl.conformance.vectors.frozen import GOLDEN, UPDATES
 from edgefl.conformance.vectors.rounds import write_rounds
 from edgefl.conformance.vectors.signatures import signature_vectors
 from edgefl.system.files import write_text
+
+# The frozen vectors of the protocol, which lie in the package: one place for tests, documents and other languages.
+
+_DATA = Path(__file__).parents[1] / "data"
+GOLDEN = _DATA / "golden"
+"""Messages, manifests, references, tensors, patches and frames; ``values.json`` says what those in MessagePack decode to."""
+UPDATES = _DATA / "updates"
+"""Coded updates, as JSON: ``codes.json`` and ``updates.json``."""
+
 
 VERSION = 1
 _ABOUT = {

@@ -47,15 +47,12 @@ class Crew(Protocol):
 
     def hire(self) -> Hand:
         """A new worker, which is told nothing yet."""
-        ...
 
     def share(self, thing: object) -> object:
         """Stands for ``thing`` among what a hand is called with: it is sent once, and mapped by all who are near."""
-        ...
 
     def ready(self, hands: Collection[Hand]) -> Hand:
         """Waits until one of them has an answer, or is dead."""
-        ...
 
     def close(self) -> None: ...
 

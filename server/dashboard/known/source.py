@@ -35,7 +35,6 @@ class Source(Protocol):
 
     def poll(self, fleet: Fleet, line: Callable[[bytes], None]) -> bool:
         """Know what is new, and hand its lines on; whether anything is."""
-        ...
 
     def close(self) -> None: ...
 

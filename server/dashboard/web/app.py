@@ -14,9 +14,8 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from server.dashboard.shown import api, boards, pages
-from server.dashboard.shown.api import Listing
+from server.dashboard.shown.api import Listing, csv_text
 from server.dashboard.shown.boards import Look
-from server.dashboard.shown.csv_text import csv_text
 from server.dashboard.shown.metrics import CONTENT_TYPE, exposition
 from server.dashboard.shown.rows import View
 from server.dashboard.web.desk import Desk

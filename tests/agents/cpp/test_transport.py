@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from edgefl.conformance.play.mirror import Mirror, mirrored
+from edgefl.conformance.cases.elsewhere import Mirror, mirrored
 from edgefl.wire.mqtt.address import read_secret
 from edgefl.wire.mqtt.envelope import peek
 from edgefl.wire.mqtt.messages import Hello
