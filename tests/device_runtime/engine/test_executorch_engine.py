@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from device_runtime.engine.executorch import ExecuTorchEngine
-from device_runtime.engine.executorch.places import readable
 from device_runtime.engine.executorch.binding import Program
+from device_runtime.engine.executorch.places import readable
 from device_runtime.engine.select import ENGINES
 from edgefl.wire import tensors
 from edgefl.wire.bundle.manifest import Graph, Port
