@@ -31,11 +31,10 @@ from server.announcer import Announcer
 from server.coordinator import machine as coordinator
 from server.coordinator.states import State
 from server.decisions import Decisions, Means
-from server.device_news import DeviceNews
+from server.device_news import DeviceNews, LoadNews
 from server.identity.door import Door
 from server.identity.registry import Registry
 from server.link import Link
-from server.load_news import LoadNews
 from server.operations.operations import Given, Operations, Probe
 from server.patience import Patience
 from server.publish.watch import Watch

@@ -16,7 +16,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,47 +27,16 @@ import msgspec
 from device_runtime.link.fetch import Fetcher
 from device_runtime.link.identity import Repeated
 from device_runtime.link.notices import Notices
-from device_runtime.profile.measure.sampler import thinned
 from device_runtime.round import bounds
 from device_runtime.round.work import Work
 from edgefl.wire.blobs import BlobRef
-from edgefl.wire.bundle import profiles
 from edgefl.wire.bundle.manifest import Manifest, decode_manifest
-from edgefl.wire.bundle.profiles import BundleProfile, Timeline
+from edgefl.wire.bundle.profiles import BundleProfile
 from edgefl.wire.errors import BundleError, EdgeflError, IdentityError, RoundAborted, RoundDeclined
 from edgefl.wire.mqtt import profile_messages
 from edgefl.wire.mqtt.envelope import Seal, peek
-from edgefl.wire.mqtt.messages import ENVELOPE_BYTES
-from edgefl.wire.mqtt.profile_messages import TOO_LARGE, ProfileAnswer, declined
 from edgefl.wire.mqtt.session import Session
 from edgefl.wire.mqtt.topics import Topics
-
-# A profile in one message: what people can do without goes first where it would be too large.
-
-
-def answer_with(nonce: str, profile: BundleProfile, limit: int) -> ProfileAnswer:
-    """``profile`` in an answer of at most ``limit`` bytes. One that is too large even at its shortest is declined."""
-    room = max(limit // 2, limit - ENVELOPE_BYTES)
-    for shorter in _shorter(profile):
-        data = profiles.encode(shorter)
-        if len(data) <= room:
-            return ProfileAnswer(nonce=nonce, state="done", profile=data)
-    text = f"the profile takes {len(data)} bytes at least, and limits.chunk_bytes is {limit} here: raise it"
-    return declined(nonce, TOO_LARGE, text)
-
-
-def _shorter(profile: BundleProfile) -> Iterator[BundleProfile]:
-    """``profile`` with less and less in it: points of time, then ops, then the multi-step forward pass."""
-    yield profile
-    for most in (100, 50, 20):
-        timeline = msgspec.structs.replace(profile.timeline, moments=thinned(profile.timeline.moments, most))
-        yield msgspec.structs.replace(profile, timeline=timeline)
-    bare = msgspec.structs.replace(profile, timeline=Timeline(moments=(), spans=()))
-    for most in (12, 6, 3, 0):
-        graphs = tuple(msgspec.structs.replace(graph, ops=graph.ops[:most]) for graph in bare.graphs)
-        yield msgspec.structs.replace(bare, graphs=graphs)
-    yield msgspec.structs.replace(bare, graphs=graphs, io=())
-
 
 _MOST_WAITING = 4
 """Requests with an offer, and as many without one."""
@@ -296,6 +265,8 @@ class ProfileDesk:
         """One measurement. Without an answer at its end the request stays, for when the round is over."""
         nonce = asked.nonce
         try:
+            from device_runtime.profile.answer import answer_with
+
             profile = self._profile(asked, fetcher)
             asked.answer = answer_with(nonce, profile, self._work.limits.chunk_bytes)
         except RoundAborted:

@@ -19,9 +19,8 @@ from torch._ops import OpOverload
 from edgefl.config.simulation import SimulationTable
 from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors, role_of
-from edgefl.simulator.operations.folding import fold
+from edgefl.simulator.operations.folding import fold, pool_first
 from edgefl.simulator.operations.layout import channels_last, large_first
-from edgefl.simulator.operations.pooling import pool_first
 from edgefl.simulator.operations.updates import fuse, in_place, own_results
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.archive import Bundle

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from device_runtime.profile.request import answer_with
+from device_runtime.profile.answer import answer_with
 from edgefl.wire.bundle import profiles
 from edgefl.wire.mqtt import messages
 from tests.wire.bundle.example_profile import example_profile
