@@ -154,7 +154,7 @@ class Function:
 
         Floats are normal, whole numbers lie in their range (a few labels are ignored ones, if the loss ignores any), noise
         lies in [0, 1). Weights come from the model: buffers as they are, parameters near their values
-        (:mod:`edgefl.contract.program`). Weights without known values are drawn: running variances from [0.5, 1.5), and
+        (:func:`usual`). Weights without known values are drawn: running variances from [0.5, 1.5), and
         weights of one dimension around 1, because they scale what a norm returns.
         """
         generator = torch.Generator().manual_seed(seed)
