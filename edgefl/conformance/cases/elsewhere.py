@@ -22,7 +22,7 @@ from edgefl.wire.mqtt.messages import Round, encode
 # A mirror of blobs: a small server of HTTP, which gives what it is told to.
 
 
-class Mirror:
+class BlobMirror:
     """``blobs`` by digest, as they are given; ``asked`` are those that somebody asked for. ``tls``: a certificate."""
 
     def __init__(self, blobs: Mapping[str, bytes], tls: ssl.SSLContext | None = None) -> None:
@@ -54,9 +54,9 @@ class Mirror:
         self._server.server_close()
 
 
-def mirrored(blobs: Mapping[str, bytes], tls: ssl.SSLContext | None = None) -> closing[Mirror]:
+def mirrored(blobs: Mapping[str, bytes], tls: ssl.SSLContext | None = None) -> closing[BlobMirror]:
     """Return a mirror that the ``with`` statement closes."""
-    return closing(Mirror(blobs, tls))
+    return closing(BlobMirror(blobs, tls))
 
 
 ELSEWHERE = Group.called("elsewhere")

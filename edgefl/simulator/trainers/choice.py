@@ -10,7 +10,7 @@ from edgefl.data.dataset import Dataset
 from edgefl.setup.digests import code_of
 from edgefl.simulator.clients import ClientData
 from edgefl.simulator.plan import Plan
-from edgefl.simulator.trainers.actors import Actors
+from edgefl.simulator.trainers.actors import RayWorkers
 from edgefl.simulator.trainers.local_rounds import LocalRounds
 from edgefl.simulator.trainers.pool import Pool
 from edgefl.simulator.trainers.processes import Processes
@@ -47,5 +47,5 @@ def trainers(plan: Plan, federation: Federation, dataset: Dataset, clients: Clie
     if table.workers == 1 and not table.ray:
         return Here(LocalRounds(plan.spec, plan.functions, clients, table.together))
     gpus = 1 if table.device == "cuda" else 0
-    crew = Actors(table.ray, table.workers, gpus) if table.ray else Processes()
+    crew = RayWorkers(table.ray, table.workers, gpus) if table.ray else Processes()
     return Pool(crew, table.workers, Told(federation, dataset, clients, code_of(federation)))

@@ -31,12 +31,7 @@ SMALL_WINDOW = 32
 GATHERED_CHANNELS = 32
 
 
-def weight_gradient(
-    grad: Tensor,
-    x: Tensor,
-    shape: Sequence[int],
-    moves: ConvolutionArgs,
-) -> Tensor:
+def weight_gradient(grad: Tensor, x: Tensor, shape: Sequence[int], moves: ConvolutionArgs) -> Tensor:
     """dL/dw[o, c, k] = sum_{n, p} dL/dy[n, o, p] x[n, c, p * stride + k * dilation - padding]; ``shape`` is w's."""
     groups = moves.groups
     if groups > 1 and shape[1] == 1 and shape[0] == groups:
@@ -62,12 +57,7 @@ def _by_windows(grad: Tensor, x: Tensor, shape: Sequence[int], moves: Convolutio
     return dw.view(shape[0], len(windows), shape[1]).transpose(1, 2).reshape(*shape)
 
 
-def _by_volume(
-    grad: Tensor,
-    x: Tensor,
-    shape: Sequence[int],
-    moves: ConvolutionArgs,
-) -> Tensor:
+def _by_volume(grad: Tensor, x: Tensor, shape: Sequence[int], moves: ConvolutionArgs) -> Tensor:
     """One convolution over the axes of space and of channels, with dL/dy as its kernel of one channel:
 
     dL/dw[o, k, c] = sum_p dL/dy[o, p, 0] x[p * stride + k * dilation - padding, c]
@@ -125,12 +115,7 @@ def _fitted(volumes: Tensor, begins: list[int], ends: list[int]) -> tuple[Tensor
     return padded, [0] * len(begins)
 
 
-def _by_offset(
-    grad: Tensor,
-    x: Tensor,
-    shape: Sequence[int],
-    moves: ConvolutionArgs,
-) -> Tensor:
+def _by_offset(grad: Tensor, x: Tensor, shape: Sequence[int], moves: ConvolutionArgs) -> Tensor:
     """One product per offset, summed over samples: batched [N, g, O/g, P] x [N, g, P, C/g], or [O, N P] x [N P, C].
 
     The input is laid out channels last, so that a window is a few long copies. The sum over samples of many small
