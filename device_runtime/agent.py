@@ -117,6 +117,7 @@ class Agent:
         )
         self._progress = ProgressMessages(self._session, self._mine, self._fetcher, self._speaker.seal)
         self._rounds = RoundDesk(
+            self._session,
             self._store,
             self._outbox,
             self._progress,
@@ -128,7 +129,6 @@ class Agent:
             send=lambda decline: self._publish(self._mine.declines, decline),
             say=self._say,
             dropped=self._dropped,
-            wake=self._session.wake,
         )
         self._listening = Listening(self._session, topics.current_round, self._rounds.is_idle)
         rules = Rules(config.policy, asked_of_system(config.policy.commands), self._store.traffic)

@@ -13,9 +13,8 @@ from edgefl.contract.program import Program
 from edgefl.contract.tensors import arrays
 from edgefl.data.dataset import Dataset
 from edgefl.models.spec import ModelSpec
-from edgefl.setup.arrays import arrays_of
 from edgefl.setup.bundles import bundle_of
-from edgefl.setup.candidate import candidate_of, candidates_of, refused, tried_tiers
+from edgefl.setup.candidate import arrays_of, candidate_of, candidates_of, refused, tried_tiers
 from edgefl.setup.digests import run_digest
 from edgefl.setup.evaluation import evaluation
 from edgefl.setup.model import federation_model, submodel_warnings

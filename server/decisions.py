@@ -22,13 +22,12 @@ from server.patience import CannotGoOn, Patience
 from server.pulse import Pulse
 from server.reception import Reception
 from server.rounds import EndedRound, Rounds
-from server.scoring import told_of
+from server.scoring import Verdicts, told_of
 from server.shards.crew import Crew
 from server.shards.slots import shard_of
 from server.storage.device_writes import DeviceWrites
 from server.storage.journal import Journal
 from server.taking.active import ActiveRound
-from server.verdicts import Verdicts
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,8 +24,7 @@ from server.coordinator.fleet import Devices
 from server.coordinator.states import Rules, State
 from server.device_news import DeviceNews, ack_of, objection
 from server.identity.door import Door, Visitor
-from server.intake.admission import Admission
-from server.intake.declines import reason_of
+from server.intake.admission import Admission, reason_of
 from server.intake.gate import Gate
 from server.intake.updates import Intake
 from server.patience import CannotGoOn, Persist

@@ -9,8 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgefl.wire.tensors import Arrays
+from server import events
+from server.coordinator.states import Outcome, Rules
 from server.events import RoundClosed
-from server.run_spec import Evaluate
+from server.patience import Persist
+from server.run_spec import RunSpec
+from server.storage.journal import Journal
 
 
 @dataclass(frozen=True)
@@ -56,26 +60,56 @@ def last_words(details: Mapping[str, Any], metric: str) -> dict[str, Any]:
     }
 
 
-class Scorer:
-    """One worker thread; results reach ``done`` in the order of :meth:`submit`.
+class Verdicts:
+    """Evaluation of the model after each round, on one worker thread, and its report to people and the journal.
 
-    What waits is a number: ``load`` reads the model after a round when its turn comes. ``pending`` are the rounds
-    submitted and not yet told of, whose checkpoints must stay; whoever tells of one takes it out.
+    A waiting job is a number: ``load`` reads the model after a round when its turn comes. ``done`` receives the results on
+    the worker thread, in the order of :meth:`judge`. ``pending`` holds the rounds that ended and are not reported yet; their
+    checkpoints must stay.
     """
 
     def __init__(
-        self, evaluate: Evaluate | None, load: Callable[[int], Arrays], done: Callable[[Scored], None]
+        self,
+        spec: RunSpec,
+        rules: Rules,
+        journal: Journal,
+        persist: Persist,
+        emit: Callable[[events.Event], None],
+        *,
+        load: Callable[[int], Arrays],
+        done: Callable[[Scored], None],
     ) -> None:
-        self._evaluate = evaluate
+        self._spec = spec
+        self._rules = rules
+        self._journal = journal
+        self._persist = persist
+        self._emit = emit
         self._load = load
         self._done = done
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="evaluate")
         self.pending: set[int] = set()
 
-    def submit(self, number: int, *, due: bool, known: Mapping[str, float] | None = None) -> None:
-        """Score the model after round ``number``; not ``due``, or its metrics ``known``: only keep the order."""
+    def take_up(self) -> None:
+        """Judge the rounds that a killed process ended and did not report."""
+        for number, outcome, details in self._journal.outcomes(self._rules.run):
+            if outcome != "open" and not details.get("told"):
+                self.judge(number, "closed" if outcome == "closed" else "abandoned")
+
+    def judge(self, number: int, outcome: Outcome, known: Mapping[str, float] | None = None) -> None:
+        """Queue the evaluation of round ``number``. One that needs none, or has ``known`` metrics, only keeps its turn."""
         self.pending.add(number)
-        self._pool.submit(self._score, number, due, known)
+        self._pool.submit(self._score, number, self._spec.evaluates(number, outcome), known)
+
+    def tell(self, scored: Scored, *, heard: Callable[[], bool]) -> None:
+        """Report a round, then journal that it was reported, if it was ``heard``."""
+        run = self._rules.run
+        outcome, details = self._persist(lambda: self._journal.outcome(run, scored.round))
+        self._emit(round_closed(scored, outcome, details, self._spec.metric))
+        if not heard():  # whoever takes up the run tells of it
+            return
+        told = {**scored.told, "told": True}
+        self._persist(lambda: self._journal.add_to_outcome(run, scored.round, told))
+        self.pending.discard(scored.round)
 
     def stop(self) -> None:
         """Drop what has not begun and wait for what has."""
@@ -84,9 +118,9 @@ class Scorer:
     def _score(self, number: int, due: bool, known: Mapping[str, float] | None) -> None:
         metrics: Mapping[str, float] = known or {}
         error: Exception | None = None
-        if due and known is None and self._evaluate is not None:
+        if due and known is None and self._spec.evaluate is not None:
             try:
-                metrics = self._evaluate(self._load(number))
+                metrics = self._spec.evaluate(self._load(number))
             except Exception as raised:  # the round is told of without metrics, and with this
                 error = raised
         self._done(Scored(number, metrics, error))

@@ -31,11 +31,10 @@ from server.announcer import Announcer
 from server.coordinator import machine as coordinator
 from server.coordinator.states import State
 from server.decisions import Decisions, Means
-from server.device_news import DeviceNews
+from server.device_news import DeviceNews, LoadNews
 from server.identity.door import Door
 from server.identity.registry import Registry
 from server.link import Link
-from server.load_news import LoadNews
 from server.operations.operations import Given, Operations, Probe
 from server.patience import Patience
 from server.publish.watch import Watch
@@ -43,7 +42,7 @@ from server.pulse import Chores, Pulse
 from server.reception import Reception, Tellers
 from server.rounds import Rounds
 from server.run_spec import RunSpec
-from server.scoring import Scored
+from server.scoring import Scored, Verdicts
 from server.shards.crew import Around, Crew
 from server.shards.hiring import ALONE, Workers
 from server.shards.messages import FromWorker
@@ -51,7 +50,6 @@ from server.storage.checkpoints import Checkpoints
 from server.storage.device_writes import DeviceWrites
 from server.storage.journal import Journal
 from server.storage.places import journal_at, place_of, store_at
-from server.verdicts import Verdicts
 
 _LONGEST_WAIT_S, _FAREWELL_S = 60.0, 5.0
 

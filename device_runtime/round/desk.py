@@ -18,6 +18,7 @@ from device_runtime.store.database import DECLINED, PastRound, Store
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.errors import DataError, EdgeflError, RoundAborted, RoundDeclined, StoreError
 from edgefl.wire.mqtt.messages import WRONG_DATA, Decline, Round, Task
+from edgefl.wire.mqtt.session import Session
 
 _MOST_RUNS = 16
 """Runs that are remembered as open: a federation has one after the other."""
@@ -29,12 +30,13 @@ class RoundDesk:
     """One round at a time, in a worker thread; everything else is called on the agent's thread.
 
     ``work`` does a round, ``read`` reads an announcement whose offers are elsewhere, ``send`` publishes what was declined,
-    ``say`` tells people, ``dropped`` of what is of no use any more, and ``wake`` has the agent look around. ``format`` is
+    ``say`` tells people, and ``dropped`` of what is of no use any more. ``session`` wakes the agent. ``format`` is
     the engine's, ``retry_pause_s`` the least time between attempts, ``stopping`` the agent's end.
     """
 
     def __init__(
         self,
+        session: Session,
         store: Store,
         outbox: Outbox,
         progress: ProgressMessages,
@@ -47,7 +49,6 @@ class RoundDesk:
         send: Callable[[Decline], object],
         say: Say,
         dropped: Tell,
-        wake: Callable[[], None],
     ) -> None:
         self._store = store
         self._outbox = outbox
@@ -60,7 +61,7 @@ class RoundDesk:
         self._send = send
         self._say = say
         self._dropped = dropped
-        self._wake = wake
+        self._session = session
         self.announced: Round | None = None
         self.task: Task | None = None
         self._reading: BlobRef | None = None
@@ -235,7 +236,7 @@ class RoundDesk:
         finally:
             self._reading = None
             self._idle.set()
-            self._wake()
+            self._session.wake()
 
     def join(self, timeout_s: float) -> bool:
         """Whether no worker is left after so many seconds: one in a long step ends with the process."""
@@ -298,7 +299,7 @@ class RoundDesk:
             self._fail(job.nonce, job.round, job.tier, f"{type(error).__name__}: {error}")
         finally:
             self._idle.set()
-            self._wake()
+            self._session.wake()
 
     def _perform(self, job: Job) -> None:
         try:

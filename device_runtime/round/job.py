@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import msgspec
 
@@ -41,12 +42,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         """The job of a task for an engine that runs ``format``, or None while the announcement is of other rounds or does
         not offer the tier. If it offers it in other formats only, it is a job in one of these, for the device to decline.
         """
-        own = announced.at(task.round) if task.run == announced.run else None
-        offered = announced.formats_of(task.tier)
-        if own is None or not offered:
+        announcement = _announcement(announced, task.run, task.round, task.tier, format)
+        if announcement is None:
             return None
-        format_name = format if format in offered else offered[0]
-        offer = announced.offer(format_name)
         return cls(
             run=task.run,
             round=task.round,
@@ -54,33 +52,16 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             seed=task.seed,
             nonce=task.nonce,
             samples=task.samples,
-            model_version=own.model_version,
-            bundle=offer.bundles[task.tier],
-            units=own.units,
-            hyper=own.hyper,
-            signature=offer.signatures.get(task.tier, b""),
-            base=announced.base,
-            format=format_name,
             ask=task.ask is True,
             progress_s=task.progress_s if isinstance(task.progress_s, float) else 0.0,
             shard=task.shard if isinstance(task.shard, int) and task.shard >= 0 else NO_SHARD,
+            **announcement,
         )
 
     def following(self, announced: Round, format: str = "onnx") -> Job | None:
-        """This job as ``announced`` describes its round now; seed, nonce and samples are those of the task."""
-        task = Task(
-            run=self.run,
-            round=self.round,
-            tier=self.tier,
-            seed=self.seed,
-            nonce=self.nonce,
-            samples=self.samples,
-            ask=self.ask,
-            progress_s=self.progress_s,
-            shard=self.shard,
-        )
-        job = Job.of(task, announced, format)
-        return None if job is None else msgspec.structs.replace(job, tries=self.tries)
+        """Return this job as ``announced`` describes its round now, or None as :meth:`of` does."""
+        announcement = _announcement(announced, self.run, self.round, self.tier, format)
+        return None if announcement is None else msgspec.structs.replace(self, **announcement)
 
     @property
     def content(self) -> tuple[str, dict[str, tuple[str, ...]]]:
@@ -117,6 +98,25 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             and task.round >= self.round
             and task.nonce != self.nonce
         )
+
+
+def _announcement(announced: Round, run: str, number: int, tier: str, format: str) -> dict[str, Any] | None:
+    """Return the fields of a job that come from the announcement, or None if it is of other rounds or lacks the tier."""
+    own = announced.at(number) if run == announced.run else None
+    offered = announced.formats_of(tier)
+    if own is None or not offered:
+        return None
+    format_name = format if format in offered else offered[0]
+    offer = announced.offer(format_name)
+    return {
+        "model_version": own.model_version,
+        "bundle": offer.bundles[tier],
+        "units": own.units,
+        "hyper": own.hyper,
+        "signature": offer.signatures.get(tier, b""),
+        "base": announced.base,
+        "format": format_name,
+    }
 
 
 def encode_job(job: Job) -> bytes:

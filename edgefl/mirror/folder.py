@@ -18,21 +18,17 @@ class Blob(Protocol):
     @property
     def size(self) -> int | None:
         """Bytes; None while nobody knows."""
-        ...
 
     @property
     def failed(self) -> str:
         """Why it will not be whole; empty if it may."""
-        ...
 
     @property
     def lacks(self) -> bool:
         """Whether it failed because there is no such blob."""
-        ...
 
     def read(self, start: int, nbytes: int) -> bytes:
         """At most so many bytes from ``start``; none while they are not here."""
-        ...
 
     def close(self) -> None: ...
 

@@ -2,18 +2,157 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import anyio
 import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
-from edgefl.mirror.app import application
 from edgefl.mirror.cache import Cache, Upstream
-from edgefl.mirror.folder import BlobFolder
+from edgefl.mirror.folder import Blob, BlobFolder
 from edgefl.wire.errors import MirrorError
+
+# What a mirror answers: ``GET`` and ``HEAD`` of ``/<sha256>``, whole or a part of it, and nothing else.
+
+_STEP = 256 * 1024
+_LOOK_S = 0.02
+_SEND_S = 60.0
+"""For a client to take one step."""
+_SIZE_S = 15.0
+"""For an upstream mirror to say whether it has a blob."""
+_FOR_PAGES = {"Access-Control-Allow-Origin": "*", "Cross-Origin-Resource-Policy": "cross-origin"}
+"""Browsers are devices too, and their page is another origin. There is nothing here that not everybody may have."""
+_RANGE = re.compile(r"bytes=(\d{1,18})-(\d{0,18})")
+
+Open = Callable[[str], Blob | None]
+"""The blob of a name, or None. Blocks for the disk only."""
+
+
+def application(open_blob: Open) -> Starlette:
+    """The mirror of whatever ``open_blob`` finds."""
+
+    async def get(request: Request) -> Response:
+        try:
+            blob = await anyio.to_thread.run_sync(open_blob, request.path_params["name"])
+        except MirrorError:
+            return _busy()
+        if blob is None:
+            return _missing()
+        try:
+            with anyio.move_on_after(_SIZE_S):
+                while blob.size is None and not blob.failed:
+                    await anyio.sleep(_LOOK_S)
+            if blob.size is None:
+                blob.close()
+                return _missing() if blob.lacks else _busy()
+            return _answer(request, blob, blob.size)
+        except BaseException:
+            blob.close()
+            raise
+
+    served = Starlette(routes=[Route("/{name}", get, methods=["GET", "HEAD"])])
+    served.router.redirect_slashes = False
+    return served
+
+
+def _answer(request: Request, blob: Blob, size: int) -> Response:
+    headers = {
+        **_FOR_PAGES,
+        "Accept-Ranges": "bytes",
+        "Cache-Control": "public, max-age=31536000, immutable",
+        "ETag": f'"{request.path_params["name"]}"',
+        "X-Content-Type-Options": "nosniff",
+    }
+    part = _part(request.headers.get("range", ""), size)
+    if part is None:
+        blob.close()
+        return Response(status_code=416, headers={**_FOR_PAGES, "Content-Range": f"bytes */{size}"})
+    first, last, partial = part
+    headers["Content-Length"] = str(last - first)
+    if partial:
+        headers["Content-Range"] = f"bytes {first}-{last - 1}/{size}"
+    if request.method == "HEAD":
+        blob.close()
+        return _Head(headers, 206 if partial else 200)
+    return _Body(blob, first, last, headers, 206 if partial else 200)
+
+
+def _part(text: str, size: int) -> tuple[int, int, bool] | None:
+    """The bytes that a Range header asks for: the first, the one after the last, and whether it does. None: there are none.
+
+    One range is understood. All else is passed over, as it may be, and the whole is sent.
+    """
+    found = _RANGE.fullmatch(text.strip())
+    if found is None or (found[2] and int(found[2]) < int(found[1])):
+        return 0, size, False
+    first, last = int(found[1]), min(size, int(found[2]) + 1 if found[2] else size)
+    return None if first >= size else (first, last, True)
+
+
+class _Head(Response):
+    """The headers of a blob and no body; Content-Length is the blob's."""
+
+    def __init__(self, headers: Mapping[str, str], status: int) -> None:
+        super().__init__(b"", status, headers, "application/octet-stream")
+
+
+class _Body(Response):
+    """A part of a blob, a step at a time and no faster than the client takes it."""
+
+    def __init__(self, blob: Blob, first: int, last: int, headers: Mapping[str, str], status: int) -> None:
+        super().__init__(b"", status, headers, "application/octet-stream")
+        self._blob, self._first, self._last = blob, first, last
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await send(
+                {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+            )
+            async with anyio.create_task_group() as group:
+                group.start_soon(self._until_gone, receive, group.cancel_scope)
+                with suppress(TimeoutError):  # what is not complete makes the server hang up
+                    await self._send_all(send)
+                group.cancel_scope.cancel()
+        finally:
+            self._blob.close()
+
+    async def _until_gone(self, receive: Receive, scope: anyio.CancelScope) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        scope.cancel()
+
+    async def _send_all(self, send: Send) -> None:
+        start = self._first
+        while start < self._last:
+            piece = await anyio.to_thread.run_sync(self._blob.read, start, min(_STEP, self._last - start))
+            if not piece and self._blob.failed:
+                return
+            if not piece:
+                await anyio.sleep(_LOOK_S)
+                continue
+            start += len(piece)
+            with anyio.fail_after(_SEND_S):
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _missing() -> Response:
+    return Response(status_code=404, headers={**_FOR_PAGES, "Cache-Control": "no-store"})
+
+
+def _busy() -> Response:
+    return Response(status_code=503, headers={**_FOR_PAGES, "Cache-Control": "no-store", "Retry-After": "10"})
+
 
 _MOST_CONNECTIONS = 2000
 _BACKLOG = 1024

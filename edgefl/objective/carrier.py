@@ -7,6 +7,7 @@ All methods are pure functions of named tensors and are traced into the program'
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -18,54 +19,58 @@ from edgefl.contract.tensors import Tensors, TensorSpec
 Specs = Mapping[str, TensorSpec]
 
 
-class Carrier(Protocol):
-    """What lies between a tier's payload and the tensors that the trained units read."""
+class Carrier(ABC):
+    """Converts between a tier's payload and the tensors that its units read. Passes tensors on unchanged by default."""
 
     @property
+    @abstractmethod
     def payload(self) -> Specs:
-        """The ``weights.*`` ports of ``start`` and ``evaluate``, by local name."""
-        ...
+        """Return the ``weights.*`` ports of ``start`` and ``evaluate``, by local name."""
+
+    @property
+    @abstractmethod
+    def update(self) -> Specs:
+        """Return the specs of the result of :meth:`pack`: the regions of a placement."""
 
     @property
     def gates(self) -> Specs:
-        """What training keeps beside the weights (``state.gate.*``): masks and thresholds. Never changed by a step."""
-        ...
+        """Return masks and thresholds that training keeps (``state.gate.*``) and no step changes."""
+        return {}
 
     @property
     def noise(self) -> Specs:
-        """Uniform tensors that :meth:`effective` reads in training (``noise.*``)."""
-        ...
-
-    @property
-    def update(self) -> Specs:
-        """What :meth:`pack` gives, by name: the regions of a placement."""
-        ...
+        """Return the uniform tensors that :meth:`effective` reads in training (``noise.*``)."""
+        return {}
 
     def unpack(self, payload: Tensors) -> tuple[Tensors, Tensors]:
-        """(weights in the units' shapes, gates) from the tensors of :attr:`payload`."""
-        ...
+        """Return (weights in the units' shapes, gates) from the tensors of :attr:`payload`."""
+        return payload, {}
 
     def held(self, gates: Tensors) -> Tensors:
-        """Masks of the entries that the tier holds, bool, for the tensors that it does not hold whole."""
-        ...
+        """Return bool masks of the tier's entries, for the tensors that it holds in part."""
+        return {}
 
     def effective(
         self, weights: Tensors, gates: Tensors, noise: Mapping[str, Tensor], *, training: bool
     ) -> Tensors:
-        """The tensors that the units compute with. Differentiable; ``weights`` may be a part of all."""
-        ...
+        """Return the tensors that the units compute with. Differentiable; ``weights`` may be a part of all."""
+        return weights
 
     def descent(self, grads: Tensors, weights: Tensors, gates: Tensors) -> Tensors:
-        """The gradient to descend along, from the loss's gradient by ``weights`` through :meth:`effective`."""
-        ...
+        """Return the direction to descend along, from the loss's gradient by ``weights`` through :meth:`effective`."""
+        return grads
 
     def confine(self, new: Tensors, old: Tensors, gates: Tensors) -> Tensors:
-        """``new`` where a step from ``old`` may move an entry, ``old`` elsewhere (momentum and decay move all)."""
-        ...
+        """Return ``new`` where a step from ``old`` may move an entry, ``old`` elsewhere (momentum and decay move all)."""
+        return new
+
+    def rested(self, moved: Tensors, before: Tensors, noise: Mapping[str, Tensor]) -> Tensors:
+        """Return moving statistics: ``moved``, with the entries of ``before`` where the step left a channel out."""
+        return moved
 
     def pack(self, weights: Tensors, gates: Tensors) -> Tensors:
-        """The update's tensors. ``weights`` may hold something else of the same shapes, such as codes."""
-        ...
+        """Return the update's tensors. ``weights`` may hold something else of the same shapes, such as codes."""
+        return weights
 
 
 @runtime_checkable
@@ -74,12 +79,11 @@ class Thresholded(Protocol):
     :func:`edgefl.programs.submodels.tcbgd.tcbgd`."""
 
     def switched(self, *, remask: bool, bias: bool, freeze_dropped: bool) -> Carrier:
-        """The same carrier with these switches."""
-        ...
+        """Return the same carrier with these switches."""
 
 
 @dataclass(frozen=True, eq=False)
-class Whole:
+class Whole(Carrier):
     """The payload is the weights, and the weights are the update: full models, output sides, dense slices."""
 
     weights: Specs
@@ -89,33 +93,5 @@ class Whole:
         return self.weights
 
     @property
-    def gates(self) -> Specs:
-        return {}
-
-    @property
-    def noise(self) -> Specs:
-        return {}
-
-    @property
     def update(self) -> Specs:
         return self.weights
-
-    def unpack(self, payload: Tensors) -> tuple[Tensors, Tensors]:
-        return payload, {}
-
-    def held(self, gates: Tensors) -> Tensors:
-        return {}
-
-    def effective(
-        self, weights: Tensors, gates: Tensors, noise: Mapping[str, Tensor], *, training: bool
-    ) -> Tensors:
-        return weights
-
-    def descent(self, grads: Tensors, weights: Tensors, gates: Tensors) -> Tensors:
-        return grads
-
-    def confine(self, new: Tensors, old: Tensors, gates: Tensors) -> Tensors:
-        return new
-
-    def pack(self, weights: Tensors, gates: Tensors) -> Tensors:
-        return weights

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol, cast, runtime_checkable
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -48,15 +48,6 @@ class TrainedPart(Protocol):
     def boundary(self) -> TensorSpec: ...
     @property
     def carrier(self) -> Carrier | None: ...
-
-
-@runtime_checkable
-class Resting(Protocol):
-    """A carrier that leaves channels out of some steps, whose moving statistics then rest."""
-
-    def rested(self, moved: Tensors, before: Tensors, noise: Mapping[str, Tensor]) -> Tensors:
-        """``moved`` with the entries of ``before`` where the step had no channel."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -267,8 +258,7 @@ class Objective:
             )
         else:
             value = training_loss(loss, out, y)
-            if isinstance(self.carrier, Resting):
-                moved = self.carrier.rested(moved, {name: buffers[name] for name in self.fixed}, uniform)
+            moved = self.carrier.rested(moved, {name: buffers[name] for name in self.fixed}, uniform)
         return value, loss.correct(out.detach(), y).sum(), moved
 
     def _distilled(self, how: SelfDistillation, part: Tensor, whole: Tensor, losses: Tensor) -> Tensor:

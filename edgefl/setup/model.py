@@ -34,7 +34,6 @@ class SelfChecking(Protocol):
 
     def warnings(self, weights: Mapping[str, Array]) -> tuple[str, ...]:
         """What a person should know before it is trained from these initial weights."""
-        ...
 
 
 def process_bytes(spec: ModelSpec) -> int:

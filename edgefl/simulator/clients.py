@@ -21,11 +21,9 @@ class ClientData(Protocol):
     @property
     def samples(self) -> Mapping[str, int]:
         """Of every client."""
-        ...
 
     def of(self, client: str) -> Local:
         """DataError says what is wrong with it."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)

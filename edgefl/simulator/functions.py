@@ -6,21 +6,21 @@ with the clients in front of every tensor that is a client's own (:func:`torch.f
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
+from torch._ops import OpOverload
 
 from edgefl.config.simulation import SimulationTable
 from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors, role_of
-from edgefl.simulator.operations.calls import compiled
-from edgefl.simulator.operations.devices import move
-from edgefl.simulator.operations.folding import fold
+from edgefl.simulator.operations.folding import fold, pool_first
 from edgefl.simulator.operations.layout import channels_last, large_first
-from edgefl.simulator.operations.pooling import pool_first
 from edgefl.simulator.operations.updates import fuse, in_place, own_results
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.archive import Bundle
@@ -31,6 +31,88 @@ from exporters.bundle.features import FEATURES, features_of
 from exporters.capture.graph import Table, graph_of
 from exporters.capture.trace import capture, joint_graph
 from exporters.front.tier import Exchange, Tier
+
+# A list of operations as one Python function, which calls torch's kernels with as little between as there can be.
+
+Call = Callable[..., tuple[Tensor, ...]]
+
+
+def compiled(module: fx.GraphModule) -> Call:
+    """``module`` as a function of its placeholders, in order. What nobody reads any more is let go at once."""
+    return _Writer(module).function()
+
+
+class _Writer:
+    def __init__(self, module: fx.GraphModule) -> None:
+        self._module = module
+        self._known: dict[str, Any] = {}
+        self._names: dict[fx.Node, str] = {}
+        self._last = {used: node for node in module.graph.nodes for used in node.all_input_nodes}
+
+    def function(self) -> Call:
+        nodes = list(self._module.graph.nodes)
+        given = [self._name(node) for node in nodes if node.op == "placeholder"]
+        lines = [line for node in nodes for line in self._lines(node)]
+        text = "\n    ".join((f"def run({', '.join(given)}):", *lines))
+        exec(compile(text, "<recorded>", "exec"), self._known)
+        run: Call = self._known["run"]
+        return run
+
+    def _lines(self, node: fx.Node) -> list[str]:
+        if node.op == "placeholder":
+            return []
+        if node.op == "get_attr":
+            self._names[node] = self._bound(getattr(self._module, str(node.target)))
+            return []
+        if node.op == "output":
+            return [f"return {self._text(node.args[0])}"]
+        dying = [
+            self._name(used)
+            for used in node.all_input_nodes
+            if self._last[used] is node and used.op != "get_attr"
+        ]
+        drop = [f"{' = '.join(dying)} = None"] if dying else []
+        return [f"{self._name(node)} = {self._call(node)}", *drop]
+
+    def _call(self, node: fx.Node) -> str:
+        if node.target is operator.getitem:
+            return f"{self._text(node.args[0])}[{node.args[1]}]"
+        # An overload's own kernel: what stands around it in Python would cost as much as a small kernel.
+        target = node.target._op if isinstance(node.target, OpOverload) else node.target
+        parts = [self._text(each) for each in node.args]
+        parts += [f"{key}={self._text(each)}" for key, each in node.kwargs.items()]
+        return f"{self._bound(target)}({', '.join(parts)})"
+
+    def _text(self, value: Any) -> str:
+        if isinstance(value, fx.Node):
+            return self._name(value)
+        if isinstance(value, list | tuple):
+            inner = "".join(f"{self._text(each)}, " for each in value)
+            return f"[{inner}]" if isinstance(value, list) else f"({inner})"
+        return repr(value) if type(value) in (int, bool, type(None)) else self._bound(value)
+
+    def _name(self, node: fx.Node) -> str:
+        return self._names.setdefault(node, f"v{len(self._names)}")
+
+    def _bound(self, value: Any) -> str:
+        name = f"k{len(self._known)}"
+        self._known[name] = value
+        return name
+
+
+# A recorded list of operations on another device than the one it was recorded on.
+
+
+def move(module: fx.GraphModule, device: torch.device) -> None:
+    """What the list makes and keeps of itself lies on ``device`` then. Inputs have to lie there too."""
+    for node in module.graph.nodes:
+        if node.op == "get_attr":
+            value = getattr(module, str(node.target))
+            if isinstance(value, Tensor):
+                setattr(module, str(node.target), value.detach().to(device))
+        elif isinstance(node.kwargs.get("device"), torch.device):
+            node.update_kwarg("device", device)
+
 
 _COMMON = frozenset({"weights", "hyper"})
 """Roles that are the same for all clients of a round; of all others each client has its own."""

@@ -33,15 +33,12 @@ class Tracker(Protocol):
 
     def begin(self, rows: Sequence[Row]) -> None:
         """Tell the rounds before this process began, as far as they are not there."""
-        ...
 
     def take(self, row: Row) -> None:
         """Tell one round more."""
-        ...
 
     def close(self, *, finished: bool) -> None:
         """All rounds of this process are told."""
-        ...
 
 
 def refuse_missing(table: SimulationTable) -> None:

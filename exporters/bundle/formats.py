@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from importlib import metadata
 from typing import TYPE_CHECKING, Protocol
@@ -22,7 +22,8 @@ from edgefl.contract.program import Function
 from edgefl.system.distribution import install
 from edgefl.wire.bundle.formats import EXECUTORCH_DTYPES, FormatName, Outputs
 from edgefl.wire.bundle.manifest import Graph, Port
-from edgefl.wire.errors import BundleError, ConfigError
+from edgefl.wire.bundle.variants import strays
+from edgefl.wire.errors import BundleError, ConfigError, ExportError
 from exporters.artifact import Artifact, artifacts_in, in_segments, is_page
 from exporters.capture.trace import Captured, Joint
 from exporters.memory.budget import within_onnx
@@ -35,12 +36,24 @@ from exporters.onnx.blocked.updates import summed
 from exporters.onnx.rows import by_rows
 from exporters.onnx.tiled import tiled
 from exporters.sources.blob import graph_nodes, onnx_nodes
-from exporters.verify.graphs import Verification, load, verify
-from exporters.verify.variants import agree
+from exporters.verify.graphs import Run, Verification, in_order, load, verify
 
 if TYPE_CHECKING:
     from exporters.executorch.check.isolated import IsolatedRunner
     from exporters.executorch.check.ports import TensorPort
+
+# Whether another form of a graph computes what the graph does, before anybody downloads it.
+
+
+def agree(captured: Captured, load: Callable[[], Run], verified: Verification) -> bool:
+    """Whether the form of ``captured`` that ``load`` gives runs here, and makes what another one did of the example on
+    which that was ``verified``."""
+    example = {name: value.numpy() for name, value in captured.function.example(verified.seed).items()}
+    try:
+        outputs = in_order(load()(example), captured.outputs)
+    except ExportError:  # its ops are not in this runtime
+        return False
+    return not strays(dict(zip(captured.outputs, outputs, strict=True)), verified.found, example)
 
 
 BLOCKED, ROWS = "blocked", "rows"

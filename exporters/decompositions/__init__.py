@@ -17,37 +17,33 @@ from exporters.decompositions import (
     indexing,
     layout,
     linear,
-    loss,
     normalization,
-    order,
     padding,
     pooling,
     reduction,
     resize,
     strided,
-    views,
     volumes,
 )
 from exporters.decompositions.rule import Rules
 
-RULES: Rules = {
-    **activation.RULES,
-    **convolution.RULES,
-    **division.RULES,
-    **indexing.RULES,
-    **layout.RULES,
-    **linear.RULES,
-    **loss.RULES,
-    **normalization.RULES,
-    **order.RULES,
-    **padding.RULES,
-    **pooling.RULES,
-    **reduction.RULES,
-    **resize.RULES,
-    **strided.RULES,
-    **views.RULES,
-    **volumes.RULES,
-}
+_FAMILIES = (
+    activation,
+    convolution,
+    division,
+    indexing,
+    layout,
+    linear,
+    normalization,
+    padding,
+    pooling,
+    reduction,
+    resize,
+    strided,
+    volumes,
+)
+
+RULES: Rules = {op: rule for family in _FAMILIES for op, rule in family.RULES.items()}
 
 # torch takes it apart by itself where there are no values, into writes.
 _MISH = torch.ops.aten.mish_backward.default

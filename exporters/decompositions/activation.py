@@ -1,5 +1,4 @@
-"""Activations: gradients that select by comparison, softmax of rows that may be masked, and the second derivative of GLU.
-The others decompose as they are."""
+"""Activations, softmax and the classification loss."""
 
 from __future__ import annotations
 
@@ -11,6 +10,9 @@ from torch import Tensor
 from exporters.decompositions.rule import Rules
 
 _aten = torch.ops.aten
+
+# Activations: gradients that select by comparison, softmax of rows that may be masked, and the second derivative of GLU.
+# The others decompose as they are.
 
 
 def threshold_backward(grad: Tensor, value: Tensor, threshold: float) -> Tensor:
@@ -51,6 +53,66 @@ def glu_backward_jvp(grad_x: Tensor, grad: Tensor, x: Tensor, dgrad: Tensor, dx:
     return torch.cat([dgrad * s + grad * slope * db, bent], dim)
 
 
+# Classification loss. A label gathers its entry, and its gradient is scattered back: no [N, C] comparison.
+#
+# Each row has one label, so nothing is added up in the scatter.
+
+_NONE, _MEAN = 0, 1
+
+
+def log_softmax_backward(grad: Tensor, output: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    """dL/dx = g - softmax(x) * sum(g), with ``output`` = log softmax(x)."""
+    return (grad - output.exp() * grad.sum(dim, keepdim=True)).to(dtype)
+
+
+def softmax_backward(grad: Tensor, output: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    """dL/dx = y * (g - sum(g * y)), with ``output`` = y = softmax(x)."""
+    weighted = grad * output
+    return (weighted - output * weighted.sum(dim, keepdim=True)).to(dtype)
+
+
+def nll_loss_forward(
+    logp: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int
+) -> tuple[Tensor, Tensor]:
+    """L = -sum_n w_n * logp[n, y_n] / sum_n w_n over samples with y_n != ignore_index (float32 [N, C], int64 [N]).
+
+    Returns the loss and the total weight, as the op does.
+    """
+    counts, place, share = _chosen(logp, target, weight, ignore_index)
+    zero = torch.zeros((), dtype=logp.dtype)
+    losses = torch.where(counts, -logp.gather(-1, place.unsqueeze(-1)).squeeze(-1) * share, zero)
+    if reduction == _NONE:
+        return losses, zero
+    total = share.sum()
+    return (losses.sum() / total if reduction == _MEAN else losses.sum()), total
+
+
+def nll_loss_backward(
+    grad: Tensor,
+    logp: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    reduction: int,
+    ignore_index: int,
+    total: Tensor,
+) -> Tensor:
+    """dL/dlogp[n, c] = -w_n [c == y_n] * g / total (mean), or without the division (sum, none)."""
+    counts, place, share = _chosen(logp, target, weight, ignore_index)
+    # Selected and not multiplied: with no row that counts, grad / total is no number.
+    row = torch.where(counts, -share * (grad / total if reduction == _MEAN else grad), 0.0)
+    return torch.zeros_like(logp).scatter(-1, place.unsqueeze(-1), row.unsqueeze(-1))
+
+
+def _chosen(
+    logp: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """For each row: whether it counts, the label's place (0 where it does not), and the label's weight w_y."""
+    counts = target != ignore_index
+    place = torch.where(counts, target, 0).long()
+    share = counts.to(logp.dtype) if weight is None else weight[place] * counts.to(logp.dtype)
+    return counts, place, share
+
+
 RULES: Rules = {
     _aten._safe_softmax.default: safe_softmax,
     _aten.glu_jvp.default: glu_jvp,
@@ -58,4 +120,8 @@ RULES: Rules = {
     _aten.threshold_backward.default: threshold_backward,
     _aten.hardshrink_backward.default: shrink_backward,
     _aten.softshrink_backward.default: shrink_backward,
+    _aten._log_softmax_backward_data.default: log_softmax_backward,
+    _aten._softmax_backward_data.default: softmax_backward,
+    _aten.nll_loss_forward.default: nll_loss_forward,
+    _aten.nll_loss_backward.default: nll_loss_backward,
 }

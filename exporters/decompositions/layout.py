@@ -1,13 +1,15 @@
-"""Layout: transposes and squeezes in the form ONNX takes them, and what in-place writes become."""
+"""Layout: transposes, squeezes, views and in-place writes in the form that ONNX takes."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from exporters.decompositions.rule import Rules
+from exporters.decompositions.rule import DECLINED, Rules
 
 _aten = torch.ops.aten
+
+# Layout: transposes and squeezes in the form ONNX takes them, and what in-place writes become.
 
 
 def squeeze_dims(x: Tensor, dims: list[int]) -> Tensor:
@@ -46,6 +48,18 @@ def split(x: Tensor, size: int, dim: int = 0) -> list[Tensor]:
     return split_with_sizes(x, [min(size, length - start) for start in range(0, length, size)], dim)
 
 
+# Views: what the first pass could view in place, in the memory layout that the second pass gives it.
+
+
+def view(x: Tensor, size: list[int]) -> Tensor:
+    """``x.view(size)``; of a copy in memory order where ``x`` is not contiguous.
+
+    A rule may give its result other strides than the op had (a channels-last convolution becomes matrix products),
+    and a view that was recorded behind it then fits no more. ONNX knows no strides, so the copy costs nothing there.
+    """
+    return DECLINED if x.is_contiguous() else x.contiguous().view(size)
+
+
 RULES: Rules = {
     _aten.copy.default: copy,
     _aten.fill.Scalar: fill,
@@ -53,4 +67,5 @@ RULES: Rules = {
     _aten.split_with_sizes.default: split_with_sizes,
     _aten.squeeze.dims: squeeze_dims,
     _aten.t.default: transpose_matrix,
+    _aten.view.default: view,
 }

@@ -8,6 +8,7 @@ functional op, and the running ones follow from them.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,20 +48,11 @@ def native_batch_norm(
 
 
 def native_batch_norm_backward(
-    grad: Tensor,
-    x: Tensor,
-    weight: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    save_mean: Tensor | None,
-    save_rstd: Tensor | None,
-    training: bool,
-    eps: float,
-    output_mask: list[bool],
+    grad: Tensor, x: Tensor, weight: Tensor | None, *args: Any
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """dL/dx = gain h per channel, dL/dweight and dL/dbias: see :func:`batch_norm_gradient`."""
-    statistics = (running_mean, running_var, save_mean, save_rstd)
-    before, gain, slope, sum_grad = batch_norm_gradient(grad, x, weight, *statistics, training, eps)
+    *how, output_mask = args
+    before, gain, slope, sum_grad = batch_norm_gradient(grad, x, weight, *how)
     return (
         before * _channels(gain, x) if output_mask[0] else None,
         slope if output_mask[1] else None,

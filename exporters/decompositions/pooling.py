@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,47 +21,80 @@ _aten = torch.ops.aten
 FEW_ENTRIES = 9
 
 
-def max_pool2d(
-    x: Tensor,
-    kernel: list[int],
-    stride: list[int] | None = None,
-    padding: list[int] | None = None,
-    dilation: list[int] | None = None,
-    ceil_mode: bool = False,
-) -> tuple[Tensor, Tensor]:
+@dataclass(frozen=True)
+class Windows:
+    """Arguments of a pooling op, by axis. ``divisor`` and ``include_pad`` belong to averages."""
+
+    kernel: list[int]
+    stride: list[int]
+    padding: list[int]
+    dilation: list[int]
+    ceil_mode: bool
+    include_pad: bool = True
+    divisor: int | None = None
+
+    @classmethod
+    def of(
+        cls,
+        axes: int,
+        kernel: Sequence[int],
+        stride: Sequence[int] | None = None,
+        padding: Sequence[int] | None = None,
+        dilation: Sequence[int] | None = None,
+        ceil_mode: bool = False,
+    ) -> Windows:
+        """Return the windows of a maximum over ``axes``, from what its op takes between input and positions."""
+        given = (kernel, stride or kernel, padding or [0], dilation or [1])
+        kernels, strides, paddings, dilations = (per_axis(values, axes) for values in given)
+        return cls(kernels, strides, paddings, dilations, ceil_mode)
+
+    @classmethod
+    def of_average(
+        cls,
+        axes: int,
+        kernel: Sequence[int],
+        stride: Sequence[int] | None = None,
+        padding: Sequence[int] | None = None,
+        ceil_mode: bool = False,
+        include_pad: bool = True,
+        divisor: int | None = None,
+    ) -> Windows:
+        """Return the windows of an average over ``axes``, from what its op takes behind the input."""
+        windows = cls.of(axes, kernel, stride, padding, None, ceil_mode)
+        return replace(windows, include_pad=include_pad, divisor=divisor)
+
+    def along(self, x: Tensor) -> Iterator[tuple[int, int, int, int, int]]:
+        """Yield size, kernel, stride, padding and dilation of each axis of ``x``."""
+        sizes = x.shape[-len(self.kernel) :]
+        return zip(sizes, self.kernel, self.stride, self.padding, self.dilation, strict=True)
+
+    def ends(self, x: Tensor) -> list[int]:
+        """Return how far the last window of each axis reaches behind ``x``."""
+        return [end_padding(*axis, self.ceil_mode) for axis in self.along(x)]
+
+
+def max_pool2d(x: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
     """The op stays, but where a dilated last window in ceil mode sticks out by more than ONNX's padding may be.
 
     The input gets rows and columns of -inf at the end then, and each position loses those it has counted.
     """
-    kernel, stride, padding, dilation = moves = moves_of(2, kernel, stride, padding, dilation)
-    sizes = zip(x.shape[-2:], kernel, stride, padding, dilation, strict=True)
-    ends = [end_padding(*axis, ceil_mode) for axis in sizes]
-    if all(end < k for end, k in zip(ends, kernel, strict=True)):
+    where = Windows.of(2, *args)
+    ends = where.ends(x)
+    if all(end < k for end, k in zip(ends, where.kernel, strict=True)):
         return DECLINED
-    return in_padded(x, moves, ends, _aten.max_pool2d_with_indices)
-
-
-def moves_of(
-    axes: int,
-    kernel: Sequence[int],
-    stride: Sequence[int] | None,
-    padding: Sequence[int] | None,
-    dilation: Sequence[int] | None = None,
-) -> list[list[int]]:
-    """Kernel, stride, padding and dilation, each by axis, with what an op takes for those that it is not given."""
-    return [per_axis(list(v), axes) for v in (kernel, stride or kernel, padding or [0], dilation or [1])]
+    return in_padded(x, where, ends, _aten.max_pool2d_with_indices)
 
 
 def in_padded(
-    x: Tensor, moves: list[list[int]], ends: list[int], pool: Callable[..., tuple[Tensor, Tensor]]
+    x: Tensor, where: Windows, ends: list[int], pool: Callable[..., tuple[Tensor, Tensor]]
 ) -> tuple[Tensor, Tensor]:
     """``pool`` of x with entries of -inf behind its last axes, as many as windows need beyond the padding, and positions
-    as they are in x. ``moves``: kernel, stride, padding and dilation, each by axis."""
+    as they are in x."""
     axes = len(ends)
-    behind = [max(end - begin, 0) for end, begin in zip(ends, moves[2], strict=True)]
+    behind = [max(end - begin, 0) for end, begin in zip(ends, where.padding, strict=True)]
     sides = [side for more in reversed(behind) for side in (0, more)]
     padded = _aten.constant_pad_nd(x, sides, -math.inf)
-    values, place = pool(padded, *moves)
+    values, place = pool(padded, where.kernel, where.stride, where.padding, where.dilation)
     return values, in_larger(place, padded.shape[-axes:], x.shape[-axes:])
 
 
@@ -74,21 +109,13 @@ def in_larger(place: Tensor, own: Sequence[int], other: Sequence[int]) -> Tensor
     return place
 
 
-def max_pool2d_backward(
-    grad: Tensor,
-    x: Tensor,
-    kernel: list[int],
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    ceil_mode: bool,
-    indices: Tensor,
-) -> Tensor:
+def max_pool2d_backward(grad: Tensor, x: Tensor, *args: Any) -> Tensor:
     """dL/dx[n, c, q] = sum of dL/dy[n, c, p] over windows p whose maximum lies at q (``indices``, flat in H * W)."""
-    kernel, stride, padding, dilation = moves_of(2, kernel, stride, padding, dilation)
-    apart = kernel == stride and not any(padding) and {*dilation} == {1} and not ceil_mode
-    if apart and math.prod(kernel) <= FEW_ENTRIES:
-        return _to_first_maxima(grad, x, kernel)
+    *how, indices = args
+    where = Windows.of(2, *how)
+    plain = not any(where.padding) and {*where.dilation} == {1} and not where.ceil_mode
+    if plain and where.kernel == where.stride and math.prod(where.kernel) <= FEW_ENTRIES:
+        return _to_first_maxima(grad, x, where.kernel)
     return to_positions(grad, x, indices)
 
 
@@ -151,38 +178,19 @@ def adaptive_max_pool(
     return values, first + in_larger(place, wide, sizes)
 
 
-def avg_pool2d(
-    x: Tensor,
-    kernel: list[int],
-    stride: list[int] | None = None,
-    padding: list[int] | None = None,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor: int | None = None,
-) -> Tensor:
+def avg_pool2d(x: Tensor, *args: Any) -> Tensor:
     """y = A_H x A_W^T / count with 0/1 window matrices, where ONNX cannot say it: a divisor of one's own, or
     windows that stick out (ceil mode, which runtimes count differently). Otherwise the op stays."""
-    if not divisor and not ceil_mode:
+    where = Windows.of_average(2, *args)
+    if not where.divisor and not where.ceil_mode:
         return DECLINED
-    axes = zip(x.shape[-2:], *moves_of(2, kernel, stride, padding)[:3], strict=True)
-    size = torch.Size(pooled(length, k, s, p, 1, ceil_mode) for length, k, s, p in axes)
-    rows, columns, scale = _average(x, size, kernel, stride, padding, count_include_pad, divisor)
+    rows, columns, scale = _average(x, where)
     return _sandwich(rows, x, columns.t()) * scale
 
 
-def avg_pool2d_backward(
-    grad: Tensor,
-    x: Tensor,
-    kernel: list[int],
-    stride: list[int],
-    padding: list[int],
-    ceil_mode: bool,
-    count_include_pad: bool,
-    divisor: int | None,
-) -> Tensor:
+def avg_pool2d_backward(grad: Tensor, x: Tensor, *args: Any) -> Tensor:
     """dL/dx = A_H^T (dL/dy / count) A_W: each output spreads its gradient evenly over its window."""
-    size = grad.shape[-2:]
-    rows, columns, scale = _average(x, size, kernel, stride, padding, count_include_pad, divisor)
+    rows, columns, scale = _average(x, Windows.of_average(2, *args))
     return _sandwich(rows.t(), grad * scale, columns)
 
 
@@ -207,22 +215,13 @@ def _sandwich(left: Tensor, x: Tensor, right: Tensor) -> Tensor:
     return along(along(x, -1, right), -2, left.t()).contiguous()
 
 
-def _average(
-    x: Tensor,
-    size: torch.Size,
-    kernel: list[int],
-    stride: list[int] | None,
-    padding: list[int] | None,
-    include_pad: bool,
-    divisor: int | None,
-) -> tuple[Tensor, Tensor, Tensor | float]:
+def _average(x: Tensor, where: Windows) -> tuple[Tensor, Tensor, Tensor | float]:
     """Window matrices A_H [H', H] and A_W [W', W], and 1 / count as a number, or as [H', W'] if it varies."""
-    kernel, stride, padding, _ = moves_of(2, kernel, stride, padding)
-    spans = [spans_of(x.shape[i - 2], size[i], kernel[i], stride[i], padding[i]) for i in range(2)]
+    spans = spans_of(x, where)
     rows, columns = (windows(spans[i], x.shape[i - 2], x.dtype) for i in range(2))
-    if divisor:
-        return rows, columns, 1.0 / divisor
-    tall, wide = (counts(spans[i], x.shape[i - 2], include_pad) for i in range(2))
+    if where.divisor:
+        return rows, columns, 1.0 / where.divisor
+    tall, wide = (counts(spans[i], x.shape[i - 2], where.include_pad) for i in range(2))
     if len(set(tall)) == len(set(wide)) == 1:
         return rows, columns, 1.0 / (tall[0] * wide[0])
     return rows, columns, 1.0 / (column(tall) * column(wide).t()).to(x.dtype)
@@ -243,10 +242,14 @@ def end_padding(size: int, kernel: int, stride: int, padding: int, dilation: int
     return max(last + dilation * (kernel - 1) + 1 - size, 0)
 
 
-def spans_of(size: int, count: int, kernel: int, stride: int, padding: int) -> list[tuple[int, int]]:
-    """First and one-past-last position of each window, padding included (a ceil-mode window may stick out)."""
-    starts = [i * stride - padding for i in range(count)]
-    return [(start, min(start + kernel, size + padding)) for start in starts]
+def spans_of(x: Tensor, where: Windows) -> list[list[tuple[int, int]]]:
+    """First and one-past-last position of each window, by axis, padding included (a ceil-mode window may stick out)."""
+    spans = []
+    for size, kernel, stride, padding, _ in where.along(x):
+        count = pooled(size, kernel, stride, padding, 1, where.ceil_mode)
+        starts = [i * stride - padding for i in range(count)]
+        spans.append([(start, min(start + kernel, size + padding)) for start in starts])
+    return spans
 
 
 def counts(windows: list[tuple[int, int]], size: int, include_pad: bool) -> list[int]:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from exporters.decompositions.pooling import (
+    Windows,
     adaptive_matrix,
     adaptive_max_pool,
     counts,
-    end_padding,
     in_padded,
-    moves_of,
-    pooled,
     spans_of,
     to_positions,
 )
@@ -24,64 +23,26 @@ from exporters.decompositions.separable import along, column, windows
 _aten = torch.ops.aten
 
 
-def max_pool3d(
-    x: Tensor,
-    kernel: list[int],
-    stride: list[int] | None = None,
-    padding: list[int] | None = None,
-    dilation: list[int] | None = None,
-    ceil_mode: bool = False,
-) -> tuple[Tensor, Tensor]:
+def max_pool3d(x: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
     """The op stays, but in ceil mode, in which runtimes count windows differently: the input gets entries of -inf at its
     end then, and each position loses those it has counted."""
-    if not ceil_mode:
-        return DECLINED
-    moves = moves_of(3, kernel, stride, padding, dilation)
-    axes = zip(x.shape[-3:], *moves, strict=True)
-    ends = [end_padding(size, k, s, p, d, ceil_mode) for size, k, s, p, d in axes]
-    return in_padded(x, moves, ends, _aten.max_pool3d_with_indices)
+    where = Windows.of(3, *args)
+    return in_padded(x, where, where.ends(x), _aten.max_pool3d_with_indices) if where.ceil_mode else DECLINED
 
 
-def max_pool3d_backward(
-    grad: Tensor,
-    x: Tensor,
-    kernel: list[int],
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    ceil_mode: bool,
-    indices: Tensor,
-) -> Tensor:
+def max_pool3d_backward(grad: Tensor, x: Tensor, *args: Any) -> Tensor:
     """dL/dx[q] = sum of dL/dy[p] over windows p whose maximum lies at q (``indices``, flat in D * H * W)."""
-    return to_positions(grad, x, indices, 3)
+    return to_positions(grad, x, args[-1], 3)
 
 
-def avg_pool3d(
-    x: Tensor,
-    kernel: list[int],
-    stride: list[int] | None = None,
-    padding: list[int] | None = None,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor: int | None = None,
-) -> Tensor:
+def avg_pool3d(x: Tensor, *args: Any) -> Tensor:
     """y = x times A_D, A_H and A_W, each along its axis: row i of A averages window i of that axis."""
-    return _along_all(x, _averages(x, kernel, stride, padding, ceil_mode, count_include_pad, divisor))
+    return _along_all(x, _averages(x, Windows.of_average(3, *args)))
 
 
-def avg_pool3d_backward(
-    grad: Tensor,
-    x: Tensor,
-    kernel: list[int],
-    stride: list[int],
-    padding: list[int],
-    ceil_mode: bool,
-    count_include_pad: bool,
-    divisor: int | None,
-) -> Tensor:
+def avg_pool3d_backward(grad: Tensor, x: Tensor, *args: Any) -> Tensor:
     """dL/dx is dL/dy times the transposed matrices."""
-    matrices = _averages(x, kernel, stride, padding, ceil_mode, count_include_pad, divisor)
-    return _along_all(grad, [matrix.t() for matrix in matrices])
+    return _along_all(grad, [matrix.t() for matrix in _averages(x, Windows.of_average(3, *args))])
 
 
 def adaptive_avg_pool3d(x: Tensor, output_size: list[int]) -> Tensor:
@@ -96,23 +57,13 @@ def adaptive_avg_pool3d_backward(grad: Tensor, x: Tensor) -> Tensor:
     return _along_all(grad, [adaptive_matrix(size, count, x).t() for size, count in sizes])
 
 
-def _averages(
-    x: Tensor,
-    kernel: list[int],
-    stride: list[int] | None,
-    padding: list[int] | None,
-    ceil_mode: bool,
-    include_pad: bool,
-    divisor: int | None,
-) -> list[Tensor]:
+def _averages(x: Tensor, where: Windows) -> list[Tensor]:
     """[windows, size] for each axis; the number of entries of a window is the product of those along its axes."""
-    moves = moves_of(3, kernel, stride, padding)[:3]
     matrices = []
-    for axis, (size, k, s, p) in enumerate(zip(x.shape[-3:], *moves, strict=True)):
-        spans = spans_of(size, pooled(size, k, s, p, 1, ceil_mode), k, s, p)
-        entries = counts(spans, size, include_pad)
-        if divisor:
-            entries = [divisor if axis == 0 else 1] * len(spans)
+    for axis, (size, spans) in enumerate(zip(x.shape[-3:], spans_of(x, where), strict=True)):
+        entries = counts(spans, size, where.include_pad)
+        if where.divisor:
+            entries = [where.divisor if axis == 0 else 1] * len(spans)
         matrices.append(windows(spans, size, x.dtype) / column(entries, x.dtype))
     return matrices
 

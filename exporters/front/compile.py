@@ -2,15 +2,107 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
+from functools import cache
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
 
+from edgefl.contract.program import Program
+from edgefl.system.digests import digest_of
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.errors import ExportError
 from exporters.bundle.build import Label, build_bundle
 from exporters.capture.fingerprint import Joints
 from exporters.front.cache import BundleCache, Found
-from exporters.front.digest import bundle_digest
 from exporters.front.order import Order
+
+# What decides a bundle, as one digest: the same one means the same bundle, which then need not be compiled again.
+
+_PACKAGES = ("torch", "onnx", "onnxscript", "onnx-ir", "onnxruntime")
+"""They trace, write and check the graphs. What ExecuTorch is written by is its format's version."""
+
+
+def bundle_digest(order: Order, joints: Joints | None = None) -> str:
+    """Digest of all that decides the bundle that :func:`exporters.front.compile.compiled` makes of ``order``.
+
+    Models, submodels, programs and codecs count as what their functions compute, so another source with the same options
+    is another bundle where it computes something else. ``joints`` keeps their graphs for the compiler. ExportError where
+    one of them cannot be traced.
+    """
+    joints = joints or Joints()
+    tier, exchange, form = order.tier, order.exchange, order.format
+    return digest_of(
+        {
+            "source": source_digest(),
+            "packages": {name: _version(name) for name in _PACKAGES},
+            "format": [form.name, form.version],
+            "label": [order.model, tier.name, exchange.name],
+            "data": order.data,
+            "tokenizer": hashlib.sha256(order.tokenizer).hexdigest(),
+            "chunk_bytes": order.chunk_bytes,
+            "memory_budget": order.memory_budget,
+            "prefix": [[chunk.units, joints.fingerprint(chunk.forward)] for chunk in tier.prefix],
+            "fetched": tier.fetched(exchange),
+            "program": _plain(exchange.program, joints),
+        }
+    )
+
+
+def _plain(program: Program, joints: Joints) -> dict[str, object]:
+    """What a manifest says of a program, and the digests of its functions."""
+    functions = {id(function): function for function in program.functions}
+    return {
+        "name": program.name,
+        "functions": [joints.fingerprint(function) for function in functions.values()],
+        "activations": [function.activations for function in functions.values()],
+        "start": program.start.name,
+        "phases": [
+            [each.name, each.function.name, each.steps, each.over_data, list(each.shorter)]
+            for each in program.phases
+        ],
+        "finish": program.finish.name,
+        "evaluate": program.evaluate.name,
+        "personalize": program.personalize.name if program.personalize else "",
+        "hyper": dict(program.hyper),
+        "form": program.form,
+        "masks": dict(program.masks),
+        "draws": program.draws,
+        "carry": program.carry_rule,
+    }
+
+
+PACKAGES = ("edgefl", "exporters")
+"""Whose source has a say in a bundle."""
+
+
+@cache
+def source_digest() -> str:
+    """Of our own source: a tree that was edited compiles anew, whatever its version says."""
+    total = hashlib.sha256()
+    for package in PACKAGES:
+        for name, source in _sources(package):
+            total.update(f"{name}\n{hashlib.sha256(source).hexdigest()}\n".encode())
+    return total.hexdigest()
+
+
+def _sources(package: str) -> list[tuple[str, bytes]]:
+    spec = find_spec(package)
+    assert spec is not None and spec.origin is not None
+    folder = Path(spec.origin).parent
+    return sorted(
+        (f"{package}/{path.relative_to(folder).as_posix()}", path.read_bytes())
+        for path in folder.rglob("*.py")
+    )
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""
+
 
 Progress = Callable[[str], None]
 """Is told of each graph before it is made."""

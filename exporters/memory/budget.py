@@ -7,18 +7,173 @@ segments that page (:mod:`exporters.memory.cutting`). What a form needs, only it
 from __future__ import annotations
 
 import math
+import operator
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import fx
 
 from edgefl.contract.tensors import role_of
 from edgefl.system.sizes import mebibytes, mebibytes_up
 from edgefl.wire.errors import ExportError
+from exporters.capture.nodes import results
 from exporters.capture.trace import Captured
-from exporters.memory.cutting import segments
-from exporters.memory.paging import cuts
+from exporters.memory.cutting import constants, segments
 from exporters.memory.predict import predicted_peak
 from exporters.memory.recompute import Budget, Plan, beside_tensors, lean, peak_bytes, plans
-from exporters.memory.usage import size, timeline
+from exporters.memory.usage import Timeline, has_many, size, timeline, workspace
+
+# Where to cut a step into segments: the cheapest cuts between which no more than so many bytes are held.
+#
+# A segment holds the pages that it reads and those that it makes until its end, and in between what begins and ends in
+# it. The cuts are a shortest path over the places for a cut, as those of recomputation are
+# (:mod:`exporters.memory.recompute`); what a path costs is what it moves to the disk and back. POET (Patil et al., "POET:
+# Training Neural Networks on Tiny Devices with Integrated Rematerialization and Paging", arXiv 2207.07697) joins both in one
+# linear program over single values; we join its two means in one search over plans of each.
+
+BYTE_COST = 10.0
+"""What a byte to or from the disk costs, in operations of recomputation: a page is written once and read at least once."""
+SEGMENT_COST = 5e6
+"""What a segment more costs in the same unit: its call, and what is small on its way."""
+PLACES = 72
+"""Places for a cut that are looked at."""
+SHARES = (0.8, 0.7, 0.6, 0.5, 0.45, 0.4, 0.35, 0.3, 0.27, 0.24, 0.21, 0.18, 0.16, 0.14, 0.12, 0.1)
+"""Of the bytes that a step holds at once: how many a segment may, in the plans that are tried."""
+
+_Numbers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """Positions behind which a step is cut, the most bytes that a segment holds beside what the step reads, and the cost of
+    its pages."""
+
+    places: tuple[int, ...]
+    held: int
+    cost: float
+
+
+def cuts(line: Timeline) -> Iterator[Cuts]:
+    """Ways to cut a step, each holding less than the one before it and costing more."""
+    table = _Table(line)
+    whole = table.held[0, -1]
+    least = math.inf
+    for share in SHARES:
+        found = table.cheapest(int(share * whole))
+        if found is not None and found.held < least:
+            least = found.held
+            yield found
+
+
+class _Values:
+    """The values that may become pages: where each is made, its bytes, and where it is read."""
+
+    def __init__(self, line: Timeline) -> None:
+        fixed = constants(line)
+        outputs = set(results(line.nodes[-1].graph))
+        reads = _reads(line, fixed)
+        nodes = [node for node in reads if node.op == "call_function" and node not in fixed]
+        self.made: _Numbers = np.array([_begins(node, line) for node in nodes], np.int64)
+        self.sizes: _Numbers = np.array([size(node) for node in nodes], np.int64)
+        self.last: _Numbers = np.array([max(reads[node]) for node in nodes], np.int64)
+        self.reads = [sorted(reads[node]) for node in nodes]
+        # State is bound and metrics are small: neither is a part of what a segment holds for itself.
+        self.inside = np.array([node not in outputs for node in nodes], bool)
+        self.busy = _while_running(line)
+
+    def next_read(self, place: int) -> _Numbers:
+        """Of each value, the first position behind ``place`` that reads it; far away where none does."""
+        far = np.iinfo(np.int64).max
+        found = [(reads, bisect_right(reads, place)) for reads in self.reads]
+        return np.array([reads[at] if at < len(reads) else far for reads, at in found], np.int64)
+
+
+def _reads(line: Timeline, fixed: frozenset[fx.Node]) -> dict[fx.Node, list[int]]:
+    """By value, the positions that read its memory when they run."""
+    reads: dict[fx.Node, list[int]] = {
+        node: [at] for at, node in enumerate(line.nodes) if line.owner[node] is node and not has_many(node)
+    }
+    for at, node in enumerate(line.nodes):
+        again = node in fixed or line.owner[node] is not node
+        if node.op == "call_function" and not again and node.target is not operator.getitem:
+            for value in node.all_input_nodes:
+                if line.owner[value] in reads:
+                    reads[line.owner[value]].append(at)
+    return reads
+
+
+def _begins(node: fx.Node, line: Timeline) -> int:
+    """Where ``node`` is computed: one of several results with the others."""
+    return line.position[node.all_input_nodes[0] if node.target is operator.getitem else node]
+
+
+def _while_running(line: Timeline) -> _Numbers:
+    """Bytes that each node needs beside its inputs and its result; less what it computes in the memory of an input."""
+    return np.array([workspace(node) if node.op == "call_function" else 0 for node in line.nodes], np.int64)
+
+
+class _Table:
+    """What every stretch between two places for a cut would hold and move."""
+
+    def __init__(self, line: Timeline) -> None:
+        self._values = _Values(line)
+        self._places = _places(self._values, len(line.nodes))
+        count = len(self._places)
+        self.held = np.full((count, count), np.iinfo(np.int64).max, np.int64)
+        self._moved = np.zeros((count, count), np.int64)
+        for first, start in enumerate(self._places[:-1]):
+            upcoming = self._values.next_read(start)
+            for last in range(first + 1, count):
+                self._fill(first, last, upcoming)
+
+    def _fill(self, first: int, last: int, upcoming: _Numbers) -> None:
+        values, start, end = self._values, self._places[first], self._places[last]
+        read = int(values.sizes[(values.made <= start) & (upcoming <= end)].sum())
+        here = (values.made > start) & (values.made <= end)
+        left = int(values.sizes[here & (values.last > end)].sum())
+        inside = here & (values.last <= end) & values.inside
+        change = np.zeros(end - start + 2, np.int64)
+        np.add.at(change, values.made[inside] - start, values.sizes[inside])
+        np.add.at(change, values.last[inside] - start + 1, -values.sizes[inside])
+        live = np.cumsum(change[:-1])[1:] + values.busy[start + 1 : end + 1]
+        self.held[first, last] = read + left + int(live.max(initial=0))
+        self._moved[first, last] = read + left
+
+    def cheapest(self, limit: int) -> Cuts | None:
+        """The cheapest cuts between which at most ``limit`` bytes are held; None if there are none."""
+        costs = [0.0] + [math.inf] * (len(self._places) - 1)
+        before = [0] * len(self._places)
+        for last in range(1, len(self._places)):
+            for first in range(last):
+                cost = costs[first] + SEGMENT_COST + BYTE_COST * float(self._moved[first, last])
+                if self.held[first, last] <= limit and cost < costs[last]:
+                    costs[last], before[last] = cost, first
+        if math.isinf(costs[-1]):
+            return None
+        path = [len(self._places) - 1]
+        while path[-1]:
+            path.append(before[path[-1]])
+        path.reverse()
+        held = max(int(self.held[first, last]) for first, last in pairwise(path))
+        return Cuts(tuple(self._places[at] for at in path[1:-1]), held, costs[-1])
+
+
+def _places(values: _Values, count: int) -> list[int]:
+    """Where a step may be cut: the ends, and between them the places that least crosses, one in each stretch in which
+    equally many bytes come and go."""
+    change, busy = np.zeros(count + 1, np.int64), np.ones(count, np.int64)
+    for at, sign in ((values.made, 1), (values.last, -1)):
+        np.add.at(change, at, sign * values.sizes)
+        np.add.at(busy, at, values.sizes)
+    crossing, done = np.cumsum(change)[:-1], np.cumsum(busy)
+    edges = np.searchsorted(done, np.linspace(0, done[-1], PLACES + 1))
+    inner = [int(a + np.argmin(crossing[a:b])) for a, b in pairwise(edges) if b > a]
+    return sorted({-1, *inner, count - 1})
+
 
 Form = tuple[Captured, ...]
 """A step as the graphs that it runs one after another: itself, or its segments."""

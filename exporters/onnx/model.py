@@ -24,11 +24,10 @@ from exporters.capture.trace import Captured, exported_program
 from exporters.capture.unsupported import check_complex, check_floats, unsupported
 from exporters.onnx import REWRITTEN, op_tables
 from exporters.onnx.broadcasts import match_ranks
-from exporters.onnx.few_rows import multiply_from_the_left
 from exporters.onnx.one_hot import add_labels
 from exporters.onnx.ops import OPSET, TRANSLATIONS
 from exporters.onnx.peephole import merge_chains, name_types
-from exporters.onnx.sums import multiply_ones
+from exporters.onnx.sums import multiply_from_the_left, multiply_ones
 
 # The version that came with opset 18; an older runtime refuses a newer file even if it knows every op in it.
 IR_VERSION = 9

@@ -7,7 +7,9 @@ finite: only what :mod:`.finite` knows to be finite is rewritten.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import reduce
+from operator import or_
 from typing import Any
 
 import torch
@@ -15,7 +17,28 @@ from torch import fx
 
 from exporters.capture.nodes import broadcast_shape, fake_value, node_argument
 from exporters.selections.finite import LARGEST, VARIANCE, Finiteness, guess_of, kinds_of
-from exporters.selections.origins import inputs_of, spread
+
+# What a value is computed from, as bits that spread from node to node.
+
+
+def inputs_of(graph: fx.Graph) -> dict[fx.Node, int]:
+    """By node: a bit for each placeholder that it is computed from."""
+    bits = {node: 1 << at for at, node in enumerate(graph.find_nodes(op="placeholder"))}
+    return spread(graph.nodes, lambda node: bits.get(node, 0))
+
+
+def spread(
+    nodes: Iterable[fx.Node],
+    own: Callable[[fx.Node], int],
+    ends: Callable[[fx.Node], bool] = lambda node: False,
+) -> dict[fx.Node, int]:
+    """By node, in the order of a graph: its own bits and those of all that it is computed from; 0 where they end."""
+    origins: dict[fx.Node, int] = {}
+    for node in nodes:
+        bits = reduce(or_, (origins[read] for read in node.all_input_nodes), own(node))
+        origins[node] = 0 if ends(node) else bits
+    return origins
+
 
 _aten = torch.ops.aten
 _ZEROS = {

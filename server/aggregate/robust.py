@@ -1,9 +1,9 @@
 """Averages that a few bad updates cannot move far: coordinate-wise median, trimmed mean, and clipping of norms.
 
 Median and trimmed mean (Yin et al., ICML 2018, definitions 1 and 2) look at all updates of an entry at once, multi-Krum
-(:mod:`server.aggregate.krum`) at all updates of a tier, so they are kept until the round ends: :func:`buffered_bytes` says
-what that takes. Each update counts once there, whatever number of samples it claims: a weight that the sender chooses would
-let one device be many. Clipping works on one update as it arrives and costs no memory.
+(:func:`server.aggregate.averaging.chosen`) at all updates of a tier, so they are kept until the round ends:
+:func:`buffered_bytes` says what that takes. Each update counts once there, whatever number of samples it claims: a weight
+that the sender chooses would let one device be many. Clipping works on one update as it arrives and costs no memory.
 
 What cannot be had: where the bad updates are half of those that hold an entry or more (a submodel that only one device
 holds, say), no rule tells good from bad.
@@ -106,7 +106,7 @@ def combine(values: Floats, held: Held, rule: MeanRule = MEAN) -> tuple[npt.NDAr
     * median: the middle one, or the mean of the two middle ones if h is even;
     * trimmed mean: the mean of those that remain when the floor(trim * h) smallest and as many of the largest are
       dropped; at least one remains;
-    * multi-Krum: sum / h, of updates that were chosen before (:func:`server.aggregate.krum.chosen`).
+    * multi-Krum: sum / h, of updates that were chosen before (:func:`server.aggregate.averaging.chosen`).
 
     The result lies between the smallest and the largest that count, and no order of the updates changes a bit of it.
     """

@@ -23,7 +23,6 @@ from dataclasses import replace
 from server.coordinator import attendance, bench, buffered, rollout, roster, selection, words
 from server.coordinator.eligibility import unfit
 from server.coordinator.fleet import Assignment, Assignments, Devices, Status
-from server.coordinator.noting import noted
 from server.coordinator.roster import Device
 from server.coordinator.states import (
     MOST_REFUSED,
@@ -57,6 +56,7 @@ from server.coordinator.states import (
     Warn,
 )
 from server.coordinator.tasks import assigned
+from server.coordinator.words import noted
 
 __all__ = [
     "MOST_SAMPLES", "Abandon", "Action", "Actions", "Answered", "Answers", "Assignment", "Close", "Declined",

@@ -2,17 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from edgefl.wire.mqtt.conditions import UNKNOWN, Conditions
-from server.coordinator import staleness
 from server.coordinator.eligibility import EVERYONE, Selection
 from server.coordinator.fleet import Assignment, Assignments, Devices, Status
 from server.coordinator.record import Record
 from server.coordinator.rollout import Rollout, Trial
 from server.coordinator.roster import TierRule
+
+# How much of an update counts that comes some versions late. Pure functions of a whole number.
+#
+# Of an update that begins from version v and is counted in the step from version u, the staleness is s = u - v: the
+# number of server steps between. Its change is multiplied by the share, and it weighs what it weighs anyway: a buffer of
+# late updates makes a shorter step (FedBuff, Nguyen et al. 2022, section 3: the sum of scaled changes over K).
+
+Rule = Literal["sqrt", "inverse", "constant", "hinge"]
+
+HINGE = 4
+"""Versions without a loss, under the rule ``hinge``."""
+
+
+def _hinge(versions: int) -> float:
+    """FedAsync's (Xie et al. 2019, section 5.2), with a = 1: fresh enough counts whole."""
+    return 1.0 if versions <= HINGE else 1.0 / (1.0 + versions - HINGE)
+
+
+RULES: Mapping[Rule, Callable[[int], float]] = {
+    "sqrt": lambda versions: 1.0 / math.sqrt(1.0 + versions),
+    "inverse": lambda versions: 1.0 / (1.0 + versions),
+    "constant": lambda _: 1.0,
+    "hinge": _hinge,
+}
+"""By the name that a federation file has. Another one is a line here, and a name in :data:`Rule`: the journal keeps the
+share of each update, so that a replay needs no rule."""
+
+
+def share(rule: Rule, versions: int) -> float:
+    """In (0, 1], 1 for 0 versions; ValueError for less than 0."""
+    if versions < 0:
+        raise ValueError(f"an update cannot be {versions} versions late")
+    return RULES[rule](versions)
+
 
 Outcome = Literal["closed", "abandoned"]
 
@@ -67,7 +101,7 @@ class Rules:
     buffer: int = 0
     concurrency: int = 0
     max_staleness: int = 0
-    staleness: staleness.Rule = "sqrt"
+    staleness: Rule = "sqrt"
 
     @property
     def buffered(self) -> bool:
@@ -76,7 +110,7 @@ class Rules:
 
     def share(self, versions: int) -> float:
         """The part of an update's change that counts, ``versions`` after its device began."""
-        return staleness.share(self.staleness, versions) if self.buffered else 1.0
+        return share(self.staleness, versions) if self.buffered else 1.0
 
     @property
     def all_needed(self) -> bool:

@@ -9,12 +9,33 @@ from __future__ import annotations
 
 import hashlib
 import heapq
+import re
 from collections import OrderedDict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from edgefl.wire.limits import Limits
-from server.coordinator.states import State
+from edgefl.wire.mqtt.messages import NO_CARRY, Decline
+from edgefl.wire.printable import printable
+from server.coordinator.states import MOST_REASON, State
+
+# Why a device declines a round, as a server may repeat it: what a device writes is not to be trusted.
+
+_REASON = re.compile(rf"[a-z0-9-]{{1,{MOST_REASON}}}")
+
+
+def reason_of(decline: Decline, *, carry_needed: bool) -> tuple[str, str]:
+    """The reason, ``other`` where it is no word of ours or cannot be, and the text, printable.
+
+    ``carry_needed``: whether the device's bundle needs what earlier rounds leave on a device.
+    """
+    text = printable(decline.text)
+    if not _REASON.fullmatch(decline.reason):
+        return "other", text
+    if decline.reason == NO_CARRY and not carry_needed:
+        return "other", f"{text} (it says {NO_CARRY!r}, and nothing of the kind is needed)"
+    return decline.reason, text
+
 
 RETURNS_S = 10.0
 """So many devices a second come again, of those that found no place."""

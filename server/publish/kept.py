@@ -21,19 +21,15 @@ class Kept(Protocol):
 
     def keep(self, sha256: str, data: bytes) -> None:
         """StoreError if there is no room."""
-        ...
 
     def whole(self, sha256: str) -> bytes:
         """StoreError if they are gone."""
-        ...
 
     def pieces(self, ref: BlobRef) -> Iterator[bytes]:
         """Chunk by chunk; StoreError if they are gone."""
-        ...
 
     def keep_only(self, wanted: Collection[str]) -> None:
         """Drop all others, also those that an earlier process kept."""
-        ...
 
     def close(self) -> None: ...
 

@@ -12,7 +12,7 @@ import queue
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,9 +20,10 @@ from functools import partial
 from edgefl.system.clock import steady_time
 from edgefl.wire.errors import IdentityError, ProtocolError, StoreError
 from edgefl.wire.mqtt.client_ids import client_id
+from edgefl.wire.mqtt.envelope import unwrap, verified
 from edgefl.wire.mqtt.events import Incoming, Up
 from edgefl.wire.mqtt.inbox import Inbox
-from edgefl.wire.mqtt.messages import Ack
+from edgefl.wire.mqtt.messages import Ack, UpdateChunk, decode
 from edgefl.wire.mqtt.packets import Traffic
 from edgefl.wire.mqtt.session import Session, inbox_of
 from edgefl.wire.mqtt.topics import Topics
@@ -31,15 +32,60 @@ from server.coordinator.fleet import Devices
 from server.coordinator.roster import Device
 from server.coordinator.states import Answered, State
 from server.events import Event, Rejected
+from server.identity.door import check_good, unknown_key, unsigned
+from server.identity.registry import DeviceKey
 from server.intake.gate import Gate
 from server.intake.updates import Intake
 from server.patience import Patience
 from server.shards import messages
-from server.shards.ring import KeyRing, Stranger
 from server.shards.slots import shard_of, shards_of
 from server.storage.journal import Journal
 from server.storage.places import store_at
 from server.taking.active import ActiveRound
+
+# Whose word an update is, as a worker can tell: by the keys that the server gave it.
+
+
+class Stranger(IdentityError):
+    """The server has not told of a device yet."""
+
+
+class KeyRing:
+    """The keys of the devices that the server told of. ``enrolled``: devices have to be on a list."""
+
+    def __init__(self, *, enrolled: bool, clock: Callable[[], float]) -> None:
+        self._enrolled = enrolled
+        self._clock = clock
+        self.keys: dict[str, tuple[DeviceKey, ...]] = {}
+
+    def take(self, keys: Mapping[str, tuple[DeviceKey, ...] | None]) -> None:
+        """What the server tells; None: of no device of the run."""
+        for device, each in keys.items():
+            if each is None:
+                self.keys.pop(device, None)
+            else:
+                self.keys[device] = each
+
+    def opened(self, device: str, topic: str, payload: bytes) -> UpdateChunk:
+        """A chunk that ``device`` itself sent. IdentityError if it is not its word, Stranger if that cannot be known yet;
+        ProtocolError if it is malformed."""
+        keys = self.keys.get(device)
+        if keys is None:
+            raise Stranger(
+                "unknown-device", f"device {device} has not said hello; connect again", device=device
+            )
+        envelope = unwrap(payload, UpdateChunk)
+        if envelope is None:
+            if self._enrolled or keys:
+                raise unsigned(UpdateChunk, device, enrolled=self._enrolled)
+            return decode(UpdateChunk, payload)
+        known = next((each for each in keys if each.key == envelope.key), None)
+        if known is None and (self._enrolled or keys):
+            raise unknown_key(device, envelope, keys)
+        if known is not None:
+            check_good(device, known, self._clock())
+        return verified(UpdateChunk, topic, envelope)
+
 
 _LONGEST_WAIT_S = 1.0
 _SUBSCRIBED_S = 0.01

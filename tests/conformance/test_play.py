@@ -14,7 +14,7 @@ import pytest
 from edgefl.conformance.material.bundles import FORMATS, drawn, material, names, samples, unit_bytes
 from edgefl.conformance.play import broker
 from edgefl.conformance.play.broker import Broker
-from edgefl.conformance.play.packets import Connect, Disconnect, Reader, Subscribe
+from edgefl.conformance.play.packets import Connect, Disconnect, PacketReader, Subscribe
 from edgefl.conformance.play.relay import Relay
 from edgefl.wire import bits
 from edgefl.wire.errors import BrokerError
@@ -28,7 +28,7 @@ SUBSCRIBE = bytes.fromhex("82 08 0001 0003 612f62 01".replace(" ", ""))
 
 def test_packets_are_read_however_they_are_cut() -> None:
     whole = CONNECT + SUBSCRIBE + bytes.fromhex("e000")
-    reader = Reader()
+    reader = PacketReader()
     found = [packet for byte in whole for packet in reader.feed(bytes([byte]))]
 
     will = Connect(
@@ -39,7 +39,7 @@ def test_packets_are_read_however_they_are_cut() -> None:
         Subscribe("a/b", 1),
         Disconnect(),
     ]
-    assert Reader().feed(whole) == found
+    assert PacketReader().feed(whole) == found
 
 
 @pytest.mark.e2e

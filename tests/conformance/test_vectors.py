@@ -15,9 +15,8 @@ import pytest
 import edgefl
 from edgefl.conformance.vectors.blobs import blob_vectors
 from edgefl.conformance.vectors.draws import draw_vectors
-from edgefl.conformance.vectors.frozen import GOLDEN, UPDATES
 from edgefl.conformance.vectors.signatures import signature_vectors
-from edgefl.conformance.vectors.write import write_vectors
+from edgefl.conformance.vectors.write import GOLDEN, UPDATES, write_vectors
 from edgefl.wire import bits, enrolment, tensors
 from edgefl.wire.blobs import BlobRef, verified
 from edgefl.wire.compression import unpacked

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import edgefl
-from edgefl.conformance.vectors.frozen import GOLDEN
+from edgefl.conformance.vectors.write import GOLDEN
 from edgefl.data.dataset import write_client
 from edgefl.data.datasets import digits
 from tests.conftest import BrokerProcess

@@ -7,7 +7,7 @@ import random
 from hypothesis import strategies as st
 
 from edgefl.bench.fuzz.mutate import mutated
-from edgefl.conformance.vectors.frozen import GOLDEN
+from edgefl.conformance.vectors.write import GOLDEN
 
 
 def golden(*patterns: str) -> list[bytes]:

@@ -10,8 +10,16 @@ from edgefl.data.partition import dirichlet
 from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.catalog import build_model
 from edgefl.models.zoo.resnet import resnet8, resnet18, resnet20
-from edgefl.simulation.partial_synchronization import Samples, averaged, half_cut, partial_sync, synchronised
-from edgefl.simulation.svcca import matrix, similarities, svcca
+from edgefl.simulation.partial_synchronization import (
+    Samples,
+    averaged,
+    half_cut,
+    matrix,
+    partial_sync,
+    similarities,
+    svcca,
+    synchronised,
+)
 from edgefl.submodels.width.submodel import Width
 from edgefl.wire.errors import ModelError
 from edgefl.wire.regions import Block, check_regions

@@ -10,7 +10,7 @@ import pytest
 import edgefl
 from edgefl.api.simulate import Simulation
 from edgefl.config.simulation import SimulationTable
-from edgefl.simulator.attacks import Attack
+from edgefl.simulator.trainers.local_rounds import Attack
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.regions import Block, Region
 from edgefl.wire.tensors import Arrays

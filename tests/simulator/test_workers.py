@@ -18,7 +18,7 @@ import edgefl
 from edgefl.simulator.rounds import Rounds
 from edgefl.simulator.row import Row
 from edgefl.simulator.trainers.memory import Memory, mapped
-from edgefl.simulator.trainers.pool import Hand, Lost, Pool
+from edgefl.simulator.trainers.pool import Lost, Pool, RemoteWorker
 from edgefl.simulator.trainers.tasks import Portion
 from edgefl.simulator.trainers.worker import Failed, Method, Worker
 from edgefl.wire.errors import ConfigError, DataError, EdgeflError
@@ -183,14 +183,14 @@ class FakeCrew:
     deaths: list[int]
     hired: int = 0
 
-    def hire(self) -> Hand:
+    def hire(self) -> RemoteWorker:
         self.hired += 1
         return FakeHand(self.deaths)
 
     def share(self, thing: object) -> object:
         return thing
 
-    def ready(self, hands: Collection[Hand]) -> Hand:
+    def ready(self, hands: Collection[RemoteWorker]) -> RemoteWorker:
         return next(iter(hands))
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from edgefl.conformance.vectors.frozen import GOLDEN
+from edgefl.conformance.vectors.write import GOLDEN
 from edgefl.wire import enrolment, patches, tensors
 from edgefl.wire.blobs import BlobRef, describe
 from edgefl.wire.bundle import manifest, profiles

@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 
 from device_runtime.engine.base import Outputs, State
 from device_runtime.engine.executorch.binding import Native, NativeError, Program
-from device_runtime.engine.executorch.buffers import checked, new_buffer, owned_copy, readable
 from device_runtime.engine.executorch.build import Wheel, find_wheel
-from device_runtime.engine.executorch.places import Place, places
+from device_runtime.engine.executorch.places import Place, checked, new_buffer, owned_copy, places, readable
 from device_runtime.libraries import sparing_code
 from edgefl.wire.blobs import verified
 from edgefl.wire.bundle.manifest import Graph, Port

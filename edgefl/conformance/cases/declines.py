@@ -21,7 +21,7 @@ _OTHER = {"onnx": "executorch", "executorch": "onnx"}
 def no_format(stage: Stage) -> None:
     def elsewhere(announced: Round) -> Round:
         (offer,) = announced.offers.values()
-        return msgspec.structs.replace(announced, offers={_OTHER[stage.setup.format]: offer})
+        return msgspec.structs.replace(announced, offers={_OTHER[stage.setup.engine]: offer})
 
     _declined(stage, stage.open(change=elsewhere), NO_FORMAT)
 
@@ -125,7 +125,7 @@ def missing_scalar(stage: Stage) -> None:
 def another_format_inside(stage: Stage) -> None:
     def elsewhere(fields: dict[str, Any]) -> None:
         for graph in fields["graphs"]:
-            graph["format"] = _OTHER[stage.setup.format]
+            graph["format"] = _OTHER[stage.setup.engine]
 
     _refused(stage, elsewhere)
 

@@ -85,7 +85,7 @@ def another_run(stage: Stage) -> None:
 @ORDER.case("Does nothing for a Task of a round that is over, or closed.")
 def closed_round(stage: Stage) -> None:
     what, over = stage.prepare()
-    announced = stage.announcement(over.offers[stage.setup.format], over.units)
+    announced = stage.announcement(over.offers[stage.setup.engine], over.units)
     stage.server.say(announced)
     mark = stage.server.log.mark()
     stage.server.say(stage.task(over, what))

@@ -64,10 +64,10 @@ def _asked(stage: Stage, *, sign: bool) -> tuple[str, BlobRef]:
             stage.server.publish(topics.blob_chunk(each.sha256, index), piece, retain=True)
     request = ProfileRequest(
         nonce=nonce,
-        bundles={stage.setup.format: ref},
+        bundles={stage.setup.engine: ref},
         within_s=stage.patient(_WITHIN_S),
         repeat=1,
-        signatures={stage.setup.format: stage.server.sign_bundle(ref)} if sign else {},
+        signatures={stage.setup.engine: stage.server.sign_bundle(ref)} if sign else {},
     )
     topic = stage.server.mine.profile_requests
     stage.server.publish(topic, stage.server.seal(topic, request))

@@ -83,7 +83,7 @@ def unknown_fields(stage: Stage) -> None:
     task = stage.task(announced, what)
     fields = _fields(announced)
     fields["added_later"] = {"deep": [1, None, b"x"]}
-    for part in (fields["offers"][stage.setup.format], fields["units"][next(iter(units))][0]):
+    for part in (fields["offers"][stage.setup.engine], fields["units"][next(iter(units))][0]):
         part["added_later"] = 1
     mark = stage.server.log.mark()
     _say_fields(stage, Round, fields)
@@ -161,7 +161,7 @@ def earlier_round(stage: Stage) -> None:
     own = play.announced
     live = Live(model_version=own.model_version, units=own.units, hyper=own.hyper)
     later = msgspec.structs.replace(
-        stage.announcement(own.offers[stage.setup.format], own.units), live={own.round: live}
+        stage.announcement(own.offers[stage.setup.engine], own.units), live={own.round: live}
     )
     stage.server.say(later)
     stage.settle(play)

@@ -39,7 +39,7 @@ class Disconnect:
 Packet = Connect | Subscribe | Disconnect
 
 
-class Reader:
+class PacketReader:
     """Reads one connection: :meth:`feed` gives what is of interest in the bytes so far."""
 
     def __init__(self) -> None:

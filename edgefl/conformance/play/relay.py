@@ -7,7 +7,7 @@ import threading
 import time
 from contextlib import suppress
 
-from edgefl.conformance.play.packets import Packet, Reader, Subscribe
+from edgefl.conformance.play.packets import Packet, PacketReader, Subscribe
 
 _READ_BYTES = 1 << 14
 
@@ -17,7 +17,7 @@ class Relay:
 
     def __init__(self, broker_port: int, *, reads: bool = True) -> None:
         self._broker_port = broker_port
-        self._reads = reads
+        self.reads = reads
         self._lock = threading.Lock()
         self._packets: list[tuple[float, Packet]] = []
         self._sockets: set[socket.socket] = set()
@@ -27,11 +27,6 @@ class Relay:
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=16)
         self.port = int(self._listener.getsockname()[1])
         threading.Thread(target=self._accept, name="relay", daemon=True).start()
-
-    @property
-    def reads(self) -> bool:
-        """True if packets are read."""
-        return self._reads
 
     def packets(self, since: float = 0.0) -> list[Packet]:
         """Return the packets of interest that the agent sent since that moment of the monotonic clock."""
@@ -108,7 +103,7 @@ class Relay:
             return None
 
     def _up(self, client: socket.socket, broker: socket.socket) -> None:
-        reader = Reader()
+        reader = PacketReader()
         with suppress(OSError):
             while data := client.recv(_READ_BYTES):
                 self._note(reader, data)
@@ -135,8 +130,8 @@ class Relay:
                 client.sendall(data)
         self._end(client, broker)
 
-    def _note(self, reader: Reader, data: bytes) -> None:
-        if not self._reads:
+    def _note(self, reader: PacketReader, data: bytes) -> None:
+        if not self.reads:
             return
         found = reader.feed(data)
         if found:

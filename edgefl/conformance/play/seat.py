@@ -2,25 +2,78 @@
 
 from __future__ import annotations
 
+import os
 import secrets
+import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from edgefl.conformance.material.bundles import samples
-from edgefl.conformance.play.agent import Agent
 from edgefl.conformance.play.broker import Broker
 from edgefl.conformance.play.relay import Relay
 from edgefl.conformance.play.said import Said
 from edgefl.conformance.play.server import Server
 from edgefl.conformance.verdict import Failed
+from edgefl.wire.errors import ConfigError
 from edgefl.wire.mqtt.messages import Hello, Status
 from edgefl.wire.printable import printable
 from edgefl.wire.tensors import Array
+
+# The agent: a command that becomes a process, with options as `edgefl device` has them.
+
+_KILL_S = 10.0
+
+
+class AgentProcess:
+    """One process, in a group of its own, so that what it starts ends with it. ``log`` takes what it prints."""
+
+    def __init__(self, command: Sequence[str], log: Path) -> None:
+        self.command = list(command)
+        try:
+            with log.open("ab") as output:
+                self._process = subprocess.Popen(
+                    self.command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                )
+        except OSError as error:
+            raise ConfigError(
+                f"the agent's command cannot be run ({error.strerror}: {command[0]}); name one behind --, such as "
+                "`-- edgefl device`"
+            ) from error
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        return self._process.poll()
+
+    def kill(self) -> None:
+        """At once, as a power cut does, with all that it started."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def terminate(self) -> None:
+        """Ask it to leave (SIGTERM)."""
+        self._process.terminate()
+
+    def wait(self, within_s: float) -> int | None:
+        """Its exit code; None if it still runs then."""
+        try:
+            return self._process.wait(within_s)
+        except subprocess.TimeoutExpired:
+            return None
+
 
 _MOST_PRINTED = 300
 HEARD_S = 0.3
@@ -35,10 +88,11 @@ _MUTE = 2
 
 @dataclass(frozen=True)
 class Setup:
-    """Settings and shared state of a campaign. ``command`` starts the agent, ``patience`` multiplies every wait (1: for
-    a fast machine), ``websocket``: the agent is given a URL of MQTT through WebSocket. ``stopping``: no case begins any
-    more, and nothing is waited for. ``greeted``: an agent said Hello. ``mute``: what came in place of a Hello, of
-    agents that were given nothing unusual. ``paces``: seconds from a task to its update, where that was seen."""
+    """Settings and shared state of a campaign. ``command`` starts the agent, ``engine`` names the bundle format that it
+    runs, ``patience`` multiplies every wait (1: for a fast machine), ``websocket``: the agent is given a URL of MQTT
+    through WebSocket. ``stopping``: no case begins any more, and nothing is waited for. ``greeted``: an agent said Hello.
+    ``mute``: what came in place of a Hello, of agents that were given nothing unusual. ``paces``: seconds from a task to
+    its update, where that was seen."""
 
     command: Sequence[str]
     engine: str
@@ -56,11 +110,6 @@ class Setup:
         """True if it is of no use to start the agent again."""
         return len(self.mute) >= _MUTE and not self.greeted.is_set()
 
-    @property
-    def format(self) -> str:
-        """Bundle format that the engine runs."""
-        return self.engine
-
 
 class Seat:
     """A federation of its own. The agent's store lies in ``folder``; a new stage has a new one."""
@@ -75,7 +124,7 @@ class Seat:
         self.server = Server(setup.broker.address, self.federation, self.device, self.folder)
         port = setup.broker.websocket_port if setup.websocket else setup.broker.port
         self.relay = Relay(port, reads=not setup.websocket)
-        self.agent: Agent | None = None
+        self.agent: AgentProcess | None = None
         self._options: list[str] = []
         self._usual = True
 
@@ -88,7 +137,7 @@ class Seat:
         self.data = (x, y)
         np.savez(self.folder / "data.npz", x=x, y=y)
 
-    def start(self, *options: str, known: bool = True, ready: bool = True) -> Agent:
+    def start(self, *options: str, known: bool = True, ready: bool = True) -> AgentProcess:
         """Start the agent with these options beside those that it always has, and wait for its hello. ``known``: it is given
         the server's key."""
         if not (self.folder / "data.npz").exists():
@@ -102,12 +151,12 @@ class Seat:
         given += ["--server-key", self.server.key] if known else []
         mark = self.server.log.mark()
         self._options, self._usual = given, not options
-        self.agent = Agent([*self.setup.command, *given], self.folder / "agent.log")
+        self.agent = AgentProcess([*self.setup.command, *given], self.folder / "agent.log")
         if ready:
             self.hello(mark)
         return self.agent
 
-    def restart(self, *, ready: bool = True) -> Agent:
+    def restart(self, *, ready: bool = True) -> AgentProcess:
         """Kill the agent, if it runs, when it has heard what was said, and start it again as it was started."""
         if self.agent is not None:
             time.sleep(self.patient(HEARD_S))
@@ -119,10 +168,10 @@ class Seat:
         if self.agent is not None:
             self.agent.kill()
 
-    def start_again(self, *, ready: bool = True) -> Agent:
+    def start_again(self, *, ready: bool = True) -> AgentProcess:
         """Start the agent that was killed again, as it was started."""
         mark = self.server.log.mark()
-        self.agent = Agent([*self.setup.command, *self._options], self.folder / "agent.log")
+        self.agent = AgentProcess([*self.setup.command, *self._options], self.folder / "agent.log")
         if ready:
             self.hello(mark)
         return self.agent

@@ -96,7 +96,7 @@ class Stage(Seat):
 
     def material(self, name: str = "plain") -> Material:
         """The kit's bundle of that name, in the format of the agent's engine."""
-        return material(name, self.setup.format)
+        return material(name, self.setup.engine)
 
     def offer(
         self, what: Material, *, chunk: int = CHUNK_BYTES, zstd: bool = False, but: str = ""
@@ -134,7 +134,7 @@ class Stage(Seat):
             round=self.number,
             state="open",
             model_version=hashlib.sha256(f"{self.run}/{self.number}".encode()).hexdigest(),
-            offers={self.setup.format: offer},
+            offers={self.setup.engine: offer},
             units=dict(units),
             hyper=dict(hyper or {}),
             base=self.number - 1,

@@ -19,16 +19,204 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from edgefl.contract.program import CarryRule, Phase, Program
+import torch
+from torch import Tensor
+
+from edgefl.contract.program import CarryRule, Function, Phase, Program
 from edgefl.contract.schedule import Scalars
 from edgefl.contract.server import ServerOpt, beside, state_of
-from edgefl.contract.tensors import Tensors
+from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
+from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
-from edgefl.objective.parts import evaluate
-from edgefl.programs.adaptive.recursive import Recursion, scaled
+from edgefl.objective.parts import SCALAR, begun, evaluate, held_ports, step_ports
 from edgefl.programs.adaptive.schedules import Steps, positive
-from edgefl.programs.adaptive.second_moment import SecondMoment, fresh
+from edgefl.programs.adaptive.second_moment import SecondMoment, fresh, updated
+from edgefl.programs.baselines.steps import clipped
 from edgefl.wire.errors import ConfigError
+
+# What devices run in STEM and FAFED: recursive momentum, its opening gradient, and what they keep and send.
+
+
+def scaled(v: Tensor, rho: float | Tensor) -> Tensor:
+    """A = sqrt(v) + rho; rho stands outside the root. Rounding on the way may have left v below 0."""
+    return v.clamp_min(0.0).sqrt() + rho
+
+
+@dataclass(frozen=True)
+class Recursion:
+    """The functions of one exchange and of the opening one; the equations are those of
+    :mod:`edgefl.programs.adaptive.storm`.
+
+    ``batch``, ``steps`` (q), ``opening_steps``, ``second_moment`` (None: A = 1) and ``clip`` are constants of the graphs;
+    eta, alpha, beta, rho and ext are scalars, so that all schedules share one graph. ``state``: ``weights``, ``previous``
+    (x_{t-1}), ``m``, ``v``, ``scale`` (A, made once), ``etas`` and ``alphas`` (q,), and ``step`` () int64, which picks
+    this iteration's own of these.
+    """
+
+    objective: Objective
+    batch: int
+    steps: int
+    opening_steps: int
+    second_moment: SecondMoment | None
+    clip: float | None
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether steps are divided by A."""
+        return self.second_moment is not None
+
+    @property
+    def shared(self) -> tuple[str, ...]:
+        """The server's state that devices read and send: its names, in order."""
+        return ("m", "v") if self.adaptive else ("m",)
+
+    @property
+    def moved(self) -> dict[str, TensorSpec]:
+        """The tensors that gradients move."""
+        return {name: self.objective.weights[name] for name in self.objective.trainable}
+
+    # -- opening ---------------------------------------------------------------------------------------------------
+
+    def open(self) -> Function:
+        """``start`` of the opening exchange: the weights, and a sum of gradients of zero."""
+
+        def fn(given: Tensors) -> Tensors:
+            state = begun(self.objective, given)
+            weights = select(state, "state.weights")
+            return state | prefixed("state.m", {name: torch.zeros_like(weights[name]) for name in self.moved})
+
+        return Function("start", fn, self._payload())
+
+    def gather(self) -> Function:
+        """One more batch into the sum of gradients at x_0. Moving statistics stay as they are."""
+
+        def fn(given: Tensors) -> Tensors:
+            weights, total = select(given, "state.weights"), select(given, "state.m")
+            loss, correct, grads, _ = gradient(self.objective, weights, given)
+            state = prefixed("state.m", {name: total[name] + grads[name] for name in self.moved})
+            return state | {"metric.loss": loss, "metric.correct": correct}
+
+        ports = step_ports(self.objective, self.batch) | prefixed("state.m", self.moved)
+        return Function("gather", fn, ports)
+
+    def opened(self) -> Function:
+        """``finish`` of the opening exchange: sends the mean gradient; x_0 becomes the device's x_{t-1}."""
+
+        def fn(given: Tensors) -> Tensors:
+            mean = {name: total / self.opening_steps for name, total in select(given, "state.m").items()}
+            (mean,) = clipped(self.clip, mean)
+            return prefixed("update", beside("m", mean)) | self._kept(given)
+
+        ports = prefixed("state.weights", self.moved) | prefixed("state.m", self.moved)
+        return Function("finish", fn, ports)
+
+    # -- every other exchange --------------------------------------------------------------------------------------
+
+    def start(self) -> Function:
+        """m and v of the server, x_{t-1} of the device's own, and A, which stays until the next exchange."""
+
+        def fn(given: Tensors) -> Tensors:
+            state = begun(self.objective, given) | prefixed("state.previous", select(given, "carry.previous"))
+            for name in self.shared:
+                state |= prefixed(f"state.{name}", state_of(select(given, "weights"), name))
+            if self.adaptive:
+                v = select(state, "state.v")
+                state |= prefixed("state.scale", {name: scaled(v[name], given["hyper.rho"]) for name in v})
+            # Once for the round: a step that read 2 q scalars would take as long as feeding them does.
+            etas = [given[f"hyper.eta.{k}"] for k in range(1, self.steps)]
+            alphas = [given[f"hyper.alpha.{k}"] for k in range(1, self.steps + 1)]
+            # The last iteration's step is the server's: x_t stays.
+            coefficients = {
+                "etas": torch.stack([*etas, torch.zeros_like(alphas[0])]),
+                "alphas": torch.stack(alphas),
+            }
+            return (
+                state | prefixed("state", coefficients) | {"state.step": torch.zeros((), dtype=torch.int64)}
+            )
+
+        ports = self._payload() | prefixed("carry.previous", self.moved)
+        ports |= {f"hyper.eta.{k}": SCALAR for k in range(1, self.steps)}
+        ports |= {f"hyper.alpha.{k}": SCALAR for k in range(1, self.steps + 1)}
+        for name in self.shared:
+            ports |= prefixed("weights", beside(name, self.moved))
+        return Function("start", fn, ports | ({"hyper.rho": SCALAR} if self.adaptive else {}))
+
+    def train(self) -> Function:
+        """One iteration; the step of the last one is left to the server."""
+
+        def fn(given: Tensors) -> Tensors:
+            weights, gates = select(given, "state.weights"), select(given, "state.gate")
+            previous = select(given, "state.previous")
+            loss, correct, new, statistics = gradient(self.objective, weights, given)
+            # The same batch and noise, or the difference of the two would not cancel them.
+            _, _, old, _ = gradient(self.objective, weights | previous, given)
+            m, state = self._estimates(given, *clipped(self.clip, new, old))
+            here = {name: weights[name] for name in self.moved}
+            there = self.objective.carrier.confine(self._moved(given, here, m), weights, gates)
+            state |= prefixed("state.weights", weights | there | statistics)
+            state |= prefixed("state.previous", here) | {"state.step": given["state.step"] + 1}
+            return state | {"metric.loss": loss, "metric.correct": correct}
+
+        return Function("train", fn, self._train_ports())
+
+    def finish(self) -> Function:
+        """Sends x_t, m and v; x_t becomes the device's x_{t-1}."""
+
+        def fn(given: Tensors) -> Tensors:
+            weights, gates = select(given, "state.weights"), select(given, "state.gate")
+            update = prefixed("update", self.objective.carrier.pack(weights, gates))
+            for name in self.shared:
+                update |= prefixed("update", beside(name, select(given, f"state.{name}")))
+            return update | self._kept(given)
+
+        ports = held_ports(self.objective)
+        for name in self.shared:
+            ports |= prefixed(f"state.{name}", self.moved)
+        return Function("finish", fn, ports)
+
+    # -- parts -----------------------------------------------------------------------------------------------------
+
+    def _estimates(self, given: Tensors, new: Tensors, old: Tensors) -> tuple[Tensors, Tensors]:
+        """(m, the new ``state.m.*`` and ``state.v.*``). Only the gradient at the new point enters v."""
+        before, ext = select(given, "state.m"), given["hyper.ext"]
+        past = 1 - _picked(given["state.alphas"], given["state.step"])
+        m = {name: new[name] + past * (before[name] - ext * old[name]) for name in self.moved}
+        state = prefixed("state.m", m)
+        if self.second_moment is not None:
+            v = updated(self.second_moment, select(given, "state.v"), new, given["hyper.beta"])
+            state |= prefixed("state.v", v)
+        return m, state
+
+    def _moved(self, given: Tensors, here: Tensors, m: Tensors) -> Tensors:
+        """x_{t+1}, which in the last iteration is x_t."""
+        if self.steps == 1:
+            return here
+        eta = _picked(given["state.etas"], given["state.step"])
+        scale = select(given, "state.scale")
+        return {
+            name: here[name] - eta * (m[name] / scale[name] if self.adaptive else m[name]) for name in here
+        }
+
+    def _kept(self, given: Tensors) -> Tensors:
+        return prefixed("carry.previous", {name: given[f"state.weights.{name}"] for name in self.moved})
+
+    def _payload(self) -> dict[str, TensorSpec]:
+        return prefixed("weights", self.objective.carrier.payload)
+
+    def _train_ports(self) -> dict[str, TensorSpec]:
+        ports = step_ports(self.objective, self.batch)
+        for name in ("previous", *self.shared, *(("scale",) if self.adaptive else ())):
+            ports |= prefixed(f"state.{name}", self.moved)
+        ports["state.step"] = TensorSpec((), torch.int64, self.steps)
+        ports |= prefixed("state", dict.fromkeys(("etas", "alphas"), TensorSpec((self.steps,))))
+        scalars = ["ext", *(("beta",) if self.adaptive else ())]
+        return ports | prefixed("hyper", dict.fromkeys(scalars, SCALAR))
+
+
+def _picked(values: Tensor, step: Tensor) -> Tensor:
+    """This step's own of the values (q,)."""
+    return values.gather(0, step.reshape(1)).reshape(())
+
 
 FirstStep = Literal["preconditioned", "plain"]
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from edgefl.contract.program import Program
 from edgefl.contract.tensors import Tensors
 from edgefl.objective.carrier import Carrier, Specs, Thresholded
-from edgefl.objective.objective import Objective, Resting
+from edgefl.objective.objective import Objective
 from edgefl.programs.baselines.sgd import sgd
 from edgefl.wire.errors import ModelError
 
@@ -68,7 +68,7 @@ def binarized(objective: Objective, *, clip: bool = False) -> Objective:
 
 
 @dataclass(frozen=True, eq=False)
-class Binary:
+class Binary(Carrier):
     """``inner``, whose ``kernels`` are read as binary weights. What travels is what ``inner`` has."""
 
     inner: Carrier
@@ -114,7 +114,7 @@ class Binary:
         return self.inner.pack(weights, gates)
 
     def rested(self, moved: Tensors, before: Tensors, noise: Mapping[str, Tensor]) -> Tensors:
-        return self.inner.rested(moved, before, noise) if isinstance(self.inner, Resting) else moved
+        return self.inner.rested(moved, before, noise)
 
     def _binary(self, weight: Tensor) -> Tensor:
         made: Tensor = _Binarize.apply(weight, self.clip)  # type: ignore[no-untyped-call]

@@ -7,13 +7,13 @@ from collections.abc import Collection
 from types import ModuleType
 from typing import Any
 
-from edgefl.simulator.trainers.pool import Hand, Lost
+from edgefl.simulator.trainers.pool import Lost, RemoteWorker
 from edgefl.simulator.trainers.worker import Done, Method, Worker
 from edgefl.wire.errors import ConfigError
 from server.shards import ray_cluster
 
 
-class ActorHand:
+class RayWorker:
     """A worker in an ``actor``."""
 
     def __init__(self, ray: ModuleType, actor: Any) -> None:
@@ -36,9 +36,10 @@ class ActorHand:
         self._ray.kill(self._actor)
 
 
-class Actors:
-    """:class:`~edgefl.simulator.trainers.pool.Crew` on the cluster at ``address``, for so many ``workers``, each of which
-    takes a core and ``gpus``. A Ray that the process is connected to already is used as it is.
+class RayWorkers:
+    """Factory of workers on the cluster at ``address``: so many ``workers``, each of which takes a core and ``gpus``.
+
+    A Ray that the process is connected to already is used as it is.
 
     ConfigError where Ray is not installed, is not there, or has less than they take.
     """
@@ -67,14 +68,14 @@ class Actors:
                     found=found,
                 )
 
-    def hire(self) -> ActorHand:
-        return ActorHand(self._ray, self._hired.remote())
+    def hire(self) -> RayWorker:
+        return RayWorker(self._ray, self._hired.remote())
 
     def share(self, thing: object) -> object:
         return self._ray.put(thing)
 
-    def ready(self, hands: Collection[Hand]) -> Hand:
-        by_due = {hand.due[0]: hand for hand in hands if isinstance(hand, ActorHand)}
+    def ready(self, hands: Collection[RemoteWorker]) -> RemoteWorker:
+        by_due = {hand.due[0]: hand for hand in hands if isinstance(hand, RayWorker)}
         (first,), _ = self._ray.wait(list(by_due), num_returns=1)
         return by_due[first]
 

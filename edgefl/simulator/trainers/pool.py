@@ -29,7 +29,7 @@ class Lost(Exception):
     """The worker is dead."""
 
 
-class Hand(Protocol):
+class RemoteWorker(Protocol):
     """A worker, from here. Answers come in the order of the calls."""
 
     def call(self, method: Method, *given: object) -> None:
@@ -42,20 +42,17 @@ class Hand(Protocol):
         """End it."""
 
 
-class Crew(Protocol):
+class WorkerFactory(Protocol):
     """Where workers are."""
 
-    def hire(self) -> Hand:
+    def hire(self) -> RemoteWorker:
         """A new worker, which is told nothing yet."""
-        ...
 
     def share(self, thing: object) -> object:
         """Stands for ``thing`` among what a hand is called with: it is sent once, and mapped by all who are near."""
-        ...
 
-    def ready(self, hands: Collection[Hand]) -> Hand:
+    def ready(self, hands: Collection[RemoteWorker]) -> RemoteWorker:
         """Waits until one of them has an answer, or is dead."""
-        ...
 
     def close(self) -> None: ...
 
@@ -79,8 +76,8 @@ class _Due:
 
 
 @dataclass(eq=False)
-class _Member:
-    hand: Hand
+class _PoolWorker:
+    hand: RemoteWorker
     due: deque[_Due] = field(default_factory=deque)
     trained: list[_Deal] = field(default_factory=list)
     """Deals that no partial sum has been asked for."""
@@ -98,12 +95,12 @@ class _Member:
 class Pool:
     """:class:`~edgefl.simulator.trainers.tasks.Trainers` of ``size`` workers of ``crew``."""
 
-    def __init__(self, crew: Crew, size: int, told: Told) -> None:
+    def __init__(self, crew: WorkerFactory, size: int, told: Told) -> None:
         self._crew = crew
         self._size = size
         self._told = crew.share(told)
         self._task: object | None = None
-        self._members: list[_Member] = []
+        self._members: list[_PoolWorker] = []
         self._hire()
 
     def begin(self, task: RoundTask, active: ActiveRound) -> None:
@@ -138,13 +135,13 @@ class Pool:
 
     def _hire(self) -> None:
         while len(self._members) < self._size:
-            member = _Member(self._crew.hire())
+            member = _PoolWorker(self._crew.hire())
             self._tell(member, "build", self._told)
             if self._task is not None:
                 self._tell(member, "begin", self._task)
             self._members.append(member)
 
-    def _tell(self, member: _Member, method: Method, *given: object) -> None:
+    def _tell(self, member: _PoolWorker, method: Method, *given: object) -> None:
         member.hand.call(method, *given)
         member.due.append(_Due())
 
@@ -186,7 +183,7 @@ class Pool:
             self._active.aggregator.take(answer)
         return ()
 
-    def _lose(self, member: _Member, queue: deque[_Deal], failed: dict[int, Exception]) -> None:
+    def _lose(self, member: _PoolWorker, queue: deque[_Deal], failed: dict[int, Exception]) -> None:
         self._members.remove(member)
         member.hand.close()
         again = sorted(member.lost, key=lambda deal: deal.number)

@@ -13,11 +13,11 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import send_handle
 
 from edgefl.simulator.trainers.memory import Memory, Shared
-from edgefl.simulator.trainers.pool import Hand, Lost
+from edgefl.simulator.trainers.pool import Lost, RemoteWorker
 from edgefl.simulator.trainers.worker import Done, Method
 
 
-class ProcessHand:
+class ForkedWorker:
     """A worker at the other end of a ``connection``."""
 
     def __init__(self, connection: Connection) -> None:
@@ -46,13 +46,12 @@ class ProcessHand:
 
 
 class Processes:
-    """:class:`~edgefl.simulator.trainers.pool.Crew` of processes, which are forked from one that is kept for the next
-    simulation."""
+    """Factory of worker processes, which are forked from one that is kept for the next simulation."""
 
     def __init__(self) -> None:
         self._shared: list[Memory] = []
 
-    def hire(self) -> ProcessHand:
+    def hire(self) -> ForkedWorker:
         here, there = socket.socketpair()
         with there:
             try:
@@ -60,7 +59,7 @@ class Processes:
             except OSError:  # somebody ended it
                 _template.cache_clear()
                 socket.send_fds(_template(), [b"w"], [there.fileno()])
-        return ProcessHand(Connection(here.detach()))
+        return ForkedWorker(Connection(here.detach()))
 
     def share(self, thing: object) -> Memory:
         memory = Memory.of(thing)
@@ -70,8 +69,8 @@ class Processes:
         del self._shared[1:-1]
         return memory
 
-    def ready(self, hands: Collection[Hand]) -> Hand:
-        by_connection = {hand.connection: hand for hand in hands if isinstance(hand, ProcessHand)}
+    def ready(self, hands: Collection[RemoteWorker]) -> RemoteWorker:
+        by_connection = {hand.connection: hand for hand in hands if isinstance(hand, ForkedWorker)}
         first = wait(list(by_connection))[0]
         assert isinstance(first, Connection)
         return by_connection[first]

@@ -78,7 +78,6 @@ class Trainers(Protocol):
     def train(self, portions: Sequence[Portion], read: ReadCarry) -> Iterator[Report]:
         """Every client's report, once, in any order; after the last one all sums are in the round. Errors of data and
         bundles are those of the first portion that has one."""
-        ...
 
     def close(self) -> None:
         """Nobody trains any more."""

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -30,16 +31,159 @@ from edgefl.models.spec import ModelSpec
 from edgefl.submodels.channels.axes import Atom
 from edgefl.submodels.channels.cost import macs
 from edgefl.submodels.channels.narrow import narrow
-from edgefl.submodels.channels.selection import Channels, Prefer, Selection
+from edgefl.submodels.channels.selection import Channels, Prefer, Selection, indices
 from edgefl.submodels.channels.trace import watch
-from edgefl.submodels.compaction.branches import without_constants
 from edgefl.submodels.compaction.constants import Values, as_graphs, unknown, values
-from edgefl.submodels.compaction.folding import fold
-from edgefl.submodels.compaction.needs import needs
-from edgefl.submodels.compaction.report import CompactionReport, Layer
+from edgefl.submodels.compaction.needs import foldable, is_kernel, needs
+from edgefl.submodels.compaction.ops import ADDITIONS, groups_of, packet
 from edgefl.submodels.structured.groups import Part, members, output_dims
 from edgefl.wire.errors import ModelError
 from edgefl.wire.tensors import Array, Arrays
+
+# Layers that have become constant altogether leave the graph, and with them all that only led to them.
+
+
+def without_constants(unit: fx.GraphModule, known: Values) -> fx.GraphModule:
+    """The graph with every constant summand given as a tensor of the state, and without what led to it."""
+    graph = unit.graph
+    for node in list(graph.nodes):
+        if node not in known.carried or not known.is_constant(node):
+            continue
+        users = [user for user in node.users if _adds(user, node, known)]
+        if users:
+            unit.register_buffer(f"{node.name}_constant", _smallest(known.of[node]))
+            with graph.inserting_before(node):
+                constant = graph.get_attr(f"{node.name}_constant")
+            for user in users:
+                user.replace_input_with(node, constant)
+    graph.eliminate_dead_code()
+    return fx.GraphModule(_targets(unit), graph).eval()
+
+
+def _adds(user: fx.Node, node: fx.Node, known: Values) -> bool:
+    """Whether ``user`` adds ``node`` to a value of the same shape that is not constant."""
+    if packet(user) not in ADDITIONS or known.is_constant(user):
+        return False
+    others = [other for other in user.all_input_nodes if other is not node]
+    return len(others) == 1 and known.of[others[0]].shape == known.of[node].shape
+
+
+def _smallest(value: Tensor) -> Tensor:
+    """``value`` as float32, of size 1 along the dimensions along which it does not change, as along the batch."""
+    for dim in range(value.dim()):
+        first = value.narrow(dim, 0, 1)
+        if bool((value == first).all()):
+            value = first
+    return value.float().contiguous()
+
+
+def _targets(unit: fx.GraphModule) -> dict[str, object]:
+    """What the graph of ``unit`` reads, by path."""
+    targets: dict[str, object] = {}
+    for node in unit.graph.nodes:
+        if node.op in ("call_module", "get_attr"):
+            targets[node.target] = attrgetter(node.target)(unit)
+    return targets
+
+
+# Kernels take the constants that they read from their biases.
+
+
+def fold(
+    name: str,
+    made: fx.GraphModule,
+    known: Values,
+    whole: fx.GraphModule,
+    channels: Channels,
+    selection: Selection,
+) -> None:
+    """Let the kernels take constants from their biases, in place, and no longer read them.
+
+    Not those of channels that stay either: an atom keeps one index even if nothing is needed of it, whose value is then
+    no longer right.
+    """
+    for node, own in zip(list(whole.graph.nodes), list(made.graph.nodes), strict=True):
+        if not is_kernel(node, known):
+            continue
+        constants, weight = foldable(node, known), node.args[1]
+        assert isinstance(weight, fx.Node)
+        values = known.of[weight]
+        # (outputs, inputs of a group)
+        each = constants.reshape(groups_of(node), -1).repeat_interleave(len(values) // groups_of(node), 0)
+        added = (values.flatten(2).sum(2) if values.dim() > 2 else values) * each.nan_to_num()
+        outputs, inputs = (
+            torch.tensor(list(indices(axis, selection)))
+            for axis in channels.axes[f"{name}.{weight.target}"][:2]
+        )
+        left: Tensor = attrgetter(str(weight.target))(made)
+        reads = each[outputs][:, inputs].isnan().reshape(*left.shape[:2], *(1 for _ in left.shape[2:]))
+        with torch.no_grad():
+            left *= reads
+        bias = added.sum(1)[outputs]
+        if bool((bias != 0).any()):
+            _add_bias(made, own, str(weight.target), bias)
+    made.recompile()
+
+
+def _add_bias(unit: fx.GraphModule, node: fx.Node, weight: str, added: Tensor) -> None:
+    bias = node.args[2] if len(node.args) > 2 else node.kwargs.get("bias")
+    path = f"{weight.rpartition('.')[0]}.{node.name}_bias".lstrip(".")
+    module = unit.get_submodule(path.rpartition(".")[0])
+    if isinstance(bias, fx.Node):
+        added = added + attrgetter(str(bias.target))(unit).detach().double()
+    module.register_parameter(path.rpartition(".")[2], nn.Parameter(added.float()))
+    with unit.graph.inserting_before(node):
+        new = unit.graph.get_attr(path)
+    if isinstance(bias, fx.Node):
+        node.replace_input_with(bias, new)
+        if not bias.users:
+            unit.graph.erase_node(bias)
+            owner = unit.get_submodule(str(bias.target).rpartition(".")[0])
+            delattr(owner, str(bias.target).rpartition(".")[2])
+    else:
+        node.args = (*node.args[:2], new, *node.args[3:])
+
+
+# What compaction took away.
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Output channels of a kernel: how many there were, and how many are left. 0: the whole layer is gone."""
+
+    before: int
+    after: int
+
+    @property
+    def dead(self) -> int:
+        return self.before - self.after
+
+
+@dataclass(frozen=True)
+class CompactionReport:
+    """The network before and after. ``gamma`` is the share of the masked tensors' entries that the mask keeps.
+
+    ``parameters`` and ``macs`` (of one sample's forward pass) count what a dense runtime stores and executes, zeros
+    included; ``nonzero`` how many parameters the mask left.
+    """
+
+    gamma: float
+    layers: Mapping[str, Layer]
+    parameters_before: int
+    parameters_after: int
+    nonzero: int
+    macs_before: int
+    macs_after: int
+
+    @property
+    def dead_channels(self) -> int:
+        return sum(layer.dead for layer in self.layers.values())
+
+    @property
+    def dead_share(self) -> float:
+        """Of all output channels."""
+        return self.dead_channels / max(1, sum(layer.before for layer in self.layers.values()))
+
 
 Masks = Mapping[str, npt.NDArray[np.bool_]]
 Used = Mapping[tuple[str, int], Tensor]

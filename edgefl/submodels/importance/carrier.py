@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from edgefl.contract.tensors import Tensors, TensorSpec, select
+from edgefl.objective.carrier import Carrier
 
 MASK, VALUES, THETA = "submodel.mask", "submodel.values", "submodel.theta"
 """Names of the payload's own tensors; an update carries VALUES only."""
 
 
 @dataclass(frozen=True, eq=False)
-class TopK:
+class TopK(Carrier):
     """``kept`` entries of the ``maskable`` tensors, in the order of their names, beside tensors that are always dense.
 
     Payload: MASK (uint8, ceil(d / 8) bytes, bit j of byte i is entry 8 i + j), VALUES (float32, ``kept``), THETA
@@ -67,10 +68,6 @@ class TopK:
     @cached_property
     def update(self) -> dict[str, TensorSpec]:
         return {VALUES: TensorSpec((self.kept,))} | {name: self.dense[name] for name in self.returned}
-
-    @property
-    def noise(self) -> dict[str, TensorSpec]:
-        return {}
 
     def unpack(self, payload: Tensors) -> tuple[Tensors, Tensors]:
         """Dense tensors with zeros outside the mask. Tensor by tensor: what lives at once stays small."""

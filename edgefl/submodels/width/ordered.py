@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.models.spec import ModelSpec, skeleton
-from edgefl.submodels.width.view import Noise, View
+from edgefl.objective.carrier import Specs, Whole
 from edgefl.wire.errors import ModelError
 from edgefl.wire.regions import Block, Region
 
@@ -18,6 +18,7 @@ WIDTHS = (0.2, 0.4, 0.6, 0.8, 1.0)
 """The paper's p."""
 
 NOISE = "width"
+Noise = Mapping[str, Tensor]
 _ROWS = 8
 # A sliced model adds the same numbers in another order.
 _TOLERANCE = 1e-4
@@ -46,7 +47,7 @@ def narrower(ratio: float, widths: Sequence[float]) -> tuple[float, ...]:
 
 def ordered(
     spec: ModelSpec, module: nn.Sequential, own: Mapping[str, Region], parts: Sequence[Narrower]
-) -> View:
+) -> OrderedDropout:
     """Each step computes with one width, drawn with equal chances: a ``part``, or ``module`` whole, the tier's maximum.
 
     ``own`` says where ``module``'s tensors lie in ``spec``. The draw is one uniform number, ``noise.width``; of n
@@ -58,34 +59,42 @@ def ordered(
     it, and models with ``bn = "static"`` suit best. ModelError where leaving channels out is not the same as a sliced
     model, as in layer norms and attention, whose statistics and scales depend on the width.
     """
-    order = _Order.of(module, own, parts)
+    order = OrderedDropout.of(module, own, parts)
     for index, part in enumerate(parts):
         _check(spec, module, part, order, index)
-    tensors = {name: TensorSpec.of(tensor) for name, tensor in module.state_dict().items()}
-    return View(tensors, order.through, order.at_rest, {NOISE: TensorSpec(())})
+    return order
 
 
 @dataclass(frozen=True, eq=False)
-class _Order:
-    """``levels``: per tensor and dimension, for each index the number of the narrowest width that holds it."""
+class OrderedDropout(Whole):
+    """Weights that each training step reads at a drawn width. Inference reads them as they are.
+
+    ``levels``: per tensor and dimension, for each index the number of the narrowest width that holds it.
+    """
 
     levels: Mapping[str, tuple[Tensor | None, ...]]
     count: int
 
     @classmethod
-    def of(cls, module: nn.Sequential, own: Mapping[str, Region], parts: Sequence[Narrower]) -> _Order:
-        shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+    def of(
+        cls, module: nn.Sequential, own: Mapping[str, Region], parts: Sequence[Narrower]
+    ) -> OrderedDropout:
+        specs = {name: TensorSpec.of(tensor) for name, tensor in module.state_dict().items()}
         levels = {
-            name: tuple(_levels(name, dim, size, own, parts) for dim, size in enumerate(shape))
-            for name, shape in shapes.items()
+            name: tuple(_levels(name, dim, size, own, parts) for dim, size in enumerate(spec.shape))
+            for name, spec in specs.items()
         }
-        return cls(levels, len(parts) + 1)
+        return cls(specs, levels, len(parts) + 1)
 
-    def through(self, weights: Tensors, noise: Noise) -> Tensors:
-        """The tensors of the drawn width, with zeros elsewhere."""
-        return self.narrowed(weights, self._drawn(noise))
+    @property
+    def noise(self) -> Specs:
+        return {NOISE: TensorSpec(())}
 
-    def at_rest(self, moved: Tensors, before: Tensors, noise: Noise) -> Tensors:
+    def effective(self, weights: Tensors, gates: Tensors, noise: Noise, *, training: bool) -> Tensors:
+        """Return the tensors of the drawn width, with zeros elsewhere."""
+        return self.narrowed(weights, self._drawn(noise)) if training else weights
+
+    def rested(self, moved: Tensors, before: Tensors, noise: Noise) -> Tensors:
         return self._selected(moved, self._drawn(noise), lambda name: before[name])
 
     def narrowed(self, weights: Tensors, index: Tensor) -> Tensors:
@@ -140,7 +149,7 @@ def _indices(region: Region, dim: int, size: int) -> Sequence[int]:
 
 
 @torch.no_grad()
-def _check(spec: ModelSpec, module: nn.Sequential, part: Narrower, order: _Order, index: int) -> None:
+def _check(spec: ModelSpec, module: nn.Sequential, part: Narrower, order: OrderedDropout, index: int) -> None:
     """ModelError unless ``module`` without the channels that ``part`` lacks gives the outputs of ``part``."""
     generator = torch.Generator().manual_seed(_SEED)
     weights = {

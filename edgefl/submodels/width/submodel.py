@@ -7,30 +7,162 @@ Which dimensions are channels, and which of them must be cut alike, is found fro
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Literal
+from typing import Literal, TypeAlias
 
-from torch import nn
+from torch import Tensor, nn
 
+from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.models.spec import ModelSpec
+from edgefl.objective.carrier import Whole
 from edgefl.submodels.channels.axes import Atom, atoms
 from edgefl.submodels.channels.narrow import channels_of, fitted
 from edgefl.submodels.channels.selection import (
+    Channels,
     Selection,
+    counts,
+    elements,
     leading,
     regions,
     rolling,
 )
 from edgefl.submodels.submodel import Submodel
 from edgefl.submodels.width.ordered import WIDTHS, Narrower, narrower, ordered
-from edgefl.submodels.width.scaled import scaler
-from edgefl.submodels.width.uncut import check_share
-from edgefl.submodels.width.view import View
 from edgefl.wire.errors import ModelError
 from edgefl.wire.regions import Placement, Region, extract
 from edgefl.wire.tensors import Array
+
+# Width slices that are far larger than they were asked for, as operations hold channels that no rule can cut.
+
+Keep: TypeAlias = Callable[[float, int], int]
+"""(ratio, size): how many of ``size`` channels stay."""
+_Stuck: TypeAlias = Mapping[str, Mapping[Atom, int]]
+
+# Tensors that an error tells about; it carries them all.
+# Reasons for which a dimension is whole in any smaller model: nobody takes it for the width of a layer.
+_MEANT = (
+    "the model's input", "the model's output", "nothing reads it", "positions", "rows are looked up",
+    "entries are looked up", "entries are taken by their number", "padding",
+)  # fmt: skip
+
+
+def check_share(model: str, channels: Channels, ratio: float, keep: Keep) -> None:
+    """Raises ModelError, with the operations and what fits, where the slice of ``ratio`` is far too large for them."""
+    stuck = _stuck(channels)
+    if not stuck or not _is_bloated(channels, stuck, ratio, keep):
+        return
+    selection = leading(counts(channels, partial(keep, ratio)))
+    every = elements(channels, {})
+    share = elements(channels, selection) / every
+    smallest = elements(channels, leading(counts(channels, lambda _: 1))) / every
+    largest = sorted(stuck, key=lambda name: -elements(channels, selection, [name]))
+    reasons = {name: _told(stuck[name]) for name in largest}
+    reason_text = "; ".join(f"{name!r}: {reason}" for name, reason in list(reasons.items())[:_TOLD])
+    fits = _smallest_gamma(channels, stuck, ratio, keep)
+    raise ModelError(
+        f"a slice of {model} of gamma {ratio**2:.4g} would keep {100 * share:.1f} % of its entries, for there are "
+        f"channels that no rule can cut ({reason_text}). The smallest gamma that fits is {fits:.2g}; at any, at least "
+        f"{100 * smallest:.1f} % stays. Tiers of kind output_side or importance fit any model",
+        model=model,
+        gamma=ratio**2,
+        share=share,
+        smallest=smallest,
+        fits=fits,
+        reasons=reasons,
+    )
+
+
+def _stuck(channels: Channels) -> _Stuck:
+    """Per state tensor that has some, the groups of channels that stay whole, and their dimension."""
+    stuck: dict[str, Mapping[Atom, int]] = {}
+    for name, axes in channels.axes.items():
+        own = {atom: dim for dim, axis in enumerate(axes) for atom in atoms(axis) if _is_stuck(atom)}
+        if own:
+            stuck[name] = own
+    return stuck
+
+
+def _is_stuck(atom: Atom) -> bool:
+    return atom.reason is not None and not atom.reason.startswith(_MEANT)
+
+
+def _told(own: Mapping[Atom, int]) -> str:
+    return ", ".join(
+        f"{atom.size} entries of dimension {dim} because of {atom.reason}" for atom, dim in own.items()
+    )
+
+
+def _is_bloated(channels: Channels, stuck: _Stuck, ratio: float, keep: Keep) -> bool:
+    """Whether far more stays than if the stuck channels were cut too, and most of it is in their tensors."""
+    selection = leading(counts(channels, partial(keep, ratio)))
+    freed = leading({atom: keep(ratio, atom.size) for own in stuck.values() for atom in own})
+    every, slice_size = elements(channels, {}), elements(channels, selection)
+    meant = max(ratio**2, elements(channels, {**selection, **freed}) / every)
+    # Twice as much as was meant or, where that is much already, more than halfway to the whole model.
+    is_large = slice_size / every > min(2 * meant, (1 + meant) / 2)
+    return is_large and 2 * elements(channels, selection, list(stuck)) > slice_size
+
+
+def _smallest_gamma(channels: Channels, stuck: _Stuck, ratio: float, keep: Keep) -> float:
+    """In hundredths, above the refused ratio; 1 is the model itself."""
+    tried = (number / 100 for number in range(math.floor(100 * ratio**2) + 1, 100))
+    return next((gamma for gamma in tried if not _is_bloated(channels, stuck, math.sqrt(gamma), keep)), 1.0)
+
+
+# HeteroFL's scaler: a narrow model's layers speak as loud in training as the whole model's (fiarse.md 3, 2.9).
+
+Hidden = Callable[[str, int], bool]
+"""Whether a dimension of a state tensor holds channels that a width cuts."""
+
+
+@dataclass(frozen=True, eq=False)
+class Scaler(Whole):
+    """Output of each hidden convolution and dense layer, divided by ``ratio`` in training only.
+
+    Dividing weight and bias is the same: the layers are linear. The scale comes before a norm that follows, as in
+    HeteroFL. A layer is hidden if a width may cut its outputs; classes are not, so the classifier is as it is.
+    """
+
+    ratio: float
+    divided: frozenset[str]
+
+    @classmethod
+    def of(cls, module: nn.Sequential, ratio: float, hidden: Hidden) -> Scaler:
+        """Return the carrier of the tensors of ``module``."""
+        specs = {name: TensorSpec.of(tensor) for name, tensor in module.state_dict().items()}
+        return cls(specs, ratio, frozenset(_divided(module, hidden)))
+
+    def effective(
+        self, weights: Tensors, gates: Tensors, noise: Mapping[str, Tensor], *, training: bool
+    ) -> Tensors:
+        if not training:
+            return weights
+        return {name: w / self.ratio if name in self.divided else w for name, w in weights.items()}
+
+
+def _divided(module: nn.Sequential, hidden: Hidden) -> Iterator[str]:
+    for path, layer in module.named_modules():
+        for weight, bias, outputs in _linear(layer):
+            name = f"{path}.{weight}" if path else weight
+            if getattr(layer, weight) is not None and hidden(name, outputs):
+                yield name
+                yield f"{path}.{bias}" if path else bias
+
+
+def _linear(layer: nn.Module) -> tuple[tuple[str, str, int], ...]:
+    """(weight, bias, dimension of the outputs) of the linear maps in a layer."""
+    if isinstance(layer, nn.Linear):
+        return (("weight", "bias", 0),)
+    if isinstance(layer, nn.modules.conv._ConvNd):
+        return (("weight", "bias", 1 if layer.transposed else 0),)
+    if isinstance(layer, nn.MultiheadAttention):
+        packed = layer.in_proj_weight is not None
+        names = ("in_proj_weight",) if packed else ("q_proj_weight", "k_proj_weight", "v_proj_weight")
+        return tuple((name, "in_proj_bias", 0) for name in names)
+    return ()
+
 
 Rounding = Literal["ceil", "floor"]
 # Floats fall just short of, or just over, the product that was meant: 0.29 * 100 is 29, 0.7 * 10 is 7.
@@ -87,12 +219,12 @@ class Width(Submodel):
         return cls(spec, math.sqrt(gamma), rounding, rolling)
 
     @cached_property
-    def carrier(self) -> View | None:
+    def carrier(self) -> Whole | None:
         """The slice's tensors travel as they are; training may see them otherwise."""
         if self.widths:
             parts = [self._narrower(ratio) for ratio in narrower(self.ratio, self.widths)]
             return ordered(self.spec, self.suffix, self.regions(), parts) if parts else None
-        return scaler(self.suffix, self.ratio, self._hidden) if self.scaler and self.ratio < 1.0 else None
+        return Scaler.of(self.suffix, self.ratio, self._hidden) if self.scaler and self.ratio < 1.0 else None
 
     @property
     def moves(self) -> bool:

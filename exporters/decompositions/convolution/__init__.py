@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from exporters.decompositions.convolution import depthwise, winograd
-from exporters.decompositions.convolution.moves import Moves
+from exporters.decompositions.convolution.moves import ConvolutionArgs
 from exporters.decompositions.convolution.weights import weight_gradient
 from exporters.decompositions.rule import DECLINED, Rules
 
@@ -30,22 +31,12 @@ FLIPPED_OFFSETS = 9
 TRANSPOSED_POSITIONS = 64
 
 
-def convolution(
-    x: Tensor,
-    w: Tensor,
-    bias: Tensor | None,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    transposed: bool,
-    output_padding: list[int],
-    groups: int,
-) -> Tensor:
+def convolution(x: Tensor, w: Tensor, bias: Tensor | None, *args: Any) -> Tensor:
     """The op stays, but for depthwise ones on small planes (:mod:`exporters.decompositions.convolution.depthwise`) and those
     of many channels (:mod:`exporters.decompositions.convolution.winograd`)."""
     rank = w.dim() - 2
-    moves = Moves.of(rank, stride, padding, dilation, groups)
-    if transposed or x.dim() != w.dim():
+    moves = ConvolutionArgs.of(rank, *args)
+    if moves.transposed or x.dim() != w.dim():
         return DECLINED
     if (tiled := _tiled(x, w, moves)) is not None:
         y = winograd.forward(x, w, tiled)
@@ -56,7 +47,7 @@ def convolution(
         + 1
         for i in range(rank)
     ]
-    if not depthwise.fits(x, w, outputs, groups):
+    if not depthwise.fits(x, w, outputs, moves.groups):
         return DECLINED
     planes = _planes(x.shape, outputs, w.shape, moves)
     y = depthwise.forward(x, w, planes)
@@ -64,32 +55,21 @@ def convolution(
 
 
 def _planes(
-    x: Sequence[int],
-    outputs: Sequence[int],
-    w: Sequence[int],
-    moves: Moves,
+    x: Sequence[int], outputs: Sequence[int], w: Sequence[int], moves: ConvolutionArgs
 ) -> depthwise.Planes:
     sizes = (x[2:], outputs, w[2:], moves.stride, moves.padding, moves.dilation)
     return depthwise.Planes(*(tuple(size) for size in sizes))
 
 
 def convolution_backward(
-    grad: Tensor,
-    x: Tensor,
-    w: Tensor,
-    bias_sizes: list[int] | None,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    transposed: bool,
-    output_padding: list[int],
-    groups: int,
-    output_mask: list[bool],
+    grad: Tensor, x: Tensor, w: Tensor, bias_sizes: list[int] | None, *args: Any
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """(dL/dx, dL/dw, dL/db), each only where ``output_mask`` asks. Shapes: x [N, C, *S], w [O, C / groups, *K]."""
-    moves = Moves.of(w.dim() - 2, stride, padding, dilation, groups)
+    *how, output_mask = args
+    moves = ConvolutionArgs.of(w.dim() - 2, *how)
+    transposed = moves.transposed
     grad_x = grad_w = grad_b = None
-    if not transposed and depthwise.fits(x, w, grad.shape[2:], groups):
+    if not transposed and depthwise.fits(x, w, grad.shape[2:], moves.groups):
         planes = _planes(x.shape, grad.shape[2:], w.shape, moves)
         return (
             depthwise.input_gradient(grad, w, planes) if output_mask[0] else None,
@@ -114,7 +94,7 @@ def convolution_backward(
     return grad_x, grad_w, grad_b
 
 
-def _tiled(x: Tensor, w: Tensor, moves: Moves) -> winograd.Plan | None:
+def _tiled(x: Tensor, w: Tensor, moves: ConvolutionArgs) -> winograd.Plan | None:
     """How to run a convolution, and its gradients, in tiles; None where that does not pay."""
     plain = {*moves.stride, *moves.dilation, moves.groups} == {1}
     return winograd.plan(x.shape, w.shape, moves.padding, x.dtype) if plain else None
@@ -124,12 +104,7 @@ def _bias_gradient(grad: Tensor) -> Tensor:
     return grad.sum([axis for axis in range(grad.dim()) if axis != 1])
 
 
-def _input_gradient_of_transposed(
-    grad: Tensor,
-    x: Tensor,
-    w: Tensor,
-    moves: Moves,
-) -> Tensor:
+def _input_gradient_of_transposed(grad: Tensor, x: Tensor, w: Tensor, moves: ConvolutionArgs) -> Tensor:
     """Adjoint of the transposed convolution: the convolution with the same kernel."""
     zeros = [0] * len(moves.stride)
     gradient: Tensor = _aten.convolution(
@@ -140,12 +115,7 @@ def _input_gradient_of_transposed(
     return gradient
 
 
-def _input_gradient(
-    grad: Tensor,
-    x: Tensor,
-    w: Tensor,
-    moves: Moves,
-) -> Tensor:
+def _input_gradient(grad: Tensor, x: Tensor, w: Tensor, moves: ConvolutionArgs) -> Tensor:
     """dL/dx[n, c, q] = sum_{o, k} w[o, c, k] dL/dy[n, o, (q + padding - k * dilation) / stride] where divisible."""
     stride, padding, dilation, groups = moves.stride, moves.padding, moves.dilation, moves.groups
     reach = [d * (k - 1) for d, k in zip(dilation, w.shape[2:], strict=True)]

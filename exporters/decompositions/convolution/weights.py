@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from exporters.decompositions.convolution.moves import Moves
+from exporters.decompositions.convolution.moves import ConvolutionArgs
 
 _aten = torch.ops.aten
 
@@ -31,12 +31,7 @@ SMALL_WINDOW = 32
 GATHERED_CHANNELS = 32
 
 
-def weight_gradient(
-    grad: Tensor,
-    x: Tensor,
-    shape: Sequence[int],
-    moves: Moves,
-) -> Tensor:
+def weight_gradient(grad: Tensor, x: Tensor, shape: Sequence[int], moves: ConvolutionArgs) -> Tensor:
     """dL/dw[o, c, k] = sum_{n, p} dL/dy[n, o, p] x[n, c, p * stride + k * dilation - padding]; ``shape`` is w's."""
     groups = moves.groups
     if groups > 1 and shape[1] == 1 and shape[0] == groups:
@@ -51,7 +46,7 @@ def weight_gradient(
     return _by_volume(grad, x, shape, moves)
 
 
-def _by_windows(grad: Tensor, x: Tensor, shape: Sequence[int], moves: Moves) -> Tensor:
+def _by_windows(grad: Tensor, x: Tensor, shape: Sequence[int], moves: ConvolutionArgs) -> Tensor:
     """One product for each sample, [O, P] x [P, K C], of dL/dy with the windows of a first layer's few channels: another
     convolution would have one sample's channel at a time."""
     padded = _pad(x, moves.padding, first_axis=2)
@@ -62,12 +57,7 @@ def _by_windows(grad: Tensor, x: Tensor, shape: Sequence[int], moves: Moves) -> 
     return dw.view(shape[0], len(windows), shape[1]).transpose(1, 2).reshape(*shape)
 
 
-def _by_volume(
-    grad: Tensor,
-    x: Tensor,
-    shape: Sequence[int],
-    moves: Moves,
-) -> Tensor:
+def _by_volume(grad: Tensor, x: Tensor, shape: Sequence[int], moves: ConvolutionArgs) -> Tensor:
     """One convolution over the axes of space and of channels, with dL/dy as its kernel of one channel:
 
     dL/dw[o, k, c] = sum_p dL/dy[o, p, 0] x[p * stride + k * dilation - padding, c]
@@ -125,12 +115,7 @@ def _fitted(volumes: Tensor, begins: list[int], ends: list[int]) -> tuple[Tensor
     return padded, [0] * len(begins)
 
 
-def _by_offset(
-    grad: Tensor,
-    x: Tensor,
-    shape: Sequence[int],
-    moves: Moves,
-) -> Tensor:
+def _by_offset(grad: Tensor, x: Tensor, shape: Sequence[int], moves: ConvolutionArgs) -> Tensor:
     """One product per offset, summed over samples: batched [N, g, O/g, P] x [N, g, P, C/g], or [O, N P] x [N P, C].
 
     The input is laid out channels last, so that a window is a few long copies. The sum over samples of many small
@@ -169,7 +154,7 @@ def _by_offset(
     return torch.cat(products, 1).view(out, len(products), shape[1]).transpose(1, 2).reshape(*shape)
 
 
-def _by_offset_depthwise(grad: Tensor, x: Tensor, shape: Sequence[int], moves: Moves) -> Tensor:
+def _by_offset_depthwise(grad: Tensor, x: Tensor, shape: Sequence[int], moves: ConvolutionArgs) -> Tensor:
     """One channel per group: dL/dw[c, 0, k] = sum_{n, p} dL/dy[n, c, p] * window_k[n, c, p].
 
     Channels last, so that the sums run over leading axes and windows are long copies.
@@ -198,7 +183,7 @@ def _window(
     padded: Tensor,
     offset: tuple[int, ...],
     size: Sequence[int],
-    moves: Moves,
+    moves: ConvolutionArgs,
     first_axis: int,
 ) -> Tensor:
     """The inputs that kernel position ``offset`` meets, one per output position."""
@@ -211,7 +196,7 @@ def _window(
     return padded
 
 
-def _places(images: Sequence[int], size: Sequence[int], moves: Moves) -> Tensor:
+def _places(images: Sequence[int], size: Sequence[int], moves: ConvolutionArgs) -> Tensor:
     """[N P], rows of ``images`` [N, *S] that the first position of a kernel meets."""
     batch, *space = images
     starts = itertools.product(*(range(0, n * s, s) for n, s in zip(size, moves.stride, strict=True)))

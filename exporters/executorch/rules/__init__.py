@@ -11,16 +11,11 @@ from exporters.decompositions import core_table
 from exporters.decompositions.rule import Rules
 from exporters.executorch.rules import (
     activation,
-    division,
-    indexing,
+    arithmetic,
     normalization,
-    order,
-    padding,
     pooling,
+    positions,
     recurrent,
-    reduction,
-    resize,
-    strided,
     volumes,
 )
 
@@ -28,20 +23,9 @@ _aten = torch.ops.aten
 # Products: XNNPACK takes a right factor that is transposed as it is.
 _AS_IS = frozenset({_aten.mm.default, _aten.addmm.default})
 
-RULES: Rules = {
-    **activation.RULES,
-    **division.RULES,
-    **indexing.RULES,
-    **normalization.RULES,
-    **order.RULES,
-    **padding.RULES,
-    **pooling.RULES,
-    **recurrent.RULES,
-    **reduction.RULES,
-    **resize.RULES,
-    **strided.RULES,
-    **volumes.RULES,
-}
+_FAMILIES = (activation, arithmetic, normalization, pooling, positions, recurrent, volumes)
+
+RULES: Rules = {op: rule for family in _FAMILIES for op, rule in family.RULES.items()}
 
 
 def table() -> Rules:

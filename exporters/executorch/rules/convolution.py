@@ -6,11 +6,13 @@ two-dimensional with one row. Transposed ones are input gradients. What is left 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from exporters.decompositions import convolution as plain
-from exporters.decompositions.convolution.moves import per_axis
+from exporters.decompositions.convolution.moves import ConvolutionArgs
 from exporters.executorch.rules import dense, depthwise, few_channels
 from exporters.executorch.rules.dense import Moves
 from exporters.executorch.rules.shifts import join
@@ -18,27 +20,17 @@ from exporters.executorch.rules.shifts import join
 _LAST, _FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
 
 
-def convolution(
-    x: Tensor,
-    w: Tensor,
-    bias: Tensor | None,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    transposed: bool,
-    output_padding: list[int],
-    groups: int,
-) -> Tensor:
+def convolution(x: Tensor, w: Tensor, bias: Tensor | None, *args: Any) -> Tensor:
     """y = x * w + bias with x [N, C, *S] and w [O, C / groups, *K], or [C, O / groups, *K] transposed."""
     rank = w.dim() - 2
     if not _covered(x, w, rank):
-        return plain.convolution(x, w, bias, stride, padding, dilation, transposed, output_padding, groups)
-    moves = _moves(rank, stride, padding, dilation)
-    kernel = _flat(w, rank)
-    if not transposed:
+        return plain.convolution(x, w, bias, *args)
+    how = ConvolutionArgs.of(rank, *args)
+    moves, groups, kernel = _moves(rank, how), how.groups, _flat(w, rank)
+    if not how.transposed:
         y = _forward(_flat(x, rank), kernel, moves, groups)
     else:
-        extra = [0] * (2 - rank) + per_axis(output_padding, rank)
+        extra = [0] * (2 - rank) + how.output_padding
         size = [
             (n - 1) * moves.stride[a]
             - 2 * moves.padding[a]
@@ -53,25 +45,15 @@ def convolution(
 
 
 def convolution_backward(
-    grad: Tensor,
-    x: Tensor,
-    w: Tensor,
-    bias_sizes: list[int] | None,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    transposed: bool,
-    output_padding: list[int],
-    groups: int,
-    output_mask: list[bool],
+    grad: Tensor, x: Tensor, w: Tensor, bias_sizes: list[int] | None, *args: Any
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """(dL/dx, dL/dw, dL/db), each only where ``output_mask`` asks."""
     rank = w.dim() - 2
     if not _covered(x, w, rank):
-        return plain.convolution_backward(
-            grad, x, w, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, output_mask
-        )
-    moves = _moves(rank, stride, padding, dilation)
+        return plain.convolution_backward(grad, x, w, bias_sizes, *args)
+    *given, output_mask = args
+    how = ConvolutionArgs.of(rank, *given)
+    moves, transposed, groups = _moves(rank, how), how.transposed, how.groups
     g, image, kernel = (_flat(value, rank) for value in (grad, x, w))
     dx = dw = db = None
     if output_mask[0] and output_mask[1] and not transposed and _is_dense(kernel, groups):
@@ -97,11 +79,10 @@ def _covered(x: Tensor, w: Tensor, rank: int) -> bool:
     return rank in (1, 2) and x.dim() == w.dim() and x.dtype == torch.float32
 
 
-def _moves(rank: int, stride: list[int], padding: list[int], dilation: list[int]) -> Moves:
+def _moves(rank: int, how: ConvolutionArgs) -> Moves:
     """A row axis in front, where there is none, on which nothing moves."""
-    stride, padding, dilation = (per_axis(v, rank) for v in (stride, padding, dilation))
-    rows = (1, 0, 1) if rank == 1 else (stride[0], padding[0], dilation[0])
-    pairs = zip(rows, (stride[-1], padding[-1], dilation[-1]), strict=True)
+    rows = (1, 0, 1) if rank == 1 else (how.stride[0], how.padding[0], how.dilation[0])
+    pairs = zip(rows, (how.stride[-1], how.padding[-1], how.dilation[-1]), strict=True)
     return Moves(*pairs)
 
 

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from exporters.decompositions import pooling as plain
+from exporters.decompositions.pooling import Windows
 from exporters.decompositions.rule import Rules
 from exporters.executorch.rules.activation import step
 from exporters.executorch.rules.dense import Moves
@@ -24,92 +26,61 @@ MOST_PLACES = 64
 """Of a window, each of which is some nodes: larger ones run on kernels."""
 
 
-def max_pool2d(
-    x: Tensor,
-    kernel: list[int],
-    stride: list[int] | None = None,
-    padding: list[int] | None = None,
-    dilation: list[int] | None = None,
-    ceil_mode: bool = False,
-) -> tuple[Tensor, Tensor]:
+def max_pool2d(x: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
     """y = max over each window, with its place in the plane, which nothing is left of unless somebody reads it."""
-    kernel, stride, padding, dilation = plain.moves_of(2, kernel, stride, padding, dilation)
-    if not _covered(x, kernel, padding, ceil_mode):
-        return plain.max_pool2d(x, kernel, stride, padding, dilation, ceil_mode)
-    moves = _moves(stride, dilation)
+    where = Windows.of(2, *args)
+    if not _covered(x, where):
+        return plain.max_pool2d(x, *args)
+    moves = _moves(where)
     image = x.permute(_LAST)
-    parts = windows_of(image, kernel, moves)
+    parts = windows_of(image, where.kernel, moves)
     positions = torch.arange(x.shape[2] * x.shape[3]).view(1, x.shape[2], x.shape[3], 1)
-    ranks = windows_of(positions.expand(image.shape).contiguous(), kernel, moves)
-    best, where = first_maximum(_flat(parts), _flat(ranks))
-    return best.permute(_FIRST), where.permute(_FIRST)
+    ranks = windows_of(positions.expand(image.shape).contiguous(), where.kernel, moves)
+    best, places = first_maximum(_flat(parts), _flat(ranks))
+    return best.permute(_FIRST), places.permute(_FIRST)
 
 
-def max_pool2d_backward(
-    grad: Tensor,
-    x: Tensor,
-    kernel: list[int],
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    ceil_mode: bool,
-    indices: Tensor,
-) -> Tensor:
+def max_pool2d_backward(grad: Tensor, x: Tensor, *args: Any) -> Tensor:
     """dL/dx[q] = sum of dL/dy[p] over windows p whose first maximum is x[q]."""
-    kernel, stride, padding, dilation = plain.moves_of(2, kernel, stride, padding, dilation)
-    if not _covered(x, kernel, padding, ceil_mode):
-        return plain.max_pool2d_backward(grad, x, kernel, stride, padding, dilation, ceil_mode, indices)
-    moves = _moves(stride, dilation)
-    image = x.permute(_LAST)
-    shares = rows_of(shared(grad.permute(_LAST), _flat(windows_of(image, kernel, moves))), kernel[1])
-    return place(shares, image.shape[1:3], moves.all_met(kernel)).permute(_FIRST)
+    where = Windows.of(2, *args[:-1])
+    if not _covered(x, where):
+        return plain.max_pool2d_backward(grad, x, *args)
+    moves = _moves(where)
+    image, grad = x.permute(_LAST), grad.permute(_LAST)
+    shares = rows_of(shared(grad, _flat(windows_of(image, where.kernel, moves))), where.kernel[1])
+    return place(shares, image.shape[1:3], moves.all_met(where.kernel)).permute(_FIRST)
 
 
-def avg_pool2d(
-    x: Tensor,
-    kernel: list[int],
-    stride: list[int] | None = None,
-    padding: list[int] | None = None,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor: int | None = None,
-) -> Tensor:
+def avg_pool2d(x: Tensor, *args: Any) -> Tensor:
     """y = sum over each window / its size."""
-    kernel, stride, padding, _ = plain.moves_of(2, kernel, stride, padding)
-    if not _covered(x, kernel, padding, ceil_mode):
-        return plain.avg_pool2d(x, kernel, stride, padding, ceil_mode, count_include_pad, divisor)
-    parts = windows_of(x.permute(_LAST), kernel, _moves(stride, [1, 1]))
-    return (total(_flat(parts), ()) * (1.0 / (divisor or math.prod(kernel)))).permute(_FIRST)
+    where = Windows.of_average(2, *args)
+    if not _covered(x, where):
+        return plain.avg_pool2d(x, *args)
+    parts = windows_of(x.permute(_LAST), where.kernel, _moves(where))
+    return (total(_flat(parts), ()) * _share(where)).permute(_FIRST)
 
 
-def avg_pool2d_backward(
-    grad: Tensor,
-    x: Tensor,
-    kernel: list[int],
-    stride: list[int],
-    padding: list[int],
-    ceil_mode: bool,
-    count_include_pad: bool,
-    divisor: int | None,
-) -> Tensor:
+def avg_pool2d_backward(grad: Tensor, x: Tensor, *args: Any) -> Tensor:
     """dL/dx[q] = sum of dL/dy[p] / the size of a window, over windows p that hold q."""
-    kernel, stride, padding, _ = plain.moves_of(2, kernel, stride, padding)
-    if not _covered(x, kernel, padding, ceil_mode):
-        return plain.avg_pool2d_backward(
-            grad, x, kernel, stride, padding, ceil_mode, count_include_pad, divisor
-        )
-    share = grad.permute(_LAST) * (1.0 / (divisor or math.prod(kernel)))
-    moves = _moves(stride, [1, 1])
-    return place([[share] * kernel[1]] * kernel[0], x.shape[2:], moves.all_met(kernel)).permute(_FIRST)
+    where = Windows.of_average(2, *args)
+    if not _covered(x, where):
+        return plain.avg_pool2d_backward(grad, x, *args)
+    tall, wide = where.kernel
+    share = grad.permute(_LAST) * _share(where)
+    return place([[share] * wide] * tall, x.shape[2:], _moves(where).all_met(where.kernel)).permute(_FIRST)
 
 
-def _covered(x: Tensor, kernel: Sequence[int], padding: Sequence[int], ceil_mode: bool) -> bool:
-    plain_sides = not any(padding) and not ceil_mode and math.prod(kernel) <= MOST_PLACES
+def _share(where: Windows) -> float:
+    return 1.0 / (where.divisor or math.prod(where.kernel))
+
+
+def _covered(x: Tensor, where: Windows) -> bool:
+    plain_sides = not any(where.padding) and not where.ceil_mode and math.prod(where.kernel) <= MOST_PLACES
     return x.dim() == 4 and plain_sides and x.dtype == torch.float32
 
 
-def _moves(stride: Sequence[int], dilation: Sequence[int]) -> Moves:
-    return Moves((stride[0], stride[1]), (0, 0), (dilation[0], dilation[1]))
+def _moves(where: Windows) -> Moves:
+    return Moves((where.stride[0], where.stride[1]), (0, 0), (where.dilation[0], where.dilation[1]))
 
 
 def windows_of(image: Tensor, kernel: Sequence[int], moves: Moves) -> list[list[Tensor]]:

@@ -8,14 +8,13 @@ are those of that one, put back to where they were met.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from exporters.decompositions.convolution.moves import per_axis
-from exporters.decompositions.pooling import end_padding, moves_of
+from exporters.decompositions.convolution.moves import ConvolutionArgs
+from exporters.decompositions.pooling import Windows
 from exporters.decompositions.rule import DECLINED, Rules
 from exporters.executorch.rules import convolution as flat
 from exporters.executorch.rules.dense import Moves
@@ -26,27 +25,17 @@ _aten = torch.ops.aten
 _LAST, _FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
 
 
-def convolution(
-    x: Tensor,
-    w: Tensor,
-    bias: Tensor | None,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    transposed: bool,
-    output_padding: list[int],
-    groups: int,
-) -> Tensor:
+def convolution(x: Tensor, w: Tensor, bias: Tensor | None, *args: Any) -> Tensor:
     """y = x * w + bias with x [N, C, D, H, W] and w [O, C / groups, K, *], or [C, O / groups, K, *] transposed."""
     if not _covered(x, w):
-        return flat.convolution(x, w, bias, stride, padding, dilation, transposed, output_padding, groups)
-    depth, plane = _split(stride, padding, dilation)
-    extra = per_axis(output_padding, 3)
-    planes = planes_of(x) if transposed else spread(x, w.shape[2], _count(x, w, depth), depth)
-    y = flat.convolution(planes, _side_by_side(w), None, *plane, transposed, extra[1:], groups)
-    if transposed:
+        return flat.convolution(x, w, bias, *args)
+    how = ConvolutionArgs.of(3, *args)
+    depth, plane = _split(how)
+    planes = planes_of(x) if how.transposed else spread(x, w.shape[2], _count(x, w, depth), depth)
+    y = flat.convolution(planes, _side_by_side(w), None, *plane)
+    if how.transposed:
         reach = depth.dilation[0] * (w.shape[2] - 1)
-        size = (x.shape[2] - 1) * depth.stride[0] - 2 * depth.padding[0] + reach + extra[0] + 1
+        size = (x.shape[2] - 1) * depth.stride[0] - 2 * depth.padding[0] + reach + how.output_padding[0] + 1
         y = put_back(y, w.shape[2], len(x), size, depth)
     else:
         y = volumes_of(y, len(x))
@@ -54,32 +43,19 @@ def convolution(
 
 
 def convolution_backward(
-    grad: Tensor,
-    x: Tensor,
-    w: Tensor,
-    bias_sizes: list[int] | None,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    transposed: bool,
-    output_padding: list[int],
-    groups: int,
-    output_mask: list[bool],
+    grad: Tensor, x: Tensor, w: Tensor, bias_sizes: list[int] | None, *args: Any
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """(dL/dx, dL/dw, dL/db), each only where ``output_mask`` asks."""
     if not _covered(x, w):
-        return flat.convolution_backward(
-            grad, x, w, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, output_mask
-        )
-    depth, plane = _split(stride, padding, dilation)
+        return flat.convolution_backward(grad, x, w, bias_sizes, *args)
+    *given, output_mask = args
+    how = ConvolutionArgs.of(3, *given)
+    transposed, (depth, plane) = how.transposed, _split(how)
     small, large = (x, grad) if transposed else (grad, x)
     met = spread(large, w.shape[2], small.shape[2], depth)
     first, second = (met, planes_of(small)) if transposed else (planes_of(small), met)
-    extra = per_axis(output_padding, 3)[1:]
     wanted = [*output_mask[:2], False]
-    dx, dw, _ = flat.convolution_backward(
-        first, second, _side_by_side(w), None, *plane, transposed, extra, groups, wanted
-    )
+    dx, dw, _ = flat.convolution_backward(first, second, _side_by_side(w), None, *plane, wanted)
     if dx is not None and transposed:
         dx = volumes_of(dx, len(x))
     elif dx is not None:
@@ -92,13 +68,12 @@ def _covered(x: Tensor, w: Tensor) -> bool:
     return w.dim() == 5 and x.dim() == 5 and x.dtype == torch.float32
 
 
-def _split(
-    stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
-) -> tuple[Moves, tuple[list[int], list[int], list[int]]]:
-    """How the kernel moves in depth (the first axis of Moves), and over a plane."""
-    moves = [per_axis(each, 3) for each in (stride, padding, dilation)]
-    first, *others = ((each[0], still) for each, still in zip(moves, (1, 0, 1), strict=True))
-    return Moves(first, *others), (moves[0][1:], moves[1][1:], moves[2][1:])
+def _split(how: ConvolutionArgs) -> tuple[Moves, tuple[Any, ...]]:
+    """How the kernel moves in depth (the first axis of Moves), and the arguments of the convolution over a plane."""
+    stride, padding, dilation = how.stride, how.padding, how.dilation
+    depth = Moves((stride[0], 1), (padding[0], 0), (dilation[0], 1))
+    plane = (stride[1:], padding[1:], dilation[1:], how.transposed, how.output_padding[1:], how.groups)
+    return depth, plane
 
 
 def _count(x: Tensor, w: Tensor, depth: Moves) -> int:
@@ -144,102 +119,61 @@ def put_back(x: Tensor, kernel: int, rows: int, size: int, depth: Moves) -> Tens
     return torch.zeros(shape) if whole is None else whole
 
 
-@dataclass(frozen=True)
-class _Pool:
-    """How windows over three axes lie in x [N, C, D, H, W], which gets the least numbers around it where they stick out."""
-
-    kernel: list[int]
-    stride: list[int]
-    padding: list[int]
-    dilation: list[int]
-    ends: list[int]
-
-    @classmethod
-    def of(
-        cls,
-        x: Tensor,
-        kernel: Sequence[int],
-        stride: Sequence[int] | None,
-        padding: Sequence[int] | None,
-        dilation: Sequence[int] | None,
-        *,
-        ceil_mode: bool,
-    ) -> _Pool:
-        kernel, stride, padding, dilation = moves_of(3, kernel, stride, padding, dilation)
-        axes = zip(x.shape[2:], kernel, stride, padding, dilation, strict=True)
-        return cls(kernel, stride, padding, dilation, [end_padding(*axis, ceil_mode) for axis in axes])
-
-    def padded(self, x: Tensor, value: float) -> Tensor:
-        sides = [
-            side for pair in zip(reversed(self.padding), reversed(self.ends), strict=True) for side in pair
-        ]
-        around: Tensor = _aten.constant_pad_nd(x, sides, value)
-        return around
-
-    @property
-    def plane(self) -> Moves:
-        return Moves((self.stride[1], self.stride[2]), (0, 0), (self.dilation[1], self.dilation[2]))
-
-    @property
-    def depth(self) -> Moves:
-        return Moves((self.stride[0], 1), (0, 0), (self.dilation[0], 1))
-
-    def windows(self, padded: Tensor) -> list[Tensor]:
-        """The entries of all windows at one place of them, [N D', H', W', C], by depth, row and column."""
-        reach = self.dilation[0] * (self.kernel[0] - 1)
-        count = (padded.shape[2] - reach - 1) // self.stride[0] + 1
-        slices = taps(padded, 2, self.kernel[0], count, self.stride[0], 0, self.dilation[0])
-        planes = [planes_of(part).permute(_LAST) for part in slices]
-        return [
-            part for each in planes for row in windows_of(each, self.kernel[1:], self.plane) for part in row
-        ]
+def _padded(x: Tensor, where: Windows, value: float) -> Tensor:
+    """x [N, C, D, H, W] with ``value`` around it, as far as windows stick out."""
+    pairs = zip(reversed(where.padding), reversed(where.ends(x)), strict=True)
+    around: Tensor = _aten.constant_pad_nd(x, [side for pair in pairs for side in pair], value)
+    return around
 
 
-def max_pool3d(
-    x: Tensor,
-    kernel: list[int],
-    stride: list[int] | None = None,
-    padding: list[int] | None = None,
-    dilation: list[int] | None = None,
-    ceil_mode: bool = False,
-) -> tuple[Tensor, Tensor]:
+def _moves(where: Windows) -> tuple[Moves, Moves]:
+    """How windows over what is padded already move in depth (the first axis of Moves), and over a plane."""
+    (deep, *stride), (far, *dilation) = where.stride, where.dilation
+    plane = Moves((stride[0], stride[1]), (0, 0), (dilation[0], dilation[1]))
+    return Moves((deep, 1), (0, 0), (far, 1)), plane
+
+
+def _windows(padded: Tensor, where: Windows) -> list[Tensor]:
+    """The entries of all windows at one place of them, [N D', H', W', C], by depth, row and column."""
+    (deep, *kernel), (depth, plane) = where.kernel, _moves(where)
+    count = (padded.shape[2] - depth.dilation[0] * (deep - 1) - 1) // depth.stride[0] + 1
+    slices = taps(padded, 2, deep, count, depth.stride[0], 0, depth.dilation[0])
+    planes = [planes_of(part).permute(_LAST) for part in slices]
+    return [part for each in planes for row in windows_of(each, kernel, plane) for part in row]
+
+
+def max_pool3d(x: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
     """y = max over each window, with its place in the volume, which nothing is left of unless somebody reads it."""
     if x.dim() != 5:
         return DECLINED
-    pool = _Pool.of(x, kernel, stride, padding, dilation, ceil_mode=ceil_mode)
-    volume = x.shape[2:]
+    where, volume = Windows.of(3, *args), x.shape[2:]
     places = torch.arange(volume.numel()).view(1, 1, *volume).expand(x.shape).contiguous()
-    best, where = first_maximum(pool.windows(pool.padded(x, -math.inf)), pool.windows(pool.padded(places, 0)))
+    values = _windows(_padded(x, where, -math.inf), where)
+    best, ranks = first_maximum(values, _windows(_padded(places, where, 0), where))
     return (
         volumes_of(best.permute(_FIRST).contiguous(), len(x)),
-        volumes_of(where.permute(_FIRST).contiguous(), len(x)),
+        volumes_of(ranks.permute(_FIRST).contiguous(), len(x)),
     )
 
 
-def max_pool3d_backward(
-    grad: Tensor,
-    x: Tensor,
-    kernel: list[int],
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    ceil_mode: bool,
-    indices: Tensor,
-) -> Tensor:
+def max_pool3d_backward(grad: Tensor, x: Tensor, *args: Any) -> Tensor:
     """dL/dx[q] = sum of dL/dy[p] over windows p whose first maximum is x[q]."""
     if x.dim() != 5:
         return DECLINED
-    pool = _Pool.of(x, kernel, stride, padding, dilation, ceil_mode=ceil_mode)
-    padded = pool.padded(x, -math.inf)
-    shares = rows_of(shared(planes_of(grad).permute(_LAST), pool.windows(padded)), pool.kernel[2])
-    size, tall = padded.shape[3:], pool.kernel[1]
+    where = Windows.of(3, *args[:-1])
+    padded = _padded(x, where, -math.inf)
+    (deep, tall, wide), (depth, plane) = where.kernel, _moves(where)
+    met = plane.all_met((tall, wide))
+    lines = planes_of(grad).permute(_LAST)
+    shares = rows_of(shared(lines, _windows(padded, where)), wide)
+    size = padded.shape[3:]
     parts = [
-        place(shares[start : start + tall], size, pool.plane.all_met(pool.kernel[1:])).permute(_FIRST)
+        place(shares[start : start + tall], size, met).permute(_FIRST)
         for start in range(0, len(shares), tall)
     ]
     side = torch.stack(parts, 2)
-    whole = put_back(side.view(len(side), -1, *size), pool.kernel[0], len(x), padded.shape[2], pool.depth)
-    for axis, (before, length) in enumerate(zip(pool.padding, x.shape[2:], strict=True), 2):
+    whole = put_back(side.view(len(side), -1, *size), deep, len(x), padded.shape[2], depth)
+    for axis, (before, length) in enumerate(zip(where.padding, x.shape[2:], strict=True), 2):
         whole = cut(whole, axis, before, before + length)
     return whole.contiguous()
 

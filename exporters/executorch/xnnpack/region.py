@@ -11,6 +11,7 @@ import operator
 import typing
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from executorch.backends.xnnpack.serialization.xnnpack_graph_serialize import serialize_xnnpack_binary
@@ -19,8 +20,20 @@ from torch import Tensor, fx
 
 from exporters.capture.patches import Patch, patched
 from exporters.executorch.graph import VIEWS
+from exporters.executorch.xnnpack import axes, pointwise, products, sums
 from exporters.executorch.xnnpack.builder import Builder, Value
-from exporters.executorch.xnnpack.ops import EMITTERS
+from exporters.executorch.xnnpack.emitter import Emitter
+
+# Which ops XNNPACK runs, and what each becomes there. An emitter says whether it accepts a node (the dtype and the rank
+# are checked before) and writes it; what it does not accept runs on ExecuTorch's kernels.
+
+EMITTERS: dict[Any, Emitter] = {
+    **axes.EMITTERS,
+    **pointwise.EMITTERS,
+    **products.EMITTERS,
+    **sums.EMITTERS,
+}
+
 
 MAX_RANK = 6
 # The serializer resolves a class's annotations for each field of each node: a CNN's step takes 0.6 s instead of 0.2.

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 import msgspec
 
@@ -147,81 +148,46 @@ def run_row(fleet: Fleet, now: float | None = None) -> RunRow:
     now = time.time() if now is None else now
     states = [state_of(fleet, device) for device in fleet.devices.values()]
     scored = next((row for _, row in sorted(fleet.rounds.items(), reverse=True) if row.metrics), None)
-    return RunRow(
-        federation=fleet.federation,
-        run=fleet.run,
-        phase=fleet.phase,
-        paused=fleet.paused,
-        text=fleet.text,
-        round=max(fleet.rounds, default=0),
-        rounds=fleet.total,
-        devices=len(states),
-        online=sum(state != "offline" for state in states),
-        working=states.count("working"),
-        accuracy=scored.accuracy if scored else None,
-        loss=scored.loss if scored else None,
-        broker=fleet.broker,
-        broker_offline=fleet.offline,
-        processor=fleet.processor,
-        silent_s=max(0.0, now - fleet.told) if fleet.told else None,
-        checkpoints=fleet.checkpoints,
-        problem=fleet.problem,
-    )
+    numbers = {
+        "round": max(fleet.rounds, default=0),
+        "rounds": fleet.total,
+        "devices": len(states),
+        "online": sum(state != "offline" for state in states),
+        "working": states.count("working"),
+        "accuracy": scored.accuracy if scored else None,
+        "loss": scored.loss if scored else None,
+        "broker_offline": fleet.offline,
+        "silent_s": max(0.0, now - fleet.told) if fleet.told else None,
+    }
+    return RunRow(**_fields_of(fleet, RunRow) | numbers)
 
 
 def round_row(row: Round) -> RoundRow:
     sums = sums_of(row)
     whole = total(sums.values())
-    return RoundRow(
-        round=row.number,
-        state=row.state,
-        selected=whole.selected,
-        arrived=max(whole.arrived, row.reports),
-        rejected=whole.rejected,
-        declined=whole.declined,
-        missing=whole.missing,
-        late=sum(row.late.values()),
-        reasons=whole.reasons,
-        goal=row.goal,
-        opened=row.opened,
-        deadline=row.deadline,
-        seconds=row.seconds,
-        accuracy=row.accuracy,
-        loss=row.loss,
-        train_loss=row.train_loss,
-        metric=row.metric,
-        metrics=row.metrics,
-        down_bytes=row.down_bytes or whole.down_bytes,
-        up_bytes=row.up_bytes or whole.up_bytes,
-        server_down_bytes=row.server_down_bytes,
-        staleness=whole.staleness,
-        weights_sha256=row.weights_sha256,
-        text=row.text,
-        tiers=sums,
-    )
+    counts = {
+        "round": row.number,
+        "arrived": max(whole.arrived, row.reports),
+        "late": sum(row.late.values()),
+        "down_bytes": row.down_bytes or whole.down_bytes,
+        "up_bytes": row.up_bytes or whole.up_bytes,
+        "tiers": sums,
+    }
+    return RoundRow(**_fields_of(whole, RoundRow) | _fields_of(row, RoundRow) | counts)
 
 
 def device_row(fleet: Fleet, device: Device) -> DeviceRow:
-    last = last_report(device)
-    return DeviceRow(
-        device=device.name,
-        tier=device.tier,
-        state=state_of(fleet, device),
-        round=device.round,
-        stage=device.stage,
-        step=device.step,
-        steps=device.steps,
-        loss=device.loss,
-        step_ms=device.step_ms,
-        seconds=last.seconds if last else None,
-        used_bytes=last.used_bytes if last else 0,
-        down_bytes=last.down_bytes if last else 0,
-        up_bytes=last.up_bytes if last else 0,
-        staleness=last.staleness if last else 0,
-        reports=device.reports,
-        missed=device.missed,
-        seen=device.seen,
-    )
+    last = last_report(device) or Part(device=device.name, round=0)
+    report = {
+        name: getattr(last, name) for name in ("seconds", "used_bytes", "down_bytes", "up_bytes", "staleness")
+    }
+    named = {"device": device.name, "state": state_of(fleet, device)}
+    return DeviceRow(**_fields_of(device, DeviceRow) | report | named)
+
+
+def _fields_of(source: msgspec.Struct, row: type[msgspec.Struct]) -> dict[str, Any]:
+    """Return the fields of ``source`` that ``row`` has under the same names."""
+    return {name: getattr(source, name) for name in source.__struct_fields__ if name in row.__struct_fields__}
 
 
 def tier_rows(fleet: Fleet) -> list[TierRow]:

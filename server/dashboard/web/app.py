@@ -7,23 +7,152 @@ from pathlib import Path
 
 import msgspec
 from starlette.applications import Starlette
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.dashboard.shown import api, boards, pages
-from server.dashboard.shown.api import Listing
-from server.dashboard.shown.boards import Look
-from server.dashboard.shown.csv_text import csv_text
+from server.dashboard.shown.api import Listing, csv_text
+from server.dashboard.shown.boards import Board, Look
+from server.dashboard.shown.glance import Charts, Glance
+from server.dashboard.shown.html import Html
 from server.dashboard.shown.metrics import CONTENT_TYPE, exposition
 from server.dashboard.shown.rows import View
 from server.dashboard.web.desk import Desk
-from server.dashboard.web.guard import Guard
 from server.dashboard.web.hub import Hub
-from server.dashboard.web.live import stream
 from server.dashboard.web.upstream import feed
+
+# What open pages are sent while a run goes on: what changed since they last were told, once a second at most.
+
+PAUSE_S = 1.0
+_HEARTBEAT_S = 15.0
+RETRY_MS = 2000
+"""After so long a browser asks again, if the page's process is gone."""
+
+
+class News(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``html``: contents of elements by id; ``rows``: of tables, by id and key; ``order``: the keys of a table that has
+    other rows than before, all of them."""
+
+    html: dict[str, str] = {}
+    rows: dict[str, dict[str, str]] = {}
+    order: dict[str, list[str]] = {}
+    charts: Charts | None = None
+
+
+class Listener:
+    """One open page: what it shows, and what it was sent."""
+
+    def __init__(self, look: Look, *, charts: bool) -> None:
+        self._look = look
+        self._charts = charts
+        self._sent = Board()
+        self._tick = 0
+        self._vitals = 0
+        self._edition = -1
+
+    def news(self, glance: Glance) -> News | None:
+        """What it has not been sent; None if that is nothing."""
+        board = self._look(glance)
+        html = _changed(board.pieces, self._sent.pieces)
+        rows = {name: _changed(each, self._sent.tables.get(name, {})) for name, each in board.tables.items()}
+        order = {
+            name: list(each)
+            for name, each in board.tables.items()
+            if name not in self._sent.tables or list(each) != list(self._sent.tables[name])
+        }
+        self._sent = board
+        rows = {name: each for name, each in rows.items() if each}
+        charts = self._new_charts(glance) if self._charts else None
+        if not (html or rows or order or charts):
+            return None
+        return News(html=html, rows=rows, order=order, charts=charts)
+
+    def _new_charts(self, glance: Glance) -> Charts | None:
+        fleet = glance.fleet
+        if (fleet.tick, fleet.edition) == (self._tick, self._edition):
+            return None
+        since = self._tick if fleet.edition == self._edition else 0
+        charts = glance.charts(since, self._vitals if since else 0)
+        self._tick, self._edition = fleet.tick, fleet.edition
+        self._vitals = fleet.vitals[-1].n if fleet.vitals else 0
+        return charts
+
+
+def _changed(now: dict[str, Html], before: dict[str, Html]) -> dict[str, str]:
+    return {key: str(each) for key, each in now.items() if before.get(key) != each}
+
+
+async def stream(hub: Hub, look: Look, *, charts: bool) -> AsyncGenerator[bytes]:
+    """Server-sent events for a page that shows ``look``."""
+    listener = Listener(look, charts=charts)
+    yield b"retry: %d\n\n" % RETRY_MS
+    quiet = 0.0
+    while not hub.ending:
+        news = listener.news(hub.glance)
+        if news is not None:
+            yield b"data: " + msgspec.json.encode(news) + b"\n\n"
+            quiet = 0.0
+        elif quiet >= _HEARTBEAT_S:
+            yield b": still here\n\n"
+            quiet = 0.0
+        await hub.pause(PAUSE_S)
+        quiet += PAUSE_S
+
+
+# What every answer carries, and by which names the page may be asked for.
+
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+
+class Guard:
+    """``hosts``: the names in a request's Host header that are answered. A page that is bound to this machine alone knows
+    its own: else a website could make its name lead here and read the fleet through a visitor's browser."""
+
+    def __init__(self, app: ASGIApp, hosts: frozenset[str] | None) -> None:
+        self._app = app
+        self._hosts = hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.update(HEADERS)
+                if not scope["path"].startswith("/static/"):
+                    headers.setdefault("Cache-Control", "no-store, max-age=0")
+            await send(message)
+
+        name = _name(Headers(scope=scope).get("host", ""))
+        if self._hosts is not None and name not in self._hosts:
+            answer = PlainTextResponse(f"this page is not {name!r}: ask for it by its address\n", 421)
+            await answer(scope, receive, guarded)
+            return
+        await self._app(scope, receive, guarded)
+
+
+def _name(host: str) -> str:
+    """Without the port: ``[::1]:8090`` is ``::1``."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0]
+
 
 STATIC = Path(__file__).parents[1] / "static"
 _MOST_PAGE = 10**6

@@ -25,7 +25,6 @@ class Givers(Protocol):
 
     def give(self, order: AnyOrder, token: str) -> None:
         """OSError or EdgeflError if that cannot be."""
-        ...
 
 
 class ToFolder:

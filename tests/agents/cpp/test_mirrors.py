@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edgefl.conformance.play.mirror import mirrored
+from edgefl.conformance.cases.elsewhere import mirrored
 from edgefl.wire.mqtt.messages import Round
 from tests.agents.cpp.processes import CppAgent
 from tests.conftest import BrokerProcess, SessionFactory

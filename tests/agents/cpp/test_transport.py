@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from edgefl.conformance.play.mirror import Mirror, mirrored
+from edgefl.conformance.cases.elsewhere import BlobMirror, mirrored
 from edgefl.wire.mqtt.address import read_secret
 from edgefl.wire.mqtt.envelope import peek
 from edgefl.wire.mqtt.messages import Hello
@@ -82,7 +82,7 @@ class Server(ScriptedServer):
 
 
 @contextmanager
-def over_tls(broker: SecureBroker, blobs: Mapping[str, bytes]) -> Iterator[Mirror]:
+def over_tls(broker: SecureBroker, blobs: Mapping[str, bytes]) -> Iterator[BlobMirror]:
     """A mirror with the broker's certificate."""
     config = dict(
         line.split(" ", 1) for line in (broker.lab.folder / "mosquitto.conf").read_text().splitlines()

@@ -18,8 +18,7 @@ from edgefl.config import parse
 from edgefl.data.download import md5_of
 from edgefl.data.partition import by_owners
 from edgefl.data.text import corpora, samples, vocabulary
-from edgefl.data.text.corpora import Corpus, Texts
-from edgefl.data.text.published import Published
+from edgefl.data.text.corpora import Corpus, Published, Texts
 from edgefl.data.text.unigram import unigram_perplexity
 from edgefl.data.text.vocabulary import Vocabulary
 from edgefl.setup.data import open_data, partition

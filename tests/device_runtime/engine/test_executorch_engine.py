@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from device_runtime.engine.executorch import ExecuTorchEngine, buffers
+from device_runtime.engine.executorch import ExecuTorchEngine
 from device_runtime.engine.executorch.binding import Program
+from device_runtime.engine.executorch.places import readable
 from device_runtime.engine.select import ENGINES
 from edgefl.wire import tensors
 from edgefl.wire.bundle.manifest import Graph, Port
@@ -237,8 +238,8 @@ def test_memory_that_ends_with_its_page_is_copied_and_other_memory_is_not() -> N
     start = -pages.ctypes.data % 4096
     at_the_end, inside = pages[start : start + 4096], pages[start : start + 2048]
 
-    assert not np.shares_memory(buffers.readable(at_the_end), at_the_end)
-    assert np.shares_memory(buffers.readable(inside), inside)
+    assert not np.shares_memory(readable(at_the_end), at_the_end)
+    assert np.shares_memory(readable(inside), inside)
 
 
 def test_a_program_at_an_odd_address_loads(train: tuple[Graph, bytes]) -> None:

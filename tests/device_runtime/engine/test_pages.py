@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from device_runtime.engine.pages import SMALL_BYTES, Pages
+from device_runtime.engine.segments import SMALL_BYTES, Pages
 from edgefl.wire.bundle.graphs import joined, split
 from edgefl.wire.bundle.manifest import Port
 from edgefl.wire.errors import BundleError, StoreError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from device_runtime.round.guard import Guard
+from device_runtime.round.work import Guard
 from edgefl.wire.errors import RoundDeclined
 from edgefl.wire.limits import Limits
 

@@ -14,11 +14,11 @@ from exporters.decompositions import core_table
 from exporters.executorch.rules import (
     RULES,
     activation,
+    arithmetic,
     convolution,
     dense,
     normalization,
     pooling,
-    reduction,
     table,
 )
 
@@ -131,13 +131,17 @@ def test_average_pooling_and_its_gradient_are_those_of_torch(stride: int) -> Non
 
 def test_windows_of_more_places_than_some_are_not_written_out() -> None:
     x = torch.randn(1, 2, 20, 20)
-    assert [pooling._covered(x, [size, size], [0, 0], False) for size in (8, 9, 20)] == [True, False, False]
+    assert [pooling._covered(x, pooling.Windows.of(2, [size, size])) for size in (8, 9, 20)] == [
+        True,
+        False,
+        False,
+    ]
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.bool, torch.int64, torch.float32])
 def test_products_along_an_axis_have_the_type_that_torch_gives_them(dtype: torch.dtype) -> None:
     x = (torch.arange(15).remainder(4) + 1).to(dtype)
-    found, expected = reduction.cumprod(x, 0), torch.cumprod(x, 0)
+    found, expected = arithmetic.cumprod(x, 0), torch.cumprod(x, 0)
 
     assert found.dtype is expected.dtype
     assert torch.equal(found, expected)

@@ -20,10 +20,9 @@ from edgefl.submodels import catalog as submodels
 from edgefl.wire.bundle.manifest import DataSpec
 from edgefl.wire.errors import ExportError
 from exporters.bundle.formats import Onnx
-from exporters.front import digest as module
+from exporters.front import compile as module
 from exporters.front.cache import BundleCache
-from exporters.front.compile import cached
-from exporters.front.digest import bundle_digest, source_digest
+from exporters.front.compile import bundle_digest, cached, source_digest
 from exporters.front.order import Order
 from exporters.front.program import coded_program
 from exporters.front.tier import Exchange, Tier

@@ -29,9 +29,8 @@ from exporters.artifact import Artifact, artifacts_in, in_segments, is_page
 from exporters.bundle.build import Label, build_bundle, ports, segments_of
 from exporters.bundle.formats import format_of
 from exporters.capture.trace import Captured, capture
-from exporters.memory.budget import within_onnx
+from exporters.memory.budget import cuts, within_onnx
 from exporters.memory.cutting import segments
-from exporters.memory.paging import cuts
 from exporters.memory.predict import predicted_peak
 from exporters.memory.recompute import Budget, plans
 from exporters.memory.usage import timeline

@@ -12,13 +12,14 @@ from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from exporters.capture.trace import capture
 from exporters.memory import predict
-from exporters.memory.arena import PAGE, Arena
 from exporters.memory.predict import (
     AGENT_LOAD_BYTES,
     AGENT_RUN_BYTES,
     LOAD_BYTES,
     NODE_BYTES,
+    PAGE,
     RUN_BYTES,
+    Arena,
     predicted_alone,
     predicted_peak,
 )

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from exporters.onnx import capture_for
 from exporters.onnx.model import to_onnx
-from exporters.onnx.tiled import tiled
-from exporters.onnx.tiled.chains import chains
+from exporters.onnx.tiled import chains, tiled
 from exporters.onnx.values import Values, read_by
 from exporters.verify.graphs import verify
 from tests.exporters.examples import step_of

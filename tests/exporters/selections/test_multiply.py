@@ -21,7 +21,7 @@ from edgefl.objective.objective import Objective
 from edgefl.submodels import catalog as kinds
 from exporters.executorch import capture_for
 from exporters.executorch.check.programs import load, verify
-from exporters.executorch.passes.steps import step
+from exporters.executorch.passes.rewrite import step
 from exporters.executorch.program.write import to_executorch
 from exporters.executorch.rules import table
 from exporters.onnx import capture_for as capture_for_onnx

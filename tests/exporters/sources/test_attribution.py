@@ -23,8 +23,7 @@ from exporters.bundle.formats import format_of
 from exporters.capture.trace import capture
 from exporters.memory.recompute import plans
 from exporters.onnx.model import to_onnx
-from exporters.sources.attribution import Nodes, Op
-from exporters.sources.blob import graph_nodes, onnx_nodes, packed_sources
+from exporters.sources.blob import Nodes, Op, graph_nodes, onnx_nodes, packed_sources
 from tests.exporters.examples import BATCH, step_of
 
 WIDTH, HIDDEN, CLASSES = 6, 5, 3

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from edgefl.contract.tensors import Tensors
-from edgefl.simulation.partial_synchronization import averaged, synchronised
-from edgefl.simulation.svcca import similarities, svcca
+from edgefl.simulation.partial_synchronization import averaged, similarities, svcca, synchronised
 from tests.invariants.embracingfl.tiny import samples, tiny
 
 

@@ -14,8 +14,8 @@ from edgefl.contract.program import Program
 from edgefl.contract.server import state_of
 from edgefl.contract.tensors import Tensors
 from edgefl.programs.adaptive.fafed import fafed
-from edgefl.programs.adaptive.recursive import scaled
 from edgefl.programs.adaptive.stem import stem
+from edgefl.programs.adaptive.storm import scaled
 from edgefl.programs.baselines.sgd import sgd
 from edgefl.simulation.federated import federated
 from tests.invariants.fafed.tiny import Bowls, Trace, X, close, traced, whole, with_start

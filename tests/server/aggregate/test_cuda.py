@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 import server.aggregate.cuda
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.update.form import Codes, Encoding, Form, Section, Sparse, Values
-from server.aggregate import torch_batches
 from server.aggregate.accumulator import CpuAccumulator
 from server.aggregate.adders import Checked
 from server.aggregate.cuda import TorchAccumulator, measure_signs
@@ -59,7 +58,7 @@ def agree(kind: str, form: Form, clients: int, seed: int) -> bool:
 def test_torch_adds_every_encoding_as_the_processor_does(
     encoding: Encoding, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch_batches, "SLAB", 700)
+    monkeypatch.setattr(server.aggregate.cuda, "SLAB", 700)
     groups = {name: number for number, name in enumerate(LAYOUT.shapes)}
     assert agree(kind, Form("any", sections=(Section(tuple(sorted(REGIONS[kind])), encoding, groups),)), 3, 4)
 
@@ -75,10 +74,10 @@ def test_torch_adds_any_form_of_any_regions_as_the_processor_does(
 def test_slabs_hold_every_entry_once_in_order_and_pass_their_size_by_less_than_a_block(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(torch_batches, "SLAB", 450)
+    monkeypatch.setattr(server.aggregate.cuda, "SLAB", 450)
     made = compiled(LAYOUT, REGIONS["whole"])
     [work] = made.works
-    found = list(torch_batches.slabs(work, torch_batches.Batch(made, [], CPU)))
+    found = list(server.aggregate.cuda.slabs(work, server.aggregate.cuda.Batch(made, [], CPU)))
     assert torch.cat([slab.target for slab in found]).tolist() == made.targets().tolist()
     assert [len(slab.target) for slab in found] == [407 + 1, 64, BLOCK + 300 + 15]
 

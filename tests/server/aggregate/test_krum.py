@@ -14,7 +14,7 @@ from edgefl.wire.errors import ConfigError
 from edgefl.wire.regions import Block, Region
 from edgefl.wire.tensors import Arrays
 from server.aggregate.aggregator import Aggregator, layout_of
-from server.aggregate.krum import chosen, distances
+from server.aggregate.averaging import chosen, distances
 from server.aggregate.robust import BLOCK, MeanRule, unprotected
 from server.aggregate.statistics import bounds_of
 

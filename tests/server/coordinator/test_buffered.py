@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgefl.wire.errors import UpdateRejected
-from server.coordinator import machine, staleness
+from server.coordinator import machine, states
 from server.coordinator.claims import addressed
 from server.coordinator.machine import (
     Answered,
@@ -266,8 +266,8 @@ def test_weights_by_samples_are_capped_as_a_version_opens() -> None:
         ("hinge", [1.0, 1.0, 1.0]),
     ],
 )
-def test_the_share_of_a_late_change(rule: staleness.Rule, shares: list[float]) -> None:
-    assert [staleness.share(rule, late) for late in (0, 1, 3)] == pytest.approx(shares)
-    assert staleness.share("hinge", 8) == pytest.approx(0.2)
+def test_the_share_of_a_late_change(rule: states.Rule, shares: list[float]) -> None:
+    assert [states.share(rule, late) for late in (0, 1, 3)] == pytest.approx(shares)
+    assert states.share("hinge", 8) == pytest.approx(0.2)
     with pytest.raises(ValueError, match="-1"):
-        staleness.share(rule, -1)
+        states.share(rule, -1)

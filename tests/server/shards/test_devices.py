@@ -26,8 +26,8 @@ from server.aggregate.robust import MeanRule
 from server.events import Noted, Rejected, RoundClosed, RoundOpened, UpdateAccepted, Warned
 from server.identity.registry import DeviceKey, Registry
 from server.shards.hiring import Workers
-from server.shards.ring import KeyRing, Stranger
 from server.shards.slots import shard_of
+from server.shards.worker import KeyRing, Stranger
 from tests.conftest import Mosquitto
 from tests.server.fleet import (
     WEIGHTS,

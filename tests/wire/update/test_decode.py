@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgefl.conformance.vectors.frozen import UPDATES as FOLDER
+from edgefl.conformance.vectors.write import UPDATES as FOLDER
 from edgefl.wire.errors import ProtocolError
 from edgefl.wire.regions import Block, Entries, Region, local_shape
 from edgefl.wire.tensors import Array, Arrays

@@ -1,0 +1,95 @@
+"""Sorting, picking, padding, resizing and strided views in ops that ExecuTorch runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from exporters.decompositions import indexing, strided
+from exporters.decompositions.resize import cubic_product, linear_product
+from exporters.decompositions.rule import DECLINED, Rules
+
+_aten = torch.ops.aten
+
+# Sorted order for ExecuTorch, which has the best entries of an axis and leaves equal ones in any order.
+
+
+def sort(x: Tensor, dim: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
+    """Return the entries along ``dim`` in order, and their positions: those of equal entries ascend, as in torch.
+
+    A second sort, of whole numbers without equals, orders the positions within each run of equal entries.
+    """
+    if not x.dim() or not x.shape[dim]:
+        return DECLINED
+    size = x.shape[dim]
+    values, places = torch.topk(x, size, dim, descending, True)
+    if size == 1:
+        return values, places
+    starts = values.narrow(dim, 1, size - 1) != values.narrow(dim, 0, size - 1)
+    first = torch.zeros_like(places.narrow(dim, 0, 1))
+    runs = torch.cat((first, starts.to(torch.int64).cumsum(dim)), dim) * size
+    ordered = torch.topk(runs + places, size, dim, False, True)[0]
+    return values, ordered - runs
+
+
+# Picking by positions: ExecuTorch's kernel does not count from the end.
+
+
+def index(x: Tensor, indices: list[Tensor | None]) -> Tensor:
+    """x[indices], None standing for a whole axis; negative positions count from the end."""
+    return indexing.index(x, [_from_the_start(each, x.shape[axis]) for axis, each in enumerate(indices)])
+
+
+def _from_the_start(places: Tensor | None, size: int) -> Tensor | None:
+    if places is None or places.dtype == torch.bool:
+        return places
+    wide = places.long()
+    return torch.where(wide < 0, wide + size, wide)
+
+
+# Padding: ExecuTorch's kernel takes no negative amounts, which crop.
+
+
+def constant_pad(x: Tensor, amounts: Sequence[int], value: float = 0.0) -> Tensor:
+    """Crop by the negative amounts, then pad by the others; two amounts an axis, last axis first."""
+    if min(amounts, default=0) >= 0:
+        return DECLINED
+    for number, (before, after) in enumerate(zip(amounts[::2], amounts[1::2], strict=True)):
+        axis = x.dim() - 1 - number
+        first, last = max(-before, 0), x.shape[axis] - max(-after, 0)
+        x = x.narrow(axis, first, last - first)
+    padded: Tensor = _aten.constant_pad_nd(x, [max(amount, 0) for amount in amounts], value)
+    return padded
+
+
+# Resizing by products of matrices: ExecuTorch has kernels for few of its modes and none for the others.
+
+
+# Strided views of tensors that a rule has laid out channels last: as they lay before, row by row.
+
+
+def as_strided(x: Tensor, size: list[int], stride: list[int], offset: int | None = None) -> Tensor:
+    """Entries at flat positions offset + sum_i k_i stride_i of x in row order."""
+    return strided.as_strided(x.contiguous(), size, stride, offset)
+
+
+def as_strided_scatter(
+    x: Tensor, source: Tensor, size: list[int], stride: list[int], offset: int | None = None
+) -> Tensor:
+    """x with what :func:`as_strided` reads replaced by ``source``."""
+    return strided.as_strided_scatter(x.contiguous(), source, size, stride, offset)
+
+
+RULES: Rules = {
+    _aten.sort.default: sort,
+    _aten.index.Tensor: index,
+    _aten.constant_pad_nd.default: constant_pad,
+    _aten.upsample_linear1d.default: linear_product,
+    _aten.upsample_bilinear2d.default: linear_product,
+    _aten.upsample_trilinear3d.default: linear_product,
+    _aten.upsample_bicubic2d.default: cubic_product,
+    _aten.as_strided.default: as_strided,
+    _aten.as_strided_scatter.default: as_strided_scatter,
+}
