@@ -16,7 +16,7 @@ from pathlib import Path
 from PIL import Image
 
 from edgefl.bench.common.browser import Browser
-from edgefl.bench.dashboard.folder import Made
+from edgefl.bench.dashboard.rows import Made
 from edgefl.bench.dashboard.rows import served
 from server.events import DeviceLost
 

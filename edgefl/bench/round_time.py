@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from edgefl.bench.common.processes import cpu_seconds, family
+from edgefl.bench.common.machine import cpu_seconds, family
 from edgefl.bench.faults.federation import lab_of
 from edgefl.config import parse
 from edgefl.lab.lab import Lab, Said

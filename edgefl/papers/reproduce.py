@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from edgefl.papers.campaign import Told, campaign, tasks
-from edgefl.papers.catalog import ENTRIES, selected
+from edgefl.papers.campaign import ENTRIES, Told, campaign, selected, tasks
 from edgefl.papers.entry import SCALES, Entry, Scale
 from edgefl.papers.page import PAGE_NAME, overview, summaries, write_entry
-from edgefl.papers.summary import Summary, summed_up
+from edgefl.papers.record import Summary, summed_up
 from edgefl.system.files import write_text
 from edgefl.wire.errors import ConfigError
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgefl.bench.faults.rows import Campaign
+from edgefl.bench.faults.campaign import Campaign
 from edgefl.bench.fuzz.rows import Target, measure
 from edgefl.lab.faults.schedule import Fault, Schedule
 

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from edgefl.api.federation import load_federation
-from edgefl.papers.catalog import ENTRIES
+from edgefl.papers.campaign import ENTRIES
 from edgefl.papers.entry import SCALES, Federated, Scale
 from edgefl.papers.reproduce import reproduce
 

@@ -9,8 +9,10 @@ import torch
 from edgefl.api.federation import load_federation
 from edgefl.papers.entry import SCALES, Entry, Federated, Scale
 from edgefl.papers.fedbat import ENTRIES, main, one_bit, theory
-from edgefl.papers.fedbat.federations import DIRICHLET, IID, LABELS
-from edgefl.papers.fedbat.judges import (
+from edgefl.papers.fedbat.federations import (
+    DIRICHLET,
+    IID,
+    LABELS,
     ahead_at_equal_bytes,
     close,
     loses_more,

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Iterable
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
+
+import psutil
 
 from edgefl.system.distribution import NAME
 from edgefl.wire.mqtt.messages import VERSION
@@ -44,3 +48,31 @@ def _version(package: str) -> str:
 def quiet_environment(threads: int = 1) -> dict[str, str]:
     """Return the variables of measured processes: so many threads per library, 1 as `edgefl device` has it."""
     return {"OMP_NUM_THREADS": str(threads)}
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """Return the process and all its descendants; nothing if it has ended."""
+    try:
+        first = psutil.Process(pid)
+        return [first, *first.children(recursive=True)]
+    except psutil.Error:
+        return []
+
+
+def cpu_seconds(processes: Iterable[psutil.Process]) -> float:
+    """Return the processor seconds of those that still run, together."""
+    total = 0.0
+    for process in processes:
+        with suppress(psutil.Error):
+            times = process.cpu_times()
+            total += times.user + times.system
+    return total
+
+
+def resident_bytes(processes: Iterable[psutil.Process]) -> int:
+    """Return the resident set sizes of those that still run, together."""
+    total = 0
+    for process in processes:
+        with suppress(psutil.Error):
+            total += process.memory_info().rss
+    return total

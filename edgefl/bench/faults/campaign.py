@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
-from edgefl.bench.faults.federation import lab_of
+from edgefl.bench.faults.federation import ROUNDS, lab_of, small_federation
 from edgefl.config import Federation
-from edgefl.lab.faults.schedule import Fault, Schedule
+from edgefl.lab.faults.schedule import Fault, Schedule, random_schedule
 from edgefl.lab.lab import Restarted, Said
+from edgefl.setup.tiers import device_names
 from edgefl.wire.errors import EdgeflError
 
 _MOST_REFUSALS = 5
@@ -80,14 +83,14 @@ def disturbed(
     why = why or _difference(ran, calm)
     return FaultRow(
         seed=schedule.seed,
-        broker=federation.broker.kind,
         faults=schedule.faults,
         happened=ran.happened,
+        restarts=ran.restarts,
+        broker=federation.broker.kind,
         rounds=len(ran.digests),
         same=not why,
         why=why,
         refusals=tuple(ran.refusals),
-        restarts=ran.restarts,
         seconds=round(time.monotonic() - began, 2),
     )
 
@@ -129,3 +132,41 @@ def _difference(ran: Ran, calm: Ran) -> str:
         if ran.digests.get(number) != digest:
             return f"round {number} ended with weights {ran.digests.get(number, '')[:12]!r}, undisturbed {digest[:12]!r}"
     return ""
+
+
+class Campaign:
+    """Measures schedules. ``keep``: where the folders of runs with other weights go.
+
+    >>> with Campaign(broker="auto") as campaign:
+    ...     rows = [campaign.measure(each, print) for each in campaign.random(range(1, 4))]
+    """
+
+    def __init__(self, *, broker: str, keep: Path | None = None) -> None:
+        self.federation = small_federation(broker=broker)
+        self._keep = keep
+        self._calm: Ran | None = None
+
+    def __enter__(self) -> Campaign:
+        self._folder = Path(tempfile.mkdtemp(prefix="edgefl-faults-"))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def random(self, seeds: Iterable[int]) -> list[Schedule]:
+        """The schedules of these seeds."""
+        devices = device_names(self.federation)
+        return [random_schedule(seed, devices, ROUNDS) for seed in seeds]
+
+    def measure(self, schedule: Schedule, tell: Callable[[str], None]) -> FaultRow:
+        """The run under ``schedule``. EdgeflError if the undisturbed one does not end."""
+        if self._calm is None:
+            tell("the undisturbed run")
+            self._calm = undisturbed(self.federation, self._folder / "calm")
+        tell(f"the schedule of seed {schedule.seed}")
+        folder = self._folder / f"seed-{schedule.seed}"
+        row = disturbed(self.federation, folder, schedule, self._calm, tell)
+        if not row.same and self._keep is not None:
+            shutil.copytree(folder, self._keep / folder.name, dirs_exist_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        return row

@@ -11,12 +11,10 @@ from typing import IO, Any
 
 import msgspec
 
-from edgefl.bench.fleet.federation import Case
-from edgefl.bench.fleet.processes import Watched, last_words
+from edgefl.bench.fleet.federation import Case, Watched, last_words
 from edgefl.lab.generator import packets
-from edgefl.lab.generator.connection import Connection, Target
+from edgefl.lab.generator.connection import READ, Connection, Loop, Target
 from edgefl.lab.generator.fleet import Fleet
-from edgefl.lab.generator.loop import READ, Loop
 from edgefl.lab.generator.settings import Load
 from edgefl.wire.errors import EdgeflError
 from edgefl.wire.mqtt.address import Address

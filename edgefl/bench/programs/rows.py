@@ -16,12 +16,20 @@ import torch
 from torch import Tensor
 
 from edgefl import programs
-from edgefl.bench.programs.figures import ADAPTIVE, AHEAD, FIGURES, OPENING, ROUND, parameters
-from edgefl.bench.programs.steps import ProgramSettings, Timing, timed
+from edgefl.bench.programs.steps import (
+    ADAPTIVE,
+    AHEAD,
+    FIGURES,
+    OPENING,
+    ROUND,
+    ProgramSettings,
+    Timing,
+    parameters,
+    timed,
+)
 from edgefl.contract.program import Program
 from edgefl.contract.tensors import Tensors, TensorSpec, role_of
 from edgefl.models.spec import ModelSpec
-from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.derivatives import counting
 from edgefl.objective.objective import Objective
 from edgefl.optimizers.catalog import OPTIMIZERS, with_optimizer
@@ -31,7 +39,7 @@ from edgefl.simulation.federated import Client, begun, drawn
 from edgefl.simulation.round import run_round
 from edgefl.submodels.output_side.submodel import OutputSide
 
-__all__ = ["ProgramRow", "ProgramSettings", "build", "everything", "measure", "parsed"]
+__all__ = ["ProgramRow", "ProgramSettings", "everything", "measure", "parsed"]
 
 FLOAT = 4
 """Bytes; papers count floats."""
@@ -78,11 +86,6 @@ class ProgramRow(msgspec.Struct, frozen=True, kw_only=True):
     batch: int
     steps: int
     samples: int
-
-
-def build(model: str, settings: ProgramSettings) -> ModelSpec:
-    """The model with initial weights; ModelError if there is none of this name."""
-    return build_model(model, **settings.options)
 
 
 def everything() -> tuple[str, ...]:
@@ -232,6 +235,9 @@ def _row(
     numbers = (*cost.per_step, up, down, carry)
     wanted = figures and (figures.gradients, figures.products, figures.up, figures.down, figures.kept)
     return ProgramRow(
+        batch=settings.batch,
+        steps=settings.steps,
+        samples=settings.samples,
         program=program,
         exchange=place,
         gradients_per_step=cost.per_step[0],
@@ -256,7 +262,4 @@ def _row(
         everyone=made.whole,
         model=spec.name,
         parameters=count,
-        batch=settings.batch,
-        steps=settings.steps,
-        samples=settings.samples,
     )

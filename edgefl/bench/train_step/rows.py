@@ -24,15 +24,15 @@ from edgefl.bench.common.machine import processor
 from edgefl.bench.common.turns import running, take_turns, worker_of
 from edgefl.bench.common.worker import Worker
 from edgefl.bench.train_step import et_training
-from edgefl.bench.train_step.anchors import ANCHORS, FIRST, Job, Outcome, opened
+from edgefl.bench.train_step.anchors import ANCHORS, FIRST, Job, Outcome, TrainStepSettings, opened
 from edgefl.bench.train_step.model import built
-from edgefl.bench.train_step.settings import TrainStepSettings
 from edgefl.bench.train_step.tuned import take_fastest
 from edgefl.contract.program import Function, Program
 from edgefl.contract.tensors import role_of
 from edgefl.objective.objective import Objective
 from edgefl.programs.activations import stored
 from edgefl.submodels.output_side.submodel import OutputSide
+from edgefl.system.structs import filled
 from edgefl.wire.errors import ExportError
 from exporters.artifact import Artifact
 from exporters.bundle.formats import Format, format_of
@@ -147,11 +147,10 @@ def measure(model: str, settings: TrainStepSettings, say: Callable[[str], None] 
         job = Job(model, folder, submodel, settings, noisy=noisy)
         device, eager, others = _race(job, lambda text: say(f"{model}: {text}"))
         training = _et_training(job, lambda text: say(f"{model}: {text}"))
-    return StepRow(
+    return filled(
+        StepRow,
+        settings,
         model=model,
-        target=settings.target,
-        batch=settings.batch,
-        threads=settings.threads,
         ms=device.median_ms,
         eager_ms=eager.median_ms,
         ratio=round(device.median_ms / eager.median_ms, 4),
@@ -168,11 +167,8 @@ def measure(model: str, settings: TrainStepSettings, say: Callable[[str], None] 
         idle_bytes=device.idle,
         eager_idle_bytes=eager.idle,
         parameters=sum(parameter.numel() for parameter in submodel.suffix.parameters()),
-        tier=settings.tier,
         model_options=dict(settings.options),
-        length=settings.length,
         memory_budget=budget,
-        activations=settings.activations,
         paged_bytes=artifact.paged_bytes,
         rounding_error=rounding,
         cpu=processor(),

@@ -12,7 +12,7 @@ from edgefl.cli.output import console, errors, print_json, print_table
 
 if TYPE_CHECKING:
     from edgefl.papers.campaign import Told
-    from edgefl.papers.summary import Summary
+    from edgefl.papers.record import Summary
 
 
 def reproduce(

@@ -10,8 +10,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgefl.cli.broker_options import Broker, CaFile, CertFile, InsecurePassword, KeyFile, PasswordFile
-from edgefl.cli.options import BadRows, BadRowsOption, Engine, LocalData, address, checked_key, parse_limits
+from edgefl.cli.options import (
+    BadRows,
+    BadRowsOption,
+    Broker,
+    CaFile,
+    CertFile,
+    Engine,
+    InsecurePassword,
+    KeyFile,
+    LocalData,
+    PasswordFile,
+    address,
+    checked_key,
+    parse_limits,
+)
 from edgefl.cli.output import console, print_json, print_table
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.metric_text import number

@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from edgefl.cli.broker_options import Broker, PasswordFile
-from edgefl.cli.options import Engine, address, parse_bytes, parse_limits
+from edgefl.cli.options import Broker, Engine, PasswordFile, address, parse_bytes, parse_limits
 from edgefl.cli.output import errors, print_json, print_table, progress
 
 _Share = Annotated[float, typer.Option(min=0, max=1, help="share of the tasks")]

@@ -8,16 +8,14 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edgefl.cli.models.profile_fleet import show, shown
+from edgefl.cli.models.profile_fleet import ProfileOptions, show, shown
 from edgefl.cli.output import progress
 from edgefl.wire.errors import ConfigError, ParticipationError
-from edgefl.wire.mqtt.address import Address
 from server.profiling.recorded import merged, record
 from server.profiling.rows import DeviceReport, FleetReport
 
@@ -31,24 +29,7 @@ _ROWS = 64
 """Of the samples that an agent is started with; no profile reads them."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class BesideOptions:
-    """``command``: of an agent; "" for none. ``device``: what the device is called that measures now, "" for a default."""
-
-    command: str
-    device: str
-    broker: Address | None
-    repeat: int
-    threads: int
-    samples: int
-    timeout_s: float
-    html: Path | None
-    as_json: bool
-    record: Path | None
-    imported: tuple[DeviceReport, ...]
-
-
-def profile_beside(bundles: Sequence[Bundle], options: BesideOptions) -> None:
+def profile_beside(bundles: Sequence[Bundle], options: ProfileOptions) -> None:
     """Measure each bundle through the agent, where one is named, and here; show both and what was recorded. An agent that
     gives no profile ends it.
 
@@ -65,7 +46,7 @@ def profile_beside(bundles: Sequence[Bundle], options: BesideOptions) -> None:
     if options.record and any(report.profile for report in reports):
         record(options.record, reports)
     measured = FleetReport(federation="", seconds=round(time.monotonic() - begun, 3), devices=tuple(reports))
-    show(merged(measured, options.imported), "several agents", html=options.html, as_json=options.as_json)
+    show(merged(measured, options.imported), "several agents", options)
     if failed := [report for report in reports if report.profile is None]:
         raise ParticipationError(f"{failed[0].device} gave no profile: {failed[0].text}")
 
@@ -79,7 +60,7 @@ def _words(command: str) -> list[str]:
         ) from error
 
 
-def _here(bundle: Bundle, options: BesideOptions, *, named: bool) -> DeviceReport:
+def _here(bundle: Bundle, options: ProfileOptions, *, named: bool) -> DeviceReport:
     """This machine's own profile; ``named``: it is the one that is called as was asked."""
     with progress() as tell:
         name = f"{bundle.manifest.model}, tier {bundle.manifest.tier}"
@@ -90,7 +71,7 @@ def _here(bundle: Bundle, options: BesideOptions, *, named: bool) -> DeviceRepor
             progress=lambda part: tell(f"{name}: {part}"),
         )
     return DeviceReport(
-        device=options.device if named and options.device else HERE,
+        device=options.devices[0] if named and options.devices else HERE,
         tier=profile.tier,
         state="done",
         engines={profile.engine: profile.engine_version},
@@ -108,7 +89,7 @@ def _signals_as_before() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _through(words: Sequence[str], bundle: Bundle, options: BesideOptions) -> DeviceReport:
+def _through(words: Sequence[str], bundle: Bundle, options: ProfileOptions) -> DeviceReport:
     """The profile of the agent that the command starts."""
     from device_runtime.profile.measure.inputs import Inputs
     from edgefl.lab.profiled_agent import Through, profiled
@@ -124,7 +105,7 @@ def _through(words: Sequence[str], bundle: Bundle, options: BesideOptions) -> De
         data = Inputs(bundle.manifest).samples(_ROWS)
         np.savez(folder / "data.npz", x=data.x, y=data.y, **data.others)  # type: ignore[arg-type]
         how = Through(
-            device=checked_name("device", options.device or AGENT),
+            device=checked_name("device", options.devices[0] if options.devices else AGENT),
             data=folder / "data.npz",
             folder=folder,
             broker=options.broker,

@@ -24,14 +24,17 @@ _MOST_DEVICES_LISTED = 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class FleetOptions:
-    """``devices``: only these, which are waited for."""
+class ProfileOptions:
+    """Options of a profile that devices or another agent measure. ``command`` starts that agent; "" for none."""
 
-    broker: Address
-    federation: str
+    broker: Address | None
+    federation: str = "demo"
     devices: tuple[str, ...] = ()
     repeat: int = 20
     timeout_s: float = 300.0
+    threads: int = 1
+    samples: int = 0
+    command: str = ""
     sign_key: Path | None = None
     html: Path | None = None
     as_json: bool = False
@@ -69,7 +72,7 @@ def refuse(given: Mapping[str, bool], *, fleet: bool, beside: bool = False) -> N
         )
 
 
-def profile_fleet(bundles: Sequence[Bundle], options: FleetOptions) -> None:
+def profile_fleet(bundles: Sequence[Bundle], options: ProfileOptions) -> None:
     """Ask the devices, show what they answer. Of several tiers each device gets the bundle of its own.
 
     ConfigError for options that cannot be used, BrokerError without a broker, ParticipationError if no device answers.
@@ -79,28 +82,23 @@ def profile_fleet(bundles: Sequence[Bundle], options: FleetOptions) -> None:
     report = _asked(bundles, options)
     if options.record and report.answered:
         record(options.record, report.devices)
-    show(
-        merged(report, options.imported),
-        f"federation {report.federation}",
-        html=options.html,
-        as_json=options.as_json,
-    )
+    show(merged(report, options.imported), f"federation {report.federation}", options)
     if not report.answered:
         raise ParticipationError(_nobody(report, options))
 
 
-def show(report: FleetReport, of: str, *, html: Path | None, as_json: bool) -> None:
+def show(report: FleetReport, of: str, options: ProfileOptions) -> None:
     """Devices side by side, for people or as JSON, and on a page. ``of``: what they are the devices of."""
-    if as_json:
+    if options.as_json:
         print_json(report)
     else:
         _print(report, of)
-    if html and report.answered:
-        _write_page(report, of, html)
-        errors.print(f"page: {html}", soft_wrap=True)
+    if options.html and report.answered:
+        _write_page(report, of, options.html)
+        errors.print(f"page: {options.html}", soft_wrap=True)
 
 
-def _asked(bundles: Sequence[Bundle], options: FleetOptions) -> FleetReport:
+def _asked(bundles: Sequence[Bundle], options: ProfileOptions) -> FleetReport:
     from edgefl.wire import folders
     from edgefl.wire.bundle.signatures import Signer
     from edgefl.wire.mqtt.profile_messages import MOST_REPEATS
@@ -126,12 +124,9 @@ def _asked(bundles: Sequence[Bundle], options: FleetOptions) -> FleetReport:
         timeout_s=options.timeout_s,
     )
     with shown() as tell:
-        profiler = FleetProfiler(
-            options.broker,
-            wanted,
-            signer=Signer(key) if key.is_file() else None,
-            tell=tell,
-        )
+        assert options.broker is not None
+        signer = Signer(key) if key.is_file() else None
+        profiler = FleetProfiler(options.broker, wanted, signer=signer, tell=tell)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: profiler.stop())
         return profiler.run()
@@ -228,7 +223,7 @@ def _write_page(report: FleetReport, of: str, path: Path) -> None:
     write_text(path, written)
 
 
-def _nobody(report: FleetReport, options: FleetOptions) -> str:
+def _nobody(report: FleetReport, options: ProfileOptions) -> str:
     if not report.devices:
         return (
             f"no device of federation {report.federation!r} is known to the broker at {options.broker}: start some with "

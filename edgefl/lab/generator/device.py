@@ -9,11 +9,9 @@ from typing import Protocol
 
 from edgefl.lab.generator.common import Common, Got
 from edgefl.lab.generator.connection import Connection
-from edgefl.lab.generator.fetching import Fetch
-from edgefl.lab.generator.outbox import Outbox
+from edgefl.lab.generator.outbox import Fetch, Outbox
 from edgefl.lab.generator.settings import Manner
-from edgefl.lab.generator.updates import Outgoing, garbage
-from edgefl.lab.generator.voice import Voice
+from edgefl.lab.generator.updates import Outgoing, Voice, garbage
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.errors import ProtocolError
 from edgefl.wire.mqtt.envelope import peek

@@ -14,12 +14,10 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from edgefl.lab.generator.common import Common, Say
-from edgefl.lab.generator.connection import Target
-from edgefl.lab.generator.descriptors import check_room
+from edgefl.lab.generator.connection import Loop, Target
 from edgefl.lab.generator.device import Device
-from edgefl.lab.generator.loop import Loop
-from edgefl.lab.generator.settings import Load
-from edgefl.lab.generator.tally import Summary, Tally
+from edgefl.lab.generator.settings import Load, Summary, Tally
+from edgefl.lab.ports import check_room
 from edgefl.wire.errors import BrokerError
 from edgefl.wire.mqtt.address import Address
 

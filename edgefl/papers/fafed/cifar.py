@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from edgefl.papers.entry import Arm, Chart, Claim, Column, Entry, Federated, Scale, percent
 from edgefl.papers.fafed.federations import FAFED, METHODS, Setup, tuned
-from edgefl.papers.fafed.judges import lowest
-from edgefl.papers.fafed.measures import GRADIENTS, OBJECTIVE, measured
+from edgefl.papers.fafed.measures import GRADIENTS, OBJECTIVE, lowest, measured
 
 _SERVER = {"lr": 0.01, "beta1": 0.9, "beta2": 0.9}
 TUNED = tuned(0.1, fafed={"lr": 0.01, "alpha": 0.9, "beta": 0.9}, fedadam=_SERVER, fedams=_SERVER)

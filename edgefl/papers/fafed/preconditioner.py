@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from edgefl.papers.entry import Arm, Chart, Claim, Column, Entry, Federated, Scale, percent
 from edgefl.papers.fafed.federations import Options, Setup
-from edgefl.papers.fafed.judges import lowest
-from edgefl.papers.fafed.measures import OBJECTIVE, measured
+from edgefl.papers.fafed.measures import OBJECTIVE, lowest, measured
 
 SHARED, AMSGRAD, PRIVATE = "shared, v", "shared, largest v", "private"
 """FAFED with alpha = 1 (no momentum), federated AMSGrad, Algorithm 1."""

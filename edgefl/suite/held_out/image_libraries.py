@@ -11,7 +11,7 @@ from torch import nn
 
 from edgefl.contract.tensors import TensorSpec
 from edgefl.suite.architecture import CLASSES, IMAGE, LARGE_IMAGE, Architecture
-from edgefl.suite.image_libraries import VIDEO, timm, timm_class, torchvision
+from edgefl.suite.plain import VIDEO, timm, timm_class, torchvision
 
 FILM = TensorSpec((3, 8, 32, 32))
 

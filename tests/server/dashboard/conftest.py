@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgefl.bench.dashboard.folder import Made
+from edgefl.bench.dashboard.rows import Made
 from server.events import DeviceFailed, DeviceJoined, Warned
 from tests.server.dashboard.served import TOKEN, PageProcess
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgefl.bench.dashboard.folder import FEDERATION, RUN, Made
+from edgefl.bench.dashboard.rows import FEDERATION, RUN, Made
 from server import events
 from server.dashboard.known import fleet as fleets
 from server.dashboard.known import fold
