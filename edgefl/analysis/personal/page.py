@@ -5,17 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from edgefl.analysis.charts.html import table
+from edgefl.analysis.charts.html import document, table
 from edgefl.analysis.charts.svg import COUNT, FREE, SHARE, Span, line_chart
 from edgefl.analysis.personal.report import PersonalReport
 from edgefl.wire.metric_text import SHARES, number
-
-_STYLE = (
-    "body{font:15px system-ui,sans-serif;max-width:860px;margin:2rem auto;padding:0 1rem}"
-    "table{border-collapse:collapse;margin:1rem 0}td,th{padding:.25rem .7rem;text-align:right;border-bottom:1px solid #8886}"
-    "td:first-child,th:first-child{text-align:left}svg{max-width:100%;height:auto}"
-    "@media(prefers-color-scheme:dark){body{background:#16181c;color:#ddd}}"
-)
 
 
 def page(title: str, reports: Sequence[PersonalReport]) -> str:
@@ -24,7 +17,6 @@ def page(title: str, reports: Sequence[PersonalReport]) -> str:
         raise ValueError(f"the page {title!r} has no report to show")
     first = reports[0]
     parts = [
-        f"<h1>{escape(title)}</h1>",
         table(summary(reports)),
         *(f"<p><b>{report.protocol}</b>: {escape(report.note)}</p>" for report in reports),
         _curve(reports),
@@ -35,10 +27,7 @@ def page(title: str, reports: Sequence[PersonalReport]) -> str:
     left = [f"<li>{escape(name)}: {escape(why)}</li>" for name, why in first.left_out.items()]
     if left:
         parts.append(f"<h2>Left out</h2><ul>{''.join(left)}</ul>")
-    return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title>'
-        f"<style>{_STYLE}</style><body>{''.join(parts)}</body></html>\n"
-    )
+    return document(title, parts)
 
 
 def summary(reports: Sequence[PersonalReport]) -> list[dict[str, str]]:

@@ -11,7 +11,7 @@ from html import escape
 
 import msgspec
 
-from edgefl.analysis.charts.html import table
+from edgefl.analysis.charts.html import document, table
 from edgefl.analysis.charts.svg import AMOUNT, SHARE, Point, bar_chart, line_chart
 from edgefl.analysis.profiles import rows
 from edgefl.analysis.profiles.accuracy import Accuracy
@@ -20,12 +20,8 @@ from edgefl.wire.bundle.profiles import BundleProfile
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _STYLE = (
-    "body{font:15px system-ui,sans-serif;max-width:1280px;margin:2rem auto;padding:0 1rem}"
-    "table{border-collapse:collapse;margin:1rem 0}td,th{padding:.25rem .6rem;text-align:right}"
-    "td,th{white-space:nowrap;border-bottom:1px solid #8886}"
-    "td:first-child,th:first-child{text-align:left}svg{max-width:100%;height:auto;margin:.5rem 0}"
-    ".wide{overflow-x:auto}.note{color:#777;margin:.2rem 0}figure{margin:1rem 0}"
-    "@media(prefers-color-scheme:dark){body{background:#16181c;color:#ddd}}"
+    "body{max-width:1280px}td,th{white-space:nowrap}svg{margin:.5rem 0}.wide{overflow-x:auto}figure{margin:1rem 0}"
+    ".note{color:#777;margin:.2rem 0}"
 )
 
 
@@ -45,7 +41,6 @@ def page(
         raise ValueError(f"the page {title!r} has no profile to show")
     names = names or rows.names_of(profiles)
     parts = [
-        f"<h1>{escape(title)}</h1>",
         _table(rows.summary(profiles, names), "summary"),
         *(
             f'<p class="note">{escape(note)}</p>'
@@ -55,12 +50,9 @@ def page(
         *(_bundle(name, profile) for name, profile in zip(names, profiles, strict=True)),
     ]
     data = msgspec.json.encode(list(profiles)).decode().replace("<", "\\u003c")
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}"><link rel="icon" href="data:,">'
-        f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>{''.join(parts)}"
-        f'<script type="application/json" id="profiles">{data}</script></body></html>\n'
-    )
+    parts.append(f'<script type="application/json" id="profiles">{data}</script>')
+    policy = f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}"><link rel="icon" href="data:,">'
+    return document(title, parts, style=_STYLE, head=policy)
 
 
 def _notes(profiles: Sequence[BundleProfile], names: Sequence[str]) -> list[str]:

@@ -23,6 +23,7 @@ import psutil
 from edgefl.bench.common.browser import Browser
 from edgefl.bench.common.machine import cpu_seconds, family
 from edgefl.system.parent import PARENT
+from edgefl.system.processes import child_process
 from edgefl.wire.errors import EdgeflError
 from edgefl.wire.mqtt.messages import Hello, encode
 from edgefl.wire.mqtt.packets import Traffic
@@ -133,17 +134,11 @@ def served(folder: Path) -> Iterator[tuple[str, psutil.Process]]:
     """The page's address and its process, once it has read everything."""
     command = [sys.executable, "-m", "edgefl", "dashboard", str(folder), "--listen", "0", "--json"]
     environment = {**os.environ, PARENT: str(os.getpid())}
-    served = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
-    try:
-        assert served.stdout is not None
-        url = json.loads(served.stdout.readline())["url"]
+    with child_process(command, stdout=subprocess.PIPE, env=environment) as process:
+        assert process.stdout is not None
+        url = json.loads(process.stdout.readline())["url"]
         _wait(url)
-        yield url, psutil.Process(served.pid)
-    finally:
-        served.terminate()
-        served.wait()
-        if served.stdout is not None:
-            served.stdout.close()
+        yield url, psutil.Process(process.pid)
 
 
 def _wait(url: str) -> None:

@@ -21,7 +21,7 @@ from edgefl.lab.generator.settings import Shares
 from edgefl.setup.tiers import completed
 from edgefl.system.files import write_text
 from edgefl.system.parent import PARENT
-from edgefl.system.processes import end_process, last_line
+from edgefl.system.processes import child_process, last_line
 from edgefl.wire.errors import ConfigError, EdgeflError
 from server.broker import mosquitto_command
 from server.workshop.process import INSIDE
@@ -161,9 +161,10 @@ def running_broker(port: int, folder: Path) -> Iterator[Watched]:
     command = mosquitto_command(port, folder)
     with (folder / "mosquitto.conf").open("a", encoding="utf-8") as config:
         config.write("sys_interval 1\n")
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-    with _ended(process):
+    with (
+        (folder / "log").open("wb") as log,
+        child_process(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log) as process,
+    ):
         yield Watched(process)
 
 
@@ -173,23 +174,17 @@ def running_server(case: Case, port: int, folder: Path) -> Iterator[Watched]:
     config = folder / "federation.toml"
     write_text(config, dump(federation_of(case, port)))
     command = [sys.executable, "-m", "edgefl", "server", "--config", str(config)]
-    command += [
-        "--out",
-        str(folder / "run"),
-        "--json",
-        "--broker",
-        f"127.0.0.1:{port}",
-        "--sign-key",
-        str(folder / "signing.key"),
-    ]
+    command += ["--out", str(folder / "run"), "--json", "--broker", f"127.0.0.1:{port}"]
+    command += ["--sign-key", str(folder / "signing.key")]
     environment = {**os.environ, **quiet_environment(), PARENT: str(os.getpid())}
-    with (folder / "server-log").open("wb") as log:
-        process = subprocess.Popen(
+    with (
+        (folder / "server-log").open("wb") as log,
+        child_process(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, env=environment
-        )
-    assert process.stdout is not None
-    os.set_blocking(process.stdout.fileno(), False)
-    with _ended(process):
+        ) as process,
+    ):
+        assert process.stdout is not None
+        os.set_blocking(process.stdout.fileno(), False)
         yield Watched(process)
 
 
@@ -198,13 +193,3 @@ def last_words(log: Path, what: str) -> EdgeflError:
     text = log.read_text(errors="replace") if log.exists() else ""
     words = last_line(text, "it said nothing").removeprefix("error: ")
     return EdgeflError(f"the {what} ended during the measurement: {words}")
-
-
-@contextmanager
-def _ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        end_process(process)
-        if process.stdout is not None:
-            process.stdout.close()

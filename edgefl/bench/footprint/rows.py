@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,14 +29,17 @@ from edgefl.bench.footprint.idle import (
     HOST,
     Idle,
     agents,
-    broker,
     device_command,
     edgefl_clients,
     flower_clients,
 )
+from edgefl.bench.footprint.idle import (
+    PATIENCE_S as BROKER_S,
+)
 from edgefl.bench.memory.rows import SAMPLES_PER_DEVICE
 from edgefl.config import Federation, parse
 from edgefl.config.text import dump
+from edgefl.lab.broker import lab_broker
 from edgefl.setup.data import open_data, partition
 from edgefl.setup.tiers import completed
 from edgefl.system.processes import last_line
@@ -299,8 +303,9 @@ def training_peak(agent: Sequence[str], engine: str) -> int:
 
     ``agent``: a command that takes the options of `edgefl device`. EdgeflError if the round does not end.
     """
-    with tempfile.TemporaryDirectory(prefix="edgefl-bench-") as name, broker() as port:
+    with tempfile.TemporaryDirectory(prefix="edgefl-bench-") as name, ExitStack() as stack:
         folder = Path(name)
+        port = stack.enter_context(lab_broker(folder, BROKER_S))
         federation = _federation(engine, port)
         dataset = open_data(federation)
         dataset.write_device(folder / "data.npz", partition(federation, dataset, 1)[0])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from edgefl.lab.generator.connection import Connection, Loop, Timer
@@ -23,43 +24,26 @@ _LONGEST = 16
 """Times ``ack_timeout_s`` that an update waits at most, as on a device."""
 
 
+@dataclass(slots=True, eq=False)
 class Outbox:
     """One update at a time; ``outgoing`` is None while there is none."""
 
-    __slots__ = (
-        "_again",
-        "_asks",
-        "_connection",
-        "_flying",
-        "_limits",
-        "_loop",
-        "_manner",
-        "_offered",
-        "_patience_s",
-        "_sent_at",
-        "_tally",
-        "_timer",
-        "_todo",
-        "_topics",
-        "_voice",
-        "outgoing",
-    )
-
-    def __init__(self, loop: Loop, tally: Tally, limits: Limits, topics: DeviceTopics, voice: Voice) -> None:
-        self._loop = loop
-        self._tally = tally
-        self._limits = limits
-        self._topics = topics
-        self._voice = voice
-        self._connection: Connection | None = None
-        self.outgoing: Outgoing | None = None
-        self._manner: Manner = "honest"
-        self._todo: deque[int] = deque()
-        self._flying = 0
-        self._patience_s = 0.0
-        self._sent_at = 0.0
-        self._again = self._asks = self._offered = False
-        self._timer: Timer | None = None
+    _loop: Loop
+    _tally: Tally
+    _limits: Limits
+    _topics: DeviceTopics
+    _voice: Voice
+    outgoing: Outgoing | None = None
+    _connection: Connection | None = None
+    _manner: Manner = "honest"
+    _todo: deque[int] = field(default_factory=deque)
+    _flying: int = 0
+    _patience_s: float = 0.0
+    _sent_at: float = 0.0
+    _again: bool = False
+    _asks: bool = False
+    _offered: bool = False
+    _timer: Timer | None = None
 
     def put(self, outgoing: Outgoing, manner: Manner, *, ask: bool) -> None:
         """Keep it until :meth:`send`; ``ask``: it is offered first."""

@@ -6,7 +6,7 @@ import hashlib
 import os
 from array import array
 from collections import Counter
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 import msgspec
@@ -127,28 +127,28 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     cpu_s: float
 
 
+@dataclass
 class Tally:
     """Counts of all devices together."""
 
-    def __init__(self) -> None:
-        self.up = 0
-        self.connect_s = 0.0
-        self.drops = 0
-        self.rounds = 0
-        self.tasks = 0
-        self.updates = 0
-        self.update_bytes = 0
-        self.sent_messages = 0
-        self.sent_bytes = 0
-        self.received_messages = 0
-        self.received_bytes = 0
-        self.again = 0
-        self.resent_chunks = 0
-        self.asked_again = 0
-        self.unanswered = 0
-        self.vanished = 0
-        self.ack_s = array("d")
-        self.fates: Counter[str] = Counter()
+    up: int = 0
+    connect_s: float = 0.0
+    drops: int = 0
+    rounds: int = 0
+    tasks: int = 0
+    updates: int = 0
+    update_bytes: int = 0
+    sent_messages: int = 0
+    sent_bytes: int = 0
+    received_messages: int = 0
+    received_bytes: int = 0
+    again: int = 0
+    resent_chunks: int = 0
+    asked_again: int = 0
+    unanswered: int = 0
+    vanished: int = 0
+    ack_s: array[float] = field(default_factory=lambda: array("d"))
+    fates: Counter[str] = field(default_factory=Counter)
 
     def settled(self, manner: Manner, status: str, reason: str, seconds: float) -> None:
         """The server's last word on an update."""

@@ -5,13 +5,6 @@ from __future__ import annotations
 from edgefl.papers.embracingfl import bn, counts, device, heterogeneity, scaling, similarity, text, theory
 from edgefl.papers.entry import Entry
 
-ENTRIES: tuple[Entry, ...] = (
-    heterogeneity.ENTRY,
-    scaling.ENTRY,
-    bn.ENTRY,
-    counts.ENTRY,
-    similarity.ENTRY,
-    theory.ENTRY,
-    text.ENTRY,
-    device.ENTRY,
+ENTRIES: tuple[Entry, ...] = tuple(
+    module.ENTRY for module in (heterogeneity, scaling, bn, counts, similarity, theory, text, device)
 )

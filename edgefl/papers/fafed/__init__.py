@@ -5,11 +5,6 @@ from __future__ import annotations
 from edgefl.papers.entry import Entry
 from edgefl.papers.fafed import cifar, counterexample, preconditioner, speedup, table2, text
 
-ENTRIES: tuple[Entry, ...] = (
-    counterexample.ENTRY,
-    table2.ENTRY,
-    preconditioner.ENTRY,
-    speedup.ENTRY,
-    text.ENTRY,
-    cifar.ENTRY,
+ENTRIES: tuple[Entry, ...] = tuple(
+    module.ENTRY for module in (counterexample, table2, preconditioner, speedup, text, cifar)
 )

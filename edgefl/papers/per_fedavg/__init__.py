@@ -5,10 +5,6 @@ from __future__ import annotations
 from edgefl.papers.entry import Entry
 from edgefl.papers.per_fedavg import heterogeneity, local_steps, regime, table1, theory
 
-ENTRIES: tuple[Entry, ...] = (
-    table1.ENTRY,
-    local_steps.ENTRY,
-    regime.ENTRY,
-    theory.ENTRY,
-    heterogeneity.ENTRY,
+ENTRIES: tuple[Entry, ...] = tuple(
+    module.ENTRY for module in (table1, local_steps, regime, theory, heterogeneity)
 )
