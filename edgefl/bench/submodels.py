@@ -17,7 +17,7 @@ import msgspec
 
 from edgefl import programs
 from edgefl.bench.common.device_graph import payload, worker, write_arrays, write_graph
-from edgefl.bench.common.turns import running
+from edgefl.bench.common.machine import running
 from edgefl.bench.common.worker import Worker
 from edgefl.contract.program import Function, Program
 from edgefl.contract.tensors import Tensors, prefixed, role_of

@@ -9,7 +9,7 @@ from edgefl.cli.catalog import cache, inspection
 from edgefl.cli.conformance import check as conformance
 from edgefl.cli.device import agent as device
 from edgefl.cli.device import data, tune
-from edgefl.cli.federation import broker, dashboard, load, mirror, replay, run, server, simulate
+from edgefl.cli.federation import broker, dashboard, load, replay, run, server, simulate
 from edgefl.cli.identity import enroll
 from edgefl.cli.models import check, deploy, export, plan, profile, verify
 
@@ -20,7 +20,7 @@ for command in (
     broker.broker,
     broker.acl,
     server.server,
-    mirror.mirror,
+    load.mirror,
     load.load,
     replay.replay,
     dashboard.dashboard,

@@ -18,15 +18,14 @@ from edgefl.suite.architecture import (
     transformer,
 )
 
-SIZES: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
+SMALL: dict[str, Any] = {
     "hidden_size": 32,
     "intermediate_size": 64,
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
-    "max_position_embeddings": 64,
-    "num_labels": CLASSES,
 }
+DECODER_SIZES: dict[str, Any] = {"vocab_size": VOCABULARY, **SMALL, "max_position_embeddings": 64}
+SIZES: dict[str, Any] = {**DECODER_SIZES, "num_labels": CLASSES}
 TAGS = "sequence_cross_entropy"
 TEXT = {"input_ids": WORDS, "attention_mask": MASK}
 SEGMENTS = TensorSpec((LENGTH,), torch.int64, 2)
@@ -143,14 +142,6 @@ ENCODERS = (
 )
 
 
-DECODER_SIZES: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "max_position_embeddings": 64,
-}
 TOKENS: dict[str, Any] = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None}
 """Numbers of the library's own vocabularies lie beyond a small one."""
 
@@ -217,10 +208,7 @@ DECODERS = (
 WAVE = TensorSpec((4000,))
 SERIES = TensorSpec((32, 3))
 SPEECH: dict[str, Any] = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
+    **SMALL,
     "conv_dim": (16,) * 7,
     "num_conv_pos_embeddings": 16,
     "num_conv_pos_embedding_groups": 2,
@@ -228,10 +216,7 @@ SPEECH: dict[str, Any] = {
     "num_labels": CLASSES,
 }
 SPECTROGRAM: dict[str, Any] = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
+    **SMALL,
     "max_length": 64,
     "num_mel_bins": 32,
     "num_labels": CLASSES,

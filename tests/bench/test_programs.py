@@ -7,8 +7,7 @@ import json
 import msgspec
 import pytest
 
-from edgefl.bench.programs.rows import ProgramSettings, everything, measure, parsed
-from edgefl.bench.programs.steps import ADAPTIVE, FIGURES, ROUND
+from edgefl.bench.programs.rows import ADAPTIVE, FIGURES, ROUND, ProgramSettings, everything, measure, parsed
 from edgefl.cli import app
 from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.catalog import build_model

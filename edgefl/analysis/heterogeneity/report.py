@@ -10,13 +10,16 @@ from typing import Any
 import numpy as np
 
 from edgefl.analysis.heterogeneity import theory
-from edgefl.analysis.heterogeneity.curvature import CurvatureReport, Examined, Told, curvature_report
-from edgefl.analysis.heterogeneity.gradients import (
+from edgefl.analysis.heterogeneity.curvature import (
     AdaptationReport,
     Adaptations,
+    CurvatureReport,
+    Examined,
     GradientReport,
     Gradients,
+    Told,
     adapted,
+    curvature_report,
     user_gradient,
 )
 from edgefl.analysis.heterogeneity.labels import (

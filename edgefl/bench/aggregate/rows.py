@@ -25,7 +25,7 @@ import torch
 from edgefl.bench.aggregate.flower import RESULT
 from edgefl.bench.aggregate.ours import Ours
 from edgefl.bench.common.coded import CODECS, CodedModel, sized
-from edgefl.bench.common.turns import import_path, running
+from edgefl.bench.common.machine import import_path, running
 from edgefl.bench.common.worker import Worker
 from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.catalog import build_model

@@ -1,7 +1,7 @@
 """Cost of serializing an update on a device, beside one of its training steps.
 
 Both run on the device's engine, from the graphs that a bundle would hold, each in a fresh process of its own; the
-processes take turns in blocks of equally many calls, as in :mod:`edgefl.bench.common.turns`.
+processes take turns in blocks of equally many calls, as in :mod:`edgefl.bench.common.machine`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 
 from edgefl.bench.common.coded import CODECS, CodedModel
 from edgefl.bench.common.device_graph import Exported, export, with_state, write_function
-from edgefl.bench.common.turns import running, take_turns, worker_of
+from edgefl.bench.common.machine import running, take_turns, worker_of
 from edgefl.bench.common.worker import Worker
 from edgefl.contract.program import Function, Program
 from edgefl.contract.tensors import prefixed

@@ -17,8 +17,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from edgefl.bench.common.machine import quiet_environment
-from edgefl.bench.common.turns import import_path
+from edgefl.bench.common.machine import import_path, quiet_environment
 from edgefl.lab.broker import lab_broker, listens
 from edgefl.lab.ports import free_port
 from edgefl.system.processes import end_process, last_line

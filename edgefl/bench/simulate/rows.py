@@ -20,9 +20,8 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from edgefl.bench.common.machine import family, resident_bytes
+from edgefl.bench.common.machine import family, import_path, resident_bytes
 from edgefl.bench.common.peers import make, peers
-from edgefl.bench.common.turns import import_path
 from edgefl.bench.simulate.models import MODELS
 from edgefl.bench.simulate.tasks import Task, edgefl_arguments, edgefl_result
 from edgefl.config.simulation import SimulationTable

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from edgefl.bench.common.machine import quiet_environment
-from edgefl.bench.common.turns import import_path
+from edgefl.bench.common.machine import import_path, quiet_environment
 from edgefl.bench.common.worker import Worker, WorkerFailed
 from edgefl.bench.train_step import jax_graph, onnxsim_training, ort_training
 from edgefl.submodels.output_side.submodel import OutputSide

@@ -20,8 +20,7 @@ import msgspec
 from edgefl import programs
 from edgefl.bench.common.as_written import check_as_written
 from edgefl.bench.common.device_graph import worker, write_arrays, write_graph
-from edgefl.bench.common.machine import processor
-from edgefl.bench.common.turns import running, take_turns, worker_of
+from edgefl.bench.common.machine import processor, running, take_turns, worker_of
 from edgefl.bench.common.worker import Worker
 from edgefl.bench.train_step import et_training
 from edgefl.bench.train_step.anchors import ANCHORS, FIRST, Job, Outcome, TrainStepSettings, opened

@@ -23,8 +23,7 @@ from device_runtime.memory import status_bytes
 from edgefl import programs
 from edgefl.bench.common.browser import Browser
 from edgefl.bench.common.device_graph import worker, written
-from edgefl.bench.common.machine import cpu_seconds, processor
-from edgefl.bench.common.turns import take_turns
+from edgefl.bench.common.machine import cpu_seconds, processor, take_turns
 from edgefl.bench.train_step.model import built
 from edgefl.bench.train_step.rows import SGD
 from edgefl.objective.objective import Objective

@@ -163,7 +163,7 @@ def submodels(
 
     from edgefl.bench.submodels import GAMMAS, SubmodelSettings, kinds_of, measure
     from edgefl.bench.submodels import Match as Share
-    from edgefl.cli.models.fit import gammas
+    from edgefl.cli.models.plan import gammas
     from edgefl.models.zoo.catalog import build_model
 
     settings = SubmodelSettings(batch=batch, steps=steps, threads=threads, match=cast(Share, match.value))

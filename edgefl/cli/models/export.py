@@ -177,7 +177,7 @@ def _export_fitting(
     from edgefl.api.compile import compile
     from edgefl.api.export import written
     from edgefl.api.federation import Training, load_federation
-    from edgefl.cli.models.fit import overrides, planned, read_device, suited
+    from edgefl.cli.models.plan import overrides, planned, read_device, suited
     from edgefl.config import without_devices
     from edgefl.contract.choice import SubmodelChoice
     from edgefl.setup.model import federation_model

@@ -117,8 +117,13 @@ def profile(
       edgefl profile --fleet --broker broker.lan --federation demo runs/demo      (asks the devices, and compares them)
     """
 
-    from edgefl.cli.models.profile_beside import profile_beside
-    from edgefl.cli.models.profile_fleet import ProfileOptions, files_of, profile_fleet, refuse
+    from edgefl.cli.models.profile_fleet import (
+        ProfileOptions,
+        files_of,
+        profile_beside,
+        profile_fleet,
+        refuse,
+    )
     from edgefl.wire.errors import ConfigError
     from server.profiling.recorded import read_recorded
 
@@ -185,7 +190,7 @@ def profile(
     else:
         _print(profiles)
     if html:
-        from edgefl.analysis.profiles.page import page
+        from edgefl.analysis.profiles.rows import page
 
         title = f"Profile of {', '.join(dict.fromkeys(each.model for each in profiles))}"
         write_text(html, page(title, profiles, accuracy))

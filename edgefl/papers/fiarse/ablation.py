@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from edgefl.papers.entry import Arm, Chart, Claim, Entry, Federated, Scale, percent, shares
 from edgefl.papers.fiarse.federations import REPEATED, fiarse, structured
-from edgefl.papers.fiarse.judges import above_all
-from edgefl.papers.fiarse.measures import by_size, label, measured
+from edgefl.papers.fiarse.measures import above_all, by_size, label, measured
 from edgefl.papers.results import above
 
 BOTH, BIAS, REMASKED, GREEDY = "FIARSE", "bias alone", "re-masking alone", "pruning-greedy"

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from edgefl.papers.entry import Arm, Chart, Claim, Entry, Federated, Scale, percent, shares
 from edgefl.papers.fiarse.federations import CIFAR10, REPEATED, Setup, fedrolex, fiarse, heterofl
-from edgefl.papers.fiarse.judges import above_all, ahead
-from edgefl.papers.fiarse.measures import by_size, label, measured
+from edgefl.papers.fiarse.measures import above_all, ahead, by_size, label, measured
 from edgefl.submodels.importance.thresholds import FIVE_SIZES
 
 FIARSE, HETEROFL, FEDROLEX = "FIARSE", "HeteroFL", "FedRolex"

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from edgefl.papers.entry import Arm, Chart, Claim, Entry, Federated, Scale, percent, shares
 from edgefl.papers.fiarse.federations import REPEATED, fiarse, heterofl
-from edgefl.papers.fiarse.judges import gains_more
-from edgefl.papers.fiarse.measures import measured
+from edgefl.papers.fiarse.measures import gains_more, measured
 
 FIARSE, HETEROFL = "FIARSE", "HeteroFL"
 TWICE = ", twice as many"

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from edgefl.analysis.charts.svg import line_chart
 from edgefl.papers.entry import Arm, Chart, Claim, Entry, Federated, Scale, percent, shares
 from edgefl.papers.fiarse.federations import IMAGES, fedrolex, fiarse, fjord, heterofl, scalefl
-from edgefl.papers.fiarse.judges import above_all, ahead, largest_gap, sooner
-from edgefl.papers.fiarse.measures import by_size, label, measured
+from edgefl.papers.fiarse.measures import above_all, ahead, by_size, label, largest_gap, measured, sooner
 from edgefl.papers.results import Results, above
 
 FIARSE, HETEROFL, FEDROLEX, SCALEFL, FJORD = "FIARSE", "HeteroFL", "FedRolex", "ScaleFL", "FjORD"

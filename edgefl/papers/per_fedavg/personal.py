@@ -8,8 +8,7 @@ import numpy as np
 import torch
 
 from device_runtime.data.support import Protocol
-from edgefl.analysis.heterogeneity.curvature import extremes
-from edgefl.analysis.heterogeneity.gradients import adapted
+from edgefl.analysis.heterogeneity.curvature import adapted, extremes
 from edgefl.analysis.heterogeneity.losses import Losses, Shard, batches
 from edgefl.analysis.personal.evaluate import User
 from edgefl.analysis.personal.finished import Finished

@@ -19,7 +19,7 @@ from edgefl.suite.architecture import (
     transformer,
 )
 from edgefl.suite.encoders import BART, BOTH, DISTIL, GPT, SPEECH, T5, TAGS, TEXT, TOKENS, WAVE
-from edgefl.suite.encoders import SIZES as DECODER
+from edgefl.suite.encoders import DECODER_SIZES as DECODER
 from edgefl.suite.encoders import SIZES as ENCODER
 from edgefl.suite.seeing import TRANSFORMER
 

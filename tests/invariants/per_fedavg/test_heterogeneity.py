@@ -7,12 +7,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from edgefl.analysis.heterogeneity.curvature import Examined, curvature_report, extremes, hessian_variance
-from edgefl.analysis.heterogeneity.gradients import (
+from edgefl.analysis.heterogeneity.curvature import (
     Adaptations,
+    Examined,
     GradientReport,
     Gradients,
     adapted,
+    curvature_report,
+    extremes,
+    hessian_variance,
     user_gradient,
 )
 from edgefl.analysis.heterogeneity.labels import feature_report, label_report, majority_levels, wasserstein_1d
