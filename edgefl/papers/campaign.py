@@ -34,7 +34,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Told:
+class TaskEvent:
     """How far a campaign of ``of`` runs is: a run's progress, or its record once it is over; ``kept``: it was there."""
 
     task: Task
@@ -63,7 +63,7 @@ def campaign(
     *,
     jobs: int = 0,
     fresh: bool = False,
-    tell: Callable[[Told], None] = lambda _: None,
+    tell: Callable[[TaskEvent], None] = lambda _: None,
 ) -> list[Record]:
     """The records of all runs, in their order; ``jobs`` at a time (0: one for each processor). ``fresh`` discards what
     earlier ones left. The first error ends it, and what is under way; it goes on from where it stood."""
@@ -75,16 +75,16 @@ def campaign(
         known = read_record(task.folder)
         if known is not None and known.settings == made_of(arm, task.seed):
             records[task] = known
-            tell(Told(task, len(wanted), record=known, kept=True))
+            tell(TaskEvent(task, len(wanted), record=known, kept=True))
         else:
             waiting.append(task)
 
     def heard(task: Task, text: str) -> None:
-        tell(Told(task, len(wanted), text))
+        tell(TaskEvent(task, len(wanted), text))
 
     for task, record in _run(waiting, jobs or os.cpu_count() or 1, heard):
         records[task] = record
-        tell(Told(task, len(wanted), record=record))
+        tell(TaskEvent(task, len(wanted), record=record))
     return [records[task] for task, _ in wanted]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from edgefl.papers.campaign import ENTRIES, Told, campaign, selected, tasks
+from edgefl.papers.campaign import ENTRIES, TaskEvent, campaign, selected, tasks
 from edgefl.papers.entry import SCALES, Entry, Scale
 from edgefl.papers.page import PAGE_NAME, overview, summaries, write_entry
 from edgefl.papers.record import Summary, summed_up
@@ -26,7 +26,7 @@ def reproduce(
     seeds: int = 0,
     jobs: int = 0,
     fresh: bool = False,
-    tell: Callable[[Told], None] = lambda _: None,
+    tell: Callable[[TaskEvent], None] = lambda _: None,
 ) -> list[Summary]:
     """Run results of papers again, and write each one's table, pictures and claims below ``out``, and a page over all that
     is there.

@@ -68,7 +68,7 @@ def test_a_package_that_is_not_installed_is_named() -> None:
 
 def test_a_row_without_its_packages_says_why_and_holds_the_rest() -> None:
     measured = Idle(0.5, 60_000_000, 30_000_000)
-    kind = footprint.Kind("other", lambda *_: iter([measured]), ("no-such-package",), ours=False)
+    kind = footprint.ClientKind("other", lambda *_: iter([measured]), ("no-such-package",), ours=False)
 
     row = footprint._row(kind, sys.executable, 1)
 

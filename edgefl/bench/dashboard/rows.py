@@ -76,7 +76,7 @@ def measure(
     with tempfile.TemporaryDirectory(prefix="edgefl-bench-dashboard-") as name:
         folder = Path(name)
         tell(f"{devices} devices, {rounds} rounds: making up their run")
-        made = Made(folder, devices, rounds)
+        made = SyntheticRun(folder, devices, rounds)
         made.past()
         made.open(rounds + 1)
         try:
@@ -92,7 +92,7 @@ def measure(
 
 
 def _kept_new(
-    made: Made,
+    made: SyntheticRun,
     folder: Path,
     number: int,
     seconds: float,
@@ -166,7 +166,7 @@ _ROUND_S = 12.0
 _TIERS = ("moderate", "strong", "weak")
 
 
-class Made:
+class SyntheticRun:
     """A folder that looks like that of a run of ``devices`` devices. What they do is decided by ``seed``."""
 
     def __init__(self, folder: Path, devices: int, rounds: int, seed: int = 0) -> None:

@@ -43,7 +43,7 @@ class FaultRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass
-class Ran:
+class FaultyRun:
     """What one run told: digests of its rounds' weights, and how many updates each had."""
 
     digests: dict[int, str] = field(default_factory=dict)
@@ -54,9 +54,9 @@ class Ran:
     ended: bool = False
 
 
-def undisturbed(federation: Federation, folder: Path) -> Ran:
+def undisturbed(federation: Federation, folder: Path) -> FaultyRun:
     """The same run without faults. EdgeflError if it does not end."""
-    ran = Ran()
+    ran = FaultyRun()
     _attempt(federation, folder, None, ran, _PATIENCE_S)
     return ran
 
@@ -65,11 +65,11 @@ def disturbed(
     federation: Federation,
     folder: Path,
     schedule: Schedule,
-    calm: Ran,
+    calm: FaultyRun,
     tell: Callable[[str], None] = lambda _: None,
 ) -> FaultRow:
     """The run under ``schedule``, and how it compares with ``calm``."""
-    began, ran, why = time.monotonic(), Ran(), ""
+    began, ran, why = time.monotonic(), FaultyRun(), ""
     faults: Schedule | None = schedule
     while not ran.ended and not why:
         try:
@@ -96,7 +96,7 @@ def disturbed(
 
 
 def _attempt(
-    federation: Federation, folder: Path, faults: Schedule | None, ran: Ran, patience_s: float
+    federation: Federation, folder: Path, faults: Schedule | None, ran: FaultyRun, patience_s: float
 ) -> None:
     lab = lab_of(federation, folder)
     try:
@@ -115,7 +115,7 @@ def _attempt(
         lab.stop()
 
 
-def _take(news: Said, ran: Ran) -> None:
+def _take(news: Said, ran: FaultyRun) -> None:
     event = news.event
     if event.get("event") == "roundclosed":
         ran.digests[event["round"]] = event["weights_sha256"]
@@ -124,7 +124,7 @@ def _take(news: Said, ran: Ran) -> None:
         ran.digests.setdefault(event["rounds"], event["weights_sha256"])
 
 
-def _difference(ran: Ran, calm: Ran) -> str:
+def _difference(ran: FaultyRun, calm: FaultyRun) -> str:
     """The first round whose weights or number of updates are others; empty where there is none."""
     for number, digest in sorted(calm.digests.items()):
         if number in ran.reports and ran.reports[number] != calm.reports[number]:
@@ -134,19 +134,19 @@ def _difference(ran: Ran, calm: Ran) -> str:
     return ""
 
 
-class Campaign:
+class FaultCampaign:
     """Measures schedules. ``keep``: where the folders of runs with other weights go.
 
-    >>> with Campaign(broker="auto") as campaign:
+    >>> with FaultCampaign(broker="auto") as campaign:
     ...     rows = [campaign.measure(each, print) for each in campaign.random(range(1, 4))]
     """
 
     def __init__(self, *, broker: str, keep: Path | None = None) -> None:
         self.federation = small_federation(broker=broker)
         self._keep = keep
-        self._calm: Ran | None = None
+        self._calm: FaultyRun | None = None
 
-    def __enter__(self) -> Campaign:
+    def __enter__(self) -> FaultCampaign:
         self._folder = Path(tempfile.mkdtemp(prefix="edgefl-faults-"))
         return self
 

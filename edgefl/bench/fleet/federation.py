@@ -112,7 +112,7 @@ def federation_of(case: Case, port: int) -> Federation:
     return completed(parse(tables, source="the benchmark"))
 
 
-class Watched:
+class MeasuredProcess:
     """A process and its children: processor seconds, and bytes of memory."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
@@ -155,7 +155,7 @@ class Watched:
 
 
 @contextmanager
-def running_broker(port: int, folder: Path) -> Iterator[Watched]:
+def running_broker(port: int, folder: Path) -> Iterator[MeasuredProcess]:
     """Mosquitto with the configuration that edgefl ships, which tells its counters each second."""
     folder.mkdir(parents=True, exist_ok=True)
     command = mosquitto_command(port, folder)
@@ -165,11 +165,11 @@ def running_broker(port: int, folder: Path) -> Iterator[Watched]:
         (folder / "log").open("wb") as log,
         child_process(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log) as process,
     ):
-        yield Watched(process)
+        yield MeasuredProcess(process)
 
 
 @contextmanager
-def running_server(case: Case, port: int, folder: Path) -> Iterator[Watched]:
+def running_server(case: Case, port: int, folder: Path) -> Iterator[MeasuredProcess]:
     """`edgefl server --json`; its standard output is a pipe that does not block."""
     config = folder / "federation.toml"
     write_text(config, dump(federation_of(case, port)))
@@ -185,7 +185,7 @@ def running_server(case: Case, port: int, folder: Path) -> Iterator[Watched]:
     ):
         assert process.stdout is not None
         os.set_blocking(process.stdout.fileno(), False)
-        yield Watched(process)
+        yield MeasuredProcess(process)
 
 
 def last_words(log: Path, what: str) -> EdgeflError:

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from edgefl.bench.fleet.federation import NAME, TIER, Case, running_broker, running_server
-from edgefl.bench.fleet.run import Measured, Run
+from edgefl.bench.fleet.run import FleetFigures, Run
 from edgefl.lab.generator.settings import Load, quantile
 from edgefl.lab.ports import check_room, free_port
 from edgefl.system.structs import filled
@@ -97,7 +97,7 @@ def measure(case: Case, tell: Callable[[str], None], keep: Path | None = None) -
             return _row(case, run.measured, run)
 
 
-def _row(case: Case, measured: Measured, run: Run) -> FleetRow:
+def _row(case: Case, measured: FleetFigures, run: Run) -> FleetRow:
     first, last = run.marks[case.uncounted], run.marks[-1]
     accepted = sum(measured.reports[case.uncounted :])
     server_s, broker_s = last.server_s - first.server_s, last.broker_s - first.broker_s

@@ -11,7 +11,7 @@ from typing import IO, Any
 
 import msgspec
 
-from edgefl.bench.fleet.federation import Case, Watched, last_words
+from edgefl.bench.fleet.federation import Case, MeasuredProcess, last_words
 from edgefl.lab.generator import packets
 from edgefl.lab.generator.connection import READ, Connection, Loop, Target
 from edgefl.lab.generator.fleet import Fleet
@@ -47,7 +47,7 @@ class Mark:
 
 
 @dataclass
-class Measured:
+class FleetFigures:
     """What was seen so far; by round ``seconds``, ``reports`` and ``outcomes``."""
 
     connect_s: float = 0.0
@@ -67,7 +67,7 @@ class Measured:
 class _Counters:
     """Hears what the broker has dropped."""
 
-    def __init__(self, loop: Loop, target: Target, measured: Measured) -> None:
+    def __init__(self, loop: Loop, target: Target, measured: FleetFigures) -> None:
         self._measured = measured
         hello = packets.connect("edgefl-bench-counters", keepalive_s=0, clean=True)
         self.connection = Connection(loop, target, self, hello)
@@ -90,13 +90,13 @@ class Run:
         case: Case,
         load: Load,
         port: int,
-        broker: Watched,
-        server: Watched,
+        broker: MeasuredProcess,
+        server: MeasuredProcess,
         folder: Path,
         tell: Callable[[str], None],
     ) -> None:
         self.case = case
-        self.measured = Measured()
+        self.measured = FleetFigures()
         self.marks: list[Mark] = []
         self._loop = Loop()
         self._tell = tell

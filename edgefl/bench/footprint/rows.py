@@ -90,7 +90,7 @@ class FootprintRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
-class Kind:
+class ClientKind:
     """A kind of client. Package names as :mod:`edgefl.bench.footprint.installed` reads them."""
 
     what: str
@@ -104,15 +104,17 @@ class Kind:
 # A device needs executorch's libraries, and of what the package requires (coremltools, pandas, torchao, ...) nothing.
 _WITHOUT_ONNX = tuple(name for name in DEVICE if name != "onnxruntime")
 KINDS = (
-    Kind("edgefl-onnx", lambda python, repeat: edgefl_clients(python, "onnx", repeat), DEVICE, engine="onnx"),
-    Kind(
+    ClientKind(
+        "edgefl-onnx", lambda python, repeat: edgefl_clients(python, "onnx", repeat), DEVICE, engine="onnx"
+    ),
+    ClientKind(
         "edgefl-executorch",
         lambda python, repeat: edgefl_clients(python, "executorch", repeat),
         (*_WITHOUT_ONNX, "executorch!"),
         (*DEVICE, "executorch"),
         engine="executorch",
     ),
-    Kind("flower-torch", flower_clients, ("flwr", "torch"), ours=False),
+    ClientKind("flower-torch", flower_clients, ("flwr", "torch"), ours=False),
 )
 
 
@@ -159,7 +161,7 @@ def _cpp_row(agent: Path, repeat: int) -> FootprintRow:
     )
 
 
-def _row(kind: Kind, python: str, repeat: int) -> FootprintRow:
+def _row(kind: ClientKind, python: str, repeat: int) -> FootprintRow:
     problems = []
     runs: list[Idle] = []
     peak: int | None = None

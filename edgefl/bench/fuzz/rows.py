@@ -67,7 +67,7 @@ class FuzzRow(msgspec.Struct, frozen=True, kw_only=True):
     why: str
 
 
-class Watched:
+class WatchedLab:
     """The lab's processes, and what they said."""
 
     def __init__(self, federation: Federation, folder: Path) -> None:
@@ -108,14 +108,14 @@ def measure(
     )
     tell("the run that nobody writes to")
     calm = _calm(federation, folder / "calm")
-    watched = Watched(federation, folder / target)
+    watched = WatchedLab(federation, folder / target)
     lab = watched.lab
     name = "server" if target == "server" else lab.devices[0]
     paused, why, sent = lab.devices[-1], "", (0, 0, 0.0)
     growth = (0, 0)
     try:
         lab.start()
-        with Listener(lab.address, federation.federation.name) as listener:
+        with MessageRecorder(lab.address, federation.federation.name) as listener:
             watched.wait(
                 f"end of round {HEARD_ROUNDS}", lambda: len(watched.of("roundclosed")) >= HEARD_ROUNDS
             )
@@ -171,7 +171,7 @@ def measure(
 
 
 def _calm(federation: Federation, folder: Path) -> dict[int, str]:
-    watched = Watched(federation, folder)
+    watched = WatchedLab(federation, folder)
     try:
         watched.lab.start()
         watched.wait("end of the run", lambda: watched.lab.supervisor.is_done("server"))
@@ -186,7 +186,7 @@ class _Sending:
 
     def __init__(
         self,
-        watched: Watched,
+        watched: WatchedLab,
         fuzzer: Fuzzer,
         target: Target,
         name: str,
@@ -251,14 +251,14 @@ _AHEAD = 64
 _WAIT_S = 30.0
 
 
-class Listener:
+class MessageRecorder:
     """Hears all that is sent in a federation."""
 
     def __init__(self, broker: Address, federation: str) -> None:
         self._session = Session(broker, "edgefl-fuzz-listens", limits=Limits(), clean=True)
         self._session.subscribe([f"{Topics(federation).root}/#"])
 
-    def __enter__(self) -> Listener:
+    def __enter__(self) -> MessageRecorder:
         self._session.start()
         return self
 

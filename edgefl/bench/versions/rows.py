@@ -40,7 +40,7 @@ class VersionsRow(msgspec.Struct, frozen=True, kw_only=True):
     spent_s: float
 
 
-class Told(msgspec.Struct, frozen=True):
+class VersionReport(msgspec.Struct, frozen=True):
     """A version of the model: when it was there, its accuracy, how many updates it had, and how late."""
 
     at: float
@@ -63,7 +63,7 @@ def measure(
     tell: Callable[[str], None] = lambda _: None,
 ) -> VersionsRow:
     """One run in ``folder``; ``simulate`` gives the rows of one in simulated time. EdgeflError if it does not get on."""
-    began, versions = time.monotonic(), list[Told]()
+    began, versions = time.monotonic(), list[VersionReport]()
     if where == "simulator":
         told = _simulated(simulate(simulated(mode, devices=devices, seed=seed, rounds=rounds), folder))
     else:
@@ -91,14 +91,14 @@ def measure(
     )
 
 
-def _simulated(rows: Iterable[Row]) -> Iterator[Told]:
+def _simulated(rows: Iterable[Row]) -> Iterator[VersionReport]:
     at = 0.0
     for row in rows:
         at += row.simulated_s
-        yield Told(at, row.accuracy or 0.0, row.reports, row.staleness)
+        yield VersionReport(at, row.accuracy or 0.0, row.reports, row.staleness)
 
 
-def _real(federation: Federation, folder: Path) -> Iterator[Told]:
+def _real(federation: Federation, folder: Path) -> Iterator[VersionReport]:
     """Each version as its evaluation is told. A slow device makes steps in a tenth of the time."""
     folder.mkdir(parents=True, exist_ok=True)
     policy = folder / "slow.toml"
@@ -116,7 +116,7 @@ def _real(federation: Federation, folder: Path) -> Iterator[Told]:
                 began = began or time.monotonic()
             elif event.get("event") == "roundclosed":
                 accuracy, late = event["accuracy"] or 0.0, event["staleness"]
-                yield Told(time.monotonic() - began, accuracy, event["reports"], late)
+                yield VersionReport(time.monotonic() - began, accuracy, event["reports"], late)
     finally:
         lab.stop()
 

@@ -274,10 +274,10 @@ def faults(
       edgefl bench faults --seed 17 --schedules 1 --keep runs/seed-17
     """
 
-    from edgefl.bench.faults.campaign import Campaign
+    from edgefl.bench.faults.campaign import FaultCampaign
     from edgefl.lab.faults.schedule import load_schedule
 
-    with Campaign(broker=broker, keep=keep) as campaign:
+    with FaultCampaign(broker=broker, keep=keep) as campaign:
         cases = [load_schedule(schedule)] if schedule else campaign.random(range(seed, seed + schedules))
         rows = bench(
             "faults", "runs under faults", cases, campaign.measure, _fault_line, _fault_columns, as_json

@@ -10,7 +10,6 @@ import random
 import socket
 import time
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
 
 from edgefl.lab.generator.common import Common, Say
@@ -38,7 +37,6 @@ class Fleet:
         *,
         loop: Loop | None = None,
         say: Say = lambda _: None,
-        connected: Callable[[], None] = lambda: None,
         hold: int = 0,
     ) -> None:
         target = _target(broker)
@@ -47,7 +45,6 @@ class Fleet:
         self.loop = loop or Loop()
         self.common = Common(load, target, self.loop, broker.client_ids, say, self._over)
         self._broker = broker
-        self._connected = connected
         self._devices = [Device(self.common, self, name) for name in load.names]
         self._held = self._devices[load.devices - hold :]
         self._next = deque(self._devices[: load.devices - hold])
@@ -138,7 +135,6 @@ class Fleet:
         self._dialling.discard(device)
         if self.tally.up == self._wanted and not self._next:
             self.tally.connect_s = self.tally.connect_s or time.monotonic() - self._began
-            self._connected()
         self._dial()
 
     def lost(self, device: Device, reason: str, attempt: int) -> None:
