@@ -11,8 +11,8 @@ import typer
 from edgefl.cli.output import console, errors, print_json, print_table
 
 if TYPE_CHECKING:
-    from edgefl.papers.campaign import TaskEvent
     from edgefl.papers.record import Summary
+    from edgefl.papers.reproduce import TaskEvent
 
 
 def reproduce(

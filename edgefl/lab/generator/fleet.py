@@ -24,8 +24,7 @@ _LAST_ANSWERS_S, _LOOK_S = 5.0, 0.02
 
 
 class Fleet:
-    """``say`` is told what a person should know. ``connected`` is called each time that the broker has the hello of all
-    devices that were to come; ``hold``: so many of them come only after :meth:`release`.
+    """Devices of one load. ``say`` gets lines for people. ``hold`` devices connect only after :meth:`release`.
 
     ConfigError for more connections than this process may have, BrokerError for an address that cannot be used.
     """

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from edgefl.papers.entry import Entry
-from edgefl.papers.fafed import cifar, counterexample, preconditioner, speedup, table2, text
+from edgefl.papers.fafed import counterexample, preconditioner, speedup, table2, text
 
-ENTRIES: tuple[Entry, ...] = tuple(
-    module.ENTRY for module in (counterexample, table2, preconditioner, speedup, text, cifar)
+ENTRIES: tuple[Entry, ...] = (
+    *(module.ENTRY for module in (counterexample, table2, preconditioner, speedup, text)),
+    preconditioner.CIFAR_ENTRY,
 )

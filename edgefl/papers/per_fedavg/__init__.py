@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from edgefl.papers.entry import Entry
-from edgefl.papers.per_fedavg import heterogeneity, local_steps, regime, table1, theory
+from edgefl.papers.per_fedavg import heterogeneity, table1, theory
 
-ENTRIES: tuple[Entry, ...] = tuple(
-    module.ENTRY for module in (table1, local_steps, regime, theory, heterogeneity)
+ENTRIES: tuple[Entry, ...] = (
+    *(table1.ENTRY, table1.LOCAL_STEPS_ENTRY, table1.REGIME_ENTRY),
+    *(theory.ENTRY, heterogeneity.ENTRY),
 )
