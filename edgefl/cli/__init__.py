@@ -132,7 +132,7 @@ def _in_flags(message: str) -> str:
         return message
     import typer
 
-    from edgefl.cli.flags import in_flags
+    from edgefl.cli.options import in_flags
 
     arguments = sys.argv[1:]
     known = _alone(arguments) or __getattr__("app")

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 import time
+import timeit
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -199,15 +200,9 @@ def rate() -> float:
     try:
         left, right = torch.randn(_SIDE, _SIDE), torch.randn(_SIDE, _SIDE)
         left @ right
-        return 2 * _SIDE**3 / min(_seconds(left, right) for _ in range(_TIMES))
+        return 2 * _SIDE**3 / min(timeit.repeat(lambda: left @ right, number=1, repeat=_TIMES))
     finally:
         torch.set_num_threads(before)
-
-
-def _seconds(left: torch.Tensor, right: torch.Tensor) -> float:
-    began = time.perf_counter()
-    left @ right
-    return time.perf_counter() - began
 
 
 def limit(task: Task, shape: tuple[int, ...], rate: float) -> float:

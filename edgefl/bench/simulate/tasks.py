@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,17 +53,8 @@ class Task:
         dataset = open_data(federation)
         parts = partition(federation, dataset, len(device_names(federation)))
         write_text(folder / FEDERATION, dump(federation))
-        job = Job(
-            self.model,
-            self.clients,
-            self.per_round,
-            self.rounds,
-            self.steps,
-            self.batch,
-            self.lr,
-            dataset.scale,
-            dataset.shift,
-        )
+        own = {each.name: getattr(self, each.name) for each in fields(Job) if hasattr(self, each.name)}
+        job = Job(**own, scale=dataset.scale, shift=dataset.shift)
         Work.write(folder, job, (dataset.train_x, dataset.train_y), (dataset.test_x, dataset.test_y), parts)
         return tuple(dataset.train_x.shape[1:])
 

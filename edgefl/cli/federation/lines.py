@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edgefl.cli.federation.scores import headline
 from edgefl.system.clock import clock
 from edgefl.system.sizes import size
+from edgefl.wire.metric_text import headline
 from edgefl.wire.mqtt.neighbours import named
 from exporters.front import cache
 from server import events
