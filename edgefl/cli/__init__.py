@@ -127,7 +127,7 @@ def _server_module() -> ProcessModule:
 
 
 def _in_flags(message: str) -> str:
-    """As :func:`edgefl.cli.flags.in_flags`; only a message that names an argument loads the commands."""
+    """As :func:`edgefl.cli.options.in_flags`; only a message that names an argument loads the commands."""
     if "`" not in message:
         return message
     import typer

@@ -86,47 +86,33 @@ def measure(
                 tell("looking at the page")
                 paints = [_painted(browser, url) for _ in range(_OPENED)]
                 tell(f"keeping it new for {seconds:g} s")
-                return _kept_new(made, folder, rounds + 1, seconds, url, process, browser, ready_s, paints)
+                browser.until(_NEWS)
+                lines, news = _lines(folder), browser.value(_NEWS)
+                ours, theirs = cpu_seconds([process]), cpu_seconds(family(browser.pid))
+                began, step = time.monotonic(), 0
+                while time.monotonic() < began + seconds:
+                    for event in made.progress(rounds + 1, step):
+                        made.feed.take(event)
+                    step += 1
+                    time.sleep(max(0.0, began + step / _TIMES_A_SECOND - time.monotonic()))
+                took = time.monotonic() - began
+                return DashboardRow(
+                    devices=len(made.names),
+                    rounds=rounds,
+                    ready_s=round(ready_s, 2),
+                    first_paint_s=round(statistics.median(paints), 3),
+                    page_bytes=len(urllib.request.urlopen(url, timeout=30).read()),
+                    seconds=round(took, 1),
+                    updates_per_s=round((_lines(folder) - lines) / took, 1),
+                    news_per_s=round((browser.value(_NEWS) - news) / took, 2),
+                    cpu_share=round((cpu_seconds([process]) - ours) / took, 4),
+                    browser_cpu_share=round((cpu_seconds(family(browser.pid)) - theirs) / took, 4),
+                    rss_bytes=process.memory_info().rss,
+                    feed_bytes=sum(path.stat().st_size for path in folder.glob("events*.jsonl")),
+                    journal_bytes=sum(path.stat().st_size for path in folder.glob("journal.sqlite*")),
+                )
         finally:
             made.close()
-
-
-def _kept_new(
-    made: SyntheticRun,
-    folder: Path,
-    number: int,
-    seconds: float,
-    url: str,
-    process: psutil.Process,
-    browser: Browser,
-    ready_s: float,
-    paints: list[float],
-) -> DashboardRow:
-    browser.until(_NEWS)
-    lines, news = _lines(folder), browser.value(_NEWS)
-    began, ours, theirs = time.monotonic(), cpu_seconds([process]), cpu_seconds(family(browser.pid))
-    step = 0
-    while time.monotonic() < began + seconds:
-        for event in made.progress(number, step):
-            made.feed.take(event)
-        step += 1
-        time.sleep(max(0.0, began + step / _TIMES_A_SECOND - time.monotonic()))
-    took = time.monotonic() - began
-    return DashboardRow(
-        devices=len(made.names),
-        rounds=number - 1,
-        ready_s=round(ready_s, 2),
-        first_paint_s=round(statistics.median(paints), 3),
-        page_bytes=len(urllib.request.urlopen(url, timeout=30).read()),
-        seconds=round(took, 1),
-        updates_per_s=round((_lines(folder) - lines) / took, 1),
-        news_per_s=round((browser.value(_NEWS) - news) / took, 2),
-        cpu_share=round((cpu_seconds([process]) - ours) / took, 4),
-        browser_cpu_share=round((cpu_seconds(family(browser.pid)) - theirs) / took, 4),
-        rss_bytes=process.memory_info().rss,
-        feed_bytes=sum(path.stat().st_size for path in folder.glob("events*.jsonl")),
-        journal_bytes=sum(path.stat().st_size for path in folder.glob("journal.sqlite*")),
-    )
 
 
 @contextmanager
