@@ -120,13 +120,14 @@ def train_step(
     from edgefl.bench.train_step.rows import MODELS, measure
     from exporters.memory.recompute import Budget
 
+    tokens = _lengths(lengths)
     settings = TrainStepSettings(
         batch=batch,
         target=target.value,
         threads=threads,
         repeat=repeat,
         tier=tier,
-        options=model_options(option or ()) | _whole_length(lengths),
+        options=model_options(option or ()) | ({"length": tokens[-1]} if tokens else {}),
         ort_training=ort_training,
         et_training=et_training,
         jax=jax,
@@ -138,7 +139,7 @@ def train_step(
     )
     budgets = [Budget.parse(part.strip()) for part in memory_budget.split(",")] if memory_budget else [None]
     rows, failed = measured(
-        list(product(model or MODELS, _shorter(lengths), budgets)),
+        list(product(model or MODELS, [*tokens[:-1], 0], budgets)),
         lambda case, tell: measure(case[0], replace(settings, length=case[1], memory_budget=case[2]), tell),
         _line,
     )
@@ -160,7 +161,10 @@ def train_step(
 
 
 def _lengths(text: str) -> list[int]:
-    """``16,64,128`` ascending; ConfigError for anything else."""
+    """Parse ``16,64,128``; return the lengths ascending.
+
+    The largest is the model's own; the others are measured as shorter ones.
+    """
     from edgefl.wire.errors import ConfigError
 
     try:
@@ -170,17 +174,6 @@ def _lengths(text: str) -> list[int]:
     if found and found[0] < 1:
         raise ConfigError(f"--lengths begin at 1, found {found[0]}")
     return found
-
-
-def _whole_length(lengths: str) -> dict[str, Any]:
-    """The option of the model: its length is the largest."""
-    return {"length": max(found)} if (found := _lengths(lengths)) else {}
-
-
-def _shorter(lengths: str) -> list[int]:
-    """What is measured: each of the lengths, 0 for the model's own."""
-    found = _lengths(lengths)
-    return [*found[:-1], 0]
 
 
 def _line(row: StepRow) -> str:
