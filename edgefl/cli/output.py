@@ -53,8 +53,8 @@ def progress(first: str = "") -> Iterator[Callable[[str], None]]:
     start = time.monotonic()
 
     if errors.is_terminal:
-        with errors.status(_timed(start, first)) as status:
-            yield lambda text: status.update(_timed(start, text))
+        with errors.status(Text(_timed(start, first))) as status:
+            yield lambda text: status.update(Text(_timed(start, text)))
         return
     lines = _Lines(first, start)
     lines.start()
@@ -64,8 +64,8 @@ def progress(first: str = "") -> Iterator[Callable[[str], None]]:
         lines.stop()
 
 
-def _timed(start: float, text: str) -> Text:
-    return Text(f"{time.monotonic() - start:4.0f} s  {text}")
+def _timed(start: float, text: str) -> str:
+    return f"{time.monotonic() - start:4.0f} s  {text}"
 
 
 class _Lines(threading.Thread):
