@@ -16,8 +16,7 @@ from pathlib import Path
 from PIL import Image
 
 from edgefl.bench.common.browser import Browser
-from edgefl.bench.dashboard.folder import Made
-from edgefl.bench.dashboard.rows import served
+from edgefl.bench.dashboard.rows import SyntheticRun, served
 from server.events import DeviceLost
 
 PICTURES = Path(__file__).resolve().parents[1] / "docs" / "pictures"
@@ -30,7 +29,7 @@ def main(bundles: Path | None) -> None:
         folder = Path(name)
         if bundles is not None:
             shutil.copytree(bundles / "bundles", folder / "bundles")
-        made = Made(folder, devices=120, rounds=30)
+        made = SyntheticRun(folder, devices=120, rounds=30)
         made.past()
         made.open(31)
         for event in made.progress(31, 412):

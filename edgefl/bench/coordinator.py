@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+import timeit
 from collections.abc import Sequence
 
 import msgspec
@@ -64,7 +65,8 @@ def _rows(count: int, most: int) -> list[CoordinatorRow]:
     for kind, (events, settle) in kinds.items():
         state, times = _timed(rules, state, events, settle=settle)
         rows.append(_row(count, kind, times))
-    return [*rows, _row(count, "wake", _timed_wakes(rules, state, len(some)))]
+    wakes = timeit.repeat(lambda: wake_at(rules, state, 2.0), number=1, repeat=len(some))
+    return [*rows, _row(count, "wake", wakes)]
 
 
 def _row(count: int, kind: str, times: Sequence[float]) -> CoordinatorRow:
@@ -96,12 +98,3 @@ def _timed(rules: Rules, state: State, events: Sequence[Event], *, settle: bool)
         state, _ = step(rules, state, event, 2.0, settle=settle)
         times.append(time.perf_counter() - began)
     return state, times
-
-
-def _timed_wakes(rules: Rules, state: State, count: int) -> list[float]:
-    times = []
-    for _ in range(count):
-        began = time.perf_counter()
-        wake_at(rules, state, 2.0)
-        times.append(time.perf_counter() - began)
-    return times

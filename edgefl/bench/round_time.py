@@ -12,12 +12,13 @@ from typing import Any
 
 import msgspec
 
-from edgefl.bench.common.processes import cpu_seconds, family
+from edgefl.bench.common.machine import cpu_seconds, family
 from edgefl.bench.faults.federation import lab_of
 from edgefl.config import parse
 from edgefl.lab.lab import Lab, Said
 from edgefl.lab.ports import free_port
 from edgefl.setup.tiers import completed
+from edgefl.system.processes import child_process
 from edgefl.wire.errors import ConfigError
 from server.access.certificates import LabAuthority
 from server.broker import mosquitto_base, mosquitto_program
@@ -85,12 +86,8 @@ def _tls_broker(folder: Path) -> Iterator[dict[str, Any]]:
     lines = [f"listener {port} {host}", f"certfile {pair.certificate}", f"keyfile {pair.key}"]
     config = folder / "mosquitto.conf"
     config.write_text("\n".join([*mosquitto_base(), "allow_anonymous true", *lines]) + "\n")
-    process = subprocess.Popen([mosquitto_program(), "-c", str(config)], stderr=subprocess.DEVNULL)
-    try:
+    with child_process([mosquitto_program(), "-c", str(config)], stderr=subprocess.DEVNULL):
         yield {"kind": "external", "host": host, "port": port, "ca_file": str(authority.own.certificate)}
-    finally:
-        process.terminate()
-        process.wait()
 
 
 def _watch(lab: Lab) -> tuple[list[float], list[float], tuple[int, int]]:

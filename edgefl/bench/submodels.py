@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,13 +17,12 @@ import msgspec
 
 from edgefl import programs
 from edgefl.bench.common.device_graph import payload, worker, write_arrays, write_graph
-from edgefl.bench.common.turns import running
+from edgefl.bench.common.machine import running
 from edgefl.bench.common.worker import Worker
 from edgefl.contract.program import Function, Program
 from edgefl.contract.tensors import Tensors, prefixed, role_of
 from edgefl.models.spec import ModelSpec
 from edgefl.models.tied import state_of
-from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.carrier import Thresholded
 from edgefl.objective.objective import Objective
 from edgefl.programs.submodels.frozen_forward import chunk_forward
@@ -32,6 +31,7 @@ from edgefl.submodels.cost import cost, whole
 from edgefl.submodels.importance.thresholds import FOUR_SIZES
 from edgefl.submodels.sizes import Size, sizes
 from edgefl.submodels.submodel import Submodel
+from edgefl.system.structs import filled
 from edgefl.wire.errors import ModelError
 from exporters.artifact import Artifact
 from exporters.memory.predict import predicted_alone
@@ -95,7 +95,6 @@ class SubmodelSettings:
     steps: int = 5
     threads: int = 1
     match: Match = "parameters"
-    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -167,11 +166,6 @@ def _exists(spec: ModelSpec, kind: str) -> bool:
     return True
 
 
-def build(model: str, settings: SubmodelSettings) -> ModelSpec:
-    """The model with initial weights; ModelError if there is none of this name."""
-    return build_model(model, **settings.options)
-
-
 def measure(
     spec: ModelSpec,
     kind: str,
@@ -192,13 +186,12 @@ def measure(
     done += forward_runs(submodel, settings, lambda text: say(f"{kind}, {size.label}: {text}"))
     highest = max(done, key=lambda run: run.peak)
     submodel_cost, (parameters, macs) = cost(submodel), whole(spec)
-    return SubmodelRow(
+    return filled(
+        SubmodelRow,
+        submodel_cost,
+        settings,
         kind=kind,
         gamma=gamma,
-        parameters=submodel_cost.parameters,
-        macs=submodel_cost.macs,
-        download_bytes=submodel_cost.download_bytes,
-        upload_bytes=submodel_cost.upload_bytes,
         artifact_bytes=artifact,
         peak_over_idle_bytes=step.peak,
         step_ms=step.ms,
@@ -208,13 +201,9 @@ def measure(
         round_predicted_bytes=max(run.predicted for run in done),
         round_graph=highest.graph,
         parameter_share=round(submodel_cost.parameters / parameters, 6),
-        kept_macs=submodel_cost.kept_macs,
         mac_share=round(submodel_cost.kept_macs / max(1, macs), 6),
-        prefix_macs=submodel_cost.prefix_macs,
-        match=settings.match,
         model=spec.name,
         program=name,
-        batch=settings.batch,
         size=size.label,
         options=dict(size.options),
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from edgefl.cli import isolated
 from edgefl.system.distribution import install
@@ -18,7 +18,7 @@ from edgefl.wire.errors import EdgeflError
 if TYPE_CHECKING:
     import typer
 
-    from edgefl.cli.isolated import Life
+    from edgefl.cli.isolated import ProcessModule
 
     app: typer.Typer
 
@@ -74,13 +74,13 @@ def _told(error: OSError) -> str:
 
 
 def _run(arguments: list[str]) -> None:
-    lives = {"device": _device_life, "server": _server_life}
-    life = lives.get(arguments[0] if arguments else "")
+    modules = {"device": _device_module, "server": _server_module}
+    module = modules.get(arguments[0] if arguments else "")
     asks = arguments[1:2] == ["--help"] or not arguments[1:2] or not arguments[1].startswith("-")
-    if life is None or asks:
+    if module is None or asks:
         _read(arguments)
     else:
-        isolated.run(partial(_read, arguments), life)
+        isolated.run(partial(_read, arguments), module)
 
 
 def _read(arguments: list[str], told: object = None) -> None:
@@ -114,25 +114,25 @@ def _alone(arguments: list[str]) -> typer.Typer | None:
     return alone
 
 
-def _device_life() -> Life[Any, Any]:
-    from edgefl.cli.device.process import LIFE
+def _device_module() -> ProcessModule:
+    from edgefl.cli.device import process
 
-    return LIFE
+    return process
 
 
-def _server_life() -> Life[Any, Any]:
-    from edgefl.cli.federation.serving import LIFE
+def _server_module() -> ProcessModule:
+    from edgefl.cli.federation import serving
 
-    return LIFE
+    return serving
 
 
 def _in_flags(message: str) -> str:
-    """As :func:`edgefl.cli.flags.in_flags`; only a message that names an argument loads the commands."""
+    """As :func:`edgefl.cli.options.in_flags`; only a message that names an argument loads the commands."""
     if "`" not in message:
         return message
     import typer
 
-    from edgefl.cli.flags import in_flags
+    from edgefl.cli.options import in_flags
 
     arguments = sys.argv[1:]
     known = _alone(arguments) or __getattr__("app")

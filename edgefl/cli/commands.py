@@ -6,11 +6,11 @@ from edgefl.cli import bare_app
 from edgefl.cli.analysis import heterogeneity, personalize, reproduce
 from edgefl.cli.bench import measure as bench
 from edgefl.cli.catalog import cache, inspection
-from edgefl.cli.conformance import group as conformance
+from edgefl.cli.conformance import check as conformance
 from edgefl.cli.device import agent as device
 from edgefl.cli.device import data, tune
-from edgefl.cli.federation import acl, audit, broker, dashboard, load, mirror, replay, run, server, simulate
-from edgefl.cli.identity import enroll, key
+from edgefl.cli.federation import broker, dashboard, load, replay, run, server, simulate
+from edgefl.cli.identity import enroll
 from edgefl.cli.models import check, deploy, export, plan, profile, verify
 
 app = bare_app()
@@ -18,9 +18,9 @@ for command in (
     run.run,
     simulate.simulate,
     broker.broker,
-    acl.acl,
+    broker.acl,
     server.server,
-    mirror.mirror,
+    load.mirror,
     load.load,
     replay.replay,
     dashboard.dashboard,
@@ -40,7 +40,7 @@ for command in (
     reproduce.reproduce,
 ):
     app.command()(command)
-for group in (audit, device, enroll, key, data, conformance, bench):
+for group in (replay, device, enroll, data, conformance, bench):
     group.register(app)
 
 __all__ = ["app"]

@@ -11,43 +11,42 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import msgspec
 
-_Settings = TypeVar("_Settings", bound="msgspec.Struct")
-_Loaded = TypeVar("_Loaded")
+
+class ProcessModule(Protocol):
+    """Module that runs a process once its settings are known."""
+
+    @property
+    def settings_type(self) -> type[msgspec.Struct]: ...
+
+    def load(self) -> Any:
+        """Load everything that does not depend on the settings; the result goes to ``run``."""
+
+    def run(self, settings: Any, loaded: Any) -> None: ...
 
 
 @dataclass(frozen=True)
-class Life(Generic[_Settings, _Loaded]):
-    """What a process does once it knows its ``settings``; what it loads before, it is given."""
-
-    settings: type[_Settings]
-    load: Callable[[], _Loaded]
-    run: Callable[[_Settings, _Loaded], None]
-
-    def begin(self, settings: _Settings) -> None:
-        """All of it here, where this process has read the options itself."""
-        self.run(settings, self.load())
-
-
-@dataclass(frozen=True)
-class Told:
-    """The way from the child that reads options to the process they are for; the command has it as its context's object."""
+class SettingsPipe:
+    """Pipe from the child that reads options to the process that they are for. The command's context object."""
 
     descriptor: int
 
-    def tell(self, settings: msgspec.Struct) -> None:
+    def send(self, settings: msgspec.Struct) -> None:
         import msgspec
 
         with os.fdopen(self.descriptor, "wb") as pipe:
             pipe.write(msgspec.json.encode(settings))
 
 
-def run(command: Callable[..., None], life_of: Callable[[], Life[Any, Any]]) -> None:
-    """Live the life that ``command`` tells of, called with a :class:`Told`. Where it tells of none, exit as it does."""
+def run(command: Callable[..., None], module_of: Callable[[], ProcessModule]) -> None:
+    """Read the options in a child, called with a :class:`SettingsPipe`, then run the module here.
+
+    If the child sends no settings, exit with its code.
+    """
     # A child of a process with several threads may wait for ever for a lock that one of the others holds.
     if not hasattr(os, "fork") or threading.active_count() > 1:
         command()
@@ -56,12 +55,12 @@ def run(command: Callable[..., None], life_of: Callable[[], Life[Any, Any]]) -> 
     child = os.fork()
     if child == 0:
         os.close(read_end)
-        command(Told(write_end))
+        command(SettingsPipe(write_end))
         return
     os.close(write_end)
     try:
-        life = life_of()
-        loaded = life.load()  # both are done at about the same time
+        module = module_of()
+        loaded = module.load()  # both are done at about the same time
     finally:
         with os.fdopen(read_end, "rb") as pipe:
             message = pipe.read()
@@ -70,4 +69,4 @@ def run(command: Callable[..., None], life_of: Callable[[], Life[Any, Any]]) -> 
         sys.exit(os.waitstatus_to_exitcode(status))
     import msgspec
 
-    life.run(msgspec.json.decode(message, type=life.settings), loaded)
+    module.run(msgspec.json.decode(message, type=module.settings_type), loaded)

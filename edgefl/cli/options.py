@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -68,9 +69,18 @@ LocalData = Annotated[
 ]
 ModelName = Annotated[str | None, typer.Option(help="a model of `edgefl ls models`, or file.py:factory")]
 ModelOptions = Annotated[
-    list[str] | None, typer.Option(help="KEY=VALUE of the model, values as in JSON; may be repeated")
+    list[str] | None,
+    typer.Option(metavar="KEY=VALUE", help="KEY=VALUE of the model, values as in JSON; may be repeated"),
 ]
 Seed = Annotated[int | None, typer.Option(min=0, help="decides weights, partition, batches and noise")]
+
+
+def add_group(app: typer.Typer, name: str, help: str, *commands: Callable[..., None]) -> None:
+    """Add the commands to ``app`` as ``edgefl NAME COMMAND``, named as their functions."""
+    group = typer.Typer(help=help, no_args_is_help=True, rich_markup_mode="rich")
+    for command in commands:
+        group.command(command.__name__)(command)
+    app.add_typer(group, name=name)
 
 
 def model_options(pairs: Sequence[str], what: str = "a model option") -> dict[str, Any]:
@@ -151,3 +161,75 @@ def parse_bytes(text: str, option: str) -> int:
         return parse_size(text)
     except ValueError as error:
         raise ConfigError(f"{option}: {error}", option=option) from error
+
+
+def _without_password(context: typer.Context, option: typer.CallbackParam, text: str) -> str:
+    """Everybody on a machine can read the arguments of its processes."""
+    source = context.get_parameter_source(option.name or "")
+    if text and source is not None and source.name == "COMMANDLINE" and Address.parse(text).password:
+        raise ConfigError(
+            "--broker holds a password, and everybody on this machine can read the arguments of a process: put the address "
+            "into EDGEFL_BROKER, the password into EDGEFL_BROKER_PASSWORD, or name a file by --password-file"
+        )
+    return text
+
+
+def without_secret(context: typer.Context, option: typer.CallbackParam, text: str) -> str:
+    """A callback for secrets that may stand in a file, as @FILE, or in the environment."""
+    source = context.get_parameter_source(option.name or "")
+    if text and source is not None and source.name == "COMMANDLINE" and not text.startswith("@"):
+        raise ConfigError(
+            f"--{option.name} is a secret, and everybody on this machine can read the arguments of a process: put it into "
+            f"a file and name that as @FILE, or into {option.envvar}"
+        )
+    return text
+
+
+Broker = Annotated[
+    str,
+    typer.Option(
+        envvar="EDGEFL_BROKER",
+        callback=_without_password,
+        help="host:port of the MQTT broker, or a URL: mqtts://user@host:8883, wss://host/mqtt",
+    ),
+]
+CaFile = Annotated[str, typer.Option(help="certificate of the broker's authority (PEM); switches TLS on")]
+CertFile = Annotated[str, typer.Option(help="client certificate (PEM), for mutual TLS")]
+KeyFile = Annotated[str, typer.Option(help="its key (PEM, without a password)")]
+PasswordFile = Annotated[
+    str, typer.Option(help="file whose first line is the password; or EDGEFL_BROKER_PASSWORD")
+]
+InsecurePassword = Annotated[
+    bool, typer.Option("--insecure-password", help="let the password travel without TLS")
+]
+
+
+Command = Any
+"""One of typer's commands; the module of their type differs between releases."""
+_ARGUMENT = re.compile(r"`([a-z][a-z_]*)`")
+
+
+def in_flags(message: str, command: Command, arguments: Sequence[str]) -> str:
+    """``message`` with the arguments that the command of this command line takes as flags; the others stay as they are."""
+    flags = _flags(_called(command, arguments))
+    return _ARGUMENT.sub(lambda match: flags.get(match[1], match[0]), message)
+
+
+def _called(command: Command, arguments: Sequence[str]) -> Command:
+    """The innermost command that the words of a command line name."""
+    for word in arguments:
+        children: dict[str, Command] = getattr(command, "commands", {})
+        if word in children:
+            command = children[word]
+    return command
+
+
+def _flags(command: Command) -> dict[str, str]:
+    """Flags by the name of their parameter, and by their own name."""
+    flags: dict[str, str] = {}
+    for parameter in command.params:
+        longest = max((name for name in parameter.opts if name.startswith("--")), key=len, default="")
+        if longest:
+            flags[longest[2:].replace("-", "_")] = longest
+            flags[str(parameter.name)] = longest
+    return flags

@@ -52,14 +52,11 @@ def progress(first: str = "") -> Iterator[Callable[[str], None]]:
     """
     start = time.monotonic()
 
-    def timed(text: str) -> str:
-        return f"{time.monotonic() - start:4.0f} s  {text}"
-
     if errors.is_terminal:
-        with errors.status(Text(timed(first))) as status:
-            yield lambda text: status.update(Text(timed(text)))
+        with errors.status(Text(_timed(start, first))) as status:
+            yield lambda text: status.update(Text(_timed(start, text)))
         return
-    lines = _Lines(first, timed)
+    lines = _Lines(first, start)
     lines.start()
     try:
         yield lines.tell
@@ -67,13 +64,17 @@ def progress(first: str = "") -> Iterator[Callable[[str], None]]:
         lines.stop()
 
 
+def _timed(start: float, text: str) -> str:
+    return f"{time.monotonic() - start:4.0f} s  {text}"
+
+
 class _Lines(threading.Thread):
     """Prints the newest text now and then, if it is another than before."""
 
-    def __init__(self, first: str, timed: Callable[[str], str]) -> None:
+    def __init__(self, first: str, start: float) -> None:
         super().__init__(name="progress", daemon=True)
         self._newest = first
-        self._timed = timed
+        self._start = start
         self._ended = threading.Event()
 
     def tell(self, text: str) -> None:
@@ -87,7 +88,7 @@ class _Lines(threading.Thread):
         told, pause = "", _FIRST_S
         while not self._ended.wait(pause):
             if (text := self._newest) != told:
-                errors.print(self._timed(text), soft_wrap=True)
+                errors.print(_timed(self._start, text), soft_wrap=True)
                 told, pause = text, _PAUSE_S
 
 

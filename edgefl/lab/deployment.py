@@ -14,12 +14,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from edgefl.config import Federation, TierTable
+from edgefl.config import Federation, TierTable, load, without_devices
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.data.dataset import Dataset
+from edgefl.lab.written import CONFIG_NAME
 from edgefl.models.layers.given import called
 from edgefl.models.spec import ModelSpec
-from edgefl.setup.model import submodel_of
+from edgefl.setup.bundles import data_spec
+from edgefl.setup.data import open_data
+from edgefl.setup.model import federation_model, submodel_of
 from edgefl.submodels.cost import macs_by_weight
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.submodels.standalone import FIRST_ROUND, scores, standalone
@@ -27,7 +30,9 @@ from edgefl.submodels.statistics import by_batch, collect, frozen, is_norm, norm
 from edgefl.submodels.structured.submodel import Structured
 from edgefl.submodels.submodel import Submodel
 from edgefl.system.files import write_whole
-from edgefl.wire.errors import ConfigError
+from edgefl.wire import tensors
+from edgefl.wire.bundle.archive import read_bundle
+from edgefl.wire.errors import ConfigError, DataError
 from edgefl.wire.tensors import Array
 from exporters.deploy import INPUT, OUTPUT, Artifact, deploy
 
@@ -273,3 +278,48 @@ def _like(federation: Federation, kind: str) -> TierTable:
             tiers=tuple(tiers),
         )
     return TierTable(kind=kind, options=first.options)
+
+
+MODEL_NAME = "model.safetensors"
+BUNDLES = "bundles/*.efl"
+
+
+def accuracy_on_test_set(run: Path) -> dict[str, float]:
+    """Share of the test set that each tier's submodel of the model in the folder ``run`` classifies rightly.
+
+    A submodel that freezes units at the input side is the whole model on a device: such tiers are equal. Batch norm
+    has statistics of one batch of training samples. Nothing is downloaded. OSError or an error of ours if model,
+    configuration or data cannot be read, or the data here are not those of the run.
+    """
+    weights = tensors.load((run / MODEL_NAME).read_bytes())
+    federation = without_devices(load(run / CONFIG_NAME, {}))
+    here = federation.data.model_copy(update={"download": False})
+    federation = federation.model_copy(update={"data": here})
+    dataset = open_data(federation)
+    _check_same(run, dataset, named=here.name != "auto")
+    spec = federation_model(federation, dataset)
+    workshop = Workshop(spec, dataset, weights, samples=ROWS)
+    if workshop.metric != "accuracy":
+        raise DataError(f"the run in {run} is measured by {workshop.metric}, not by accuracy", path=str(run))
+    accuracies: dict[str, float] = {}
+    whole: float | None = None
+    for tier in federation.tiers:
+        submodel = chosen(federation, spec, tier=tier, kind=None, gamma=None, options={}, weights=weights)
+        if submodel.prefix and whole is not None:
+            accuracies[tier] = whole
+            continue
+        accuracies[tier] = workshop.score(workshop.module(submodel))
+        whole = accuracies[tier] if submodel.prefix else whole
+    return accuracies
+
+
+def _check_same(run: Path, dataset: Dataset, *, named: bool) -> None:
+    """DataError unless the run's bundles were made for samples like these, or the run has none and ``named`` its data."""
+    spec = next((read_bundle(path).manifest.data for path in sorted(run.glob(BUNDLES))), None)
+    if spec == data_spec(dataset) or (spec is None and named):
+        return
+    raise DataError(
+        f"the samples that are found here ({dataset.name}) are not known to be those of the run in {run}: set EDGEFL_DATA "
+        "as it was for the run",
+        path=str(run),
+    )

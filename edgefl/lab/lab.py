@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from edgefl.config import Federation, TierTable, load
+from edgefl.config import Federation, load
 from edgefl.config.broker import BrokerTable
 from edgefl.config.text import changes, dump
 from edgefl.lab.agents import PYTHON, WEB, command_of
@@ -199,9 +199,11 @@ class Lab:
         for device in self.devices:
             home = self.folder / "devices" / device
             arguments = ["--id", device, "--federation", name, "--data", str(self.data_of(device))]
-            arguments += ["--store", str(home / "store"), "--until-done", "--json", *self._memory(device)]
+            arguments += ["--store", str(home / "store"), "--until-done", "--json"]
+            tier = self.federation.tiers[device.rpartition("-")[0]]
+            arguments += ["--memory", f"{tier.memory_bytes}B"] if tier.memory_bytes else []
             arguments.append("--no-tune")  # the same seed gives the same bits, on a busy machine too
-            arguments += ["--server-key", public, *self._engine(device)]
+            arguments += ["--server-key", public, "--engine", tier.engine]
             if device in self._policies:
                 arguments += ["--policy", str(self._policies[device])]
             command = self._commands[self._agents.get(device, PYTHON)]
@@ -210,17 +212,6 @@ class Lab:
     def data_of(self, device: str) -> Path:
         """What a device trains on: its own in ``data.devices_dir``, or its part of the dataset."""
         return self._own_data.get(device, self.folder / "devices" / device / "data.npz")
-
-    def _memory(self, device: str) -> list[str]:
-        """A tier that is given by memory gets devices that report just this memory."""
-        needed = self._table(device).memory_bytes
-        return ["--memory", f"{needed}B"] if needed else []
-
-    def _engine(self, device: str) -> list[str]:
-        return ["--engine", self._table(device).engine]
-
-    def _table(self, device: str) -> TierTable:
-        return self.federation.tiers[device.rpartition("-")[0]]
 
     def events(self, patience_s: float = math.inf) -> Iterator[Said | Restarted]:
         """What the server says until it is done, and which processes had to be started again.

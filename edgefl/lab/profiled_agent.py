@@ -11,9 +11,7 @@ import contextlib
 import os
 import secrets
 import signal
-import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,12 +20,12 @@ from pathlib import Path
 
 import msgspec
 
-from edgefl.lab.ports import free_port
+from edgefl.lab.broker import lab_broker
+from edgefl.system.processes import last_line
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.signatures import Signer
-from edgefl.wire.errors import BrokerError, ConfigError
+from edgefl.wire.errors import ConfigError
 from edgefl.wire.mqtt.address import Address
-from server.broker import mosquitto_command
 from server.profiling.fleet import FleetProfiler, Wanted
 from server.profiling.rows import DeviceReport, FleetReport, by_tier
 
@@ -114,8 +112,8 @@ def _explained(report: DeviceReport, process: subprocess.Popen[bytes], log: Path
 def _last_line(log: Path) -> str:
     with log.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
-        lines = file.read().decode(errors="replace").strip().splitlines()
-    return "".join(letter for letter in (lines[-1] if lines else "") if letter.isprintable())[:300]
+        last = last_line(file.read().decode(errors="replace"), "")
+    return "".join(letter for letter in last if letter.isprintable())[:300]
 
 
 @contextlib.contextmanager
@@ -160,23 +158,5 @@ def _broker(how: Through) -> Iterator[Address]:
     if how.broker is not None:
         yield how.broker
         return
-    port = free_port(_HOST)
-    command = [sys.executable, "-m", "edgefl", "broker", "--port", str(port), "--host", _HOST]
-    with contextlib.suppress(BrokerError):  # it is not installed
-        command = mosquitto_command(port, how.folder, _HOST)
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        _wait_for(port, process)
+    with lab_broker(how.folder, _BROKER_S) as port:
         yield Address(_HOST, port)
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + _BROKER_S
-    while process.poll() is None and time.monotonic() < deadline:
-        with contextlib.suppress(OSError), socket.create_connection((_HOST, port), 0.2):
-            return
-        time.sleep(0.05)
-    raise BrokerError(f"no broker could be started on port {port}: name one that runs by `broker`")

@@ -1,4 +1,4 @@
-"""Child processes that are started again when they are killed, and looked after until the run ends."""
+"""SupervisedProcess processes that are started again when they are killed, and looked after until the run ends."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PAUSE_S = 0.3
 
 
 @dataclass
-class Child:
+class SupervisedProcess:
     """One supervised process. Its standard output goes line by line to the supervisor, its errors to a log file."""
 
     name: str
@@ -55,7 +55,7 @@ class Supervisor:
             PARENT: str(os.getpid()),
             **(environment or {}),
         }
-        self._children: dict[str, Child] = {}
+        self._children: dict[str, SupervisedProcess] = {}
         self.lines: queue.Queue[tuple[str, bytes]] = queue.Queue()
 
     def start(
@@ -70,11 +70,11 @@ class Supervisor:
         """Start any program likewise."""
         (self._folder / "logs").mkdir(parents=True, exist_ok=True)
         log = self._folder / "logs" / f"{name}.log"
-        child = Child(name, command, log, environment=environment or {})
+        child = SupervisedProcess(name, command, log, environment=environment or {})
         self._children[name] = child
         self._spawn(child)
 
-    def _spawn(self, child: Child) -> None:
+    def _spawn(self, child: SupervisedProcess) -> None:
         with child.log.open("ab") as log:
             child.process = subprocess.Popen(
                 child.command,
@@ -87,7 +87,7 @@ class Supervisor:
         threading.Thread(target=self._read, args=(child, child.process), daemon=True).start()
         self._write_pids()
 
-    def _read(self, child: Child, process: subprocess.Popen[bytes]) -> None:
+    def _read(self, child: SupervisedProcess, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
         for line in process.stdout:
             self.lines.put((child.name, line))
@@ -169,7 +169,7 @@ class Supervisor:
 _EXPECTED = {kind.exit_code for kind in EdgeflError.__subclasses__()}
 
 
-def _failed(child: Child, code: int) -> EdgeflError:
+def _failed(child: SupervisedProcess, code: int) -> EdgeflError:
     """The child's own last words, with its exit code."""
     words = _last_line(child.log).removeprefix("error: ")
     error = EdgeflError(f"{child.name} stopped with code {code}: {words} (see {child.log})")

@@ -9,9 +9,8 @@ import msgspec
 
 from edgefl.analysis.charts.svg import line_chart
 from edgefl.papers.entry import Chart, Column, Entry
-from edgefl.papers.record import Record
+from edgefl.papers.record import ArmSummary, ClaimSummary, Record, Summary, results_of
 from edgefl.papers.results import Results
-from edgefl.papers.summary import ArmSummary, ClaimSummary, Summary, results_of
 from edgefl.system.files import write_text, write_whole
 
 PAGE_NAME, RESULTS_NAME = "README.md", "results.json"

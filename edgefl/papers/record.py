@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,11 @@ import torch
 from edgefl.api.federation import load_federation
 from edgefl.api.simulate import prepare_simulation
 from edgefl.bench.common.machine import machine
-from edgefl.papers.entry import Arm, Federated, Found, Scale, Work
+from edgefl.papers.entry import Arm, Entry, Federated, Found, Scale, Work
+from edgefl.papers.results import Results
 from edgefl.simulator.row import Row
 from edgefl.system.files import write_whole
+from edgefl.system.structs import filled
 from edgefl.wire.errors import ConfigError, EdgeflError
 
 RECORD_NAME = "record.json"
@@ -105,3 +107,116 @@ def _found(
     ended = prepared.run(watch)
     before = sum(row.seconds for row in ended.history if row.round not in run)
     return arm.measure(ended), prepared.dataset.name, before
+
+
+class ArmSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one arm: each figure's mean and deviation over the seeds, the runs' own values, and the paper's numbers."""
+
+    arm: str
+    settings: dict[str, Any]
+    mean: dict[str, float]
+    deviation: dict[str, float]
+    values: dict[str, list[float]]
+    paper: dict[str, float]
+    seconds: float
+
+
+class ClaimSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """A claim, what the paper found, what was found here, and whether it held; ``doubt``: why not, likely."""
+
+    rank: str
+    text: str
+    paper: str
+    ours: str
+    held: bool
+    confidence: str
+    doubt: str
+    exact: bool
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """All that ``results.json`` says. ``seconds``: of all runs, one after the other."""
+
+    entry: str
+    what: str
+    scale: Scale
+    command: str
+    seeds: list[int]
+    data: list[str]
+    started: str
+    seconds: float
+    machine: dict[str, Any]
+    arms: list[ArmSummary]
+    claims: list[ClaimSummary]
+    note: str = ""
+
+    @property
+    def broken(self) -> list[str]:
+        """Claims that have to hold at every scale, and did not."""
+        return [each.text for each in self.claims if each.exact and not each.held]
+
+
+def results_of(records: Sequence[Record]) -> Results:
+    """Of one entry. ConfigError unless every arm was run for the same seeds."""
+    seeds = sorted({record.seed for record in records})
+    by_arm: dict[str, dict[int, Record]] = {}
+    for record in records:
+        by_arm.setdefault(record.arm, {})[record.seed] = record
+    lacking = [arm for arm, runs in by_arm.items() if sorted(runs) != seeds]
+    if lacking:
+        raise ConfigError(
+            f"not all seeds were run of {', '.join(lacking)}; run the entry again", arms=tuple(lacking)
+        )
+    return Results(
+        seeds,
+        {arm: [runs[seed].found.figures for seed in seeds] for arm, runs in by_arm.items()},
+        {arm: [runs[seed].found.lines for seed in seeds] for arm, runs in by_arm.items()},
+    )
+
+
+def summed_up(entry: Entry, scale: Scale, records: Sequence[Record]) -> Summary:
+    """``records`` of every arm and seed of ``entry`` at ``scale``."""
+    results = results_of(records)
+    arms = [
+        _arm(entry, arm, results, [each for each in records if each.arm == arm]) for arm in results.figures
+    ]
+    judged = [(claim, claim.judge(results)) for claim in entry.claims]
+    return Summary(
+        what=entry.what,
+        note=entry.note,
+        entry=entry.name,
+        scale=scale,
+        command=" ".join(
+            ("edgefl reproduce", entry.name, "--scale", scale, "--seeds", str(len(results.seeds)))
+        ),
+        seeds=list(results.seeds),
+        data=sorted({record.data for record in records if record.data}),
+        started=min(record.started for record in records),
+        seconds=round(sum(record.seconds for record in records), 1),
+        machine=records[0].machine,
+        arms=arms,
+        claims=[
+            filled(
+                ClaimSummary,
+                claim,
+                verdict,
+                doubt="" if verdict.held else claim.doubt,
+            )
+            for claim, verdict in judged
+        ],
+    )
+
+
+def _arm(entry: Entry, arm: str, results: Results, records: Sequence[Record]) -> ArmSummary:
+    figures = [name for name in results.figures[arm][0] if all(name in run for run in results.figures[arm])]
+    return ArmSummary(
+        arm=arm,
+        settings={
+            key: value for key, value in records[0].settings.items() if key not in ("seed", "federation.seed")
+        },
+        mean={name: results.mean(arm, name) for name in figures},
+        deviation={name: results.deviation(arm, name) for name in figures},
+        values={name: results.of(arm, name).tolist() for name in figures},
+        paper=dict(entry.published.get(arm, {})),
+        seconds=round(sum(record.seconds for record in records), 1),
+    )

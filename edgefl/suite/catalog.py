@@ -6,12 +6,9 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from edgefl.suite.architecture import LIBRARIES, Architecture, Library
-from edgefl.suite.decoders import DECODERS
-from edgefl.suite.encoders import ENCODERS
-from edgefl.suite.hearing import HEARING
+from edgefl.suite.encoders import DECODERS, ENCODERS, HEARING
 from edgefl.suite.held_out.catalog import HELD_OUT
-from edgefl.suite.image_libraries import TIMM, TORCHVISION
-from edgefl.suite.plain import PLAIN
+from edgefl.suite.plain import PLAIN, TIMM, TORCHVISION
 from edgefl.suite.seeing import SEEING
 from edgefl.wire.errors import ConfigError
 

@@ -6,15 +6,9 @@ from typing import Any
 
 from edgefl.contract.tensors import TensorSpec
 from edgefl.suite.architecture import CLASSES, IMAGE, LARGE_IMAGE, Architecture, configured
+from edgefl.suite.encoders import SMALL
 
-TRANSFORMER: dict[str, Any] = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "image_size": 32,
-    "patch_size": 8,
-}
+TRANSFORMER: dict[str, Any] = {**SMALL, "image_size": 32, "patch_size": 8}
 DINO: dict[str, Any] = {each: value for each, value in TRANSFORMER.items() if each != "intermediate_size"}
 WINDOWS: dict[str, Any] = {
     "image_size": 32,

@@ -11,10 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from edgefl.bench.aggregate.copy_speed import CpuCopy
-from edgefl.bench.aggregate.on_device import row_of
-from edgefl.bench.aggregate.ours import Ours
-from edgefl.bench.aggregate.rows import AggregateSettings, build, measure, too_large
+from edgefl.bench.aggregate.ours import CpuCopy, Ours
+from edgefl.bench.aggregate.rows import AggregateSettings, build, measure, row_of, too_large
 from edgefl.bench.common.coded import CODECS, CodedModel, sized
 from edgefl.bench.common.peers import make, peers
 from edgefl.cli import app
@@ -170,5 +168,5 @@ def test_a_codec_that_does_not_exist_does_not_lose_the_others(bare: Path) -> Non
 
 
 def test_the_model_is_chosen_by_name_or_by_size() -> None:
-    assert build("resnet8", 0, AggregateSettings()).name == "resnet8"
-    assert build("resnet8", 3_000, AggregateSettings()).name == "mlp"
+    assert build("resnet8", 0, {}).name == "resnet8"
+    assert build("resnet8", 3_000, {}).name == "mlp"

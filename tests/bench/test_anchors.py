@@ -16,11 +16,10 @@ from torch import Tensor, nn
 from edgefl.bench.common.as_written import as_written
 from edgefl.bench.common.worker import Worker
 from edgefl.bench.train_step import anchors
-from edgefl.bench.train_step.anchors import Job, Outcome, loss_error, opened
+from edgefl.bench.train_step.anchors import Job, Outcome, TrainStepSettings, loss_error, opened
 from edgefl.bench.train_step.eager import channels_last, compiled, optimizer, stepper
 from edgefl.bench.train_step.model import built
 from edgefl.bench.train_step.rows import measure
-from edgefl.bench.train_step.settings import TrainStepSettings
 from edgefl.models.losses.as_torch import loss_as_torch
 from edgefl.wire.errors import EdgeflError
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from edgefl.bench.common.as_written import as_written, check_as_written
+from edgefl.bench.train_step.anchors import TrainStepSettings
 from edgefl.bench.train_step.model import built
 from edgefl.bench.train_step.rows import measure
-from edgefl.bench.train_step.settings import TrainStepSettings
 from edgefl.models.layers.explicit import BatchNorm
 from edgefl.models.layers.recurrent import BiLstm, Gru, Lstm
 from edgefl.models.layers.visible import visible

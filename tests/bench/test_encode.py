@@ -11,7 +11,7 @@ import pytest
 
 from edgefl.bench.common.coded import CodedModel
 from edgefl.bench.encode.device import load
-from edgefl.bench.encode.rows import EncodeSettings, build, measure, write_graph
+from edgefl.bench.encode.rows import EncodeSettings, measure, write_graph
 from edgefl.cli import app
 from edgefl.models.zoo.catalog import build_model
 from edgefl.wire import tensors
@@ -85,9 +85,3 @@ def test_the_worker_imports_no_torch() -> None:
     script = "import sys, edgefl.bench.encode.device; sys.exit('torch' in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
-
-
-def test_models_take_options() -> None:
-    settings = EncodeSettings(options={"size": 4})
-
-    assert build("mlp", settings).sample.shape == (1, 4, 4)

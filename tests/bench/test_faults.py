@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgefl.bench.faults.rows import Campaign
+from edgefl.bench.faults.campaign import FaultCampaign
 from edgefl.bench.fuzz.rows import Target, measure
 from edgefl.lab.faults.schedule import Fault, Schedule
 
@@ -45,13 +45,13 @@ FULL_DISKS = Schedule(
 
 
 @pytest.fixture(scope="module")
-def campaign() -> Iterator[Campaign]:
-    with Campaign(broker="auto") as made:
+def campaign() -> Iterator[FaultCampaign]:
+    with FaultCampaign(broker="auto") as made:
         yield made
 
 
 @pytest.mark.parametrize("schedule", [LINKS, PROCESSES, FULL_DISKS], ids=["links", "processes", "full disks"])
-def test_a_disturbed_run_ends_with_the_same_weights(campaign: Campaign, schedule: Schedule) -> None:
+def test_a_disturbed_run_ends_with_the_same_weights(campaign: FaultCampaign, schedule: Schedule) -> None:
     row = campaign.measure(schedule, print)
 
     assert (row.why, row.same, row.rounds) == ("", True, 3), row

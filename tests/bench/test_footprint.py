@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from edgefl.bench.footprint import cpp
 from edgefl.bench.footprint import rows as footprint
 from edgefl.bench.footprint.idle import Idle, device_command, edgefl_clients
-from edgefl.bench.footprint.training import training_peak
+from edgefl.bench.footprint.rows import training_peak
 from edgefl.wire.errors import EdgeflError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -69,7 +68,7 @@ def test_a_package_that_is_not_installed_is_named() -> None:
 
 def test_a_row_without_its_packages_says_why_and_holds_the_rest() -> None:
     measured = Idle(0.5, 60_000_000, 30_000_000)
-    kind = footprint.Kind("other", lambda *_: iter([measured]), ("no-such-package",), ours=False)
+    kind = footprint.ClientKind("other", lambda *_: iter([measured]), ("no-such-package",), ours=False)
 
     row = footprint._row(kind, sys.executable, 1)
 
@@ -87,7 +86,7 @@ def test_our_own_packages_are_small_beside_what_they_need() -> None:
 def test_a_binary_is_counted_with_the_libraries_that_it_loads_and_without_the_systems() -> None:
     python = Path(sys.executable).resolve()
 
-    found = cpp.sizes(python)
+    found = footprint.sizes(python)
 
     assert 0 < found[python.name] <= python.stat().st_size
     assert not {"libc.so.6", "libm.so.6"} & found.keys()
@@ -98,7 +97,7 @@ def test_a_binary_that_is_none_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "agent").write_text("no program")
 
     with pytest.raises(EdgeflError, match="strip"):
-        cpp.sizes(tmp_path / "agent")
+        footprint.sizes(tmp_path / "agent")
 
 
 def test_the_agent_is_the_one_that_is_named_then_the_one_that_was_built_then_that_of_the_path(
@@ -106,17 +105,17 @@ def test_the_agent_is_the_one_that_is_named_then_the_one_that_was_built_then_tha
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    monkeypatch.delenv(cpp.VARIABLE, raising=False)
-    assert cpp.find_agent() is None
+    monkeypatch.delenv(footprint.VARIABLE, raising=False)
+    assert footprint.find_agent() is None
 
-    in_path = _program(tmp_path / "bin" / cpp.NAME)
-    assert cpp.find_agent() == in_path
+    in_path = _program(tmp_path / "bin" / footprint.NAME)
+    assert footprint.find_agent() == in_path
 
-    built = _program(tmp_path / cpp.BUILT)
-    assert (tmp_path / str(cpp.find_agent())).samefile(built)
+    built = _program(tmp_path / footprint.BUILT)
+    assert (tmp_path / str(footprint.find_agent())).samefile(built)
 
-    monkeypatch.setenv(cpp.VARIABLE, "/somewhere/agent")
-    assert cpp.find_agent() == Path("/somewhere/agent")
+    monkeypatch.setenv(footprint.VARIABLE, "/somewhere/agent")
+    assert footprint.find_agent() == Path("/somewhere/agent")
 
 
 def _program(path: Path) -> Path:

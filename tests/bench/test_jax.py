@@ -13,7 +13,7 @@ import torch
 
 from edgefl.bench.common import peers
 from edgefl.bench.common.as_written import as_written
-from edgefl.bench.common.turns import import_path
+from edgefl.bench.common.machine import import_path
 from edgefl.bench.train_step import jax_training
 from edgefl.bench.train_step.anchors import FIRST
 from edgefl.bench.train_step.eager import optimizer, stepper

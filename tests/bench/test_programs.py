@@ -7,20 +7,25 @@ import json
 import msgspec
 import pytest
 
-from edgefl.bench.programs.figures import ADAPTIVE, FIGURES, ROUND
-from edgefl.bench.programs.rows import ProgramSettings, build, everything, measure, parsed
+from edgefl.bench.programs.rows import ADAPTIVE, FIGURES, ROUND, ProgramSettings, everything, measure, parsed
 from edgefl.cli import app
+from edgefl.models.spec import ModelSpec
+from edgefl.models.zoo.catalog import build_model
 from edgefl.programs.catalog import PROGRAMS
 from edgefl.wire.errors import ConfigError
 from tests.cli.runner import runner
 
-COUNTS = ProgramSettings(batch=4, steps=3, samples=10, repeat=0, options={"size": 4, "hidden": [9]})
+COUNTS = ProgramSettings(batch=4, steps=3, samples=10, repeat=0)
 FEDDYN = "examples.feddyn:feddyn"
+
+
+def _mlp() -> ModelSpec:
+    return build_model("mlp", size=4, hidden=[9])
 
 
 @pytest.mark.parametrize(("program", "exchange"), FIGURES)
 def test_what_a_program_costs_is_what_its_specification_says(program: str, exchange: str) -> None:
-    rows = {row.exchange: row for row in measure(build("mlp", COUNTS), program, COUNTS)}
+    rows = {row.exchange: row for row in measure(_mlp(), program, COUNTS)}
 
     row, figures = rows[exchange], FIGURES[program, exchange]
     assert (row.gradients_per_step, row.products_per_step) == (figures.gradients, figures.products)
@@ -31,7 +36,7 @@ def test_what_a_program_costs_is_what_its_specification_says(program: str, excha
 @pytest.mark.parametrize(("program", "copies"), [("fafed", 5), ("stem", 3)])
 def test_training_holds_each_parameter_as_often_as_the_method_needs(program: str, copies: int) -> None:
     """x_t, x_{t-1} and m, and of FAFED v and A: the server's state is not kept among the weights a second time."""
-    row = measure(build("mlp", COUNTS), program, COUNTS)[-1]
+    row = measure(_mlp(), program, COUNTS)[-1]
 
     step, schedules = 8, 2 * 4 * COUNTS.steps  # the int64 number of the step; eta and alpha of each
     assert row.state_bytes == copies * 4 * row.parameters + step + schedules
@@ -39,7 +44,7 @@ def test_training_holds_each_parameter_as_often_as_the_method_needs(program: str
 
 @pytest.mark.parametrize("program", [program for program, exchange in FIGURES if exchange == ROUND])
 def test_a_rounds_derivatives_are_those_of_its_steps(program: str) -> None:
-    row = measure(build("mlp", COUNTS), program, COUNTS)[-1]
+    row = measure(_mlp(), program, COUNTS)[-1]
 
     assert row.gradients_per_round == COUNTS.steps * row.gradients_per_step
     assert row.products_per_round == COUNTS.steps * row.products_per_step
@@ -54,7 +59,7 @@ def test_everything_is_every_program_of_the_catalog() -> None:
 
 
 def test_bytes_are_counted_in_tensors_of_the_round() -> None:
-    spec = build("mlp", COUNTS)
+    spec = _mlp()
     [plain] = measure(spec, "sgd:momentum=0.0", COUNTS)
     [heavy] = measure(spec, "sgd", COUNTS)
     [dynamic] = measure(spec, f"{FEDDYN}:alpha=0.5", COUNTS)
@@ -71,7 +76,7 @@ def test_bytes_are_counted_in_tensors_of_the_round() -> None:
     [("fedadam", 2), ("fedyogi", 2), ("fedadagrad", 2), ("fedams", 3), ("server_momentum", 1)],
 )
 def test_an_optimizer_of_the_server_costs_a_device_what_fedavg_does(name: str, moments: int) -> None:
-    spec = build("mlp", COUNTS)
+    spec = _mlp()
     [plain] = measure(spec, "fedavg", COUNTS)
     [row] = measure(spec, name, COUNTS)
 
@@ -81,7 +86,7 @@ def test_an_optimizer_of_the_server_costs_a_device_what_fedavg_does(name: str, m
 
 
 def test_an_optimizer_takes_its_options_beside_fedavgs() -> None:
-    spec = build("mlp", COUNTS)
+    spec = _mlp()
     text = "fedadam:lr=0.1,server_lr=0.2,beta1=0.5,steps=2"
 
     [row] = measure(spec, text, COUNTS)
@@ -94,17 +99,15 @@ def test_an_optimizer_takes_its_options_beside_fedavgs() -> None:
 
 
 def test_moving_statistics_travel_and_count() -> None:
-    settings = ProgramSettings(
-        batch=4, steps=2, samples=8, repeat=0, options={"widths": [2, 4, 4], "size": 8}
-    )
-    [row] = measure(build("resnet8", settings), "sgd", settings)
+    settings = ProgramSettings(batch=4, steps=2, samples=8, repeat=0)
+    [row] = measure(build_model("resnet8", widths=[2, 4, 4], size=8), "sgd", settings)
 
     assert row.up_bytes > 4 * row.parameters and row.up_bytes == row.down_bytes
 
 
 def test_a_wrong_figure_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(FIGURES, ("sgd", ROUND), FIGURES["fafed", ROUND])  # type: ignore[arg-type]
-    [row] = measure(build("mlp", COUNTS), "sgd", COUNTS)
+    [row] = measure(_mlp(), "sgd", COUNTS)
 
     assert row.as_spec is False and row.spec == "2 | 3 3 1"
 

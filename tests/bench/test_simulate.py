@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from edgefl.bench.simulate.arithmetic import limit, operations
 from edgefl.bench.simulate.models import MODELS
-from edgefl.bench.simulate.rows import chosen, engines, measure
+from edgefl.bench.simulate.rows import chosen, engines, limit, measure, operations
 from edgefl.bench.simulate.tasks import TASKS, Task, skewed
 from edgefl.bench.simulate.work import Work
 from edgefl.data.datasets import load

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from edgefl.bench.submodels import SubmodelSettings, build, kinds_of, matched, measure
+from edgefl.bench.submodels import SubmodelSettings, kinds_of, matched, measure
 from edgefl.cli import app
 from edgefl.models.zoo.catalog import build_model
 from edgefl.submodels import catalog
@@ -47,9 +47,9 @@ def test_a_row_has_what_the_machine_and_people_ask_for() -> None:
 
 @pytest.mark.slow
 def test_an_importance_row_tells_executed_and_kept_macs() -> None:
-    settings = SubmodelSettings(batch=4, steps=1, options={"size": 8})
+    settings = SubmodelSettings(batch=4, steps=1)
 
-    row = measure(build("mlp", settings), "importance", 1 / 16, settings)
+    row = measure(build_model("mlp", size=8), "importance", 1 / 16, settings)
 
     assert row.program == "tcbgd"
     assert 0 < row.kept_macs < 0.2 * row.macs
@@ -60,9 +60,9 @@ def test_an_importance_row_tells_executed_and_kept_macs() -> None:
 @pytest.mark.slow
 def test_a_rounds_memory_counts_the_frozen_chunks_as_fine_as_plan_makes_them() -> None:
     """With one sample per step the forward pass, of 32 rows at once, is what needs most: 100 MB of tensors."""
-    settings = SubmodelSettings(batch=1, steps=1, options={"size": 112})
+    settings = SubmodelSettings(batch=1, steps=1)
 
-    row = measure(build("resnet8", settings), "output_side", 0.7, settings)
+    row = measure(build_model("resnet8", size=112), "output_side", 0.7, settings)
 
     assert row.options == {"cut": 3, "chunks": 3}
     assert row.round_graph == "forward"
@@ -72,9 +72,9 @@ def test_a_rounds_memory_counts_the_frozen_chunks_as_fine_as_plan_makes_them() -
 @pytest.mark.slow
 def test_chunks_that_need_less_than_training_stay_as_they_are() -> None:
     """Training needs 40 MB more than the frozen chunk, so that what a process takes beside tensors does not decide."""
-    settings = SubmodelSettings(batch=64, steps=1, options={"size": 48})
+    settings = SubmodelSettings(batch=64, steps=1)
 
-    row = measure(build("resnet8", settings), "output_side", 0.95, settings)
+    row = measure(build_model("resnet8", size=48), "output_side", 0.95, settings)
 
     assert row.options == {"cut": 2}
     assert row.round_graph != "forward"

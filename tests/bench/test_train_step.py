@@ -20,10 +20,10 @@ from edgefl.bench.common.device_graph import write_arrays, write_graph
 from edgefl.bench.common.machine import quiet_environment
 from edgefl.bench.common.worker import Worker, WorkerFailed
 from edgefl.bench.train_step import et_training
+from edgefl.bench.train_step.anchors import TrainStepSettings
 from edgefl.bench.train_step.eager import optimizer, stepper
 from edgefl.bench.train_step.model import built
 from edgefl.bench.train_step.rows import SGD, compiled, measure
-from edgefl.bench.train_step.settings import TrainStepSettings
 from edgefl.bench.train_step.tuned import take_fastest
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.layers.explicit import BatchNorm

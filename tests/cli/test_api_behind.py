@@ -65,7 +65,7 @@ API = {
     "bench submodels": "edgefl.bench.submodels.measure",
     "bench aggregate": "edgefl.bench.aggregate.rows.measure",
     "bench encode": "edgefl.bench.encode.rows.measure",
-    "bench faults": "edgefl.bench.faults.rows.Campaign",
+    "bench faults": "edgefl.bench.faults.campaign.FaultCampaign",
     "bench fuzz": "edgefl.bench.fuzz.rows.measure",
     "bench buffered": "edgefl.bench.versions.rows.measure",
     "bench dashboard": "edgefl.bench.dashboard.rows.measure",

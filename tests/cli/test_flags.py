@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from edgefl.cli.commands import app
-from edgefl.cli.flags import in_flags
+from edgefl.cli.options import in_flags
 
 COMMAND = typer.main.get_command(app)
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,8 +12,8 @@ import pytest
 import typer
 
 from edgefl.cli import app
-from edgefl.cli.flags import in_flags
-from edgefl.cli.models.fit import Wishes, read_device, read_hello
+from edgefl.cli.models.plan import Wishes, read_device, read_hello
+from edgefl.cli.options import in_flags
 from edgefl.wire.bundle.archive import read_bundle
 from edgefl.wire.errors import ConfigError, ModelError
 from edgefl.wire.mqtt.messages import Hello, encode

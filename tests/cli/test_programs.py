@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from edgefl.cli import app
-from edgefl.cli.catalog import programs
-from edgefl.cli.catalog.programs import for_people, summary
+from edgefl.cli.catalog import live
+from edgefl.cli.catalog.inspection import program_table
+from edgefl.cli.catalog.live import summary
 from edgefl.optimizers import OPTIMIZERS
 from edgefl.programs.catalog import PROGRAMS
 from edgefl.programs.quantized.swat import swat
@@ -23,7 +24,7 @@ from tests.cli.runner import runner
 def programs_are_measured_once() -> Iterator[None]:
     """Every listing of programs has the same rows."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(programs, "program_rows", cache(programs.program_rows))
+        patch.setattr(live, "program_rows", cache(live.program_rows))
         yield
 
 
@@ -68,7 +69,7 @@ def test_what_a_round_costs_is_what_the_formulas_say(name: str, cost: tuple[int,
 
 def test_exchanges_and_passes_over_the_data_are_told() -> None:
     rows = _listed("programs")
-    people = {row["name"]: row for row in for_people(list(rows.values()))}
+    people = {row["name"]: row for row in program_table(list(rows.values()))}
 
     assert (rows["mimeadam"]["exchanges"], rows["mimeadam"]["full"]) == (2, True)
     assert people["mimeadam"]["gradients"] == "2 + full"

@@ -13,7 +13,7 @@ import typer
 from edgefl.cli import app
 from edgefl.cli.analysis.reproduce import conclude
 from edgefl.papers.fafed import counterexample
-from edgefl.papers.summary import ClaimSummary, Summary
+from edgefl.papers.record import ClaimSummary, Summary
 from edgefl.wire.errors import ConfigError
 from tests.cli.runner import runner
 

@@ -77,7 +77,7 @@ def test_the_runtime_names_no_method() -> None:
             "from edgefl.cli.device import process\n"
             "from edgefl.wire.mqtt.address import Address\n"
             "told = dict(federation='f', device='d', broker=Address('h', 1), data='/nonexistent', folder=sys.argv[1])\n"
-            "try: process.LIFE.begin(process.DeviceSettings(**told))\n"
+            "try: process.load(); process.run(process.DeviceSettings(**told))\n"
             "except Exception as error: assert 'training data' in str(error), error",
             False,
         ),

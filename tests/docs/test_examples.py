@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from device_runtime.policy import read_policy
-from edgefl.cli.models.fit import read_device
+from edgefl.cli.models.plan import read_device
 from edgefl.config import Federation, load
 from edgefl.config.reading import parse
 from edgefl.data.datasets import digits

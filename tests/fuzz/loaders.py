@@ -18,7 +18,7 @@ import numpy as np
 from device_runtime.engine.base import Engine
 from device_runtime.engine.onnx import OnnxEngine
 from device_runtime.sandbox.choose import open_sandboxed
-from edgefl.bench.fuzz.mutate import mutated
+from edgefl.bench.fuzz.corpus import mutated
 from edgefl.wire.bundle.manifest import Graph
 from edgefl.wire.errors import EdgeflError
 from edgefl.wire.limits import Limits

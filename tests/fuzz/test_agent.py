@@ -11,7 +11,7 @@ import pytest
 from device_runtime.agent import Agent
 from device_runtime.config import AgentConfig, AgentEvent
 from device_runtime.engine.select import open_engine
-from edgefl.bench.fuzz.mutate import mutated, random_topic
+from edgefl.bench.fuzz.corpus import mutated, random_topic
 from edgefl.wire.errors import EdgeflError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import Ack, encode

@@ -11,9 +11,8 @@ from xml.etree import ElementTree
 import pytest
 
 from edgefl.api.federation import load_federation
-from edgefl.papers.catalog import ENTRIES
 from edgefl.papers.entry import SCALES, Federated, Scale
-from edgefl.papers.reproduce import reproduce
+from edgefl.papers.reproduce import ENTRIES, reproduce
 
 
 @pytest.mark.parametrize("scale", SCALES)

@@ -15,8 +15,20 @@ from edgefl.api.simulate import Simulation
 from edgefl.papers.entry import SCALES, Entry, Federated, Scale
 from edgefl.papers.fafed import ENTRIES, speedup
 from edgefl.papers.fafed.federations import FAFED, FEDAVG, METHODS, Options, Setup, Tuned
-from edgefl.papers.fafed.judges import against, dearer, lowest, none_above, sends, smoother
-from edgefl.papers.fafed.measures import GRADIENTS, MEGABYTES, OBJECTIVE, gradients, measured, rises
+from edgefl.papers.fafed.measures import (
+    GRADIENTS,
+    MEGABYTES,
+    OBJECTIVE,
+    against,
+    dearer,
+    gradients,
+    lowest,
+    measured,
+    none_above,
+    rises,
+    sends,
+    smoother,
+)
 from edgefl.papers.results import Results
 from edgefl.simulation.batched_clients import together
 

@@ -9,8 +9,10 @@ import torch
 from edgefl.api.federation import load_federation
 from edgefl.papers.entry import SCALES, Entry, Federated, Scale
 from edgefl.papers.fedbat import ENTRIES, main, one_bit, theory
-from edgefl.papers.fedbat.federations import DIRICHLET, IID, LABELS
-from edgefl.papers.fedbat.judges import (
+from edgefl.papers.fedbat.federations import (
+    DIRICHLET,
+    IID,
+    LABELS,
     ahead_at_equal_bytes,
     close,
     loses_more,
@@ -114,7 +116,7 @@ def test_bounds_agree_where_the_theory_says_so() -> None:
 
 def test_without_noise_in_what_is_sent_the_quadratic_is_solved() -> None:
     generator = torch.Generator().manual_seed(0)
-    task = theory.Quadratic(torch.randn(8, 10, generator=generator, dtype=torch.float64))
+    task = theory.SampledQuadratic(torch.randn(8, 10, generator=generator, dtype=torch.float64))
     exact = theory.descend(task, 100, generator, binarized=False)
     coarse = theory.descend(task, 100, generator, binarized=True)
     assert exact.t[-1] == 500 and exact.gaps[-1] < 0.01 * exact.gaps[0]

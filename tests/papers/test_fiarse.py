@@ -12,16 +12,18 @@ from edgefl.api.federation import load_federation
 from edgefl.papers.entry import SCALES, Entry, Federated, Scale
 from edgefl.papers.fiarse import ENTRIES
 from edgefl.papers.fiarse.federations import Setup, fiarse
-from edgefl.papers.fiarse.judges import (
+from edgefl.papers.fiarse.measures import (
     above_all,
+    accuracies_and_exploration,
     gains_more,
+    label,
     largest_gap,
+    measured,
     mostly_above,
     reached,
     sooner,
     steadier,
 )
-from edgefl.papers.fiarse.measures import accuracies_and_exploration, label, measured
 from edgefl.papers.results import Results
 from edgefl.papers.submodel_accuracy import SubmodelAccuracy
 

@@ -7,13 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from edgefl.papers.campaign import campaign, tasks
-from edgefl.papers.catalog import ENTRIES, named, selected
 from edgefl.papers.entry import Claim, Column, Computed, Entry, Federated, Found, percent
 from edgefl.papers.page import overview, write_entry
-from edgefl.papers.record import Record, read_record, run_arm
+from edgefl.papers.record import Record, read_record, run_arm, summed_up
+from edgefl.papers.reproduce import ENTRIES, campaign, named, selected, tasks
 from edgefl.papers.results import Results, above, ahead_of_each, not_below, ordered
-from edgefl.papers.summary import summed_up
 from edgefl.wire.errors import ConfigError
 
 RESULTS = Results(

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from edgefl import programs
-from edgefl.cli.catalog.programs import scalars_of, server_options_of
+from edgefl.cli.catalog.live import scalars_of, server_options_of
 from edgefl.contract.program import Program
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgefl.cli.models.fit import Wishes, read_device
+from edgefl.cli.models.plan import Wishes, read_device
 from edgefl.cli.options import parse_bytes
 from edgefl.config.tables import TierTable
 from edgefl.system import sizes

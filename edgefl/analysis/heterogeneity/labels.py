@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.optimize import linear_sum_assignment  # type: ignore[import-untyped]
 
 from edgefl.data.dataset import Array
 from edgefl.wire.errors import DataError
@@ -91,3 +93,99 @@ def grouped(counts: Array) -> dict[tuple[int, ...], list[int]]:
     for user, row in enumerate(counts):
         groups.setdefault(tuple(int(label) for label in np.flatnonzero(row)), []).append(user)
     return groups
+
+
+DIRECTIONS, ROWS, ALL_ROWS, MATCHED = 64, 64, 4096, 64
+"""Random projections; samples of a user, of all users, and of a user in a matching, at most."""
+
+
+@dataclass(frozen=True, eq=False)
+class Distances:
+    """W1(p_i, p) per user, (n,): the mean over single features, the mean over random directions, exact matching."""
+
+    per_feature: Array
+    sliced: Array
+    matched: Array
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureReport:
+    """``found`` for the users' own samples, ``chance`` after shuffling samples across users: what is above it counts."""
+
+    found: Distances
+    chance: Distances
+    features: int
+    rows: int
+
+
+def feature_report(
+    users: Sequence[Array], *, seed: int = 0, rows: int = ROWS, directions: int = DIRECTIONS
+) -> FeatureReport:
+    """From the users' inputs, (m_i, features) each, of which at most ``rows`` are taken at random.
+
+    The mean over features is exact one-dimensional W1; that over random unit directions (sliced W1) is a lower bound of
+    W1 in all dimensions; matching equally many samples of a user and of all others is an upper one, and falls slowly with
+    the number of samples. All three are positive for users that are alike, hence the same again after a shuffle.
+    """
+    if not users or not all(len(user) for user in users):
+        raise DataError("users need a sample each to be compared: use fewer users")
+    rng = np.random.default_rng(seed)
+    most = max(2, min(rows, ALL_ROWS // len(users)))
+    samples = [user[rng.permutation(len(user))[:most]].astype(np.float64) for user in users]
+    x, owner = np.concatenate(samples), np.repeat(np.arange(len(samples)), [len(own) for own in samples])
+    unit = rng.normal(size=(directions, x.shape[1]))
+    unit /= np.linalg.norm(unit, axis=1, keepdims=True)
+    # The shuffled users get the same directions and the same partners.
+    partners = np.random.SeedSequence(int(rng.integers(1 << 32)))
+    shuffled = rng.permutation(owner)
+    return FeatureReport(
+        found=_distances(x, owner, unit, partners),
+        chance=_distances(x, shuffled, unit, partners),
+        features=x.shape[1],
+        rows=len(x),
+    )
+
+
+def _distances(x: Array, owner: Array, unit: Array, partners: np.random.SeedSequence) -> Distances:
+    rng, users = np.random.default_rng(partners), int(owner.max()) + 1
+    return Distances(
+        per_feature=wasserstein_1d(x, owner).mean(axis=1),
+        sliced=wasserstein_1d(x @ unit.T, owner).mean(axis=1),
+        matched=np.array([_matched(rng, x, owner == user, users) for user in range(users)]),
+    )
+
+
+def wasserstein_1d(values: Array, owner: Array) -> Array:
+    """Exact W1 between each user's values and the equally weighted mixture of all users, column by column.
+
+    ``values`` (N, k), ``owner`` (N,) with users 0 .. n - 1; result (n, k): the integral of |F_i - F| over the line.
+    """
+    users = int(owner.max()) + 1
+    mass = 1.0 / np.bincount(owner, minlength=users)
+    order = np.argsort(values, axis=0, kind="stable")
+    gaps = np.diff(np.take_along_axis(values, order, axis=0), axis=0)
+    whose = owner[order]
+    mixture = np.cumsum(mass[whose], axis=0)[:-1] / users
+    distances = np.empty((users, values.shape[1]))
+    for user in range(users):
+        apart = np.cumsum(whose[:-1] == user, axis=0, dtype=np.float64)
+        apart *= mass[user]
+        apart -= mixture
+        np.abs(apart, out=apart)
+        distances[user] = np.einsum("nk,nk->k", apart, gaps)
+    return distances
+
+
+def _matched(rng: np.random.Generator, x: Array, mine: Array, users: int) -> float:
+    """W1 in all dimensions from the best one-to-one matching of a user's samples with as many of the other users."""
+    own = x[mine][:MATCHED]
+    others = x[~mine]
+    if not len(others):
+        return 0.0
+    partners = others[rng.permutation(len(others))[: len(own)]]
+    own = own[: len(partners)]
+    squares = (own**2).sum(axis=1)[:, None] + (partners**2).sum(axis=1) - 2 * own @ partners.T
+    cost = np.sqrt(np.maximum(squares, 0.0))
+    rows, columns = linear_sum_assignment(cost)
+    # W1(p_i, p) = (1 - 1/n) W1(p_i, mean of the others), since the user is one n-th of p.
+    return float(cost[rows, columns].mean()) * (1 - 1 / users)

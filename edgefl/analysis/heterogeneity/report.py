@@ -10,11 +10,26 @@ from typing import Any
 import numpy as np
 
 from edgefl.analysis.heterogeneity import theory
-from edgefl.analysis.heterogeneity.adaptation import AdaptationReport, Adaptations, adapted
-from edgefl.analysis.heterogeneity.curvature import CurvatureReport, Examined, Told, curvature_report
-from edgefl.analysis.heterogeneity.features import Distances, FeatureReport, feature_report
-from edgefl.analysis.heterogeneity.gradients import GradientReport, Gradients, user_gradient
-from edgefl.analysis.heterogeneity.labels import LabelReport, label_report, majority_levels
+from edgefl.analysis.heterogeneity.curvature import (
+    AdaptationReport,
+    Adaptations,
+    CurvatureReport,
+    Examined,
+    GradientReport,
+    Gradients,
+    Told,
+    adapted,
+    curvature_report,
+    user_gradient,
+)
+from edgefl.analysis.heterogeneity.labels import (
+    Distances,
+    FeatureReport,
+    LabelReport,
+    feature_report,
+    label_report,
+    majority_levels,
+)
 from edgefl.analysis.heterogeneity.losses import Losses, Shard, batches
 from edgefl.data.dataset import Array
 

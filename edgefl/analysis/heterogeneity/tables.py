@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from html import escape
 
+from edgefl.analysis.charts import svg
+from edgefl.analysis.charts.html import document, table
 from edgefl.analysis.heterogeneity import theory
-from edgefl.analysis.heterogeneity.curvature import PROBES
+from edgefl.analysis.heterogeneity.curvature import PROBES, STEPS
 from edgefl.analysis.heterogeneity.labels import grouped, majority_levels
-from edgefl.analysis.heterogeneity.report import HeterogeneityReport
-from edgefl.analysis.heterogeneity.spectrum import STEPS
+from edgefl.analysis.heterogeneity.report import HeterogeneityReport, reading
 
 Row = dict[str, str]
 
@@ -155,3 +158,48 @@ def _ranges(numbers: list[int]) -> str:
         else:
             runs.append([number])
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+BARS = 24
+"""Users that are drawn as bars; more of them are a line."""
+
+Sections = Mapping[str, Sequence[Mapping[str, str]]]
+
+_STYLE = "td,th{text-align:left}.warning{border-left:4px solid #d1495b;padding-left:.8em}"
+
+
+def page(title: str, report: HeterogeneityReport, sections: Sections, notes: Sequence[str]) -> str:
+    """``sections`` are tables of rows with equal keys, ``notes`` what to read before them."""
+    verdict = reading(report.kappa, max(report.alpha_lambda))
+    warned = ' class="warning"' if "unsafe" in verdict else ""
+    body = [f"<p{warned}>{escape(verdict)}</p>"]
+    body += [f"<p>{escape(note)}</p>" for note in notes]
+    body += [_pairwise(report), _kappas(report)]
+    body += [f"<h2>{escape(name)}</h2>{table(rows)}" for name, rows in sections.items()]
+    return document(title, body, style=_STYLE)
+
+
+def _pairwise(report: HeterogeneityReport) -> str:
+    names = [str(user) for user in range(len(report.counts))]
+    return svg.heatmap(
+        report.labels.pairwise.tolist(),
+        names,
+        names,
+        title="Total variation between the users' label frequencies",
+        x="user",
+        y="user",
+    )
+
+
+def _kappas(report: HeterogeneityReport) -> str:
+    kappas = report.adaptation.kappas
+    title = f"kappa per user, alpha {report.setting.alpha:g}: what FO leaves out"
+    if len(kappas) <= BARS:
+        named = {str(user): value for user, value in enumerate(kappas)}
+        return svg.bar_chart(named, title=title, x="user", y="kappa")
+    last = len(kappas) - 1
+    lines: dict[str, list[tuple[float, float]]] = {
+        "kappa": [(float(at), own) for at, own in enumerate(kappas)]
+    }
+    lines["0.2: HF differs visibly"] = [(0.0, 0.2), (float(last), 0.2)]
+    return svg.line_chart(lines, title=title, x="user", y="kappa", x_span=svg.COUNT, y_span=svg.AMOUNT)

@@ -14,7 +14,7 @@ import statistics
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,14 @@ import torch
 from edgefl.bench.aggregate.flower import RESULT
 from edgefl.bench.aggregate.ours import Ours
 from edgefl.bench.common.coded import CODECS, CodedModel, sized
-from edgefl.bench.common.turns import import_path, running
+from edgefl.bench.common.machine import import_path, running
 from edgefl.bench.common.worker import Worker
 from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.catalog import build_model
 from edgefl.system.processes import last_line
+from edgefl.system.structs import filled
 from edgefl.wire.errors import ConfigError
+from server.aggregate.cuda import measure_signs
 
 __all__ = ["CODECS", "AggregateRow", "AggregateSettings", "build", "measure"]
 
@@ -91,7 +93,6 @@ class AggregateSettings:
     device: str = "cpu"
     repeat: int = 5
     flower: str = ""
-    options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.device == "cuda" and not torch.cuda.is_available():
@@ -106,9 +107,9 @@ class AggregateSettings:
             )
 
 
-def build(model: str, parameters: int, settings: AggregateSettings) -> ModelSpec:
+def build(model: str, parameters: int, options: Mapping[str, Any]) -> ModelSpec:
     """The model whose updates are added, or with ``parameters`` a perceptron of that size; ModelError if there is none."""
-    return sized(parameters) if parameters else build_model(model, **settings.options)
+    return sized(parameters) if parameters else build_model(model, **options)
 
 
 def measure(
@@ -140,11 +141,12 @@ def _row(
 ) -> AggregateRow:
     seconds, round_s = statistics.median(ours.seconds), statistics.median(ours.round_s)
     flower_s = statistics.median(flower_ms) / 1e3 if flower_ms else None
-    return AggregateRow(
+    return filled(
+        AggregateRow,
+        ours,
+        settings,
         codec=ours.model.codec,
-        device=settings.device,
         parameters=ours.layout.size,
-        clients=settings.clients,
         updates_per_s=round(settings.clients / seconds, 2),
         flower_updates_per_s=round(settings.clients / flower_s, 2) if flower_s else None,
         ratio=round(flower_s / seconds, 3) if flower_s else None,
@@ -158,12 +160,7 @@ def _row(
         flower_s=round(flower_s, 6) if flower_s else None,
         flower_s_min=round(min(flower_ms) / 1e3, 6) if flower_ms else None,
         difference=difference,
-        update_bytes=ours.update_bytes,
-        counted_bytes=ours.counted_bytes,
-        batches=ours.batches,
         copy_bytes_per_s=round(max(ours.copies)),
-        threads=ours.threads,
-        repeat=settings.repeat,
         model=ours.model.spec.name,
         tensors=len(ours.layout.shapes),
         flower_error=problem,
@@ -227,3 +224,59 @@ def _missing(python: str, environment: Mapping[str, str]) -> str | None:
     if process.returncode == 0:
         return None
     return f"{last_line(process.stderr, 'it ended without a word')}: it is not installed there; {_INSTALL}"
+
+
+ON_DEVICE_CODEC = "fedbat"
+_BYTES = 8
+"""Of a sum."""
+
+
+class OnDeviceRow(msgspec.Struct, frozen=True, kw_only=True):
+    """As :class:`edgefl.bench.aggregate.rows.AggregateRow`, of the sums alone, all ``clients`` in one batch; medians.
+
+    Flower, which has no way to average on a GPU, has no part in it. ``gpu`` is its name, ``tunings`` the seconds of each
+    way in which the kernel can be launched; ``seconds`` is that of the one the server uses.
+    """
+
+    codec: str
+    device: str
+    parameters: int
+    clients: int
+    updates_per_s: float
+    flower_updates_per_s: float | None
+    ratio: float | None
+    copy_fraction: float
+    seconds: float
+    update_bytes: int
+    counted_bytes: int
+    copy_bytes_per_s: float
+    repeat: int
+    gpu: str
+    tunings: dict[str, float]
+
+
+def measure_on_device(parameters: int, clients: int, repeat: int) -> OnDeviceRow:
+    """The row. ConfigError where there is no CUDA or no triton."""
+    return row_of(measure_signs(parameters, clients, repeat=repeat), repeat)
+
+
+def row_of(found: Mapping[str, Any], repeat: int) -> OnDeviceRow:
+    """What :func:`server.aggregate.cuda.measure_signs` found, as a row."""
+    parameters, clients = found["parameters"], found["clients"]
+    return OnDeviceRow(
+        codec=ON_DEVICE_CODEC,
+        device="cuda",
+        parameters=parameters,
+        clients=clients,
+        updates_per_s=round(found["updates_per_s"], 2),
+        flower_updates_per_s=None,
+        ratio=None,
+        copy_fraction=round(found["copy_fraction"], 4),
+        seconds=round(found["seconds"], 6),
+        update_bytes=(found["bytes"] - 2 * _BYTES * parameters) // clients,
+        counted_bytes=found["bytes"],
+        copy_bytes_per_s=round(found["copy_bytes_per_s"]),
+        repeat=repeat,
+        gpu=found["device"],
+        tunings=dict(found["tunings"]),
+    )

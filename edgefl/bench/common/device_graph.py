@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import torch
 
-from edgefl.bench.common.turns import worker_of
+from edgefl.bench.common.machine import worker_of
 from edgefl.bench.common.worker import Worker
 from edgefl.contract.program import Function, Phase, Program
 from edgefl.contract.tensors import Tensors, prefixed, role_of

@@ -18,7 +18,7 @@ import torch
 
 from edgefl import programs
 from edgefl.bench.common.device_graph import payload, worker, written
-from edgefl.bench.common.turns import running
+from edgefl.bench.common.machine import running
 from edgefl.bench.common.worker import Worker
 from edgefl.contract.program import Function, Program
 from edgefl.contract.tensors import Tensors, prefixed, select

@@ -1,7 +1,7 @@
 """Worker that runs one graph of a round as a device does: draws the noise, keeps the state, serializes updates.
 
 ``python -m edgefl.bench.encode.device FOLDER GRAPH THREADS [STEPS]``; :mod:`edgefl.bench.encode.rows` or
-:mod:`edgefl.bench.programs.steps` writes the folder.
+:mod:`edgefl.bench.programs.rows` writes the folder.
 """
 
 from __future__ import annotations

@@ -1,31 +1,29 @@
 """Cost of serializing an update on a device, beside one of its training steps.
 
 Both run on the device's engine, from the graphs that a bundle would hold, each in a fresh process of its own; the
-processes take turns in blocks of equally many calls, as in :mod:`edgefl.bench.common.turns`.
+processes take turns in blocks of equally many calls, as in :mod:`edgefl.bench.common.machine`.
 """
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from edgefl.bench.common.coded import CODECS, CodedModel
 from edgefl.bench.common.device_graph import Exported, export, with_state, write_function
-from edgefl.bench.common.turns import running, take_turns, worker_of
+from edgefl.bench.common.machine import running, take_turns, worker_of
 from edgefl.bench.common.worker import Worker
 from edgefl.contract.program import Function, Program
 from edgefl.contract.tensors import prefixed
 from edgefl.models.spec import ModelSpec
-from edgefl.models.zoo.catalog import build_model
 from edgefl.wire.update.size import update_size
 
-__all__ = ["CODECS", "EncodeRow", "EncodeSettings", "build", "measure"]
+__all__ = ["CODECS", "EncodeRow", "EncodeSettings", "measure"]
 
 SGD = "dense"
 """The codec whose local training is plain SGD."""
@@ -68,12 +66,6 @@ class EncodeSettings:
     batch: int = 32
     threads: int = 1
     repeat: int = 5
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-
-def build(model: str, settings: EncodeSettings) -> ModelSpec:
-    """The model with initial weights; ModelError if there is none of this name."""
-    return build_model(model, **settings.options)
 
 
 def measure(

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
-from edgefl.bench.faults.federation import lab_of
+from edgefl.bench.faults.federation import ROUNDS, lab_of, small_federation
 from edgefl.config import Federation
-from edgefl.lab.faults.schedule import Fault, Schedule
+from edgefl.lab.faults.schedule import Fault, Schedule, random_schedule
 from edgefl.lab.lab import Restarted, Said
+from edgefl.setup.tiers import device_names
 from edgefl.wire.errors import EdgeflError
 
 _MOST_REFUSALS = 5
@@ -40,7 +43,7 @@ class FaultRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass
-class Ran:
+class FaultyRun:
     """What one run told: digests of its rounds' weights, and how many updates each had."""
 
     digests: dict[int, str] = field(default_factory=dict)
@@ -51,9 +54,9 @@ class Ran:
     ended: bool = False
 
 
-def undisturbed(federation: Federation, folder: Path) -> Ran:
+def undisturbed(federation: Federation, folder: Path) -> FaultyRun:
     """The same run without faults. EdgeflError if it does not end."""
-    ran = Ran()
+    ran = FaultyRun()
     _attempt(federation, folder, None, ran, _PATIENCE_S)
     return ran
 
@@ -62,11 +65,11 @@ def disturbed(
     federation: Federation,
     folder: Path,
     schedule: Schedule,
-    calm: Ran,
+    calm: FaultyRun,
     tell: Callable[[str], None] = lambda _: None,
 ) -> FaultRow:
     """The run under ``schedule``, and how it compares with ``calm``."""
-    began, ran, why = time.monotonic(), Ran(), ""
+    began, ran, why = time.monotonic(), FaultyRun(), ""
     faults: Schedule | None = schedule
     while not ran.ended and not why:
         try:
@@ -80,20 +83,20 @@ def disturbed(
     why = why or _difference(ran, calm)
     return FaultRow(
         seed=schedule.seed,
-        broker=federation.broker.kind,
         faults=schedule.faults,
         happened=ran.happened,
+        restarts=ran.restarts,
+        broker=federation.broker.kind,
         rounds=len(ran.digests),
         same=not why,
         why=why,
         refusals=tuple(ran.refusals),
-        restarts=ran.restarts,
         seconds=round(time.monotonic() - began, 2),
     )
 
 
 def _attempt(
-    federation: Federation, folder: Path, faults: Schedule | None, ran: Ran, patience_s: float
+    federation: Federation, folder: Path, faults: Schedule | None, ran: FaultyRun, patience_s: float
 ) -> None:
     lab = lab_of(federation, folder)
     try:
@@ -112,7 +115,7 @@ def _attempt(
         lab.stop()
 
 
-def _take(news: Said, ran: Ran) -> None:
+def _take(news: Said, ran: FaultyRun) -> None:
     event = news.event
     if event.get("event") == "roundclosed":
         ran.digests[event["round"]] = event["weights_sha256"]
@@ -121,7 +124,7 @@ def _take(news: Said, ran: Ran) -> None:
         ran.digests.setdefault(event["rounds"], event["weights_sha256"])
 
 
-def _difference(ran: Ran, calm: Ran) -> str:
+def _difference(ran: FaultyRun, calm: FaultyRun) -> str:
     """The first round whose weights or number of updates are others; empty where there is none."""
     for number, digest in sorted(calm.digests.items()):
         if number in ran.reports and ran.reports[number] != calm.reports[number]:
@@ -129,3 +132,41 @@ def _difference(ran: Ran, calm: Ran) -> str:
         if ran.digests.get(number) != digest:
             return f"round {number} ended with weights {ran.digests.get(number, '')[:12]!r}, undisturbed {digest[:12]!r}"
     return ""
+
+
+class FaultCampaign:
+    """Measures schedules. ``keep``: where the folders of runs with other weights go.
+
+    >>> with FaultCampaign(broker="auto") as campaign:
+    ...     rows = [campaign.measure(each, print) for each in campaign.random(range(1, 4))]
+    """
+
+    def __init__(self, *, broker: str, keep: Path | None = None) -> None:
+        self.federation = small_federation(broker=broker)
+        self._keep = keep
+        self._calm: FaultyRun | None = None
+
+    def __enter__(self) -> FaultCampaign:
+        self._folder = Path(tempfile.mkdtemp(prefix="edgefl-faults-"))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def random(self, seeds: Iterable[int]) -> list[Schedule]:
+        """The schedules of these seeds."""
+        devices = device_names(self.federation)
+        return [random_schedule(seed, devices, ROUNDS) for seed in seeds]
+
+    def measure(self, schedule: Schedule, tell: Callable[[str], None]) -> FaultRow:
+        """The run under ``schedule``. EdgeflError if the undisturbed one does not end."""
+        if self._calm is None:
+            tell("the undisturbed run")
+            self._calm = undisturbed(self.federation, self._folder / "calm")
+        tell(f"the schedule of seed {schedule.seed}")
+        folder = self._folder / f"seed-{schedule.seed}"
+        row = disturbed(self.federation, folder, schedule, self._calm, tell)
+        if not row.same and self._keep is not None:
+            shutil.copytree(folder, self._keep / folder.name, dirs_exist_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        return row

@@ -10,13 +10,11 @@ from pathlib import Path
 
 import msgspec
 
-from edgefl.bench.fleet.federation import NAME, TIER, Case
-from edgefl.bench.fleet.processes import running_broker, running_server
-from edgefl.bench.fleet.run import Measured, Run
-from edgefl.lab.generator.descriptors import check_room
-from edgefl.lab.generator.settings import Load
-from edgefl.lab.generator.tally import quantile
-from edgefl.lab.ports import free_port
+from edgefl.bench.fleet.federation import NAME, TIER, Case, running_broker, running_server
+from edgefl.bench.fleet.run import FleetFigures, Run
+from edgefl.lab.generator.settings import Load, quantile
+from edgefl.lab.ports import check_room, free_port
+from edgefl.system.structs import filled
 
 __all__ = ["Case", "FleetRow", "measure"]
 
@@ -99,7 +97,7 @@ def measure(case: Case, tell: Callable[[str], None], keep: Path | None = None) -
             return _row(case, run.measured, run)
 
 
-def _row(case: Case, measured: Measured, run: Run) -> FleetRow:
+def _row(case: Case, measured: FleetFigures, run: Run) -> FleetRow:
     first, last = run.marks[case.uncounted], run.marks[-1]
     accepted = sum(measured.reports[case.uncounted :])
     server_s, broker_s = last.server_s - first.server_s, last.broker_s - first.broker_s
@@ -109,13 +107,12 @@ def _row(case: Case, measured: Measured, run: Run) -> FleetRow:
     acks = sorted(run.fleet.tally.ack_s[first.acks : last.acks])
     per_thousand = 1000 / max(1, accepted)
     summary = run.fleet.summary()
-    return FleetRow(
-        devices=case.devices,
+    return filled(
+        FleetRow,
+        case,
+        measured,
+        summary,
         selected=case.tasks,
-        workers=case.workers,
-        update=case.update,
-        update_bytes=summary.update_bytes,
-        rounds=case.rounds,
         closed=sum(outcome == "closed" for outcome in measured.outcomes[case.uncounted :]),
         connect_s=round(measured.connect_s, 3),
         round_p50_s=round(statistics.median(rounds), 4),
@@ -132,15 +129,7 @@ def _row(case: Case, measured: Measured, run: Run) -> FleetRow:
         server_rest_bytes=measured.rest_bytes,
         server_peak_bytes=measured.peak_bytes,
         idle_device_bytes=max(0, measured.idle_bytes - measured.start_bytes) // case.devices,
-        broker_peak_bytes=measured.broker_peak_bytes,
         ack_p50_s=round(quantile(acks, 0.5), 4),
         ack_p99_s=round(quantile(acks, 0.99), 4),
-        resent_share=summary.resent_share,
-        resent_chunks=summary.resent_chunks,
         dropped_messages=measured.dropped,
-        journal_bytes=measured.journal_bytes,
-        out_bytes=measured.out_bytes,
-        vanished=summary.vanished,
-        unanswered=summary.unanswered,
-        fates=summary.fates,
     )

@@ -11,12 +11,10 @@ from typing import IO, Any
 
 import msgspec
 
-from edgefl.bench.fleet.federation import Case
-from edgefl.bench.fleet.processes import Watched, last_words
+from edgefl.bench.fleet.federation import Case, MeasuredProcess, last_words
 from edgefl.lab.generator import packets
-from edgefl.lab.generator.connection import Connection, Target
+from edgefl.lab.generator.connection import READ, Connection, Loop, Target
 from edgefl.lab.generator.fleet import Fleet
-from edgefl.lab.generator.loop import READ, Loop
 from edgefl.lab.generator.settings import Load
 from edgefl.wire.errors import EdgeflError
 from edgefl.wire.mqtt.address import Address
@@ -49,7 +47,7 @@ class Mark:
 
 
 @dataclass
-class Measured:
+class FleetFigures:
     """What was seen so far; by round ``seconds``, ``reports`` and ``outcomes``."""
 
     connect_s: float = 0.0
@@ -69,7 +67,7 @@ class Measured:
 class _Counters:
     """Hears what the broker has dropped."""
 
-    def __init__(self, loop: Loop, target: Target, measured: Measured) -> None:
+    def __init__(self, loop: Loop, target: Target, measured: FleetFigures) -> None:
         self._measured = measured
         hello = packets.connect("edgefl-bench-counters", keepalive_s=0, clean=True)
         self.connection = Connection(loop, target, self, hello)
@@ -92,13 +90,13 @@ class Run:
         case: Case,
         load: Load,
         port: int,
-        broker: Watched,
-        server: Watched,
+        broker: MeasuredProcess,
+        server: MeasuredProcess,
         folder: Path,
         tell: Callable[[str], None],
     ) -> None:
         self.case = case
-        self.measured = Measured()
+        self.measured = FleetFigures()
         self.marks: list[Mark] = []
         self._loop = Loop()
         self._tell = tell

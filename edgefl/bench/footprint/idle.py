@@ -5,22 +5,20 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import shutil
-import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import psutil
 
-from edgefl.bench.common.machine import quiet_environment
-from edgefl.bench.common.turns import import_path
+from edgefl.bench.common.machine import import_path, quiet_environment
+from edgefl.lab.broker import lab_broker, listens
 from edgefl.lab.ports import free_port
 from edgefl.system.processes import end_process, last_line
 from edgefl.wire.errors import EdgeflError
@@ -33,7 +31,6 @@ HOST, FEDERATION, SAMPLES = "127.0.0.1", "bench-footprint", 32
 PATIENCE_S = 60.0
 SETTLE_S = 5.0
 """What a client does when it is connected is over by then: it waits."""
-_SYSTEM_PATH = "/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin:/opt/homebrew/sbin"
 
 
 @dataclass(frozen=True)
@@ -49,8 +46,9 @@ class Idle:
 def agents(command: Sequence[str], engine: str, repeat: int) -> Iterator[Idle]:
     """An agent that takes the options of `edgefl device`, against a real broker, which has its hello; its subscriptions went
     out before."""
-    with tempfile.TemporaryDirectory(prefix="edgefl-bench-") as name, broker() as port:
+    with tempfile.TemporaryDirectory(prefix="edgefl-bench-") as name, ExitStack() as stack:
         folder = Path(name)
+        port = stack.enter_context(lab_broker(folder, PATIENCE_S))
         generator = np.random.default_rng(0)
         x = generator.standard_normal((SAMPLES, 3, 32, 32), np.float32)
         np.savez(folder / "data.npz", x=x, y=generator.integers(0, 10, SAMPLES))
@@ -80,7 +78,8 @@ def flower_clients(python: str, repeat: int) -> Iterator[Idle]:
         for _ in range(repeat):
             port = free_port(HOST)
             with _process([*module, "server", str(port)], environment) as (server, output):
-                _until_listening(port, server)
+                if not listens(port, server, PATIENCE_S):
+                    raise _Silent
                 yield _started([*module, "client", str(port)], output, "connected", environment)
 
 
@@ -154,19 +153,6 @@ def _until(heard: queue.Queue[str], wanted: str) -> None:
 
 
 @contextlib.contextmanager
-def broker() -> Iterator[int]:
-    """Mosquitto where it is installed, else the one that edgefl brings."""
-    port = free_port(HOST)
-    kind = "mosquitto" if shutil.which("mosquitto", path=_SYSTEM_PATH) else "amqtt"
-    with _process([sys.executable, "-m", "edgefl", "broker", "--port", str(port), "--kind", kind]) as (
-        broker,
-        _,
-    ):
-        _until_listening(port, broker)
-        yield port
-
-
-@contextlib.contextmanager
 def _ear(port: int, topics: Sequence[str]) -> Iterator[queue.Queue[str]]:
     """The topics of messages on ``topics``, as they come in."""
     heard: queue.Queue[str] = queue.Queue()
@@ -192,12 +178,3 @@ def _ear(port: int, topics: Sequence[str]) -> Iterator[queue.Queue[str]]:
     finally:
         ended.set()
         session.stop()
-
-
-def _until_listening(port: int, process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while process.poll() is None and time.monotonic() < deadline:
-        with contextlib.suppress(OSError), socket.create_connection((HOST, port), 0.2):
-            return
-        time.sleep(0.05)
-    raise _Silent

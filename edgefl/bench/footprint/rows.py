@@ -6,10 +6,16 @@ Beside Flower with torch. Processes are real ones, on a real broker or server; s
 from __future__ import annotations
 
 import json
+import os
+import re
+import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,12 +23,28 @@ from typing import Any
 
 import msgspec
 
+from edgefl.bench.common.machine import family, quiet_environment, resident_bytes
 from edgefl.bench.footprint import installed as footprint_installed
-from edgefl.bench.footprint.cpp import NAME, VARIABLE, find_agent, sizes
-from edgefl.bench.footprint.idle import Idle, agents, device_command, edgefl_clients, flower_clients
-from edgefl.bench.footprint.training import training_peak
+from edgefl.bench.footprint.idle import (
+    HOST,
+    Idle,
+    agents,
+    device_command,
+    edgefl_clients,
+    flower_clients,
+)
+from edgefl.bench.footprint.idle import (
+    PATIENCE_S as BROKER_S,
+)
+from edgefl.bench.memory.rows import SAMPLES_PER_DEVICE
+from edgefl.config import Federation, parse
+from edgefl.config.text import dump
+from edgefl.lab.broker import lab_broker
+from edgefl.setup.data import open_data, partition
+from edgefl.setup.tiers import completed
 from edgefl.system.processes import last_line
 from edgefl.wire.errors import EdgeflError
+from edgefl.wire.keys import KeyPair
 
 CPP = "agent-cpp"
 
@@ -49,7 +71,7 @@ class FootprintRow(msgspec.Struct, frozen=True, kw_only=True):
     itself; ``bytecode_bytes``: what Python compiled beside them, which `pip install --no-compile` leaves out.
     ``as_pip_installs_bytes``: of the same packages with everything they ask for. ``packages``: name -> [version, bytes].
     ``training_peak_bytes``: the most resident memory in a round of ResNet-20's weak tier
-    (:mod:`edgefl.bench.footprint.training`). Of the C++ agent, what is installed are its binary and the libraries that it
+    (:mod:`edgefl.bench.footprint.rows`). Of the C++ agent, what is installed are its binary and the libraries that it
     loads beside the system's, without symbols.
     """
 
@@ -68,7 +90,7 @@ class FootprintRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
-class Kind:
+class ClientKind:
     """A kind of client. Package names as :mod:`edgefl.bench.footprint.installed` reads them."""
 
     what: str
@@ -82,15 +104,17 @@ class Kind:
 # A device needs executorch's libraries, and of what the package requires (coremltools, pandas, torchao, ...) nothing.
 _WITHOUT_ONNX = tuple(name for name in DEVICE if name != "onnxruntime")
 KINDS = (
-    Kind("edgefl-onnx", lambda python, repeat: edgefl_clients(python, "onnx", repeat), DEVICE, engine="onnx"),
-    Kind(
+    ClientKind(
+        "edgefl-onnx", lambda python, repeat: edgefl_clients(python, "onnx", repeat), DEVICE, engine="onnx"
+    ),
+    ClientKind(
         "edgefl-executorch",
         lambda python, repeat: edgefl_clients(python, "executorch", repeat),
         (*_WITHOUT_ONNX, "executorch!"),
         (*DEVICE, "executorch"),
         engine="executorch",
     ),
-    Kind("flower-torch", flower_clients, ("flwr", "torch"), ours=False),
+    ClientKind("flower-torch", flower_clients, ("flwr", "torch"), ours=False),
 )
 
 
@@ -137,7 +161,7 @@ def _cpp_row(agent: Path, repeat: int) -> FootprintRow:
     )
 
 
-def _row(kind: Kind, python: str, repeat: int) -> FootprintRow:
+def _row(kind: ClientKind, python: str, repeat: int) -> FootprintRow:
     problems = []
     runs: list[Idle] = []
     peak: int | None = None
@@ -215,3 +239,122 @@ def own_bytes() -> int:
 
 
 _OURS = ("edgefl", "device_runtime", "exporters", "server")
+
+
+VARIABLE = "EDGEFL_AGENT_CPP"
+BUILT = Path("build/agents/cpp/edgefl-agent")
+NAME = "edgefl-agent"
+_SYSTEM = re.compile(r"^(ld-linux.*|linux-vdso|libc|libm|libdl|libpthread|librt|libgcc_s|libstdc\+\+)\.")
+"""What every system has that runs a C++ program at all."""
+_RUNTIME = "libexecutorch.so"
+_OPENED = ("libexecutorch_kernels_optimized.so", "libexecutorch_backend_xnnpack.so")
+"""What the engine opens beside its runtime when it starts: nothing names it in the binary."""
+_LOADED = re.compile(r"^\s*(\S+) => (/\S+) \(", re.MULTILINE)
+
+
+def find_agent() -> Path | None:
+    """The binary that ``EDGEFL_AGENT_CPP`` names, else one that was built below this folder, else that of the path."""
+    named = os.environ.get(VARIABLE)
+    if named:
+        return Path(named)
+    if BUILT.exists():
+        return BUILT
+    found = shutil.which(NAME)
+    return Path(found) if found else None
+
+
+def sizes(agent: Path) -> Mapping[str, int]:
+    """Bytes of the agent and of each library that it loads beside the system's, without their symbols. EdgeflError where it
+    cannot be looked at."""
+    found = {agent.name: _stripped(agent)}
+    libraries = {name: Path(path) for name, path in _LOADED.findall(_answer(["ldd", str(agent)]))}
+    if runtime := libraries.get(_RUNTIME):
+        libraries |= {name: runtime.with_name(name) for name in _OPENED if runtime.with_name(name).exists()}
+    for name, path in libraries.items():
+        if not _SYSTEM.match(name):
+            found[name] = _stripped(path.resolve())
+    return found
+
+
+def _stripped(file: Path) -> int:
+    with tempfile.TemporaryDirectory(prefix="edgefl-bench-") as folder:
+        copy = Path(folder) / file.name
+        _answer(["strip", "--strip-unneeded", "-o", str(copy), str(file)])
+        return copy.stat().st_size
+
+
+def _answer(command: list[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    except OSError as error:
+        raise EdgeflError(
+            f"{command[0]} cannot be run: {error.strerror or error}; install binutils"
+        ) from error
+    if done.returncode:
+        raise EdgeflError(f"{' '.join(command)}: {(done.stderr or done.stdout).strip() or done.returncode}")
+    return done.stdout
+
+
+MODEL, TIER, BATCH, STEPS = "resnet20", "weak", 32, 10
+PATIENCE_S = 600.0
+_EVERY_S = 0.02
+
+
+def training_peak(agent: Sequence[str], engine: str) -> int:
+    """Bytes of resident memory of the agent and its children, the most of a whole round, looked at every 20 ms.
+
+    ``agent``: a command that takes the options of `edgefl device`. EdgeflError if the round does not end.
+    """
+    with tempfile.TemporaryDirectory(prefix="edgefl-bench-") as name, ExitStack() as stack:
+        folder = Path(name)
+        port = stack.enter_context(lab_broker(folder, BROKER_S))
+        federation = _federation(engine, port)
+        dataset = open_data(federation)
+        dataset.write_device(folder / "data.npz", partition(federation, dataset, 1)[0])
+        (folder / "federation.toml").write_text(dump(federation))
+        server = [sys.executable, "-m", "edgefl", "server", "--config", str(folder / "federation.toml")]
+        server += ["--out", str(folder / "run"), "--sign-key", str(folder / "key")]
+        options = ["--id", f"{TIER}-0", "--federation", federation.federation.name, "--until-done"]
+        options += ["--broker", f"{HOST}:{port}", "--data", str(folder / "data.npz"), "--engine", engine]
+        options += ["--store", str(folder / "store"), "--server-key", KeyPair(folder / "key").public_key]
+        environment = os.environ | quiet_environment()
+        with (folder / "log").open("wb") as log:
+            serving, training = (
+                subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+                for command in (server, [*agent, *options])
+            )
+        try:
+            return _watched(serving, training, folder / "log")
+        finally:
+            for process in (serving, training):
+                process.kill()
+                process.wait()
+
+
+def _federation(engine: str, port: int) -> Federation:
+    tables = {
+        "federation": {"name": "bench-footprint", "rounds": 1},
+        "model": {"name": MODEL},
+        "program": {"steps": STEPS, "batch": BATCH},
+        "data": {"name": "random", "partition": "iid", "train_samples": SAMPLES_PER_DEVICE},
+        "round": {"evaluate_every": 0},
+        "broker": {"kind": "external", "host": HOST, "port": port},
+    }
+    federation = completed(parse(tables, source="the benchmark"), per_tier=1)
+    tier = federation.tiers[TIER].model_copy(update={"engine": engine})
+    alone = federation.round.model_copy(update={"min_devices": 1})
+    return federation.model_copy(update={"tiers": {TIER: tier}, "round": alone})
+
+
+def _watched(server: subprocess.Popen[bytes], agent: subprocess.Popen[bytes], log: Path) -> int:
+    """The agent's peak until the server is done."""
+    peak, deadline = 0, time.monotonic() + PATIENCE_S
+    while server.poll() is None and time.monotonic() < deadline:
+        if agent.poll() not in (None, 0):
+            break
+        peak = max(peak, resident_bytes(family(agent.pid)))
+        time.sleep(_EVERY_S)
+    if server.poll() != 0:
+        words = last_line(log.read_text(errors="replace"), "no word")
+        raise EdgeflError(f"the round in which the agent trains did not end: {words}")
+    return peak

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import queue
 import random
 import signal
 import time
@@ -15,11 +16,14 @@ import psutil
 
 from edgefl.bench.faults.federation import lab_of, small_federation
 from edgefl.bench.fuzz.corpus import Fuzzer
-from edgefl.bench.fuzz.sender import Listener, Sender
 from edgefl.config import Federation
 from edgefl.lab.lab import Lab
-from edgefl.wire.errors import EdgeflError
+from edgefl.wire.errors import BrokerError, EdgeflError
 from edgefl.wire.keys import KeyPair
+from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.address import Address
+from edgefl.wire.mqtt.session import Delivery, Incoming, Session
+from edgefl.wire.mqtt.topics import Topics
 
 Target = Literal["server", "agent"]
 
@@ -63,7 +67,7 @@ class FuzzRow(msgspec.Struct, frozen=True, kw_only=True):
     why: str
 
 
-class Watched:
+class WatchedLab:
     """The lab's processes, and what they said."""
 
     def __init__(self, federation: Federation, folder: Path) -> None:
@@ -104,14 +108,14 @@ def measure(
     )
     tell("the run that nobody writes to")
     calm = _calm(federation, folder / "calm")
-    watched = Watched(federation, folder / target)
+    watched = WatchedLab(federation, folder / target)
     lab = watched.lab
     name = "server" if target == "server" else lab.devices[0]
     paused, why, sent = lab.devices[-1], "", (0, 0, 0.0)
     growth = (0, 0)
     try:
         lab.start()
-        with Listener(lab.address, federation.federation.name) as listener:
+        with MessageRecorder(lab.address, federation.federation.name) as listener:
             watched.wait(
                 f"end of round {HEARD_ROUNDS}", lambda: len(watched.of("roundclosed")) >= HEARD_ROUNDS
             )
@@ -167,7 +171,7 @@ def measure(
 
 
 def _calm(federation: Federation, folder: Path) -> dict[int, str]:
-    watched = Watched(federation, folder)
+    watched = WatchedLab(federation, folder)
     try:
         watched.lab.start()
         watched.wait("end of the run", lambda: watched.lab.supervisor.is_done("server"))
@@ -182,7 +186,7 @@ class _Sending:
 
     def __init__(
         self,
-        watched: Watched,
+        watched: WatchedLab,
         fuzzer: Fuzzer,
         target: Target,
         name: str,
@@ -241,3 +245,55 @@ def _size(lab: Lab, name: str) -> tuple[int, int]:
             path for path in files if path.relative_to(folder).parts[0] not in ("devices", "broker", "logs")
         ]
     return psutil.Process(process.pid).memory_info().rss, sum(path.stat().st_size for path in files)
+
+
+_AHEAD = 64
+_WAIT_S = 30.0
+
+
+class MessageRecorder:
+    """Hears all that is sent in a federation."""
+
+    def __init__(self, broker: Address, federation: str) -> None:
+        self._session = Session(broker, "edgefl-fuzz-listens", limits=Limits(), clean=True)
+        self._session.subscribe([f"{Topics(federation).root}/#"])
+
+    def __enter__(self) -> MessageRecorder:
+        self._session.start()
+        return self
+
+    def heard(self) -> list[tuple[str, bytes]]:
+        """Topics and payloads so far."""
+        found: list[tuple[str, bytes]] = []
+        while True:
+            try:
+                event = self._session.inbox.get_nowait()
+            except queue.Empty:
+                return found
+            if isinstance(event, Incoming) and event.payload:
+                found.append((event.topic, event.payload))
+
+    def __exit__(self, *_: object) -> None:
+        self._session.stop()
+
+
+class Sender:
+    """Publishes with QoS 1, a few messages ahead of the broker: none is lost on the way to it."""
+
+    def __init__(self, broker: Address) -> None:
+        self._session = Session(broker, "edgefl-fuzz-sends", limits=Limits(), clean=True)
+        self._flying: list[Delivery] = []
+
+    def __enter__(self) -> Sender:
+        self._session.start()
+        return self
+
+    def send(self, topic: str, payload: bytes) -> None:
+        self._flying.append(self._session.publish(topic, payload))
+        if len(self._flying) >= _AHEAD:
+            if not all(delivery.wait(_WAIT_S) for delivery in self._flying):
+                raise BrokerError(f"the broker took no message in {_WAIT_S:g} s; see its log")
+            self._flying.clear()
+
+    def __exit__(self, *_: object) -> None:
+        self._session.stop()

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from edgefl.bench.common.turns import running, worker_of
+from edgefl.bench.common.machine import running, worker_of
 from edgefl.bench.faults.federation import lab_of
 from edgefl.config import Federation, parse
 from edgefl.data.dataset import Dataset

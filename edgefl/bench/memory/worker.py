@@ -27,7 +27,7 @@ from edgefl.wire.limits import Limits
 from edgefl.wire.tensors import Array
 
 
-class Plain(OnnxEngine):
+class PlainEngine(OnnxEngine):
     """The engine with onnxruntime's own settings, but for the threads."""
 
     def _options(self, threads: int = 0) -> ort.SessionOptions:
@@ -46,7 +46,7 @@ def load(path: Path, threads: int, plain: Path | None) -> Callable[[], object]:
         ref = describe(model, Limits().chunk_bytes)
         graph = msgspec.structs.replace(graph, in_place=(), planned_bytes=0, blob=ref)
     bare = plain is not None and graph.format == OnnxEngine.format
-    engine: Engine = Plain(threads) if bare else open_engine(graph.format, threads)
+    engine: Engine = PlainEngine(threads) if bare else open_engine(graph.format, threads)
     loaded = engine.load(graph, model)
     random = np.random.default_rng(0)
     state = engine.write_state({port.name: _filled(port, random) for port in graph.inputs_of("state")})

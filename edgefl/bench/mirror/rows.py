@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -17,7 +17,7 @@ from device_runtime.memory import status_bytes
 from edgefl.bench.common.machine import quiet_environment
 from edgefl.bench.mirror.told import Fetched, Published, Trial, Way
 from edgefl.lab.ports import free_port
-from edgefl.system.processes import end_process, last_line
+from edgefl.system.processes import child_process, last_line
 from edgefl.wire.errors import EdgeflError
 from server.broker import mosquitto_command
 
@@ -90,20 +90,13 @@ def _side(name: str, trial: Trial, folder: Path) -> AbstractContextManager[_Proc
 
 @contextmanager
 def _process(command: Sequence[str], log: Path) -> Iterator[_Process]:
-    with log.open("w") as written:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=written,
-            text=True,
-            env={**os.environ, **quiet_environment()},
-        )
-    with process:
-        try:
-            yield process
-        finally:
-            end_process(process, _END_S)
+    options: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    options["env"] = {**os.environ, **quiet_environment()}
+    with (
+        log.open("w") as stderr,
+        child_process(command, within_s=_END_S, stderr=stderr, **options) as process,
+    ):
+        yield process
 
 
 def _line(process: _Process, log: Path) -> str:

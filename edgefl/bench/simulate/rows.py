@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -9,19 +10,21 @@ import sys
 import tempfile
 import threading
 import time
+import timeit
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
+from edgefl.bench.common.machine import family, import_path, resident_bytes
 from edgefl.bench.common.peers import make, peers
-from edgefl.bench.common.processes import family, resident_bytes
-from edgefl.bench.common.turns import import_path
-from edgefl.bench.simulate import ours
-from edgefl.bench.simulate.arithmetic import limit, rate
-from edgefl.bench.simulate.tasks import Task
+from edgefl.bench.simulate.models import MODELS
+from edgefl.bench.simulate.tasks import Task, edgefl_arguments, edgefl_result
 from edgefl.config.simulation import SimulationTable
 from edgefl.system.cores import cores
 from edgefl.system.processes import last_line
@@ -37,7 +40,7 @@ class SimulateRow(msgspec.Struct, frozen=True, kw_only=True):
     """``clients_per_s``: clients that trained per second, from the end of the first round, in which an engine gets ready,
     to the end of the last of ``rounds``; ``seconds`` is that time. ``peak_rss_bytes``: the most that its processes had in
     memory at once, pages that they share counted for each. ``final_accuracy``: on the whole test set.
-    ``limit_clients_per_s``: what the processor's arithmetic alone allows (:mod:`edgefl.bench.simulate.arithmetic`)."""
+    ``limit_clients_per_s``: what the processor's arithmetic alone allows (:mod:`edgefl.bench.simulate.rows`)."""
 
     task: str
     engine: str
@@ -103,17 +106,17 @@ def measure(
         inherited = {key: value for key, value in os.environ.items() if key not in _THREADS}
         environment = {**inherited, **engine.environment, **_quiet(engine, path)}
         module = ["-m", f"edgefl.bench.simulate.{engine.module}", name]
-        arguments = module if engine.peer else ours.arguments(folder)
+        arguments = module if engine.peer else edgefl_arguments(folder)
         told, peak = _run([python, *arguments], environment)
         if engine.peer:
             found: dict[str, Any] = json.loads(told[-1].text)
         else:
-            found = ours.found(folder, [line.moment for line in told])
+            found = edgefl_result(folder, [line.moment for line in told])
     return SimulateRow(
-        task=task.name,
-        engine=engine.name,
         clients=task.clients,
         per_round=task.per_round,
+        task=task.name,
+        engine=engine.name,
         clients_per_s=round(task.per_round * found["rounds"] / found["seconds"], 2),
         limit_clients_per_s=round(limit(task, shape, rate()), 2),
         peak_rss_bytes=peak,
@@ -175,3 +178,33 @@ class _Memory:
     def _watch(self, pid: int) -> None:
         while not self._over.wait(_LOOK_S):
             self.peak = max(self.peak, resident_bytes(family(pid)))
+
+
+_SIDE = 2048
+_TIMES = 8
+
+
+def operations(model: nn.Module, x: torch.Tensor) -> int:
+    """Multiplications and additions of the convolutions and matrix products of a step on ``x``, forward and backward."""
+    counter = FlopCounterMode(display=False)
+    with counter:
+        model(x).sum().backward()
+    return int(counter.get_total_flops())
+
+
+@functools.cache
+def rate() -> float:
+    """The most operations a second at which torch multiplies float32 matrices on all cores, measured once."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(cores())
+    try:
+        left, right = torch.randn(_SIDE, _SIDE), torch.randn(_SIDE, _SIDE)
+        left @ right
+        return 2 * _SIDE**3 / min(timeit.repeat(lambda: left @ right, number=1, repeat=_TIMES))
+    finally:
+        torch.set_num_threads(before)
+
+
+def limit(task: Task, shape: tuple[int, ...], rate: float) -> float:
+    """Clients a second that make the steps of ``task`` on samples of ``shape``, were there nothing but ``rate``."""
+    return rate / (task.steps * operations(MODELS[task.model](), torch.zeros(task.batch, *shape)))

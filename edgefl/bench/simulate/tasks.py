@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from edgefl.bench.simulate.ours import FEDERATION
-from edgefl.bench.simulate.work import Job, Work
-from edgefl.config import Federation, parse
+from edgefl.bench.simulate.work import Job, Work, result
+from edgefl.config import Federation, load, parse
 from edgefl.config.text import dump
 from edgefl.data import datasets
 from edgefl.data.dataset import Array, Dataset
 from edgefl.setup.data import open_data, partition
 from edgefl.setup.tiers import completed, device_names
+from edgefl.simulator.folder import MODEL_NAME
+from edgefl.simulator.plan import Plan
+from edgefl.system.distribution import version
 from edgefl.system.files import write_text
+from edgefl.wire import tensors
 
 _CLASSES = 10
 _LARGEST = 400
@@ -50,17 +53,8 @@ class Task:
         dataset = open_data(federation)
         parts = partition(federation, dataset, len(device_names(federation)))
         write_text(folder / FEDERATION, dump(federation))
-        job = Job(
-            self.model,
-            self.clients,
-            self.per_round,
-            self.rounds,
-            self.steps,
-            self.batch,
-            self.lr,
-            dataset.scale,
-            dataset.shift,
-        )
+        own = {each.name: getattr(self, each.name) for each in fields(Job) if hasattr(self, each.name)}
+        job = Job(**own, scale=dataset.scale, shift=dataset.shift)
         Work.write(folder, job, (dataset.train_x, dataset.train_y), (dataset.test_x, dataset.test_y), parts)
         return tuple(dataset.train_x.shape[1:])
 
@@ -141,3 +135,22 @@ TASKS: dict[str, tuple[Task, ...]] = {
     "linear": tuple(_linear(clients) for clients in (1000, 3000, 10_000)),
 }
 """By name; ``linear`` is for edgefl alone, with more and more clients of which 1 % make each round."""
+
+
+FEDERATION = "federation.toml"
+_OUT = "out"
+
+
+def edgefl_arguments(folder: Path) -> list[str]:
+    """Return the arguments of Python."""
+    return ["-m", "edgefl", "simulate", str(folder / FEDERATION), "--out", str(folder / _OUT), "--json"]
+
+
+def edgefl_result(folder: Path, moments: Sequence[float]) -> dict[str, Any]:
+    """Return the result of the run in ``folder``; ``moments`` are those at which the command reported a round."""
+    federation = load(folder / FEDERATION)
+    each = federation.round.model_copy(update={"evaluate_every": 1})
+    spec = Plan.of(federation.model_copy(update={"round": each}), open_data(federation)).spec
+    assert spec.evaluate is not None
+    accuracy = spec.evaluate(tensors.load((folder / _OUT / MODEL_NAME).read_bytes()))["accuracy"]
+    return result(moments, accuracy, version())

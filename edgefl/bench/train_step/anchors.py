@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from edgefl.bench.common.turns import import_path
+from edgefl.bench.common.machine import import_path, quiet_environment
 from edgefl.bench.common.worker import Worker, WorkerFailed
 from edgefl.bench.train_step import jax_graph, onnxsim_training, ort_training
-from edgefl.bench.train_step.settings import TrainStepSettings
 from edgefl.submodels.output_side.submodel import OutputSide
-from edgefl.wire.errors import EdgeflError
+from edgefl.wire.errors import ConfigError, EdgeflError
+from exporters.memory.recompute import Budget
 
 FIRST = 3
 """Steps before the race, in which a worker compiles: the second has momentum, the third is of what the second compiled."""
@@ -137,3 +138,51 @@ ANCHORS: Mapping[str, Anchor] = {
     "channels_last": Anchor("torch with channels last", _channels_last, same=True),
 }
 """By the name of their setting, which begins their fields of a row."""
+
+
+@dataclass(frozen=True)
+class TrainStepSettings:
+    """Settings of the benchmark. ``ort_training``, ``jax`` and ``onnxsim`` are Python interpreters of environments that have
+    onnxruntime-training, JAX, and onnxsim with onnxruntime.
+
+    Raises ConfigError for an interpreter that is not there.
+    """
+
+    batch: int = 32
+    target: str = "onnx"
+    threads: int = 1
+    repeat: int = 5
+    tier: str = "strong"
+    # Of sequences: for samples of which no more tokens count; 0 is whole ones.
+    length: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict)
+    ort_training: str = ""
+    jax: str = ""
+    onnxsim: str = ""
+    # Whether ExecuTorch's own training export runs too, which takes minutes.
+    et_training: bool = False
+    # Torch's step through torch.compile, which needs a C++ compiler and takes a minute or more to compile.
+    compile: bool = False
+    # Torch's step on images whose channels lie innermost in memory.
+    channels_last: bool = False
+    # Whether the variants of the step are tried first, as on a device, and the fastest form is measured.
+    tune: bool = False
+    # How values wait for the backward pass of the exported step.
+    activations: str = "float32"
+    # Recomputation and paging until the peak over idle fits; None is as fast as it can be.
+    memory_budget: Budget | None = None
+
+    def __post_init__(self) -> None:
+        others = {"onnxruntime-training": self.ort_training, "JAX": self.jax, "onnxsim": self.onnxsim}
+        for package, python in others.items():
+            if python and shutil.which(python) is None:
+                raise ConfigError(
+                    f"there is no Python interpreter {python!r} for {package}; give the path of one, such as "
+                    "environment/bin/python",
+                    python=python,
+                )
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables of every measured process."""
+        return quiet_environment(self.threads)

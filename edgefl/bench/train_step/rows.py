@@ -20,19 +20,17 @@ import msgspec
 from edgefl import programs
 from edgefl.bench.common.as_written import check_as_written
 from edgefl.bench.common.device_graph import worker, write_arrays, write_graph
-from edgefl.bench.common.machine import processor
-from edgefl.bench.common.turns import running, take_turns, worker_of
+from edgefl.bench.common.machine import processor, running, take_turns, worker_of
 from edgefl.bench.common.worker import Worker
 from edgefl.bench.train_step import et_training
-from edgefl.bench.train_step.anchors import ANCHORS, FIRST, Job, Outcome, opened
+from edgefl.bench.train_step.anchors import ANCHORS, FIRST, Job, Outcome, TrainStepSettings, opened
 from edgefl.bench.train_step.model import built
-from edgefl.bench.train_step.settings import TrainStepSettings
 from edgefl.bench.train_step.tuned import take_fastest
-from edgefl.contract.program import Function, Program
+from edgefl.contract.program import Function
 from edgefl.contract.tensors import role_of
 from edgefl.objective.objective import Objective
 from edgefl.programs.activations import stored
-from edgefl.submodels.output_side.submodel import OutputSide
+from edgefl.system.structs import filled
 from edgefl.wire.errors import ExportError
 from exporters.artifact import Artifact
 from exporters.bundle.formats import Format, format_of
@@ -131,7 +129,11 @@ def measure(model: str, settings: TrainStepSettings, say: Callable[[str], None] 
         start = time.perf_counter()
         captured, artifact, budget = compiled(function, settings.memory_budget, form)
         export_s = time.perf_counter() - start
-        _write_job(folder, model, settings, program, submodel, captured)
+        part = {"options": dict(settings.options), "tier": settings.tier, "length": settings.length}
+        described = {"model": model, **part, "sgd": dict(SGD)}
+        (folder / "job.json").write_text(json.dumps(described))
+        weights = {f"weights.{name}": value.detach() for name, value in submodel.suffix.state_dict().items()}
+        write_arrays(folder, captured, program.phases[0].function, program.start(weights), program.hyper)
         write_graph(folder, captured, artifact, form.name, memory_budget=budget)
         variant, measured = "", artifact.model
         if settings.tune:
@@ -147,11 +149,10 @@ def measure(model: str, settings: TrainStepSettings, say: Callable[[str], None] 
         job = Job(model, folder, submodel, settings, noisy=noisy)
         device, eager, others = _race(job, lambda text: say(f"{model}: {text}"))
         training = _et_training(job, lambda text: say(f"{model}: {text}"))
-    return StepRow(
+    return filled(
+        StepRow,
+        settings,
         model=model,
-        target=settings.target,
-        batch=settings.batch,
-        threads=settings.threads,
         ms=device.median_ms,
         eager_ms=eager.median_ms,
         ratio=round(device.median_ms / eager.median_ms, 4),
@@ -168,11 +169,8 @@ def measure(model: str, settings: TrainStepSettings, say: Callable[[str], None] 
         idle_bytes=device.idle,
         eager_idle_bytes=eager.idle,
         parameters=sum(parameter.numel() for parameter in submodel.suffix.parameters()),
-        tier=settings.tier,
         model_options=dict(settings.options),
-        length=settings.length,
         memory_budget=budget,
-        activations=settings.activations,
         paged_bytes=artifact.paged_bytes,
         rounding_error=rounding,
         cpu=processor(),
@@ -247,22 +245,3 @@ def _et_training(job: Job, say: Callable[[str], None]) -> Outcome:
     settings = job.settings
     worker, why = et_training.run(job.folder, job.submodel, settings.threads, settings.environment, say)
     return Outcome(worker, why)
-
-
-# -- what they are given -----------------------------------------------------------------------------------------
-
-
-def _write_job(
-    folder: Path,
-    model: str,
-    settings: TrainStepSettings,
-    program: Program,
-    submodel: OutputSide,
-    captured: Captured,
-) -> None:
-    """Write the model's name for torch and, for both sides, the batches and the initial state of the program."""
-    part = {"options": dict(settings.options), "tier": settings.tier, "length": settings.length}
-    job = {"model": model, **part, "sgd": dict(SGD)}
-    (folder / "job.json").write_text(json.dumps(job))
-    weights = {f"weights.{name}": value.detach() for name, value in submodel.suffix.state_dict().items()}
-    write_arrays(folder, captured, program.phases[0].function, program.start(weights), program.hyper)

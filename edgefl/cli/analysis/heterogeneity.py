@@ -55,8 +55,8 @@ def heterogeneity(
     """
 
     from edgefl.analysis.heterogeneity import tables
-    from edgefl.analysis.heterogeneity.page import page
     from edgefl.analysis.heterogeneity.report import as_object, reading
+    from edgefl.analysis.heterogeneity.tables import page
     from edgefl.api.analysis import heterogeneity as measured
 
     with progress() as tell:

@@ -51,7 +51,7 @@ def personalize(
       edgefl personalize runs/first --json
     """
 
-    from edgefl.analysis.personal.page import page
+    from edgefl.analysis.personal.report import page
     from edgefl.api.analysis import personalize as personalized
 
     with progress("adapting the model to every user"):
@@ -104,7 +104,7 @@ def _curve(metric: str, made: list[PersonalReport]) -> list[dict[str, object]]:
 
 
 def _show(title: str, made: list[PersonalReport], html: Path | None) -> None:
-    from edgefl.analysis.personal.page import summary, user_rows
+    from edgefl.analysis.personal.report import summary, user_rows
     from edgefl.wire.metrics import LOSS
 
     first = made[0]

@@ -11,8 +11,8 @@ import typer
 from edgefl.cli.output import console, errors, print_json, print_table
 
 if TYPE_CHECKING:
-    from edgefl.papers.campaign import Told
-    from edgefl.papers.summary import Summary
+    from edgefl.papers.record import Summary
+    from edgefl.papers.reproduce import TaskEvent
 
 
 def reproduce(
@@ -117,7 +117,7 @@ class _Watch:
     def __exit__(self, *raised: object) -> None:
         self._bar.__exit__(*raised)  # type: ignore[arg-type]
 
-    def tell(self, told: Told) -> None:
+    def tell(self, told: TaskEvent) -> None:
         about = f"{told.task.entry}, {told.task.arm}, seed {told.task.seed}"
         total = told.of or None
         if told.record is None:

@@ -1,21 +1,21 @@
-"""``edgefl bench aggregate`` and ``edgefl bench encode``: what coded updates cost the server and a device."""
+"""``edgefl bench aggregate``, ``encode`` and ``programs``: cost of coded updates and of each program's round."""
 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgefl.cli.bench.report import measured, report
-from edgefl.cli.output import errors
+from edgefl.cli.bench.report import Json, bench, measured, report
+from edgefl.cli.options import ModelOptions, model_options
+from edgefl.cli.output import errors, progress
 
 if TYPE_CHECKING:
-    from edgefl.bench.aggregate.on_device import OnDeviceRow
-    from edgefl.bench.aggregate.rows import AggregateRow
+    from edgefl.bench.aggregate.rows import AggregateRow, OnDeviceRow
     from edgefl.bench.encode.rows import EncodeRow
+    from edgefl.bench.programs.rows import ProgramRow
 
-Row = TypeVar("Row")
 Device = StrEnum("Device", ["cpu", "cuda"])
 _PARAMETERS = 10**9
 """Of a measurement in a GPU's memory, unless told."""
@@ -28,13 +28,6 @@ _Codecs = Annotated[
         help="a codec of `edgefl ls codecs`, may be repeated; default: six",
     ),
 ]
-_Options = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--option", help="KEY=VALUE of the model, values as in JSON; may be repeated", metavar="KEY=VALUE"
-    ),
-]
-_Json = Annotated[bool, typer.Option("--json", help="one JSON object: bench, machine, results")]
 
 
 def aggregate(
@@ -62,8 +55,8 @@ def aggregate(
             help="interpreter of an environment with flwr; default: the one of `edgefl bench peer`",
         ),
     ] = "",
-    option: _Options = None,
-    as_json: _Json = False,
+    option: ModelOptions = None,
+    as_json: Json = False,
 ) -> None:
     """Updates per second of the server's aggregator, beside Flower's weighted average of the same updates as float32.
 
@@ -93,7 +86,6 @@ def aggregate(
 
     from edgefl.bench.aggregate.rows import CODECS, AggregateSettings, build, measure
     from edgefl.bench.common.peers import interpreter, peers
-    from edgefl.cli.options import model_options
 
     if on_device:
         _on_device(parameters, clients, repeat, device, as_json)
@@ -104,9 +96,8 @@ def aggregate(
         device=device.value,
         repeat=repeat,
         flower=flower or interpreter(peers()["flower"]) or "",
-        options=model_options(option or ()),
     )
-    spec = build(model, parameters, settings)
+    spec = build(model, parameters, model_options(option or ()))
     rows, failed = measured(
         codec or CODECS, lambda name, say: measure(spec, name, settings, say), _aggregated
     )
@@ -122,8 +113,8 @@ def encode(
     batch: Annotated[int, typer.Option(min=1, help="samples per step")] = 32,
     threads: Annotated[int, typer.Option(min=1, help="threads of the engine; a device's default is 1")] = 1,
     repeat: Annotated[int, typer.Option(min=1, help="blocks of calls to each graph")] = 5,
-    option: _Options = None,
-    as_json: _Json = False,
+    option: ModelOptions = None,
+    as_json: Json = False,
 ) -> None:
     """Measure how long a device encodes an update, compared with one of its training steps.
 
@@ -139,24 +130,29 @@ def encode(
       edgefl bench encode --model resnet18 --codec fedbat --codec 'topk:share=0.01' --threads 2
     """
 
-    from edgefl.bench.encode.rows import CODECS, EncodeSettings, build, measure
-    from edgefl.cli.options import model_options
+    from edgefl.bench.encode.rows import CODECS, EncodeSettings, measure
+    from edgefl.models.zoo.catalog import build_model
 
-    options = model_options(option or ())
-    settings = EncodeSettings(batch=batch, threads=threads, repeat=repeat, options=options)
-    spec = build(model, settings)
-    rows, failed = measured(codec or CODECS, lambda name, say: measure(spec, name, settings, say), _encoded)
-    title = f"encode: {spec.name}, batch {batch}, threads {threads}"
-    report("encode", title, rows, _encode_columns, as_json, failed)
+    settings = EncodeSettings(batch=batch, threads=threads, repeat=repeat)
+    spec = build_model(model, **model_options(option or ()))
+    bench(
+        "encode",
+        f"encode: {spec.name}, batch {batch}, threads {threads}",
+        codec or CODECS,
+        lambda name, say: measure(spec, name, settings, say),
+        _encoded,
+        _encode_columns,
+        as_json,
+    )
 
 
 def _on_device(parameters: int, clients: int, repeat: int, device: Device, as_json: bool) -> None:
-    from edgefl.bench.aggregate.on_device import measure
+    from edgefl.bench.aggregate.rows import measure_on_device
     from edgefl.wire.errors import ConfigError
 
     if device is not Device.cuda:
         raise ConfigError("--on-device measures a GPU's kernel on updates in its memory; add --device cuda")
-    row = measure(parameters or _PARAMETERS, clients, repeat)
+    row = measure_on_device(parameters or _PARAMETERS, clients, repeat)
     report("aggregate", f"aggregate on {row.gpu}: {clients} clients", [row], _on_device_columns, as_json)
 
 
@@ -207,4 +203,97 @@ def _encode_columns(row: EncodeRow) -> dict[str, Any]:
         "SGD step ms": row.sgd_step_ms,
         "first ms": row.encode_first_ms,
         "KiB": f"{row.update_bytes / 2**10:.1f}",
+    }
+
+
+def programs(
+    program: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[:KEY=VALUE,...]",
+            help="a program of `edgefl ls programs`, path/to/file.py:factory, or an optimizer of `edgefl ls optimizers`, "
+            "which is fedavg with it at the server and takes server_lr; may be repeated; default: all",
+        ),
+    ] = None,
+    model: Annotated[str, typer.Option(help="a model of `edgefl ls models`")] = "cnn",
+    batch: Annotated[int, typer.Option(min=1, help="samples per local step")] = 32,
+    steps: Annotated[int, typer.Option(min=1, help="local steps")] = 10,
+    samples: Annotated[int, typer.Option(min=1, help="samples of the device")] = 320,
+    threads: Annotated[int, typer.Option(min=1, help="threads of the engine; a device's default is 1")] = 1,
+    repeat: Annotated[int, typer.Option(min=0, help="blocks of timed steps per program; 0: counts only")] = 3,
+    option: ModelOptions = None,
+    as_json: Json = False,
+) -> None:
+    """Measure the cost of a round on a device for each program, compared with the specifications of the papers.
+
+    One device goes through the program's exchanges in torch: gradients on a batch per local step and per round (and
+    Hessian-vector products), floats up, down, kept between rounds and held in training, each for every parameter of the
+    model. Moving statistics travel, too, and count as what they are: a model without batch norm gives whole numbers. The
+    exported step is timed on the device's engine, by turns with FedAvg's, each in a process of its own. Spec is what the
+    specification says of the same: gradients | up down kept.
+
+    Examples:
+
+      edgefl bench programs --json
+
+      edgefl bench programs --program fafed --program per_fedavg:mode=hf --model cnn --batch 50
+
+      edgefl bench programs --repeat 0      (no times)
+    """
+
+    from edgefl.bench.programs.rows import ProgramSettings, everything, measure
+    from edgefl.models.zoo.catalog import build_model
+    from edgefl.wire.errors import EdgeflError
+
+    settings = ProgramSettings(batch, steps, samples, repeat, threads)
+    spec = build_model(model, **model_options(option or ()))
+    rows: list[ProgramRow] = []
+    failed = []
+    with progress() as tell:
+        for name in program or everything():
+            try:
+                program_rows = measure(spec, name, settings, tell)
+            except EdgeflError as error:  # the other programs are worth measuring all the same
+                failed += [error] if program else []  # of all programs, some are for other models
+                word = "error" if program else f"left out {name}"
+                errors.print(f"{word}: {error.message}", style="red", soft_wrap=True)
+                continue
+            rows += program_rows
+            for row in program_rows:
+                errors.print(_program_line(row), soft_wrap=True)
+    title = f"programs: {model}, batch {batch}, {steps} steps; per parameter of {rows[0].parameters if rows else 0:,}"
+    report("programs", title, rows, _program_columns, as_json, failed)
+
+
+def _program_line(row: ProgramRow) -> str:
+    """What a run that is cut short leaves."""
+    time = "" if row.step_ms is None else f", step {row.step_ms:g} ms, {row.step_ratio:g} of FedAvg's"
+    return (
+        f"{row.program}, {row.exchange}: {_derivatives(row)} per step, {row.up:g} up, {row.down:g} down, {row.kept:g} kept"
+        f"{time}; {_specified(row)}"
+    )
+
+
+def _derivatives(row: ProgramRow) -> str:
+    return f"{row.gradients_per_step}" + (f"+{row.products_per_step} HVP" if row.products_per_step else "")
+
+
+def _specified(row: ProgramRow) -> str:
+    if row.as_spec is None:
+        return "no figures specified"
+    return f"{'as' if row.as_spec else 'NOT as'} specified: {row.spec}"
+
+
+def _program_columns(row: ProgramRow) -> dict[str, Any]:
+    """The columns that fit 80 characters; ``--json`` has them all."""
+    return {
+        "program": row.program if row.exchange == "round" else f"{row.program}, {row.exchange}",
+        "grad": _derivatives(row),
+        "up": f"{row.up:g}",
+        "down": f"{row.down:g}",
+        "kept": f"{row.kept:g}",
+        "state": f"{row.state:g}",
+        "ms": "-" if row.step_ms is None else row.step_ms,
+        "ratio": "-" if row.step_ratio is None else f"{row.step_ratio:.2f}",
+        "spec": f"{row.spec}{'' if row.as_spec is not False else ' (!)'}",
     }

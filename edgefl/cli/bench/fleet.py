@@ -1,18 +1,25 @@
-"""``edgefl bench fleet`` and ``edgefl bench coordinator``: what many devices cost."""
+"""``edgefl bench fleet``, ``coordinator``, ``dashboard``, ``mirror``, ``faults`` and ``fuzz``: the server's side."""
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
-from edgefl.cli.bench.report import measured, mebibytes, print_rows, report
+from edgefl.cli.bench.report import BrokerKind, Json, bench, mebibytes, print_rows
+from edgefl.cli.options import parse_bytes
+from edgefl.system.sizes import size
 
 if TYPE_CHECKING:
+    from edgefl.bench.dashboard.rows import DashboardRow
+    from edgefl.bench.faults.campaign import FaultRow
     from edgefl.bench.fleet.rows import FleetRow
+    from edgefl.bench.fuzz.rows import FuzzRow
+    from edgefl.bench.mirror.rows import MirrorRow
 
-_Json = Annotated[bool, typer.Option("--json", help="one JSON object: bench, machine, results")]
 _Share = Annotated[float, typer.Option(min=0, max=1, help="share of the tasks, as in `edgefl load`")]
 
 
@@ -34,7 +41,7 @@ def fleet(
     garbage: _Share = 0.0,
     away: Annotated[float, typer.Option(min=0, help="seconds until one that vanished is back")] = 30.0,
     keep: Annotated[Path | None, typer.Option(help="folder for what server and broker leave behind")] = None,
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> None:
     """Rounds of many devices that are connected at once: their time, and what server and broker take for them.
 
@@ -58,20 +65,22 @@ def fleet(
     from edgefl.bench.fleet.rows import Case, measure
     from edgefl.lab.generator.settings import Shares
 
-    common: dict[str, Any] = {
-        "rounds": rounds,
-        "workers": workers,
-        "deadline_s": deadline,
-        "fetch": fetch,
-        "train_s": train,
-        "progress_s": progress_rate,
-        "away_s": away,
-        "shares": Shares(vanish, late, duplicate, garbage),
-    }
-    wanted = [(devices, selected, update)] if devices else _CASES
-    cases = [Case(*each, **common) for each in wanted]
-    rows, failed = measured(cases, lambda case, tell: measure(case, tell, keep), _line)
-    report("fleet", "rounds of a fleet", rows, _columns, as_json, failed)
+    shares = Shares(vanish, late, duplicate, garbage)
+
+    def case_of(devices: int, selected: int, update: str) -> Case:
+        return Case(
+            devices, selected, update, rounds, workers, deadline, fetch, train, progress_rate, away, shares
+        )
+
+    bench(
+        "fleet",
+        "rounds of a fleet",
+        [case_of(*each) for each in ([(devices, selected, update)] if devices else _CASES)],
+        lambda case, tell: measure(case, tell, keep),
+        _line,
+        _columns,
+        as_json,
+    )
 
 
 _CASES = (
@@ -89,7 +98,7 @@ def coordinator(
         list[int] | None, typer.Option(min=1, help="may be repeated; default: 100, 1000 and 10000")
     ] = None,
     events: Annotated[int, typer.Option(min=1, help="of each kind that are timed, at most")] = 500,
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> None:
     """Time of the coordinator's step for one event, while a round with so many assignments is open.
 
@@ -127,4 +136,231 @@ def _columns(row: FleetRow) -> dict[str, Any]:
         "ack p99 s": row.ack_p99_s,
         "resent": f"{row.resent_share:.1%}",
         "dropped": row.dropped_messages,
+    }
+
+
+def dashboard(
+    devices: Annotated[list[int] | None, typer.Option(help="may be repeated; default: 1000")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="rounds that are over")] = 100,
+    seconds: Annotated[float, typer.Option(min=1.0, help="for which devices tell of their progress")] = 20.0,
+    as_json: Json = False,
+) -> None:
+    """Measure the first paint of the fleet's page, and the cost of updating it while all devices report their progress.
+
+    The run is made up, through the server's own journal and feed; the page is served as by `edgefl dashboard` and looked at
+    in headless Chromium. 1,000 devices and 100 rounds take some minutes to make up.
+
+    Examples:
+
+      edgefl bench dashboard --json
+
+      edgefl bench dashboard --devices 100 --devices 1000 --rounds 20
+    """
+
+    from edgefl.bench.dashboard.rows import measure
+
+    bench(
+        "dashboard",
+        "the fleet's page",
+        devices or [1000],
+        lambda count, tell: measure(devices=count, rounds=rounds, seconds=seconds, tell=tell),
+        _dashboard_line,
+        _dashboard_columns,
+        as_json,
+    )
+
+
+def _dashboard_line(row: DashboardRow) -> str:
+    return f"{row.devices} devices: first paint {row.first_paint_s:g} s, {row.cpu_share:.1%} of a core"
+
+
+def _dashboard_columns(row: DashboardRow) -> dict[str, Any]:
+    return {
+        "devices": row.devices,
+        "rounds": row.rounds,
+        "ready s": row.ready_s,
+        "first paint s": row.first_paint_s,
+        "words/s": row.updates_per_s,
+        "of a core": f"{row.cpu_share:.1%}",
+        "browser": f"{row.browser_cpu_share:.1%}",
+        "memory": size(row.rss_bytes),
+    }
+
+
+Way = StrEnum("Way", ["broker", "mirror"])
+
+
+def mirror(
+    nbytes: Annotated[str, typer.Option("--bytes", help="of the model, like 2GiB")] = "256MiB",
+    unit: Annotated[str, typer.Option(help="of each unit of it")] = "64MiB",
+    way: Annotated[list[Way] | None, typer.Option(help="may be repeated; default: both")] = None,
+    as_json: Json = False,
+) -> None:
+    """A model of random bytes, from the server's publisher to a device's store: by the broker, and by a mirror.
+
+    A real Mosquitto, and each side a process of its own. seconds: of the device, from the announcement to the last byte,
+    each checked against its digest. Peaks are resident sets of whole processes. Needs twice the bytes on the disk, and for
+    the broker's way twice in memory: its retained messages, and the server's blobs.
+
+    Examples:
+
+      edgefl bench mirror --bytes 2GiB --json
+
+      edgefl bench mirror --bytes 256MiB --way mirror
+    """
+
+    from edgefl.bench.mirror.rows import measure
+
+    total, unit_bytes = parse_bytes(nbytes, "--bytes"), parse_bytes(unit, "--unit")
+    ways = [cast(Literal["broker", "mirror"], each.value) for each in way or Way]
+    bench(
+        "mirror",
+        f"{nbytes} in units of {unit}",
+        ways,
+        lambda name, _: measure(name, total, unit_bytes),
+        _mirror_line,
+        _mirror_columns,
+        as_json,
+    )
+
+
+def _mirror_line(row: MirrorRow) -> str:
+    return f"{row.way}: {row.seconds:g} s, {row.bytes / row.seconds / 1e6:.0f} MB/s"
+
+
+def _mirror_columns(row: MirrorRow) -> dict[str, Any]:
+    """The columns that fit 80 characters; ``--json`` has them all."""
+    return {
+        "way": row.way,
+        "publish s": row.publish_s,
+        "fetch s": row.seconds,
+        "device MiB": mebibytes(row.device_peak_bytes),
+        "server MiB": mebibytes(row.server_peak_bytes),
+        "broker MiB": mebibytes(row.broker_peak_bytes),
+        "mirror MiB": mebibytes(row.mirror_peak_bytes),
+        "page KB": f"{row.page_bytes / 1e3:.0f}",
+    }
+
+
+Target = StrEnum("Target", ["server", "agent"])
+
+
+def faults(
+    schedules: Annotated[int, typer.Option(min=1, help="how many, each from a seed of its own")] = 10,
+    seed: Annotated[int, typer.Option(min=0, help="the first seed")] = 1,
+    schedule: Annotated[
+        Path | None, typer.Option(help="a file of faults (TOML or JSON) in place of random ones")
+    ] = None,
+    broker: BrokerKind = "auto",
+    keep: Annotated[
+        Path | None, typer.Option(help="folder for what runs with other weights leave behind")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Train under random faults and compare each run with the same run without faults.
+
+    Three devices train a small model for three rounds over links that are slow, cut, half open, stalled or send packets
+    twice; processes are killed and stopped, disks are full, clocks jump. A row has the seed, its faults, and whether the run
+    ended with the very weights of the undisturbed one, or why not; refusals are the words of a process that ended the run,
+    which is then taken up again. The exit code is 1 if a row has other weights.
+
+    Seeds are --seed, --seed + 1, and so on: `--seed 17 --schedules 1` runs the faults of seed 17 again. A row's faults as
+    {"seed": 17, "faults": [...]} in a JSON file are a schedule for `edgefl run --faults FILE`, and for --schedule here.
+
+    Examples:
+
+      edgefl bench faults --schedules 20 --json
+
+      edgefl bench faults --seed 17 --schedules 1 --keep runs/seed-17
+    """
+
+    from edgefl.bench.faults.campaign import FaultCampaign
+    from edgefl.lab.faults.schedule import load_schedule
+
+    with FaultCampaign(broker=broker, keep=keep) as campaign:
+        cases = [load_schedule(schedule)] if schedule else campaign.random(range(seed, seed + schedules))
+        rows = bench(
+            "faults", "runs under faults", cases, campaign.measure, _fault_line, _fault_columns, as_json
+        )
+    if not all(row.same for row in rows):
+        raise typer.Exit(1)
+
+
+def _fault_line(row: FaultRow) -> str:
+    faults = "; ".join(map(str, row.faults))
+    refused = f", refused {len(row.refusals)} times" if row.refusals else ""
+    return f"seed {row.seed}, {row.seconds:g} s{refused}: {row.why or 'same weights'} ({faults})"
+
+
+def _fault_columns(row: FaultRow) -> dict[str, Any]:
+    return {
+        "seed": row.seed,
+        "faults": ", ".join(fault.kind for fault in row.faults),
+        "rounds": row.rounds,
+        "same": row.same,
+        "refused": len(row.refusals),
+        "s": row.seconds,
+    }
+
+
+def fuzz(
+    messages: Annotated[int, typer.Option(min=1, help="how many, to each target")] = 20_000,
+    target: Annotated[
+        list[Target] | None, typer.Option(help="server or agent, may be repeated; default: both")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="decides the messages")] = 1,
+    broker: BrokerKind = "auto",
+    as_json: Json = False,
+) -> None:
+    """Send invalid messages to a running server and a running agent while an honest federation trains.
+
+    They are genuine messages of that federation with bits, bytes, fields and topics changed. The last round stays open until
+    all were sent. A row has the target, the ended processes and the growth of memory and folder in bytes. It also has
+    whether the honest rounds ended with the weights of an undisturbed run. The exit code is 1 if a row is not as it should
+    be.
+
+    Examples:
+
+      edgefl bench fuzz --messages 20000 --json
+
+      edgefl bench fuzz --messages 1000000 --target server --json
+    """
+
+    from edgefl.bench.fuzz.rows import measure
+
+    with TemporaryDirectory(prefix="edgefl-fuzz-") as folder:
+        rows = bench(
+            "fuzz",
+            "under fuzzed messages",
+            target or Target,
+            lambda each, tell: measure(
+                each.value,  # type: ignore[arg-type]
+                messages=messages,
+                seed=seed,
+                broker=broker,
+                folder=Path(folder) / each.value,
+                tell=tell,
+            ),
+            _fuzz_line,
+            _fuzz_columns,
+            as_json,
+        )
+    if not all(row.ok for row in rows):
+        raise typer.Exit(1)
+
+
+def _fuzz_line(row: FuzzRow) -> str:
+    return f"{row.target}: {row.messages:,} messages in {row.seconds:g} s: {row.why or 'as it should be'}"
+
+
+def _fuzz_columns(row: FuzzRow) -> dict[str, Any]:
+    return {
+        "target": row.target,
+        "messages": f"{row.messages:,}",
+        "s": row.seconds,
+        "crashes": row.crashes,
+        "MiB": f"{row.rss_growth / 2**20:.1f}",
+        "MiB on disk": f"{row.disk_growth / 2**20:.1f}",
+        "accepted": f"{row.accepted} of {row.expected}",
+        "same": row.same,
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import sys
 from collections.abc import Sequence
 from enum import StrEnum
 from itertools import product
@@ -10,25 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from edgefl.cli.bench.codecs import aggregate, encode
-from edgefl.cli.bench.dashboard import dashboard
-from edgefl.cli.bench.faults import faults, fuzz
-from edgefl.cli.bench.fleet import coordinator, fleet
-from edgefl.cli.bench.footprint import footprint
-from edgefl.cli.bench.mirror import mirror
+from edgefl.cli.bench import codecs, fleet, simulate, train_step
 from edgefl.cli.bench.models import models
-from edgefl.cli.bench.peer import peer
-from edgefl.cli.bench.programs import programs
-from edgefl.cli.bench.report import measured, mebibytes, print_rows, report
-from edgefl.cli.bench.simulate import simulate
-from edgefl.cli.bench.train_step import train_step
-from edgefl.cli.bench.versions import buffered
-from edgefl.cli.bench.web import web
+from edgefl.cli.bench.report import BrokerKind, Json, bench, mebibytes, print_rows, report
 from edgefl.cli.options import Engines, ModelOptions, Outputs, model_options
-from edgefl.cli.output import progress
+from edgefl.cli.output import errors, progress
 from edgefl.system.sizes import size
 
 if TYPE_CHECKING:
+    from edgefl.bench.footprint.rows import FootprintRow
     from edgefl.bench.memory.rows import MemoryRow
     from edgefl.bench.submodels import SubmodelRow
     from edgefl.wire.bundle.formats import Outputs as OutputsName
@@ -66,7 +56,6 @@ Examples:
 
   edgefl bench peer flower
 """
-_Json = Annotated[bool, typer.Option("--json", help="one JSON object: bench, machine, results")]
 
 
 def register(app: typer.Typer) -> None:
@@ -74,23 +63,17 @@ def register(app: typer.Typer) -> None:
     group.command()(memory)
     group.command("round")(round_)
     for command in (
-        submodels,
-        aggregate,
-        encode,
-        dashboard,
-        faults,
-        fuzz,
-        fleet,
-        coordinator,
-        footprint,
-        mirror,
-        models,
-        peer,
-        programs,
-        simulate,
-        train_step,
-        buffered,
-        web,
+        *(submodels, codecs.aggregate, codecs.encode, fleet.dashboard, fleet.faults, fleet.fuzz, fleet.fleet),
+        *(
+            fleet.coordinator,
+            footprint,
+            fleet.mirror,
+            models,
+            simulate.peer,
+            codecs.programs,
+            simulate.simulate,
+        ),
+        *(train_step.train_step, simulate.buffered, train_step.web),
     ):
         group.command()(command)
     app.add_typer(group, name="bench")
@@ -106,7 +89,7 @@ def memory(
         list[Outputs] | None,
         typer.Option(help="of ExecuTorch programs, may be repeated: caller and planned; default: caller"),
     ] = None,
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> None:
     """Peak memory of an agent in training over the same agent idle, per engine and tier."""
     from edgefl.bench.memory.rows import engines, measure
@@ -131,16 +114,15 @@ def round_(
     devices: Annotated[int, typer.Option(min=1, help="device processes")] = 16,
     model: Annotated[str, typer.Option(help="model whose weights are moved")] = "resnet20",
     rounds: Annotated[int, typer.Option(min=2, help="rounds; the first is not counted")] = 8,
-    broker: Annotated[
-        str, typer.Option(help="auto (mosquitto where it is installed), mosquitto or amqtt")
-    ] = "auto",
+    broker: BrokerKind = "auto",
     tls: Annotated[bool, typer.Option("--tls", help="through TLS too (mosquitto)")] = False,
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> None:
     """Time of a round in which devices return their weights at once."""
+    from edgefl.bench.faults.federation import broker_kind
     from edgefl.bench.round_time import measure
 
-    kind = ("mosquitto" if shutil.which("mosquitto", path=_PATH) else "amqtt") if broker == "auto" else broker
+    kind = broker_kind(broker)
     with progress(f"{rounds} rounds with {devices} devices"):
         rows = [
             measure(devices=devices, model=model, rounds=rounds, broker=kind, tls=secure)
@@ -164,7 +146,7 @@ def submodels(
     steps: Annotated[int, typer.Option(min=1, help="steps that are timed, after one that is not")] = 5,
     threads: Annotated[int, typer.Option(min=1, help="threads of the engine; a device's default is 1")] = 1,
     option: ModelOptions = None,
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> None:
     """Measure the cost of each kind of submodel on a device, at matched parameter counts.
 
@@ -179,21 +161,22 @@ def submodels(
       edgefl bench submodels --model resnet20 --kind width --kind importance --gamma 0.25 --steps 3
     """
 
-    from edgefl.bench.submodels import GAMMAS, SubmodelSettings, build, kinds_of, measure
+    from edgefl.bench.submodels import GAMMAS, SubmodelSettings, kinds_of, measure
     from edgefl.bench.submodels import Match as Share
-    from edgefl.cli.models.fit import gammas
+    from edgefl.cli.models.plan import gammas
+    from edgefl.models.zoo.catalog import build_model
 
-    options = model_options(option or ())
-    settings = SubmodelSettings(
-        batch=batch, steps=steps, threads=threads, match=cast(Share, match.value), options=options
-    )
-    spec = build(model, settings)
-    rows, failed = measured(
+    settings = SubmodelSettings(batch=batch, steps=steps, threads=threads, match=cast(Share, match.value))
+    spec = build_model(model, **model_options(option or ()))
+    bench(
+        "submodels",
+        f"submodels of {model}: batch {batch}",
         list(product(kind or kinds_of(spec), gammas(gamma or ()) or GAMMAS)),
         lambda case, tell: measure(spec, *case, settings, lambda text: tell(f"{model}: {text}")),
         _submodel_line,
+        _submodel_columns,
+        as_json,
     )
-    report("submodels", f"submodels of {model}: batch {batch}", rows, _submodel_columns, as_json, failed)
 
 
 def _memory_columns(row: MemoryRow) -> dict[str, Any]:
@@ -233,4 +216,61 @@ def _submodel_columns(row: SubmodelRow) -> dict[str, Any]:
     }
 
 
-_PATH = "/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin:/opt/homebrew/sbin"
+def footprint(
+    repeat: Annotated[int, typer.Option(min=1, help="fresh processes of each kind")] = 5,
+    python: Annotated[
+        str, typer.Option(metavar="PYTHON", help="interpreter of a device's environment; default: this one")
+    ] = "",
+    flower: Annotated[
+        str,
+        typer.Option(
+            metavar="PYTHON",
+            help="interpreter of an environment with flwr and torch; default: the one of `edgefl bench peer`",
+        ),
+    ] = "",
+    as_json: Json = False,
+) -> None:
+    """Measure an idle device and a Flower client with torch: memory, start time and installed size.
+
+    Real processes on a real broker (Mosquitto where it is installed), one after the other: resident memory when connected
+    and waiting, and seconds from the start of the process until the other side has heard of it. Installed is what the
+    packages that it runs with take on disk as they were shipped, with all they require. The device of --engine executorch
+    needs that package's libraries and nothing that it requires (pip install --no-deps executorch); --json has the size with
+    all of it, too, and the bytecode that Python adds. Training is the peak of a round of ResNet-20's weak tier.
+
+    The C++ agent has a row where there is one: EDGEFL_AGENT_CPP names it, or it lies in build/agents/cpp or in the path. Its
+    size is the sum of the stripped binary and the libraries that it loads.
+
+    Examples:
+
+      edgefl bench footprint --json
+
+      edgefl bench peer flower-torch
+
+      edgefl bench footprint --python device/bin/python --repeat 10
+    """
+
+    from edgefl.bench.common.peers import interpreter, peers
+    from edgefl.bench.footprint.rows import measure
+
+    with progress() as tell:
+        other = flower or interpreter(peers()["flower-torch"]) or ""
+        rows = measure(repeat, python or sys.executable, other, tell)
+    for row in rows:
+        if row.error:
+            errors.print(f"{row.what}: {row.error}", style="yellow")
+    report("footprint", "footprint: connected and idle", rows, _footprint_columns, as_json)
+    if all(row.error for row in rows):
+        raise typer.Exit(1)
+
+
+def _footprint_columns(row: FootprintRow) -> dict[str, Any]:
+    """``--json`` has more."""
+    return {
+        "what": row.what,
+        "idle": "-" if row.idle_rss_bytes is None else size(row.idle_rss_bytes),
+        "ready s": row.ready_s,
+        "training": "-" if row.training_peak_bytes is None else size(row.training_peak_bytes),
+        "installed": "-" if row.installed_bytes is None else size(row.installed_bytes),
+        "packages": len(row.packages),
+    }

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from edgefl.cli.bench.report import Json, print_rows
 from edgefl.cli.options import Engine
 from edgefl.cli.output import errors, print_table, progress
 
@@ -48,7 +49,7 @@ def models(
         Path | None, typer.Option(help="Markdown file to write, of all rows that are kept")
     ] = None,
     again: Annotated[bool, typer.Option("--again", help="make rows anew that are in the file")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object: bench, machine, results")] = False,
+    as_json: Json = False,
 ) -> None:
     """Try architectures that others wrote, each as it comes: cut, exported, trained by each engine, compared with torch.
 
@@ -71,7 +72,6 @@ def models(
     """
 
     from edgefl.api.compile import Target
-    from edgefl.cli.bench.report import print_rows
     from edgefl.suite.architecture import Library as LibraryName
     from edgefl.suite.catalog import chosen
     from edgefl.suite.page import page as written

@@ -1,9 +1,9 @@
-"""How a bench tells its rows."""
+"""Options that benches share, and their report: a line for each row on stderr, then a table or JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -14,6 +14,23 @@ if TYPE_CHECKING:
 
 Case = TypeVar("Case")
 Row = TypeVar("Row")
+Json = Annotated[bool, typer.Option("--json", help="one JSON object: bench, machine, results")]
+BrokerKind = Annotated[str, typer.Option(help="auto (mosquitto where it is installed), mosquitto or amqtt")]
+
+
+def bench(
+    name: str,
+    title: str,
+    cases: Iterable[Case],
+    measure: Callable[[Case, Callable[[str], None]], Row],
+    line: Callable[[Row], str],
+    columns: Callable[[Row], dict[str, Any]],
+    as_json: bool,
+) -> list[Row]:
+    """Measure each case, report the rows and return them."""
+    rows, failed = measured(cases, measure, line)
+    report(name, title, rows, columns, as_json, failed)
+    return rows
 
 
 def measured(
@@ -21,7 +38,7 @@ def measured(
     measure: Callable[[Case, Callable[[str], None]], Row],
     line: Callable[[Row], str],
 ) -> tuple[list[Row], list[EdgeflError]]:
-    """A row for each case that can be measured, told on stderr as soon as it is there, and why the others cannot."""
+    """Return a row for each case that can be measured, and the errors of the others. Prints each line at once."""
     from edgefl.wire.errors import EdgeflError
 
     rows: list[Row] = []
@@ -45,7 +62,7 @@ def report(
     as_json: bool,
     failed: Sequence[EdgeflError] = (),
 ) -> None:
-    """The rows; the exit code is that of the first failure."""
+    """Print the rows, then exit with the code of the first failure."""
     if as_json:
         print_rows(name, rows, as_json)
     else:

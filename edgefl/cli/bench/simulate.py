@@ -1,16 +1,23 @@
-"""``edgefl bench simulate``: simulators on one task, edgefl's beside those of others."""
+"""``edgefl bench simulate``, ``buffered`` and ``peer``: simulators and round modes, and environments of others."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgefl.cli.bench.report import measured, mebibytes, report
+from edgefl.cli.bench.report import BrokerKind, Json, bench, measured, mebibytes, report
+from edgefl.cli.output import errors, print_json, print_table
 
 if TYPE_CHECKING:
     from edgefl.bench.simulate.rows import SimulateRow
+    from edgefl.bench.versions.rows import VersionsRow
+    from edgefl.config import Federation
+    from edgefl.simulator.row import Row
 
 
 class TaskName(StrEnum):
@@ -30,7 +37,7 @@ def simulate(
         ),
     ] = None,
     rounds: Annotated[int, typer.Option(min=0, help="in place of the task's own; 0: those")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object: bench, machine, results")] = False,
+    as_json: Json = False,
 ) -> None:
     """Clients per second of simulators on this machine, one engine after another, each in processes of its own.
 
@@ -91,3 +98,131 @@ def _columns(row: SimulateRow) -> dict[str, Any]:
         "peak MiB": mebibytes(row.peak_rss_bytes),
         "accuracy": f"{row.final_accuracy:.3f}",
     }
+
+
+Where = StrEnum("Where", ["simulator", "mqtt"])
+
+
+def buffered(
+    where: Annotated[
+        list[Where] | None, typer.Option(help="simulator or mqtt, may be repeated; default: both")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="the first seed")] = 1,
+    seeds: Annotated[int, typer.Option(min=1, help="runs of each, from as many seeds")] = 3,
+    target: Annotated[float, typer.Option(min=0.1, max=1, help="accuracy that is good enough")] = 0.93,
+    rounds: Annotated[int, typer.Option(min=1, help="versions after which a run is given up")] = 100,
+    clients: Annotated[int, typer.Option(min=9, help="of a simulation")] = 30,
+    devices: Annotated[int, typer.Option(min=3, help="that are processes")] = 6,
+    broker: BrokerKind = "auto",
+    as_json: Json = False,
+) -> None:
+    """Seconds until the model is good enough, with rounds that wait and with versions that do not, where a third of the
+    devices is slow.
+
+    In the simulator 30 clients, of which 10 take ten times as long for everything, 10 at work at a time, in simulated
+    seconds. Over MQTT a broker, a server and 6 devices as processes; two of them make steps in a hundredth of the time, so
+    that a round takes them about ten times as long; seconds of a clock, from the opening of the first round.
+
+    synchronous: a round waits for all that it selected. over-selected: it selects half as many more and ends without the
+    last ones. buffered: round.mode, with the same number of devices at work.
+
+    Examples:
+
+      edgefl bench buffered --json
+
+      edgefl bench buffered --where simulator --seeds 5 --target 0.95
+    """
+
+    from edgefl.api.simulate import prepare_simulation
+    from edgefl.bench.versions.rows import MODES, measure
+
+    def simulate(federation: Federation, folder: Path) -> Iterable[Row]:
+        return prepare_simulation(federation, folder, fresh=True).rounds()
+
+    cases = [
+        (mode, place.value, number)
+        for place in where or Where
+        for number in range(seed, seed + seeds)
+        for mode in MODES
+    ]
+    with TemporaryDirectory(prefix="edgefl-buffered-") as folder:
+        bench(
+            "buffered",
+            f"until accuracy is {target:.0%}",
+            cases,
+            lambda case, tell: measure(
+                case[0],
+                case[1],  # type: ignore[arg-type]
+                devices=clients if case[1] == "simulator" else devices,
+                seed=case[2],
+                target=target,
+                folder=Path(folder) / "-".join(map(str, case)),
+                simulate=simulate,
+                rounds=rounds,
+                broker=broker,
+                tell=tell,
+            ),
+            _buffered_line,
+            _buffered_columns,
+            as_json,
+        )
+
+
+def _buffered_line(row: VersionsRow) -> str:
+    took = "never" if row.seconds is None else f"{row.seconds:g} s"
+    return f"{row.mode}, {row.where}, seed {row.seed}: {took}, {row.versions} versions, {row.updates} updates"
+
+
+def _buffered_columns(row: VersionsRow) -> dict[str, Any]:
+    return {
+        "mode": row.mode,
+        "where": row.where,
+        "seed": row.seed,
+        "s": row.seconds,
+        "versions": row.versions,
+        "updates": row.updates,
+        "staleness": row.staleness,
+        "accuracy": row.accuracy,
+    }
+
+
+def peer(
+    name: Annotated[str, typer.Argument(metavar="[NAME]", help="whose environment to make")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object for each")] = False,
+) -> None:
+    """Make an environment for software of others that a benchmark measures, and print the path of its Python.
+
+    Its requirements would hold ours back, so it is apart: in the user's cache folder, made once. Without a name: which there
+    are, and whether they are installed.
+
+    Examples:
+
+      edgefl bench peer
+
+      edgefl bench peer flower
+    """
+
+    from edgefl.bench.common.peers import interpreter, make, peers
+    from edgefl.wire.errors import ConfigError
+
+    known = peers()
+    if name and name not in known:
+        raise ConfigError(f"no peer {name!r}; there are: {', '.join(known)}", name=name)
+    if name:
+        make(known[name], lambda text: errors.print(text, soft_wrap=True))
+    rows = [
+        {
+            "name": each.name,
+            "needed_by": each.needed_by,
+            "requirements": each.requirements,
+            "python": interpreter(each),
+        }
+        for each in ([known[name]] if name else known.values())
+    ]
+    if as_json:
+        for row in rows:
+            print_json(row)
+    elif name:
+        typer.echo(rows[0]["python"])
+    else:
+        print_table("peers", rows)

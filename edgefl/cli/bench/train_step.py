@@ -1,7 +1,8 @@
-"""``edgefl bench train-step``: a step on the device's engine beside torch eager, and beside what else is asked for."""
+"""``edgefl bench train-step``: a step on the device's engine beside torch eager; ``edgefl bench web``: in a browser."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
@@ -9,13 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgefl.cli.bench.report import measured, mebibytes, print_rows
+from edgefl.cli.bench.report import Json, bench, measured, mebibytes, print_rows
 from edgefl.cli.options import Activations, Engine, ModelOptions, model_options
 from edgefl.cli.output import errors, print_table
 from edgefl.system.sizes import size
 
 if TYPE_CHECKING:
     from edgefl.bench.train_step.rows import StepRow
+    from edgefl.bench.web.rows import WebRow
 
 
 def train_step(
@@ -61,7 +63,7 @@ def train_step(
     activations: Annotated[
         Activations, typer.Option(help="as of `edgefl export`: how values wait for the backward pass")
     ] = Activations.float32,
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object: bench, machine, results")] = False,
+    as_json: Json = False,
 ) -> None:
     """One training step: an exported graph on the device's engine beside torch eager.
 
@@ -114,18 +116,18 @@ def train_step(
       edgefl bench train-step --model cnn --model bert --threads 2 --ort-training "$(edgefl bench peer ort-training)"
     """
 
-    from edgefl.bench.train_step.anchors import ANCHORS
+    from edgefl.bench.train_step.anchors import ANCHORS, TrainStepSettings
     from edgefl.bench.train_step.rows import MODELS, measure
-    from edgefl.bench.train_step.settings import TrainStepSettings
     from exporters.memory.recompute import Budget
 
+    tokens = _lengths(lengths)
     settings = TrainStepSettings(
         batch=batch,
         target=target.value,
         threads=threads,
         repeat=repeat,
         tier=tier,
-        options=model_options(option or ()) | _whole_length(lengths),
+        options=model_options(option or ()) | ({"length": tokens[-1]} if tokens else {}),
         ort_training=ort_training,
         et_training=et_training,
         jax=jax,
@@ -137,7 +139,7 @@ def train_step(
     )
     budgets = [Budget.parse(part.strip()) for part in memory_budget.split(",")] if memory_budget else [None]
     rows, failed = measured(
-        list(product(model or MODELS, _shorter(lengths), budgets)),
+        list(product(model or MODELS, [*tokens[:-1], 0], budgets)),
         lambda case, tell: measure(case[0], replace(settings, length=case[1], memory_budget=case[2]), tell),
         _line,
     )
@@ -159,7 +161,10 @@ def train_step(
 
 
 def _lengths(text: str) -> list[int]:
-    """``16,64,128`` ascending; ConfigError for anything else."""
+    """Parse ``16,64,128``; return the lengths ascending.
+
+    The largest is the model's own; the others are measured as shorter ones.
+    """
     from edgefl.wire.errors import ConfigError
 
     try:
@@ -169,17 +174,6 @@ def _lengths(text: str) -> list[int]:
     if found and found[0] < 1:
         raise ConfigError(f"--lengths begin at 1, found {found[0]}")
     return found
-
-
-def _whole_length(lengths: str) -> dict[str, Any]:
-    """The option of the model: its length is the largest."""
-    return {"length": max(found)} if (found := _lengths(lengths)) else {}
-
-
-def _shorter(lengths: str) -> list[int]:
-    """What is measured: each of the lengths, 0 for the model's own."""
-    found = _lengths(lengths)
-    return [*found[:-1], 0]
 
 
 def _line(row: StepRow) -> str:
@@ -239,3 +233,74 @@ def _name(row: StepRow) -> str:
 def _caption(rows: Sequence[StepRow]) -> str:
     exports = ", ".join(f"{row.model} {size(row.artifact_bytes)} in {row.export_s:.0f} s" for row in rows)
     return f"exported: {exports}" if rows else ""
+
+
+def web(
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help="a model with preset tiers, may be repeated; default: resnet20, cnn"),
+    ] = None,
+    tier: Annotated[list[str] | None, typer.Option(help="a tier, may be repeated; default: all")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="samples per step")] = 32,
+    threads: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=1,
+            help="threads of WebAssembly, may be repeated; default: 1, and 2, which an isolated page may have; "
+            "the native side has one",
+        ),
+    ] = None,
+    repeat: Annotated[int, typer.Option(min=1, help="blocks of steps for each side")] = 5,
+    as_json: Json = False,
+) -> None:
+    """A training step in headless Chromium (WebAssembly with SIMD) beside Python's agent, which runs the same graph
+    natively on one thread: time and memory, for each tier of ResNet-20 and the CNN, weak to strong.
+
+    Both sides take turns in blocks of equally many steps. It needs Chromium, and the page that `make agents-web` builds.
+
+    Examples:
+
+      edgefl bench web --json
+
+      edgefl bench web --threads 2 --json
+
+      edgefl bench web --model cnn --tier weak --repeat 3
+    """
+
+    from edgefl.bench.web.rows import MODELS, cases, measure
+
+    chosen = cases(tuple(model or MODELS), tuple(tier or ()))
+    bench(
+        "web",
+        f"a step in Chromium, batch {batch}",
+        [(*case, count) for count in threads or _usual() for case in chosen],
+        lambda case, tell: measure(*case[:2], batch=batch, threads=case[2], repeat=repeat, say=tell),
+        _web_line,
+        _web_columns,
+        as_json,
+    )
+
+
+def _usual() -> list[int]:
+    return [1, 2] if (os.cpu_count() or 1) > 1 else [1]
+
+
+def _web_line(row: WebRow) -> str:
+    return (
+        f"{row.model}, {row.tier}, {row.threads} threads: {row.ms_min:g} ms, native {row.native_ms_min:g} ms, "
+        f"ratio {row.ratio:g}, memory {size(row.peak_over_idle_bytes)}, native {size(row.native_peak_over_idle_bytes)}"
+    )
+
+
+def _web_columns(row: WebRow) -> dict[str, Any]:
+    return {
+        "model": row.model,
+        "tier": row.tier,
+        "threads": row.threads,
+        "ms": row.ms,
+        "native ms": row.native_ms,
+        "ratio": f"{row.ratio:.2f}",
+        "memory MiB": mebibytes(row.peak_over_idle_bytes),
+        "native MiB": mebibytes(row.native_peak_over_idle_bytes),
+        "wasm MiB": mebibytes(row.wasm_bytes),
+    }

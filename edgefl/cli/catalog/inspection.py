@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,10 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from edgefl.cli.catalog import programs
-from edgefl.cli.federation.updates import as_rows, for_people
 from edgefl.cli.output import console, errors, print_json, print_table
 from edgefl.system.sizes import size
+from edgefl.wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from edgefl.api.bundle import Bundle
@@ -23,6 +23,14 @@ if TYPE_CHECKING:
 
 BrokerProfile = StrEnum("BrokerProfile", ["aws"])
 Catalog = StrEnum("Catalog", ["models", "losses", "kinds", "submodels", "programs", "optimizers", "codecs"])
+
+
+_MARKS = {"scalars": "scalar of the task", "server_options": "of the server"}
+CAPTION = (
+    "exchanges: of a round, and those that come once, before all. gradients: of a local step; full: a pass over all local "
+    "samples. up/down/kept: floats for each parameter, per device and round; kept is what a device stores until the next. "
+    "all: every device has to take part. Options and more: edgefl ls programs NAME. Each also takes personal=ALPHA."
+)
 
 
 def ls(
@@ -56,7 +64,7 @@ def ls(
 
     rows = shipped().rows[what.value]
     if name is not None:
-        about = programs.one(rows, name, what.value)
+        about = _one(rows, name, what.value)
         rows = [row for row in rows if row.get("name") == name]
     if as_json:
         print_json(rows)
@@ -66,7 +74,7 @@ def ls(
         return
     caption = ""
     if what is Catalog.programs:
-        rows, caption = programs.for_people(rows), programs.CAPTION
+        rows, caption = program_table(rows), CAPTION
     print_table(what.value, [row | _with_defaults(row.get("options")) for row in rows], caption)
 
 
@@ -75,6 +83,44 @@ def _with_defaults(options: Any) -> dict[str, list[str]]:
     if not isinstance(options, dict):
         return {}
     return {"options": [f"{name}={msgspec.json.encode(value).decode()}" for name, value in options.items()]}
+
+
+def program_table(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same in columns that fit a terminal; the options are left to :func:`one`."""
+    return [
+        {
+            "name": row["name"],
+            "what": row["what"].partition(":")[0].removesuffix("."),
+            "exchanges": f"{row['exchanges']}{' + 1 once' if row['opening'] else ''}",
+            "gradients": " + ".join([str(row["gradients"]), *(["full"] if row["full"] else [])]),
+            "up/down/kept": "/".join(f"{row[key]:.3g}" for key in ("up", "down", "kept")),
+            "all": row["everyone"],
+        }
+        for row in rows
+    ]
+
+
+def _one(rows: list[dict[str, Any]], name: str, what: str) -> list[dict[str, Any]]:
+    """Everything about one of ``rows``, a line each; ConfigError if there is none of that name."""
+    known = {str(row["name"]): row for row in rows if "name" in row}
+    if name not in known:
+        raise ConfigError(f"`edgefl ls {what}` has no {name!r}; there are: {', '.join(known)}", name=name)
+    row = {key: value for key, value in known[name].items() if key not in ("options", *_MARKS)}
+    options = known[name].get("options") or {}
+    lines = [{"key": key, "value": value} for key, value in row.items()]
+    if isinstance(options, dict):
+        return lines + [
+            {"key": f"option {key}{_mark(key, known[name])}", "value": value}
+            for key, value in options.items()
+        ]
+    return [*lines, {"key": "options", "value": options}]
+
+
+def _mark(option: str, row: dict[str, Any]) -> str:
+    """Where a program's option acts; nothing for what has no graphs."""
+    if "scalars" not in row:
+        return ""
+    return next((f", {text}" for key, text in _MARKS.items() if option in row[key]), ", compiled in")
 
 
 def inspect(
@@ -203,7 +249,6 @@ def validate(
 
 def _refuse_what_breaks(federation: Federation, profile: str, traffic: tuple[int, int] | None) -> None:
     """ConfigError with everything that the hosted broker would not take."""
-    from edgefl.wire.errors import ConfigError
     from server.access.limits import HOSTED, Traffic, breaks
 
     hosted = HOSTED[profile]
@@ -238,3 +283,50 @@ def _built(federation: Federation) -> tuple[dict[str, UpdateSize], tuple[int, in
         for text in submodel_warnings(submodel, tier, initial):
             errors.print(f"warning: {text}")
     return tier_sizes(federation, spec, submodels), announcement(federation, spec, tiers)
+
+
+def as_rows(updates: Mapping[str, UpdateSize]) -> list[dict[str, Any]]:
+    """A row for each part of each tier's update, and one for the whole with names, shapes and padding."""
+    rows: list[dict[str, Any]] = []
+    for tier, update in updates.items():
+        for part in update.parts:
+            rows.append(
+                {
+                    "tier": tier,
+                    "part": "statistics" if part.statistics else "trained",
+                    "tensors": part.tensors,
+                    "entries": part.entries,
+                    "bits": part.bits,
+                    "scales": part.scales,
+                    "bytes": part.nbytes,
+                    "ratio": 4 * part.entries / part.nbytes if part.nbytes else 1.0,
+                }
+            )
+        entries = sum(part.entries for part in update.parts)
+        rows.append(
+            {
+                "tier": tier,
+                "part": "whole",
+                "tensors": sum(part.tensors for part in update.parts),
+                "entries": entries,
+                "bits": 8 * update.nbytes / entries if entries else 0.0,
+                "scales": sum(part.scales for part in update.parts),
+                "bytes": update.nbytes,
+                "ratio": update.ratio,
+            }
+        )
+    return rows
+
+
+def for_people(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same, in words: the tier's name once, sizes in KiB."""
+    lines = [
+        {
+            **row,
+            "bits": round(row["bits"], 2),
+            "size": size(row["bytes"]),
+            "smaller": f"{row['ratio']:.1f}x",
+        }
+        for row in rows
+    ]
+    return [{key: value for key, value in row.items() if key not in ("bytes", "ratio")} for row in lines]

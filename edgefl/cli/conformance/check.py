@@ -9,16 +9,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgefl.cli.options import Engine
-from edgefl.cli.output import console, errors, print_json, print_table
+from edgefl.cli.output import console, errors, print_json, print_table, progress
 
 if TYPE_CHECKING:
     from edgefl.conformance.verdict import Verdict
 
 
-def register(group: typer.Typer) -> None:
+_HELP = "The conformance kit: prove that a device agent, in whatever language, does what the protocol says."
+
+
+def register(app: typer.Typer) -> None:
+    group = typer.Typer(help=_HELP, no_args_is_help=True, rich_markup_mode="rich")
     settings = {"ignore_unknown_options": True, "allow_interspersed_args": False}
     group.command("run", context_settings=settings)(run)
-    group.command("cases")(cases)
+    group.command()(cases)
+    group.command()(vectors)
+    app.add_typer(group, name="conformance")
 
 
 def run(
@@ -128,3 +134,36 @@ def _summary(counts: dict[str, int], engine: str) -> str:
     parts += [f"{counts['missing']} optional ones are missing"] * bool(counts["missing"])
     parts += [f"{counts['skipped']} mean nothing for {engine}"] * bool(counts["skipped"])
     return ", ".join(parts)
+
+
+def vectors(
+    out: Annotated[Path, typer.Option(help="folder to write into")] = Path("conformance"),
+    engine: Annotated[
+        list[Engine] | None, typer.Option(help="engine to run the rounds by; may be repeated; default: both")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="the rows of the index")] = False,
+) -> None:
+    """Write the test vectors of the protocol into a folder, in files that any language reads: an index in JSON, cases in
+    JSON, and binary files.
+
+    They hold messages, topics, envelopes and signatures, blobs, chunks and frames, patches, tensors and masks, manifests,
+    coded updates, what a seed draws, and whole rounds: a bundle, weights, data and a seed, and the update that they give.
+    Rounds are run here, by both engines, or by the one that --engine names.
+
+    Examples:
+
+      edgefl conformance vectors
+
+      edgefl conformance vectors --out vectors --engine onnx --json
+    """
+
+    from edgefl.conformance.vectors.write import write_vectors
+
+    with progress("running the rounds"):
+        rows = write_vectors(out, tuple(each.value for each in engine or Engine))
+    if as_json:
+        print_json(rows)
+        return
+    files = sum(path.is_file() for path in out.rglob("*"))
+    rounds = sum(row["kind"] == "round" for row in rows)
+    console.print(f"{out}: {files} files, {rounds} rounds among them; begin with index.json")

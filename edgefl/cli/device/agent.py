@@ -8,10 +8,10 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from edgefl.cli import broker_options, options
-from edgefl.cli.device import engine as device_engine
+from edgefl.cli import options
 from edgefl.cli.device import personalize as device_personalize
-from edgefl.cli.isolated import Told
+from edgefl.cli.device import tune as device_tune
+from edgefl.cli.isolated import SettingsPipe
 from edgefl.wire import folders
 from edgefl.wire.mirrors import Mirror
 from edgefl.wire.mqtt.topics import checked_name
@@ -51,7 +51,7 @@ def register(app: typer.Typer) -> None:
     )
     group.callback()(device)
     group.command("personalize")(device_personalize.personalize)
-    group.command("build-engine")(device_engine.build_engine)
+    group.command("build-engine")(device_tune.build_engine)
     app.add_typer(group, name="device")
 
 
@@ -59,7 +59,7 @@ def device(
     ctx: typer.Context,
     device_id: Annotated[str, typer.Option("--id", help="name of this device; stable over restarts")],
     data: options.LocalData,
-    broker: broker_options.Broker = "localhost:1883",
+    broker: options.Broker = "localhost:1883",
     federation: Annotated[str, typer.Option(help="name of the federation to join")] = "demo",
     store: Annotated[
         Path | None, typer.Option(help="folder for the device's store; default: ~/.edgefl/FEDERATION/ID")
@@ -113,15 +113,15 @@ def device(
         str,
         typer.Option(
             envvar="EDGEFL_TOKEN",
-            callback=broker_options.without_secret,
+            callback=options.without_secret,
             help="@FILE that holds a one-time token of `edgefl enroll token`",
         ),
     ] = "",
-    ca_file: broker_options.CaFile = "",
-    cert_file: broker_options.CertFile = "",
-    key_file: broker_options.KeyFile = "",
-    password_file: broker_options.PasswordFile = "",
-    insecure_password: broker_options.InsecurePassword = False,
+    ca_file: options.CaFile = "",
+    cert_file: options.CertFile = "",
+    key_file: options.KeyFile = "",
+    password_file: options.PasswordFile = "",
+    insecure_password: options.InsecurePassword = False,
     as_json: Annotated[bool, typer.Option("--json", help="events as JSON lines")] = False,
 ) -> None:
     if ctx.invoked_subcommand is not None:
@@ -145,19 +145,20 @@ def device(
         tier=tier,
         server_key=options.checked_key(server_key),
         token=options.token_text(token),
-        memory_bytes=options.parse_bytes(memory, "--memory") if memory else 0,
+        memory=options.parse_bytes(memory, "--memory") if memory else 0,
         until_done=until_done,
         limits=options.parse_limits(limit or []),
         engine=engine.value,
         threads=threads,
         tune=tune,
         sandbox=sandbox.value,
-        policy=str(policy or ""),
+        policy=str(policy) if policy else None,
         mirrors=tuple(str(Mirror.parse(text)) for text in mirror or ()),
         surroundings_command=surroundings_command,
         as_json=as_json,
     )
-    if isinstance(ctx.obj, Told):
-        ctx.obj.tell(settings)
+    if isinstance(ctx.obj, SettingsPipe):
+        ctx.obj.send(settings)
     else:
-        process.LIFE.begin(settings)
+        process.load()
+        process.run(settings)

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgefl.cli.broker_options import Broker, CaFile, CertFile, InsecurePassword, KeyFile, PasswordFile
-from edgefl.cli.options import BadRows, BadRowsOption, Engine, LocalData, address, checked_key, parse_limits
+from edgefl.cli.options import (
+    BadRows,
+    BadRowsOption,
+    Broker,
+    CaFile,
+    CertFile,
+    Engine,
+    InsecurePassword,
+    KeyFile,
+    LocalData,
+    PasswordFile,
+    address,
+    checked_key,
+    parse_limits,
+)
 from edgefl.cli.output import console, print_json, print_table
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.metric_text import number
-from edgefl.wire.mqtt.address import Address
 
 if TYPE_CHECKING:
     from device_runtime.config import Policy
@@ -84,7 +95,8 @@ def personalize(
     from device_runtime.data.problems import checked_policy
     from device_runtime.data.support import checked_protocol
     from device_runtime.personal.personalize import CURVE, Wanted
-    from edgefl.api.adapt import adapt
+    from edgefl.api.adapt import adapt, announced, of_files
+    from edgefl.api.bundle import Bundle
     from edgefl.wire import tensors
 
     policy = checked_policy(bad_rows.value)
@@ -97,20 +109,27 @@ def personalize(
         seed=seed,
         test=_judging(data, test_data, policy),
     )
-    opened = (
-        _files(bundle, weights, store)
-        if bundle or weights
-        else _visited(
+    opened: AbstractContextManager[Model]
+    if bundle or weights:
+        if bundle is None or weights is None:
+            raise ConfigError("--bundle and --weights go together: give both, or neither for the broker's")
+        opened = nullcontext(of_files(Bundle.load(bundle), weights, store))
+    elif not device_id:
+        raise ConfigError(
+            "give the name of this device by --id, or --bundle and --weights to work without a broker"
+        )
+    else:
+        files = (ca_file, cert_file, key_file, password_file)
+        opened = announced(
             federation,
             device_id,
-            tier,
-            address(broker, ca_file, cert_file, key_file, password_file, insecure_password=insecure_password),
-            store,
-            server_key,
-            limit or [],
-            engine,
+            broker=address(broker, *files, insecure_password=insecure_password),
+            tier=tier,
+            folder=store,
+            server_key=checked_key(server_key),
+            limits=parse_limits(limit or []),
+            engine=engine.value,
         )
-    )
     with opened as model:
         report, adapted = adapt(model, local, wanted, engine=engine.value, threads=threads)
     if out is not None:
@@ -132,46 +151,6 @@ def _judging(data: Path, test_data: Path | None, policy: Policy) -> Local | None
             "part of --data is held out"
         )
     return sources.load(test_data, policy)
-
-
-@contextmanager
-def _files(bundle: Path | None, weights: Path | None, store: Path | None) -> Iterator[Model]:
-    from edgefl.api.adapt import of_files
-    from edgefl.api.bundle import Bundle
-
-    if bundle is None or weights is None:
-        raise ConfigError("--bundle and --weights go together: give both, or neither for the broker's")
-    yield of_files(Bundle.load(bundle), weights, store)
-
-
-@contextmanager
-def _visited(
-    federation: str,
-    device_id: str,
-    tier: str,
-    broker: Address,
-    store: Path | None,
-    server_key: str,
-    limit: list[str],
-    engine: Engine,
-) -> Iterator[Model]:
-    from edgefl.api.adapt import announced
-
-    if not device_id:
-        raise ConfigError(
-            "give the name of this device by --id, or --bundle and --weights to work without a broker"
-        )
-    with announced(
-        federation,
-        device_id,
-        broker=broker,
-        tier=tier,
-        folder=store,
-        server_key=checked_key(server_key),
-        limits=parse_limits(limit),
-        engine=engine.value,
-    ) as model:
-        yield model
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from edgefl.cli.isolated import Life
 from edgefl.system.clock import clock
 from edgefl.system.lazy_modules import on_first_use
 from edgefl.wire.limits import Limits
@@ -30,7 +29,7 @@ class DeviceSettings(msgspec.Struct, frozen=True, kw_only=True):
     bad_rows: str = "refuse"
     folder: str
     tier: str = ""
-    memory_bytes: int = 0
+    memory: int = 0
     server_key: str = ""
     token: str = ""
     until_done: bool = False
@@ -39,7 +38,7 @@ class DeviceSettings(msgspec.Struct, frozen=True, kw_only=True):
     threads: int = 0
     tune: bool = True
     sandbox: str = "auto"
-    policy: str = ""
+    policy: str | None = None
     mirrors: tuple[str, ...] = ()
     surroundings_command: str = ""
     as_json: bool = False
@@ -55,38 +54,19 @@ def load() -> None:
     gc.freeze()  # modules stay: a search for garbage need not walk through them, a round after the other
 
 
-def run(settings: DeviceSettings, _loaded: None) -> None:
+def run(settings: DeviceSettings, _loaded: None = None) -> None:
     """Serve until done or stopped by SIGTERM or SIGINT; raises what :meth:`edgefl.Agent.run` raises."""
     from edgefl.api.device import Agent
 
-    agent = Agent(
-        settings.device,
-        settings.data,
-        bad_rows=settings.bad_rows,
-        broker=settings.broker,
-        federation=settings.federation,
-        folder=settings.folder,
-        tier=settings.tier,
-        memory=settings.memory_bytes,
-        engine=settings.engine,
-        threads=settings.threads,
-        tune=settings.tune,
-        sandbox=settings.sandbox,
-        policy=settings.policy or None,
-        mirrors=settings.mirrors,
-        surroundings_command=settings.surroundings_command,
-        until_done=settings.until_done,
-        server_key=settings.server_key,
-        token=settings.token,
-        limits=settings.limits,
-        report=_as_json if settings.as_json else _as_text,
-    )
+    options = msgspec.structs.asdict(settings)
+    report = _as_json if options.pop("as_json") else _as_text
+    agent = Agent(**options, report=report)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: agent.stop())
     agent.run()
 
 
-LIFE = Life(DeviceSettings, load, run)
+settings_type = DeviceSettings
 
 
 def _as_text(event: AgentEvent) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,13 +12,11 @@ import typer
 
 from edgefl.cli.federation.web import DEFAULT as WEB_DEFAULT
 from edgefl.cli.federation.web import FLAG as WEB_FLAG
+from edgefl.cli.federation.web import page_process
 from edgefl.cli.output import errors
-from edgefl.system.parent import PARENT
-from edgefl.system.processes import end_process
 
 FLAG = "--dashboard"
 DEFAULT = "127.0.0.1:8090"
-_END_S = 5.0
 _PLACE = re.compile(r"([^/\s]*:)?\d{1,5}")
 
 Dashboard = Annotated[
@@ -65,20 +60,10 @@ def page_beside(listen: str, folder: Path, database: str = "") -> Iterator[None]
     with bind(host, port) as tried:
         url, port = url_of(tried), tried.getsockname()[1]
     feed.begin(folder)
-    environment = {**os.environ, PARENT: str(os.getpid())}
-    if database:
-        environment["EDGEFL_DATABASE"] = database
-    (folder / "logs").mkdir(exist_ok=True)
     place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    command = [sys.executable, "-m", "edgefl", "dashboard", str(folder), "--listen", place]
-    with (folder / "logs" / "dashboard.log").open("ab") as log:
-        page = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    arguments = ["edgefl", "dashboard", str(folder), "--listen", place]
+    own = {"EDGEFL_DATABASE": database} if database else {}
     open_to_all = "" if is_loopback(host) else ", which anybody who reaches this machine may read"
-    errors.print(f"the fleet's page: {url}{open_to_all}", soft_wrap=True)
-    try:
+    with page_process(arguments, folder / "logs" / "dashboard.log", "the fleet's page", b"", **own):
+        errors.print(f"the fleet's page: {url}{open_to_all}", soft_wrap=True)
         yield
-    finally:
-        if (page.poll() or 0) > 0:  # by itself, and not by Ctrl-C
-            log_file = folder / "logs" / "dashboard.log"
-            errors.print(f"the fleet's page ended early; {log_file} says why", soft_wrap=True)
-        end_process(page, _END_S)

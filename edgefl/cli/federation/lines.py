@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from functools import singledispatch
 from pathlib import Path
 
-from edgefl.cli.federation.scores import headline
 from edgefl.system.clock import clock
 from edgefl.system.sizes import size
+from edgefl.wire.metric_text import headline
 from edgefl.wire.mqtt.neighbours import named
 from exporters.front import cache
 from server import events
@@ -21,101 +20,120 @@ def line(event: events.Event, now: float) -> str | None:
     return None if text is None else f"{clock(now)}  {text}"
 
 
-@singledispatch
-def text_of(event: events.Event) -> str | None:
-    """The event in a sentence; None for one that only a table shows."""
+def text_of(event: events.Event) -> str | None:  # noqa: PLR0911, PLR0912, PLR0915 - a case for each event
+    """Return the event in a sentence, or None if only a table shows it."""
+    match event:
+        case events.Started():
+            over = event.next_round > event.rounds
+            again = "has trained all rounds" if over else f"goes on with round {event.next_round}"
+            begins = again if event.resumed else "begins"
+            key = f", signs with the key {event.server_key}" if event.server_key else ""
+            return (
+                f"federation {event.federation!r} {begins}: run {event.run}, {_counted(event.rounds, 'round')}, model "
+                f"{event.model_version[:_DIGITS]}, updates are summed on {event.device}{key}"
+            )
+        case events.Exporting():
+            return f"exporting tier {event.tier}: {event.text}"
+        case events.Compiled():
+            folder, counts = Path(event.cache), {"compiled": event.compiled, "reused": event.reused}
+            return cache.told(**counts, folder=folder, nbytes=event.cache_bytes)
+        case events.Warned():
+            return f"warning: {event.text}"
+        case events.Noted():
+            return event.text
+        case events.Waiting():
+            whom = f", missing {named(event.missing)}" if event.missing else ""
+            why = f" ({event.reason})" if event.reason else ""
+            return f"round {event.next_round} waits for devices: {event.known} of {event.needed} are there{whom}{why}"
+        case events.Offline():
+            return f"offline: {event.text}; trying again in {event.retry_s:.1f} s"
+        case events.Online():
+            return f"online: connected to the broker at {event.broker}"
+        case events.DeviceJoined():
+            return f"{event.device} is there, as tier {event.tier}"
+        case events.DeviceLost():
+            back = (
+                f"; round {event.round} gives it until {clock(event.until)} to come back"
+                if event.round
+                else ""
+            )
+            return f"{event.device} is gone: it was stopped or killed, or its link broke{back}"
+        case events.DeviceFitness():
+            if event.unfit:
+                return f"{event.device} is left out of rounds for now: {event.unfit}"
+            return f"{event.device} may be selected again"
+        case events.RolloutStarted():
+            whom = ", ".join(f"{count} of tier {tier}" for tier, count in event.devices.items())
+            return f"round {event.round} begins the trial of the candidate: {whom} try it"
+        case events.RolloutJudged():
+            what = "promoted: all its devices train with it from now on" if event.promoted else "taken back"
+            return f"after round {event.round} the candidate is {what} ({event.text})"
+        case events.DeviceFailed():
+            return f"{event.device} failed in round {event.round} and tries again: {event.text}"
+        case events.Awaiting():
+            devices = ", ".join(map(awaited, event.devices)) or "devices that are ready"
+            return f"round {event.round} waits until {clock(event.until)} for {devices}"
+        case events.RoundOpened():
+            devices = _counted(len(event.devices), "device")
+            return f"round {event.round} opened for {devices} until {clock(event.deadline)}: {named(event.devices)}"
+        case events.DeviceSeen():
+            if event.stage != events.REPORTED:
+                return None
+            parts = [f"loss {event.loss:.4g}"]
+            parts += (
+                [f"step {event.step_ms:.0f} ms"] if event.step_ms else []
+            )  # devices that do not measure say 0
+            parts += [f"peak {size(event.peak_bytes)}"] if event.peak_bytes else []
+            parts += [f"down {size(event.down_bytes)}"] if event.down_bytes else []
+            parts.append(f"up {size(event.up_bytes)}")
+            parts += [f"{graph} as {form}" for graph, form in event.variants.items() if form]
+            parts += [f"{form} cannot run there ({why})" for form, why in event.dropped.items()]
+            return f"{event.device} reported for round {event.round}: {', '.join(parts)}"
+        case events.Rejected():
+            if not event.round:  # of its hello, or of a message that cannot be read
+                return f"{event.device}, {event.reason}: {event.text}"
+            return f"{event.device} was refused in round {event.round} ({event.reason}): {event.text}"
+        case events.Declined():
+            return f"{event.device} declined round {event.round} ({event.reason}): {event.text}".removesuffix(
+                ": "
+            )
+        case events.Limited():
+            counted = ", ".join(f"{why} ({count})" for why, count in sorted(event.counts.items()))
+            return f"turned away unread so far: {counted}"
+        case events.Ordered():
+            fate = "is carried out" if event.done else "is refused"
+            return f"the order {event.order!r} of {event.by or 'somebody'} {fate}: {event.text}".removesuffix(
+                ": "
+            )
+        case events.Refused():
+            return f"the run ends unfinished: {event.text}"
+        case events.RoundEnded():
+            missing = ", ".join(f"{name} ({why})" for name, why in event.missing.items())
+            tail = f": {event.text}" if event.text else f", without {missing}" if missing else ""
+            reports = _counted(event.reports, "update")
+            return f"round {event.round} {event.outcome} after {event.seconds:.1f} s with {reports}{tail}"
+        case events.RolledBack():
+            return None  # the round's end says the same
+        case events.RoundClosed():
+            scores = _scores(event)
+            if event.outcome != "closed" and not scores:
+                return None  # its end said all there is
+            failed = f": {event.text}" if event.outcome == "closed" and event.text else ""
+            return (
+                f"round {event.round} {'evaluated' if scores else 'not evaluated'}{scores}, down {size(event.down_bytes)}, "
+                f"up {size(event.up_bytes)}, weights {event.weights_sha256[:_DIGITS]}{failed}"
+            )
+        case events.Stopped():
+            over = event.next_round > event.rounds
+            return (
+                f"stopped; the same command {'ends it' if over else f'goes on with round {event.next_round}'}"
+            )
+        case events.Finished():
+            rounds = _counted(event.rounds, "round")
+            return (
+                f"finished {rounds}{_scores(event)}, model {event.model} ({event.weights_sha256[:_DIGITS]})"
+            )
     return None
-
-
-@text_of.register
-def _(event: events.Started) -> str:
-    over = event.next_round > event.rounds
-    again = "has trained all rounds" if over else f"goes on with round {event.next_round}"
-    begins = again if event.resumed else "begins"
-    key = f", signs with the key {event.server_key}" if event.server_key else ""
-    return (
-        f"federation {event.federation!r} {begins}: run {event.run}, {_counted(event.rounds, 'round')}, model "
-        f"{event.model_version[:_DIGITS]}, updates are summed on {event.device}{key}"
-    )
-
-
-@text_of.register
-def _(event: events.Exporting) -> str:
-    return f"exporting tier {event.tier}: {event.text}"
-
-
-@text_of.register
-def _(event: events.Compiled) -> str:
-    folder, counts = Path(event.cache), {"compiled": event.compiled, "reused": event.reused}
-    return cache.told(**counts, folder=folder, nbytes=event.cache_bytes)
-
-
-@text_of.register
-def _(event: events.Warned) -> str:
-    return f"warning: {event.text}"
-
-
-@text_of.register
-def _(event: events.Noted) -> str:
-    return event.text
-
-
-@text_of.register
-def _(event: events.Waiting) -> str:
-    whom = f", missing {named(event.missing)}" if event.missing else ""
-    why = f" ({event.reason})" if event.reason else ""
-    return f"round {event.next_round} waits for devices: {event.known} of {event.needed} are there{whom}{why}"
-
-
-@text_of.register
-def _(event: events.Offline) -> str:
-    return f"offline: {event.text}; trying again in {event.retry_s:.1f} s"
-
-
-@text_of.register
-def _(event: events.Online) -> str:
-    return f"online: connected to the broker at {event.broker}"
-
-
-@text_of.register
-def _(event: events.DeviceJoined) -> str:
-    return f"{event.device} is there, as tier {event.tier}"
-
-
-@text_of.register
-def _(event: events.DeviceLost) -> str:
-    back = f"; round {event.round} gives it until {clock(event.until)} to come back" if event.round else ""
-    return f"{event.device} is gone: it was stopped or killed, or its link broke{back}"
-
-
-@text_of.register
-def _(event: events.DeviceFitness) -> str:
-    if event.unfit:
-        return f"{event.device} is left out of rounds for now: {event.unfit}"
-    return f"{event.device} may be selected again"
-
-
-@text_of.register
-def _(event: events.RolloutStarted) -> str:
-    whom = ", ".join(f"{count} of tier {tier}" for tier, count in event.devices.items())
-    return f"round {event.round} begins the trial of the candidate: {whom} try it"
-
-
-@text_of.register
-def _(event: events.RolloutJudged) -> str:
-    what = "promoted: all its devices train with it from now on" if event.promoted else "taken back"
-    return f"after round {event.round} the candidate is {what} ({event.text})"
-
-
-@text_of.register
-def _(event: events.DeviceFailed) -> str:
-    return f"{event.device} failed in round {event.round} and tries again: {event.text}"
-
-
-@text_of.register
-def _(event: events.Awaiting) -> str:
-    devices = ", ".join(map(awaited, event.devices)) or "devices that are ready"
-    return f"round {event.round} waits until {clock(event.until)} for {devices}"
 
 
 def awaited(device: events.AwaitedDevice) -> str:
@@ -127,92 +145,6 @@ def awaited(device: events.AwaitedDevice) -> str:
         if device.stage
         else f"{device.device} (silent)"
     )
-
-
-@text_of.register
-def _(event: events.RoundOpened) -> str:
-    devices = _counted(len(event.devices), "device")
-    return f"round {event.round} opened for {devices} until {clock(event.deadline)}: {named(event.devices)}"
-
-
-@text_of.register
-def _(event: events.DeviceSeen) -> str | None:
-    if event.stage != events.REPORTED:
-        return None
-    parts = [f"loss {event.loss:.4g}"]
-    parts += [f"step {event.step_ms:.0f} ms"] if event.step_ms else []  # devices that do not measure say 0
-    parts += [f"peak {size(event.peak_bytes)}"] if event.peak_bytes else []
-    parts += [f"down {size(event.down_bytes)}"] if event.down_bytes else []
-    parts.append(f"up {size(event.up_bytes)}")
-    parts += [f"{graph} as {form}" for graph, form in event.variants.items() if form]
-    parts += [f"{form} cannot run there ({why})" for form, why in event.dropped.items()]
-    return f"{event.device} reported for round {event.round}: {', '.join(parts)}"
-
-
-@text_of.register
-def _(event: events.Rejected) -> str:
-    if not event.round:  # of its hello, or of a message that cannot be read
-        return f"{event.device}, {event.reason}: {event.text}"
-    return f"{event.device} was refused in round {event.round} ({event.reason}): {event.text}"
-
-
-@text_of.register
-def _(event: events.Declined) -> str:
-    return f"{event.device} declined round {event.round} ({event.reason}): {event.text}".removesuffix(": ")
-
-
-@text_of.register
-def _(event: events.Limited) -> str:
-    counted = ", ".join(f"{why} ({count})" for why, count in sorted(event.counts.items()))
-    return f"turned away unread so far: {counted}"
-
-
-@text_of.register
-def _(event: events.Ordered) -> str:
-    fate = "is carried out" if event.done else "is refused"
-    return f"the order {event.order!r} of {event.by or 'somebody'} {fate}: {event.text}".removesuffix(": ")
-
-
-@text_of.register
-def _(event: events.Refused) -> str:
-    return f"the run ends unfinished: {event.text}"
-
-
-@text_of.register
-def _(event: events.RoundEnded) -> str:
-    missing = ", ".join(f"{name} ({why})" for name, why in event.missing.items())
-    tail = f": {event.text}" if event.text else f", without {missing}" if missing else ""
-    reports = _counted(event.reports, "update")
-    return f"round {event.round} {event.outcome} after {event.seconds:.1f} s with {reports}{tail}"
-
-
-@text_of.register
-def _(event: events.RolledBack) -> None:
-    return None  # the round's end says the same
-
-
-@text_of.register
-def _(event: events.RoundClosed) -> str | None:
-    scores = _scores(event)
-    if event.outcome != "closed" and not scores:
-        return None  # its end said all there is
-    failed = f": {event.text}" if event.outcome == "closed" and event.text else ""
-    return (
-        f"round {event.round} {'evaluated' if scores else 'not evaluated'}{scores}, down {size(event.down_bytes)}, "
-        f"up {size(event.up_bytes)}, weights {event.weights_sha256[:_DIGITS]}{failed}"
-    )
-
-
-@text_of.register
-def _(event: events.Stopped) -> str:
-    over = event.next_round > event.rounds
-    return f"stopped; the same command {'ends it' if over else f'goes on with round {event.next_round}'}"
-
-
-@text_of.register
-def _(event: events.Finished) -> str:
-    rounds = _counted(event.rounds, "round")
-    return f"finished {rounds}{_scores(event)}, model {event.model} ({event.weights_sha256[:_DIGITS]})"
 
 
 def _scores(event: events.RoundClosed | events.Finished) -> str:

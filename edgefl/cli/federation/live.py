@@ -12,11 +12,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from edgefl.cli.federation.scores import headline
 from edgefl.cli.output import console, errors
 from edgefl.config import Federation
 from edgefl.lab.lab import Restarted, Said
 from edgefl.system.sizes import KIB, MIB, size
+from edgefl.wire.metric_text import headline
 from exporters.front import cache
 
 if TYPE_CHECKING:

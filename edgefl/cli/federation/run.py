@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgefl.cli.federation.beside import Dashboard, page_beside
-from edgefl.cli.federation.scores import shown
 from edgefl.cli.federation.web import Web, WebBroker, WebCert, WebKey, WebOptions, web_beside
 from edgefl.cli.options import Engine, ModelName, Seed
 from edgefl.cli.output import console, errors, print_json, progress
+from edgefl.wire.metric_text import shown
 
 if TYPE_CHECKING:
     from edgefl.api.run import News, Prepared

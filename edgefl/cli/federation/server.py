@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from edgefl.cli.broker_options import Broker, CaFile, CertFile, InsecurePassword, KeyFile, PasswordFile
 from edgefl.cli.federation.beside import Dashboard
 from edgefl.cli.federation.web import Web, WebBroker, WebCert, WebKey
-from edgefl.cli.isolated import Told
+from edgefl.cli.isolated import SettingsPipe
+from edgefl.cli.options import Broker, CaFile, CertFile, InsecurePassword, KeyFile, PasswordFile
 
 
 def server(
@@ -106,7 +106,7 @@ def server(
         web=(web, web_cert, web_key, web_broker),
         as_json=as_json,
     )
-    if isinstance(ctx.obj, Told):
-        ctx.obj.tell(settings)
+    if isinstance(ctx.obj, SettingsPipe):
+        ctx.obj.send(settings)
     else:
-        serving.LIFE.begin(settings)
+        serving.run(settings, serving.load())

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from edgefl.cli.isolated import Life
 from edgefl.system.clock import clock
 from edgefl.system.lazy_modules import not_here, on_first_use
 from server.workshop.process import Process
@@ -111,7 +110,7 @@ def _web(settings: ServerSettings, federation: Federation) -> AbstractContextMan
     return web_beside(options, folder, federation, broker, KeyPair(key).public_key, code=not settings.as_json)
 
 
-LIFE = Life(ServerSettings, load, run)
+settings_type = ServerSettings
 
 
 def _said(*, as_json: bool) -> Callable[[Event], None]:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgefl.cli.federation.scores import shown
 from edgefl.cli.options import Seed, model_options
 from edgefl.cli.output import console, errors, print_json, print_table, progress
+from edgefl.wire.metric_text import shown
 
 if TYPE_CHECKING:
     from edgefl.api.simulate import Simulated

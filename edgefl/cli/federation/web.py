@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,24 +105,35 @@ def web_beside(
     secret = web.secret_of(own)
     write_text(own / "federation.toml", dump(without_password(federation)))
     settings = _settings(options, own, secret, broker, server_key)
-    (folder / "logs").mkdir(exist_ok=True)
-    log_file = folder / "logs" / "web.log"
+    log = folder / "logs" / "web.log"
+    with page_process(["edgefl.web"], log, "the page for phones", msgspec.json.encode(settings)):
+        _tell(settings.address, secure=bool(options.cert_file), code=code)
+        yield
+
+
+@contextmanager
+def page_process(
+    arguments: Sequence[str], log_file: Path, title: str, settings: bytes, **environment: str
+) -> Iterator[None]:
+    """Run ``python -m ARGUMENTS`` while the block runs. It reads ``settings`` from standard input.
+
+    If it ends before the block, other than by Ctrl-C, the last line here names its log.
+    """
+    log_file.parent.mkdir(exist_ok=True)
+    command, own = [sys.executable, "-m", *arguments], {PARENT: str(os.getpid()), **environment}
     with log_file.open("ab") as log:
         page = subprocess.Popen(
-            [sys.executable, "-m", "edgefl.web"],
-            env={**os.environ, PARENT: str(os.getpid())},
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=log,
+            command, env={**os.environ, **own}, stdin=subprocess.PIPE, stdout=log, stderr=log
         )
     assert page.stdin is not None
     with page.stdin as pipe:
-        pipe.write(msgspec.json.encode(settings))
-    _tell(settings.address, secure=bool(options.cert_file), code=code)
+        pipe.write(settings)
     try:
         yield
     finally:
-        _end(page, log_file)
+        if page.poll() not in (None, 0, -signal.SIGINT):
+            errors.print(f"{title} ended early; {log_file} says why", soft_wrap=True)
+        end_process(page, _END_S)
 
 
 def _settings(
@@ -167,9 +179,3 @@ def _tell(address: str, *, secure: bool, code: bool) -> None:
             soft_wrap=True,
         )
     sys.stderr.flush()
-
-
-def _end(page: subprocess.Popen[bytes], log: Path) -> None:
-    if page.poll() is not None and page.returncode:
-        errors.print(f"the page for phones ended early; {log} says why", soft_wrap=True)
-    end_process(page, _END_S)

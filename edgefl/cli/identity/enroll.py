@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edgefl.cli.options import add_group
 from edgefl.cli.output import console, print_json, print_table
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.mqtt.topics import checked_name
@@ -38,6 +39,22 @@ Examples:
   edgefl enroll revoke phone-7 --list devices.sqlite --federation demo
 """
 
+_KEY_HELP = """
+Show or replace the key of a server or of a device.
+
+A server's key is the file that `edgefl server --sign-key` names, a device's is device.key in its store's folder.
+A key that is replaced introduces the new one: who knows the old one learns the new one from it, and takes the old one for
+--overlap more. Replace it while the server, or the device, is stopped.
+
+Examples:
+
+  edgefl key show server.key
+
+  edgefl key rotate server.key --overlap 30
+
+  edgefl key rotate ~/.edgefl/demo/phone-7/device.key --json
+"""
+
 List = Annotated[Path, typer.Option("--list", help="the list: one file, made if there is none")]
 Federation = Annotated[str, typer.Option(help="name of the federation")]
 Json = Annotated[bool, typer.Option("--json", help="JSON")]
@@ -45,10 +62,8 @@ Device = Annotated[str, typer.Argument(help="name of the device")]
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(help=_HELP, no_args_is_help=True, rich_markup_mode="rich")
-    for command in (token, request, add, ls, revoke, forget):
-        group.command(command.__name__)(command)
-    app.add_typer(group, name="enroll")
+    add_group(app, "enroll", _HELP, token, request, add, ls, revoke, forget)
+    add_group(app, "key", _KEY_HELP, show, rotate)
 
 
 def token(
@@ -183,3 +198,34 @@ def _say(told: dict[str, Any], as_json: bool) -> None:
     else:
         text = ", ".join(f"{name} {value}" for name, value in told.items())
         console.print(text, soft_wrap=True)
+
+
+def show(
+    file: Annotated[Path, typer.Argument(help="the key file")],
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
+) -> None:
+    """Print the public key of a file; the file is made if there is none."""
+    from edgefl.wire.keys import KeyPair
+
+    _tell_key(file, KeyPair(file).public_key, as_json=as_json)
+
+
+def rotate(
+    file: Annotated[Path, typer.Argument(help="the key file")],
+    overlap: Annotated[
+        float, typer.Option(min=0, help="days for which the old key is good beside the new one")
+    ] = 30.0,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
+) -> None:
+    """Replace the key in a file by a new one, which the old one introduces."""
+    from edgefl.wire.keys import rotate as follow
+
+    fresh = follow(file, overlap_s=overlap * 86_400, now=time.time())
+    _tell_key(file, fresh.public_key, as_json=as_json)
+
+
+def _tell_key(file: Path, public_key: str, *, as_json: bool) -> None:
+    if as_json:
+        print_json({"file": str(file), "public_key": public_key})
+    else:
+        console.print(public_key, soft_wrap=True)

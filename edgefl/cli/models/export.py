@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -13,10 +14,12 @@ from edgefl.cli.output import errors, print_json, print_table, progress
 from edgefl.system.collecting import built_to_stay
 from edgefl.system.forks import processes_for
 from edgefl.system.sizes import size
+from edgefl.wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from edgefl.api.compile import Target
     from edgefl.api.export import Exported
+    from edgefl.config.choices import Activations as ActivationsName
     from edgefl.wire.bundle.formats import Outputs as OutputsName
 
 
@@ -88,31 +91,25 @@ def export(
         from edgefl.api.export import exporting, written
         from edgefl.api.federation import load_federation
 
-        named = named_model(model, option or ())
+        named, forms = named_model(model, option or ()), _names(format)
+        form: OutputsName | None = None if outputs is None else outputs.value
+        kept: ActivationsName | None = None if activations is None else activations.value
         if fit is None:
             what = exporting(
                 load_federation(config, named),
                 tiers=tier or (),
-                formats=_names(format),
-                outputs=None if outputs is None else outputs.value,
+                formats=forms,
+                outputs=form,
                 memory_budget=memory_budget,
-                activations=None if activations is None else activations.value,
+                activations=kept,
             )
     if fit is not None:
-        _export_fitting(
-            config,
-            out,
-            named,
-            tier,
-            format,
-            None if outputs is None else outputs.value,
-            memory_budget,
-            activations,
-            fit,
-            as_json,
-        )
+        if tier:
+            raise ConfigError(
+                f"--fit chooses the submodel for a device: leave out --tier {tier[0]}, or --fit"
+            )
+        _export_fitting(config, out, named, forms or ("onnx",), form, memory_budget, kept, fit, as_json)
         return
-    rows = []
     numbers = count(1)
     with progress() as tell:
         bundles = what.bundles(
@@ -169,11 +166,10 @@ def _export_fitting(
     config: Path | None,
     out: Path,
     named: dict[str, object],
-    tier: list[str] | None,
-    formats: list[Engine] | None,
+    forms: Sequence[str],
     outputs: OutputsName | None,
     memory_budget: str,
-    activations: Activations | None,
+    activations: ActivationsName | None,
     file: Path,
     as_json: bool,
 ) -> None:
@@ -181,19 +177,15 @@ def _export_fitting(
     from edgefl.api.compile import compile
     from edgefl.api.export import written
     from edgefl.api.federation import Training, load_federation
-    from edgefl.cli.models.fit import overrides, planned, read_device, suited
+    from edgefl.cli.models.plan import overrides, planned, read_device, suited
     from edgefl.config import without_devices
     from edgefl.contract.choice import SubmodelChoice
     from edgefl.setup.model import federation_model
     from edgefl.setup.shapes import samples_like
     from edgefl.submodels.sizes import Size
-    from edgefl.wire.errors import ConfigError
     from edgefl.wire.mqtt.topics import checked_name
     from exporters.bundle.formats import check_installed, check_outputs
 
-    if tier:
-        raise ConfigError(f"--fit chooses the submodel for a device: leave out --tier {tier[0]}, or --fit")
-    forms = _names(formats) or ("onnx",)
     if outputs:
         check_outputs(outputs, forms)
     check_installed(forms)
@@ -218,7 +210,7 @@ def _export_fitting(
                 target=cast("Target", form),
                 outputs=(outputs or federation.export.outputs) if form == "executorch" else "caller",
                 memory_budget=memory_budget,
-                activations=(activations or Activations.float32).value,
+                activations=activations or "float32",
                 progress=tell,
             )
             rows.append(_facts(written(bundle, out)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,8 +12,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgefl.cli.broker_options import Broker, CaFile, CertFile, InsecurePassword, KeyFile, PasswordFile
-from edgefl.cli.options import Engine, address
+from edgefl.cli.options import (
+    Broker,
+    CaFile,
+    CertFile,
+    Engine,
+    InsecurePassword,
+    KeyFile,
+    PasswordFile,
+    address,
+)
 from edgefl.cli.output import console, errors, print_json, print_table, progress
 from edgefl.system.files import write_text
 
@@ -109,8 +117,13 @@ def profile(
       edgefl profile --fleet --broker broker.lan --federation demo runs/demo      (asks the devices, and compares them)
     """
 
-    from edgefl.cli.models.profile_beside import BesideOptions, profile_beside
-    from edgefl.cli.models.profile_fleet import FleetOptions, files_of, profile_fleet, refuse
+    from edgefl.cli.models.profile_fleet import (
+        ProfileOptions,
+        files_of,
+        profile_beside,
+        profile_fleet,
+        refuse,
+    )
     from edgefl.wire.errors import ConfigError
     from server.profiling.recorded import read_recorded
 
@@ -123,42 +136,33 @@ def profile(
     if fleet:
         refuse({"--device-command": bool(device_command)}, fleet=True)
         refuse({"--threads": threads != 1, "--samples": samples != 0, "--run": run is not None}, fleet=True)
-        options = FleetOptions(
-            broker=address(
-                broker, ca_file, cert_file, key_file, password_file, insecure_password=insecure_password
-            ),
+    elif device_command or record or others:
+        refuse({"--run": run is not None, "--sign-key": sign_key is not None}, fleet=False, beside=True)
+        _check_single(device or ())
+    if fleet or device_command or record or others:
+        places = (ca_file, cert_file, key_file, password_file)
+        named = fleet or broker != _BROKER or any(places)
+        options = ProfileOptions(
+            broker=address(broker, *places, insecure_password=insecure_password) if named else None,
             federation=federation,
             devices=tuple(device or ()),
             repeat=repeat,
             timeout_s=timeout,
+            threads=threads,
+            samples=samples,
+            command=device_command,
             sign_key=sign_key,
             html=html,
             as_json=as_json,
             record=record,
             imported=others,
         )
-        wanted = _wanted(targets, replace(chosen, main_only=True))
-        profile_fleet([bundle.contents for bundle in wanted], options)
-        return
-    if device_command or record or others:
-        refuse({"--run": run is not None, "--sign-key": sign_key is not None}, fleet=False, beside=True)
-        places = (ca_file, cert_file, key_file, password_file)
-        named = broker != _BROKER or any(places)
-        beside = BesideOptions(
-            command=device_command,
-            device=_single(device),
-            broker=address(broker, *places, insecure_password=insecure_password) if named else None,
-            repeat=repeat,
-            threads=threads,
-            samples=samples,
-            timeout_s=timeout,
-            html=html,
-            as_json=as_json,
-            record=record,
-            imported=others,
-        )
-        with _ended_tidily():
-            profile_beside(list(_wanted(targets, replace(chosen, main_only=True))) if targets else [], beside)
+        wanted = _wanted(targets, replace(chosen, main_only=True)) if targets else iter(())
+        if fleet:
+            profile_fleet([bundle.contents for bundle in wanted], options)
+        else:
+            with _ended_tidily():
+                profile_beside(list(wanted), options)
         return
     fleet_only = {"--device": bool(device), "--sign-key": sign_key is not None, "--ca-file": bool(ca_file)}
     fleet_only |= {"--cert-file": bool(cert_file or key_file), "--password-file": bool(password_file)}
@@ -186,22 +190,21 @@ def profile(
     else:
         _print(profiles)
     if html:
-        from edgefl.analysis.profiles.page import page
+        from edgefl.analysis.profiles.rows import page
 
         title = f"Profile of {', '.join(dict.fromkeys(each.model for each in profiles))}"
         write_text(html, page(title, profiles, accuracy))
         errors.print(f"page: {html}", soft_wrap=True)
 
 
-def _single(devices: list[str] | None) -> str:
-    """What the device that measures is called, which is one."""
+def _check_single(devices: Sequence[str]) -> None:
+    """Raise ConfigError for several devices: one measures."""
     from edgefl.wire.errors import ConfigError
 
-    if devices and len(devices) > 1:
+    if len(devices) > 1:
         raise ConfigError(
             f"one device measures, and --device names {len(devices)}: name one, or ask several by --fleet"
         )
-    return devices[0] if devices else ""
 
 
 def _check_places(html: Path | None, run: Path | None) -> None:

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
+import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from edgefl.cli.output import console, errors, print_json, print_table, progress
 from edgefl.cli.output import table as table_of
 from edgefl.system.files import write_text
-from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.errors import ConfigError, ParticipationError
+from server.profiling.recorded import merged, record
+from server.profiling.rows import DeviceReport, FleetReport
 
 if TYPE_CHECKING:
+    from edgefl.api.bundle import Bundle
+    from edgefl.wire.bundle.archive import Bundle as BundleArchive
     from edgefl.wire.bundle.profiles import BundleProfile
     from edgefl.wire.mqtt.address import Address
     from server.profiling.rows import DeviceReport, FleetReport
@@ -24,14 +32,17 @@ _MOST_DEVICES_LISTED = 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class FleetOptions:
-    """``devices``: only these, which are waited for."""
+class ProfileOptions:
+    """Options of a profile that devices or another agent measure. ``command`` starts that agent; "" for none."""
 
-    broker: Address
-    federation: str
+    broker: Address | None
+    federation: str = "demo"
     devices: tuple[str, ...] = ()
     repeat: int = 20
     timeout_s: float = 300.0
+    threads: int = 1
+    samples: int = 0
+    command: str = ""
     sign_key: Path | None = None
     html: Path | None = None
     as_json: bool = False
@@ -69,7 +80,7 @@ def refuse(given: Mapping[str, bool], *, fleet: bool, beside: bool = False) -> N
         )
 
 
-def profile_fleet(bundles: Sequence[Bundle], options: FleetOptions) -> None:
+def profile_fleet(bundles: Sequence[BundleArchive], options: ProfileOptions) -> None:
     """Ask the devices, show what they answer. Of several tiers each device gets the bundle of its own.
 
     ConfigError for options that cannot be used, BrokerError without a broker, ParticipationError if no device answers.
@@ -79,28 +90,23 @@ def profile_fleet(bundles: Sequence[Bundle], options: FleetOptions) -> None:
     report = _asked(bundles, options)
     if options.record and report.answered:
         record(options.record, report.devices)
-    show(
-        merged(report, options.imported),
-        f"federation {report.federation}",
-        html=options.html,
-        as_json=options.as_json,
-    )
+    show(merged(report, options.imported), f"federation {report.federation}", options)
     if not report.answered:
         raise ParticipationError(_nobody(report, options))
 
 
-def show(report: FleetReport, of: str, *, html: Path | None, as_json: bool) -> None:
+def show(report: FleetReport, of: str, options: ProfileOptions) -> None:
     """Devices side by side, for people or as JSON, and on a page. ``of``: what they are the devices of."""
-    if as_json:
+    if options.as_json:
         print_json(report)
     else:
         _print(report, of)
-    if html and report.answered:
-        _write_page(report, of, html)
-        errors.print(f"page: {html}", soft_wrap=True)
+    if options.html and report.answered:
+        _write_page(report, of, options.html)
+        errors.print(f"page: {options.html}", soft_wrap=True)
 
 
-def _asked(bundles: Sequence[Bundle], options: FleetOptions) -> FleetReport:
+def _asked(bundles: Sequence[BundleArchive], options: ProfileOptions) -> FleetReport:
     from edgefl.wire import folders
     from edgefl.wire.bundle.signatures import Signer
     from edgefl.wire.mqtt.profile_messages import MOST_REPEATS
@@ -126,12 +132,9 @@ def _asked(bundles: Sequence[Bundle], options: FleetOptions) -> FleetReport:
         timeout_s=options.timeout_s,
     )
     with shown() as tell:
-        profiler = FleetProfiler(
-            options.broker,
-            wanted,
-            signer=Signer(key) if key.is_file() else None,
-            tell=tell,
-        )
+        assert options.broker is not None
+        signer = Signer(key) if key.is_file() else None
+        profiler = FleetProfiler(options.broker, wanted, signer=signer, tell=tell)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: profiler.stop())
         return profiler.run()
@@ -218,7 +221,7 @@ def _reason(row: DeviceReport) -> dict[str, str]:
 
 
 def _write_page(report: FleetReport, of: str, path: Path) -> None:
-    from edgefl.analysis.profiles.page import page
+    from edgefl.analysis.profiles.rows import page
 
     named = [(f"{row.device} ({row.tier})", row.profile) for row in report.answered]
     profiles: list[BundleProfile] = [profile for _, profile in named if profile is not None]
@@ -228,7 +231,7 @@ def _write_page(report: FleetReport, of: str, path: Path) -> None:
     write_text(path, written)
 
 
-def _nobody(report: FleetReport, options: FleetOptions) -> str:
+def _nobody(report: FleetReport, options: ProfileOptions) -> str:
     if not report.devices:
         return (
             f"no device of federation {report.federation!r} is known to the broker at {options.broker}: start some with "
@@ -237,3 +240,96 @@ def _nobody(report: FleetReport, options: FleetOptions) -> str:
     return (
         f"none of {len(report.devices)} devices of federation {report.federation!r} answered with a profile"
     )
+
+
+HERE = "this-machine"
+AGENT = "agent"
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_ROWS = 64
+"""Of the samples that an agent is started with; no profile reads them."""
+
+
+def profile_beside(bundles: Sequence[Bundle], options: ProfileOptions) -> None:
+    """Measure each bundle through the agent, where one is named, and here; show both and what was recorded. An agent that
+    gives no profile ends it.
+
+    ConfigError for a command that cannot be started, ParticipationError where the agent gives no profile.
+    """
+    words = _words(options.command)
+    begun, reports = time.monotonic(), list[DeviceReport]()
+    for bundle in bundles:
+        there = [_through(words, bundle, options)] if words else []
+        if any(report.profile is None for report in there):
+            reports += there
+            break
+        reports += [_here(bundle, options, named=not words), *there]
+    if options.record and any(report.profile for report in reports):
+        record(options.record, reports)
+    measured = FleetReport(federation="", seconds=round(time.monotonic() - begun, 3), devices=tuple(reports))
+    show(merged(measured, options.imported), "several agents", options)
+    if failed := [report for report in reports if report.profile is None]:
+        raise ParticipationError(f"{failed[0].device} gave no profile: {failed[0].text}")
+
+
+def _words(command: str) -> list[str]:
+    try:
+        return shlex.split(command)
+    except ValueError as error:
+        raise ConfigError(
+            f"--device-command {command!r} is no command line: {error}", command=command
+        ) from error
+
+
+def _here(bundle: Bundle, options: ProfileOptions, *, named: bool) -> DeviceReport:
+    """This machine's own profile; ``named``: it is the one that is called as was asked."""
+    with progress() as tell:
+        name = f"{bundle.manifest.model}, tier {bundle.manifest.tier}"
+        profile = bundle.profile(
+            threads=options.threads,
+            repeat=options.repeat,
+            samples=options.samples,
+            progress=lambda part: tell(f"{name}: {part}"),
+        )
+    return DeviceReport(
+        device=options.devices[0] if named and options.devices else HERE,
+        tier=profile.tier,
+        state="done",
+        engines={profile.engine: profile.engine_version},
+        profile=profile,
+    )
+
+
+@contextmanager
+def _signals_as_before() -> Iterator[None]:
+    handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def _through(words: Sequence[str], bundle: Bundle, options: ProfileOptions) -> DeviceReport:
+    """The profile of the agent that the command starts."""
+    from device_runtime.profile.measure.inputs import Inputs
+    from edgefl.lab.profiled_agent import Through, profiled
+    from edgefl.wire.mqtt.topics import checked_name
+    from server.profiling.fleet import FleetProfiler
+
+    def stopped_by_signals(profiler: FleetProfiler) -> None:
+        for number in _SIGNALS:
+            signal.signal(number, lambda *_: profiler.stop())
+
+    with _signals_as_before(), tempfile.TemporaryDirectory(prefix="edgefl-profile-") as name, shown() as tell:
+        folder = Path(name)
+        data = Inputs(bundle.manifest).samples(_ROWS)
+        np.savez(folder / "data.npz", x=data.x, y=data.y, **data.others)  # type: ignore[arg-type]
+        how = Through(
+            device=checked_name("device", options.devices[0] if options.devices else AGENT),
+            data=folder / "data.npz",
+            folder=folder,
+            broker=options.broker,
+            repeat=options.repeat,
+            timeout_s=options.timeout_s,
+        )
+        return profiled(words, bundle.contents, how, tell=tell, stopping=stopped_by_signals)

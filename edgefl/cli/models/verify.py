@@ -75,6 +75,8 @@ def _row(check: GraphCheck) -> dict[str, Any]:
         "worst_output": worst,
         "rounding": max(check.report.rounding.values(), default=None) if check.report else None,
         "seed": check.report.seed if check.report else None,
+        "problem": check.problem,
+        "errors": dict(output_errors),
     }
 
 
@@ -96,10 +98,6 @@ def _short(value: float | None) -> str | None:
 
 
 def _object(path: Path, manifest: Manifest, check: BundleCheck) -> dict[str, Any]:
-    details = [
-        {"problem": item.problem, "errors": dict(item.report.errors) if item.report else {}}
-        for item in check.graphs
-    ]
     return {
         "bundle": str(path),
         "model": manifest.model,
@@ -107,7 +105,7 @@ def _object(path: Path, manifest: Manifest, check: BundleCheck) -> dict[str, Any
         "program": manifest.program,
         "ok": check.ok,
         "problems": list(check.problems),
-        "graphs": [_row(item) | more for item, more in zip(check.graphs, details, strict=True)],
+        "graphs": [_row(item) for item in check.graphs],
     }
 
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from edgefl.lab.generator import packets
-from edgefl.lab.generator.connection import Target
-from edgefl.lab.generator.loop import Loop
-from edgefl.lab.generator.settings import Load
-from edgefl.lab.generator.tally import Tally
+from edgefl.lab.generator.connection import Loop, Target
+from edgefl.lab.generator.settings import Load, Tally
 from edgefl.lab.generator.updates import Template, values_of
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.manifest import Manifest, decode_manifest

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import errno
+import heapq
+import itertools
 import os
+import selectors
 import socket
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +16,6 @@ from itertools import islice
 from typing import Any, Protocol
 
 from edgefl.lab.generator import packets
-from edgefl.lab.generator.loop import READ, WRITE, Loop
 from edgefl.wire.errors import ProtocolError
 
 _READ_BYTES = 1 << 16
@@ -231,3 +234,71 @@ class Connection:
         if self.open:
             self.close()
             self._owner.on_down(reason)
+
+
+READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+_LONGEST_WAIT_S = 1.0
+
+
+class HasFileno(Protocol):
+    def fileno(self) -> int: ...
+
+
+class Timer:
+    """Something that is to happen later; :meth:`cancel` it as often as you like."""
+
+    __slots__ = ("call",)
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self.call: Callable[[], None] | None = call
+
+    def cancel(self) -> None:
+        self.call = None
+
+
+class Loop:
+    """Calls whoever has something to read or to write, and timers. Times are of the monotonic clock."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._timers: list[tuple[float, int, Timer]] = []
+        self._order = itertools.count()
+        self._running = False
+
+    def watch(self, file: HasFileno, events: int, ready: Callable[[int], None]) -> None:
+        self._selector.register(file, events, ready)
+
+    def change(self, file: HasFileno, events: int, ready: Callable[[int], None]) -> None:
+        self._selector.modify(file, events, ready)
+
+    def forget(self, file: HasFileno) -> None:
+        self._selector.unregister(file)
+
+    def later(self, seconds: float, call: Callable[[], None]) -> Timer:
+        timer = Timer(call)
+        heapq.heappush(self._timers, (time.monotonic() + seconds, next(self._order), timer))
+        return timer
+
+    def run(self) -> None:
+        """Until :meth:`stop`."""
+        self._running = True
+        while self._running:
+            for key, events in self._selector.select(self._ring()):
+                key.data(events)
+
+    def stop(self) -> None:
+        self._running = False
+
+    def close(self) -> None:
+        self._selector.close()
+
+    def _ring(self) -> float:
+        """Call the timers that are due; how long nothing else is."""
+        timers, now = self._timers, time.monotonic()
+        while timers and (timers[0][0] <= now or timers[0][2].call is None):
+            call = heapq.heappop(timers)[2].call
+            if call is not None:
+                call()
+        if not self._running:
+            return 0.0
+        return min(_LONGEST_WAIT_S, max(0.0, timers[0][0] - time.monotonic())) if timers else _LONGEST_WAIT_S

@@ -5,20 +5,20 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from edgefl.lab.generator.common import Common, Got
 from edgefl.lab.generator.connection import Connection
-from edgefl.lab.generator.fetching import Fetch
-from edgefl.lab.generator.outbox import Outbox
+from edgefl.lab.generator.outbox import Fetch, Outbox
 from edgefl.lab.generator.settings import Manner
-from edgefl.lab.generator.updates import Outgoing, garbage
-from edgefl.lab.generator.voice import Voice
+from edgefl.lab.generator.updates import Outgoing, Voice, garbage
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.errors import ProtocolError
 from edgefl.wire.mqtt.envelope import peek
 from edgefl.wire.mqtt.events import Will
 from edgefl.wire.mqtt.messages import Ack, Progress, Round, Status, Task
+from edgefl.wire.mqtt.topics import DeviceTopics
 
 _RUBBISH_BYTES = 1000
 _ROUNDS = 2  # without a task, as in device_runtime.link.listening
@@ -36,50 +36,36 @@ class Host(Protocol):
     def lost(self, device: Device, reason: str, attempt: int) -> None: ...
 
 
+@dataclass(slots=True, eq=False)
 class Device:
     """One connection, one task at a time, one update on its way."""
 
-    __slots__ = (
-        "_at",
-        "_begun",
-        "_common",
-        "_connection",
-        "_down",
-        "_fetched",
-        "_fetches",
-        "_greeted",
-        "_host",
-        "_manner",
-        "_mine",
-        "_outbox",
-        "_resting",
-        "_round",
-        "_rounds",
-        "_task",
-        "_vanished",
-        "_voice",
-        "name",
-    )
+    _common: Common
+    _host: Host
+    name: str
+    _mine: DeviceTopics = field(init=False)
+    _voice: Voice = field(init=False)
+    _outbox: Outbox = field(init=False)
+    _connection: Connection | None = None
+    _greeted: bool = False
+    _down: int = -1
+    """Attempts to connect since the last connection."""
+    _at: int = 0
+    _round: Round | None = None
+    _rounds: int = 0
+    _resting: bool = False
+    _task: Task | None = None
+    _begun: str = ""
+    _vanished: str = ""
+    _manner: Manner = "honest"
+    _fetches: list[Fetch] = field(default_factory=list)
+    _fetched: frozenset[str] = frozenset()
 
-    def __init__(self, common: Common, host: Host, name: str) -> None:
-        self.name = name
-        self._common = common
-        self._host = host
-        self._mine = common.topics.device(name)
-        self._voice = Voice(common.load.seed, name)
+    def __post_init__(self) -> None:
+        common = self._common
+        self._mine = common.topics.device(self.name)
+        self._voice = Voice(common.load.seed, self.name)
         self._outbox = Outbox(common.loop, common.tally, common.load.limits, self._mine, self._voice)
-        self._connection: Connection | None = None
-        self._greeted = False
-        self._down = -1  # attempts to connect since the last connection
-        self._at = 0
-        self._round: Round | None = None
-        self._rounds, self._resting = 0, False
-        self._task: Task | None = None
-        self._begun = ""
-        self._vanished = ""
-        self._manner: Manner = "honest"
-        self._fetches: list[Fetch] = []
-        self._fetched: frozenset[str] = frozenset()
 
     # -- the connection --------------------------------------------------------------------------------------
 

@@ -10,16 +10,13 @@ import random
 import socket
 import time
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
 
 from edgefl.lab.generator.common import Common, Say
-from edgefl.lab.generator.connection import Target
-from edgefl.lab.generator.descriptors import check_room
+from edgefl.lab.generator.connection import Loop, Target
 from edgefl.lab.generator.device import Device
-from edgefl.lab.generator.loop import Loop
-from edgefl.lab.generator.settings import Load
-from edgefl.lab.generator.tally import Summary, Tally
+from edgefl.lab.generator.settings import Load, Summary, Tally
+from edgefl.lab.ports import check_room
 from edgefl.wire.errors import BrokerError
 from edgefl.wire.mqtt.address import Address
 
@@ -27,8 +24,7 @@ _LAST_ANSWERS_S, _LOOK_S = 5.0, 0.02
 
 
 class Fleet:
-    """``say`` is told what a person should know. ``connected`` is called each time that the broker has the hello of all
-    devices that were to come; ``hold``: so many of them come only after :meth:`release`.
+    """Devices of one load. ``say`` gets lines for people. ``hold`` devices connect only after :meth:`release`.
 
     ConfigError for more connections than this process may have, BrokerError for an address that cannot be used.
     """
@@ -40,7 +36,6 @@ class Fleet:
         *,
         loop: Loop | None = None,
         say: Say = lambda _: None,
-        connected: Callable[[], None] = lambda: None,
         hold: int = 0,
     ) -> None:
         target = _target(broker)
@@ -49,7 +44,6 @@ class Fleet:
         self.loop = loop or Loop()
         self.common = Common(load, target, self.loop, broker.client_ids, say, self._over)
         self._broker = broker
-        self._connected = connected
         self._devices = [Device(self.common, self, name) for name in load.names]
         self._held = self._devices[load.devices - hold :]
         self._next = deque(self._devices[: load.devices - hold])
@@ -140,7 +134,6 @@ class Fleet:
         self._dialling.discard(device)
         if self.tally.up == self._wanted and not self._next:
             self.tally.connect_s = self.tally.connect_s or time.monotonic() - self._began
-            self._connected()
         self._dial()
 
     def lost(self, device: Device, reason: str, attempt: int) -> None:

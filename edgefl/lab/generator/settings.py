@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, fields
+import os
+from array import array
+from collections import Counter
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
+import msgspec
+
+from edgefl.system.structs import filled
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.topics import checked_name
@@ -85,3 +91,91 @@ class Load:
         last = self.first + self.devices - 1
         width = max(5, len(str(last)))
         return [f"{self.prefix}{number:0{width}}" for number in range(self.first, last + 1)]
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """Times in seconds, sizes in bytes.
+
+    ``connect_s``: until the broker had the hello of every device. ``tasks``: answered, or on their way. ``ack_*``: from
+    an update's first chunk to the server's last word on it. ``resent_share``: of the updates, those that were sent again
+    because no word came, or the server spoke of the round; ``asked_again``: acknowledgements that named missing chunks.
+    ``fates``: how often the server said what to updates of which manner, like ``{"honest: accepted": 990}``;
+    ``unanswered``: updates on which it has said nothing yet. ``cpu_s``: of this process.
+    """
+
+    devices: int
+    connected: int
+    connect_s: float
+    drops: int
+    rounds: int
+    tasks: int
+    updates: int
+    update_bytes: int
+    sent_messages: int
+    sent_bytes: int
+    received_messages: int
+    received_bytes: int
+    resent_share: float
+    resent_chunks: int
+    asked_again: int
+    ack_p50_s: float
+    ack_p99_s: float
+    fates: dict[str, int]
+    unanswered: int
+    vanished: int
+    seconds: float
+    cpu_s: float
+
+
+@dataclass
+class Tally:
+    """Counts of all devices together."""
+
+    up: int = 0
+    connect_s: float = 0.0
+    drops: int = 0
+    rounds: int = 0
+    tasks: int = 0
+    updates: int = 0
+    update_bytes: int = 0
+    sent_messages: int = 0
+    sent_bytes: int = 0
+    received_messages: int = 0
+    received_bytes: int = 0
+    again: int = 0
+    resent_chunks: int = 0
+    asked_again: int = 0
+    unanswered: int = 0
+    vanished: int = 0
+    ack_s: array[float] = field(default_factory=lambda: array("d"))
+    fates: Counter[str] = field(default_factory=Counter)
+
+    def settled(self, manner: Manner, status: str, reason: str, seconds: float) -> None:
+        """The server's last word on an update."""
+        self.unanswered -= 1
+        self.ack_s.append(seconds)
+        self.fates[f"{manner}: {status}{reason and f' ({reason})'}"] += 1
+
+    def summary(self, devices: int, seconds: float) -> Summary:
+        times = sorted(self.ack_s)
+        cpu = os.times()
+        return filled(
+            Summary,
+            self,
+            devices=devices,
+            connected=self.up,
+            connect_s=round(self.connect_s, 3),
+            resent_share=round(self.again / max(1, self.updates), 5),
+            ack_p50_s=round(quantile(times, 0.5), 4),
+            ack_p99_s=round(quantile(times, 0.99), 4),
+            fates=dict(self.fates),
+            seconds=round(seconds, 3),
+            cpu_s=round(cpu.user + cpu.system, 3),
+        )
+
+
+def quantile(ascending: list[float], share: float) -> float:
+    """The smallest value that at least this share of them does not exceed; 0 of none."""
+    if not ascending:
+        return 0.0
+    return ascending[min(len(ascending) - 1, max(0, -int(-share * len(ascending) // 1) - 1))]

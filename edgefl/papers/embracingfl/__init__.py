@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from edgefl.papers.embracingfl import bn, counts, device, heterogeneity, scaling, similarity, text, theory
+from edgefl.papers.embracingfl import counts, device, heterogeneity, similarity, text, theory
 from edgefl.papers.entry import Entry
 
 ENTRIES: tuple[Entry, ...] = (
-    heterogeneity.ENTRY,
-    scaling.ENTRY,
-    bn.ENTRY,
-    counts.ENTRY,
-    similarity.ENTRY,
-    theory.ENTRY,
-    text.ENTRY,
-    device.ENTRY,
+    *(heterogeneity.ENTRY, heterogeneity.SCALING_ENTRY, heterogeneity.BATCH_NORM_ENTRY),
+    *(module.ENTRY for module in (counts, similarity, theory, text, device)),
 )

@@ -34,37 +34,20 @@ LAYERS: Mapping[Scale, tuple[str, str]] = {
     "cpu": ("stem", "block3"),
     "paper": ("block1.conv2", "block9.conv2"),
 }
+_CPU: Mapping[str, int | float | str] = {
+    "data": "cifar10",
+    "clients": 8,
+    "samples": 4000,
+    "rounds": 20,
+    "every": 10,
+    "batch": 32,
+    "held_out": 64,
+    "lr": 0.05,
+}
 SETTINGS: Mapping[Scale, Mapping[str, int | float | str]] = {
-    "smoke": {
-        "data": "cifar10",
-        "clients": 4,
-        "samples": 200,
-        "rounds": 2,
-        "every": 1,
-        "batch": 4,
-        "held_out": 16,
-        "lr": 0.05,
-    },
-    "cpu": {
-        "data": "cifar10",
-        "clients": 8,
-        "samples": 4000,
-        "rounds": 20,
-        "every": 10,
-        "batch": 32,
-        "held_out": 64,
-        "lr": 0.05,
-    },
-    "paper": {
-        "data": "cifar10_jpeg",
-        "clients": 128,
-        "samples": 0,
-        "rounds": 100,
-        "every": 10,
-        "batch": 32,
-        "held_out": 64,
-        "lr": 0.4,
-    },
+    "smoke": {**_CPU, "clients": 4, "samples": 200, "rounds": 2, "every": 1, "batch": 4, "held_out": 16},
+    "cpu": _CPU,
+    "paper": {**_CPU, "data": "cifar10_jpeg", "clients": 128, "samples": 0, "rounds": 100, "lr": 0.4},
 }
 
 

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from edgefl.papers.entry import Entry
-from edgefl.papers.fafed import cifar, counterexample, preconditioner, speedup, table2, text
+from edgefl.papers.fafed import counterexample, preconditioner, speedup, table2, text
 
 ENTRIES: tuple[Entry, ...] = (
-    counterexample.ENTRY,
-    table2.ENTRY,
-    preconditioner.ENTRY,
-    speedup.ENTRY,
-    text.ENTRY,
-    cifar.ENTRY,
+    *(module.ENTRY for module in (counterexample, table2, preconditioner, speedup, text)),
+    preconditioner.CIFAR_ENTRY,
 )

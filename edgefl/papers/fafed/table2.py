@@ -19,8 +19,18 @@ from edgefl.papers.fafed.federations import (
     Tuned,
     tuned,
 )
-from edgefl.papers.fafed.judges import against, dearer, lowest, none_above, sends, smoother
-from edgefl.papers.fafed.measures import GRADIENTS, MEGABYTES, OBJECTIVE, measured
+from edgefl.papers.fafed.measures import (
+    GRADIENTS,
+    MEGABYTES,
+    OBJECTIVE,
+    against,
+    dearer,
+    lowest,
+    measured,
+    none_above,
+    sends,
+    smoother,
+)
 from edgefl.papers.results import Results, above, ahead_of_each
 
 LOW, MEDIUM, HIGH = "low", "medium", "high"

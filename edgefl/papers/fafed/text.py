@@ -16,8 +16,7 @@ from edgefl.papers.fafed.federations import (
     Setup,
     Tuned,
 )
-from edgefl.papers.fafed.judges import lowest, none_above, smoother
-from edgefl.papers.fafed.measures import GRADIENTS, OBJECTIVE, measured
+from edgefl.papers.fafed.measures import GRADIENTS, OBJECTIVE, lowest, measured, none_above, smoother
 
 CLIP = 0.25
 """Most that a gradient's norm is (fafed.md 4.4)."""

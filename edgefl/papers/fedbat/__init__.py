@@ -5,4 +5,4 @@ from __future__ import annotations
 from edgefl.papers.entry import Entry
 from edgefl.papers.fedbat import ablation, main, one_bit, theory
 
-ENTRIES: tuple[Entry, ...] = (main.ENTRY, ablation.ENTRY, one_bit.ENTRY, theory.ENTRY)
+ENTRIES: tuple[Entry, ...] = tuple(module.ENTRY for module in (main, ablation, one_bit, theory))

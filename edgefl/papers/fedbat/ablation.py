@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from edgefl.papers.entry import Arm, Chart, Claim, Entry, Federated, Scale, percent
-from edgefl.papers.fedbat.federations import FEDBAT, LABELS, SETUPS
-from edgefl.papers.fedbat.judges import close
+from edgefl.papers.fedbat.federations import FEDBAT, LABELS, SETUPS, close, measured
 from edgefl.papers.fedbat.main import NOTE_CPU
-from edgefl.papers.fedbat.measures import measured
 from edgefl.papers.results import above, not_below
 
 RHOS: Mapping[float, float] = {0: 87.9, 2: 88.2, 4: 88.9, 8: 88.7, 10: 88.9}

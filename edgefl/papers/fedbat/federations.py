@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from edgefl.papers.entry import Scale, Settings
+import numpy as np
+
+from edgefl.api.simulate import Simulation
+from edgefl.papers.entry import Found, Scale, Settings
+from edgefl.papers.results import Judged, Results, first_reached, judge_factory, told
 
 Options = Mapping[str, Any]
 IID, DIRICHLET, LABELS = "IID", "Non-IID-1", "Non-IID-2"
@@ -99,3 +103,89 @@ SETUPS: Mapping[Scale, Setup] = {
     "paper": Setup(clients=100, per_round=10, rounds=100, steps=100, batch=64, widths=(32, 64, 128, 256)),
 }
 """``cpu``: fedbat.md 9's reduction, a quarter of the channels. ``paper``: N = 100 of Table 1."""
+
+
+FIGURE = "accuracy"
+
+
+@judge_factory
+def close(results: Results, one: str, other: str, within: float) -> Judged:
+    """The mean of the paired differences is at most ``within`` either way."""
+    differences = results.lead(one, other, FIGURE)
+    return Judged(bool(abs(differences.mean()) <= within), told(differences))
+
+
+@judge_factory
+def loses_more(results: Results, arm: str, full: str, skewed: str, alike: str) -> Judged:
+    """What ``arm`` lacks to ``full`` is more under partition ``skewed`` than under ``alike``; arms are named so."""
+    lacks = [results.lead(f"{full}, {each}", f"{arm}, {each}", FIGURE) for each in (skewed, alike)]
+    held = bool((lacks[0] - lacks[1]).mean() > 0)
+    return Judged(held, f"{told(lacks[0])} against {told(lacks[1])}")
+
+
+@judge_factory
+def sooner(
+    results: Results, arm: str, others: Sequence[str], reference: str, share: float, *, slack: float = 0.0
+) -> Judged:
+    """``arm`` comes to ``share`` of the accuracy that ``reference`` ends with (of the same seed) in no more rounds than each
+    of ``others`` and ``slack`` of theirs, in the mean over the seeds. What does not come there counts as one round more
+    than there are."""
+    rounds = {
+        each: float(
+            np.mean(
+                [
+                    first_reached(run["accuracy"], share * float(end))
+                    for run, end in zip(results.lines[each], results.of(reference, FIGURE), strict=True)
+                ]
+            )
+        )
+        for each in (arm, *others)
+    }
+    held = all(rounds[arm] <= rounds[each] * (1 + slack) for each in others)
+    return Judged(held, ", ".join(f"{name} {value:.1f}" for name, value in rounds.items()))
+
+
+@judge_factory
+def ahead_at_equal_bytes(results: Results, arm: str, other: str) -> Judged:
+    """``arm`` ends ahead of where ``other`` stood when it had sent as much, or (in its favour) after its first round, where
+    that is more already."""
+    gains, rounds = [], []
+    for mine, theirs in zip(results.lines[arm], results.lines[other], strict=True):
+        total = mine["sent"][-1][0]
+        known = [value for sent, value in theirs["sent"] if sent <= total] or [theirs["sent"][0][1]]
+        gains.append(mine["sent"][-1][1] - known[-1])
+        rounds.append(len(known))
+    text = f"{told(np.array(gains))}; {other} after round {max(rounds)}"
+    return Judged(bool(np.mean(gains) > 0), text)
+
+
+LAST = 5
+"""Rounds whose mean counts: the paper does not say which it reports (fedbat.md 4.3)."""
+
+
+def measured(simulation: Simulation) -> Found:
+    """Figures ``accuracy`` (mean of the last :data:`LAST` rounds), ``best``, ``up_kb`` (of one device in one round, headers
+    included), ``ratio`` (float32 bytes over those) and ``up_mb`` (of all). Lines ``accuracy`` and ``loss`` by round, and
+    ``sent``: accuracy by megabytes that all devices had sent."""
+    rows = simulation.history
+    accuracies = [(row, row.accuracy) for row in rows if row.accuracy is not None]
+    last = [value for _, value in accuracies[-LAST:]]
+    sent, up = {}, 0
+    for row in rows:
+        up += row.up_bytes
+        sent[row.round] = up / 1e6
+    reports = max(1, sum(row.reports for row in rows))
+    return Found(
+        {
+            "accuracy": sum(last) / len(last),
+            "best": max(value for _, value in accuracies),
+            "up_kb": up / reports / 1e3,
+            "ratio": sum(row.up_float32_bytes for row in rows) / max(1, up),
+            "up_mb": up / 1e6,
+        },
+        {
+            "accuracy": [(float(row.round), value) for row, value in accuracies],
+            "sent": [(sent[row.round], value) for row, value in accuracies],
+            "loss": [(float(row.round), row.loss) for row in rows if row.loss is not None],
+        },
+    )

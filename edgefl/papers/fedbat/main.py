@@ -12,6 +12,7 @@ from edgefl.papers.fedbat.federations import (
     FEDAVG,
     FEDBAT,
     FEDPAQ,
+    FIGURE,
     IID,
     LABELS,
     NOISY,
@@ -20,9 +21,10 @@ from edgefl.papers.fedbat.federations import (
     SIGNSGD,
     STOC,
     ZEROFL,
+    loses_more,
+    measured,
+    sooner,
 )
-from edgefl.papers.fedbat.judges import FIGURE, loses_more, sooner
-from edgefl.papers.fedbat.measures import measured
 from edgefl.papers.results import above, ahead_of_each, not_below
 
 METHODS = (FEDAVG, FEDBAT, SIGNSGD, EF, STOC, NOISY, FEDPAQ, BIFL, ZEROFL)

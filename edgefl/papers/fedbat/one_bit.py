@@ -20,10 +20,18 @@ from edgefl.papers.entry import (
     Work,
     percent,
 )
-from edgefl.papers.fedbat.federations import CODECS, FEDAVG, FEDBAT, FEDPAQ, LABELS, SETUPS, ZEROFL
-from edgefl.papers.fedbat.judges import ahead_at_equal_bytes
+from edgefl.papers.fedbat.federations import (
+    CODECS,
+    FEDAVG,
+    FEDBAT,
+    FEDPAQ,
+    LABELS,
+    SETUPS,
+    ZEROFL,
+    ahead_at_equal_bytes,
+    measured,
+)
 from edgefl.papers.fedbat.main import NOTE_CPU
-from edgefl.papers.fedbat.measures import measured
 from edgefl.papers.results import Judged, Results, not_below
 from edgefl.setup.model import submodel_of
 from edgefl.setup.updates import tier_sizes

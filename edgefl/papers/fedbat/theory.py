@@ -28,7 +28,7 @@ _SHARE, _SLOPE = "largest share of the bound", "slope"
 
 
 @dataclass(frozen=True)
-class Quadratic:
+class SampledQuadratic:
     """F_k(w) = (w - c_k)^T A (w - c_k) / 2 with the diagonal A from mu to L; ``centres`` (clients, dimensions)."""
 
     centres: Tensor
@@ -81,7 +81,12 @@ def bound(
 
 
 def descend(
-    task: Quadratic, rounds: int, generator: torch.Generator, *, binarized: bool, sampled: int = CLIENTS
+    task: SampledQuadratic,
+    rounds: int,
+    generator: torch.Generator,
+    *,
+    binarized: bool,
+    sampled: int = CLIENTS,
 ) -> Descent:
     """From 0, ``rounds`` times TAU steps of eta_t = 2 / (mu (gamma + t)): x = w + S(m) is where gradients are taken, and
     S(m) what is sent, with alpha = norm_inf(m) of each client (fedbat.md 6)."""
@@ -128,7 +133,7 @@ def slope(times: Sequence[int], gaps: Sequence[float]) -> float:
 def _run(work: Work, *, binarized: bool, sampled: int = CLIENTS) -> Found:
     generator = torch.Generator().manual_seed(work.seed)
     centres = 2 * torch.randn(CLIENTS, DIMENSIONS, generator=generator, dtype=torch.float64)
-    task = Quadratic(centres)
+    task = SampledQuadratic(centres)
     found = descend(task, ROUNDS[work.scale], generator, binarized=binarized, sampled=sampled)
     q2 = DIMENSIONS - 1 if binarized else 0.0
     limits = [

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from edgefl.papers.entry import Entry
-from edgefl.papers.fiarse import ablation, cifar10, exploration, participation, sizes, text
+from edgefl.papers.fiarse import ablation, exploration, sizes, text
 
 ENTRIES: tuple[Entry, ...] = (
-    sizes.ENTRY,
-    cifar10.ENTRY,
-    exploration.ENTRY,
-    ablation.ENTRY,
-    participation.ENTRY,
-    text.ENTRY,
+    *(sizes.ENTRY, sizes.CIFAR10_ENTRY, exploration.ENTRY, ablation.ENTRY),
+    *(ablation.PARTICIPATION_ENTRY, text.ENTRY),
 )

@@ -8,8 +8,7 @@ from dataclasses import replace
 from edgefl.analysis.charts.svg import line_chart
 from edgefl.papers.entry import Arm, Claim, Entry, Federated, Scale, percent
 from edgefl.papers.fiarse.federations import IMAGES, REPEATED, fiarse
-from edgefl.papers.fiarse.judges import reached, steadier
-from edgefl.papers.fiarse.measures import LAGS, accuracies_and_exploration, by_size, label
+from edgefl.papers.fiarse.measures import LAGS, accuracies_and_exploration, by_size, label, reached, steadier
 from edgefl.papers.results import Results
 
 SIZES = (0.04, 0.16, 0.36, 0.64)

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from edgefl.papers.entry import Arm, Chart, Claim, Entry, Federated, Scale, Settings, percent
 from edgefl.papers.fiarse.federations import Options, Setup, fiarse
-from edgefl.papers.fiarse.judges import mostly_above
-from edgefl.papers.fiarse.measures import by_size, measured
+from edgefl.papers.fiarse.measures import by_size, measured, mostly_above
 from edgefl.programs.submodels.tcbgd import BETA1, BETA2
 
 FIARSE, HETEROFL, FEDROLEX = "FIARSE", "HeteroFL", "FedRolex"

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from edgefl.papers.entry import Entry
-from edgefl.papers.per_fedavg import heterogeneity, local_steps, regime, table1, theory
+from edgefl.papers.per_fedavg import heterogeneity, table1, theory
 
 ENTRIES: tuple[Entry, ...] = (
-    table1.ENTRY,
-    local_steps.ENTRY,
-    regime.ENTRY,
-    theory.ENTRY,
-    heterogeneity.ENTRY,
+    *(table1.ENTRY, table1.LOCAL_STEPS_ENTRY, table1.REGIME_ENTRY),
+    *(theory.ENTRY, heterogeneity.ENTRY),
 )

@@ -8,9 +8,8 @@ import numpy as np
 import torch
 
 from device_runtime.data.support import Protocol
-from edgefl.analysis.heterogeneity.adaptation import adapted
+from edgefl.analysis.heterogeneity.curvature import adapted, extremes
 from edgefl.analysis.heterogeneity.losses import Losses, Shard, batches
-from edgefl.analysis.heterogeneity.spectrum import extremes
 from edgefl.analysis.personal.evaluate import User
 from edgefl.analysis.personal.finished import Finished
 from edgefl.analysis.personal.report import PersonalReport, Setting, mean

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from edgefl.suite.architecture import Architecture
-from edgefl.suite.held_out.image_libraries import TIMM, TORCHVISION
-from edgefl.suite.held_out.plain import PLAIN
+from edgefl.suite.held_out.plain import PLAIN, TIMM, TORCHVISION
 from edgefl.suite.held_out.transformer_library import OTHERS, TEXTS
 
 HELD_OUT: tuple[Architecture, ...] = (*PLAIN, *TEXTS, *OTHERS, *TORCHVISION, *TIMM)

@@ -18,11 +18,9 @@ from edgefl.suite.architecture import (
     Architecture,
     transformer,
 )
-from edgefl.suite.decoders import GPT, TOKENS
-from edgefl.suite.decoders import SIZES as DECODER
-from edgefl.suite.encoders import BART, BOTH, DISTIL, T5, TAGS, TEXT
+from edgefl.suite.encoders import BART, BOTH, DISTIL, GPT, SPEECH, T5, TAGS, TEXT, TOKENS, WAVE
+from edgefl.suite.encoders import DECODER_SIZES as DECODER
 from edgefl.suite.encoders import SIZES as ENCODER
-from edgefl.suite.hearing import SPEECH, WAVE
 from edgefl.suite.seeing import TRANSFORMER
 
 Sample = TensorSpec | Mapping[str, TensorSpec]

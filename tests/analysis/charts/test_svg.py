@@ -7,8 +7,17 @@ from xml.etree import ElementTree
 
 import pytest
 
-from edgefl.analysis.charts import ticks
-from edgefl.analysis.charts.svg import AMOUNT, COUNT, SHARE, bar_chart, heatmap, line_chart
+from edgefl.analysis.charts.svg import (
+    AMOUNT,
+    COUNT,
+    SHARE,
+    bar_chart,
+    heatmap,
+    line_chart,
+    linear,
+    logarithmic,
+    written,
+)
 
 NS = "{http://www.w3.org/2000/svg}"
 
@@ -87,9 +96,9 @@ def test_a_heat_map_has_a_cell_for_every_number_and_says_what_it_is() -> None:
     ("low", "high"), [(0, 1), (-3.7, 12.2), (1e-9, 2e-9), (5, 5), (0, 0), (9_999, 10_001)]
 )
 def test_ticks_enclose_the_values_and_are_few(low: float, high: float) -> None:
-    marks = ticks.linear(low, high)
+    marks = linear(low, high)
     assert marks[0] <= low and marks[-1] >= high and 2 <= len(marks) <= 14
-    logs = ticks.logarithmic(1e-20, 30.0)
+    logs = logarithmic(1e-20, 30.0)
     assert logs[0] <= 1e-20 and logs[-1] >= 30.0 and len(logs) <= 10
 
 
@@ -124,4 +133,4 @@ def test_an_axis_of_counts_has_no_fractions() -> None:
     [(0.0, "0"), (0.25, "0.25"), (1500.0, "1500"), (20_000.0, "20k"), (1e-12, "1e-12"), (2.5e6, "2.5e6")],
 )
 def test_numbers_on_axes_are_short(value: float, text: str) -> None:
-    assert ticks.written(value) == text
+    assert written(value) == text

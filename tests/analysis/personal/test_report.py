@@ -11,8 +11,14 @@ import torch
 from device_runtime.data.support import Shards
 from device_runtime.personal.point import Point
 from edgefl.analysis.personal.evaluate import Setting, User, evaluate_users
-from edgefl.analysis.personal.page import summary, user_rows
-from edgefl.analysis.personal.report import PersonalReport, UserReport, summed_up, worst_decile
+from edgefl.analysis.personal.report import (
+    PersonalReport,
+    UserReport,
+    summary,
+    summed_up,
+    user_rows,
+    worst_decile,
+)
 from edgefl.data.groups import groups
 from edgefl.wire.errors import ConfigError, DataError
 from tests.analysis.personal.users import BATCH, users_of, whole

@@ -12,7 +12,7 @@ import pytest
 
 from edgefl.analysis.profiles import rows
 from edgefl.analysis.profiles.accuracy import Accuracy
-from edgefl.analysis.profiles.page import page
+from edgefl.analysis.profiles.rows import page
 from edgefl.bench.common.browser import Browser, Page
 from edgefl.wire.bundle.profiles import BundleProfile, Split, Timeline
 from tests.device_runtime.profile import made

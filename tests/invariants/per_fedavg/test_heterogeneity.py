@@ -7,14 +7,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from edgefl.analysis.heterogeneity.adaptation import Adaptations, adapted
-from edgefl.analysis.heterogeneity.curvature import Examined, curvature_report, hessian_variance
-from edgefl.analysis.heterogeneity.features import feature_report, wasserstein_1d
-from edgefl.analysis.heterogeneity.gradients import GradientReport, Gradients, user_gradient
-from edgefl.analysis.heterogeneity.labels import label_report, majority_levels
+from edgefl.analysis.heterogeneity.curvature import (
+    Adaptations,
+    Examined,
+    GradientReport,
+    Gradients,
+    adapted,
+    curvature_report,
+    extremes,
+    hessian_variance,
+    user_gradient,
+)
+from edgefl.analysis.heterogeneity.labels import feature_report, label_report, majority_levels, wasserstein_1d
 from edgefl.analysis.heterogeneity.losses import Batch, Losses, Shard, batches
 from edgefl.analysis.heterogeneity.report import reading
-from edgefl.analysis.heterogeneity.spectrum import extremes
 from edgefl.contract.program import Function
 from edgefl.contract.tensors import TensorSpec
 from edgefl.data.groups import counts_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgefl.lab.faults.packets import Packets, second_copy
+from edgefl.lab.faults.links import Packets, second_copy
 
 CONNECT, PUBLISH, BIG = b"\x10\x02ab", b"\x32\x07\x00\x03a/b\x00\x01", b"\x30\x80\x02" + bytes(256)
 

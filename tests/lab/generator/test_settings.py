@@ -6,8 +6,7 @@ from collections import Counter
 
 import pytest
 
-from edgefl.lab.generator.settings import Load, Shares
-from edgefl.lab.generator.tally import quantile
+from edgefl.lab.generator.settings import Load, Shares, quantile
 from edgefl.wire.errors import ConfigError
 
 

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgefl.lab.generator.updates import Outgoing, Template, garbage, values_of
-from edgefl.lab.generator.voice import Voice
+from edgefl.lab.generator.updates import Outgoing, Template, Voice, garbage, values_of
 from edgefl.wire import tensors
 from edgefl.wire.blobs import describe
 from edgefl.wire.bundle.manifest import DataSpec, Graph, Manifest, Port

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgefl.bench.dashboard.folder import Made
+from edgefl.bench.dashboard.rows import SyntheticRun
 from server.events import DeviceFailed, DeviceJoined, Warned
 from tests.server.dashboard.served import TOKEN, PageProcess
 
@@ -19,7 +19,7 @@ MARKUP = "<img src=x onerror=alert(1)>\"'&"
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of 60 devices that trained for 3 rounds, and one whose name and words are meant to do harm."""
     path = tmp_path_factory.mktemp("run") / "out"
-    made = Made(path, devices=60, rounds=3)
+    made = SyntheticRun(path, devices=60, rounds=3)
     made.past()
     made.feed.take(DeviceJoined(device=HOSTILE, tier=MARKUP))
     made.feed.take(DeviceFailed(device=HOSTILE, round=3, text=MARKUP))

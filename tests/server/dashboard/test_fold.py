@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgefl.bench.dashboard.folder import FEDERATION, RUN, Made
+from edgefl.bench.dashboard.rows import FEDERATION, RUN, SyntheticRun
 from server import events
 from server.dashboard.known import fleet as fleets
 from server.dashboard.known import fold
@@ -205,7 +205,7 @@ def test_logs_are_bounded() -> None:
 
 
 def test_the_journal_and_the_feed_of_a_run_tell_the_same_rounds(tmp_path: Path) -> None:
-    made = Made(tmp_path, devices=9, rounds=3)
+    made = SyntheticRun(tmp_path, devices=9, rounds=3)
     made.past()
     made.close()
     whole = Folder(tmp_path).begin()
@@ -235,7 +235,7 @@ def test_the_journal_and_the_feed_of_a_run_tell_the_same_rounds(tmp_path: Path) 
 
 def test_a_folder_may_have_any_name(tmp_path: Path) -> None:
     folder = tmp_path / "50%25 of #1?"
-    made = Made(folder, devices=3, rounds=1)
+    made = SyntheticRun(folder, devices=3, rounds=1)
     made.past()
     made.close()
     (folder / "events.jsonl").unlink()
@@ -246,7 +246,7 @@ def test_a_folder_may_have_any_name(tmp_path: Path) -> None:
 
 
 def test_a_round_whose_updates_are_being_added_up_is_open_still(tmp_path: Path) -> None:
-    made = Made(tmp_path, devices=3, rounds=1)
+    made = SyntheticRun(tmp_path, devices=3, rounds=1)
     made.past()
     made.open(2)
     made.close()
