@@ -57,7 +57,8 @@ class Drawing(nn.Module):
         self.a, self.b, self.draw = nn.Linear(8, 8), nn.Linear(8, 3), draw
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.b(self.draw(self.draw(self.a(x))))
+        h = self.a(x)
+        out: Tensor = self.b(self.draw(self.draw(h)) if self.training else h)
         return out
 
 
@@ -79,6 +80,23 @@ def attend(x: Tensor) -> Tensor:
 )
 def test_every_kind_of_draw_is_given_to_torch(draw: Callable[[Tensor], Tensor]) -> None:
     assert judge(Case("drawing", "judge", "trains", lambda: Drawing(draw))) == Outcome("agrees")
+
+
+class Spare(nn.Module):
+    """Two equal norms, of which the first is not used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.spare, self.norm, self.head = nn.LayerNorm(8), nn.LayerNorm(8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.norm(x))
+        return out
+
+
+def test_an_unused_tensor_is_not_compared_with_one_of_equal_values() -> None:
+    assert judge(Case("spare", "judge", "trains", Spare)) == Outcome("agrees")
 
 
 def test_a_loss_that_differs_by_one_percent_is_wrong() -> None:
