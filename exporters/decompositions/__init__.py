@@ -12,13 +12,12 @@ import torch
 
 from exporters.decompositions import (
     activation,
+    arithmetic,
     convolution,
-    division,
     indexing,
     layout,
     linear,
     loss,
-    mixed,
     normalization,
     order,
     padding,
@@ -33,13 +32,12 @@ from exporters.decompositions.rule import Rules
 
 RULES: Rules = {
     **activation.RULES,
+    **arithmetic.RULES,
     **convolution.RULES,
-    **division.RULES,
     **indexing.RULES,
     **layout.RULES,
     **linear.RULES,
     **loss.RULES,
-    **mixed.RULES,
     **normalization.RULES,
     **order.RULES,
     **padding.RULES,
