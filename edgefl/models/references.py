@@ -29,7 +29,7 @@ from edgefl.models.spaces import (
 _FOREIGN = frozenset({"torch", "numpy", "edgefl", "builtins", *sys.stdlib_module_names}) - {"__main__"}
 # Torch manages these attributes of a module itself. The mode is not one of them.
 _OWN = frozenset(nn.Module().__dict__) - {"training"}
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_HOOKS = tuple(name for name in nn.Module().__dict__ if name.startswith(("_forward_", "_backward_")))
 # A longer container holds data, such as the words of a vocabulary.
 _ENTRIES = 4096
 _DEPTH = 8
@@ -96,8 +96,9 @@ class References:
         if isinstance(value, nn.Module):
             self._hold(DictSpace(value.__dict__, hidden=_OWN), depth)
             self.spaces += [DictSpace(value._buffers), SetSpace(value._non_persistent_buffers_set)]
-            for name in _HOOKS:
-                self._add(value.__dict__[name].values(), depth)
+            for name in _HOOKS:  # code may add hooks in its first forward pass
+                if isinstance(hooks := value.__dict__.get(name), dict):
+                    self._hold(DictSpace(hooks), depth)
             self._add([kind], 0)
         elif _is_followed(kind):
             names = getattr(value, "__dict__", None)

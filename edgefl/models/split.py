@@ -211,7 +211,13 @@ def _automatic(module: nn.Module, sample: TensorSpec, units: int | None, output:
     blocks = autocut.blocks(fine)
     opened = autocut.opened(fine, autocut.chosen(fine, blocks)) - drawing - mapped
     # Traced once more with all closed that no cut lies in: it stays what its author wrote.
-    flow = _flow(module, sample, opened, output)
+    try:
+        flow = _flow(module, sample, opened, output)
+    except ModelError as error:
+        if "operation" not in error.details:
+            raise
+        # A submodule that draws stays open where the code around it changes it or passes more than tensors.
+        return _drawing(module, sample, output)
     flow = replace(flow, lent=fine.lent, again=fine.again)
     cuts = autocut.chosen(flow, blocks)
     if units is not None:

@@ -42,7 +42,8 @@ def check_ops(function: Function, joint: fx.GraphModule) -> None:
             raise _refused(
                 function,
                 node,
-                "draws random numbers; make them of torch.rand, or in a program an input (role noise)",
+                "draws random numbers; make them of torch.rand, in a model under `if self.training:` alone, or in a program "
+                "an input (role noise)",
             )
         if remedy := FORMLESS.get(name_of(node.target)):
             place = locate(function, str(node.target))

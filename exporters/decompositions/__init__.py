@@ -12,8 +12,8 @@ import torch
 
 from exporters.decompositions import (
     activation,
+    arithmetic,
     convolution,
-    division,
     indexing,
     layout,
     linear,
@@ -29,8 +29,8 @@ from exporters.decompositions.rule import Rules
 
 _FAMILIES = (
     activation,
+    arithmetic,
     convolution,
-    division,
     indexing,
     layout,
     linear,

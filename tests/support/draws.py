@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import pairwise
@@ -16,7 +17,7 @@ from edgefl.wire.tensors import Arrays
 _DROPOUTS = frozenset({"dropout", "dropout_"})
 # Functions that draw and have no form here.
 _OTHERS = frozenset(
-    {"bernoulli", "bernoulli_", "rand", "rand_like", "randn", "randn_like", "normal", "normal_", "uniform_"}
+    {"randn", "randn_like", "normal", "normal_", "uniform_"}
     | {"dropout1d", "dropout2d", "dropout3d", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"}
     | {"rrelu", "rrelu_", "exponential_", "randint", "randperm", "multinomial"}
 )
@@ -58,7 +59,7 @@ class Draws:
                 if name not in taken and tuple(each.shape) == tuple(shape)
             ]
             path = paths[-1] if paths else ""
-            exact = [name for name in fitting if path and f"{path}." in f".{name}"] or fitting
+            exact = [name for name in fitting if path and _inside(path, name)] or fitting
             if not exact:
                 # Torch draws and the device does not: weights differ by it.
                 return torch.rand(shape)
@@ -72,7 +73,12 @@ class Draws:
                 if name in _DROPOUTS:
                     return _dropout(func, drawn, *args, **kwargs)
                 if name == "scaled_dot_product_attention" and _rate(args, kwargs) > 0:
-                    raise Undecided("attention draws")
+                    return _attention(drawn, *args, **kwargs)
+                if name in ("bernoulli", "bernoulli_"):
+                    return _bernoulli(name, drawn, *args, **kwargs)
+                if name in ("rand", "rand_like"):
+                    made = func(*args, **kwargs)
+                    return drawn(made.shape).to(made.dtype)
                 if name in _OTHERS and _in_training(name, args, kwargs):
                     raise Undecided(f"{name} draws")
                 if name == "native_dropout" or (name in ("lstm", "gru", "rnn_tanh") and _recurrent(args)):
@@ -98,6 +104,44 @@ def _dropout(
     if not training or not p:
         return func(input, p, training, *rest, **kw)
     return torch.where(draw(input.shape).to(input.dtype) >= p, input / (1 - p), torch.zeros_like(input))
+
+
+def _inside(path: str, name: str) -> bool:
+    """Return True if the port ``name`` belongs to the module ``path``; units join the parts of a path by ``_``."""
+    return f".{path}.".replace("_", ".") in f".{name}.".replace("_", ".")
+
+
+def _bernoulli(name: str, draw: Any, x: Tensor, p: Tensor | float | None = None, **_: Any) -> Tensor:
+    chance = p if p is not None else 0.5 if name == "bernoulli_" else x
+    ones = (draw(x.shape) >= 1.0 - chance).to(x.dtype)
+    return x.copy_(ones) if name == "bernoulli_" else ones
+
+
+def _attention(
+    draw: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Return the attention as torch documents it, with given draws."""
+    if enable_gqa:
+        raise Undecided("grouped attention draws")
+    scores = query @ key.transpose(-2, -1) * (1.0 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    if is_causal:
+        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        scores = scores.masked_fill(~attn_mask, -math.inf)
+    elif attn_mask is not None:
+        scores = scores + attn_mask
+    # A row that may look at nothing has weights of 0.
+    weights = scores.softmax(-1).where(scores.amax(-1, keepdim=True) > -math.inf, 0.0)
+    kept = draw(weights.shape).to(weights.dtype) >= dropout_p
+    return torch.where(kept, weights / (1.0 - dropout_p), torch.zeros_like(weights)) @ value
 
 
 def _rate(args: Any, kwargs: Any) -> float:

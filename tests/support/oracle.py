@@ -231,8 +231,10 @@ def partner(name: str, value: Tensor, right: Device) -> str | None:
     """Return the device's name of the tensor ``name`` of the user's module, or None if it has none.
 
     Asks the table of names first, then takes a tensor of the same shape and initial values whose name ends alike: wrappers
-    such as DataParallel and pruning have names of their own. An integer counter needs the same ending.
+    such as DataParallel and pruning have names of their own. An integer counter needs the same ending. A tensor that the
+    table gives to another name is none of these: the model may not use ``name`` at all.
     """
+    taken = set(right.names.values())
     for bare in (name, name.replace("_orig_mod.", ""), name.replace("module.", "", 1)):
         found = right.names.get(bare, bare)
         if found in right.before and right.before[found].size == _real(value).numel():
@@ -240,7 +242,9 @@ def partner(name: str, value: Tensor, right: Device) -> str | None:
     alike = [
         other
         for other, array in right.before.items()
-        if array.size == _real(value).numel() and _same(value, torch.from_numpy(np.asarray(array)))
+        if other not in taken
+        and array.size == _real(value).numel()
+        and _same(value, torch.from_numpy(np.asarray(array)))
     ]
     last = name.rpartition(".")[2]
     exact = [other for other in alike if other.rpartition(".")[2] == last]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from tests.support import fuzz
 from tests.support.case import Case, Outcome, batches, mean_cross_entropy
@@ -44,6 +46,57 @@ class Forked(nn.Module):
 
 def test_draws_of_the_device_are_given_to_torch() -> None:
     assert judge(CASE) == Outcome("agrees")
+
+
+class Drawing(nn.Module):
+    """Draws by ``draw`` between two layers, twice."""
+
+    def __init__(self, draw: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b, self.draw = nn.Linear(8, 8), nn.Linear(8, 3), draw
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        out: Tensor = self.b(self.draw(self.draw(h)) if self.training else h)
+        return out
+
+
+def attend(x: Tensor) -> Tensor:
+    rows = x.unflatten(1, (4, 2)).unsqueeze(1)
+    return F.scaled_dot_product_attention(rows, rows, rows, dropout_p=0.3, is_causal=True).flatten(1)
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda x: x * x.new_empty(len(x), 1).bernoulli_(0.7),
+        lambda x: x * torch.bernoulli(torch.full_like(x, 0.7)),
+        lambda x: x * (torch.rand(len(x), 1, dtype=x.dtype) + 0.7).floor(),
+        lambda x: x + torch.rand_like(x),
+        attend,
+    ],
+    ids=["bernoulli_", "bernoulli", "rand", "rand_like", "attention"],
+)
+def test_every_kind_of_draw_is_given_to_torch(draw: Callable[[Tensor], Tensor]) -> None:
+    assert judge(Case("drawing", "judge", "trains", lambda: Drawing(draw))) == Outcome("agrees")
+
+
+class Spare(nn.Module):
+    """Two equal norms, of which the first is not used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.spare, self.norm, self.head = nn.LayerNorm(8), nn.LayerNorm(8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.norm(x))
+        return out
+
+
+def test_an_unused_tensor_is_not_compared_with_one_of_equal_values() -> None:
+    assert judge(Case("spare", "judge", "trains", Spare)) == Outcome("agrees")
 
 
 def test_a_loss_that_differs_by_one_percent_is_wrong() -> None:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from exporters.decompositions import division as plain
-from exporters.decompositions.division import Number, operands, rules_of
+from exporters.decompositions import arithmetic as plain
+from exporters.decompositions.arithmetic import Number, operands, rules_of
 from exporters.decompositions.rule import DECLINED, Rules
 
 _aten = torch.ops.aten

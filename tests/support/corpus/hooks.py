@@ -326,3 +326,69 @@ def call_of_class_overridden():
             return 2 * super().__call__(x)
 
     return Net(Doubled(8, 8))
+
+
+class Attending(nn.Module):
+    """A residual block with attention that drops while it trains."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.scale = nn.Linear(8, 8), 1.0
+
+    def forward(self, x, options=None):
+        rows = torch.tanh(self.a(x)).view(-1, 1, 4, 2) * self.scale * (options.scale if options else 1.0)
+        rate = 0.25 if self.training else 0.0
+        return x + nn.functional.scaled_dot_product_attention(rows, rows, rows, dropout_p=rate).flatten(1)
+
+
+class Blocks(nn.Module):
+    """Three blocks that drop, and a head."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Attending() for _ in range(3))
+        self.head = nn.Linear(8, 3)
+
+    def call(self, number, block, x):
+        return block(x)
+
+    def forward(self, x):
+        for number, block in enumerate(self.blocks):
+            x = self.call(number, block, x)
+        return self.head(x)
+
+
+@_.case("e-hook")
+def hooks_that_the_first_call_adds():
+    # As transformers does to collect hidden states.
+    class Collecting(Blocks):
+        hooked = False
+
+        def forward(self, x):
+            seen = []
+            if not self.hooked:
+                for block in self.blocks:
+                    block.register_forward_hook(lambda part, args, out: seen.append(out))
+                self.hooked = True
+            return super().forward(x)
+
+    return Collecting()
+
+
+@_.case("g-reuse")
+def drawing_block_whose_attribute_changes():
+    class Scaling(Blocks):
+        def call(self, number, block, x):
+            block.scale = 0.5 + number
+            return block(x)
+
+    return Scaling()
+
+
+@_.case("g-reuse")
+def drawing_block_that_takes_an_object():
+    class Told(Blocks):
+        def call(self, number, block, x):
+            return block(x, types.SimpleNamespace(scale=0.5 + number))
+
+    return Told()

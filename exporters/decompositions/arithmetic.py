@@ -1,4 +1,5 @@
-"""Remainders, rounded quotients and bit shifts, with torch's results for negative and for large numbers.
+"""Remainders, rounded quotients and bit shifts, with torch's results for negative and for large numbers; operands of two
+types, and selections between booleans.
 
 Whole numbers stay whole: a quotient by floats is wrong from 2^24 on. Every rule ends at ``div`` with rounding mode
 "trunc" on two tensors of one integer type, for which each runtime has an exact form.
@@ -79,6 +80,26 @@ def _power(bits: Tensor) -> Tensor:
     return torch.pow(torch.full((), 2, dtype=bits.dtype), bits)
 
 
+def subtract(x: Number, y: Tensor, *, alpha: float = 1) -> Tensor:
+    """Return x - alpha y of a number x in the type of both: torch casts inside of the op, engines do not."""
+    dtype = torch.result_type(x, y)
+    if isinstance(x, Tensor) or y.dtype == dtype:
+        return DECLINED
+    return torch.sub(x, y.to(dtype), alpha=alpha)
+
+
+def x_log_y(x: Number, y: Number) -> Tensor:
+    """Return x log(y), and 0 where x is 0."""
+    return torch.xlogy(*operands(x, y))
+
+
+def select(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """Return x where ``condition`` holds, else y. ONNX Runtime has no selection between booleans."""
+    if x.dtype is not torch.bool or y.dtype is not torch.bool:
+        return DECLINED
+    return (condition & x) | (~condition & y)
+
+
 def rules_of(name: str, rule: Callable[..., object]) -> Rules:
     """Return ``rule`` for each overload of ``aten.<name>`` that takes two operands and writes to neither."""
     packet = getattr(_aten, name)
@@ -96,4 +117,8 @@ RULES: Rules = {
     **rules_of("bitwise_right_shift", right_shift),
     _aten.div.Tensor_mode: divide,
     _aten.div.Scalar_mode: divide,
+    _aten.sub.Tensor: subtract,
+    _aten.where.self: select,
+    _aten.xlogy.Scalar_Self: x_log_y,
+    _aten.xlogy.Scalar_Other: x_log_y,
 }
