@@ -17,7 +17,7 @@ from edgefl.wire.tensors import Arrays
 _DROPOUTS = frozenset({"dropout", "dropout_"})
 # Functions that draw and have no form here.
 _OTHERS = frozenset(
-    {"randn", "randn_like", "normal", "normal_", "uniform_"}
+    {"randn", "randn_like", "normal", "normal_"}
     | {"dropout1d", "dropout2d", "dropout3d", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"}
     | {"rrelu", "rrelu_", "exponential_", "randint", "randperm", "multinomial"}
 )
@@ -76,6 +76,8 @@ class Draws:
                     return _attention(drawn, *args, **kwargs)
                 if name in ("bernoulli", "bernoulli_"):
                     return _bernoulli(name, drawn, *args, **kwargs)
+                if name == "uniform_":
+                    return _uniform_(drawn, *args, **kwargs)
                 if name in ("rand", "rand_like"):
                     made = func(*args, **kwargs)
                     return drawn(made.shape).to(made.dtype)
@@ -115,6 +117,14 @@ def _bernoulli(name: str, draw: Any, x: Tensor, p: Tensor | float | None = None,
     chance = p if p is not None else 0.5 if name == "bernoulli_" else x
     ones = (draw(x.shape) >= 1.0 - chance).to(x.dtype)
     return x.copy_(ones) if name == "bernoulli_" else ones
+
+
+def _uniform_(draw: Any, x: Tensor, *bounds: float, **named: float) -> Tensor:
+    low, high = (
+        *bounds,
+        *(named.get(name, value) for name, value in (("from", 0.0), ("to", 1.0))[len(bounds) :]),
+    )
+    return x.copy_(low + (high - low) * draw(x.shape))
 
 
 def _attention(

@@ -74,9 +74,11 @@ def attend(x: Tensor) -> Tensor:
         lambda x: x * torch.bernoulli(torch.full_like(x, 0.7)),
         lambda x: x * (torch.rand(len(x), 1, dtype=x.dtype) + 0.7).floor(),
         lambda x: x + torch.rand_like(x),
+        lambda x: x * torch.zeros_like(x).uniform_(0.5, 2.0),
+        lambda x: x * x.new_empty(x.shape).uniform_(to=2.0),
         attend,
     ],
-    ids=["bernoulli_", "bernoulli", "rand", "rand_like", "attention"],
+    ids=["bernoulli_", "bernoulli", "rand", "rand_like", "uniform_", "uniform_ to", "attention"],
 )
 def test_every_kind_of_draw_is_given_to_torch(draw: Callable[[Tensor], Tensor]) -> None:
     assert judge(Case("drawing", "judge", "trains", lambda: Drawing(draw))) == Outcome("agrees")
