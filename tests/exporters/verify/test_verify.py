@@ -9,9 +9,10 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
+from torch.nn import functional as F
 
 from edgefl.contract.program import Function
-from edgefl.contract.tensors import Tensors
+from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.wire.errors import ExportError
 from exporters.capture.trace import capture
 from exporters.onnx.model import to_onnx
@@ -260,6 +261,20 @@ def test_nan_is_never_accepted() -> None:
 
     with pytest.raises(ExportError, match="differs from torch by nan"):
         verify(pointwise(lambda t: {"update.w": t["state.w"].abs().sqrt()}, state__w=(64,)), model, 0)
+
+
+def test_an_example_whose_loss_is_no_number_in_torch_is_drawn_again() -> None:
+    """A loss of ignored labels alone is a mean over none: NaN."""
+    spec = {"batch.0.x": TensorSpec((1, 2)), "batch.0.y": TensorSpec((1,), torch.int64, below=2)}
+
+    def loss(t: Tensors) -> Tensors:
+        return {"metric.loss": F.cross_entropy(t["batch.0.x"], t["batch.0.y"], ignore_index=1)}
+
+    function = Function("train", loss, spec)
+    model = to_onnx(capture(function))
+    ignored = next(seed for seed in range(100) if function.example(seed)["batch.0.y"].item() == 1)
+
+    assert verify(function, model, ignored).worst <= RELATIVE
 
 
 def test_other_shape_is_told() -> None:
