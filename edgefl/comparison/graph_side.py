@@ -135,7 +135,9 @@ def infer(
         torch_side: training by torch.
         double: compute in float64.
     """
-    names = {ours: name for name, ours in spec.global_names.items()}
+    trained_names = torch_side.state.keys() | torch_side.gradients.keys()
+    # A tied weight has several names in the module; torch's training knows one of them.
+    names = {ours: name for name, ours in spec.global_names.items() if name in trained_names}
     inputs = widened(batch) if double else batch
     weights = {}
     for name, value in spec.weights.items():

@@ -104,6 +104,49 @@ def cdist(
     return torch.linalg.vector_norm(apart, p, dim=-1)
 
 
+def bucketize(
+    input: Any, boundaries: Tensor, *, out_int32: bool = False, right: bool = False, out: Tensor | None = None
+) -> Any:
+    """Rule for ``torch.bucketize``: the number of boundaries below each entry, with ``right`` also those equal to it."""
+    return searchsorted(boundaries, input, out_int32=out_int32, right=right, out=out)
+
+
+def searchsorted(
+    sorted_sequence: Tensor,
+    input: Any,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Any:
+    """Rule for ``torch.searchsorted``: the number of entries of each sequence below each value."""
+    if out is not None or not isinstance(input, Tensor):
+        return NotImplemented
+    if sorter is not None:
+        sorted_sequence = sorted_sequence.gather(-1, sorter)
+    sequence, values = sorted_sequence.unsqueeze(-2), input.unsqueeze(-1)
+    if sorted_sequence.dim() == 1:
+        sequence = sorted_sequence
+    # A NaN is above all boundaries, so the comparison is negated.
+    is_above = sequence > values if right or side == "right" else sequence >= values
+    count = is_above.logical_not().sum(-1)
+    return count.int() if out_int32 else count
+
+
+def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Any:
+    """Rule for ``torch.bincount`` where ``minlength`` gives the number of classes; its result has no gradient. Without
+    ``minlength`` the shape depends on values, and the call is left to torch."""
+    if minlength <= 0:
+        return NotImplemented
+    is_class = input.unsqueeze(-1) == torch.arange(minlength, device=input.device)
+    if weights is None:
+        return is_class.sum(0)
+    kept = weights.detach() if weights.dtype == torch.float32 else weights.detach().double()
+    return torch.where(is_class, kept.unsqueeze(-1), 0.0).sum(0)
+
+
 def deepcopied(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
     """Return a detached copy, as ``copy.deepcopy`` does for a weight; while a graph is traced, weights are no leaves."""
     return tensor.detach().clone()
@@ -114,6 +157,10 @@ RULES: Mapping[Callable[..., Any], Callable[..., Any]] = {
     F.one_hot: one_hot,
     F.rrelu: rrelu,
     Tensor.__deepcopy__: deepcopied,
+    Tensor.bincount: bincount,
+    torch.bincount: bincount,
+    torch.bucketize: bucketize,
+    torch.searchsorted: searchsorted,
     torch.cdist: cdist,
     **normalised.RULES,
     **torch_recurrent.RULES,

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.nn import functional as F
 
 from edgefl.models.layers.explicit import moments
@@ -116,8 +117,10 @@ def _instance_of_torch(
 
 @torch.no_grad()
 def _move(old: Tensor, new: Tensor, momentum: float) -> None:
-    # Not copy_: torch.func.vmap has no rule for it, which the simulator needs for many clients.
-    old.mul_(1 - momentum).add_(new * momentum)
+    # Torch's kernels write the statistics unseen by autograd: a batch norm that ran in inference before may have saved them.
+    with _unsafe_preserve_version_counter(old):
+        # Not copy_: torch.func.vmap has no rule for it, which the simulator needs for many clients.
+        old.mul_(1 - momentum).add_(new * momentum)
 
 
 RULES: Mapping[Callable[..., Any], Callable[..., Any]] = {

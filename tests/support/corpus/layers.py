@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from edgefl.contract.tensors import TensorSpec
 from tests.support.corpus.building import IMAGE, SEQUENCE, Collection
 
 _ = Collection()
@@ -218,3 +219,32 @@ def attributes_of_lstm_read():
             return self.head(h[-1] + c[-1])
 
     return Model(nn.LSTM(8, 6, 2, batch_first=True))
+
+
+@_.case("r-ops")
+class PlacesInQuantiles(nn.Module):
+    # searchsorted of other quantiles for each feature, from both sides.
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("quantiles", torch.randn(8, 5).sort(-1).values)
+        self.w, self.a = nn.Parameter(torch.randn(6, 4)), nn.Linear(4, 3)
+
+    def forward(self, x):
+        columns = x.t().contiguous()
+        below = torch.searchsorted(self.quantiles, columns)
+        above = torch.searchsorted(self.quantiles, columns, side="right")
+        among = torch.bucketize(x, self.quantiles[0], right=True)
+        return self.a(self.w[below].mean(0) + self.w[among].sum(1) + above.t()[:, :4])
+
+
+@_.case("r-ops", sample=TensorSpec((6,), torch.int64, below=11))
+class LoadOfExperts(nn.Module):
+    # How often each token occurs, and with which weight.
+    def __init__(self):
+        super().__init__()
+        self.embed, self.a = nn.Embedding(11, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        counts = torch.bincount(x.flatten(), minlength=11)
+        shares = x.flatten().bincount(x.flatten() * 0.1, 11)
+        return self.a((self.embed(x) * (counts[x] + shares[x]).unsqueeze(-1) / x.numel()).sum(1))

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.support.corpus.building import IMAGE, SEQUENCE, Collection
+from tests.support.corpus.building import IMAGE, SEQUENCE, TOKENS, Collection
 
 _ = Collection()
 CASES = _.cases
@@ -233,6 +233,20 @@ def shared_layer_in_two_modes():
 
 
 @_.case("g-reuse")
+def shared_layer_first_by_statistics():
+    # The other order: the norm's statistics move after it has run by them.
+    class Model(Net):
+        def forward(self, x):
+            h = self.a(x)
+            self.between.eval()
+            known = self.between(h)
+            self.between.train()
+            return self.b(known - 0.5 * self.between(h).tanh())
+
+    return Model(nn.BatchNorm1d(8))
+
+
+@_.case("g-reuse")
 def heads_swapped_in_forward():
     # The attribute names another layer in each call of the same code.
     class Model(nn.Module):
@@ -290,3 +304,18 @@ class TeacherByDeepcopy(nn.Module):
     def forward(self, x):
         teacher = copy.deepcopy(self.body)
         return self.last(torch.relu(self.body(x)) + teacher(x))
+
+
+@_.case("g-reuse", sample=TOKENS)
+class TiedTable(nn.Module):
+    # The table of the embedding is the last layer's too, and moves by a wide margin.
+    def __init__(self):
+        super().__init__()
+        self.embed, self.mix = nn.Embedding(11, 8), nn.Linear(8, 8)
+        self.out = nn.Linear(8, 11, bias=False)
+        self.out.weight = self.embed.weight
+        self.head = nn.Linear(11, 3)
+
+    def forward(self, x):
+        h = self.mix(torch.tanh(self.mix(self.embed(x))))
+        return self.head(self.out(h).amax(1))
