@@ -135,21 +135,19 @@ def infer(
         torch_side: training by torch.
         double: compute in float64.
     """
-    trained_names = torch_side.state.keys() | torch_side.gradients.keys()
-    # A tied weight has several names in the module; torch's training knows one of them.
-    names = {ours: name for name, ours in spec.global_names.items() if name in trained_names}
-    inputs = widened(batch) if double else batch
-    weights = {}
-    for name, value in spec.weights.items():
-        kind = torch.float64 if double and value.dtype == torch.float32 else value.dtype
-        trained = torch_side.state.get(names.get(name, ""), value)
-        slope = torch_side.gradients.get(names.get(name, "")) if trained is value else None
-        weights[name] = (
-            trained.to(kind) if slope is None else value.sub(slope, alpha=torch_side.rate).to(kind)
-        )
-    others = {
-        SAMPLE: inputs["x"],
-        **{name: inputs[name] for name in spec.others},
-    }  # units may read the sample again
+    inputs, weights = dict(batch), dict(spec.weights)
+    if double:
+        inputs, weights = widened(inputs), widened(weights)
+    for (
+        name,
+        ours,
+    ) in spec.global_names.items():  # a tied weight has several names; torch's training knows one of them
+        if name in torch_side.state:
+            weights[ours] = torch_side.state[name].to(weights[ours].dtype)
+        elif name in torch_side.gradients:
+            weights[ours] = weights[ours].sub(torch_side.gradients[name], alpha=torch_side.rate)
+    others = {name: inputs[name] for name in spec.others} | {
+        SAMPLE: inputs["x"]
+    }  # which units may read again
     with torch.no_grad(), double_precision() if double else nullcontext():
         return step.objective.predict(weights, inputs["x"], others=others)

@@ -31,11 +31,9 @@ class Samples(Protocol):
     @property
     def train_y(self) -> Array:
         """Labels, (n, ...)."""
-        ...
 
     def train_batch(self, rows: Array) -> Mapping[str, Array]:
         """Return these rows of all inputs and labels by name, as the model reads them."""
-        ...
 
 
 def batches(

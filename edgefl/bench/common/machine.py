@@ -32,7 +32,6 @@ class StepRunner(Protocol):
 
     def run(self, steps: int, *, count: bool = True) -> list[float]:
         """Return the milliseconds of each step, which the runner keeps if they ``count``."""
-        ...
 
 
 def worker_of(module: str, *arguments: object, threads: int) -> Worker:

@@ -22,11 +22,32 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from edgefl.models.draws.chance import Chance, refused, tell_path
 from edgefl.models.draws.generators import middled
-from edgefl.models.draws.gradient_modes import as_no_grad
 from edgefl.models.draws.known import Known
 from edgefl.models.layers.torch_recurrent import recurring
 from edgefl.models.packed import padded
 from edgefl.models.rewritten import RULES as REWRITTEN
+from edgefl.models.swapped import Swap, heeding
+
+_KEPT = "edgefl_grad_enabled"
+
+
+def _enter(self: Any) -> None:
+    # One object may be entered again inside of itself, as a decorator of a recursive function is.
+    self.__dict__.setdefault(_KEPT, []).append(torch.is_grad_enabled())
+    torch._C._set_grad_enabled(not self.mode)
+
+
+def _leave(self: Any, *raised: Any) -> None:
+    torch._C._set_grad_enabled(self.__dict__[_KEPT].pop())
+
+
+_mode = torch.inference_mode
+as_no_grad: Swap = Swap(
+    (_mode, "__enter__", heeding(lambda: as_no_grad, _mode.__enter__, _enter)),
+    (_mode, "__exit__", heeding(lambda: as_no_grad, _mode.__exit__, _leave)),
+)
+"""Inside, this thread's ``torch.inference_mode`` only switches gradients off."""
+
 
 # The middle of what a draw may be: it lies on the likelier side of every threshold.
 _MIDDLE = 0.5

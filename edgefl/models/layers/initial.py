@@ -25,7 +25,6 @@ class FillsItself(Protocol):
 
     def fill(self, generator: torch.Generator) -> None:
         """Give each own tensor its initial value, drawn from ``generator`` if at random."""
-        ...
 
 
 @torch.no_grad()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from edgefl.models.losses.answers import BinaryCrossEntropy
 from edgefl.models.losses.catalog import LOSSES, build
-from edgefl.models.losses.classes import CROSS_ENTROPY, CrossEntropy
+from edgefl.models.losses.classes import CROSS_ENTROPY, BinaryCrossEntropy, CrossEntropy
 from edgefl.models.losses.contrastive import InfoNCE, NTXent
 from edgefl.models.losses.ctc import CTC
 from edgefl.models.losses.loss import Loss

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from edgefl.models.losses.answers import BinaryCrossEntropy
-from edgefl.models.losses.classes import CrossEntropy
+from edgefl.models.losses.classes import BinaryCrossEntropy, CrossEntropy
 from edgefl.models.losses.ctc import CTC
 from edgefl.models.losses.loss import Loss, training_loss
 from edgefl.models.losses.own import OwnLoss

@@ -10,8 +10,7 @@ from typing import Any, Literal
 
 from edgefl.contract.options import check_options
 from edgefl.contract.tensors import TensorSpec
-from edgefl.models.losses.answers import BinaryCrossEntropy
-from edgefl.models.losses.classes import CROSS_ENTROPY, CrossEntropy
+from edgefl.models.losses.classes import CROSS_ENTROPY, BinaryCrossEntropy, CrossEntropy
 from edgefl.models.losses.contrastive import InfoNCE, NTXent
 from edgefl.models.losses.ctc import CTC
 from edgefl.models.losses.loss import Loss
