@@ -110,10 +110,8 @@ class Conduct(TorchFunctionMode):
             for each in _written(args, kwargs):
                 if _memory(each) in self._names:
                     known = self._names[_memory(each)]
-                    self._note(
-                        f"it writes the parameter {known!r} in forward{place()}",
-                        instead_of(f"aten.{name}", _WRITE),
-                    )
+                    remedy = instead_of(f"aten.{name}", _WRITE) if name.endswith("_") else _WRITE
+                    self._note(f"it writes the parameter {known!r} in forward{place()}", remedy)
         return func(*args, **kwargs)
 
     def _note(self, what: str, remedy: str) -> None:

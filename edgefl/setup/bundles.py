@@ -1,4 +1,4 @@
-"""The bundles of a federation: each tier's exchanges compiled as its file says, or out of the cache."""
+"""The bundles of a federation: each tier's exchanges compiled as its file says, or out of the cache; outlines of models."""
 
 from __future__ import annotations
 

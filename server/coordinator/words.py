@@ -1,4 +1,4 @@
-"""What people are told of rounds that come to nothing. Pure functions over the coordinator's state."""
+"""Reports on rounds that come to nothing, and the state that remembers them. Pure functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Profiles as rows of text, the same in the terminal and on the page."""
+"""Profiles as rows of text, the same in the terminal and on the page, and that page."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -117,7 +116,7 @@ def page_process(
 ) -> Iterator[None]:
     """Run ``python -m ARGUMENTS`` while the block runs. It reads ``settings`` from standard input.
 
-    If it ends before the block, other than by Ctrl-C, the last line here names its log.
+    If it fails before the block ends, the last line here names its log. Whoever ends it by a signal knows why.
     """
     log_file.parent.mkdir(exist_ok=True)
     command, own = [sys.executable, "-m", *arguments], {PARENT: str(os.getpid()), **environment}
@@ -131,7 +130,7 @@ def page_process(
     try:
         yield
     finally:
-        if page.poll() not in (None, 0, -signal.SIGINT):
+        if (page.poll() or 0) > 0:
             errors.print(f"{title} ended early; {log_file} says why", soft_wrap=True)
         end_process(page, _END_S)
 

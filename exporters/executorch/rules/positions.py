@@ -64,9 +64,6 @@ def constant_pad(x: Tensor, amounts: Sequence[int], value: float = 0.0) -> Tenso
     return padded
 
 
-# Resizing by products of matrices: ExecuTorch has kernels for few of its modes and none for the others.
-
-
 # Strided views of tensors that a rule has laid out channels last: as they lay before, row by row.
 
 
