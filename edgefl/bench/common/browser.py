@@ -55,7 +55,8 @@ class Browser:
             raise ConfigError(
                 "a page is opened in a real browser, and there is none: apt-get install chromium"
             )
-        self._folder = tempfile.TemporaryDirectory(prefix="edgefl-browser-")
+        # Processes of the browser may still write for a moment when its first one has ended.
+        self._folder = tempfile.TemporaryDirectory(prefix="edgefl-browser-", ignore_cleanup_errors=True)
         read, self._write = os.pipe()
         answers, write = os.pipe()
         flags = f"{shlex.join(self._flags)} {_FLAGS}"
