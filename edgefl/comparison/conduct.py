@@ -200,9 +200,8 @@ def _label(module: nn.Module, space: Space, key: object) -> str:
 def _memory(tensor: Tensor) -> int:
     with torch._C.DisableTorchFunction():
         try:
-            return int(tensor.untyped_storage().data_ptr()) or id(
-                tensor
-            )  # nothing is written into an empty one
+            # Nothing is written into an empty one.
+            return int(tensor.untyped_storage().data_ptr()) or id(tensor)
         except (NotImplementedError, RuntimeError):
             return id(tensor)
 

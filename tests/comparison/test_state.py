@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from edgefl.comparison.compare import compared
-from edgefl.contract.tensors import TensorSpec
 from edgefl.models.split import split
 from edgefl.wire.errors import ModelError
 from tests.comparison.test_compare import SAMPLE, Net, seeded
@@ -123,25 +122,6 @@ class Configured(Net):
 def test_modules_that_go_wrong_later_are_refused(make: Callable[[], nn.Module], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         compared(split(seeded(make), sample=SAMPLE, classes=3))
-
-
-@pytest.mark.parametrize(
-    "layer", [nn.LSTM, nn.GRU, nn.RNN, lambda *sizes, **how: nn.RNN(*sizes, **how, nonlinearity="relu")]
-)
-def test_stacked_recurrent_layers_drop_the_same(layer: Callable[..., nn.Module]) -> None:
-    class Reading(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = layer(3, 4, 2, batch_first=True, dropout=0.3, bidirectional=True)
-            self.head = nn.Linear(8, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.head(self.layer(x)[0][:, -1])
-            return out
-
-    spec = split(seeded(Reading), sample=TensorSpec((5, 3)), classes=3)
-
-    assert compared(spec).units == spec.units
 
 
 @pytest.mark.parametrize("changed", ["how", "act", "between"])
