@@ -34,6 +34,11 @@ def reset_peak() -> None:
 def trim_memory() -> None:
     """Give freed memory back to the system, so that what was dropped is really gone."""
     gc.collect()
+    release_freed_memory()
+
+
+def release_freed_memory() -> None:
+    """Give back what the allocator keeps of freed memory, without a search for garbage in cycles."""
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):
             ctypes.CDLL(None).malloc_trim(0)

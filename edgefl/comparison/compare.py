@@ -10,13 +10,14 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from device_runtime.memory import release_freed_memory
 from edgefl.comparison import graph_side, torch_side
 from edgefl.comparison.conduct import Conduct, check_state
 from edgefl.comparison.diagnosis import diagnosed
 from edgefl.comparison.graph_side import GradientStep
 from edgefl.comparison.inputs import ATTEMPTS, Samples, batches
 from edgefl.comparison.key import key_of
-from edgefl.comparison.torch_side import STORED, Trained
+from edgefl.comparison.torch_side import STORED, Trained, largest, widened
 from edgefl.contract.tensors import Tensors
 from edgefl.models.source import Source
 from edgefl.models.spec import ModelSpec
@@ -131,10 +132,12 @@ def _compare(spec: ModelSpec, source: Source, data: Samples | None, seed: int) -
         if by_torch is None or not by_torch.is_finite:
             continue
         finite = True
+        release_freed_memory()  # such as torch's activations
+        by_graph = graph_side.train(spec, step, samples, by_torch)
         judge = _TorchTraining(source, samples, by_torch, seed)
-        differences, certain = judge.differences(spec, step)
+        differences, certain = judge.differences(spec, step, by_graph)
         if not differences:
-            judge.check_inference(spec, step)
+            judge.check_inference(spec, step, by_graph)
             check_state(source, spec.loss, samples[0], seed, conduct)
             return
         found = found or (_first(differences), samples[0], by_torch)
@@ -198,18 +201,16 @@ class _TorchTraining:
     by_torch: Trained
     seed: int
 
-    def check_inference(self, spec: ModelSpec, step: GradientStep) -> None:
+    def check_inference(self, spec: ModelSpec, step: GradientStep, by_graph: Trained) -> None:
         """Raise ModelError if the model gives another output in inference than the module, with the weights of torch."""
         name = type(self.source.module).__name__
         with blamed(f"{name} fails in inference where it runs in torch"):
-            size = self._inference_error(spec, step, self.by_torch)
+            size = self._inference_error(spec, step, self.by_torch, by_graph.state)
             if size <= TOLERANCE:
                 return
             with suppress(EdgeflError):
-                exact = torch_side.train(
-                    self.source, spec.loss, self.samples, self.seed, rate=self.by_torch.rate, double=True
-                )
-                size = self._inference_error(spec, step, exact, double=True)
+                exact = self._again(spec, double=True)
+                size = self._inference_error(spec, step, exact, widened(spec.weights), double=True)
         if size > TOLERANCE:
             raise ModelError(
                 f"{name} would give another output in inference than in torch: after three steps of training it differs "
@@ -222,17 +223,25 @@ class _TorchTraining:
             )
 
     def _inference_error(
-        self, spec: ModelSpec, step: GradientStep, by_torch: Trained, *, double: bool = False
+        self, spec: ModelSpec, step: GradientStep, by_torch: Trained, start: Tensors, *, double: bool = False
     ) -> float:
         wanted = by_torch.output
         if wanted is None or not wanted.isfinite().all():
             return 0.0
-        found = graph_side.infer(spec, step, self.samples[-1], by_torch, double=double)
+        weights = graph_side.weights_of(spec, start, by_torch)
+        found = graph_side.infer(spec, step, self.samples[-1], weights, double=double)
         error = _distance(wanted, found) if wanted.shape == found.shape else float("inf")
-        return error / max(_scale(wanted), 1e-6)
+        return error / max(largest(wanted), 1e-6)
 
-    def differences(self, spec: ModelSpec, step: GradientStep) -> tuple[list[Difference], bool]:
-        """Return the tensors that the traced ``step`` of ``spec`` trains differently, and whether that is certain.
+    def _again(self, spec: ModelSpec, *, double: bool = False) -> Trained:
+        """Train by torch once more."""
+        rate = self.by_torch.rate
+        return torch_side.train(self.source, spec.loss, self.samples, self.seed, rate=rate, double=double)
+
+    def differences(
+        self, spec: ModelSpec, step: GradientStep, by_graph: Trained
+    ) -> tuple[list[Difference], bool]:
+        """Return the tensors that the traced ``step`` of ``spec`` trained differently, and whether that is certain.
 
         If there are any, both sides train again in float64. A difference there is real. If they agree, a tensor may differ
         in float32 by ``FACTOR`` times torch's own distance from float64. In deep models rounding decides at many kinks, of a
@@ -240,20 +249,17 @@ class _TorchTraining:
         and float64 beyond the tolerance, float64 decides about all gradients. The loss has no kinks.
         """
         by_torch = self.by_torch
-        by_graph = graph_side.train(spec, step, self.samples, by_torch)
         found = _differences(spec, by_torch, by_graph, {})
         if not found:
             return [], True
         try:
-            exact = torch_side.train(
-                self.source, spec.loss, self.samples, self.seed, rate=by_torch.rate, double=True
-            )
+            exact = self._again(spec, double=True)
+            strayed = _strayed(self._again(spec), exact)
             graph = graph_side.train(spec, step, self.samples, exact, double=True)
         except Exception:  # code that works in float32 alone: the samples are drawn again
             return found, False
         if real := _differences(spec, exact, graph, {}):
             return real, exact.is_finite
-        strayed = _strayed(by_torch, exact)
         left = _differences(spec, by_torch, by_graph, strayed, of_model=ROUNDED)
         if left and left[0].tensor != "loss" and by_graph.is_finite and _is_kinked(by_torch, strayed):
             return [], True
@@ -270,16 +276,11 @@ def _strayed(by_torch: Trained, exact: Trained) -> Mapping[str, float]:
 
 def _is_kinked(by_torch: Trained, strayed: Mapping[str, float]) -> bool:
     """Return True if torch's own rounding changes a gradient by more than the tolerance."""
-    scales = {name: _scale(each) for name, each in by_torch.gradients.items()}
-    largest = max(scales.values(), default=0.0)
+    most = max(by_torch.sizes.values(), default=0.0)
     return any(
-        strayed[f"gradients.{name}"] > TOLERANCE * scale + OF_MODEL * largest
-        for name, scale in scales.items()
+        strayed[f"gradients.{name}"] > TOLERANCE * size + OF_MODEL * most
+        for name, size in by_torch.sizes.items()
     )
-
-
-def _scale(tensor: Tensor) -> float:
-    return float(tensor.abs().max()) if tensor.numel() else 0.0
 
 
 def _distance(one: Tensor, other: Tensor | None) -> float:
@@ -299,7 +300,7 @@ def _differences(
 ) -> list[Difference]:
     """Return the tensors that differ, the loss first, then in the order of the module."""
     found: list[Difference] = []
-    floor = of_model * max(map(_scale, by_torch.gradients.values()), default=0.0)
+    floor = of_model * max(by_torch.sizes.values(), default=0.0)
     for number, (mine, its) in enumerate(zip(by_torch.losses, by_graph.losses, strict=True)):
         unit = max(abs(mine), 1e-30)
         allowed = max(TOLERANCE * unit + 1e-6, FACTOR * strayed.get("loss", 0.0))
@@ -308,45 +309,30 @@ def _differences(
             break
     initial = spec.weights
     for name, ours in spec.global_names.items():
-        slope, other = by_torch.gradients.get(name), by_graph.gradients.get(ours)
-        after = by_torch.state.get(name)
-        if slope is None and after is None:
-            continue
         excused = FACTOR * strayed.get(f"gradients.{name}", 0.0)
-        if slope is not None or other is not None:
-            slope, other = _or_zeros(slope, other), _or_zeros(other, slope)
-            difference = _judged(name, slope, other, slope, floor, excused)
+        rest = by_torch.gradients.get(name)
+        if rest is not None:  # of torch's sum of gradients without the graph's
+            difference = _judged(name, largest(rest), by_torch.sizes.get(name, 0.0), floor, excused)
             if difference is not None:
                 found.append(difference)
                 continue
+        after = by_torch.state.get(name)
         if after is None:
             continue
         before = initial[ours]
         after = after.to(before.dtype)
-        stored, rate = STORED * _scale(before), by_torch.rate
-        difference = _judged(
-            name, after, by_graph.state[ours], after - before, rate * floor + stored, rate * excused
-        )
+        stored, rate = STORED * largest(before), by_torch.rate
+        error, size = _distance(after, by_graph.state[ours]), largest(after - before)
+        difference = _judged(name, error, size, rate * floor + stored, rate * excused)
         if difference is not None:
             found.append(difference)
     return found
 
 
-def _or_zeros(tensor: Tensor | None, other: Tensor | None) -> Tensor:
-    """Return the tensor; zeros of the shape of the other one where it is missing."""
-    if tensor is None:
-        assert other is not None
-        return torch.zeros_like(other)
-    return tensor
-
-
-def _judged(
-    name: str, one: Tensor, other: Tensor, update: Tensor, floor: float, excused: float
-) -> Difference | None:
-    scale = _scale(update)
-    allowed = max(TOLERANCE * scale + floor, excused)
-    error = _distance(one, other)
+def _judged(name: str, error: float, size: float, floor: float, excused: float) -> Difference | None:
+    """Return the difference of a tensor whose largest update is ``size``, if it is too large."""
+    allowed = max(TOLERANCE * size + floor, excused)
     if error <= allowed:
         return None
-    unit = max(scale, 1e-30)
+    unit = max(size, 1e-30)
     return Difference(name, error / unit, allowed / unit)

@@ -9,6 +9,7 @@ from functools import cached_property
 
 import torch
 
+from device_runtime.memory import release_freed_memory
 from edgefl.comparison.torch_side import Trained, widened
 from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
@@ -44,6 +45,7 @@ class GradientStep:
             joint = joint_graph(self.function)
         check_ops(self.function, joint.module)
         drop_outside_writes(self.function, joint.module)
+        release_freed_memory()  # tracing frees copies of all weights
         return joint
 
 
@@ -76,12 +78,18 @@ def train(
 ) -> Trained:
     """Run the traced ``step`` on each batch, from the weights of ``spec``, with torch's learning rate and draws.
 
+    The gradients are subtracted from ``torch_side.gradients``, which hold the difference of both sums afterwards: a further
+    sum would be a further copy of the weights.
+
     Args:
         spec: the model.
         step: its gradient step.
         batches: inputs and labels of each step by name.
         torch_side: training of the same batches by torch.
         double: compute in float64.
+
+    Returns:
+        the losses, and the weights as ``state``, by the names of ``spec``.
 
     Raises:
         ExportError: if the step cannot be traced, or draws in a way that has no form.
@@ -93,6 +101,8 @@ def train(
         for name, value in spec.weights.items()
         if name in step.objective.weights
     }
+    names = {ours: name for name, ours in spec.global_names.items()}
+    names |= {ours: name for name, ours in spec.global_names.items() if name in torch_side.gradients}
     trained = Trained(rate=torch_side.rate)
     with torch.no_grad():
         for batch, stream in zip(batches, torch_side.streams, strict=True):
@@ -112,40 +122,48 @@ def train(
             trained.losses.append(float(found["metric.loss"]))
             for name, moved in select(found, "state.weights").items():
                 weights[name] = moved.clone()
-            for name, slope in select(found, "update").items():
-                weights[name].sub_(slope, alpha=trained.rate)
-                if name in trained.gradients:
-                    trained.gradients[name] += slope
-                else:
-                    trained.gradients[name] = slope.clone()  # outputs may share memory
+            for ours, slope in select(found, "update").items():
+                weights[ours].sub_(slope, alpha=trained.rate)
+                if names.get(ours) in torch_side.gradients:
+                    torch_side.gradients[names[ours]].sub_(slope)
+                elif ours in names:
+                    torch_side.gradients[names[ours]] = slope.neg()
             del values, found  # a step's gradients leave before the next one computes its own
     trained.state = weights
     return trained
 
 
+def weights_of(spec: ModelSpec, start: Tensors, by_torch: Trained) -> Tensors:
+    """Return the weights of ``spec`` that ``by_torch`` moves away from ``start``.
+
+    Args:
+        spec: the model.
+        start: its weights before the steps; after the graph's steps where :func:`train` has subtracted them.
+        by_torch: training by torch.
+    """
+    weights = dict(start)
+    # A tied weight has several names; torch's training knows one of them.
+    for name, ours in spec.global_names.items():
+        if name in by_torch.state:
+            weights[ours] = by_torch.state[name].to(weights[ours].dtype)
+        elif name in by_torch.gradients:
+            weights[ours] = weights[ours].sub(by_torch.gradients[name], alpha=by_torch.rate)
+    return weights
+
+
 def infer(
-    spec: ModelSpec, step: GradientStep, batch: Tensors, torch_side: Trained, *, double: bool = False
+    spec: ModelSpec, step: GradientStep, batch: Tensors, weights: Tensors, *, double: bool = False
 ) -> torch.Tensor:
-    """Return the output of the model in inference for ``batch``, with the weights that torch trained.
+    """Return the output of the model in inference for ``batch``.
 
     Args:
         spec: the model.
         step: its gradient step.
         batch: inputs by name.
-        torch_side: training by torch.
+        weights: those of the model.
         double: compute in float64.
     """
-    inputs, weights = dict(batch), dict(spec.weights)
-    if double:
-        inputs, weights = widened(inputs), widened(weights)
-    for (
-        name,
-        ours,
-    ) in spec.global_names.items():  # a tied weight has several names; torch's training knows one of them
-        if name in torch_side.state:
-            weights[ours] = torch_side.state[name].to(weights[ours].dtype)
-        elif name in torch_side.gradients:
-            weights[ours] = weights[ours].sub(torch_side.gradients[name], alpha=torch_side.rate)
+    inputs = widened(dict(batch)) if double else dict(batch)
     others = {name: inputs[name] for name in spec.others} | {
         SAMPLE: inputs["x"]
     }  # which units may read again

@@ -131,6 +131,7 @@ class Trained:
     Attributes:
         losses: the loss of each step.
         gradients: the sum of the gradients of all steps; no entry for a parameter without a gradient.
+        sizes: the largest entry of each sum.
         state: buffers after the steps, and parameters that no sum of gradients gives, such as frozen ones.
         streams: the random numbers of each step.
         rate: the learning rate.
@@ -140,6 +141,7 @@ class Trained:
 
     losses: list[float] = field(default_factory=list)
     gradients: Tensors = field(default_factory=dict)
+    sizes: dict[str, float] = field(default_factory=dict)
     state: Tensors = field(default_factory=dict)
     streams: list[Stream] = field(default_factory=list)
     rate: float = 0.0
@@ -147,9 +149,8 @@ class Trained:
 
     @property
     def is_finite(self) -> bool:
-        tensors = (*self.gradients.values(), *self.state.values())
-        return all(map(np.isfinite, self.losses)) and all(
-            bool(each.isfinite().all()) for each in tensors if each.is_floating_point()
+        return all(map(np.isfinite, (*self.losses, *self.sizes.values()))) and all(
+            bool(each.isfinite().all()) for each in self.state.values() if each.is_floating_point()
         )
 
 
@@ -200,6 +201,7 @@ def train(
             if not trained.rate:
                 trained.rate = _rate(parameters) if rate is None else rate
             _step(parameters, trained)
+        trained.sizes = {name: largest(each) for name, each in trained.gradients.items()}
         trained.state = {
             name: each.detach().clone()
             for name, each in (*module.named_parameters(), *module.named_buffers())
@@ -340,6 +342,11 @@ def restored(module: nn.Module) -> Iterator[Mapping[int, Tensor]]:
                         each.grad = gradients[key]
             random.setstate(generators[0])
             np.random.set_state(generators[1])
+
+
+def largest(tensor: Tensor) -> float:
+    """Return the largest absolute value; 0 for a tensor without entries."""
+    return float(tensor.abs().max()) if tensor.numel() else 0.0
 
 
 def widened(batch: Tensors) -> Tensors:
