@@ -49,7 +49,14 @@ FORMLESS = {
 }
 """By the name of an op without overload: ops without a form for any engine."""
 
+_FOURIER = (
+    "Write the transform as products with constant matrices: of n samples to k frequencies, real and imaginary part are "
+    "x @ torch.cos(a) and -(x @ torch.sin(a)) with a[n, k] = 2 pi n k / len(x)"
+)
 _OTHERS = {
+    "_fft_r2c": _FOURIER,
+    "_fft_c2r": _FOURIER,
+    "_fft_c2c": _FOURIER,
     "embedding_renorm": "Leave max_norm out and divide the rows that are read: e / (e.norm(dim=-1, keepdim=True) / max_norm)"
     ".clamp_min(1)",
     "mode": "Count equal entries with comparisons and take the most frequent one by argmax",
