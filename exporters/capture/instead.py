@@ -51,8 +51,8 @@ FORMLESS = {
 """By the name of an op without overload: ops without a form for any engine."""
 
 _FOURIER = (
-    "Write the transform as products with constant matrices: of n samples to k frequencies, real and imaginary part are "
-    "x @ torch.cos(a) and -(x @ torch.sin(a)) with a[n, k] = 2 pi n k / len(x)"
+    "Transform frames of at most 2,048 samples, or write the transform as products with constant matrices: of n samples to "
+    "k frequencies, real and imaginary part are x @ torch.cos(a) and -(x @ torch.sin(a)) with a[n, k] = 2 pi n k / len(x)"
 )
 _OTHERS = {
     "_fft_r2c": _FOURIER,

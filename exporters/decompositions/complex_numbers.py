@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
@@ -24,6 +25,9 @@ class Pair:
 
     parts: Tensor
 
+
+_LONGEST = 2048
+"""Entries of a Fourier transform: it is a product with a matrix of as many rows and columns."""
 
 Operand = Pair | Tensor | complex
 Real = Tensor | float
@@ -255,6 +259,67 @@ def _rolled(x: Pair, shifts: Sequence[int], dims: Sequence[int] = ()) -> Pair:
     return Pair(x.parts.roll(shifts, [dim % (x.parts.dim() - 1) for dim in dims]))
 
 
+def _waves(size: int, rows: int, columns: int) -> tuple[Tensor, Tensor]:
+    """Return cos and sin of 2 pi j k / ``size`` as matrices of ``rows`` j and ``columns`` k."""
+    turns = np.outer(np.arange(rows), np.arange(columns)) % size * (2 * np.pi / size)
+    return torch.tensor(np.cos(turns).tolist()), torch.tensor(np.sin(turns).tolist())
+
+
+def _fourier(x: Operand, dim: int, *, forward: bool, kept: int | None = None) -> Pair:
+    """Return the discrete Fourier transform along one axis without a factor, the first ``kept`` of its entries."""
+    a, b = halves(x)
+    real, imaginary = cast(Tensor, a).movedim(dim, -1), b.movedim(dim, -1) if isinstance(b, Tensor) else b
+    size = real.shape[-1]
+    cos, sin = _waves(size, size, size if kept is None else kept)
+    sin = -sin if forward else sin  # (a + bi)(cos + i sin)
+    if isinstance(imaginary, Tensor):
+        made = real @ cos - imaginary @ sin, real @ sin + imaginary @ cos
+    else:
+        made = real @ cos, real @ sin
+    return joined(*(each.movedim(-1, dim) for each in made))
+
+
+def _normalized(x: Any, sizes: Sequence[int], norm: int) -> Any:
+    """Return x by ``norm``: as it is for 0, over the root of the number of entries for 1, over their number for 2."""
+    return _scaled(x, math.prod(sizes) ** (-0.5 * norm))
+
+
+def _complex_fourier(x: Pair, dim: Sequence[int], norm: int, forward: bool) -> Any:
+    dim = [each % (x.parts.dim() - 1) for each in dim]
+    sizes = [x.parts.shape[each] for each in dim]
+    if max(sizes) > _LONGEST:
+        return NotImplemented
+    for each in dim:
+        x = _fourier(x, each, forward=forward)
+    return _normalized(x, sizes, norm)
+
+
+def _fourier_of_real(x: Tensor, dim: Sequence[int], norm: int, onesided: bool) -> Any:
+    dim = [each % x.dim() for each in dim]
+    if max(x.shape[each] for each in dim) > _LONGEST:
+        return NotImplemented
+    kept = x.shape[dim[-1]] // 2 + 1 if onesided else None
+    made = _fourier(x, dim[-1], forward=True, kept=kept)
+    for each in dim[:-1]:
+        made = _fourier(made, each, forward=True)
+    return _normalized(made, [x.shape[each] for each in dim], norm)
+
+
+def _fourier_to_real(x: Pair, dim: Sequence[int], norm: int, size: int) -> Any:
+    """Return the transform of half a spectrum; its other half is the conjugate."""
+    dim = [each % (x.parts.dim() - 1) for each in dim]
+    sizes = [*(x.parts.shape[each] for each in dim[:-1]), size]
+    if max(sizes) > _LONGEST:
+        return NotImplemented
+    for each in dim[:-1]:
+        x = _fourier(x, each, forward=False)
+    kept = size // 2 + 1
+    real, imaginary = (cast(Tensor, each).narrow(dim[-1], 0, kept).movedim(dim[-1], -1) for each in halves(x))
+    cos, sin = _waves(size, kept, size)
+    twice = torch.tensor([[1.0 if 2 * k in (0, size) else 2.0] for k in range(kept)])
+    return _normalized((real @ (twice * cos) - imaginary @ (twice * sin)).movedim(-1, dim[-1]), sizes, norm)
+
+
 def _empty_strided(x: Operand, size: Sequence[int], stride: Sequence[int], **_: Any) -> Any:
     if not isinstance(x, Pair):
         return NotImplemented
@@ -309,5 +374,8 @@ RULES: dict[Any, Callable[..., Any]] = {
     _aten.mean.default: _mean_all,
     _aten.t.default: _transposed,
     _aten.roll.default: _rolled,
+    _aten._fft_c2c.default: _complex_fourier,
+    _aten._fft_r2c.default: _fourier_of_real,
+    _aten._fft_c2r.default: _fourier_to_real,
     _aten.new_empty_strided.default: _empty_strided,
 }
