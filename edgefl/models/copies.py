@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from edgefl.models.spaces import SlotSpace
 from edgefl.models.swapped import Swap, heeding
 
 M = TypeVar("M", bound=nn.Module)
@@ -31,6 +32,10 @@ def copy_module(module: M, memo: dict[int, Any] | None = None) -> M:
     memo = {} if memo is None else memo
     with torch.no_grad(), _Detaching(), _copying():
         made = copy.deepcopy(module, memo)
+        for part in module.modules():
+            # torch's own copy of a module leaves out what its class keeps in __slots__.
+            for name, value in SlotSpace(part).read().items():
+                SlotSpace(memo[id(part)]).write(name, copy.deepcopy(value, memo))
     for part in made.modules():
         if isinstance(part, nn.RNNBase):
             part._flat_weight_refs = [_GONE] * len(part._flat_weights_names)

@@ -23,7 +23,9 @@ from edgefl.models.spaces import (
     DictSpace,
     SequenceSpace,
     SetSpace,
+    SlotSpace,
     Space,
+    slots_of,
 )
 
 _FOREIGN = frozenset({"torch", "numpy", "edgefl", "builtins", *sys.stdlib_module_names}) - {"__main__"}
@@ -93,6 +95,8 @@ class References:
 
     def _visit_object(self, value: Any, depth: int) -> None:
         kind = type(value)
+        if (isinstance(value, nn.Module) or _is_followed(kind)) and slots_of(kind):
+            self._hold(SlotSpace(value), depth)
         if isinstance(value, nn.Module):
             self._hold(DictSpace(value.__dict__, hidden=_OWN), depth)
             self.spaces += [DictSpace(value._buffers), SetSpace(value._non_persistent_buffers_set)]

@@ -137,14 +137,19 @@ def searchsorted(
 
 def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Any:
     """Rule for ``torch.bincount`` where ``minlength`` gives the number of classes; its result has no gradient. Without
-    ``minlength`` the shape depends on values, and the call is left to torch."""
+    ``minlength`` the shape depends on values, and the call is left to torch.
+
+    torch's result is longer if a value is not below ``minlength``, and a graph cannot be. Then no count is right: all are
+    -2^40, or NaN with weights, so that the loss shows it.
+    """
     if minlength <= 0:
         return NotImplemented
+    fits = ((input >= 0) & (input < minlength)).all()
     is_class = input.unsqueeze(-1) == torch.arange(minlength, device=input.device)
     if weights is None:
-        return is_class.sum(0)
+        return torch.where(fits, is_class.sum(0), -(2**40))
     kept = weights.detach() if weights.dtype == torch.float32 else weights.detach().double()
-    return torch.where(is_class, kept.unsqueeze(-1), 0.0).sum(0)
+    return torch.where(fits, torch.where(is_class, kept.unsqueeze(-1), 0.0).sum(0), math.nan)
 
 
 def deepcopied(tensor: Tensor, memo: dict[int, Any]) -> Tensor:

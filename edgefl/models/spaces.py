@@ -5,6 +5,7 @@ Each can be read, written to, and restored to what was read before.
 
 from __future__ import annotations
 
+import copyreg
 from collections import OrderedDict, deque
 from collections.abc import Mapping
 from types import CellType, FunctionType, ModuleType
@@ -69,6 +70,42 @@ class DictSpace:
         for key, value in before.items():
             if now.get(key, _MISSING) is not value:
                 self._holder[key] = value
+
+
+class SlotSpace:
+    """The attributes that a class keeps in ``__slots__``."""
+
+    def __init__(self, holder: object) -> None:
+        self._holder, self._names = holder, slots_of(type(holder))
+
+    def read(self) -> dict[str, Any]:
+        """Return the values of now."""
+        return {name: value for name in self._names if (value := self._value(name)) is not _MISSING}
+
+    def write(self, key: str, value: object) -> None:
+        """Replace one value."""
+        object.__setattr__(self._holder, key, value)
+
+    def restore(self, before: Mapping[str, Any]) -> None:
+        """Make the values those of ``before``."""
+        now = self.read()
+        for name in now.keys() - before.keys():
+            object.__delattr__(self._holder, name)
+        for name, value in before.items():
+            if now.get(name, _MISSING) is not value:
+                self.write(name, value)
+
+    def _value(self, name: str) -> Any:
+        # Not getattr: a module has a method for names that are absent.
+        try:
+            return object.__getattribute__(self._holder, name)
+        except AttributeError:
+            return _MISSING
+
+
+def slots_of(kind: type) -> list[str]:
+    """Return the names that ``kind`` and its bases keep in ``__slots__``."""
+    return list(copyreg._slotnames(kind))  # type: ignore[attr-defined]
 
 
 class SequenceSpace:

@@ -23,11 +23,26 @@ _EDGEFL = Path(__file__).resolve().parents[1]
 _STANDARD = Path(sysconfig.get_path("stdlib"))
 # Tensors that have shapes alone say so, when they are asked for more.
 _VALUELESS = re.compile(r"on meta tensors|register_meta function")
+# A gradient inside of forward: autograd is off there, or belongs to the training step around it.
+_GRADIENT = re.compile(
+    r"does not require grad and does not have a grad_fn|Tensor\.requires_grad_\(\)|create_graph"
+    r"|appears to not have been used in the graph|Trying to backward through the graph"
+)
+NO_GRADIENT = (
+    "expected code without autograd, found a gradient computed by torch.autograd.grad, backward() or requires_grad_(); "
+    "compute it by torch.func.grad or torch.func.vjp"
+)
+"""What to write where code asks autograd for a gradient."""
 NO_VALUES = (
     "Neither values of tensors nor the batch size may steer Python or be read by it; write that with torch.where and "
     "sizes of -1"
 )
 """What to do where code asks for what no graph has."""
+
+
+def asks_autograd(text: str) -> bool:
+    """Return True for torch's error about a gradient that code inside of forward asks for."""
+    return bool(_GRADIENT.search(text))
 
 
 @contextmanager
@@ -44,6 +59,8 @@ def blamed(what: str, otherwise: str = "") -> Iterator[None]:
         text = f"{type(error).__name__}: {' '.join(str(error).split())}{at}"
         if _VALUELESS.search(text):
             text = f"it asks for the values of a tensor{at}. {NO_VALUES}"
+        elif asks_autograd(text):
+            text = f"{NO_GRADIENT}{at}"
         raise ModelError(f"{what}: {text}", source=source) from error
 
 

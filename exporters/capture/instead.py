@@ -21,6 +21,7 @@ _SAMPLING = (
 _SPECIAL = "Write the series or the approximation that the model needs"
 
 FORMLESS = {
+    "_ctc_loss": "Use loss=edgefl.CTC(length) with labels padded by its blank, instead of F.ctc_loss in a loss of your own",
     "grid_sampler_2d_backward": _SAMPLING,
     "grid_sampler_3d_backward": _SAMPLING,
     "lgamma": _GAMMA,
@@ -49,7 +50,14 @@ FORMLESS = {
 }
 """By the name of an op without overload: ops without a form for any engine."""
 
+_FOURIER = (
+    "Transform frames of at most 2,048 samples, or write the transform as products with constant matrices: of n samples to "
+    "k frequencies, real and imaginary part are x @ torch.cos(a) and -(x @ torch.sin(a)) with a[n, k] = 2 pi n k / len(x)"
+)
 _OTHERS = {
+    "_fft_r2c": _FOURIER,
+    "_fft_c2r": _FOURIER,
+    "_fft_c2c": _FOURIER,
     "embedding_renorm": "Leave max_norm out and divide the rows that are read: e / (e.norm(dim=-1, keepdim=True) / max_norm)"
     ".clamp_min(1)",
     "mode": "Count equal entries with comparisons and take the most frequent one by argmax",

@@ -72,6 +72,17 @@ def locate_type(function: Function, types: Callable[[torch.dtype], bool]) -> Pla
     return _watched(function, _Watch(made=made))
 
 
+def locate_call(function: Function, op: str, tensor: Callable[[Tensor], bool]) -> Place:
+    """Return the place of the first call of ``op`` on a tensor of this kind; of any of its calls if there is none."""
+
+    def wanted(func: Any, args: Any, kwargs: Any) -> bool:
+        leaves = pytree.tree_leaves((args, kwargs))
+        return str(func) == op and any(isinstance(leaf, Tensor) and tensor(leaf) for leaf in leaves)
+
+    place = _watched(function, _Watch(wanted))
+    return place if place != Place() else locate(function, op)
+
+
 def refusal(function: Function, op: str, place: Place, what: str) -> ExportError:
     """What to raise for ``op`` of the function, found at ``place``."""
     return ExportError(

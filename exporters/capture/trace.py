@@ -33,6 +33,7 @@ from edgefl.contract.tensors import Tensors, TensorSpec, role_of
 from edgefl.submodels.channels.trace import plain_attention
 from edgefl.wire.errors import EdgeflError, ExportError
 from exporters.capture.checks import check_constants, check_ops, drop_outside_writes, untraceable
+from exporters.capture.complex_pairs import NoComplexFormError, without_complex
 from exporters.capture.gradients import rewrite_gradients
 from exporters.capture.graph import Table, graph_of
 from exporters.capture.nodes import copy_of, fake_value, results
@@ -143,7 +144,8 @@ def capture(function: Function, table: Table | None = None, joint: Joint | None 
     rewrite_gradients(module, table)
     # Nothing runs there: what the arguments hold is never read.
     arguments = tuple(torch.empty(spec.shape, dtype=spec.dtype) for spec in function.inputs.values())
-    core = _trace(function, torch.func.functionalize(module), arguments, table, fake=True)
+    reals = without_complex(function, tuple(function.inputs), module)
+    core = _trace(function, torch.func.functionalize(reals), arguments, table, fake=True)
     _drop_copies(core)
     compare_results(core.graph)
     core.graph.eliminate_dead_code()
@@ -266,6 +268,8 @@ def _trace(
         return graph_of(traced, arguments, table, fake=fake)
     except EdgeflError:
         raise
+    except NoComplexFormError as error:
+        raise error.refusal(function) from None
     except Exception as error:
         raise untraceable(function, error) from error
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-import onnx
 import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
@@ -51,10 +50,7 @@ def check_floats(captured: Captured) -> None:
 
 
 def unsupported(captured: Captured, error: BaseException) -> ExportError:
-    """What to raise where torch.onnx gave up with ``error``. Complex numbers are blamed before the op is."""
-    node = _first(captured, _complex)
-    if node is not None:
-        return _complex_refused(captured, node)
+    """Return what to raise where torch.onnx gave up with ``error``."""
     texts = _texts(error)
     match = _NODE.search("\n".join(texts))
     if match is None:
@@ -76,28 +72,6 @@ def unsupported(captured: Captured, error: BaseException) -> ExportError:
     )
 
 
-def check_complex(captured: Captured, proto: onnx.ModelProto) -> None:
-    """Refuse complex numbers that torch.onnx wrote as pairs of reals without success: the types contradict."""
-    node = _first(captured, _complex)
-    if node is None:
-        return
-    try:
-        onnx.checker.check_model(proto, full_check=True)
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        raise _complex_refused(captured, node) from error
-
-
-def _complex_refused(captured: Captured, node: fx.Node) -> ExportError:
-    place = locate_type(captured.function, _complex)
-    return refusal(
-        captured.function,
-        place.op or str(node.target),
-        place,
-        f"makes complex numbers, which have no ONNX form ({place}). Keep real and imaginary parts as float tensors, "
-        "weights too, and write products out: (a + bi)(c + di) = (a c - b d) + (a d + b c)i",
-    )
-
-
 def _texts(error: BaseException) -> list[str]:
     """The messages of ``error`` and of what caused it, the first cause last."""
     texts = []
@@ -110,10 +84,6 @@ def _texts(error: BaseException) -> list[str]:
 
 def _narrow(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point and dtype not in FLOATS
-
-
-def _complex(dtype: torch.dtype) -> bool:
-    return dtype.is_complex
 
 
 def _first(

@@ -7,8 +7,11 @@ with the 0/1 matrix of the positions is faster, and exact as well.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
 from exporters.decompositions.rule import DECLINED, Rules
 
@@ -113,10 +116,31 @@ def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: floa
     return index_put(x, [None] * (dim % x.dim()) + [index.reshape(-1)], source, True)
 
 
+def first_entries(x: Tensor, shape: Sequence[int]) -> Tensor:
+    """Return the entries of x that lie within ``shape``."""
+    return x[tuple(slice(size) for size in shape)]
+
+
+def scatter(op: OpOverload) -> Callable[..., Tensor]:
+    """Return the rule for an op that writes or adds ``source``: ONNX takes no more entries than it has places for."""
+
+    def rule(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
+        if index.shape == source.shape:
+            return DECLINED
+        scattered: Tensor = op(x, dim, index, first_entries(source, index.shape))
+        return scattered
+
+    return rule
+
+
 def scatter_reduce(
     x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
 ) -> Tensor:
     """Means, which ONNX lacks: sums divided by counts. x[p] takes part if ``include_self``, or if nothing meets p."""
+    if index.shape != source.shape:
+        smaller = first_entries(source, index.shape)
+        reduced: Tensor = _aten.scatter_reduce(x, dim, index, smaller, reduce, include_self=include_self)
+        return reduced
     if reduce != "mean":
         return DECLINED
     met = torch.zeros(x.shape, dtype=x.dtype).scatter_add(dim, index, torch.ones(index.shape, dtype=x.dtype))
@@ -207,6 +231,7 @@ RULES: Rules = {
     _aten.index_add.default: index_add,
     _aten.index.Tensor: index,
     _aten.index_put.default: index_put,
+    **{op: scatter(op) for op in (_aten.scatter.src, _aten.scatter_add.default)},
     _aten.scatter_reduce.two: scatter_reduce,
     _aten.select_backward.default: select_backward,
     _aten.select_scatter.default: select_scatter,

@@ -70,6 +70,17 @@ def stable_sort(
     return torch.sort(x, dim, descending)
 
 
+_NARROW = (torch.bool, torch.uint8, torch.int8, torch.int16)
+
+
+def sort(x: Tensor, dim: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
+    """Return booleans and narrow integers in order, and their positions: engines order wider types alone."""
+    if x.dtype not in _NARROW:
+        return DECLINED
+    values, places = torch.sort(x.to(torch.int32), dim, descending)
+    return values.to(x.dtype), places
+
+
 def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     """Return the k-th smallest entry along ``dim``, counted from 1, and its position."""
     if not x.dim():
@@ -114,6 +125,7 @@ RULES: Rules = {
     _aten.var_mean.correction: var_mean,
     **{op: extreme(op) for op in (_aten.amax.default, _aten.amin.default)},
     **{op: of_booleans(op) for op in (_aten.max.dim, _aten.min.dim)},
+    _aten.sort.default: sort,
     _aten.sort.stable: stable_sort,
     _aten.kthvalue.default: kthvalue,
     _aten.median.dim: median_along,

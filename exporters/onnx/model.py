@@ -21,7 +21,7 @@ from onnx_ir.passes import common as passes
 from edgefl.wire.errors import ExportError
 from exporters.capture.patches import patched
 from exporters.capture.trace import Captured, exported_program
-from exporters.capture.unsupported import check_complex, check_floats, unsupported
+from exporters.capture.unsupported import check_floats, unsupported
 from exporters.onnx import REWRITTEN, op_tables
 from exporters.onnx.broadcasts import match_ranks
 from exporters.onnx.one_hot import add_labels
@@ -47,7 +47,6 @@ def to_onnx(captured: Captured) -> bytes:
         _name_the_rest(model)
         proto = ir.to_proto(model)
     _check(captured, proto)
-    check_complex(captured, proto)
     return bytes(proto.SerializeToString(deterministic=True))
 
 

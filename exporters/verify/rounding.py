@@ -127,11 +127,14 @@ class _Double(TorchFunctionMode):
         return (Tensor.double if func is Tensor.float else func)(*args, **kwargs)
 
 
+_WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
+
+
 def _doubled(value: Any) -> Any:
-    if isinstance(value, Tensor) and value.dtype == torch.float32:
+    if isinstance(value, Tensor) and value.dtype in _WIDER:
         with torch._C.DisableTorchFunction():
-            return value.double()
-    return torch.float64 if value is torch.float32 else value
+            return value.to(_WIDER[value.dtype])
+    return _WIDER.get(value, value) if isinstance(value, torch.dtype) else value
 
 
 def exactly(function: Function, example: Tensors) -> Tensors:

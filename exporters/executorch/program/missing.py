@@ -84,15 +84,9 @@ def _no_type(captured: Captured, node: fx.Node, dtype: torch.dtype) -> ExportErr
     place = locate_type(captured.function, lambda found: found is dtype)
     name = str(dtype).removeprefix("torch.")
     op = place.op or str(node.target)
-    remedy = (
-        "Keep real and imaginary parts as float tensors, weights too, and write products out: "
-        "(a + bi)(c + di) = (a c - b d) + (a d + b c)i"
-        if dtype.is_complex
-        else "Use another type there"
-    )
     return refusal(
         captured.function,
         op,
         place,
-        f"makes a {name} tensor ({place}), which ExecuTorch does not have. {remedy}",
+        f"makes a {name} tensor ({place}), which ExecuTorch does not have. Use another type there",
     )

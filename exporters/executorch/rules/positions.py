@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from exporters.decompositions import indexing, strided
+from exporters.decompositions import indexing, reduction, strided
 from exporters.decompositions.resize import cubic_product, linear_product
 from exporters.decompositions.rule import DECLINED, Rules
 
@@ -23,6 +25,8 @@ def sort(x: Tensor, dim: int = -1, descending: bool = False) -> tuple[Tensor, Te
     """
     if not x.dim() or not x.shape[dim]:
         return DECLINED
+    if (narrow := reduction.sort(x, dim, descending)) is not NotImplemented:
+        return narrow
     size = x.shape[dim]
     values, places = torch.topk(x, size, dim, descending, True)
     if size == 1:
@@ -47,6 +51,48 @@ def _from_the_start(places: Tensor | None, size: int) -> Tensor | None:
         return places
     wide = places.long()
     return torch.where(wide < 0, wide + size, wide)
+
+
+# Scattering: ExecuTorch has the kernel that adds alone.
+
+
+def scatter_reduce(
+    x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
+) -> Tensor:
+    """Return x with the sum, product, largest or smallest of what ``source`` has for a place; x[p] takes part if
+    ``include_self``, or if nothing meets p. All entries are compared with all places: of many, a large tensor."""
+    if reduce == "mean" or not x.dim():
+        return indexing.scatter_reduce(x, dim, index, source, reduce, include_self=include_self)
+    size, old = x.shape[dim], x.movedim(dim, -1)
+    source = indexing.first_entries(source, index.shape).movedim(dim, -1)
+    index = index.movedim(dim, -1)
+    missing = [mine - theirs for mine, theirs in zip(old.shape[:-1], index.shape[:-1], strict=True)]
+    if any(missing):  # rows of x without an index: one that is no place
+        amounts = [0, 0, *(amount for length in reversed(missing) for amount in (0, length))]
+        index, source = F.pad(index, amounts, value=size), F.pad(source, amounts)
+    hits = index.unsqueeze(-1) == torch.arange(size)
+    nothing, total = _REDUCTIONS[reduce]
+    start = torch.full((), nothing(x.dtype), dtype=x.dtype)
+    made = total(torch.where(hits, source.unsqueeze(-1), start), -2)
+    is_met = hits.to(torch.int32).amax(-2) > 0
+    made = total(torch.stack((old, made)), 0) if include_self else torch.where(is_met, made, old)
+    return made.movedim(-1, dim)
+
+
+def _lowest(dtype: torch.dtype) -> float:
+    return -math.inf if dtype.is_floating_point else torch.iinfo(dtype).min
+
+
+def _highest(dtype: torch.dtype) -> float:
+    return math.inf if dtype.is_floating_point else torch.iinfo(dtype).max
+
+
+_REDUCTIONS: dict[str, tuple[Callable[[torch.dtype], float], Callable[[Tensor, int], Tensor]]] = {
+    "sum": (lambda _: 0, lambda x, dim: x.sum(dim, dtype=x.dtype)),
+    "prod": (lambda _: 1, lambda x, dim: x.prod(dim, dtype=x.dtype)),
+    "amax": (_lowest, torch.amax),
+    "amin": (_highest, torch.amin),
+}
 
 
 # Padding: ExecuTorch's kernel takes no negative amounts, which crop.
@@ -80,6 +126,7 @@ def as_strided_scatter(
 
 
 RULES: Rules = {
+    _aten.scatter_reduce.two: scatter_reduce,
     _aten.sort.default: sort,
     _aten.index.Tensor: index,
     _aten.constant_pad_nd.default: constant_pad,

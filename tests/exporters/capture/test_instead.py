@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from edgefl.wire.errors import ExportError
-from tests.exporters.engines import ENGINES, agree, function_of, on_engine
+from tests.exporters.engines import ENGINES, function_of, on_engine
 
 SQUARE = torch.tensor([[2.0, 1, 0], [0.3, -3, 1], [1, 0.2, 1]])
 
@@ -53,20 +53,3 @@ def test_the_gradient_of_an_embedding_with_max_norm_on_executorch() -> None:
 
     with pytest.raises(ExportError, match="divide the rows"):
         on_engine("executorch", function_of(limited, (SQUARE,)), (SQUARE,))
-
-
-def turned(x: Tensor) -> Tensor:
-    angles = torch.tensor([0.3, 1.1, 2.0])
-    pairs = torch.view_as_complex(x.reshape(3, 3, 2))
-    return torch.view_as_real(pairs * torch.polar(torch.ones(3), angles)).flatten(1)
-
-
-def test_complex_rotary_embeddings_on_onnx() -> None:
-    agree("onnx", turned, torch.arange(18.0).reshape(3, 6) / 7, gradients=True)
-
-
-def test_complex_numbers_on_executorch_are_refused_with_their_product_written_out() -> None:
-    x = torch.arange(18.0).reshape(3, 6)
-
-    with pytest.raises(ExportError, match="real and imaginary parts"):
-        on_engine("executorch", function_of(turned, (x,)), (x,))

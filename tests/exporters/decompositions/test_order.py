@@ -54,3 +54,37 @@ def test_running_log_sums_at_any_spread(dim: int, engine: str) -> None:
 def test_small_numbers_keep_their_digits(function: Callable[[Tensor], Tensor], engine: str) -> None:
     agree(engine, lambda x: function(x) / x, SMALL)
     agree(engine, function, torch.tensor([0.0, -0.9, 10.0]), gradients=True)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int16])
+def test_booleans_and_narrow_integers_in_order(dtype: torch.dtype, engine: str) -> None:
+    agree(engine, lambda x: (x > 0).to(dtype).argsort(1, descending=True), EQUALS)
+    agree(engine, lambda x: torch.sort((x > 0).to(dtype), dim=0)[0].float(), EQUALS)
+
+
+TAILS = torch.tensor([-30.0, -5, -1, -1e-4, 0, 1e-6, 0.3, 1, 2.5, 4, 6, 9, 40])
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_tail_of_the_normal_distribution(engine: str) -> None:
+    agree(engine, torch.erfc, TAILS, gradients=True)
+    agree(engine, lambda x: torch.special.erfc(x).clamp_min(1e-37).log(), TAILS[:-2], gradients=True)
+
+
+PLACES = torch.tensor([[0, 3, 1, 3], [2, 2, 0, 3]])
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("reduce", ["amax", "amin", "sum", "mean"])
+def test_entries_reduced_by_place(reduce: str, engine: str) -> None:
+    for include_self in (True, False):
+
+        def reduced(x: Tensor, source: Tensor, keep: bool = include_self) -> Tensor:
+            rows = x.scatter_reduce(1, PLACES, source, reduce, include_self=keep)
+            return rows + x.t().scatter_reduce(0, PLACES.t(), source.t(), reduce, include_self=keep).t()
+
+        agree(engine, reduced, EQUALS * 1.3, EQUALS[:2, 1:].flip(1) + 0.1, gradients=True)
+        agree(engine, reduced, EQUALS * 1.3, EQUALS[1:].flip(1))
+    agree(engine, lambda x, y: x.scatter_add(1, PLACES, y), EQUALS, EQUALS)
+    agree(engine, lambda x, y: x.scatter(0, PLACES[:, :1], y), EQUALS, EQUALS.flip(0))

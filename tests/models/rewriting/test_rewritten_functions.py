@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import edgefl
 from edgefl.contract.tensors import TensorSpec
-from edgefl.models.rewritten import cdist, one_hot
+from edgefl.models.rewritten import bincount, cdist, one_hot
 
 MODES = ("use_mm_for_euclid_dist_if_necessary", "donot_use_mm_for_euclid_dist")
 
@@ -42,6 +42,15 @@ def test_one_hot_is_torchs(shape: tuple[int, ...]) -> None:
 
     assert torch.equal(one_hot(classes, 11), F.one_hot(classes, 11))
     assert one_hot(classes) is NotImplemented
+
+
+def test_bincount_is_torchs_where_all_values_fit_and_shows_it_where_not() -> None:
+    values, shares = torch.tensor([0, 2, 2, 1]), torch.tensor([0.5, 1.0, 2.0, 4.0])
+
+    assert torch.equal(bincount(values, minlength=4), torch.bincount(values, minlength=4))
+    assert torch.equal(bincount(values, shares, 4), torch.bincount(values, shares, 4))
+    assert (bincount(values, minlength=2) < -1e9).all()
+    assert bincount(values, shares, 2).isnan().all()
 
 
 class Coded(nn.Module):

@@ -384,3 +384,23 @@ class MomentumEncoderInForward(nn.Module):
             for slow, fast in zip(self.target.parameters(), self.online.parameters(), strict=True):
                 slow.mul_(0.6).add_(fast, alpha=0.4)
         return self.head(self.online(x) * self.target(x))
+
+
+@_.case("c-state")
+class Slots(Net):
+    # A class without a dictionary for what it declares.
+    __slots__ = ("factor",)
+
+    def __init__(self):
+        super().__init__()
+        self.factor = 0.5
+
+    def between(self, h):
+        return h * self.factor
+
+
+@_.case("c-state", "refused")
+class SlotCounter(Slots):
+    def between(self, h):
+        self.factor += 0.5
+        return h * self.factor

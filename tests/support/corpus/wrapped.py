@@ -311,6 +311,88 @@ class ComplexTableMadeInForward(nn.Module):
         )
 
 
+class Turned(nn.Module):
+    """Attention of two heads, whose queries and keys a table of complex numbers turns."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.head = nn.Linear(8, 24), nn.Linear(8, 3)
+        angle = torch.outer(torch.arange(9.0), 0.1 ** torch.arange(0, 4, 2).float())
+        self.prepare(angle)
+
+    def prepare(self, angle):
+        self.register_buffer("freqs_cis", torch.polar(torch.ones_like(angle), angle), persistent=False)
+
+    def table(self, length):
+        return self.freqs_cis[:length]
+
+    def turn(self, q):
+        # [B, T, heads, width], as in Llama.
+        pairs = torch.view_as_complex(q.float().reshape(*q.shape[:-1], -1, 2))
+        table = self.table(q.shape[1])[None, :, None]
+        return torch.view_as_real(pairs * table).flatten(3).type_as(q)
+
+    def forward(self, x):
+        q, k, v = (each.unflatten(-1, (2, 4)) for each in self.qkv(x).chunk(3, -1))
+        q, k, v = (each.transpose(1, 2) for each in (self.turn(q), self.turn(k), v))
+        h = ((q @ k.transpose(2, 3)) / 2).softmax(-1) @ v
+        return self.head(h.transpose(1, 2).flatten(2).mean(1))
+
+
+@_.case("q-complex", sample=SEQUENCE)
+class TurnedHeads(Turned):
+    pass
+
+
+@_.case("q-complex", sample=SEQUENCE)
+class TurnedByExponential(Turned):
+    # The table is an attribute, and heads come before positions.
+    def prepare(self, angle):
+        self.table_of_angles = torch.exp(1j * angle)
+
+    def turn(self, q):
+        pairs = torch.view_as_complex(q.unflatten(-1, (2, 2))).permute(0, 2, 1, 3)
+        table = self.table_of_angles.narrow(0, 0, 5).unsqueeze(0).expand(2, -1, -1)
+        turned = (pairs * table).transpose(1, 2)
+        return torch.view_as_real(turned).reshape(q.shape)
+
+
+@_.case("q-complex", sample=SEQUENCE)
+class TurnedByRealTables(Turned):
+    # Complex numbers are joined and taken apart in forward.
+    def prepare(self, angle):
+        self.register_buffer("cos", angle.cos())
+        self.register_buffer("sin", angle.sin())
+
+    def turn(self, q):
+        table = torch.complex(self.cos, self.sin)[torch.arange(q.shape[1])].view(1, -1, 1, 2)
+        pairs = torch.complex(q[..., :2], q[..., 2:])
+        turned = pairs * table.conj() + pairs.conj() * 0.1j
+        return torch.cat([turned.real, turned.imag], -1)
+
+
+@_.case("q-complex", sample=SEQUENCE)
+class TurnedByTrainedAngles(Turned):
+    # Gradients go into the angles.
+    def prepare(self, angle):
+        self.rate = nn.Parameter(torch.tensor([1.0, 0.2]))
+
+    def table(self, length):
+        angle = torch.arange(length).float()[:, None] * self.rate
+        return torch.polar(torch.ones_like(angle), angle) * torch.exp(1j * angle * 0.1)
+
+
+@_.case("q-complex")
+class ComplexWeightAsPairs(nn.Module):
+    # What a refusal of complex weights proposes.
+    def __init__(self):
+        super().__init__()
+        self.w, self.b = nn.Parameter(torch.randn(8, 2)), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.b((x * torch.view_as_complex(self.w)).abs())
+
+
 @_.case("q-complex", "refused", sample=SEQUENCE)
 class FourierOperator(nn.Module):
     # Complex weights times a spectrum.
