@@ -193,6 +193,13 @@ class Workshop:
         warning = {"warning": rows.warning} if rows.warning else {}
         return {"rows": rows.count, "source": rows.source, **warning}
 
+    @property
+    def estimated(self) -> Mapping[str, Array]:
+        """The moving statistics of the whole model that are estimated in place of those in the weights, by name."""
+        state = self.module(OutputSide(self.spec, 0)).state_dict() if self.narrow else {}
+        names = estimable(self.spec.module, moving=True)
+        return {name: state[name].numpy() for name in names if name in state and name in self.weights}
+
     def _whole(self, module: nn.Sequential) -> bool:
         """Whether nothing of the trained model is left out."""
         state = module.state_dict()
