@@ -16,11 +16,10 @@ from edgefl.models.spec import ModelSpec
 from edgefl.setup.bundles import bundle_of
 from edgefl.setup.candidate import arrays_of, candidate_of, candidates_of, refused, tried_tiers
 from edgefl.setup.digests import run_digest
-from edgefl.setup.evaluation import evaluation
+from edgefl.setup.evaluation import evaluation_warning, federation_evaluation
 from edgefl.setup.model import federation_model, submodel_warnings
-from edgefl.setup.training import program_of, replaced_program, tier_tables, tiers_of
+from edgefl.setup.training import replaced_program, tier_tables, tiers_of
 from edgefl.setup.versions import check_versions
-from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.system.sizes import mebibytes
 from edgefl.wire.bundle.archive import Bundle, write_bundle
 from edgefl.wire.errors import ConfigError
@@ -90,9 +89,12 @@ def composed(
     _check_counting(federation, tiers)
     trained = frozenset(trained_names(spec))
     initial = model | server_state.initial(method.server_state, model, trained)
+    caveat = evaluation_warning(federation, spec, dataset)
     if emit is not None:
         if text := replaced_program(federation):
             emit(Noted(text=text))
+        if caveat:
+            emit(Warned(tier="", text=caveat))
         for warned in _warnings(federation, tiers, model, initial, aggregate):
             emit(warned)
     candidates = candidates_of(federation, spec, tiers) if candidate_for is not None else {}
@@ -124,7 +126,8 @@ def composed(
         aggregate=aggregate,
         rollback=_rollback(federation, spec),
         downlink=DownlinkSpec(**federation.downlink.model_dump()),
-        evaluate=evaluation(spec, program_of(federation, OutputSide(spec, 0)), dataset, device),
+        evaluate=federation_evaluation(federation, spec, dataset, device),
+        caveat=caveat,
         metric=next(iter(spec.metrics), "loss"),
         evaluate_every=federation.round.evaluate_every,
         limits=federation.wire_limits,

@@ -324,7 +324,10 @@ class Stopped(Event, frozen=True, kw_only=True):
 
 
 class Finished(Event, frozen=True, kw_only=True):
-    """All rounds are over; ``model`` is the file of the trained model. Metrics as in :class:`RoundClosed`."""
+    """All rounds are over; ``model`` is the file of the trained model. Metrics as in :class:`RoundClosed`.
+
+    ``text`` is why the metrics are not to be relied on, or "".
+    """
 
     rounds: int
     model: str
@@ -333,3 +336,4 @@ class Finished(Event, frozen=True, kw_only=True):
     loss: float | None
     metric: str = "accuracy"
     metrics: dict[str, float] = {}
+    text: str = ""

@@ -360,7 +360,8 @@ class Rounds:
         self._checkpoints.prune(rounds)
         _, last = self._persist(lambda: self._journal.outcome(self.rules.run, rounds))
         said = last_words(last, self._spec.metric)
-        return Finished(rounds=rounds, model=str(self._checkpoints.model), weights_sha256=digest, **said)
+        model = str(self._checkpoints.model)
+        return Finished(rounds=rounds, model=model, weights_sha256=digest, text=self._spec.caveat, **said)
 
     def tidy(self, *, quiet: bool) -> None:
         """Some time after a round, once it is quiet, give back the memory that it needed. Not at once: the next one may be

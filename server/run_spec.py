@@ -178,6 +178,8 @@ class RunSpec:
     downlink: DownlinkSpec = DownlinkSpec()
     evaluate: Evaluate | None = None
     metric: str = "accuracy"
+    caveat: str = ""
+    """Why the evaluation is not to be relied on; "" if it is."""
     evaluate_every: int = 1
     limits: Limits = Limits()
     keep_updates: bool = False

@@ -17,7 +17,7 @@ from edgefl.lab.deployment import BnEval, Deployment, Workshop, chosen
 from edgefl.lab.written import CONFIG_NAME
 from edgefl.models.spec import ModelSpec
 from edgefl.setup.data import open_data
-from edgefl.setup.model import federation_model
+from edgefl.setup.evaluation import STATISTICS_ROWS
 from edgefl.submodels.compaction.compact import compact as without_zeros
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.tensors import Arrays
@@ -34,7 +34,7 @@ def deploy(
     data: str | Path | None = None,
     bn_eval: BnEval = "frozen",
     batch: int = 1,
-    samples: int = 0,
+    samples: int = STATISTICS_ROWS,
     compact: bool = False,
 ) -> Deployment:
     """Cut a submodel out of a trained model, as one ONNX file: weights inside, samples in, logits out. Its ``save`` writes
@@ -51,10 +51,10 @@ def deploy(
         options: other options of the tier's kind.
         federation: what the weights were trained with; by default the run's own.
         data: folder with the dataset's standard files; by default as the federation says.
-        bn_eval: batch norm: the submodel's own statistics ``frozen`` in; for comparison those of each ``batch``, or the
-            ``moving`` ones.
+        bn_eval: statistics of batch norm: ``frozen``, estimated for this submodel from training samples, or from test
+            samples without any; for comparison those of each ``batch``, or the ``moving`` ones.
         batch: samples that go through at a time.
-        samples: training samples for the statistics; 0: all.
+        samples: most samples for the statistics; 0: all.
         compact: without the channels that the cut has emptied; computes the same.
 
     Raises:
@@ -64,14 +64,14 @@ def deploy(
     """
     weights, settings = _opened(source, federation, data)
     dataset = open_data(settings)
-    spec = federation_model(settings, dataset)
+    workshop = Workshop.of(settings, dataset, weights, bn_eval=bn_eval, batch=batch, samples=samples)
+    spec = workshop.spec
     own = {**(submodel.options if submodel else {}), **(options or {})}
     if gamma is not None and own.get("gamma", gamma) != gamma:
         raise ConfigError(f"`gamma` is {gamma:g}, and {submodel!r} has another; leave one out", gamma=gamma)
     size = own.pop("gamma", gamma)
     kind = submodel.name if submodel else None
     cut = chosen(settings, spec, tier=tier, kind=kind, gamma=size, options=own, weights=weights)
-    workshop = Workshop(spec, dataset, weights, bn_eval, batch, samples)
     return workshop.deployment(cut, _smaller(spec) if compact else lambda module: module)
 
 

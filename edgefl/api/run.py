@@ -19,11 +19,11 @@ from edgefl.api.serve import SERVER_LOCK
 from edgefl.config import Federation, load
 from edgefl.data.dataset import Dataset
 from edgefl.lab.agents import dealt, with_agents
+from edgefl.lab.deployment import Workshop
 from edgefl.lab.lab import Lab, Restarted, Said, discard, refuse_foreign
 from edgefl.lab.written import CONFIG_NAME
 from edgefl.models.user_factory import refuse_while_loading
 from edgefl.setup.data import open_data, own_data, partition
-from edgefl.setup.model import federation_model
 from edgefl.setup.places import found_from_anywhere, held
 from edgefl.setup.tiers import completed, device_names
 from edgefl.setup.updates import update_sizes
@@ -81,14 +81,15 @@ class Run:
 
     def state_dict(self) -> dict[str, Tensor]:
         """The same by the names of your own module: ``make().load_state_dict(run.state_dict())``, where ``make`` is the
-        factory of the model. float tensors on the CPU; integer buffers and tensors that forward never uses are not in it:
-        ``strict=False`` where the module has such.
+        factory of the model. Statistics of batch norm are those of :func:`edgefl.deploy`. float tensors on the CPU; integer
+        buffers and tensors that forward never uses are not in it: ``strict=False`` where the module has such.
 
         The model is built once more, for the shape of the run's data: DataError where these are gone.
         """
-        names = federation_model(self.federation, open_data(self.federation)).global_names
+        workshop = Workshop.of(self.federation, open_data(self.federation), self.model)
+        names, weights = workshop.spec.global_names, {**self.model, **workshop.estimated}
         unnamed = {name: name for name in self.model if name not in names.values()}
-        return {own: torch.tensor(self.model[name]) for own, name in (unnamed | dict(names)).items()}
+        return {own: torch.tensor(weights[name]) for own, name in (unnamed | dict(names)).items()}
 
     @property
     def finished(self) -> bool:

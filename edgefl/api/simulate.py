@@ -192,6 +192,8 @@ class Simulated:
                     for tracker in trackers:
                         tracker.take(row)
                     yield row
+        if plan.spec.caveat:  # once more beside the result
+            warn(plan.spec.caveat)
 
 
 def prepare_simulation(

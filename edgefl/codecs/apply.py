@@ -14,6 +14,7 @@ from edgefl.codecs.coder import Change, Coded, Coder, flat, parted, split
 from edgefl.codecs.sections import Parts, arrays, form_of, largest, statistics_coder, statistics_codes
 from edgefl.contract.program import Function, Program
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, role_of, select
+from edgefl.facts.combinations import combination_error
 from edgefl.objective.objective import Objective
 from edgefl.objective.parts import held_ports
 from edgefl.wire.errors import ConfigError
@@ -28,7 +29,7 @@ def applied(codec: Codec, program: Program, objective: Objective) -> Program:
     if codec.trained is None:
         return program
     if program.form.sections:
-        raise ConfigError(
+        raise combination_error(
             f"program {program.name!r} codes its update itself ({program.form.codec}); leave out codec {codec.name!r}",
             program=program.name,
             codec=codec.name,
@@ -51,7 +52,7 @@ def _check_plain(program: Program, objective: Objective, codec: Codec) -> None:
     if not more and len(program.exchanges) == 1:
         return
     reason = f"it reads {more[0]!r} for it" if more else "in several exchanges"
-    raise ConfigError(
+    raise combination_error(
         f"codec {codec.name!r} codes the change of the weights, and program {program.name!r} sends or keeps more than that "
         f"({reason}); choose codec dense, or a program such as fedavg or fedprox",
         program=program.name,

@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from edgefl.facts import problem_of, shipped
+from edgefl.facts.combinations import WHOLE, combination_hint, works
 
 _PERSONAL = "personal"  # of every program
 _ANY_TRAINING = ("sgd",)  # what a codec may put its own training in place of
+_PLAIN_OPTIONS = frozenset({"name", "batch", "steps", "lr", _PERSONAL})
+"""Options of a program that its combinations do not depend on."""
 _OWN_FIELDS = frozenset({"name", _PERSONAL})
 
 
@@ -78,19 +81,42 @@ def _program(tables: Mapping[str, Any]) -> Iterator[str]:
             f"program.name: no program {name!r}; there are: {known}, 'package.module:factory' or 'path/to/file.py:factory'"
         )
         return
-    codec = _table(tables, "codec")
-    training = facts.training.get(_name(codec, "dense"), "")
-    if training and name not in (*_ANY_TRAINING, training) and not _table(codec, "options"):
-        yield (
-            f"program.name: codec {_name(codec, 'dense')!r} goes with the local training {training!r}, found {name!r}; "
-            "leave program.name out, or choose a codec that codes the result of any training"
-        )
-        return
-    waits = facts.not_buffered(training or name)
-    if waits and _table(tables, "round").get("mode") == "buffered":
-        yield f"round.mode: buffered does not go with program {training or name!r}: {waits}; choose synchronous"
+    codec = _name(_table(tables, "codec"), "dense")
+    training = facts.training.get(codec, "")
+    yield from _combinations(training if name in _ANY_TRAINING and training else name, tables)
     accepted = facts.programs[name] | facts.programs.get(training, {})
     yield from _options("program", f"program {training or name!r}", accepted, options)
+
+
+def _combinations(program: str, tables: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what does not go with a program of the catalog, where options have no say."""
+    if _table(tables, "program").keys() - _PLAIN_OPTIONS:
+        return
+    chosen = {
+        "codec": (_table(tables, "codec"), "dense"),
+        "optimizer": (_table(tables, "optimizer"), "none"),
+    }
+    for part, (table, default) in chosen.items():
+        name = _name(table, default)
+        if name in getattr(shipped(), f"{part}s") and not table.get("options"):
+            yield from _refused(f"{part}.name", program, part, name)
+    if _table(tables, "round").get("mode") == "buffered":
+        yield from _refused("round.mode", program, "mode", "buffered")
+    for tier, table in _table(tables, "tiers").items():
+        if isinstance(table, Mapping) and not table.get("options") and table.get("gamma") != 1:
+            kind = _name(table, "output_side", "kind")
+            frozen = kind == "output_side" and table.get("cut", 0) != 0
+            if kind in shipped().kinds:
+                label = kind if frozen or kind != "output_side" else WHOLE
+                yield from _refused(f"tiers.{tier}.kind", program, "kind", label)
+
+
+def _refused(key: str, program: str, part: str, value: str) -> Iterator[str]:
+    """Yield the problem with a part that does not go with a program, by the table of combinations."""
+    if not works(program, part, value):
+        why = shipped().not_buffered(program) if part == "mode" else ""
+        hint = combination_hint(program=program, **{part: value})
+        yield f"{key}: {value!r} does not go with program {program!r}{f': {why}' if why else ''} ({hint})"
 
 
 def _optimizer(tables: Mapping[str, Any]) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,11 +22,12 @@ from edgefl.models.layers.given import called
 from edgefl.models.spec import ModelSpec
 from edgefl.setup.bundles import data_spec
 from edgefl.setup.data import open_data
+from edgefl.setup.evaluation import EVALUATION_BATCH, STATISTICS_ROWS, StatisticsRows, trains_narrow
 from edgefl.setup.model import federation_model, submodel_of
 from edgefl.submodels.cost import macs_by_weight
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.submodels.standalone import FIRST_ROUND, scores, standalone
-from edgefl.submodels.statistics import by_batch, collect, frozen, is_norm, norms
+from edgefl.submodels.statistics import Statistics, by_batch, collect, estimable, frozen, is_norm, norms
 from edgefl.submodels.structured.submodel import Structured
 from edgefl.submodels.submodel import Submodel
 from edgefl.system.files import write_whole
@@ -37,8 +38,8 @@ from edgefl.wire.tensors import Array
 from exporters.deploy import INPUT, OUTPUT, Artifact, deploy
 
 CHECKED_ROWS = 64
-ROWS = 500
-"""Rows at a time where that does not matter, and the batches that statistics are taken from."""
+ROWS = EVALUATION_BATCH
+"""Rows at a time where that does not matter."""
 
 BnEval = Literal["frozen", "batch", "moving"]
 
@@ -76,10 +77,12 @@ class Deployment:
 class Workshop:
     """What every submodel of one trained model is made from: the same data and rules, so that they can be compared.
 
-    ``bn_eval`` says what batch norms normalise with. ``frozen``: statistics of the submodel's own, from one pass over the
-    ``samples`` training samples (0: all); moving statistics (model.bn = "global") fit the sizes that were trained,
-    so only the whole model keeps them. ``moving``: them in every size, for comparison. ``batch``: those of whatever batch
-    comes, which depend on its size and classes (fiarse.md A11). ``batch`` samples go through the artifact at a time.
+    ``bn_eval`` says what batch norms normalise with. ``frozen``: statistics of the submodel's own, estimated in one pass
+    over at most ``samples`` of the server's rows (0: all; :class:`~edgefl.setup.evaluation.StatisticsRows`). Moving
+    statistics (model.bn = "global") describe the sizes that were trained: the whole model keeps them, unless ``narrow``
+    tiers moved them too (:func:`~edgefl.setup.evaluation.trains_narrow`). ``moving``: moving statistics in every size, for
+    comparison. ``batch``: those of each batch, which depend on its size and classes (fiarse.md A11). ``batch`` samples go
+    through the artifact at a time.
     ConfigError if these do not go together.
     """
 
@@ -88,7 +91,16 @@ class Workshop:
     weights: Mapping[str, Array]
     bn_eval: BnEval = "frozen"
     batch: int = 1
-    samples: int = 0
+    samples: int = STATISTICS_ROWS
+    narrow: bool = False
+
+    @classmethod
+    def of(
+        cls, federation: Federation, dataset: Dataset, weights: Mapping[str, Array], **options: Any
+    ) -> Workshop:
+        """Return the workshop of a model that ``federation`` trained; ``options`` are fields of the class."""
+        spec = federation_model(federation, dataset)
+        return cls(spec, dataset, weights, narrow=trains_narrow(federation), **options)
 
     def __post_init__(self) -> None:
         static, every = len(norms(self.spec.module)), len(norms(self.spec.module, moving=True))
@@ -123,6 +135,7 @@ class Workshop:
         artifact = deploy(module, self.spec.sample, rows, batch=self.batch)
         facts = self._facts(submodel, module, artifact) | {
             "batch_norm": source,
+            **({"statistics": self._statistics_facts} if source == "frozen" else {}),
             self.metric: self.score(module),
             f"whole_{self.metric}": self.score(self.module(OutputSide(self.spec, 0))),
             "metric": self.metric,
@@ -162,11 +175,30 @@ class Workshop:
         made = standalone(submodel, self.weights, number)
         if self.bn_eval == "batch":
             return by_batch(made), "batch"
-        cut = self.bn_eval == "frozen" and not self._whole(made)
-        if norms(made, moving=cut):
-            statistics = collect(made, self._training(), moving=cut)
+        moving = self.bn_eval == "frozen" and (self.narrow or not self._whole(made))
+        statistics = Statistics({}, {})
+        if estimable(made, moving=moving):
+            statistics = collect(made, map(self._tensors, self._rows.batches()), moving=moving)
+        if statistics.sums:
             return frozen(made, statistics), "frozen"
         return made, "moving" if any(map(is_norm, made.modules())) else "none"
+
+    @property
+    def _rows(self) -> StatisticsRows:
+        return StatisticsRows(self.dataset, self.samples)
+
+    @property
+    def _statistics_facts(self) -> dict[str, Any]:
+        rows = self._rows
+        warning = {"warning": rows.warning} if rows.warning else {}
+        return {"rows": rows.count, "source": rows.source, **warning}
+
+    @property
+    def estimated(self) -> Mapping[str, Array]:
+        """The moving statistics of the whole model that are estimated in place of those in the weights, by name."""
+        state = self.module(OutputSide(self.spec, 0)).state_dict() if self.narrow else {}
+        names = estimable(self.spec.module, moving=True)
+        return {name: state[name].numpy() for name in names if name in state and name in self.weights}
 
     def _whole(self, module: nn.Sequential) -> bool:
         """Whether nothing of the trained model is left out."""
@@ -174,13 +206,6 @@ class Workshop:
         return state.keys() == self.weights.keys() and all(
             np.array_equal(tensor.numpy(), self.weights[name]) for name, tensor in state.items()
         )
-
-    def _training(self) -> Iterator[Tensors]:
-        count = len(self.dataset.train_y)
-        # Shuffled: a training set may be sorted by class, and each batch's statistics count alike.
-        rows = np.random.default_rng(0).permutation(count)[: self.samples or count]
-        for at in np.array_split(rows, -(-len(rows) // ROWS)) if len(rows) else ():
-            yield self._tensors(self.dataset.train_batch(at))
 
     @cached_property
     def _label(self) -> TensorSpec:
@@ -288,7 +313,7 @@ def accuracy_on_test_set(run: Path) -> dict[str, float]:
     """Share of the test set that each tier's submodel of the model in the folder ``run`` classifies rightly.
 
     A submodel that freezes units at the input side is the whole model on a device: such tiers are equal. Batch norm
-    has statistics of one batch of training samples. Nothing is downloaded. OSError or an error of ours if model,
+    has the statistics that `edgefl deploy` gives it. Nothing is downloaded. OSError or an error of ours if model,
     configuration or data cannot be read, or the data here are not those of the run.
     """
     weights = tensors.load((run / MODEL_NAME).read_bytes())
@@ -297,8 +322,8 @@ def accuracy_on_test_set(run: Path) -> dict[str, float]:
     federation = federation.model_copy(update={"data": here})
     dataset = open_data(federation)
     _check_same(run, dataset, named=here.name != "auto")
-    spec = federation_model(federation, dataset)
-    workshop = Workshop(spec, dataset, weights, samples=ROWS)
+    workshop = Workshop.of(federation, dataset, weights)
+    spec = workshop.spec
     if workshop.metric != "accuracy":
         raise DataError(f"the run in {run} is measured by {workshop.metric}, not by accuracy", path=str(run))
     accuracies: dict[str, float] = {}

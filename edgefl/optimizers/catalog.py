@@ -9,6 +9,7 @@ from typing import Any
 from edgefl.contract.options import check_options
 from edgefl.contract.program import Program
 from edgefl.contract.server import MEAN, ServerOpt
+from edgefl.facts.combinations import combination_error
 from edgefl.optimizers.adaptive import fedadagrad, fedadam, fedams, fedyogi
 from edgefl.optimizers.momentum import server_momentum
 from edgefl.wire.errors import ConfigError
@@ -48,7 +49,7 @@ def with_optimizer(program: Program, name: str, **options: Any) -> Program:
         return program
     optimizer = build(name, **options)
     if program.server is not MEAN or len(program.exchanges) > 1:
-        raise ConfigError(
+        raise combination_error(
             f"program {program.name!r} has a server's step of its own, {program.server.name!r}; leave out optimizer "
             f"{name!r}, or choose a program that the server averages, such as fedavg",
             program=program.name,

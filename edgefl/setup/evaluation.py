@@ -2,48 +2,154 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from edgefl.config import Federation
 from edgefl.contract.program import Program
-from edgefl.contract.tensors import arrays, prefixed, select
+from edgefl.contract.tensors import Tensors, arrays, prefixed, select
 from edgefl.data.dataset import Dataset
 from edgefl.data.text.unigram import unigram_perplexity
 from edgefl.models.losses.catalog import TokenLabels
 from edgefl.models.spec import ModelSpec
 from edgefl.setup.model import labels_of
 from edgefl.setup.processor import processor
+from edgefl.setup.training import program_of
+from edgefl.submodels.output_side.submodel import OutputSide
+from edgefl.submodels.statistics import Recording, estimable, with_buffers
 from edgefl.wire.bundle.manifest import SAMPLE
 from edgefl.wire.metrics import added, measured
 from edgefl.wire.tensors import Array, Arrays
 
 EVALUATION_BATCH = 500
-"""Static batch norm takes its statistics from test batches; large ones are asked for (embracingfl.md 2.7)."""
+"""Rows at a time, also those that statistics of batch norm are estimated from (embracingfl.md 2.7)."""
+STATISTICS_ROWS = 5000
+"""Most rows that statistics of batch norm are estimated from, unless a person asks for more: their error is below 2 %."""
+FEW_ROWS = 32
+"""An estimate from fewer rows is too rough to rely on."""
+
+Evaluate = Callable[[Arrays], Mapping[str, float]]
+
+
+@dataclass(frozen=True, eq=False)
+class StatisticsRows:
+    """Rows of the server from which statistics of norm layers are estimated: training rows, or test rows without any.
+
+    Labels are not read. ``most``: 0 for all rows.
+    """
+
+    dataset: Dataset
+    most: int = STATISTICS_ROWS
+
+    @property
+    def source(self) -> Literal["training", "test"]:
+        """The part of the dataset that the rows are from."""
+        return "training" if len(self.dataset.train_y) else "test"
+
+    @property
+    def count(self) -> int:
+        """The number of rows."""
+        available = len(self.dataset.train_y) or len(self.dataset.test_y)
+        return min(available, self.most or available)
+
+    @property
+    def warning(self) -> str:
+        """Why accuracy with these statistics is not to be relied on, or "" if it is."""
+        if self.count >= FEW_ROWS:
+            return ""
+        return (
+            f"statistics of batch norm are estimated from the server's rows, expected at least {FEW_ROWS}, found "
+            f"{self.count}: reported and deployed accuracy may be far too low; give the server more test samples"
+        )
+
+    def batches(self) -> Iterator[Mapping[str, Array]]:
+        """Yield the rows by the parts of a batch, in batches of about equal size."""
+        read, labels = self.dataset.test_batch, self.dataset.test_y
+        if self.source == "training":
+            read, labels = self.dataset.train_batch, self.dataset.train_y
+        # Shuffled: a dataset may be sorted by class, and each batch's statistics count alike.
+        rows = np.random.default_rng(0).permutation(len(labels))[: self.count]
+        for at in np.array_split(rows, -(-len(rows) // EVALUATION_BATCH)) if len(rows) else ():
+            yield read(at)
+
+
+def trains_narrow(federation: Federation) -> bool:
+    """Return True if norm layers may read narrow or masked activations in training, so that their moving statistics do not
+    describe the whole model. Output-side tiers train layers as they are in the whole model."""
+    return any(tier.kind != "output_side" for tier in federation.tiers.values())
+
+
+def estimated_statistics(federation: Federation, spec: ModelSpec) -> tuple[str, ...]:
+    """Return the names of the statistics that evaluation of the whole model estimates, () where moving ones hold."""
+    return estimable(spec.module, moving=trains_narrow(federation))
+
+
+def evaluation_warning(federation: Federation, spec: ModelSpec, dataset: Dataset) -> str:
+    """Return why the reported accuracy is not to be relied on, or "" if it is."""
+    return StatisticsRows(dataset).warning if estimated_statistics(federation, spec) else ""
+
+
+def federation_evaluation(
+    federation: Federation, spec: ModelSpec, dataset: Dataset, device: str = "auto"
+) -> Evaluate:
+    """Return the evaluation of the whole model of a federation, as its program has inference.
+
+    Statistics of norm layers that training does not give are estimated from the server's rows, as for `edgefl deploy`.
+    """
+    whole = replace(spec, module=with_buffers(spec.module))
+    program = program_of(federation, OutputSide(whole, 0))
+    return evaluation(whole, program, dataset, device, estimated=estimated_statistics(federation, spec))
 
 
 def evaluation(
-    spec: ModelSpec, program: Program, dataset: Dataset, device: str = "auto"
-) -> Callable[[Arrays], Mapping[str, float]]:
-    """``weights -> {name: value}`` on the test set, as ``program`` of the whole model has inference: the metrics of
-    ``spec`` (:attr:`~edgefl.models.spec.ModelSpec.metrics`) and ``loss``."""
+    spec: ModelSpec,
+    program: Program,
+    dataset: Dataset,
+    device: str = "auto",
+    *,
+    estimated: Collection[str] = (),
+) -> Evaluate:
+    """Return ``weights -> {name: value}`` on the test set, as ``program`` of the whole model has inference.
+
+    Args:
+        spec: the model; its metrics (:attr:`~edgefl.models.spec.ModelSpec.metrics`) and ``loss`` are the values.
+        program: the local training of the whole model.
+        dataset: holds the test set.
+        device: torch's device, or ``auto``.
+        estimated: buffers of ``spec`` to estimate from the dataset's rows in place of those in the weights, by name.
+    """
     where = torch.device(processor(device))
     count, label = len(dataset.test_y), spec.label.shape
     batches = np.array_split(np.arange(count), max(1, -(-count // EVALUATION_BATCH)))
+    buffers = {name: spec.weights[name].to(where) for name in estimated}
+
+    def summed(tensors: Mapping[str, Tensor], read: Mapping[str, Array]) -> dict[str, Array]:
+        """Return the sums of the metrics over the rows of a batch."""
+        parts = {**read, "mask": np.ones(len(read["y"]), np.float32), SAMPLE: read["x"]}
+        parts["y"] = read["y"].reshape(len(read["y"]), *label)
+        batch = {part: torch.from_numpy(array).to(where) for part, array in parts.items()}
+        inputs = prefixed("weights", tensors) | prefixed("batch.0", batch)
+        return arrays(select(program.evaluate(inputs), "metric"))
+
+    def estimates(tensors: Tensors) -> Tensors:
+        recording = Recording({name: tensors[name] for name in estimated})
+        for read in StatisticsRows(dataset).batches():
+            with recording:
+                summed(tensors, read)
+        return recording.total.averages
 
     @torch.inference_mode()
     def evaluate(weights: Arrays) -> Mapping[str, float]:
-        named = prefixed(
-            "weights", {name: torch.from_numpy(array).to(where) for name, array in weights.items()}
-        )
+        tensors = buffers | {name: torch.from_numpy(array).to(where) for name, array in weights.items()}
+        tensors |= estimates(tensors) if estimated else {}
         sums: dict[str, Array] = {}
         for rows in batches:
-            read = dataset.test_batch(rows) | {"mask": np.ones(len(rows), np.float32)}
-            read[SAMPLE] = read["x"]
-            read["y"] = read["y"].reshape(len(rows), *label)
-            batch = {part: torch.from_numpy(array).to(where) for part, array in read.items()}
-            sums = added(sums, arrays(select(program.evaluate(named | prefixed("batch.0", batch)), "metric")))
+            sums = added(sums, summed(tensors, dataset.test_batch(rows)))
         return measured(spec.metrics, sums)
 
     return evaluate

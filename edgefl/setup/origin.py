@@ -124,4 +124,11 @@ def _units(manifest: Manifest, spec: ModelSpec) -> OutputSide:
     for chunk in reversed(manifest.prefix):
         groups.insert(0, tuple(unit for unit in chunk.units if unit not in later))
         later.update(chunk.units)
-    return OutputSide(spec, sum(map(len, groups)), groups)
+    named, first = [unit for group in groups for unit in group], manifest.suffix[0]
+    if first in spec.units and named != list(spec.units[: spec.units.index(first)]):
+        raise ConfigError(
+            f"tier {manifest.tier!r} has frozen units without weights, which the bundle does not name: name the federation "
+            "file that it was exported with",
+            tier=manifest.tier,
+        )
+    return OutputSide(spec, len(named), groups)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from edgefl.contract import server_state
 from edgefl.contract.program import Program
 from edgefl.contract.server import MEAN
-from edgefl.wire.errors import ConfigError
+from edgefl.facts.combinations import combination_error
 
 
 def why_not(method: Program) -> str:
@@ -30,10 +30,11 @@ def why_not(method: Program) -> str:
 def check_versions(method: Program) -> None:
     """ConfigError with the reason where devices of ``method`` cannot begin from several versions at a time."""
     if why := why_not(method):
-        raise ConfigError(
+        raise combination_error(
             f"program {method.name!r} does not go with round.mode buffered: {why}; choose round.mode synchronous, or "
-            "another program (docs/fleets/asynchronous.md has the list)",
+            "another program",
             program=method.name,
+            mode="buffered",
         )
 
 

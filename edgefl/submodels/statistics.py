@@ -1,19 +1,20 @@
-"""Statistics for batch norm, taken once after training and frozen in (HeteroFL; fiarse.md 2.9, A11).
+"""Statistics of norm layers, estimated in one pass after training (HeteroFL; fiarse.md 2.9, A11).
 
-Every submodel size has its own: what a layer reads depends on how much of the model stands before it. Static batch norm
-has no others. Moving statistics are those of the sizes that were trained, so a cut needs new ones too.
+Every submodel size has its own: the input of a layer depends on how much of the model is in front of it. Static batch norm
+has no others. Moving statistics describe the sizes that were trained: a cut needs new ones, and so does the whole model if
+narrow or masked submodels moved them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import reduce
-from operator import add
-from typing import TypeGuard, TypeVar
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from edgefl.contract.tensors import Tensors
 from edgefl.models.copies import copy_module
@@ -22,31 +23,133 @@ from edgefl.models.layers.given import called
 from edgefl.models.modes import is_inference
 from edgefl.wire.errors import DataError
 
-_Sum = TypeVar("_Sum", int, Tensor)
 Norm = BatchNorm | nn.modules.batchnorm._BatchNorm
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """Per batch norm, by path: sums over ``passes`` batches of the batch's mean and unbiased variance (float64).
+    """Sums of moving statistics over ``passes`` batches, by the name of the buffer (float64).
 
-    Clients' sums add up to those of all their batches, so a federation needs no data to leave a device::
+    Variances are unbiased. Clients' sums add up to those of all their batches, so a federation needs no data to leave a
+    device::
 
         frozen(module, sum(collect(module, batches) for batches in clients))
     """
 
     passes: Mapping[str, int]
-    mean: Mapping[str, Tensor]
-    var: Mapping[str, Tensor]
+    sums: Mapping[str, Tensor]
 
     def __add__(self, other: Statistics) -> Statistics:
-        return Statistics(
-            _summed(self.passes, other.passes), _summed(self.mean, other.mean), _summed(self.var, other.var)
-        )
+        passes, sums = dict(self.passes), dict(self.sums)
+        for name, total in other.sums.items():
+            passes[name] = passes.get(name, 0) + other.passes[name]
+            sums[name] = sums[name] + total if name in sums else total
+        return Statistics(passes, sums)
 
     def __radd__(self, zero: int) -> Statistics:
         """So that ``sum`` can begin with 0."""
         return self
+
+    @property
+    def averages(self) -> Tensors:
+        """Cumulative averages by the name of the buffer, float32: torch's batch norm with ``momentum=None``."""
+        return {name: (total / self.passes[name]).to(torch.float32) for name, total in self.sums.items()}
+
+
+class Recording(TorchFunctionMode):
+    """Mode in which norm layers normalize by their batch, and :attr:`total` adds up the statistics of each batch.
+
+    Recognizes a layer by its call of ``batch_norm`` or ``instance_norm``, whatever module makes it.
+
+    Args:
+        moving: moving statistics that the layers are called with, by name. The same tensors, not copies.
+    """
+
+    def __init__(self, moving: Tensors) -> None:
+        super().__init__()
+        self._moving = moving  # holds the tensors, so that no other one gets the id of any
+        self._names = {id(tensor): name for name, tensor in moving.items()}
+        self.total = Statistics({}, {})
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        rule = _RULES.get(func)
+        out = NotImplemented if rule is None else rule(self, *args, **kwargs or {})
+        return func(*args, **kwargs or {}) if out is NotImplemented else out
+
+    def covers(self, mean: Tensor | None, var: Tensor | None) -> bool:
+        """Return True if these are moving statistics to estimate."""
+        return id(mean) in self._names and id(var) in self._names
+
+    def add(self, mean: Tensor, var: Tensor, batch_mean: Tensor, batch_var: Tensor) -> None:
+        """Add the statistics of a batch to those of the buffers ``mean`` and ``var``."""
+        found = {self._names[id(mean)]: batch_mean, self._names[id(var)]: batch_var}
+        self.total += Statistics(dict.fromkeys(found, 1), found)
+
+
+def _batch_norm(
+    recording: Recording,
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Any:
+    if training or running_mean is None or running_var is None:
+        return NotImplemented
+    if not recording.covers(running_mean, running_var):
+        return NotImplemented
+    rows = input.detach().to(torch.float64)
+    dims, count = [dim for dim in range(input.dim()) if dim != 1], input.numel() // input.shape[1]
+    var = rows.var(dims, correction=0) * (count / max(count - 1, 1))
+    recording.add(running_mean, running_var, rows.mean(dims), var)
+    return torch.batch_norm(input, weight, bias, None, None, True, 0.0, eps, False)
+
+
+def _of_torch(
+    recording: Recording,
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool = False,
+) -> Any:
+    return _batch_norm(recording, input, running_mean, running_var, weight, bias, training, momentum, eps)
+
+
+def _instance_norm(
+    recording: Recording,
+    input: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Any:
+    if use_input_stats or running_mean is None or running_var is None:
+        return NotImplemented
+    if not recording.covers(running_mean, running_var):
+        return NotImplemented
+    rows, places = input.detach().to(torch.float64), list(range(2, input.dim()))
+    count = input[0, 0].numel()
+    var = rows.var(places, correction=0).mean(0) * (count / max(count - 1, 1))
+    recording.add(running_mean, running_var, rows.mean(places).mean(0), var)
+    return F.instance_norm(input, None, None, weight, bias, True, momentum, eps)
+
+
+_RULES: Mapping[Callable[..., Any], Callable[..., Any]] = {
+    F.batch_norm: _batch_norm,
+    torch.batch_norm: _of_torch,
+    F.instance_norm: _instance_norm,
+}
 
 
 def is_norm(part: nn.Module) -> TypeGuard[Norm]:
@@ -66,6 +169,21 @@ def norms(module: nn.Module, *, moving: bool = False) -> dict[str, Norm]:
     }
 
 
+def moving_buffers(module: nn.Module) -> Tensors:
+    """Return the float buffers in the state of a model, by name, without those of layers that stay in inference mode."""
+    state = module.state_dict(keep_vars=True).keys()
+    found: Tensors = {}
+    for path, part in module.named_modules():
+        own = {} if is_inference(part) else part._buffers
+        named = {f"{path}.{name}" if path else name: buffer for name, buffer in own.items()}
+        found |= {
+            name: buffer
+            for name, buffer in named.items()
+            if buffer is not None and name in state and buffer.is_floating_point()
+        }
+    return found
+
+
 def by_batch(module: nn.Sequential) -> nn.Sequential:
     """Return a copy of ``module`` whose batch norms, moving ones too, normalise by the statistics of each batch.
 
@@ -77,30 +195,48 @@ def by_batch(module: nn.Sequential) -> nn.Sequential:
     return made
 
 
+def with_buffers(module: nn.Sequential) -> nn.Sequential:
+    """Return a copy of ``module`` whose static batch norms have buffers for statistics: mean 0, variance 1."""
+    made = copy_module(module)
+    for norm in norms(made).values():
+        channels = norm.channels if isinstance(norm, BatchNorm) else norm.num_features
+        _set_statistics(norm, torch.zeros(channels), torch.ones(channels))
+    return made
+
+
+def estimable(module: nn.Sequential, *, moving: bool) -> tuple[str, ...]:
+    """Return the names of the buffers to estimate in ``with_buffers(module)``.
+
+    Args:
+        module: the model.
+        moving: estimate the moving statistics too, not only those of static batch norms.
+    """
+    own = moving_buffers(module)
+    return tuple(name for name in moving_buffers(with_buffers(module)) if moving or name not in own)
+
+
 @torch.no_grad()
 def collect(module: nn.Sequential, batches: Iterable[Tensors], *, moving: bool = False) -> Statistics:
-    """Run ``module`` once over training ``batches`` of its inputs by name, the first as ``x``, and return statistics.
+    """Run ``module`` once over ``batches`` of its inputs by name, the first as ``x``, and return statistics.
 
-    Covers the norms that :func:`norms` returns for ``moving``. Each norm normalises by its batch, as in training, and all
-    batches weigh the same: the cumulative average of torch's batch norm with ``momentum=None``. So make the batches of
-    about equal size. Dropout is off and ``module`` stays as it is.
+    Covers the buffers that :func:`estimable` returns for ``moving``, if a norm layer reads them. Each layer normalises by
+    its batch, as in training, and all batches weigh the same: the cumulative average of torch's batch norm with
+    ``momentum=None``. So make the batches of about equal size. Dropout is off and ``module`` stays as it is.
     Raises DataError if there is no batch.
     """
-    bare = (by_batch(module) if moving else copy_module(module)).eval()
-    seen: list[Statistics] = []
-    for path, norm in norms(bare).items():
-        norm.register_forward_pre_hook(_noting(path, seen))
-    total, empty = Statistics({}, {}, {}), True
+    made = with_buffers(module).eval()
+    buffers = moving_buffers(made)
+    recording, empty = Recording({name: buffers[name] for name in estimable(module, moving=moving)}), True
     for batch in batches:
-        called(bare, batch)
-        total, empty = reduce(add, seen, total), False
-        seen.clear()
+        with recording:
+            called(made, batch)
+        empty = False
     if empty:
         raise DataError(
-            "the statistics of batch norm need at least one batch of training data, found none: "
-            "add train_x and train_y to the data"
+            "expected at least one row of data to estimate the statistics of batch norm, found none; add test_x and test_y "
+            "to the data, or keep moving statistics (--bn-eval moving)"
         )
-    return total
+    return recording.total
 
 
 def frozen(module: nn.Sequential, statistics: Statistics) -> nn.Sequential:
@@ -108,18 +244,16 @@ def frozen(module: nn.Sequential, statistics: Statistics) -> nn.Sequential:
 
     Moving statistics without an entry stay. Raises DataError if a static batch norm has no entry.
     """
-    made = copy_module(module)
-    for path, norm in norms(made, moving=True).items():
-        if path in statistics.passes:
-            mean, var = (
-                (sums[path] / statistics.passes[path]).to(torch.float32)
-                for sums in (statistics.mean, statistics.var)
-            )
-            _set_statistics(norm, mean, var)
-        elif _is_static(norm):
+    averages = statistics.averages
+    for path in norms(module):
+        if f"{path}.running_mean" not in averages:
             raise DataError(
                 f"there are no statistics for batch norm {path!r}; collect them with this very model"
             )
+    made = with_buffers(module)
+    buffers = moving_buffers(made)
+    for name in averages.keys() & buffers.keys():
+        buffers[name].data.copy_(averages[name])
     return made
 
 
@@ -134,17 +268,3 @@ def _set_statistics(norm: Norm, mean: Tensor | None, var: Tensor | None) -> None
         norm.mode = "static" if mean is None else "global"
     else:
         norm.track_running_stats = mean is not None
-
-
-def _noting(path: str, seen: list[Statistics]):  # type: ignore[no-untyped-def]
-    def hook(_norm: nn.Module, args: tuple[Tensor]) -> None:
-        x = args[0].to(torch.float64)
-        dims, count = [dim for dim in range(x.dim()) if dim != 1], x.numel() // x.shape[1]
-        var = x.var(dims, correction=0) * (count / max(count - 1, 1))
-        seen.append(Statistics({path: 1}, {path: x.mean(dims)}, {path: var}))
-
-    return hook
-
-
-def _summed(mine: Mapping[str, _Sum], yours: Mapping[str, _Sum]) -> dict[str, _Sum]:
-    return {**mine, **{path: mine[path] + value if path in mine else value for path, value in yours.items()}}

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Chunk:
     """Consecutive frozen units that are fetched, run forward over the local data and dropped together.
 
-    Behind them in ``units`` stand later ones, which hold tensors that these read too.
+    ``units`` are those with weights, followed by later ones that hold tensors these read too.
     """
 
     units: tuple[str, ...]

@@ -11,6 +11,7 @@ from edgefl.codecs.codec import Codec
 from edgefl.contract import server_state
 from edgefl.contract.program import Program
 from edgefl.contract.tensors import role_of
+from edgefl.facts.combinations import ROLLING, WHOLE, combination_error
 from edgefl.objective.objective import Objective
 from edgefl.optimizers.catalog import NONE, with_optimizer
 from edgefl.programs import catalog
@@ -36,21 +37,21 @@ def coded_program(
     server's, ``none`` for what the program itself says. ConfigError where program, codec and kind do not go together.
     """
     if codec.feedback and submodel.moves:
-        raise ConfigError(
+        raise combination_error(
             f"codec {codec.name!r} keeps on each device what coding lost of every entry, and kind {submodel.kind!r} holds "
             "other entries in each round; choose a codec without feedback, or a kind that stays in its place",
             codec=codec.name,
-            kind=submodel.kind,
+            kind=_kind(submodel),
         )
     objective = Objective.of(submodel)
     name, options = trained_by(codec, name, options)
     program = catalog.build(name, objective, **options)
     if program.own_inference and submodel.prefix:
-        raise ConfigError(
+        raise combination_error(
             f"program {name!r} computes with its weights in a form of its own, and a tier with frozen units would run these "
             "as they are; choose another program, or a kind that trains the whole depth, such as width",
             program=name,
-            kind=submodel.kind,
+            kind=_kind(submodel),
         )
     program = with_optimizer(program, optimizer, **(optimizer_options or {}))
     _check_server_state(program, submodel)
@@ -91,13 +92,20 @@ def trained_by(codec: Codec, name: str, options: Mapping[str, Any]) -> tuple[str
     if training is None:
         return name, dict(options)
     if name not in (DEFAULT_PROGRAM, training.program):
-        raise ConfigError(
+        raise combination_error(
             f"codec {codec.name!r} goes with the local training {training.program!r}, and program.name is {name!r}; "
             "leave program.name out, or choose a codec that codes the result of any training",
-            codec=codec.name,
             program=name,
+            codec=codec.name,
         )
     return training.program, {**options, **training.options}
+
+
+def _kind(submodel: Submodel) -> str:
+    """Return the name of the kind in the table of combinations."""
+    if submodel.kind == "output_side" and not submodel.prefix:
+        return WHOLE
+    return ROLLING if submodel.kind == "width" and submodel.moves else submodel.kind
 
 
 def check_lies_like_weights(program: Program, submodel: Submodel) -> None:
@@ -105,12 +113,12 @@ def check_lies_like_weights(program: Program, submodel: Submodel) -> None:
     tensors, in the same place in each round."""
     carrier = submodel.carrier
     if submodel.moves or (carrier is not None and set(carrier.update) - set(Objective.of(submodel).weights)):
-        raise ConfigError(
+        raise combination_error(
             f"program {program.name!r} shares {', '.join(program.server_state)} of every parameter with the devices, and "
             f"kind {submodel.kind!r} holds single entries or others in each round; choose output_side or "
             "width without rolling",
             program=program.name,
-            kind=submodel.kind,
+            kind=_kind(submodel),
         )
 
 
@@ -130,10 +138,10 @@ def _check_carry(program: Program, submodel: Submodel) -> None:
     """What a device keeps of every entry is of no use where it holds others in the next round."""
     ports = [name for each in program.exchanges for name in (*each.start.inputs, *each.finish.inputs)]
     if submodel.moves and any(role_of(name) == "carry" for name in ports):
-        raise ConfigError(
+        raise combination_error(
             f"program {program.name!r} keeps something of every entry on each device, and kind {submodel.kind!r} holds "
             "other entries in each round; choose another program, or a kind that stays in its place: output_side or width "
             "without rolling",
             program=program.name,
-            kind=submodel.kind,
+            kind=_kind(submodel),
         )

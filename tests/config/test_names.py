@@ -72,7 +72,7 @@ def test_every_problem_of_a_file_is_told_at_once(tmp_path: Path) -> None:
         ),
         (
             {"codec": {"name": "fedbat"}, "program": {"name": "fafed"}},
-            "local training 'fedbat', found 'fafed'",
+            "codec.name: 'fedbat' does not go with program 'fafed'",
         ),
         (
             {"codec": {"name": "fedbat"}, "program": {"rhoo": 6}},

@@ -23,6 +23,7 @@ from edgefl.lab.deployment import Workshop, chosen
 from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.catalog import build_model
 from edgefl.models.zoo.resnet import resnet8
+from edgefl.setup.evaluation import evaluation_warning
 from edgefl.submodels import catalog
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire import tensors
@@ -148,13 +149,39 @@ def test_batch_statistics_belong_to_the_batch_they_come_in(data: Dataset) -> Non
     assert made.facts["batch_norm"] == "batch" and np.abs(one[:10] - other[:10]).max() > 1e-3
 
 
-def test_statistics_need_training_samples(data: Dataset) -> None:
-    spec = small("static")
-    workshop = Workshop(
-        spec, replace(data, train_x=data.train_x[:0], train_y=data.train_y[:0]), weights_of(spec)
+@pytest.mark.parametrize("bn", ["static", "global"])
+def test_statistics_need_no_training_samples(bn: str, data: Dataset) -> None:
+    spec = small(bn)
+    server = replace(data, train_x=data.train_x[:0], train_y=data.train_y[:0])
+    workshop = Workshop(spec, server, weights_of(spec))
+    cut = catalog.build(spec, "width", gamma=0.25)
+    test_rows = replace(data, train_x=data.test_x, train_y=data.test_y)
+    right = Workshop(spec, test_rows, weights_of(spec)).module(cut).state_dict()
+    for name, tensor in workshop.module(cut).state_dict().items():
+        assert torch.equal(tensor, right[name]), name
+
+    none = replace(server, test_x=data.test_x[:0], test_y=data.test_y[:0])
+    with pytest.raises(DataError, match=r"at least one row .* found none; .*--bn-eval moving"):
+        Workshop(spec, none, weights_of(spec)).module(cut)
+
+
+@pytest.mark.parametrize(
+    ("kind", "recalibrated"), [("output_side", False), ("importance", True), ("width", True)]
+)
+def test_the_whole_model_gets_statistics_where_smaller_tiers_moved_them(
+    kind: str, recalibrated: bool, data: Dataset, tmp_path: Path
+) -> None:
+    size = "cut = 2" if kind == "output_side" else f'kind = "{kind}"\ngamma = 0.25'
+    (tmp_path / "run.toml").write_text(
+        RESNET[: RESNET.index("[tiers")].replace("static", "global") + f"[tiers.a]\n{size}\n"
     )
-    with pytest.raises(DataError, match="found none: add train_x and train_y to the data"):
-        workshop.module(OutputSide(spec, 0))
+    federation = load(tmp_path / "run.toml")
+    few = data.limited(20, 20)
+    workshop = Workshop.of(federation, few, weights_of(small("global")))
+    _, source = workshop._finished(OutputSide(workshop.spec, 0))
+    assert (source == "frozen") == recalibrated
+    warned = evaluation_warning(federation, workshop.spec, few)
+    assert ("expected at least 32, found 20" in warned) == recalibrated
 
 
 # -- the statistics of a cut -----------------------------------------------------------------------------------

@@ -100,7 +100,7 @@ def test_a_file_is_told_early_which_program_does_not_go() -> None:
     tables = {"round": {"mode": "buffered"}, "program": {"name": "scaffold"}}
     (problem,) = name_problems(tables)
     assert problem.startswith(
-        "round.mode: buffered does not go with program 'scaffold': it needs every device"
+        "round.mode: 'buffered' does not go with program 'scaffold': it needs every device"
     )
     assert not name_problems({**tables, "program": {"name": "fedprox"}})
 

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from edgefl.wire.update.size import UpdateSize
 
 BrokerProfile = StrEnum("BrokerProfile", ["aws"])
-Catalog = StrEnum("Catalog", ["models", "losses", "kinds", "submodels", "programs", "optimizers", "codecs"])
+Catalog = StrEnum(
+    "Catalog", ["models", "losses", "kinds", "submodels", "programs", "optimizers", "codecs", "combinations"]
+)
 
 
 _MARKS = {"scalars": "scalar of the task", "server_options": "of the server"}
@@ -58,11 +60,16 @@ def ls(
       edgefl ls programs fafed      (with its options)
 
       edgefl ls submodels --json
+
+      edgefl ls combinations tcbgd      (what goes with a program or codec)
     """
 
     from edgefl.facts import shipped
 
     rows = shipped().rows[what.value]
+    if what is Catalog.combinations:
+        _combinations(rows, name, as_json)
+        return
     if name is not None:
         about = _one(rows, name, what.value)
         rows = [row for row in rows if row.get("name") == name]
@@ -76,6 +83,27 @@ def ls(
     if what is Catalog.programs:
         rows, caption = program_table(rows), CAPTION
     print_table(what.value, [row | _with_defaults(row.get("options")) for row in rows], caption)
+
+
+def _combinations(rows: list[dict[str, Any]], name: str | None, as_json: bool) -> None:
+    """Print what goes with each program and codec, or with those called ``name``."""
+    from edgefl.facts.combinations import table
+
+    if name is not None:
+        known = ", ".join(dict.fromkeys(str(row["name"]) for row in rows))
+        rows = [row for row in rows if row["name"] == name]
+        if not rows:
+            raise ConfigError(f"`edgefl ls combinations` has no {name!r}; there are: {known}", name=name)
+    if as_json:
+        print_json(rows)
+        return
+    for cells in table() if name is None else ():
+        (what, names), *others = cells.items()
+        console.print(f"[bold]{what}[/] {names}", markup=True)
+        console.print("; ".join(f"{column}: {cell}" for column, cell in others if cell), style="dim")
+    for row in rows if name is not None else ():
+        lines = [{"goes with": key, "": value} for key, value in row.items() if key not in ("what", "name")]
+        print_table(f"{row['what']} {row['name']}", lines)
 
 
 def _with_defaults(options: Any) -> dict[str, list[str]]:

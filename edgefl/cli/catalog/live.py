@@ -15,6 +15,7 @@ from typing import Any
 
 from edgefl import facts, programs
 from edgefl.bench.programs.rows import ProgramRow, ProgramSettings, measure
+from edgefl.cli.catalog.combinations import combination_rows
 from edgefl.codecs import catalog as codecs
 from edgefl.codecs.catalog import CODECS
 from edgefl.config import parse
@@ -55,6 +56,7 @@ def live_facts() -> Facts:
             "programs": program_rows(),
             "optimizers": optimizer_rows(),
             "codecs": codec_rows(),
+            "combinations": combination_rows(),
         },
         models=_options_of(MODELS, upon=0),
         losses=_options_of(LOSSES, upon=0),

@@ -130,9 +130,9 @@ def text_of(event: events.Event) -> str | None:  # noqa: PLR0911, PLR0912, PLR09
             )
         case events.Finished():
             rounds = _counted(event.rounds, "round")
-            return (
-                f"finished {rounds}{_scores(event)}, model {event.model} ({event.weights_sha256[:_DIGITS]})"
-            )
+            caveat = f"; warning: {event.text}" if event.text else ""
+            model = f"{event.model} ({event.weights_sha256[:_DIGITS]})"
+            return f"finished {rounds}{_scores(event)}, model {model}{caveat}"
     return None
 
 

@@ -137,6 +137,8 @@ class View:
         """The last word: how good, where the model is, how to look further."""
         if score := headline(self._final):
             console.print(f"final {score}", style="bold green")
+        if caveat := self._final.get("text"):
+            console.print(f"warning: {caveat}", style="yellow", soft_wrap=True)
         for line in self._uplink():
             console.print(line)
         console.print(f"trained model   {self._final.get('model', folder / 'model.safetensors')}")

@@ -40,13 +40,14 @@ def deploy(
     bn_eval: Annotated[
         BnEvals,
         typer.Option(
-            help="batch norm: the submodel's own statistics; for comparison those of each batch, or the moving ones"
+            help="statistics of batch norm: frozen, estimated for this submodel; batch, of each batch; moving, as trained"
         ),
     ] = BnEvals.frozen,
     batch: Annotated[int, typer.Option(min=1, help="samples that go through at a time")] = 1,
     samples: Annotated[
-        int, typer.Option(min=0, help="training samples for the statistics; 0: all of them")
-    ] = 0,
+        int | None,
+        typer.Option(min=0, help="most samples for the statistics; 0: all of them", show_default="5000"),
+    ] = None,
     compact: Annotated[
         bool,
         typer.Option("--compact", help="without the channels that the cut has emptied; computes the same"),
@@ -56,10 +57,10 @@ def deploy(
     """Cut a submodel out of a trained model and write it as one ONNX file for inference: weights inside, samples in, logits
     out.
 
-    The size need not have been trained. Batch norm gets statistics of this very submodel, from one pass over the training
-    data, frozen in; the whole model keeps its moving statistics, if it has any (model.bn = "global"). The file is compared
-    with torch on test samples; a JSON file of the same name describes it. Its accuracy is printed beside the
-    whole model's.
+    The size need not have been trained. Batch norm gets statistics of this submodel, estimated in one pass over training
+    samples, or over test samples where the server has no others; --bn-eval moving keeps those of training. The whole model
+    keeps them too, if all tiers are of kind output_side. The file is compared with torch on test samples; a JSON file of the
+    same name describes it. Its accuracy is printed beside the whole model's.
 
     Examples:
 
@@ -86,7 +87,7 @@ def deploy(
             data=data,
             bn_eval=cast("BnEval", bn_eval.value),
             batch=batch,
-            samples=samples,
+            **({} if samples is None else {"samples": samples}),
             compact=compact,
         )
     made.save(file)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from edgefl.contract.program import Program
 from edgefl.contract.tensors import Tensors
+from edgefl.facts.combinations import combination_hint
 from edgefl.objective.carrier import Carrier, Specs, Thresholded
 from edgefl.objective.objective import Objective
 from edgefl.programs.baselines.sgd import sgd
@@ -55,7 +56,8 @@ def binarized(objective: Objective, *, clip: bool = False) -> Objective:
     if isinstance(carrier, Thresholded):
         raise ModelError(
             "binary weights have one magnitude per tensor, so importance has nothing to choose by: train this "
-            "submodel by sgd or tcbgd, or choose a kind that cuts by position, such as width",
+            "submodel by sgd or tcbgd, or choose a kind that cuts by position, such as width "
+            f"({combination_hint(program='binary', kind='importance')})",
             carrier=type(carrier).__name__,
         )
     if not objective.kernels:

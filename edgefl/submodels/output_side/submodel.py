@@ -91,7 +91,7 @@ class OutputSide(Submodel):
             module = sequential(units)
             result = output_spec(module, sample)
             lenders = dict.fromkeys(name.partition(".")[0] for name in borrowed(module).values())
-            chunks.append(Chunk((*(name for name, _ in units), *lenders), module, sample, result))
+            chunks.append(Chunk((*units_with_tensors(module), *lenders), module, sample, result))
             sample = result
         return tuple(chunks)
 

@@ -1,0 +1,104 @@
+"""Table of combinations that work, made by trying the rules that refuse on small models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from edgefl.codecs import catalog as codecs
+from edgefl.codecs.apply import applied
+from edgefl.codecs.catalog import CODECS
+from edgefl.contract.program import Program
+from edgefl.facts.combinations import ROLLING, WHOLE
+from edgefl.models.exits import with_exits
+from edgefl.models.spec import ModelSpec
+from edgefl.models.zoo.catalog import build_model
+from edgefl.objective.objective import Objective
+from edgefl.optimizers.catalog import NONE, OPTIMIZERS, with_optimizer
+from edgefl.programs.catalog import PROGRAMS
+from edgefl.setup.versions import why_not
+from edgefl.submodels import catalog as kinds
+from edgefl.submodels.submodel import Submodel
+from edgefl.wire.errors import ConfigError, ModelError
+from exporters.bundle.formats import FORMATS
+from exporters.front.program import DEFAULT_PROGRAM, coded_program, trained_by
+
+_KINDS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    WHOLE: ("output_side", {"cut": 0}),
+    "output_side": ("output_side", {"cut": 1}),
+    "width": ("width", {"gamma": 0.5}),
+    ROLLING: ("width", {"gamma": 0.5, "rolling": True}),
+    "importance": ("importance", {"gamma": 0.5}),
+    "importance_structured": ("importance_structured", {"gamma": 0.5}),
+    "early_exit": ("early_exit", {"exit": 1}),
+}
+"""Submodels by the name of the kind in the table; the same names in files, and variants of which rules depend."""
+
+
+def combination_rows() -> list[dict[str, Any]]:
+    """Return one row per program and one per codec: what each goes with, with its default options."""
+    submodels = _submodels()
+    return [
+        *(_program_row(name, submodels) for name in PROGRAMS),
+        *(_codec_row(name, submodels) for name in CODECS),
+    ]
+
+
+def _submodels() -> dict[str, list[Submodel]]:
+    """Submodels of each kind: of a plain model, and of one with early exits, which some programs need."""
+    plain = build_model("mlp", size=8, hidden=[4, 4])
+    specs: tuple[ModelSpec, ...] = (plain, with_exits(plain))
+    return {
+        label: list(_made(partial(_submodel, kind, options), specs))
+        for label, (kind, options) in _KINDS.items()
+    }
+
+
+def _submodel(kind: str, options: Mapping[str, Any], spec: ModelSpec) -> Submodel:
+    return kinds.build(spec, kind, **options)
+
+
+def _made(build: Callable[[Any], Any], things: Iterable[Any]) -> Iterator[Any]:
+    """Yield what ``build`` makes of each thing that no rule refuses."""
+    for thing in things:
+        try:
+            made = build(thing)
+        except (ConfigError, ModelError):
+            continue
+        yield made
+
+
+def _program_row(name: str, submodels: Mapping[str, list[Submodel]]) -> dict[str, Any]:
+    dense = codecs.build("dense")
+
+    def trained(submodel: Submodel) -> tuple[Submodel, Program]:
+        return submodel, coded_program(submodel, name, {}, dense)
+
+    made = {label: next(_made(trained, each), None) for label, each in submodels.items()}
+    submodel, program = next(each for each in made.values() if each is not None)
+    return {
+        "what": "program",
+        "name": name,
+        "codecs": list(_made(lambda codec: _coded(codec, name, program, submodel), CODECS)),
+        "kinds": [label for label, each in made.items() if each is not None],
+        "optimizers": [NONE, *_made(lambda each: with_optimizer(program, each) and each, OPTIMIZERS)],
+        "modes": ["synchronous", *([] if why_not(program) else ["buffered"])],
+        "exchanges": f"{len(program.exchanges) - len(program.opening)}{' + 1 once' if program.opening else ''}",
+        "engines": list(FORMATS),
+    }
+
+
+def _coded(codec: str, name: str, program: Program, submodel: Submodel) -> str:
+    made = codecs.build(codec)
+    if trained_by(made, name, {})[0] == name:
+        applied(made, program, Objective.of(submodel))
+    return codec
+
+
+def _codec_row(name: str, submodels: Mapping[str, list[Submodel]]) -> dict[str, Any]:
+    def coded(submodel: Submodel) -> Program:
+        return coded_program(submodel, DEFAULT_PROGRAM, {}, codecs.build(name))
+
+    found = [label for label, each in submodels.items() if any(_made(coded, each))]
+    return {"what": "codec", "name": name, "kinds": found, "engines": list(FORMATS)}
