@@ -98,8 +98,8 @@ class LeanBroker(Broker):
     * Each message was formatted, payload and all, for a debug line that nobody sees.
     * Retained messages were sent one after the other, each waiting for the last one's PUBACK.
     * A client that fell silent was never missed, so its will was never sent.
-    * A client that connected again over a half-open connection was declared dead by the will of the old one, and got
-      no messages.
+    * A client that connected again over a half-open connection, or while its old one was closing, was declared dead by the
+      will of the old one, and got no messages.
     * A client of MQTT 5 got no answer; here it is told that this broker has 3.1.1.
     * Anonymous clients had no queue. Here a client with a persistent session gets the messages that it missed, or did not
       acknowledge, when it connects again. A clean session ends with its connection.
@@ -112,6 +112,7 @@ class LeanBroker(Broker):
         self._sending: set[asyncio.Task[Any]] = set()
         self._greeting: set[str | None] = set()
         self._replaced: weakref.WeakSet[BrokerProtocolHandler] = weakref.WeakSet()
+        self._live: dict[str | None, BrokerProtocolHandler] = {}
         self._queues: dict[str | None, _Queue] = {}
 
     # -- connections -----------------------------------------------------------------------------------------
@@ -136,6 +137,13 @@ class LeanBroker(Broker):
         self._greeting.add(session.client_id)
         return handler, session
 
+    async def _authenticate(self, session: Session, listener: Any) -> bool:
+        authenticated: bool = await super()._authenticate(session, listener)
+        session.is_anonymous = (
+            False  # amqtt forgets the session of an anonymous client that is offline for a second
+        )
+        return authenticated
+
     async def _delete_session(self, client_id: str) -> None:
         known, old = self._sessions.get(client_id, (None, None))
         if known is not None and old is not None and known.transitions.is_connected():
@@ -147,18 +155,32 @@ class LeanBroker(Broker):
     async def _handle_disconnect(
         self, client_session: Session, handler: BrokerProtocolHandler, disconnect_waiter: asyncio.Future[Any]
     ) -> None:
-        """The end of a connection. One that a newer took over has no last will, and its session may live on."""
+        """End a connection. If a newer one took over, send no will and keep the session connected."""
+        self._leave(client_session, handler)
         if handler in self._replaced:
             await self._stop_handler(handler)
-        else:
-            await super()._handle_disconnect(client_session, handler, disconnect_waiter)
-            if client_session.clean_session and self._get_handler(client_session) is handler:
-                await self._delete_session(client_session.client_id or "")
+            return
+        await super()._handle_disconnect(client_session, handler, disconnect_waiter)
+        if client_session.client_id in self._live:  # it took over while the old connection was closing
+            client_session.transitions.connect()
+        elif client_session.clean_session and self._get_handler(client_session) is handler:
+            await self._delete_session(client_session.client_id or "")
 
     async def _client_message_loop(self, client_session: Session, handler: BrokerProtocolHandler) -> None:
         self._greeting.discard(client_session.client_id)
+        if not client_session.transitions.is_connected():  # an old connection closed during the takeover
+            client_session.transitions.connect()
+        self._live[client_session.client_id] = handler
         self._send_queued(client_session)
-        await super()._client_message_loop(client_session, handler)
+        try:
+            await super()._client_message_loop(client_session, handler)
+        finally:
+            self._leave(client_session, handler)
+
+    def _leave(self, session: Session, handler: BrokerProtocolHandler) -> None:
+        """Send no more messages over this connection."""
+        if self._live.get(session.client_id) is handler:
+            del self._live[session.client_id]
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
         """Run ``work`` beside everything else; a lost connection is not worth a traceback."""
@@ -207,9 +229,8 @@ class LeanBroker(Broker):
 
     def _send(self, session: Session, topic: str, data: bytes, qos: int) -> None:
         """Send a message to a connected client, or queue it for an offline one with a persistent session."""
-        handler = self._get_handler(session)
-        is_connected = session.transitions.state == "connected" and session.client_id not in self._greeting
-        if handler is not None and is_connected:
+        handler = self._live.get(session.client_id)
+        if handler is not None:
             self._spawn(self._deliver(session, handler, topic, data, qos))
         elif qos and not session.clean_session:
             self._queues.setdefault(session.client_id, _Queue()).add(topic, data, qos)
@@ -224,7 +245,7 @@ class LeanBroker(Broker):
             if qos and not session.clean_session:
                 self._queues.setdefault(session.client_id, _Queue()).add(topic, data, qos)
                 # The client may be back already, and would otherwise wait for its next connection.
-                if handler is not self._get_handler(session):
+                if handler is not self._live.get(session.client_id):
                     self._send_queued(session)
             raise
 
