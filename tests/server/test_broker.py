@@ -17,7 +17,7 @@ from edgefl.lab.ports import free_port
 from edgefl.wire.errors import BrokerError
 from edgefl.wire.mqtt.session import Address, Incoming, Session, Up, Will
 from server.broker import QUEUE_BYTES, LeanBroker, _Queue, check_port, mosquitto_command, run_amqtt
-from tests.conftest import find_mosquitto, require_mosquitto
+from tests import needs
 from tests.server.fleet import PATIENCE_S
 
 Connect = Callable[..., Session]
@@ -225,7 +225,7 @@ def test_a_port_in_use_is_named() -> None:
         port = taken.getsockname()[1]
         for attempt in (
             lambda: run_amqtt("127.0.0.1", port),
-            *([lambda: mosquitto_command(port, Path("/nonexistent"))] if find_mosquitto() else []),
+            *([lambda: mosquitto_command(port, Path("/nonexistent"))] if needs.find("mosquitto") else []),
         ):
             with pytest.raises(BrokerError, match=f"port {port} on 127.0.0.1 is in use"):
                 attempt()
@@ -237,7 +237,7 @@ def test_an_address_that_is_not_ours_is_named() -> None:
 
 
 def test_mosquitto_gets_a_configuration(tmp_path: Path) -> None:
-    require_mosquitto()
+    needs.require("mosquitto")
     port = free_port()
     command = mosquitto_command(port, tmp_path / "broker")
     assert command[1] == "-c" and f"listener {port} 127.0.0.1" in Path(command[2]).read_text()

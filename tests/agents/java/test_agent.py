@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ import pytest
 
 from edgefl.data.dataset import write_client
 from edgefl.data.datasets import digits
+from tests import needs
 from tests.agents.cpp.build import build
 from tests.agents.cpp.federations import PYTHON, Device, Trained, train
 from tests.agents.java.build import Classes, compiled
@@ -33,8 +33,7 @@ CONFIG = (
 
 @pytest.fixture(scope="module")
 def classes(tmp_path_factory: pytest.TempPathFactory) -> Classes:
-    if shutil.which("javac") is None:
-        pytest.skip("javac is not installed (Debian: apt-get install openjdk-17-jdk-headless)")
+    needs.require("javac")
     return compiled(build(), tmp_path_factory.mktemp("java"), [Path(__file__).with_name("Device.java")])
 
 
