@@ -28,7 +28,7 @@ from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.session import Address, Session
 from server.broker import mosquitto_base
 from tests import needs
-from tests.rings import importing, record
+from tests.rings import importing, record, samples
 
 START_S = 120.0
 
@@ -147,8 +147,10 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(record.Recorder(path))
 
 
-@pytest.hookimpl(trylast=True)  # when the other ring is left out
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # before the other ring is left out, and after it
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    samples.mark(items)
+    yield
     record.longest_first(items, record.load())
 
 

@@ -94,6 +94,7 @@ def test_every_input_is_a_port_of_its_own_name_and_has_a_say() -> None:
     assert not np.allclose(out, seen, atol=1e-4)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["importance", "width"])
 def test_statistics_of_a_cut_come_from_samples_with_all_their_inputs(kind: str) -> None:
     data, spec = pictures(), placed()

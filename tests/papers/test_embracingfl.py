@@ -70,6 +70,7 @@ def test_pooling_leaves_units_and_parameters_as_they_are() -> None:
     assert np.round(capacities, 3).tolist() == [0.410, 0.175, 0.417, 0.175]  # embracingfl.md 9.2
 
 
+@pytest.mark.slow
 def test_the_quadratic_stays_below_the_bound_and_ends_at_its_floor(tmp_path: Path) -> None:
     task = theory.Quadratic(np.array([-1.0, 0.5, 2.0, 4.0]), np.array([1.0, -2.0, 0.0, 3.0]))
     y, _ = task.parts

@@ -82,6 +82,7 @@ def twice(
     return real, simulate(load(folder / "real.toml", told), folder / "simulated", device="cpu")
 
 
+@pytest.mark.slow
 @pytest.mark.e2e
 @pytest.mark.parametrize(
     "case",

@@ -74,6 +74,7 @@ def killing(after: int, victims: Callable[[], list[psutil.Process]]) -> Callable
     return take
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "case",
     mostly_slow(

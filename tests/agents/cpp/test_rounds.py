@@ -80,6 +80,7 @@ def test_onnxruntime_is_told_to_report_to_nobody(tmp_path: Path, monkeypatch: py
     assert not [*home.rglob("*")], "what is to be told waits in a file"
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(("case", "form"), in_turn(list(CASES)))
 def test_a_round_gives_the_same_bytes(tmp_path: Path, case: str, form: str) -> None:
     place = place_of(tmp_path, case, form)

@@ -93,6 +93,7 @@ def test_an_agent_in_a_jvm_takes_the_place_of_a_python_device_bit_by_bit(world: 
         assert jvm.errors.count("refused: only pause and setConstraints") == 3
 
 
+@pytest.mark.slow
 def test_options_that_cannot_be_used_are_exceptions_with_the_remedy(world: World) -> None:
     jvm = world.jvm("refused", "one", "refused")
     done = subprocess.run(
@@ -109,6 +110,7 @@ def test_options_that_cannot_be_used_are_exceptions_with_the_remedy(world: World
     assert told[4].startswith("STORE: ")
 
 
+@pytest.mark.slow
 def test_a_row_that_cannot_be_read_declines_the_round_and_the_agent_lives(world: World) -> None:
     config = world.folder / "federation.toml"
     config.write_text(CONFIG.replace("min_devices = 2", "min_devices = 1").replace('"jvm"', '"locked"'))

@@ -130,6 +130,7 @@ def module_steps(
     return {port.name: (folder / f"out{at}").read_bytes() for at, port in enumerate(exported.graph.outputs)}
 
 
+@pytest.mark.sample(2)
 @each
 def test_load_and_execute_alone_give_the_bits_of_state_in_place(
     name: str, engine: Engine, load_and_execute: Path, tmp_path: Path

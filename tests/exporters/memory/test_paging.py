@@ -65,6 +65,7 @@ def in_turn(parts: tuple[Captured, ...], given: dict[str, torch.Tensor]) -> dict
     return {name: value for name, value in made.items() if not is_page(name)}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("model", "recomputed"),
     mostly_slow(product(OPTIONS, (False, True)), [("resnet8", True), ("vit", False)]),
