@@ -18,6 +18,7 @@ def require_page() -> None:
     try:
         built.built_page()
     except ConfigError as error:
+        needs.require("npm")
         needs.skip(error.message)
 
 
