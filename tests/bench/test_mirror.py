@@ -11,6 +11,7 @@ from tests import needs
 NBYTES = (5 << 20) + 7
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("way", ["broker", "mirror"])
 def test_a_model_arrives_whole_by_either_way(way: Way) -> None:
     needs.require("mosquitto")

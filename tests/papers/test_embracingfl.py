@@ -52,6 +52,7 @@ def test_rounds_to_a_target_are_those_of_width_reductions_best_accuracy_rounded_
     assert math.isinf(heterogeneity.first_round([(1.0, 0.1)], 0.2))
 
 
+@pytest.mark.slow
 def test_all_numbers_of_tables_1_and_10_and_the_averages_agree(tmp_path: Path) -> None:
     found: Found = counts.run(Work(0, "smoke", tmp_path, lambda _: None))
     results = Results([0], {counts.ARM: [found.figures]}, {counts.ARM: [{}]})

@@ -11,7 +11,7 @@ def mark(items: list[pytest.Item]) -> None:
     """Mark rows as slow, so that n of each test with the mark ``sample(n)`` stay in the default ring."""
     rows: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        if item.get_closest_marker("sample") is not None:
+        if item.get_closest_marker("sample") is not None and "slow" not in item.keywords:
             rows[item.nodeid.partition("[")[0]].append(item)
     for tests in rows.values():
         closest = tests[0].get_closest_marker("sample")

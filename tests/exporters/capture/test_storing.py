@@ -106,6 +106,7 @@ def test_a_step_without_halves_is_left_alone() -> None:
     assert AFTER not in targets
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", mostly_slow(sorted(MODELS), ["vit"]))
 def test_executorch_keeps_halves_and_computes_the_rest_again(model: str) -> None:
     kept = {}

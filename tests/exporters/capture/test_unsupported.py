@@ -123,6 +123,7 @@ def medians(x: Tensor) -> Tensor:
     return skipping + torch.median(x, 1).values  # plain
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("fn", "op", "comment"),
     [
@@ -221,6 +222,7 @@ def test_a_module_of_a_list_is_told_with_the_name_of_the_list() -> None:
     assert refusal(nn.Sequential(Listed())).details["module"] == "0.layers.1 (Layer)"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("fn", "op", "comment"),
     [

@@ -218,6 +218,7 @@ def bundled() -> wire.Manifest:
     return made.manifest
 
 
+@pytest.mark.slow
 def test_a_manifest_with_segments_has_a_version_that_older_devices_refuse() -> None:
     manifest = bundled()
 
