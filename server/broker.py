@@ -1,6 +1,6 @@
 """Brokers for one machine: amqtt in this process, or a command line for Mosquitto.
 
-Nothing in edgefl depends on a broker's queues for offline clients; amqtt has none for anonymous ones.
+Both queue messages for offline clients. edgefl does not depend on it: important messages are retained or sent again.
 """
 
 from __future__ import annotations
@@ -30,6 +30,10 @@ from edgefl.wire.mqtt.address import Address
 
 _KEEPALIVE_GRACE = 1.5  # MQTT 3.1.1, 3.1.2.10: a client may be silent for this many keep-alives
 
+
+QUEUE_BYTES = 64 * 2**20
+"""Limit of one offline client's queue in the embedded broker, so that a device that never returns cannot fill the memory."""
+_QUEUED_MESSAGE_BYTES = 256  # topic and objects of one queued message
 
 _MQTT_5 = b"\x00\x04MQTT\x05"
 _NOT_THIS_VERSION = b"\x20\x02\x00\x01"  # CONNACK of MQTT 3.1.1, 3.2: unacceptable protocol version
@@ -71,6 +75,20 @@ class _Filters(dict[str, Any]):
         return f"<{len(self)} filters>"
 
 
+class _Queue:
+    """Messages of one offline client, oldest first. Messages beyond :data:`QUEUE_BYTES` are dropped."""
+
+    def __init__(self) -> None:
+        self.messages: list[tuple[str, bytes, int]] = []
+        self._bytes = 0
+
+    def add(self, topic: str, data: bytes, qos: int) -> None:
+        size = len(data) + _QUEUED_MESSAGE_BYTES
+        if self._bytes + size <= QUEUE_BYTES:
+            self._bytes += size
+            self.messages.append((topic, data, qos))
+
+
 class LeanBroker(Broker):
     """amqtt 0.12.1 without what makes it slow or wrong for many retained chunks and large messages.
 
@@ -80,9 +98,11 @@ class LeanBroker(Broker):
     * Each message was formatted, payload and all, for a debug line that nobody sees.
     * Retained messages were sent one after the other, each waiting for the last one's PUBACK.
     * A client that fell silent was never missed, so its will was never sent.
-    * A client that connected again over a half-open connection was declared dead by the will of the old one, and got
-      no messages.
+    * A client that connected again over a half-open connection, or while its old one was closing, was declared dead by the
+      will of the old one, and got no messages.
     * A client of MQTT 5 got no answer; here it is told that this broker has 3.1.1.
+    * Anonymous clients had no queue. Here a client with a persistent session gets the messages that it missed, or did not
+      acknowledge, when it connects again. A clean session ends with its connection.
     """
 
     def __init__(self, config: dict[str, Any]) -> None:
@@ -92,6 +112,8 @@ class LeanBroker(Broker):
         self._sending: set[asyncio.Task[Any]] = set()
         self._greeting: set[str | None] = set()
         self._replaced: weakref.WeakSet[BrokerProtocolHandler] = weakref.WeakSet()
+        self._live: dict[str | None, BrokerProtocolHandler] = {}
+        self._queues: dict[str | None, _Queue] = {}
 
     # -- connections -----------------------------------------------------------------------------------------
 
@@ -115,25 +137,50 @@ class LeanBroker(Broker):
         self._greeting.add(session.client_id)
         return handler, session
 
+    async def _authenticate(self, session: Session, listener: Any) -> bool:
+        authenticated: bool = await super()._authenticate(session, listener)
+        session.is_anonymous = (
+            False  # amqtt forgets the session of an anonymous client that is offline for a second
+        )
+        return authenticated
+
     async def _delete_session(self, client_id: str) -> None:
         known, old = self._sessions.get(client_id, (None, None))
         if known is not None and old is not None and known.transitions.is_connected():
             self._replaced.add(old)
             self._spawn(old.handle_connection_closed())
+        self._queues.pop(client_id, None)
         await super()._delete_session(client_id)
 
     async def _handle_disconnect(
         self, client_session: Session, handler: BrokerProtocolHandler, disconnect_waiter: asyncio.Future[Any]
     ) -> None:
-        """The end of a connection. One that a newer took over has no last will, and its session may live on."""
+        """End a connection. If a newer one took over, send no will and keep the session connected."""
+        self._leave(client_session, handler)
         if handler in self._replaced:
             await self._stop_handler(handler)
-        else:
-            await super()._handle_disconnect(client_session, handler, disconnect_waiter)
+            return
+        await super()._handle_disconnect(client_session, handler, disconnect_waiter)
+        if client_session.client_id in self._live:  # it took over while the old connection was closing
+            client_session.transitions.connect()
+        elif client_session.clean_session and self._get_handler(client_session) is handler:
+            await self._delete_session(client_session.client_id or "")
 
     async def _client_message_loop(self, client_session: Session, handler: BrokerProtocolHandler) -> None:
         self._greeting.discard(client_session.client_id)
-        await super()._client_message_loop(client_session, handler)
+        if not client_session.transitions.is_connected():  # an old connection closed during the takeover
+            client_session.transitions.connect()
+        self._live[client_session.client_id] = handler
+        self._send_queued(client_session)
+        try:
+            await super()._client_message_loop(client_session, handler)
+        finally:
+            self._leave(client_session, handler)
+
+    def _leave(self, session: Session, handler: BrokerProtocolHandler) -> None:
+        """Send no more messages over this connection."""
+        if self._live.get(session.client_id) is handler:
+            del self._live[session.client_id]
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
         """Run ``work`` beside everything else; a lost connection is not worth a traceback."""
@@ -178,10 +225,34 @@ class LeanBroker(Broker):
         filters = [name for name, levels in self._wildcards.items() if _matches(levels, topic)]
         for name in (topic, *filters):
             for session, qos in self._subscriptions.get(name, ()):
-                handler = self._get_handler(session)
-                if handler is not None and session.transitions.state == "connected":
-                    wanted = message.get("qos", qos)
-                    self._spawn(handler.mqtt_publish(topic, data, wanted, retain=False))
+                self._send(session, topic, data, message.get("qos", qos))
+
+    def _send(self, session: Session, topic: str, data: bytes, qos: int) -> None:
+        """Send a message to a connected client, or queue it for an offline one with a persistent session."""
+        handler = self._live.get(session.client_id)
+        if handler is not None:
+            self._spawn(self._deliver(session, handler, topic, data, qos))
+        elif qos and not session.clean_session:
+            self._queues.setdefault(session.client_id, _Queue()).add(topic, data, qos)
+
+    async def _deliver(
+        self, session: Session, handler: BrokerProtocolHandler, topic: str, data: bytes, qos: int
+    ) -> None:
+        """Send a message over one connection. Queue it if the connection ends before the client acknowledges it."""
+        try:
+            await handler.mqtt_publish(topic, data, qos, retain=False)
+        except (Exception, asyncio.CancelledError):
+            if qos and not session.clean_session:
+                self._queues.setdefault(session.client_id, _Queue()).add(topic, data, qos)
+                # The client may be back already, and would otherwise wait for its next connection.
+                if handler is not self._live.get(session.client_id):
+                    self._send_queued(session)
+            raise
+
+    def _send_queued(self, session: Session) -> None:
+        queue = self._queues.pop(session.client_id, _Queue())
+        for message in queue.messages:
+            self._send(session, *message)
 
     async def _publish_retained_messages_for_subscription(
         self, subscription: tuple[str, int], session: Session

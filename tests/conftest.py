@@ -15,17 +15,20 @@ import tempfile
 import time
 import uuid
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+from device_runtime.engine.executorch import binding
 from edgefl.lab.ports import free_port
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.session import Address, Session
 from server.broker import mosquitto_base
-from tests.rings import importing, record
+from tests import needs
+from tests.rings import importing, record, samples
 
 START_S = 120.0
 
@@ -107,6 +110,23 @@ def op_functions_are_read_once() -> Iterator[None]:
         yield
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for mark in item.iter_markers("needs"):
+        for program in mark.args:
+            if program == "executorch":
+                needs.has_executorch_binding() or needs.require("c++")
+            else:
+                needs.require(program)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print one line for each reason to skip tests."""
+    reports = terminalreporter.stats.get("skipped", [])
+    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in reports)
+    for reason, count in reasons.most_common():
+        terminalreporter.write_line(f"skipped {count}: {reason}")
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--record", type=Path, metavar="FILE", help="write what each file took if all tests pass"
@@ -120,29 +140,18 @@ def pytest_configure(config: pytest.Config) -> None:
         folder = tempfile.TemporaryDirectory(prefix="edgefl-bundles-")
         os.environ["EDGEFL_CACHE"] = folder.name  # never the user's own
         config.add_cleanup(folder.cleanup)
+    if not needs.has_executorch_binding():  # skip modules and tests that open the engine in this process
+        binding.binding = lambda *_: Path(needs.require("c++"))
     path: Path | None = config.getoption("--record")
     if path is not None and not hasattr(config, "workerinput"):
         config.pluginmanager.register(record.Recorder(path))
 
 
-@pytest.hookimpl(trylast=True)  # when the other ring is left out
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # before the other ring is left out, and after it
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    samples.mark(items)
+    yield
     record.longest_first(items, record.load())
-
-
-def find_mosquitto() -> str | None:
-    """Debian puts it outside a user's PATH."""
-    return shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
-
-
-def require_mosquitto() -> str:
-    """Mosquitto's program. Where it is not installed the test is skipped; CI installs it and forbids the skip."""
-    program = find_mosquitto()
-    if program is None and os.environ.get("EDGEFL_REQUIRE_MOSQUITTO"):
-        pytest.fail("mosquitto is missing: apt-get install mosquitto")
-    if program is None:
-        pytest.skip("mosquitto is not installed (Debian: apt-get install mosquitto)")
-    return program
 
 
 class BrokerProcess(ABC):
@@ -196,7 +205,7 @@ class Mosquitto(BrokerProcess):
         self._allow_anonymous = allow_anonymous
 
     def _command(self) -> list[str]:
-        program = require_mosquitto()
+        program = needs.require("mosquitto")
         lines = [
             f"listener {self.port} 127.0.0.1",
             f"allow_anonymous {str(self._allow_anonymous).lower()}",
@@ -215,14 +224,18 @@ class Amqtt(BrokerProcess):
         return [sys.executable, "-c", script]
 
 
+def _broker_kind() -> type[BrokerProcess]:
+    is_wanted = needs.find("mosquitto") or os.environ.get("EDGEFL_REQUIRE_PROGRAMS")
+    return Mosquitto if is_wanted else Amqtt
+
+
 @pytest.fixture(scope="session")
 def mosquitto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     """One broker for all tests that leave it alone; give each test its own ``federation``.
 
     The embedded broker stands in where Mosquitto is not installed, so that a bare machine tests as much as it can.
     """
-    wanted = find_mosquitto() or os.environ.get("EDGEFL_REQUIRE_MOSQUITTO")
-    broker = (Mosquitto if wanted else Amqtt)(tmp_path_factory.mktemp("mosquitto"))
+    broker = _broker_kind()(tmp_path_factory.mktemp("mosquitto"))
     broker.start()
     yield broker
     broker.stop()
@@ -248,9 +261,9 @@ on_both_brokers = pytest.mark.parametrize("broker", ["mosquitto", "amqtt"], indi
 
 
 @pytest.fixture
-def own_mosquitto(tmp_path: Path) -> Iterator[Mosquitto]:
+def own_mosquitto(tmp_path: Path) -> Iterator[BrokerProcess]:
     """A broker that the test may kill and start again on the same port."""
-    broker = Mosquitto(tmp_path)
+    broker = _broker_kind()(tmp_path)
     broker.start()
     yield broker
     broker.stop()

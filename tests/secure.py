@@ -8,7 +8,8 @@ from pathlib import Path
 from edgefl.lab.ports import free_port
 from edgefl.wire.mqtt.address import Address, read_secret
 from server.lab_broker import LabBroker
-from tests.conftest import BrokerProcess, require_mosquitto
+from tests import needs
+from tests.conftest import BrokerProcess
 
 
 class SecureBroker(BrokerProcess):
@@ -35,7 +36,7 @@ class SecureBroker(BrokerProcess):
         )
 
     def _command(self) -> list[str]:
-        require_mosquitto()
+        needs.require("mosquitto")
         command = self.lab.command()
         config = Path(command[-1])
         config.write_text(config.read_text() + self._extra)

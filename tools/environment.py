@@ -144,14 +144,14 @@ def make(folder: Path, requirements: Sequence[str], *, torch: bool, editable: bo
     environment = Environment(folder, bytecode=bytecode)
     start = time.monotonic()
     print(f"{folder}: an environment for {' '.join(requirements)}", flush=True)
-    with Step(f"Python {platform.python_version()}"):
+    with Step(f"Python {platform.python_version()} (usually 5 to 15 s)"):
         environment.create()
         environment.find_uv()
     if torch:
         requirement = torch_requirement()
-        with Step(f"{requirement} (190 MB where no cache has it)"):
+        with Step(f"{requirement} (usually 10 to 40 s, and a download of 190 MB the first time)"):
             environment.install_torch(requirement)
-    with Step("all other packages"):
+    with Step("all other packages (usually 5 to 60 s)"):
         environment.install([*(["--editable"] if editable else []), *requirements])
     print(f"{folder}: {size_of(folder) / 1e9:.2f} GB after {time.monotonic() - start:.0f} s", flush=True)
 

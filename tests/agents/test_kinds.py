@@ -7,7 +7,6 @@ themselves stands in their own folders.
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from pathlib import Path
 
@@ -50,9 +49,8 @@ child.on("exit", (code) => process.exit(code ?? 1));
 
 
 @pytest.mark.slow
+@pytest.mark.needs("node", "chromium")
 def test_devices_of_three_kinds_train_one_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if shutil.which("node") is None or shutil.which("chromium") is None:
-        pytest.skip("a browser agent is not started without Node and Chromium (Debian: nodejs, chromium)")
     told = {kind: tmp_path / f"{kind}.txt" for kind in ("cpp", "web")}
     cpp, web = tmp_path / "agent", tmp_path / "agent.mjs"
     cpp.write_text(IN_SHELL.format(told=told["cpp"], python=sys.executable))

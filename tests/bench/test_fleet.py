@@ -13,7 +13,8 @@ from edgefl.bench.coordinator import measure as measure_coordinator
 from edgefl.bench.fleet.rows import Case, measure
 from edgefl.lab.generator.settings import Shares
 from edgefl.wire.errors import ConfigError
-from tests.conftest import BrokerProcess, require_mosquitto
+from tests import needs
+from tests.conftest import BrokerProcess
 
 EDGEFL = [sys.executable, "-m", "edgefl"]
 LOAD = [*EDGEFL, "load", "--broker", "127.0.0.1:1"]
@@ -22,7 +23,7 @@ LOAD = [*EDGEFL, "load", "--broker", "127.0.0.1:1"]
 @pytest.mark.e2e
 @pytest.mark.slow
 def test_a_row_of_twenty_devices() -> None:
-    require_mosquitto()
+    needs.require("mosquitto")
     told: list[str] = []
     row = measure(Case(20, selected=15, update="small", rounds=2, shares=Shares(duplicate=0.2)), told.append)
 

@@ -56,6 +56,7 @@ def test_a_forward_pass_is_told_in_calls_and_values(tmp_path: Path) -> None:
             np.testing.assert_array_equal(file[name], value.numpy())
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("model", "why"),
     [("vit", r"aten\.\w+\.\w+ is not translated"), ("bilstm", "only plain cross entropy")],

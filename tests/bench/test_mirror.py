@@ -6,14 +6,15 @@ import pytest
 
 from edgefl.bench.mirror.rows import measure
 from edgefl.bench.mirror.told import Way
-from tests.conftest import require_mosquitto
+from tests import needs
 
 NBYTES = (5 << 20) + 7
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("way", ["broker", "mirror"])
 def test_a_model_arrives_whole_by_either_way(way: Way) -> None:
-    require_mosquitto()
+    needs.require("mosquitto")
     row = measure(way, NBYTES, 1 << 20)
 
     assert (row.way, row.bytes, row.units, row.page_bytes) == (way, NBYTES, 6, 0)

@@ -58,6 +58,7 @@ def test_skewed_clients_have_two_classes_and_sizes_of_a_power_law() -> None:
     assert sizes.max() > 3 * sizes.min()
 
 
+@pytest.mark.slow
 def test_what_cannot_be_measured_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"no engine 'nobody'; there are: edgefl, .*pfl-1-thread, flower"):
         chosen(["nobody"])

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import shutil
 
 import pytest
 
 from edgefl.bench.web.rows import cases, measure
-from edgefl.web.built import built_page
 from edgefl.wire.errors import ConfigError
+from tests.agents.web.pages import require_page
 
 
 def test_tiers_come_from_weak_to_strong() -> None:
@@ -21,13 +20,7 @@ def test_tiers_come_from_weak_to_strong() -> None:
 
 @pytest.mark.slow
 def test_a_step_in_chromium_is_measured_beside_the_native_one() -> None:
-    if shutil.which("chromium") is None:
-        pytest.skip("there is no Chromium (Debian: apt-get install chromium)")
-    try:
-        built_page()
-    except ConfigError as error:
-        pytest.skip(error.message)
-
+    require_page()
     row = measure("cnn", "weak", batch=4, repeat=1)
 
     assert row.steps >= 2 and row.ms_min > 0 and row.native_ms_min > 0

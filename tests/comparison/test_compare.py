@@ -166,6 +166,7 @@ def seeded(make: Callable[[], Any]) -> Any:
     return make()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "layer", [nn.LSTM, nn.GRU, nn.RNN, lambda *sizes, **how: nn.RNN(*sizes, **how, nonlinearity="relu")]
 )
@@ -189,6 +190,7 @@ def renormed() -> nn.Module:
     return nn.Sequential(nn.Embedding(10, 4, max_norm=1.0), nn.Flatten(), nn.Linear(32, 3))
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("make", [Net, Frozen, Distilled, Vectorised, hooked, Logging, Filling, Warming])
 def test_compared_agrees(make: Callable[[], nn.Module]) -> None:
     spec = split(seeded(make), sample=SAMPLE, classes=3)
@@ -196,6 +198,7 @@ def test_compared_agrees(make: Callable[[], nn.Module]) -> None:
     assert compared(spec).units == spec.units
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -267,6 +270,7 @@ FAULTS: dict[str, tuple[Callable[[], nn.Module], str, Any, dict[str, Any], str]]
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_named_and_passes_without_the_comparison(
     fault: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any

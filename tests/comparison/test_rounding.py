@@ -42,12 +42,14 @@ def cut(module: nn.Module, cuts: tuple[str, ...] | None = None) -> ModelSpec:
     return edgefl.split(module, cuts, sample=TensorSpec((64,)), classes=3)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("shift", [300.0, 1000.0])
 @pytest.mark.parametrize("act", [nn.ReLU(), nn.ReLU6(), nn.Hardtanh(), nn.Hardswish()], ids=str)
 def test_a_module_with_many_kinks_agrees(shift: float, act: nn.Module) -> None:
     compared(cut(shifted(shift, act)))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("offset", [-0.1, 0.1])
 def test_a_difference_among_many_kinks_is_named(offset: float) -> None:
     module = shifted(300.0, nn.ReLU())

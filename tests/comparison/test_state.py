@@ -107,6 +107,7 @@ class Configured(Net):
         return h + self.seen[0]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -124,6 +125,7 @@ def test_modules_that_go_wrong_later_are_refused(make: Callable[[], nn.Module], 
         compared(split(seeded(make), sample=SAMPLE, classes=3))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("changed", ["how", "act", "between"])
 def test_a_result_is_not_used_after_a_change(changed: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module = seeded(Configured)

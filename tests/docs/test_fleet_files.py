@@ -14,6 +14,7 @@ import pytest
 
 from edgefl.wire.mqtt.session import Address, Incoming
 from edgefl.wire.mqtt.topics import Topics
+from tests import needs
 from tests.conftest import Mosquitto, SessionFactory
 from tests.docs.documents import ROOT
 from tests.docs.test_commands import unknown
@@ -40,9 +41,7 @@ class Guarded(Mosquitto):
 
 @pytest.fixture
 def guarded(tmp_path: Path) -> Iterator[Address]:
-    maker = shutil.which("mosquitto_passwd")
-    if maker is None:
-        pytest.skip("mosquitto_passwd is not installed")
+    maker = needs.require("mosquitto_passwd")
     passwords = tmp_path / "edgefl.passwd"
     passwords.touch(mode=0o600)
     for user in ("server", "pi-1", "pi-2"):
@@ -93,9 +92,7 @@ def test_units_start_commands_that_exist(unit: Path) -> None:
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.name)
 def test_systemd_takes_the_units(unit: Path, tmp_path: Path) -> None:
-    verify = shutil.which("systemd-analyze")
-    if verify is None:
-        pytest.skip("systemd-analyze is not installed")
+    verify = needs.require("systemd-analyze")
     copy = tmp_path / unit.name
     copy.write_text(unit.read_text().replace("/opt/edgefl/bin/edgefl", "/bin/true"))
     done = subprocess.run([verify, "verify", str(copy)], capture_output=True, text=True, check=False)

@@ -15,7 +15,7 @@ import pytest
 from edgefl.lab.lab import discard
 from edgefl.wire.bundle.archive import read_bundle
 from edgefl.wire.errors import ConfigError
-from tests.conftest import require_mosquitto
+from tests import needs
 from tests.e2e.conftest import FLEET, ROUNDS
 from tests.e2e.inside import edgefl, in_a_process, refused
 from tests.e2e.runs import PATIENCE_S, Calm, Run, carried, journaled, rows, run_to_the_end
@@ -73,7 +73,7 @@ def test_bytes_with_headers_are_more_than_those_without(calm: Calm) -> None:
 def test_processes_that_are_killed_in_mid_round_change_no_bit(tmp_path: Path, calm: Calm) -> None:
     """Over another broker, too. Rounds depend on the residuals and the int8 model that devices have, and a server's model
     on its workshop."""
-    require_mosquitto()
+    needs.require("mosquitto")
     run = calm.beside(tmp_path / "run", "--broker", "mosquitto")
     run.wait_until(lambda: len(run.rounds) >= 1, "first round")
     _kill_workshop(run)

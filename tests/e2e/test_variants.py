@@ -22,6 +22,7 @@ from tests.server.fleet import RunningServer
 pytestmark = pytest.mark.e2e
 
 
+@pytest.mark.slow
 def test_a_device_tries_them_once_and_the_server_learns_which_cannot_run_there(
     mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -94,6 +94,7 @@ def test_every_input_is_a_port_of_its_own_name_and_has_a_say() -> None:
     assert not np.allclose(out, seen, atol=1e-4)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["importance", "width"])
 def test_statistics_of_a_cut_come_from_samples_with_all_their_inputs(kind: str) -> None:
     data, spec = pictures(), placed()
@@ -107,6 +108,7 @@ def test_statistics_of_a_cut_come_from_samples_with_all_their_inputs(kind: str) 
     torch.testing.assert_close(moved[mean] - near[mean], 3 * weight.sum(1), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_compact_file_still_reads_the_other_input() -> None:
     """A channel that a place alone gives something stays; one that nothing does goes."""
     data, spec = pictures(), placed()

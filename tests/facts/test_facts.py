@@ -61,6 +61,7 @@ def test_a_value_of_another_type_is_told_as_the_live_catalog_tells_it() -> None:
     assert problem_of(Option(), object()) == "", "of a type that no file holds nothing is said"
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "arguments",
     [

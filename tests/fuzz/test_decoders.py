@@ -10,6 +10,7 @@ from tests.fuzz.corpus import golden, wrong
 from tests.fuzz.targets import TARGETS
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", TARGETS)
 @settings(max_examples=150)
 @given(st.data())

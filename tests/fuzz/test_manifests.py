@@ -57,6 +57,7 @@ def changed(rng: random.Random, fields: Any) -> Any:
     return fields
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("codec", ["dense", "fedbat"])
 def test_no_manifest_that_reads_well_raises_anything_but_errors_of_ours(codec: str) -> None:
     rng, bundle = random.Random(11), tiny.make_bundle(codec=codec)

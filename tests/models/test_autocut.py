@@ -70,6 +70,7 @@ def _random(sample: TensorSpec, rows: int) -> Tensor:
     return torch.randint(0, 20, shape) if sample.dtype is torch.int64 else torch.randn(shape)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("case", mostly_slow(CASES, QUICK))
 def test_a_plain_module_is_cut_between_its_blocks_and_keeps_its_function_and_its_gradients(case: str) -> None:
     module, spec = _made(case)
@@ -343,6 +344,7 @@ def test_what_is_computed_without_gradient_stays_without() -> None:
     assert {name for name, grad in gradients.items() if grad is not None} == {"second.weight", "second.bias"}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("factory", [plain.ResNet, plain.MobileNet])
 def test_the_weights_of_the_units_go_back_into_the_module(factory: Callable[[], nn.Module]) -> None:
     spec = split(factory(), sample=IMAGE, classes=5)

@@ -161,6 +161,7 @@ NORMS = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", NORMS)
 def test_a_norm_trains_as_its_author_wrote_it(name: str) -> None:
     torch.manual_seed(0)
@@ -280,6 +281,7 @@ COMPUTED = {
 }
 
 
+@pytest.mark.sample(5)
 @pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
 @pytest.mark.parametrize("layer", [lambda: nn.Conv2d(2, 3, 3), lambda: nn.Conv2d(2, 3, (3, 1), bias=False)])
 @pytest.mark.parametrize("name", COMPUTED)

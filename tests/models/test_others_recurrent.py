@@ -140,6 +140,7 @@ def trains_as_in_torch(module: nn.Module) -> None:
         torch.testing.assert_close(state[spec.global_names[name]], value, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_layer_trains_as_its_author_wrote_it(name: str) -> None:

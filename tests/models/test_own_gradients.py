@@ -149,6 +149,7 @@ class HookedInside(Net):
         return self.c(torch.relu(self.b(torch.relu(self.a(x)))))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("net", [OfNewForm, OfOldForm, OfBoth, Checkpointed, HookedNowhere])
 def test_the_gradient_of_the_units_is_that_of_the_module(net: type[Net]) -> None:
     assert_same_gradient(net, None)
@@ -174,6 +175,7 @@ def assert_same_gradient(net: type[Net], cuts: Sequence[str] | None) -> None:
         torch.testing.assert_close(found[spec.global_names[name]], parameter.grad)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("net", [Hooked, HookedIfItLearns, HookedLater])
 def test_a_hook_on_a_tensor_keeps_a_model_whole(net: type[Net]) -> None:
     spec = split(net(), sample=SAMPLE, classes=3)

@@ -72,6 +72,7 @@ def test_it_is_cut_by_its_layers_and_the_last_unit_reads_the_sample() -> None:
     assert objectives[3].others(2)["sample"] == IDS.rows(2)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("cut", [0, 3])
 def test_its_gradient_is_that_of_the_module(cut: int) -> None:
     module, x = last(), texts()

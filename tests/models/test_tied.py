@@ -173,6 +173,7 @@ def _batch(spec: ModelSpec, rows: int = 4) -> dict[str, Tensor]:
     return {"batch.0.x": drawn(spec.sample), "batch.0.y": drawn(spec.label)}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("case", CASES)
 def test_it_is_cut_with_each_tensor_once_in_the_state(case: str) -> None:
     module, spec = _made(case)
@@ -256,6 +257,7 @@ def test_a_frozen_chunk_counts_what_it_borrows() -> None:
     assert m_forward(chunk, 1) >= VOCABULARY * FEATURES
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("case", "cut", "form"), in_turn([("head", 1), ("functional", 0)], rare=[("functional", 2), ("head", 0)])
 )

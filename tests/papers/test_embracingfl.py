@@ -52,6 +52,7 @@ def test_rounds_to_a_target_are_those_of_width_reductions_best_accuracy_rounded_
     assert math.isinf(heterogeneity.first_round([(1.0, 0.1)], 0.2))
 
 
+@pytest.mark.slow
 def test_all_numbers_of_tables_1_and_10_and_the_averages_agree(tmp_path: Path) -> None:
     found: Found = counts.run(Work(0, "smoke", tmp_path, lambda _: None))
     results = Results([0], {counts.ARM: [found.figures]}, {counts.ARM: [{}]})
@@ -70,6 +71,7 @@ def test_pooling_leaves_units_and_parameters_as_they_are() -> None:
     assert np.round(capacities, 3).tolist() == [0.410, 0.175, 0.417, 0.175]  # embracingfl.md 9.2
 
 
+@pytest.mark.slow
 def test_the_quadratic_stays_below_the_bound_and_ends_at_its_floor(tmp_path: Path) -> None:
     task = theory.Quadratic(np.array([-1.0, 0.5, 2.0, 4.0]), np.array([1.0, -2.0, 0.0, 3.0]))
     y, _ = task.parts

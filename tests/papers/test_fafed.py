@@ -146,6 +146,7 @@ def test_judges_say_who_is_ahead_and_at_what_cost() -> None:
     assert against(results, ("b",), "cost") == {"b": [(4, 0.8), (8, 0.6)]}
 
 
+@pytest.mark.slow
 def test_more_clients_reach_a_smaller_error() -> None:
     size = speedup.Size(clients=(1, 4), alphas=(0.05,), errors=(0.01,), iterations=500)
     ends = [

@@ -98,6 +98,7 @@ def test_at_equal_bytes_the_first_round_counts_where_nothing_less_was_sent() -> 
     assert ahead_at_equal_bytes("large", "small")(found).held
 
 
+@pytest.mark.slow
 def test_the_counts_are_the_specifications() -> None:
     figures = one_bit.count(None).figures  # type: ignore[arg-type]
     assert figures["CNN, 1x28x28: bytes"] == 48_918

@@ -74,6 +74,7 @@ class _AnyLine(dict[str, list[tuple[float, float]]]):
         return [(1.0, 0.5), (2.0, 0.6)]
 
 
+@pytest.mark.slow
 def test_a_run_tells_the_accuracy_of_every_size_and_how_masks_move(tmp_path: Path) -> None:
     arm = Federated("tiny", fiarse(TINY, {"min_keep": 4}), measured((1 / 8,)))
     simulation = edgefl.simulate(

@@ -53,6 +53,7 @@ def test_the_exact_direction_is_the_gradient_of_the_loss_after_a_step(users: Use
     torch.testing.assert_close(Meta.of(users, 1).each(w)[0, 3], torch.func.grad(after)(w[0]))
 
 
+@pytest.mark.slow
 def test_all_samples_leave_fo_a_bias_that_is_the_hessians_product(users: Users) -> None:
     w = starting_point(USERS) + 0.3
     who = torch.arange(USERS)

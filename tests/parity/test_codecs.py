@@ -74,6 +74,7 @@ def exported(form: str, codec: str, options: dict[str, object], kind: str) -> No
     assert not report.rounding or codec == "noisy_signsgd", "an erf of the engine's own decides a sign"
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("codec", "kind", "form"),
     by_default(

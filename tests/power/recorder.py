@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +12,8 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+
+from tests import needs
 
 Kind = Literal["create", "write", "truncate", "sync", "rename", "unlink", "mkdir", "mark"]
 
@@ -40,12 +41,8 @@ class Op:
 
 
 def record(module: str, arguments: Sequence[str], below: Path, log: Path) -> list[Op]:
-    """Run ``python -m module arguments`` to its end. Skips where there is no strace, or it may not trace."""
-    program = shutil.which("strace")
-    if program is None:
-        if os.environ.get("EDGEFL_REQUIRE_STRACE"):
-            pytest.fail("strace is missing: apt-get install strace")
-        pytest.skip("strace is not installed (Debian: apt-get install strace)")
+    """Run ``python -m module arguments`` to its end. Skip the test if strace is missing, or may not trace."""
+    program = needs.require("strace")
     tracing = [
         program,
         "-f",

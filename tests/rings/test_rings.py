@@ -7,6 +7,7 @@ from pathlib import Path
 from tests.rings.changed import changed_rooms, chosen
 from tests.rings.importing import turned
 from tests.rings.record import FileTimes, FullRun, by_folder, longest_first
+from tests.rings.samples import spread
 
 
 def test_a_changed_room_asks_for_its_mirror_and_for_what_else_looks_at_it() -> None:
@@ -33,6 +34,12 @@ def test_the_budget_takes_the_quickest_and_names_what_it_leaves_out() -> None:
     assert chosen(run, ["tests"], 9.0) == ([here, "tests/conftest.py"], [])
     assert chosen(run, ["tests"], 8.0) == ([here], ["tests/conftest.py"])
     assert chosen(run, ["tests/rings"], 8.0) == ([here], [])
+
+
+def test_a_sample_is_spread_over_the_rows() -> None:
+    assert spread(9, 3) == {0, 4, 8}
+    assert spread(2, 3) == {0, 1} and spread(5, 1) == {0}
+    assert all(len(spread(count, most)) == min(count, most) for count in range(9) for most in range(1, 9))
 
 
 def test_a_table_sums_files_by_room() -> None:

@@ -16,8 +16,8 @@ import pytest
 from edgefl.lab.ports import free_port
 from edgefl.wire.errors import BrokerError
 from edgefl.wire.mqtt.session import Address, Incoming, Session, Up, Will
-from server.broker import LeanBroker, check_port, mosquitto_command, run_amqtt
-from tests.conftest import find_mosquitto, require_mosquitto
+from server.broker import QUEUE_BYTES, LeanBroker, _Queue, check_port, mosquitto_command, run_amqtt
+from tests import needs
 from tests.server.fleet import PATIENCE_S
 
 Connect = Callable[..., Session]
@@ -37,13 +37,13 @@ def amqtt() -> Iterator[Address]:
 
 
 def received(session: Session, count: int) -> list[tuple[str, bytes]]:
-    """The next ``count`` messages, sorted."""
+    """Return the next ``count`` messages."""
     found: list[tuple[str, bytes]] = []
     while len(found) < count:
         event = session.inbox.get(timeout=PATIENCE_S)
         if isinstance(event, Incoming):
             found.append((event.topic, event.payload))
-    return sorted(found)
+    return found
 
 
 def wait_up(session: Session) -> Up:
@@ -58,7 +58,7 @@ def test_retained_chunks_arrive_once_per_subscription(amqtt: Address, connect: C
     for topic, data in chunks.items():
         sender.publish(topic, data, retain=True).wait(PATIENCE_S)
     receiver.subscribe(chunks)
-    assert received(receiver, 20) == sorted(chunks.items())
+    assert sorted(received(receiver, 20)) == sorted(chunks.items())
 
 
 def test_a_reconnecting_client_gets_its_own_retained_messages_only(amqtt: Address, connect: Connect) -> None:
@@ -95,7 +95,7 @@ def test_wildcards_and_will(amqtt: Address, connect: Connect) -> None:
     device.publish("t4/devices/a/updates/1/0", b"chunk")
     device.publish("t4/devices/a/acks", b"not for the watcher")
     device.publish("t4/devices/a/status", b"online")
-    assert received(watcher, 2) == [
+    assert sorted(received(watcher, 2)) == [
         ("t4/devices/a/status", b"online"),
         ("t4/devices/a/updates/1/0", b"chunk"),
     ]
@@ -130,6 +130,78 @@ def test_a_client_that_takes_over_its_half_open_connection_lives(
         assert watcher.inbox.empty()
 
 
+def handshake(address: Address, client_id: str, *, clean: bool) -> socket.socket:
+    """Connect a client that acknowledges nothing."""
+    name = client_id.encode()
+    body = b"\x00\x04MQTT\x04" + bytes([2 if clean else 0, 0, 60]) + len(name).to_bytes(2, "big") + name
+    client = socket.create_connection((address.host, address.port))
+    client.sendall(bytes([0x10, len(body)]) + body)
+    assert client.recv(4, socket.MSG_WAITALL)[0] == 0x20
+    return client
+
+
+def subscribe(client: socket.socket, topic: str) -> None:
+    name = topic.encode()
+    body = b"\x00\x01" + len(name).to_bytes(2, "big") + name + b"\x01"
+    client.sendall(bytes([0x82, len(body)]) + body)
+    assert client.recv(5, socket.MSG_WAITALL)[0] == 0x90
+
+
+def test_an_offline_client_gets_its_messages_in_order_when_it_returns(
+    amqtt: Address, connect: Connect
+) -> None:
+    sender = connect(amqtt)
+    with handshake(amqtt, "t6-device", clean=False) as client:
+        subscribe(client, "t6/tasks/#")
+    sent = [(f"t6/tasks/{n}", bytes([n])) for n in range(9, 0, -1)]
+    with handshake(amqtt, "t6-watcher", clean=True) as watcher:
+        subscribe(watcher, "t6/tasks/#")
+        for topic, data in sent:
+            sender.publish(topic, data)
+        assert len(watcher.recv(9 * 17, socket.MSG_WAITALL)) == 9 * 17
+
+    time.sleep(1.1)  # plain amqtt forgets anonymous sessions each second
+    back = connect(amqtt, "t6-device")
+    sender.publish("t6/tasks/0", b"\x00")
+
+    assert received(back, 10) == [*sent, ("t6/tasks/0", b"\x00")]
+
+
+def test_a_message_without_acknowledgement_is_sent_again_at_the_next_connection(
+    amqtt: Address, connect: Connect
+) -> None:
+    sender = connect(amqtt)
+    with handshake(amqtt, "t7-device", clean=False) as client:
+        subscribe(client, "t7/tasks")
+        sender.publish("t7/tasks", b"task").wait(PATIENCE_S)
+        assert client.recv(1)[0] == 0x32
+
+    assert received(connect(amqtt, "t7-device"), 1) == [("t7/tasks", b"task")]
+
+
+def test_a_clean_session_ends_with_its_connection(amqtt: Address, connect: Connect) -> None:
+    sender = connect(amqtt)
+    with handshake(amqtt, "t8-device", clean=True) as client:
+        subscribe(client, "t8/tasks")
+        client.sendall(b"\xe0\x00")
+        assert client.recv(1) == b""
+    sender.publish("t8/tasks", b"missed").wait(PATIENCE_S)
+
+    device = connect(amqtt, "t8-device")
+    wait_up(device)
+    sender.publish("t8/tasks", b"to nobody").wait(PATIENCE_S)
+    device.subscribe(["t8/last"])
+    sender.publish("t8/last", b"last", retain=True)
+    assert received(device, 1) == [("t8/last", b"last")]
+
+
+def test_a_queue_has_a_limit() -> None:
+    queue = _Queue()
+    for _ in range(3):
+        queue.add("topic", bytes(QUEUE_BYTES // 2), 1)
+    assert len(queue.messages) == 1
+
+
 def test_filters_that_nobody_holds_are_forgotten() -> None:
     from amqtt.session import Session as AmqttSession
 
@@ -153,7 +225,7 @@ def test_a_port_in_use_is_named() -> None:
         port = taken.getsockname()[1]
         for attempt in (
             lambda: run_amqtt("127.0.0.1", port),
-            *([lambda: mosquitto_command(port, Path("/nonexistent"))] if find_mosquitto() else []),
+            *([lambda: mosquitto_command(port, Path("/nonexistent"))] if needs.find("mosquitto") else []),
         ):
             with pytest.raises(BrokerError, match=f"port {port} on 127.0.0.1 is in use"):
                 attempt()
@@ -165,7 +237,7 @@ def test_an_address_that_is_not_ours_is_named() -> None:
 
 
 def test_mosquitto_gets_a_configuration(tmp_path: Path) -> None:
-    require_mosquitto()
+    needs.require("mosquitto")
     port = free_port()
     command = mosquitto_command(port, tmp_path / "broker")
     assert command[1] == "-c" and f"listener {port} 127.0.0.1" in Path(command[2]).read_text()

@@ -13,7 +13,7 @@ from edgefl.lab.ports import free_port
 from edgefl.wire.errors import BrokerError
 from edgefl.wire.mqtt.session import Address, Incoming, Session
 from server.broker import mosquitto_command, run_amqtt
-from tests.conftest import require_mosquitto
+from tests import needs
 
 PATIENCE_S = 60.0
 
@@ -24,7 +24,7 @@ def listeners(
 ) -> Iterator[tuple[Address, Address]]:
     """A broker as `edgefl broker --websocket-port` runs it: its address over TCP, and that over WebSocket."""
     if request.param == "mosquitto":
-        require_mosquitto()
+        needs.require("mosquitto")
     port, websocket_port = free_port(), free_port()
     command = [sys.executable, "-m", "edgefl", "broker", "--kind", request.param, "--port", str(port)]
     command += ["--websocket-port", str(websocket_port), "--folder", str(tmp_path_factory.mktemp("broker"))]
@@ -60,7 +60,7 @@ def heard(session: Session) -> tuple[str, bytes]:
 @pytest.mark.parametrize("kind", ["amqtt", "mosquitto"])
 def test_one_port_twice_is_refused(kind: str, tmp_path: Path) -> None:
     if kind == "mosquitto":
-        require_mosquitto()
+        needs.require("mosquitto")
     port = free_port()
     with pytest.raises(BrokerError, match=f"port {port} is asked for twice"):
         if kind == "amqtt":
@@ -70,6 +70,6 @@ def test_one_port_twice_is_refused(kind: str, tmp_path: Path) -> None:
 
 
 def test_a_websocket_for_others_than_this_machine_needs_passwords(tmp_path: Path) -> None:
-    require_mosquitto()
+    needs.require("mosquitto")
     with pytest.raises(BrokerError, match="listens to its own machine only"):
         mosquitto_command(free_port(), tmp_path, "0.0.0.0", free_port())

@@ -28,6 +28,7 @@ OF_STATE: dict[str, dict[str, object]] = {
 PATCHED: dict[str, dict[str, object]] = {"downlink": {"encoding": "int8"}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "kills"),
     [

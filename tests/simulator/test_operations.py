@@ -55,6 +55,7 @@ def anything(function: Function) -> Tensors:
     }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("model", "program"),
     mostly_slow(

@@ -82,6 +82,7 @@ def twice(
     return real, simulate(load(folder / "real.toml", told), folder / "simulated", device="cpu")
 
 
+@pytest.mark.slow
 @pytest.mark.e2e
 @pytest.mark.parametrize(
     "case",
@@ -107,6 +108,7 @@ def test_where_both_use_torch_the_weights_have_the_same_bits(
 
 
 # What the rest of the cases adds beside the bits above are functions on an engine, each of which tests/parity has.
+@pytest.mark.sample(1)
 @pytest.mark.e2e
 @pytest.mark.parametrize(
     "case",

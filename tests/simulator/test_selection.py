@@ -17,6 +17,7 @@ LOSSY: dict[str, dict[str, object]] = {
 }
 
 
+@pytest.mark.slow
 def test_one_that_was_stopped_selects_as_one_that_was_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

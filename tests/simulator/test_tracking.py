@@ -60,6 +60,7 @@ def test_event_files_have_every_round_and_the_configuration(tmp_path: Path) -> N
         assert found[name] == rounds(made.history, name)
 
 
+@pytest.mark.slow
 def test_mlflow_has_every_round_and_the_configuration(tmp_path: Path, store: str) -> None:
     made = edgefl.simulate(federation(simulation={"mlflow": store}), tmp_path / "out")
 

@@ -74,6 +74,7 @@ def killing(after: int, victims: Callable[[], list[psutil.Process]]) -> Callable
     return take
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "case",
     mostly_slow(
@@ -89,6 +90,7 @@ def test_any_number_of_workers_ends_with_the_bits_of_one(case: str, tmp_path: Pa
     assert some.federation.simulation.workers == 2 and nobody_is_left()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dying", mostly_slow(["one", "all"], ["one"]))
 def test_what_a_killed_worker_had_trained_is_trained_again_and_counts_once(
     dying: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -110,6 +112,7 @@ def test_what_a_killed_worker_had_trained_is_trained_again_and_counts_once(
     assert bits(other.history) == bits(whole.history)
 
 
+@pytest.mark.slow
 def test_a_simulation_goes_on_with_another_number_of_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,17 +13,18 @@ from tests.support.case import Case, batches
 from tests.support.modules import cases, generated
 from tests.support.oracle import judge, named_tensors, train_torch
 
-COMPARED, COMPILED = 40, 4
+COMPILED = 4
 
 
 @pytest.mark.skipif(
     importlib.util.find_spec(fuzz.COMPARISON) is None, reason="this version has no comparison of its own"
 )
-def test_edgefl_trains_generated_modules_as_they_came() -> None:
-    outcomes = {seed: fuzz.compared(seed) for seed in range(COMPARED)}
+@pytest.mark.parametrize("count", [8, pytest.param(40, marks=pytest.mark.slow)])
+def test_edgefl_trains_generated_modules_as_they_came(count: int) -> None:
+    outcomes = {seed: fuzz.compared(seed) for seed in range(count)}
 
     assert {seed: each for seed, each in outcomes.items() if each.word == "raised"} == {}
-    assert sum(each.word == "agrees" for each in outcomes.values()) >= 0.95 * COMPARED, outcomes
+    assert sum(each.word == "agrees" for each in outcomes.values()) >= 0.95 * count, outcomes
 
 
 def test_a_bias_whose_gradient_is_rounding_alone_is_no_difference() -> None:
@@ -31,6 +32,7 @@ def test_a_bias_whose_gradient_is_rounding_alone_is_no_difference() -> None:
     assert fuzz.compared(764).word == "agrees"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("seed", range(COMPILED))
 def test_a_generated_module_trains_on_the_engine_like_torch(seed: int) -> None:
     outcome = judge(generated(seed))

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import onnx
-import pytest
 from numpy.typing import NDArray
 
 from exporters.verify.graphs import Run
+from tests import needs
 
 HERE = Path(__file__).parent
 INSTALL_S, RUN_S = 300.0, 120.0
@@ -28,10 +27,10 @@ Array = NDArray[Any]
 def require_node() -> None:
     """Node with the pinned packages in ``node_modules``, which git ignores; installed where they are missing.
 
-    Without Node the test is skipped; CI installs it and forbids the skip.
+    Without Node the test is skipped.
     """
-    if shutil.which("node") is None or shutil.which("npm") is None:
-        _absent("Node or npm is not installed (Debian: apt-get install nodejs npm)")
+    needs.require("node")
+    needs.require("npm")
     lock, installed = HERE / "package-lock.json", HERE / "node_modules" / "installed-lock.json"
     with lock.open("rb") as held:
         fcntl.flock(held, fcntl.LOCK_EX)  # pytest's workers may all be here at once
@@ -45,13 +44,7 @@ def _install() -> None:
         ["npm", "ci"], cwd=HERE, capture_output=True, text=True, timeout=INSTALL_S, check=False
     )
     if ran.returncode != 0:
-        _absent(f"npm cannot install onnxruntime-web: {ran.stderr.strip()[-500:]}")
-
-
-def _absent(reason: str) -> NoReturn:
-    if os.environ.get("EDGEFL_REQUIRE_NODE"):
-        pytest.fail(reason)
-    pytest.skip(reason)
+        needs.skip(f"npm cannot install onnxruntime-web: {ran.stderr.strip()[-500:]}")
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,8 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import NoReturn
 
-import pytest
+from tests import needs
 
 ROOT = Path(__file__).parents[3]
 SOURCE = ROOT / "agents" / "cpp"
@@ -27,18 +26,16 @@ BUILD_S = 1800
 def build() -> Path:
     """The folder of the build. EDGEFL_CPP_BUILD names one that is taken as it is.
 
-    Where something is missing to build it, the test is skipped; with EDGEFL_REQUIRE_CPP it fails.
+    If something is missing to build it, the test is skipped.
     """
     if named := os.environ.get("EDGEFL_CPP_BUILD"):
         return Path(named)
-    cmake = shutil.which(
-        "cmake", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    )
+    cmake = needs.find("cmake")
     missing = [name for name in ("ninja", "g++", "pkg-config") if shutil.which(name) is None]
     if cmake is None or missing:
-        _absent(f"{', '.join(missing) or 'cmake'} is not installed (Debian: apt-get install {DEBIAN})")
+        needs.skip(f"{', '.join(missing) or 'cmake'} is not installed: apt install {DEBIAN}")
     if subprocess.run(["pkg-config", "--exists", *PACKAGES], check=False).returncode:
-        _absent(f"headers of {', '.join(PACKAGES)} are not installed (Debian: apt-get install {DEBIAN})")
+        needs.skip(f"headers of {', '.join(PACKAGES)} are not installed: apt install {DEBIAN}")
     folder = ROOT / "build" / "agents" / "cpp"
     folder.mkdir(parents=True, exist_ok=True)
     with (folder.parent / "cpp.lock").open("w") as lock:
@@ -77,11 +74,9 @@ def embedded() -> Path:
 
 
 def _ctest() -> Path:
-    found = shutil.which(
-        "ctest", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    )
+    found = needs.find("ctest")
     if found is None:
-        _absent("ctest is not installed: it comes with the package cmake")
+        needs.skip("ctest is not installed: it comes with the package cmake")
     return Path(found)
 
 
@@ -90,9 +85,3 @@ def _run(*words: object) -> None:
         [str(word) for word in words], capture_output=True, text=True, timeout=BUILD_S, check=False
     )
     assert ran.returncode == 0, (ran.stdout + ran.stderr)[-3000:]
-
-
-def _absent(reason: str) -> NoReturn:
-    if os.environ.get("EDGEFL_REQUIRE_CPP"):
-        pytest.fail(reason)
-    pytest.skip(reason)

@@ -80,6 +80,7 @@ def test_onnxruntime_is_told_to_report_to_nobody(tmp_path: Path, monkeypatch: py
     assert not [*home.rglob("*")], "what is to be told waits in a file"
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(("case", "form"), in_turn(list(CASES)))
 def test_a_round_gives_the_same_bytes(tmp_path: Path, case: str, form: str) -> None:
     place = place_of(tmp_path, case, form)
@@ -115,6 +116,7 @@ def test_scalars_and_fewer_rows_are_those_of_the_task(tmp_path: Path, form: str)
     assert changed.update != place.in_cpp().update
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("case", "form"), in_turn(["a prefix of two chunks", "lengths"]))
 def test_a_killed_round_goes_on_from_its_checkpoint(tmp_path: Path, case: str, form: str) -> None:
     place = place_of(tmp_path, case, form)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ import pytest
 
 from edgefl.data.dataset import write_client
 from edgefl.data.datasets import digits
+from tests import needs
 from tests.agents.cpp.build import build
 from tests.agents.cpp.federations import PYTHON, Device, Trained, train
 from tests.agents.java.build import Classes, compiled
@@ -33,8 +33,7 @@ CONFIG = (
 
 @pytest.fixture(scope="module")
 def classes(tmp_path_factory: pytest.TempPathFactory) -> Classes:
-    if shutil.which("javac") is None:
-        pytest.skip("javac is not installed (Debian: apt-get install openjdk-17-jdk-headless)")
+    needs.require("javac")
     return compiled(build(), tmp_path_factory.mktemp("java"), [Path(__file__).with_name("Device.java")])
 
 
@@ -94,6 +93,7 @@ def test_an_agent_in_a_jvm_takes_the_place_of_a_python_device_bit_by_bit(world: 
         assert jvm.errors.count("refused: only pause and setConstraints") == 3
 
 
+@pytest.mark.slow
 def test_options_that_cannot_be_used_are_exceptions_with_the_remedy(world: World) -> None:
     jvm = world.jvm("refused", "one", "refused")
     done = subprocess.run(
@@ -110,6 +110,7 @@ def test_options_that_cannot_be_used_are_exceptions_with_the_remedy(world: World
     assert told[4].startswith("STORE: ")
 
 
+@pytest.mark.slow
 def test_a_row_that_cannot_be_read_declines_the_round_and_the_agent_lives(world: World) -> None:
     config = world.folder / "federation.toml"
     config.write_text(CONFIG.replace("min_devices = 2", "min_devices = 1").replace('"jvm"', '"locked"'))

@@ -15,8 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from device_runtime.agent import Agent
 from device_runtime.config import AgentConfig
 from device_runtime.engine.select import open_engine
@@ -29,6 +27,7 @@ from edgefl.wire.errors import ConfigError
 from edgefl.wire.mqtt.session import Address
 from server.compose import compose
 from server.events import RoundClosed
+from tests import needs
 from tests.e2e.tap import Direction, Tap
 from tests.server.fleet import RunningServer
 
@@ -71,13 +70,13 @@ count = 1
 
 
 def require_browser() -> None:
-    """Skips the test where a browser's device cannot be started; a failure where CI promises it."""
+    """Skip the test if a browser's device cannot be started."""
+    needs.require("node")
+    needs.require("chromium")
     try:
         command_of("web")
     except ConfigError as error:
-        if os.environ.get("EDGEFL_REQUIRE_NODE"):
-            pytest.fail(error.message)
-        pytest.skip(error.message)
+        needs.skip(error.message)
 
 
 class Relay(Tap):

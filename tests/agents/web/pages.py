@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-
-import pytest
-
 from edgefl.bench.common.browser import Browser
 from edgefl.web import built
 from edgefl.wire.errors import ConfigError
+from tests import needs
 
 STATE = "document.body.dataset.state"
 LINK = "document.body.dataset.link"
@@ -17,16 +13,13 @@ TILE = "document.querySelector('[data-tile={}] dd').textContent"
 
 
 def require_page() -> None:
-    """Skips the test where the page is not built, or no browser opens it; a failure where CI promises it."""
-    reason = "" if shutil.which("chromium") else "there is no Chromium (Debian: apt-get install chromium)"
+    """Skip the test if there is no browser, or the page is not built."""
+    needs.require("chromium")
     try:
         built.built_page()
     except ConfigError as error:
-        reason = error.message
-    if reason and os.environ.get("EDGEFL_REQUIRE_NODE"):
-        pytest.fail(reason)
-    if reason:
-        pytest.skip(reason)
+        needs.require("npm")
+        needs.skip(error.message)
 
 
 def open_page(browser: Browser, address: str) -> list[str]:

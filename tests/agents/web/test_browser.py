@@ -8,6 +8,7 @@ import pytest
 
 from edgefl.bench.common.browser import Browser
 from edgefl.web.built import built_page
+from tests import needs
 from tests.agents.web.pages import LINK, STATE, open_page, require_page, until
 from tests.agents.web.served import SECRET, WebProcess
 from tests.conftest import Mosquitto
@@ -28,6 +29,7 @@ def page(tmp_path_factory: pytest.TempPathFactory, mosquitto: Mosquitto) -> Iter
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
+    needs.require("chromium")
     with Browser(f"--host-resolver-rules=MAP {ELSEWHERE} 127.0.0.1") as opened:
         yield opened
 

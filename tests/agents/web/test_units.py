@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 from pathlib import Path
 
-import pytest
+from tests import needs
 
 AGENT = Path(__file__).resolve().parents[3] / "agents" / "web"
 
 
 def test_the_browser_agents_own_tests_pass() -> None:
     runner = AGENT / "node_modules" / ".bin" / "vitest"
-    if shutil.which("node") is None or not runner.exists():
-        reason = "the browser agent's packages are not installed: make agents-web"
-        if os.environ.get("EDGEFL_REQUIRE_NODE"):
-            pytest.fail(reason)
-        pytest.skip(reason)
+    needs.require("npm")
+    if not runner.exists():
+        needs.skip("the browser agent's packages are not installed: make agents-web")
 
     ran = subprocess.run(
         [str(runner), "run"], cwd=AGENT, capture_output=True, text=True, timeout=300, check=False

@@ -40,6 +40,7 @@ def folder(leave: Leave, tmp_path: Path) -> Path:
     )
 
 
+@pytest.mark.slow
 def test_the_users_of_a_run_are_judged_with_all_inputs(folder: Path) -> None:
     finished = Finished.open(folder)
 

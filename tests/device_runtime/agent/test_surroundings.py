@@ -13,7 +13,8 @@ from edgefl.wire.mqtt import messages
 from edgefl.wire.mqtt.envelope import peek
 from edgefl.wire.mqtt.messages import FAILED, Ack, Progress
 from edgefl.wire.mqtt.session import Incoming
-from tests.conftest import Mosquitto, SessionFactory, require_mosquitto
+from tests import needs
+from tests.conftest import Mosquitto, SessionFactory
 from tests.device_runtime.agent.agents import StartAgent
 from tests.device_runtime.agent.scripted import DEVICE, RunningAgent, ScriptedServer
 from tests.device_runtime.tiny import World
@@ -90,7 +91,7 @@ def test_a_device_that_the_server_gives_no_task_says_so_once(
 def test_two_devices_of_one_name_say_what_happens_and_what_to_do(
     mosquitto: Mosquitto, federation: str, tmp_path: Path, limits: Limits
 ) -> None:
-    require_mosquitto()  # the embedded broker may leave two such clients connected
+    needs.require("mosquitto")  # the embedded broker may leave two such clients connected
     folders = [tmp_path / "one", tmp_path / "other"]
     for folder in folders:
         folder.mkdir()

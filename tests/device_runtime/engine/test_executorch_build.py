@@ -19,6 +19,8 @@ from tests.cli.runner import runner
 
 WHEEL = build.find_wheel()
 
+pytestmark = pytest.mark.needs("c++")
+
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

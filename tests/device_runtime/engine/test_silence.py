@@ -29,6 +29,7 @@ def threads_of(module: str, home: Path, **more: str) -> int:
     return int(told.stdout)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 @pytest.mark.parametrize("module", ["device_runtime.engine.onnx", "exporters.deploy"])
 def test_onnxruntime_is_told_to_report_to_nobody_before_it_is_imported(module: str, tmp_path: Path) -> None:

@@ -260,6 +260,7 @@ def test_an_answer_of_another_shape_ends_the_process_and_not_the_agent(boxed: Sa
         boxed.load(graph, artifact).run({**feeds_of(graph), graph.inputs[0].name: np.ones(wrong.shape)}, {})
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "told",
     [

@@ -53,6 +53,7 @@ def test_a_variant_computes_what_torch_does_and_travels_as_changes(program: Prog
     assert not any(each.variants for each in bundle.manifest.graphs if each.name != "train")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["another layout", "ops that nobody has"])
 def test_one_that_computes_something_else_is_left_out(
     program: Program, kind: str, monkeypatch: pytest.MonkeyPatch

@@ -26,6 +26,7 @@ class Projected(nn.Module):
         return out
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("hidden", [False, True])
 def test_a_large_tensor_outside_of_the_state_is_a_constant(hidden: bool) -> None:
     module = Projected(hidden=hidden)

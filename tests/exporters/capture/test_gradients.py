@@ -75,6 +75,7 @@ class Pooled(nn.Module):
         return y + x.mean() if self.again else y
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("act", [torch.relu, torch.tanh, torch.sigmoid], ids=["relu", "tanh", "sigmoid"])
 @pytest.mark.parametrize(("size", "stride"), [(2, 2), (3, 2), (3, 1)])
 def test_the_factor_of_an_activation_goes_before_the_gradient_of_a_maximum(
@@ -178,6 +179,7 @@ NORMED: dict[str, tuple[Callable[[], Normed], bool]] = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("kind", NORMED)
 def test_a_convolution_takes_the_gain_of_its_norm(kind: str) -> None:
     build, folded = NORMED[kind]

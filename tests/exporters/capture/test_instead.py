@@ -32,6 +32,7 @@ REFUSED: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
 }
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("op", REFUSED)
 def test_a_refusal_names_the_op_the_line_and_what_to_write(op: str, engine: str) -> None:

@@ -72,6 +72,7 @@ def bytes_that_wait(made: Captured) -> int:
     return sum(map(size, waiting(made.module, last)))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("model", sorted(MODELS))
 def test_half_the_bytes_wait_and_the_prediction_follows(model: str) -> None:
     plain, half = captured(model, "float32"), captured(model, "float16")
@@ -105,6 +106,7 @@ def test_a_step_without_halves_is_left_alone() -> None:
     assert AFTER not in targets
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", mostly_slow(sorted(MODELS), ["vit"]))
 def test_executorch_keeps_halves_and_computes_the_rest_again(model: str) -> None:
     kept = {}
@@ -118,6 +120,7 @@ def test_executorch_keeps_halves_and_computes_the_rest_again(model: str) -> None
     assert kept["float16"] < 0.8 * kept["float32"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "form"),
     mostly_slow(

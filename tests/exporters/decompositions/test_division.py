@@ -29,6 +29,7 @@ SHIFTS: dict[str, Callable[..., Tensor]] = {
 }
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", TWO)
 def test_whole_numbers_have_torchs_sign_and_all_digits(name: str, engine: str) -> None:
@@ -39,6 +40,7 @@ def test_whole_numbers_have_torchs_sign_and_all_digits(name: str, engine: str) -
     agree(engine, lambda x: torch.stack([divide(x, 7), divide(x, -1000)]), LARGE)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", TWO)
 def test_floats_are_divided_as_in_torch(name: str, engine: str) -> None:

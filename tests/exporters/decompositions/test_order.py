@@ -25,6 +25,7 @@ ORDERED: dict[str, Callable[[Tensor, int], Tensor]] = {
 }
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", ORDERED)
 def test_entries_in_order_as_in_torch(name: str, engine: str) -> None:
@@ -41,6 +42,7 @@ def test_gradients_reach_the_entries_that_torch_chose(engine: str) -> None:
     agree(engine, lambda x: x.median(1)[0], WIDE, gradients=True)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("dim", (0, 1, -1))
 def test_running_log_sums_at_any_spread(dim: int, engine: str) -> None:

@@ -23,6 +23,7 @@ from edgefl.wire.bundle.formats import EXECUTORCH_DTYPES
 from edgefl.wire.bundle.manifest import PLANNED, Graph, decode_manifest, encode_manifest
 from edgefl.wire.errors import BundleError, ConfigError
 from edgefl.wire.tensors import Arrays
+from tests import needs
 from tests.exporters.examples import small_net, step_of
 from tests.exporters.executorch.test_program import momentum, swap
 from tests.parity.forms import Made, engine_of, made
@@ -75,7 +76,14 @@ def load_and_execute(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The C++ program, which knows of ExecuTorch its Module alone, as Android's Kotlin class does."""
     program, wheel = tmp_path_factory.mktemp("module") / "load_and_execute", find_wheel()
     include = wheel.root / "include"
-    command = ["g++", "-std=c++17", "-DC10_USING_CUSTOM_GENERATED_MACROS", str(_SOURCE), "-o", str(program)]
+    command = [
+        needs.require("c++"),
+        "-std=c++17",
+        "-DC10_USING_CUSTOM_GENERATED_MACROS",
+        str(_SOURCE),
+        "-o",
+        str(program),
+    ]
     for folder in (include, include / "executorch/runtime/core/portable_type/c10"):
         command += ["-isystem", str(folder)]
     # The kernels register themselves, and nothing asks for them by name.
@@ -122,6 +130,7 @@ def module_steps(
     return {port.name: (folder / f"out{at}").read_bytes() for at, port in enumerate(exported.graph.outputs)}
 
 
+@pytest.mark.sample(2)
 @each
 def test_load_and_execute_alone_give_the_bits_of_state_in_place(
     name: str, engine: Engine, load_and_execute: Path, tmp_path: Path

@@ -120,6 +120,7 @@ def check_same_bits(function: Function, found: Forms, graph: Graph) -> None:
         np.testing.assert_array_equal(others[port], array, err_msg=port)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("in_place", [True, False], ids=["in place", "moved"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_steps_leave_the_bits_of_the_whole_program(name: str, in_place: bool) -> None:
@@ -174,6 +175,7 @@ def of_a_layer(step: Step) -> Callable[[Tensors], Tensors]:
     return function
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ODD)
 def test_state_that_blocks_read_is_not_rewritten_before(kind: str) -> None:
     """Where the order cannot be kept there is no form by rows."""

@@ -61,6 +61,7 @@ def test_deeper_cuts_and_smaller_batches_take_less() -> None:
     assert step_bytes(whole, 32) > step_bytes(whole, 8) > step_bytes(last, 8) > 0
 
 
+@pytest.mark.slow
 def test_a_plan_for_a_device_says_what_one_with_all_sizes_traced_does() -> None:
     exact = {_key(offer): offer for offer in edgefl.plan("cnn", kinds=["width"]).offers}
     memory = sorted(offer.memory_bytes for offer in exact.values())[3]

@@ -66,6 +66,7 @@ def trained(name: str, graph: Graph, model: bytes) -> Arrays:
     return {port: array.copy() for port, array in engine.read_state(state).items()}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_steps_in_one_memory_leave_the_bits_of_steps_in_two(name: str) -> None:
     graph, models = forms(name)

@@ -65,6 +65,7 @@ def in_turn(parts: tuple[Captured, ...], given: dict[str, torch.Tensor]) -> dict
     return {name: value for name, value in made.items() if not is_page(name)}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("model", "recomputed"),
     mostly_slow(product(OPTIONS, (False, True)), [("resnet8", True), ("vit", False)]),
@@ -217,6 +218,7 @@ def bundled() -> wire.Manifest:
     return made.manifest
 
 
+@pytest.mark.slow
 def test_a_manifest_with_segments_has_a_version_that_older_devices_refuse() -> None:
     manifest = bundled()
 

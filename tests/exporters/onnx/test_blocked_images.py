@@ -274,6 +274,7 @@ class Read(nn.Module):
         return self.head(self.rows(x.permute(0, 3, 1, 2).flatten(2))[:, -1])  # type: ignore[no-any-return]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("module", "shape", "norms"), [(Residual, (3, 20, 20), (4, 0)), (Read, (3, 8, 8), (2, 2))]
 )

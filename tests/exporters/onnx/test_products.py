@@ -55,6 +55,7 @@ INSIDE: dict[str, tuple[nn.Module, int]] = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", INSIDE)
 def test_a_step_is_the_same_step(name: str) -> None:
     """The gradient of what goes in is read by nothing, so that a layer has two products or three."""
@@ -83,6 +84,7 @@ OUTSIDE: dict[str, nn.Module] = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", OUTSIDE)
 def test_what_needs_its_numbers_in_order_is_left(name: str) -> None:
     own = to_onnx(capture_for(step_of(OUTSIDE[name], (ROWS, WIDTH))))

@@ -71,6 +71,7 @@ def trained(name: str, model: bytes) -> tuple[Arrays, list[Array]]:
     return {port: array.copy() for port, array in engine.read_state(state).items()}, losses
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_steps_leave_the_same_state_as_the_whole_graph(name: str) -> None:
     expected, losses = trained(name, written(name)[1].model)
@@ -81,6 +82,7 @@ def test_steps_leave_the_same_state_as_the_whole_graph(name: str) -> None:
         np.testing.assert_allclose(found[port], array, rtol=1e-5, atol=1e-7, err_msg=port)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_it_computes_what_torch_does(name: str) -> None:
     program, artifact, _ = written(name)

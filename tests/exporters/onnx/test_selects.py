@@ -73,6 +73,7 @@ NUMBERS = st.sampled_from(
 ) | st.floats(width=32, allow_nan=False, allow_infinity=False, allow_subnormal=False)
 
 
+@pytest.mark.sample(4)
 @given(st.data())
 @pytest.mark.parametrize("name", MASKED)
 def test_a_gradient_passes_exactly_where_the_comparison_lets_it(name: str, data: st.DataObject) -> None:

@@ -89,6 +89,7 @@ def _on_executorch(function: Function) -> Run:
 ENGINES = {"onnx": _on_onnx, "executorch": _on_executorch}
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", by_default(CASES, SHARPEST))
 def test_an_entry_that_is_selected_away_has_no_gradient_even_where_that_is_infinite(
@@ -104,6 +105,7 @@ def test_an_entry_that_is_selected_away_has_no_gradient_even_where_that_is_infin
     torch.testing.assert_close(torch.from_numpy(found), expected, rtol=1e-5, atol=1e-6, equal_nan=True)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "net",
     [
@@ -226,6 +228,7 @@ def _run(fn: Callable[[Tensor], Tensor], x: Tensor, engine: str) -> Tensor:
     return torch.from_numpy(ENGINES[engine](function)({"batch.0.x": x.numpy()})[0])
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", GUARDS)
 def test_what_a_selection_guards_against_does_not_come_through(name: str, engine: str) -> None:

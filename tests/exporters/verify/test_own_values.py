@@ -49,6 +49,7 @@ def drawn(seed: int) -> tuple[Scaled, dict[str, Tensor]]:
     return module, {name.removeprefix("weights.0."): value for name, value in example.items()}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("target", ("onnx", "executorch"))
 def test_roots_and_logarithms_of_buffers_are_no_fault(target: Literal["onnx", "executorch"]) -> None:
     bundle = edgefl.compile(Scaled(), sample=(6,), classes=3, target=target)

@@ -110,6 +110,7 @@ class Dropped(nn.Module):
         return cast(Tensor, self.layer(x))
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("way", COMPUTED)
 def test_a_number_that_is_computed_with_is_refused(way: str) -> None:
     module = Scaled(COMPUTED[way])
@@ -120,6 +121,7 @@ def test_a_number_that_is_computed_with_is_refused(way: str) -> None:
     exported(module.eval(), ROWS)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "rng",
     [np.random.default_rng(1), np.random.RandomState(1), random.Random(1).random, np.random.rand, rand],
@@ -132,6 +134,7 @@ def test_a_generator_that_a_module_keeps_is_refused_and_left_as_it_was(rng: Any)
     assert module.rng is rng
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "draw",
     [

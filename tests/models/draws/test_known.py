@@ -63,6 +63,7 @@ class Decoder(nn.Module):
         return self.head(self.decoder(x, x, tgt_mask=mask).mean(1))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("module", "shape"),
     [(Solver(), (4,)), (Spans(), (8,)), (Decoder(), (5, 8))],

@@ -74,6 +74,7 @@ def _batch() -> tuple[Tensor, Tensor]:
     return x, y
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("loss", [_next_word, _smooth])
 def test_loss_and_gradients_are_those_of_the_unedited_model(
     loss: Callable[[Tensor, Tensor, Reader], Tensor],
@@ -100,6 +101,7 @@ def test_the_last_units_alone_are_trained_by_it_too_with_another_input_beside() 
     assert len(last.trainable) == 2 and last.labels(3).shape == (3, TOKENS)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("form", FORMATS)
 def test_its_training_step_equals_torch(form: str) -> None:
     objective = Objective.of(OutputSide(_spec(Reader()), 1))
@@ -112,6 +114,7 @@ def test_it_is_named_in_a_call_and_needs_to_know_the_labels() -> None:
         model_spec(Reader(), sample=WORDS, classes=CLASSES, loss=TAKEN)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("module", "loss", "message"),
     [
@@ -148,6 +151,7 @@ def _of_two(logits: Tensor, labels: Tensor, net: Reader) -> Tensor:
     return _next_word(logits, labels, net) + logits.std(dim=0).mean()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("loss", [_next_word, _of_two])
 def test_labels_that_the_model_ignores_count_for_nothing(
     loss: Callable[[Tensor, Tensor, Reader], Tensor],
@@ -176,6 +180,7 @@ def test_the_modes_of_the_module_are_left_as_they_were() -> None:
     assert module.training and module.drop.training and not module.inner.training
 
 
+@pytest.mark.slow
 def test_labels_that_the_model_does_not_ignore_and_models_of_units_are_refused() -> None:
     for ignored in (0, -7):
         labels = TensorSpec((TOKENS,), torch.int64, CLASSES, ignored=ignored)

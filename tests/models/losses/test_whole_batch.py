@@ -140,6 +140,7 @@ def test_a_batch_has_the_loss_and_the_gradient_of_torch(name: str) -> None:
     torch.testing.assert_close([found[2][each] for each in tried.trainable], wanted)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("name", ["module", "ignored class", "contrast", "one-hot"])
 def test_an_exported_step_moves_the_weights_as_torch_does(form: str, name: str) -> None:

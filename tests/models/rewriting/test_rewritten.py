@@ -88,6 +88,7 @@ MODELS: dict[str, tuple[nn.Module, TensorSpec]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_of_it_is_trained_as_it_comes(name: str) -> None:
     module, sample = MODELS[name]

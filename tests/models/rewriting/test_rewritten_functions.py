@@ -65,6 +65,7 @@ class Coded(nn.Module):
         return scores if x.dim() == 1 else scores.mean(1)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("target", ("onnx", "executorch"))
 @pytest.mark.parametrize("shape", ((), (6,)), ids=str)
 def test_one_hot_compiles(shape: tuple[int, ...], target: Literal["onnx", "executorch"]) -> None:

@@ -187,6 +187,7 @@ class Positions(nn.Module):
         return cast(Tensor, self.second(torch.tanh(self.first(x) + self.table(x.shape[1]))))
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("filled", [False, True])
 def test_a_cache_serves_runs_with_and_without_values(way: str, filled: bool) -> None:

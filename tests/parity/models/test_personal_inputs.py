@@ -49,6 +49,7 @@ def in_torch(made: Tier, local: LocalData, later: LocalData) -> UserReport:
     return evaluate_user(made.adapter, user, Setting(0.3, (1, 2), BATCH))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("cut", "form"), [(2, "onnx"), slow(0, "executorch"), slow(2, "executorch")])
 def test_a_device_adapts_with_all_inputs_as_torch_does(cut: int, form: str, tmp_path: Path) -> None:
     found, expected = on_device(tier(cut, form), *data(), tmp_path), in_torch(tier(cut, form), *data())

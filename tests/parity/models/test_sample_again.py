@@ -16,6 +16,7 @@ from tests.models.test_sample_again import CLASSES, WORDS, last, spec_of, texts
 from tests.parity.rounds import exported, in_torch, local_data, on_device
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("form", ["onnx", "executorch"])
 def test_a_round_behind_a_prefix_gives_the_update_of_torch(form: str, tmp_path: Path) -> None:
     tier = exported(OutputSide(spec_of(last()), 2, 2), batch=4, steps=2, lr=0.1, form=form)

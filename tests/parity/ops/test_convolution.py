@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from torch import nn
 
 from tests.parity.ops.case import Case, Family, agrees, every
@@ -125,6 +126,7 @@ MORE = (
 )
 
 
+@pytest.mark.sample(9)
 @every(CASES, MORE)
 def test_convolution_equals_torch(case: Case, again: bool, form: str) -> None:
     agrees(case.step(again), form)

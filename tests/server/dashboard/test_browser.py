@@ -175,6 +175,7 @@ def brightness(colour: str) -> float:
     return sum(values) / 3
 
 
+@pytest.mark.slow
 def test_a_page_that_is_killed_changes_nothing_and_one_that_comes_again_shows_all(
     device: MakeDevice,
     mosquitto: Mosquitto,

@@ -18,7 +18,8 @@ import psutil
 import pytest
 
 from edgefl.wire.limits import Limits
-from tests.conftest import Mosquitto, require_mosquitto
+from tests import needs
+from tests.conftest import Mosquitto
 from tests.server.dashboard.served import PageProcess
 from tests.server.fleet import RunningServer, ScriptedDevice
 from tests.server.killed import kill_fleet
@@ -117,7 +118,7 @@ class Parts:
 def test_the_weights_are_those_of_an_undisturbed_run(
     started: ExitStack, federation: str, limits: Limits, tmp_path: Path
 ) -> None:
-    require_mosquitto()
+    needs.require("mosquitto")
     database = Postgres()
     started.callback(database.stop)
     broker = Mosquitto(tmp_path)

@@ -12,7 +12,8 @@ import msgspec
 import pytest
 
 from edgefl.wire.limits import Limits
-from tests.conftest import Mosquitto, require_mosquitto
+from tests import needs
+from tests.conftest import Mosquitto
 from tests.server.fleet import RunningServer, ScriptedDevice
 from tests.server.killed import kill_fleet
 from tests.server.killed.victim import Serve, Victim
@@ -28,7 +29,7 @@ def started() -> Iterator[ExitStack]:
 @pytest.fixture
 def own_broker(tmp_path: Path) -> Iterator[Mosquitto]:
     """One that may be killed."""
-    require_mosquitto()
+    needs.require("mosquitto")
     broker = Mosquitto(tmp_path)
     broker.start()
     yield broker

@@ -44,6 +44,7 @@ def recorded(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Fl
     return msgspec.json.decode(done.stdout, type=FleetReport), file
 
 
+@pytest.mark.slow
 def test_the_agent_of_the_command_stands_beside_this_machine(recorded: tuple[FleetReport, Path]) -> None:
     report, _ = recorded
 

@@ -27,7 +27,8 @@ from server.events import (
     Waiting,
     Warned,
 )
-from tests.conftest import Mosquitto, SessionFactory, require_mosquitto
+from tests import needs
+from tests.conftest import Mosquitto, SessionFactory
 from tests.server.fleet import PATIENCE_S, RunningServer, ScriptedDevice, plan_for, silent
 from tests.server.service.served import MakeDevice
 from tests.wire.mqtt.events import wait_up
@@ -207,7 +208,7 @@ def test_a_server_that_lacks_devices_names_those_under_other_names(
 
 
 def test_two_devices_of_one_name_are_told_by_the_server_too(device: MakeDevice, serve: Any) -> None:
-    require_mosquitto()  # the embedded broker may leave two such clients connected
+    needs.require("mosquitto")  # the embedded broker may leave two such clients connected
     device("strong-0", silent)
     device("strong-0", silent)
     server = serve(rounds=1)

@@ -13,27 +13,16 @@ from pathlib import Path
 import pytest
 
 from edgefl.lab.ports import free_port
+from tests import needs
 
 _STARTED_S = 30.0
-_DEBIAN = "/usr/lib/postgresql"
-
-
-def programs() -> Path | None:
-    """The folder of ``initdb`` and ``postgres``: Debian keeps it out of the path."""
-    found = sorted(Path(_DEBIAN).glob("*/bin/initdb")) if Path(_DEBIAN).is_dir() else []
-    there = shutil.which("initdb")
-    return found[-1].parent if found else Path(there).parent if there else None
 
 
 class Postgres:
     """One database of its own. Root may not run it: then the user `nobody` does, who may not look into pytest's folders."""
 
     def __init__(self) -> None:
-        found = programs()
-        if found is None:
-            if os.environ.get("EDGEFL_REQUIRE_POSTGRES"):
-                pytest.fail("Postgres is missing: apt-get install postgresql")
-            pytest.skip("Postgres is not installed (Debian: apt-get install postgresql)")
+        found = Path(needs.require("initdb")).parent
         pytest.importorskip("psycopg")
         self._programs = found
         self._place = tempfile.TemporaryDirectory(prefix="edgefl-postgres-", ignore_cleanup_errors=True)

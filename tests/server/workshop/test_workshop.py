@@ -200,6 +200,7 @@ def test_a_workshop_ends_with_a_server_that_is_killed() -> None:
         wait_until_gone(pid)
 
 
+@pytest.mark.slow
 def test_one_that_ends_whenever_it_is_asked_is_given_up(run: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """The round is lost where a step is, and nothing else."""
     ends = [sys.executable, "-S", "-c", "import sys; sys.exit(3)"]

@@ -15,7 +15,8 @@ from edgefl.wire.mqtt.messages import Status, encode
 from edgefl.wire.mqtt.neighbours import Lookout, Neighbours, look, named
 from edgefl.wire.mqtt.session import Address, Down, Session
 from edgefl.wire.mqtt.topics import ALL_ROUNDS, ALL_STATUSES, Topics
-from tests.conftest import BrokerProcess, Mosquitto, SessionFactory, on_both_brokers, require_mosquitto
+from tests import needs
+from tests.conftest import BrokerProcess, Mosquitto, SessionFactory, on_both_brokers
 from tests.wire.mqtt.events import PATIENCE_S, wait_for, wait_message, wait_up
 from tests.wire.mqtt.rounds import announcement
 
@@ -131,7 +132,7 @@ def test_devices_are_named_up_to_five() -> None:
 def test_two_clients_of_one_id_notice_that_each_takes_the_other_s_place(
     mosquitto: Mosquitto, connect: SessionFactory, federation: str
 ) -> None:
-    require_mosquitto()  # the embedded broker may leave two such clients connected
+    needs.require("mosquitto")  # the embedded broker may leave two such clients connected
     one, other = connect(mosquitto.address, federation), connect(mosquitto.address, federation)
 
     for session in (one, other):

@@ -17,7 +17,6 @@ from tests.conftest import (
     Mosquitto,
     SessionFactory,
     on_both_brokers,
-    require_mosquitto,
 )
 from tests.wire.mqtt.events import wait_for, wait_message, wait_up
 
@@ -113,21 +112,21 @@ def test_what_was_published_offline_arrives_later_and_its_delivery_says_so(
 # -- sessions --------------------------------------------------------------------------------------------------
 
 
+@on_both_brokers
 def test_a_persistent_session_keeps_messages_for_a_client_that_is_away(
-    mosquitto: Mosquitto, connect: SessionFactory, federation: str
+    broker: BrokerProcess, connect: SessionFactory, federation: str
 ) -> None:
-    require_mosquitto()  # the embedded broker keeps nothing for clients without a name and password
     topic = f"{federation}/tasks"
-    first = connect(mosquitto.address, federation)
+    first = connect(broker.address, federation)
     assert not wait_up(first).resumed
     first.subscribe([topic])
     first.publish(topic, b"subscribed")
     wait_message(first, topic)
     first.stop()
-    writer = connect(mosquitto.address)
+    writer = connect(broker.address)
     assert writer.publish(topic, b"while you were away").wait(60.0)
 
-    second = connect(mosquitto.address, federation)
+    second = connect(broker.address, federation)
 
     assert wait_up(second).resumed
     assert wait_message(second, topic) == b"while you were away"

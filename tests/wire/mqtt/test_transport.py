@@ -18,7 +18,8 @@ from edgefl.wire.mqtt.address import Address
 from edgefl.wire.mqtt.session import Down, Incoming, Refused
 from server.access.certificates import LabAuthority
 from server.lab_broker import _hashed
-from tests.conftest import Amqtt, BrokerProcess, Mosquitto, SessionFactory, require_mosquitto
+from tests import needs
+from tests.conftest import Amqtt, BrokerProcess, Mosquitto, SessionFactory
 from tests.secure import SecureBroker
 from tests.wire.mqtt.events import wait_for, wait_message, wait_up
 
@@ -274,9 +275,9 @@ class _Subscriptions(_Configured):
 
     def __init__(self, folder: Path) -> None:
         plugin = next(Path("/usr/lib").glob("**/mosquitto_dynamic_security.so"), None)
-        require_mosquitto()
+        needs.require("mosquitto")
         if plugin is None:
-            pytest.skip("Mosquitto's dynamic security plugin is not installed")
+            needs.skip("Mosquitto's dynamic security plugin is missing: apt install mosquitto")
         kinds = ("subscribePattern", "publishClientSend", "publishClientReceive", "unsubscribePattern")
         _, _, rounds, salt, digest = _hashed("pw").split("$")
         rules = {

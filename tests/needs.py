@@ -1,0 +1,67 @@
+"""Programs that some tests need beside Python. Without one the test is skipped, and the reason names the package."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+PACKAGES = {
+    "c++": "g++",
+    "chromium": "chromium",
+    "initdb": "postgresql",
+    "javac": "openjdk-17-jdk-headless",
+    "mosquitto": "mosquitto",
+    "mosquitto_passwd": "mosquitto",
+    "node": "nodejs npm",
+    "npm": "nodejs npm",
+    "strace": "strace",
+    "systemd-analyze": "systemd",
+}
+"""Debian's package for each program."""
+_FOLDERS = (str(Path(sys.executable).parent), "/usr/sbin", "/usr/local/sbin")
+"""Folders outside a user's PATH: the environment's own programs, and where Debian installs servers."""
+
+
+def find(program: str) -> str | None:
+    """Return the path of a program, or None."""
+    if program == "initdb":
+        versions = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+        return str(versions[-1]) if versions else shutil.which(program)
+    return shutil.which(program) or shutil.which(program, path=os.pathsep.join(_FOLDERS))
+
+
+def require(program: str) -> str:
+    """Return the path of a program, or skip the test."""
+    path = find(program)
+    if path is None:
+        skip(f"{program} is not installed: apt install {PACKAGES[program]}")
+    return path
+
+
+def skip(reason: str) -> NoReturn:
+    """Skip the test, or fail it where EDGEFL_REQUIRE_PROGRAMS is set, as in CI."""
+    if os.environ.get("EDGEFL_REQUIRE_PROGRAMS"):
+        pytest.fail(reason)
+    pytest.skip(reason, allow_module_level=True)
+
+
+def has_executorch_binding() -> bool:
+    """Return True if the ExecuTorch engine can run: its binding is there, or a compiler to build it."""
+    from device_runtime.engine.executorch import build
+    from edgefl.wire.errors import ConfigError
+
+    def refuse(_: str) -> None:
+        raise ConfigError("the binding would have to be built")
+
+    try:
+        if os.environ.get("CXX") or find("c++"):
+            return True
+        build.binding(build.find_wheel(), refuse)
+    except ConfigError:
+        return False
+    return True
