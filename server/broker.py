@@ -25,9 +25,14 @@ from amqtt.mqtt.protocol.broker_handler import BrokerProtocolHandler
 from amqtt.session import Session
 
 from edgefl.system.files import write_text
+from edgefl.system.memory import most_bytes
 from edgefl.wire.errors import BrokerError
+from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address
 
+_LIMITS = Limits()
+_LEAST_MEMORY = 256 << 20
+_LARGEST_PACKET = 268_435_455  # of MQTT
 _KEEPALIVE_GRACE = 1.5  # MQTT 3.1.1, 3.1.2.10: a client may be silent for this many keep-alives
 
 
@@ -321,7 +326,14 @@ async def _serve(host: str, port: int, websocket_port: int) -> None:
         await broker.shutdown()
 
 
-def mosquitto_command(port: int, folder: Path, host: str = "127.0.0.1", websocket_port: int = 0) -> list[str]:
+def mosquitto_command(
+    port: int,
+    folder: Path,
+    host: str = "127.0.0.1",
+    websocket_port: int = 0,
+    limits: Limits = _LIMITS,
+    memory_bytes: int = 0,
+) -> list[str]:
     """The command that runs Mosquitto on ``host:port``, and over WebSocket on ``websocket_port`` where that is not 0, with
     its configuration in ``folder``.
 
@@ -331,7 +343,7 @@ def mosquitto_command(port: int, folder: Path, host: str = "127.0.0.1", websocke
     check_private(host)
     for each in _ports(port, websocket_port):
         check_port(host, each)
-    lines = ["allow_anonymous true", *mosquitto_base(), f"listener {port} {host}"]
+    lines = ["allow_anonymous true", *mosquitto_base(limits, memory_bytes), f"listener {port} {host}"]
     if websocket_port:
         lines += [f"listener {websocket_port} {host}", "protocol websockets"]
     config = folder / "mosquitto.conf"
@@ -364,9 +376,18 @@ MOST_QUEUED = 500_000
 """Messages that wait at the broker for one client: all that tens of thousands of devices say when they connect."""
 
 
-def mosquitto_base() -> list[str]:
-    """Lines of a configuration that any broker of ours has."""
+def mosquitto_base(limits: Limits = _LIMITS, memory_bytes: int = 0) -> list[str]:
+    """Return the lines that the configuration of every Mosquitto of ours has.
+
+    Args:
+        limits: Of the federation. The largest packet is four times the largest message, for what stands around its data.
+        memory_bytes: Memory for messages; 0 for a quarter of the machine's.
+    """
+    packet = 4 * max(limits.chunk_bytes, limits.announcement_bytes)
+    memory = memory_bytes or max(_LEAST_MEMORY, most_bytes() // 4)
     lines = [
+        f"max_packet_size {min(packet, _LARGEST_PACKET)}",
+        f"memory_limit {memory}",
         "persistence false",
         "set_tcp_nodelay true",
         "max_inflight_messages 64",

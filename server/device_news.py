@@ -10,6 +10,7 @@ import msgspec
 from edgefl.system.sizes import mebibytes
 from edgefl.wire.errors import ProtocolError, StoreError
 from edgefl.wire.mqtt.messages import FAILED, Ack, Hello, Progress
+from edgefl.wire.mqtt.refusals import TEXTS
 from edgefl.wire.printable import MOST_TEXT, printable
 from server import events
 from server.coordinator import attendance, roster
@@ -125,7 +126,8 @@ class DeviceNews:
         """A device of ``tier`` says where it stands, or that an attempt failed. ProtocolError if it says what is for the
         server to say."""
         if progress.stage.startswith(FAILED):
-            self._failed(device, progress.round, printable(progress.stage.removeprefix(FAILED)))
+            code = printable(progress.stage.removeprefix(FAILED))
+            self._failed(device, progress.round, TEXTS.get(code, code))
             return
         fields = msgspec.structs.asdict(progress)
         fields.pop("v")

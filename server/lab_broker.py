@@ -15,6 +15,7 @@ from pathlib import Path
 
 from edgefl.system.files import write_text
 from edgefl.wire.errors import ConfigError
+from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import read_secret
 from edgefl.wire.mqtt.topics import checked_name
 from server.access.certificates import LabAuthority, Pair
@@ -32,7 +33,8 @@ class LabBroker:
     """What to serve: ``devices`` of ``federation``, on ``port`` and, where ``websocket_port`` is not 0, over WebSocket too.
 
     ``ca_file``, ``cert_file`` and ``key_file`` are the broker's own certificate and its authority; without them a lab's are
-    made. ``client_certificates``: clients show certificates (of the lab's authority) in place of passwords.
+    made. ``client_certificates``: clients show certificates (of the lab's authority) in place of passwords. ``limits`` and
+    ``memory_bytes`` as :func:`server.broker.mosquitto_base` takes them.
     """
 
     folder: Path
@@ -46,6 +48,8 @@ class LabBroker:
     cert_file: str = ""
     key_file: str = ""
     client_certificates: bool = False
+    limits: Limits = Limits()
+    memory_bytes: int = 0
 
     @property
     def access(self) -> Access:
@@ -77,7 +81,11 @@ class LabBroker:
         self.folder.mkdir(parents=True, exist_ok=True)
         authority, broker = self._certificates()
         write_text(self.folder / "mosquitto.acl", mosquitto(self.access))
-        lines = [*mosquitto_base(), "allow_anonymous false", f"acl_file {self.folder / 'mosquitto.acl'}"]
+        lines = [
+            *mosquitto_base(self.limits, self.memory_bytes),
+            "allow_anonymous false",
+            f"acl_file {self.folder / 'mosquitto.acl'}",
+        ]
         if not self.client_certificates:
             lines.append(f"password_file {self._passwords()}")
         for port in ports:

@@ -192,6 +192,22 @@ class Reception:
             case messages.Decline():
                 self._declined(device, said)
 
+    def littered(self, topic: str) -> None:
+        """Refuse the update of a device that left a retained message on a topic of its own, where none may be."""
+        device = topic.removeprefix(f"{self._topics.root}/devices/").partition("/")[0]
+        opened = self._state.round
+        task = opened.assignments.get(device) if opened is not None else None
+        if opened is None or task is None or task.status != "open":
+            return
+        text = "it leaves retained messages at the broker, which fill its memory"
+        refused = events.Rejected(device=device, round=opened.number, reason="retained", text=text)
+        self._tellers.emit(refused)
+        ack = messages.Ack(
+            round=task.round, nonce=task.nonce, status="rejected", reason=refused.reason, text=text
+        )
+        self._tellers.answer(device, ack)
+        self._course.advance(coordinator.Answered(device, False, reason=text, nonce=task.nonce))
+
     def step(self) -> None:
         """What is due by time."""
         if self.intake.wait(self._state) == 0.0:

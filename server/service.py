@@ -34,6 +34,7 @@ from server.decisions import Decisions, Means
 from server.device_news import DeviceNews, LoadNews
 from server.identity.door import Door
 from server.identity.registry import Registry
+from server.intake.leftovers import Leftovers
 from server.link import Link
 from server.operations.operations import Given, Operations, Probe
 from server.patience import Patience
@@ -150,6 +151,7 @@ class Service:
         name = client_id("look-server", spec.federation, style=address.client_ids)
         see = partial(look, address, name, (ALL_ROUNDS, ALL_STATUSES), spec.limits)
         self._lookout = Lookout(see, self._inbox.put, spec.limits.notice_s)
+        self._leftovers = Leftovers(self._session, self._topics)
         tellers = Tellers(
             answer=self._answer,
             emit=self._emit,
@@ -226,6 +228,7 @@ class Service:
                 server_key=self._signer.public_key,
             )
             self._session.subscribe(self._topics.server_filters)
+            self._leftovers.subscribe(shards=not self._crew.there)
             self._rounds.announce(self.state)
             self._announcer.announced(self._publisher.current)
             self._operations.start()
@@ -282,7 +285,7 @@ class Service:
             case Incoming() if event.topic == self._topics.current_round:
                 self._watch.came(event.payload, retained=event.retained)
             case Incoming():
-                self._reception.take(event)
+                self._came(event)
             case FromWorker():
                 if (news := self._crew.heard(event)) is not None:
                     self.advance(news)
@@ -302,6 +305,12 @@ class Service:
             case Stop():
                 self.halt()
 
+    def _came(self, message: Incoming) -> None:
+        if not self._leftovers.erase(message):
+            self._reception.take(message)
+        elif self._address.secure:  # such a broker binds topics to users
+            self._reception.littered(message.topic)
+
     def _timeout(self) -> float:
         now = self._clock()
         crew = self._crew.step(now)
@@ -317,6 +326,7 @@ class Service:
             self._news.step(self.state, now),
             self._watch.step(),
             self._lookout.step(alone=self._announcer.lacks_devices),
+            self._leftovers.step(shards=not self._crew.there),
         )
         return max(0.0, min([_LONGEST_WAIT_S, *(wait for wait in waits if wait is not None)]))
 

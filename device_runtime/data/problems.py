@@ -13,9 +13,6 @@ from device_runtime.config import Policy
 from edgefl.wire.errors import ConfigError, DataError
 from edgefl.wire.tensors import Array
 
-TOLD = "the local data have rows that cannot be read or do not fit; the device itself says which"
-"""What a server is told of a bad row: its message has a value of the row in it."""
-
 SHOWN = 20
 """Problems that are kept word by word; all are counted."""
 
@@ -54,9 +51,7 @@ class Problems:
     def add(self, where: str, text: str, rows: int = 1) -> None:
         """``rows`` rows are left out; DataError where that is not wanted."""
         if self.policy == "refuse":
-            raise DataError(
-                f"{where}: {text}; repair or remove it, or have bad rows skipped", where=where, told=TOLD
-            )
+            raise DataError(f"{where}: {text}; repair or remove it, or have bad rows skipped", where=where)
         self.count += rows
         if len(self.first) < SHOWN:
             self.first.append(Problem(where, text))

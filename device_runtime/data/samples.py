@@ -14,7 +14,7 @@ import numpy as np
 from numpy.random import Generator, Philox, SeedSequence  # numpy itself would load them in the first round
 
 from device_runtime.config import Policy
-from device_runtime.data.problems import TOLD, Problems, bad_values
+from device_runtime.data.problems import Problems, bad_values
 from device_runtime.data.ranges import blocks, check_below, check_finite, check_range, converted
 from device_runtime.data.rows import NO_PARTS, DecodedRows, Parts, Rows
 from device_runtime.data.spool import released
@@ -305,7 +305,7 @@ def check_some(rows: int, skipped: Problems, source: str) -> None:
     """DataError where no row is left."""
     if not rows:
         first = f": {skipped}" if skipped.count else ""
-        raise DataError(f"{source} has no sample that can be used{first}", problems=skipped, told=TOLD)
+        raise DataError(f"{source} has no sample that can be used{first}", problems=skipped)
 
 
 @dataclass(frozen=True)

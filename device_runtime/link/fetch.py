@@ -161,7 +161,7 @@ class Fetcher:
                 if silences > self._limits.fetch_retries:
                     ref, index = next(iter(window.asked.values()))
                     raise BundleError(
-                        f"{LOST_CHUNK}chunk {index} of blob {ref.sha256[:12]} did not arrive in {silences} attempts of "
+                        f"{LOST_CHUNK}: chunk {index} of blob {ref.sha256[:12]} did not arrive in {silences} attempts of "
                         f"{self._limits.fetch_timeout_s:g} s; is the server up?"
                     )
         finally:
@@ -213,7 +213,7 @@ class Fetcher:
         window.bad[topic] = window.bad.get(topic, 0) + 1
         if window.bad[topic] >= self._limits.fetch_retries:
             raise BundleError(
-                f"{LOST_CHUNK}chunk {index} of blob {ref.sha256[:12]} had a wrong digest {window.bad[topic]} times; "
+                f"{LOST_CHUNK}: chunk {index} of blob {ref.sha256[:12]} had a wrong digest {window.bad[topic]} times; "
                 "it is refused",
                 sha256=ref.sha256,
                 index=index,

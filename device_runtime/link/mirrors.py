@@ -142,7 +142,7 @@ class Mirrors:
             if mirror in self._records
         )
         raise BundleError(
-            f"{LOST_CHUNK}no mirror gave all blobs of the round, and the broker has none: {faults}"
+            f"{LOST_CHUNK}: no mirror gave all blobs of the round, and the broker has none: {faults}"
         )
 
     def _usable(self) -> Iterator[Mirror]:

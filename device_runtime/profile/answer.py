@@ -20,8 +20,7 @@ def answer_with(nonce: str, profile: BundleProfile, limit: int) -> ProfileAnswer
         data = profiles.encode(shorter)
         if len(data) <= room:
             return ProfileAnswer(nonce=nonce, state="done", profile=data)
-    text = f"the profile takes {len(data)} bytes at least, and limits.chunk_bytes is {limit} here: raise it"
-    return declined(nonce, TOO_LARGE, text)
+    return declined(nonce, TOO_LARGE)
 
 
 def _shorter(profile: BundleProfile) -> Iterator[BundleProfile]:

@@ -57,7 +57,10 @@ class Measure(Protocol):
 
 @dataclass
 class _Asked:
-    """``offered``: somebody waits for the answer, as the broker's retained offer says; ``gone``: nobody does."""
+    """``offered``: somebody waits for the answer, as the broker's retained offer says; ``gone``: nobody does.
+
+    ``why``: details of a decline for the device's own log.
+    """
 
     request: profile_messages.ProfileRequest
     came: float
@@ -66,6 +69,7 @@ class _Asked:
     gone: bool = False
     stop: threading.Event = field(default_factory=threading.Event)
     answer: profile_messages.ProfileAnswer | None = None
+    why: str = ""
 
     @property
     def nonce(self) -> str:
@@ -135,13 +139,11 @@ class ProfileDesk:
             request = self._work.trust.open(profile_messages.ProfileRequest, self.topic, payload)
         except Repeated:
             raise
-        except IdentityError as error:  # whoever asks is told why nothing follows, and a flood is not
+        except IdentityError:  # whoever asks is told why nothing follows, and a flood is not
             if self._strangers.due(profile_messages.SIGNATURE):
                 self._send(
                     profile_messages.declined(
-                        peek(profile_messages.ProfileRequest, payload).nonce,
-                        profile_messages.SIGNATURE,
-                        error.message,
+                        peek(profile_messages.ProfileRequest, payload).nonce, profile_messages.SIGNATURE
                     )
                 )
             raise
@@ -156,11 +158,8 @@ class ProfileDesk:
         elif (why := self._refusal(request)) is not None:
             self._send(why)
         elif sum(entry.offered for entry in self._waiting) >= _MOST_WAITING:
-            self._send(
-                profile_messages.declined(
-                    request.nonce, profile_messages.BUSY, f"{_MOST_WAITING} other requests are waiting"
-                )
-            )
+            text = f"{_MOST_WAITING} other requests are waiting"
+            self._send(self._declined(request.nonce, profile_messages.BUSY, text))
         else:
             self._make_room()
             self._waiting.append(_Asked(request, time.monotonic(), self._work.limits.profile_s))
@@ -174,16 +173,21 @@ class ProfileDesk:
             self._taken.popleft()
         if len(self._taken) >= limits.profiles_an_hour:
             text = f"it was asked {limits.profiles_an_hour} times within an hour (limits.profiles_an_hour)"
-            return profile_messages.declined(request.nonce, profile_messages.BUSY, text)
+            return self._declined(request.nonce, profile_messages.BUSY, text)
         self._taken.append(now)
         if request.repeat > limits.profile_repeat:
-            text = f"{request.repeat} repetitions, and limits.profile_repeat is {limits.profile_repeat} here: ask for fewer"
-            return profile_messages.declined(request.nonce, profile_messages.TOO_LARGE, text)
+            text = f"{request.repeat} repetitions, and limits.profile_repeat is {limits.profile_repeat} here"
+            return self._declined(request.nonce, profile_messages.TOO_LARGE, text)
         try:
             self._work.rules.check("profile")
         except RoundDeclined as error:
-            return profile_messages.declined(request.nonce, error.reason, error.message)
+            return self._declined(request.nonce, error.reason, error.message)
         return None
+
+    def _declined(self, nonce: str, reason: str, text: str) -> profile_messages.ProfileAnswer:
+        """Return the answer that declines a request. Its details go to the device's own log."""
+        self._say("profile", f"declined ({nonce}) {reason}: {text}")
+        return profile_messages.declined(nonce, reason)
 
     def step(self, *, busy: bool) -> None:
         """Go on with what is asked; ``busy``: a round is worked on, or begins now."""
@@ -234,8 +238,7 @@ class ProfileDesk:
             if entry.gone or (not entry.offered and now > min(entry.until, entry.came + patience)):
                 self._leave(entry)
             elif now > entry.until:
-                text = "rounds or other requests left no time for it: ask again later, or with a longer `timeout`"
-                self._settle(entry, profile_messages.declined(entry.nonce, profile_messages.BUSY, text))
+                self._settle(entry, profile_messages.declined(entry.nonce, profile_messages.BUSY))
 
     def _make_room(self) -> None:
         """A request without an offer, as of an asker that left, keeps no other from being heard: the oldest leaves."""
@@ -272,12 +275,11 @@ class ProfileDesk:
         except RoundAborted:
             self._say("profile", f"stopped ({nonce})" if asked.gone else f"put off ({nonce}): a round begins")
         except RoundDeclined as error:
-            asked.answer = profile_messages.declined(nonce, error.reason, error.message)
-        except EdgeflError as error:
-            asked.answer = profile_messages.declined(nonce, profile_messages.FAILED, error.message)
+            asked.answer, asked.why = profile_messages.declined(nonce, error.reason), error.message
         except Exception as error:  # whatever an engine or the system raises must not end the agent
-            asked.answer = profile_messages.declined(
-                nonce, profile_messages.FAILED, f"{type(error).__name__}: {error}"
+            asked.answer = profile_messages.declined(nonce, profile_messages.FAILED)
+            asked.why = (
+                error.message if isinstance(error, EdgeflError) else f"{type(error).__name__}: {error}"
             )
         finally:
             self._clear()
@@ -352,7 +354,7 @@ class ProfileDesk:
         while len(self._answers) > _MOST_ANSWERS:
             del self._answers[next(iter(self._answers))]
         self._send(answer)
-        message = f"{answer.state} ({answer.nonce}) {answer.reason} {answer.text}"
+        message = f"{answer.state} ({answer.nonce}) {answer.reason} {asked.why}"
         self._say("profile", " ".join(message.split()))
 
     def _send(self, answer: profile_messages.ProfileAnswer) -> None:

@@ -232,7 +232,7 @@ class RoundDesk:
             pass  # another one is announced
         except EdgeflError as error:
             tier = self.task.tier if self.task is not None else ""
-            self._fail(page.sha256, announced.round, tier, error.message)
+            self._fail(page.sha256, announced.round, tier, error)
         finally:
             self._reading = None
             self._idle.set()
@@ -293,10 +293,8 @@ class RoundDesk:
                 self._say("stopped", text, round=job.round)
             else:
                 self._say("aborted", error.message, round=job.round)
-        except EdgeflError as error:
-            self._fail(job.nonce, job.round, job.tier, error.message)
         except Exception as error:  # an engine's own exception must not end the agent
-            self._fail(job.nonce, job.round, job.tier, f"{type(error).__name__}: {error}")
+            self._fail(job.nonce, job.round, job.tier, error)
         finally:
             self._idle.set()
             self._session.wake()
@@ -309,7 +307,7 @@ class RoundDesk:
             self._decline(job, declined)
         except DataError as error:  # another round, or another bundle, may fit
             self._say("data", error.message, round=job.round)
-            self._decline(job, RoundDeclined(WRONG_DATA, str(error.details.get("told", error.message))))
+            self._decline(job, RoundDeclined(WRONG_DATA, error.message))
 
     def _decline(self, job: Job, declined: RoundDeclined) -> None:
         """Remembered before it is sent: it is sent again until its round is over, and never worked on again."""
@@ -327,18 +325,18 @@ class RoundDesk:
         self._say("declined", f"round {job.round} ({declined.reason}): {declined.message}", round=job.round)
 
     def _send_decline(self, past: PastRound) -> None:
-        decline = Decline(round=past.round, nonce=past.nonce, reason=past.reason, text=past.text)
-        self._send(decline)
+        self._send(Decline(round=past.round, nonce=past.nonce, reason=past.reason))
 
     def _drop_abandoned(self) -> None:
         with suppress(StoreError):  # a full disk: the next announcement finds it again
             if self.announced is not None:
                 drop_abandoned(self._store, self.announced, self._dropped)
 
-    def _fail(self, key: str, number: int, tier: str, reason: str) -> None:
+    def _fail(self, key: str, number: int, tier: str, error: Exception) -> None:
         """An attempt at what ``key`` names, of round ``number``."""
+        reason = error.message if isinstance(error, EdgeflError) else f"{type(error).__name__}: {error}"
         self._failed[key] = time.monotonic() + self._retry_pause_s
-        self._progress.failed(number, tier, reason)
+        self._progress.failed(number, tier, error)
         if (key, reason) == self._told_failure:  # it tries every second, and people have read it
             return
         self._told_failure = key, reason

@@ -10,11 +10,11 @@ from device_runtime.round.graphs import Step
 from device_runtime.round.job import Job
 from edgefl.wire.mqtt.envelope import Seal
 from edgefl.wire.mqtt.messages import FAILED, Progress
+from edgefl.wire.mqtt.refusals import failure_code
 from edgefl.wire.mqtt.session import Session
 from edgefl.wire.mqtt.topics import DeviceTopics
 
 _PERIOD_S = 0.2
-_MOST_REASON = 300
 
 
 class ProgressMessages:
@@ -35,9 +35,9 @@ class ProgressMessages:
             self._last = now
             self._publish(job.round, job.tier, step)
 
-    def failed(self, round: int, tier: str, reason: str) -> None:
-        """An attempt ended; there will be another while the round is open."""
-        self._publish(round, tier, Step(f"{FAILED}{reason[:_MOST_REASON]}", 0, 0, float("nan"), 0.0))
+    def failed(self, round: int, tier: str, error: Exception) -> None:
+        """Report a failed attempt by its code; there will be another while the round is open."""
+        self._publish(round, tier, Step(f"{FAILED}{failure_code(error)}", 0, 0, float("nan"), 0.0))
 
     def _publish(self, round: int, tier: str, step: Step) -> None:
         progress = Progress(

@@ -50,7 +50,9 @@ MORE = 1.1
 COPIES = 5
 """Of the state, that a trial holds beside a running step: before, after, of the own form, and what compares them."""
 KILLED = "it ended the process that tried it"
-_LETTERS = 200
+FAILS = "the engine cannot run it"
+DIFFERS = "it gives other results"
+"""Reasons that the server gets. Figures and an engine's messages may hold values of the data, and stay here."""
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,15 +137,18 @@ class Forms:
         if not graph.variants:
             return base
         self.used[graph.name] = ""
-        self.dropped |= {f"{graph.name}/{name}": why for name, why in known.dropped.items()}
+        fixed = (KILLED, FAILS, DIFFERS)  # an earlier release stored others
+        self.dropped |= {
+            f"{graph.name}/{name}": why if why in fixed else FAILS for name, why in known.dropped.items()
+        }
         chosen = next((variant for variant in graph.variants if variant.name == known.variant), None)
         if chosen is None or not tuning.has_room(graph):
             return base
         frame = self.blobs.get(chosen.blob)
         try:
             model = unfolded(chosen, frame, base=base, limit=tuning.limit_bytes)
-        except BundleError as error:
-            self.dropped[f"{graph.name}/{chosen.name}"] = _short(error)
+        except BundleError:
+            self.dropped[f"{graph.name}/{chosen.name}"] = FAILS
             return base
         self.used[graph.name] = chosen.name
         return model
@@ -214,11 +219,11 @@ def fastest(
             try:
                 model = unfolded(variant, frame, base=base, limit=limit)
                 found, turn[variant.name] = _run(engine, graph, model, feeds, before, most)
-                why = strays(found, expected, before)
+                why = DIFFERS if strays(found, expected, before) else ""
             except MemoryError:
                 raise
-            except Exception as error:  # an engine's own, where one of its kernels fails
-                why = _short(error)
+            except Exception:  # an engine's own, where one of its kernels fails
+                why = FAILS
             if why:
                 dropped[variant.name] = why
                 turn.pop(variant.name, None)
@@ -290,10 +295,6 @@ def _tells(expected: Arrays, before: Arrays) -> bool:
     matrices = [name for name in before if name in expected and expected[name].ndim >= 2]
     finite = all(np.isfinite(array).all() for array in expected.values() if array.dtype.kind == "f")
     return finite and any(not np.array_equal(expected[name], before[name]) for name in matrices)
-
-
-def _short(error: Exception) -> str:
-    return " ".join(str(error).split())[:_LETTERS] or type(error).__name__
 
 
 def _run(

@@ -5,7 +5,9 @@ Everything here works without privileges. What the system lacks is named, and th
 * Resource limits (any Unix): address space, processor time, open files, size of written files, no core dumps.
 * Landlock (Linux 5.13): of the file system it reads what Python and libraries are made of, and writes in one folder; from
   6.7 on no TCP, from 6.12 on no signals to other processes.
-* seccomp (Linux on x86-64 and AArch64): no sockets, no other programs or processes, no look into others.
+* A process of root becomes the user 65534.
+* seccomp (Linux on x86-64 and AArch64): no sockets, no other programs, no effect on other processes, no memory that the
+  limits do not count, no change of a file's attributes (:mod:`device_runtime.sandbox.calls`).
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from device_runtime.sandbox.calls import MACHINES, filter_program
+
 _PACKAGES = (
     "device_runtime",
     "edgefl",
@@ -34,7 +38,6 @@ _PACKAGES = (
     "typing_extensions",
 )
 _NO_NEW_PRIVILEGES = 38
-_EPERM, _ENOSYS = 1, 38
 
 # -- Landlock: include/uapi/linux/landlock.h; the numbers of its calls are the same on all processors
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
@@ -46,43 +49,13 @@ _FILES_BY_VERSION = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1
 _NETWORK_FROM, _SCOPES_FROM = 4, 6
 _NETWORK, _SCOPES = 3, 3
 
-# -- seccomp: include/uapi/linux/seccomp.h, and linux/filter.h
+# -- the user that a process of root becomes: include/uapi/linux/capability.h, prctl.h
+_NOBODY = 65534
+_SET_DUMPABLE, _KEEP_CAPABILITIES = 4, 8
+_CAPABILITIES_3, _READ_SEARCH = 0x20080522, 1 << 2
+
+# -- seccomp: include/uapi/linux/seccomp.h
 _SET_FILTER, _ALL_THREADS = 1, 1
-_LOAD, _JUMP_EQUAL, _JUMP_LEAST, _JUMP_BITS, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-_ALLOW, _REFUSE, _KILL = 0x7FFF0000, 0x00050000 | _EPERM, 0x80000000
-_NOT_THERE = 0x00050000 | _ENOSYS
-_THREAD = 0x00010000  # CLONE_THREAD
-_CLONE3 = 435
-
-
-@dataclass(frozen=True)
-class _Machine:
-    """A processor as seccomp names it, the numbers of the calls seccomp and clone, and those of what is refused."""
-
-    audit: int
-    seccomp: int
-    clone: int
-    refused: tuple[int, ...]
-
-
-_MACHINES = {
-    # socket connect accept sendto bind listen socketpair fork vfork execve kill ptrace mount keyctl and their like
-    "x86_64": _Machine(
-        0xC000003E,
-        317,
-        56,
-        (41, 42, 43, 44, 49, 50, 53, 57, 58, 59, 62, 101, 161, 165, 166, 248, 249, 250, 272, 288, 298, 304, 308, 310, 311,
-         321, 322, 323, 424, 425, 434, 438),
-    ),
-    "aarch64": _Machine(
-        0xC00000B7,
-        277,
-        220,
-        (39, 40, 51, 97, 117, 129, 198, 199, 200, 201, 202, 203, 206, 217, 218, 219, 221, 241, 242, 265, 268, 270, 271, 280,
-         281, 282, 424, 425, 434, 438),
-    ),
-}  # fmt: skip
-_X32 = 0x40000000  # the second set of numbers on x86-64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +75,7 @@ def confine(wanted: Confinement) -> tuple[str, ...]:
     steps: tuple[tuple[str, Callable[[Confinement], None]], ...] = (
         ("resource limits", _limit_resources),
         ("a file system that is read only, and no TCP (Landlock)", _restrict_files),
+        ("a user other than root", _leave_root),
         ("no sockets and no other programs (seccomp)", _filter_calls),
     )
     missing = []
@@ -149,7 +123,7 @@ def _restrict_files(wanted: Confinement) -> None:
             _allow(rules, "/proc/self/clear_refs", writing)
         if wanted.writable:
             _allow(rules, wanted.writable, _READ_FILE | _READ_DIR | _MAKE_FILE | _REMOVE_FILE | writing)
-        _no_new_privileges()
+        _prctl(_NO_NEW_PRIVILEGES, 1)
         _call(_RESTRICT_SELF, rules, 0)
     finally:
         os.close(rules)
@@ -204,44 +178,42 @@ def _allow(rules: int, path: str, rights: int) -> None:
         os.close(handle)
 
 
+def _leave_root(wanted: Confinement) -> None:
+    """Become an unprivileged user if this process is root's. Root could read the environment of every process.
+
+    One capability stays: to read what file modes forbid, because Python's packages may lie in root's home. Landlock bounds
+    what that opens.
+    """
+    if not hasattr(os, "geteuid") or os.geteuid() != 0:
+        return
+    if wanted.writable:
+        os.chown(wanted.writable, _NOBODY, _NOBODY)
+    _prctl(_KEEP_CAPABILITIES, 1)
+    os.setgroups([])
+    os.setresgid(_NOBODY, _NOBODY, _NOBODY)
+    os.setresuid(_NOBODY, _NOBODY, _NOBODY)
+    header = struct.pack("=Ii", _CAPABILITIES_3, 0)
+    sets = struct.pack("=6I", _READ_SEARCH, _READ_SEARCH, 0, 0, 0, 0)
+    library = ctypes.CDLL(None, use_errno=True)
+    if library.capset(header, sets) != 0:
+        raise OSError(ctypes.get_errno(), "capset")
+    _prctl(_SET_DUMPABLE, 1)  # else /proc/self belongs to root
+
+
 def _filter_calls(_: Confinement) -> None:
-    machine = _MACHINES.get(platform.machine()) if sys.platform == "linux" else None
+    machine = MACHINES.get(platform.machine()) if sys.platform == "linux" else None
     if machine is None:
         raise OSError(f"not on {sys.platform} {platform.machine()}")
-    program = _program(machine)
-    code = b"".join(struct.pack("=HBBI", *each) for each in program)
+    code = filter_program(machine)
     room = ctypes.create_string_buffer(code, len(code))
-    whole = struct.pack("@HP", len(program), ctypes.addressof(room))
-    _no_new_privileges()
+    whole = struct.pack("@HP", len(code) // 8, ctypes.addressof(room))
+    _prctl(_NO_NEW_PRIVILEGES, 1)
     _call(machine.seccomp, _SET_FILTER, _ALL_THREADS, whole)
 
 
-def _program(machine: _Machine) -> list[tuple[int, int, int, int]]:
-    """The filter. A thread is made, and no process: clone3 says so in memory, which no filter reads, so it is not there and
-    libraries take clone, whose first argument says it (its lower half lies first on these processors)."""
-    refuse = len(machine.refused)
-    return [
-        (_LOAD, 0, 0, 4),  # the processor whose numbers these are
-        (_JUMP_EQUAL, 1, 0, machine.audit),
-        (_RETURN, 0, 0, _KILL),
-        (_LOAD, 0, 0, 0),  # the number of the call
-        (_JUMP_EQUAL, 0, 1, _CLONE3),
-        (_RETURN, 0, 0, _NOT_THERE),
-        (_JUMP_EQUAL, 0, 4, machine.clone),
-        (_LOAD, 0, 0, 16),
-        (_JUMP_BITS, 0, 1, _THREAD),
-        (_RETURN, 0, 0, _ALLOW),
-        (_RETURN, 0, 0, _REFUSE),
-        (_JUMP_LEAST, refuse + 1, 0, _X32),
-        *((_JUMP_EQUAL, refuse - at, 0, number) for at, number in enumerate(machine.refused)),
-        (_RETURN, 0, 0, _ALLOW),
-        (_RETURN, 0, 0, _REFUSE),
-    ]
-
-
-def _no_new_privileges() -> None:
-    if ctypes.CDLL(None, use_errno=True).prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "no_new_privs")
+def _prctl(option: int, value: int) -> None:
+    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl {option}")
 
 
 def _call(number: int, *arguments: int | bytes | None) -> int:

@@ -55,8 +55,9 @@ _SERVER: _Leaves = (
     ("devices/+/status", "r"),
     ("devices/+/hello", "r"),
     ("devices/+/progress", "r"),
-    ("devices/+/updates/+/+", "r"),
-    ("devices/+/shards/+/+/+", "r"),
+    # It writes to erase what devices leave retained.
+    ("devices/+/updates/+/+", "rw"),
+    ("devices/+/shards/+/+/+", "rw"),
     ("devices/+/declines", "r"),
     ("devices/+/tasks", "w"),
     ("devices/+/acks", "w"),

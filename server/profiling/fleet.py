@@ -26,8 +26,10 @@ from edgefl.wire.mqtt.client_ids import client_id
 from edgefl.wire.mqtt.envelope import Sequence, Speaker, bare, open_message
 from edgefl.wire.mqtt.messages import AnyMessage, Hello, Status, decode, encode
 from edgefl.wire.mqtt.profile_messages import ProfileAnswer, ProfileOffer, ProfileRequest
+from edgefl.wire.mqtt.refusals import shown
 from edgefl.wire.mqtt.session import Address, Delivery, Down, Event, Incoming, Refused, Session, Up
 from edgefl.wire.mqtt.topics import Topics
+from edgefl.wire.printable import printable
 from server.profiling.rows import DeviceReport, FleetReport, Offered, Row, tier_for
 
 _POLL_S = 0.2
@@ -237,8 +239,8 @@ class FleetProfiler:
         row = self._row(device)
         row.known = True
         row.now(
-            agent=_clean(hello.agent, 64),
-            engines={_clean(name, 32): _clean(version, 32) for name, version in hello.engines.items()},
+            agent=printable(hello.agent, 64),
+            engines={printable(name, 32): printable(version, 32) for name, version in hello.engines.items()},
             memory_bytes=hello.memory_bytes,
             cores=hello.cores,
         )
@@ -250,7 +252,7 @@ class FleetProfiler:
         if tier:
             row.now(tier=tier)
             return
-        wish = f"it is of tier {_clean(hello.tier, 64)!r}" if hello.tier else "it names no tier"
+        wish = f"it is of tier {printable(hello.tier, 64)!r}" if hello.tier else "it names no tier"
         offered = ", ".join(self._wanted.offered)
         row.now(state="skipped", reason="no-tier", text=f"{wish}, offered are {offered}: name one by `tier`")
 
@@ -261,7 +263,10 @@ class FleetProfiler:
         if answer.state == "taken":
             row.now(state="measuring")
         elif answer.state == "declined":
-            reason, text = _clean(answer.reason, _MOST_REASON), _clean(answer.text, _MOST_TEXT)
+            reason, text = (
+                printable(answer.reason, _MOST_REASON),
+                shown(answer.reason, answer.text)[:_MOST_TEXT],
+            )
             row.now(state="declined", reason=reason or "other", text=text)
         else:
             self._done(row, answer.profile)
@@ -275,7 +280,7 @@ class FleetProfiler:
             return
         digests = {ref.sha256 for ref in self._refs.get(row.report.tier, {}).values()}
         if profile.bundle not in digests:
-            text = f"it profiled bundle {_clean(profile.bundle, 12)!r}, which it was not asked for"
+            text = f"it profiled bundle {printable(profile.bundle, 12)!r}, which it was not asked for"
             row.now(state="declined", reason="wrong-bundle", text=text)
             return
         row.now(state="done", profile=profile)
@@ -351,8 +356,3 @@ class FleetProfiler:
             for index in range(ref.count):
                 self._session.publish(topics.blob_chunk(ref.sha256, index), b"", retain=True)
         return self._session.publish(topics.offer, b"", retain=True)
-
-
-def _clean(text: str, most: int) -> str:
-    """A device's words as they may be printed."""
-    return "".join(letter if letter.isprintable() else " " for letter in text[:most])

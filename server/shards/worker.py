@@ -20,6 +20,7 @@ from functools import partial
 from edgefl.system.clock import steady_time
 from edgefl.wire.errors import IdentityError, ProtocolError, StoreError
 from edgefl.wire.mqtt.client_ids import client_id
+from edgefl.wire.mqtt.connection import AS_PUBLISHED
 from edgefl.wire.mqtt.envelope import unwrap, verified
 from edgefl.wire.mqtt.events import Incoming, Up
 from edgefl.wire.mqtt.inbox import Inbox
@@ -212,8 +213,9 @@ class Worker:
         answers = tuple(Answered(device, accepted=True) for device in self._taken)
         self._answered(answers)
         self._tell(answers=answers)
+        # Again in each round: this brings what devices left retained there.
+        self._session.subscribe(self._topics.shard_filters(self._shards), qos=1 | AS_PUBLISHED)
         if not self._started:
-            self._session.subscribe(self._topics.shard_filters(self._shards))
             self._session.start()
             self._started = True
         self._to_say_ready = True
@@ -253,6 +255,9 @@ class Worker:
 
     def _take(self, message: Incoming) -> None:
         """A chunk of an update, or something else. Never raises for what was sent."""
+        if message.retained:
+            self._session.publish(message.topic, b"", qos=0, retain=True)
+            return
         device = ""
         try:
             device, leaf, numbers = self._topics.parse_device(message.topic)

@@ -43,6 +43,7 @@ FAULTS: dict[str, str] = {
     "refusing.no_blob_digest": "damaged-blob",
     "refusing.no_memory_check": "no-memory",
     "refusing.wrong_reason": "wrong-shape",
+    "refusing.tells_details": "wrong-shape",
     "refusing.declines_once": "declines-again",
     "refusing.any_manifest": "manifest-of-another-version",
     "refusing.other_runs": "another-run",

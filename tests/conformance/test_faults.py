@@ -22,6 +22,7 @@ QUICK = {
     "sending.sends_all_again": "chunks that came [1, 3]",
     "refusing.no_chunk_digest": "no update by a chunk whose digest is wrong",
     "refusing.wrong_reason": "decline.reason 'wrong-data'",
+    "refusing.tells_details": "decline.text ''",
 }
 """With the beginning of what was expected in place of what came."""
 SLOW = [fault for fault in FAULTS if fault not in QUICK]

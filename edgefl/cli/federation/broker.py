@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgefl.cli.options import CaFile, CertFile, KeyFile
+from edgefl.cli.options import CaFile, CertFile, KeyFile, parse_bytes, parse_limits
 
 if TYPE_CHECKING:
     from server.lab_broker import LabBroker
@@ -40,6 +40,16 @@ def broker(
     ca_file: CaFile = "",
     cert_file: CertFile = "",
     key_file: KeyFile = "",
+    chunk_bytes: Annotated[
+        int,
+        typer.Option(
+            min=256, help="Mosquitto: `chunk_bytes` in [limits] of the federation; bounds a message"
+        ),
+    ] = 128 * 1024,
+    memory: Annotated[
+        str,
+        typer.Option(help="Mosquitto: memory for messages, like 2GiB; default: a quarter of the machine's"),
+    ] = "",
 ) -> None:
     """Run an MQTT broker in the foreground.
 
@@ -70,6 +80,8 @@ def broker(
     from edgefl import mosquitto_command, serve_broker
     from edgefl.wire.errors import ConfigError
 
+    limits = parse_limits([f"chunk_bytes={chunk_bytes}"])
+    memory_bytes = parse_bytes(memory, "--memory") if memory else 0
     if kind not in ("amqtt", "mosquitto"):
         raise ConfigError(f"--kind {kind!r} is unknown: write amqtt or mosquitto")
     if tls:
@@ -87,6 +99,8 @@ def broker(
             cert_file=_whole(cert_file),
             key_file=_whole(key_file),
             client_certificates=client_certificates,
+            limits=limits,
+            memory_bytes=memory_bytes,
         )
         command = lab.command()
         _tell(lab)
@@ -99,7 +113,7 @@ def broker(
         serve_broker(host, port, websocket_port)
     else:
         own = folder or Path(tempfile.mkdtemp(prefix="edgefl-mosquitto-"))
-        command = mosquitto_command(port, own, host, websocket_port)
+        command = mosquitto_command(port, own, host, websocket_port, limits, memory_bytes)
         _say(host, port, websocket_port)
         os.execvp(command[0], command)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -21,6 +22,7 @@ from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.manifest import Manifest
 from edgefl.wire.errors import ProtocolError
 from edgefl.wire.mqtt.messages import (
+    FAILED,
     Ack,
     Decline,
     Offer,
@@ -36,6 +38,7 @@ from edgefl.wire.tensors import Arrays
 FAR_S = 3600.0
 """Deadlines of rounds: this far ahead."""
 _QUIET_S = 30.0
+_CODE = re.compile(r"[a-z -]{1,32}")
 """Nothing that must not come is waited for longer than that."""
 _TIMER_S = 17.0
 """Sooner than an agent sends an update again by itself (`ack_timeout_s`, 20 s): what comes within that was asked for."""
@@ -327,13 +330,19 @@ class Stage(Seat):
     # -- what does not come ----------------------------------------------------------------------------------------
 
     def quiet(self, mark: int, what: str, task: Task | None = None, seconds: float = 0.0) -> None:
-        """Failed if an update comes (of ``task``, or any) within the time that a round usually takes, three times over, or
-        the agent ends."""
+        """Failed if an update comes (of ``task``, or any) within the time that a round usually takes, three times over, the
+        agent ends, or its progress gives more than a code for a failure."""
         wait = self.patient(seconds or min(_QUIET_S, 0.5 + 3 * (self.usual_s or 1.0)))
         said = self.server.log.wait(
             mark, "updates", wait, lambda each: task is None or chunk_of(each, task) is not None
         )
         expect(said is None, what, f"an update on {said.topic}" if said else "")
+        for each in self.server.log.since(mark, "progress"):
+            stage = each.message.stage if isinstance(each.message, Progress) else ""
+            code = stage.removeprefix(FAILED)
+            expect(
+                stage == code or _CODE.fullmatch(code) is not None, "a code behind 'failed: '", repr(stage)
+            )
         self.ensure()
 
     def decline(self, play: Play, within_s: float = 15.0, since: int | None = None) -> Decline:
@@ -348,6 +357,7 @@ class Stage(Seat):
             raise Failed(f"a Decline of round {play.task.round}", self.instead(mark))
         assert isinstance(said.message, Decline)
         expect_equal("decline.round", play.task.round, said.message.round)
+        expect_equal("decline.text", "", said.message.text)
         return said.message
 
 

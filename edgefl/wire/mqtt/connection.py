@@ -11,6 +11,7 @@ import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
+from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from edgefl.wire.errors import BrokerError
 from edgefl.wire.mqtt.address import Address
@@ -20,6 +21,8 @@ _SESSION_S = 7 * 24 * 3600
 """How long a broker of MQTT 5 keeps the session of a client that is away; one of 3.1.1 keeps it as long as it likes."""
 _VERSIONS = {"5": MQTTProtocolVersion.MQTTv5, "3.1.1": MQTTProtocolVersion.MQTTv311}
 _LARGEST_RECEIVE_MAXIMUM = 65_535
+AS_PUBLISHED = 8
+"""Option of a subscription beside its QoS: a live message shows whether it is retained (MQTT 5)."""
 
 
 def make_client(address: Address, client_id: str, *, clean: bool, max_inflight: int) -> paho.Client:
@@ -81,6 +84,18 @@ def receive_maximum(properties: object) -> int:
 def largest_packet(properties: object) -> int:
     """Bytes of the largest packet that the broker takes, as its CONNACK says; 0 where it says nothing."""
     return int(getattr(properties, "MaximumPacketSize", 0))
+
+
+def subscriptions(
+    entries: list[tuple[str, int]], version: str
+) -> list[tuple[str, int]] | list[tuple[str, SubscribeOptions]]:
+    """Return what paho takes for filters with their options byte (MQTT 5, 3.8.3.1). MQTT 3.1.1 has the QoS alone."""
+    if version == "3.1.1":
+        return [(topic, options & 3) for topic, options in entries]
+    return [
+        (topic, SubscribeOptions(qos=options & 3, retainAsPublished=bool(options & AS_PUBLISHED)))
+        for topic, options in entries
+    ]
 
 
 def expiring(seconds: float) -> Properties:

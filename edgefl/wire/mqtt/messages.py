@@ -185,7 +185,7 @@ class Task(Message, frozen=True, kw_only=True):
 class Progress(Message, frozen=True, kw_only=True):
     """``devices/<id>/progress``, QoS 0: for people who watch; nothing depends on it.
 
-    ``stage`` is ``forward <k>``, ``train``, or :data:`FAILED` and why.
+    ``stage`` is ``forward <k>``, ``train``, or :data:`FAILED` and a code.
     """
 
     round: int
@@ -305,15 +305,14 @@ CRASHED = "crashed"
 """Why a device declines: the work on the round ended its process, or its engine's."""
 
 FAILED = "failed: "
-"""With what a :class:`Progress`'s ``stage`` begins when an attempt at a round failed; the reason follows."""
+"""Prefix of a :class:`Progress`'s ``stage`` after a failed attempt. A code of :mod:`edgefl.wire.mqtt.refusals` follows."""
 
-
-LOST_CHUNK = "no good chunk: "
-"""What follows :data:`FAILED` where the broker has not what the round needs: the server publishes it again."""
+LOST_CHUNK = "no good chunk"
+"""Code of an attempt that failed because the broker lacks what the round needs: the server publishes it again."""
 
 
 class Decline(Message, frozen=True, kw_only=True):
-    """``devices/<id>/declines``: the device sends no update for this task. ``reason`` is a short code, ``text`` explains.
+    """``devices/<id>/declines``: the device sends no update for this task. ``reason`` is a short code; ``text`` stays empty.
 
     Reasons are :data:`NO_CARRY`, :data:`NO_FORMAT`, :data:`NO_MEMORY`, :data:`WRONG_DATA`, :data:`POLICY`, :data:`TOO_MUCH`
     and :data:`CRASHED`; a server takes others as they are.

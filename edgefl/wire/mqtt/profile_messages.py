@@ -25,9 +25,6 @@ LATE = "late"
 TOO_LARGE = "too-large"
 FAILED = "failed"
 
-_MOST_TEXT = 300
-"""Letters of ``text``, so that an answer without a profile fits any message."""
-
 
 class ProfileOffer(Message, frozen=True, kw_only=True):
     """``profiles/<nonce>/offer``, retained: the blobs that lie below ``profiles/<nonce>/blobs`` for a request.
@@ -57,7 +54,7 @@ class ProfileAnswer(Message, frozen=True, kw_only=True):
     """``devices/<id>/profiles``: the device's word on a request; ``done`` and ``declined`` are the last one.
 
     ``profile`` holds an encoded :class:`edgefl.wire.bundle.profiles.BundleProfile` when ``state`` is ``done``.
-    ``reason`` is a short code where it is ``declined``, ``text`` explains.
+    ``reason`` is a short code where it is ``declined``; ``text`` stays empty.
     """
 
     nonce: str
@@ -67,6 +64,6 @@ class ProfileAnswer(Message, frozen=True, kw_only=True):
     profile: bytes = b""
 
 
-def declined(nonce: str, reason: str, text: str) -> ProfileAnswer:
-    """An answer without a profile; what is too long of ``text`` is cut off."""
-    return ProfileAnswer(nonce=nonce, state="declined", reason=reason, text=text[:_MOST_TEXT])
+def declined(nonce: str, reason: str) -> ProfileAnswer:
+    """Return an answer without a profile."""
+    return ProfileAnswer(nonce=nonce, state="declined", reason=reason)

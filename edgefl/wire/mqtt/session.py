@@ -391,7 +391,7 @@ class Session:
     def _pump(self) -> None:
         while self._waiting and not self._asked:
             self._asked = self._waiting.pop(0)
-            code, _ = self._client.subscribe(self._asked)
+            code, _ = self._client.subscribe(connection.subscriptions(self._asked, self._version))
             if code != paho.MQTT_ERR_SUCCESS:  # not connected: the caller asks again after Up
                 self._asked = []
                 self._waiting.clear()

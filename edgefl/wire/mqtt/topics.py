@@ -131,6 +131,11 @@ class Topics:
         return tuple(f"{self.root}/devices/+/shards/{shard}/+/+" for shard in shards)
 
     @property
+    def update_filters(self) -> tuple[str, str]:
+        """Filters for the updates of all devices: those for the server, and those for its workers."""
+        return f"{self.root}/devices/+/updates/+/+", self.all_shards
+
+    @property
     def all_shards(self) -> str:
         """The updates of all shards: what was computed for a server with workers also reaches one without."""
         return f"{self.root}/devices/+/shards/+/+/+"

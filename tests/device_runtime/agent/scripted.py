@@ -23,6 +23,7 @@ from edgefl.wire.mqtt import messages
 from edgefl.wire.mqtt.envelope import peek
 from edgefl.wire.mqtt.messages import Ack, Decline, Hello, Progress, Round, Status, Task, Update, UpdateChunk
 from edgefl.wire.mqtt.profile_messages import ProfileAnswer
+from edgefl.wire.mqtt.refusals import TEXTS
 from edgefl.wire.mqtt.session import Address, Incoming, Session
 from edgefl.wire.mqtt.topics import Topics
 from edgefl.wire.tensors import Arrays
@@ -175,12 +176,16 @@ class ScriptedServer:
         return peek(Hello, wait_message(self.session, self.mine.hello))
 
     def decline(self) -> Decline:
-        """The next word that a task is not taken."""
-        return peek(Decline, wait_message(self.session, self.mine.declines))
+        """Return the next decline; its details stay on the device."""
+        decline = peek(Decline, wait_message(self.session, self.mine.declines))
+        assert decline.text == "" and decline.reason in TEXTS
+        return decline
 
     def profile_answer(self) -> ProfileAnswer:
-        """The next word on a request for a profile."""
-        return peek(ProfileAnswer, wait_message(self.session, self.mine.profiles))
+        """Return the next answer to a request for a profile; details of a decline stay on the device."""
+        answer = peek(ProfileAnswer, wait_message(self.session, self.mine.profiles))
+        assert answer.text == "" and answer.reason in {"", *TEXTS}
+        return answer
 
     def progress(self, least: int = 0) -> Progress:
         """The next word on training, from step ``least`` on; not every step is told."""
@@ -194,14 +199,16 @@ class ScriptedServer:
         return peek(Progress, wait_for(self.session, Incoming, training).payload)
 
     def failed(self) -> Progress:
-        """The next word that an attempt failed."""
+        """Return the next report of a failed attempt, which has a code alone."""
 
         def failure(event: Incoming) -> bool:
             if event.topic != self.mine.progress:
                 return False
             return peek(Progress, event.payload).stage.startswith(messages.FAILED)
 
-        return peek(Progress, wait_for(self.session, Incoming, failure).payload)
+        failed = peek(Progress, wait_for(self.session, Incoming, failure).payload)
+        assert failed.stage.removeprefix(messages.FAILED) in TEXTS
+        return failed
 
     def update(self, number: int = 1) -> Update:
         """The next whole update of round ``number``."""

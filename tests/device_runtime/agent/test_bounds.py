@@ -28,7 +28,7 @@ BOMB = {"codec": "zstd", "raw": 1 << 30}
 def test_a_manifest_that_unfolds_to_a_gigabyte_is_not_fetched(
     server: ScriptedServer, start: StartAgent, world: World
 ) -> None:
-    start()
+    agent = start()
     server.hello()
     honest = world.announcement()
     offer = honest.offers["onnx"]
@@ -37,8 +37,8 @@ def test_a_manifest_that_unfolds_to_a_gigabyte_is_not_fetched(
     server.publish_blobs(world)
     server.announce(msgspec.structs.replace(honest, offers=bad))
     server.assign(world.task())
-    decline = server.decline()
-    assert decline.reason == "no-memory" and "its manifest" in decline.text
+    assert server.decline().reason == "no-memory"
+    assert "its manifest" in agent.event("declined").text
     server.open(world, number=2)
     assert server.update(2).nonce == "n2"
 
@@ -46,7 +46,7 @@ def test_a_manifest_that_unfolds_to_a_gigabyte_is_not_fetched(
 def test_weights_that_unfold_to_more_than_the_graphs_read_are_not_fetched(
     server: ScriptedServer, start: StartAgent, world: World
 ) -> None:
-    start()
+    agent = start()
     server.hello()
     honest = world.announcement()
     units = {
@@ -56,8 +56,8 @@ def test_weights_that_unfold_to_more_than_the_graphs_read_are_not_fetched(
     server.publish_blobs(world)
     server.announce(msgspec.structs.replace(honest, units=units))
     server.assign(world.task())
-    decline = server.decline()
-    assert decline.reason == "no-memory" and "a blob of weights" in decline.text
+    assert server.decline().reason == "no-memory"
+    assert "a blob of weights" in agent.event("declined").text
 
 
 def test_a_graph_whose_ports_take_more_than_the_device_has_is_not_loaded(
@@ -77,10 +77,10 @@ def test_a_round_without_end_is_declined(server: ScriptedServer, start: StartAge
     bundle = tiny.make_bundle()
     phases = tuple(msgspec.structs.replace(p, steps=1 << 40) for p in bundle.manifest.phases)
     endless = World(tiny.Bundle(msgspec.structs.replace(bundle.manifest, phases=phases), bundle.blobs))
-    start()
+    agent = start()
     server.open(endless)
-    decline = server.decline()
-    assert decline.reason == "too-much-work" and "local steps" in decline.text
+    assert server.decline().reason == "too-much-work"
+    assert "local steps" in agent.event("declined").text
 
 
 def test_records_count_as_bytes_of_the_store(
@@ -94,10 +94,10 @@ def test_records_count_as_bytes_of_the_store(
 
 
 def test_a_policy_declines_with_its_reason(server: ScriptedServer, start: StartAgent, world: World) -> None:
-    start(policy=Policy(train=False, profile=False))
+    agent = start(policy=Policy(train=False, profile=False))
     server.open(world)
-    decline = server.decline()
-    assert decline.reason == "policy" and "train is false" in decline.text
+    assert server.decline().reason == "policy"
+    assert "train is false" in agent.event("declined").text
     server.session.subscribe([server.mine.profiles])
     request = ProfileRequest(nonce="ab" * 8, bundles={}, within_s=10.0)
     server.publish(server.mine.profile_requests, messages.encode(request))

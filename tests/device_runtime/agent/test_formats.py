@@ -90,9 +90,10 @@ def test_a_device_declines_what_its_engine_cannot_run_and_trains_once_it_is_offe
     decline = server.decline()
 
     assert (decline.round, decline.nonce, decline.reason) == (4, "n4", "no-format")
-    assert "offered in format executorch" in decline.text and "engine runs onnx" in decline.text
-    assert 'formats = ["executorch", "onnx"] in [export]' in decline.text
-    assert agent.event("round", "declined", "failed").event == "declined"
+    said = agent.event("round", "declined", "failed")
+    assert said.event == "declined"
+    assert "offered in format executorch" in said.text and "engine runs onnx" in said.text
+    assert 'formats = ["executorch", "onnx"] in [export]' in said.text
     server.announce(also_in_executorch(world.announcement(number=5)))
     server.assign(world.task(number=5))
     assert server.update(5).round == 5

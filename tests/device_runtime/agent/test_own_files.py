@@ -84,7 +84,4 @@ def test_a_class_that_the_federation_has_not_is_named_on_the_device_alone(
 
     error = agent.event("data").text
     assert "own.csv, line 2: no class is called 'angry'; the federation's are calm, loud" in error
-    decline = server.decline()
-    assert decline.reason == "wrong-data"
-    assert "angry" not in decline.text  # what stands in a row stays on the device
-    assert decline.text.startswith("the local data have rows that cannot be read or do not fit")
+    assert server.decline().reason == "wrong-data"

@@ -75,9 +75,10 @@ def test_a_page_that_is_no_page_or_too_large_starts_nothing(
     ref = publish_blob(server.session, server.topics, junk, tiny.CHUNK)
     server.announce(world.announcement().paged(ref))
     server.assign(world.task())
-    assert "malformed" in server.failed().stage
+    assert server.failed().stage == "failed: bundle"
+    assert "malformed" in agent.event("failed").text
     server.announce(world.announcement().paged(huge))
-    while "more than this device reads" not in server.failed().stage:
+    while "more than this device reads" not in agent.event("failed").text:
         pass
     server.announce(world.announcement())
     assert server.update().round == 1

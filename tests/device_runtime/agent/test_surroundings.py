@@ -10,16 +10,14 @@ import pytest
 
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt import messages
-from edgefl.wire.mqtt.envelope import peek
-from edgefl.wire.mqtt.messages import FAILED, Ack, Progress
-from edgefl.wire.mqtt.session import Incoming
+from edgefl.wire.mqtt.messages import Ack
 from tests import needs
 from tests.conftest import Mosquitto, SessionFactory
 from tests.device_runtime.agent.agents import StartAgent
 from tests.device_runtime.agent.scripted import DEVICE, RunningAgent, ScriptedServer
 from tests.device_runtime.tiny import World
 from tests.secure import SecureBroker
-from tests.wire.mqtt.events import wait_for, wait_up
+from tests.wire.mqtt.events import wait_up
 from tests.wire.mqtt.test_neighbours import announce
 
 
@@ -142,14 +140,8 @@ def test_an_attempt_that_fails_is_told_to_the_server_with_its_reason(
     server.publish(damaged, b"damaged", retain=True)
     server.announce(world.announcement())
     server.assign(world.task())
-
-    def failed(event: Incoming) -> bool:
-        if event.topic != server.mine.progress:
-            return False
-        return peek(Progress, event.payload).stage.startswith(FAILED)
-
-    progress = peek(Progress, wait_for(server.session, Incoming, failed).payload)
-    assert "wrong digest" in progress.stage and (progress.round, progress.tier) == (1, "weak")
+    progress = server.failed()
+    assert (progress.stage, progress.round, progress.tier) == ("failed: no good chunk", 1, "weak")
 
 
 def test_data_that_do_not_fit_are_declined_and_the_device_stays(
@@ -162,7 +154,7 @@ def test_data_that_do_not_fit_are_declined_and_the_device_stays(
 
     decline = server.decline()
     assert (decline.round, decline.nonce, decline.reason) == (1, "n1", "wrong-data")
-    assert "shape (9,), the model takes (3,)" in decline.text
+    assert "shape (9,), the model takes (3,)" in agent.event("declined").text
     assert agent.alive
 
 

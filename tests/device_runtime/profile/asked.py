@@ -30,3 +30,10 @@ def next_text(agent: RunningAgent, within_s: float) -> str:
         return agent.events.get(timeout=within_s).text
     except queue.Empty:
         return ""
+
+
+def decline_details(agent: RunningAgent) -> str:
+    """Return what the agent's own log says of the next request that it declines."""
+    while not (text := agent.event("profile").text).startswith("declined"):
+        pass
+    return text

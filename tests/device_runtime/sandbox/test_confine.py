@@ -50,22 +50,72 @@ def unless_missing(missing: list[str], what: str) -> None:
         pytest.skip(f"not on this machine: {missing}")
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        "return socket.socket(socket.AF_INET, socket.SOCK_STREAM) and 1",
-        "return socket.socket(socket.AF_INET, socket.SOCK_DGRAM) and 1",
-        "return socket.socketpair() and 1",
-        "return os.execv('/bin/true', ['true'])",
-        "return os.posix_spawn('/bin/true', ['true'], {})",
-        "return os.fork() or os._exit(0)",
-        "return os.kill(os.getppid(), 0)",
-    ],
-)
-def test_it_reaches_no_network_no_program_and_no_process(body: str) -> None:
-    result, missing = attempted(body)
+ATTACKS = """
+import ctypes, mmap, platform, resource
+from device_runtime.sandbox.calls import _GROUPS, MACHINES
+libc = ctypes.CDLL(None, use_errno=True)
+parent, other = os.getppid(), sys.executable
+def call(number, *arguments):
+    if libc.syscall(number, *arguments) < 0:
+        raise OSError(ctypes.get_errno(), "refused")
+machine = MACHINES[platform.machine()]
+rows = [row.split() for group in _GROUPS for row in group.split(",")]
+number = {row[0]: int(row[machine.column]) for row in rows}
+attacks = {
+    "a socket": lambda: socket.socket(socket.AF_INET, socket.SOCK_STREAM),
+    "a datagram": lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM),
+    "a pair of sockets": lambda: socket.socketpair(),
+    "a program": lambda: os.execv("/bin/true", ["true"]),
+    "a program beside it": lambda: os.posix_spawn("/bin/true", ["true"], {}),
+    "a process": lambda: os.fork() or os._exit(0),
+    "a signal": lambda: os.kill(parent, 0),
+    "a signal to a thread": lambda: call(machine.tgkill, parent, parent, 0),
+    "a signal by number": lambda: call(number["tkill"], parent, 0),
+    "limits of its agent": lambda: resource.prlimit(parent, resource.RLIMIT_CPU, (9000, 9000)),
+    "environment of its agent": lambda: open(f"/proc/{parent}/environ").read(),
+    "processors": lambda: os.sched_setaffinity(0, os.sched_getaffinity(0)),
+    "processors of its agent": lambda: os.sched_setaffinity(parent, os.sched_getaffinity(0)),
+    "priority": lambda: os.setpriority(os.PRIO_PROCESS, 0, 5),
+    "priority of its agent": lambda: os.setpriority(os.PRIO_PROCESS, parent, 5),
+    "scheduler": lambda: os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0)),
+    "priority of its disk": lambda: call(number["ioprio_set"], 1, 0, 3 << 13),
+    "memory in a file": lambda: os.memfd_create("attack"),
+    "shared memory": lambda: call(number["shmget"], 0, 1 << 20, 0o1600),
+    "semaphores": lambda: call(number["semget"], 0, 1, 0o1600),
+    "a message queue": lambda: call(number["msgget"], 0, 0o1600),
+    "a queue with a name": lambda: call(number["mq_open"], b"attack", os.O_CREAT | os.O_RDWR, 0o600, None),
+    "mode": lambda: os.chmod(mine, 0o777),
+    "mode of an open file": lambda: os.chmod(os.open(other, os.O_RDONLY), 0o755),
+    "owner": lambda: os.chown(mine, os.getuid(), os.getgid()),
+    "attribute": lambda: os.setxattr(mine, "user.attack", b"1"),
+    "no attribute": lambda: os.removexattr(mine, "user.attack"),
+    "time": lambda: os.utime(mine),
+    "length": lambda: os.truncate(other, 0),
+    "flags": lambda: call(machine.ioctl, os.open(other, os.O_RDONLY), 0x40086602, ctypes.byref(ctypes.c_int(0))),
+}
+mine = "page"
+open(mine, "w").close()
+def outcome(attack):
+    try:
+        attack()
+    except OSError as error:
+        return type(error).__name__
+    return "it worked"
+return {name: outcome(attack) for name, attack in attacks.items()}
+"""
+
+
+def test_it_affects_no_other_process_and_nothing_outside_its_folder(tmp_path: Path) -> None:
+    body = f"os.chdir({str(tmp_path)!r}){ATTACKS}"
+    results, missing = attempted(body, writable=str(tmp_path))
     unless_missing(missing, "seccomp")
-    assert result == "PermissionError"
+    assert {name: result for name, result in results.items() if result != "PermissionError"} == {}
+    assert len(results) == 30
+
+
+def test_a_process_of_root_becomes_another_user() -> None:
+    uids, missing = attempted("return [os.getuid(), os.geteuid(), os.getgid(), *os.getgroups()]")
+    assert 0 not in uids or "a user other than root" in "".join(missing)
 
 
 def test_it_reads_libraries_and_writes_one_folder(tmp_path: Path) -> None:

@@ -24,7 +24,11 @@ ASKED = TOPICS.profile("0" * 16)
 BLOB = TOPICS.blob_chunk("a" * 64, 0)
 
 WRITES: dict[str, set[str]] = {
-    "server": {TOPICS.current_round, BLOB, *(each for of in (OWN, OTHER) for each in (of.tasks, of.acks))},
+    "server": {
+        TOPICS.current_round,
+        BLOB,
+        *(each for of in (OWN, OTHER) for each in (of.tasks, of.acks, of.update(1, 0))),
+    },
     "asker": {OWN.profile_requests, OTHER.profile_requests, ASKED.offer, ASKED.blob_chunk("a" * 64, 0)},
     "pi-1": {OWN.status, OWN.hello, OWN.progress, OWN.update(1, 0), OWN.declines, OWN.profiles},
     "pi-2": {OTHER.status, OTHER.hello, OTHER.progress, OTHER.update(1, 0), OTHER.declines, OTHER.profiles},

@@ -98,7 +98,7 @@ DeskHost Agent::desk_host() {
   host.work = [this](const Job& job) { work_->run(job); };
   host.read = [this](const Round& announced) { return read_page(announced); };
   host.send = [this](const Decline& decline) { publish(topics_.declines(), decline); };
-  host.failed = [this](int64_t round, const std::string& tier, const std::string& reason) { progress_->failed(round, tier, reason); };
+  host.failed = [this](int64_t round, const std::string& tier, const std::exception& error) { progress_->failed(round, tier, error); };
   host.held = [this] { return owner_.paused(); };
   host.wake = [this] { session_->wake(); };
   host.say = [this](const std::string& event, const std::string& text, const Details& details) { say(event, text, details); };

@@ -2,15 +2,24 @@
 
 #include <algorithm>
 #include <cmath>
+#include <string_view>
 
 #include "engine/memory.h"
-#include "wire/printable.h"
+#include "wire/errors.h"
 
 namespace edgefl {
 namespace {
 
 constexpr double kPeriodS = 0.2;
-constexpr size_t kMostReason = 300;
+
+// Code of a failed attempt. The message of the error stays in the device's log: it may hold paths and values of the data.
+std::string failure_code(const std::exception& error) {
+  if (std::string_view(error.what()).substr(0, kLostChunk.size()) == kLostChunk) return std::string(kLostChunk);
+  if (dynamic_cast<const DataError*>(&error) != nullptr) return "data";
+  if (dynamic_cast<const StoreError*>(&error) != nullptr) return "store";
+  if (dynamic_cast<const ProtocolError*>(&error) != nullptr) return "bundle";
+  return "engine";
+}
 
 }  // namespace
 
@@ -26,8 +35,8 @@ void ProgressMessages::watch(const Job& job, const StepReport& step) {
   publish(job.round, job.tier, step);
 }
 
-void ProgressMessages::failed(int64_t round, const std::string& tier, const std::string& reason) {
-  publish(round, tier, {"failed: " + printable(reason, kMostReason), 0, 0, std::nan(""), 0.0});
+void ProgressMessages::failed(int64_t round, const std::string& tier, const std::exception& error) {
+  publish(round, tier, {"failed: " + failure_code(error), 0, 0, std::nan(""), 0.0});
 }
 
 void ProgressMessages::publish(int64_t round, const std::string& tier, const StepReport& step) {

@@ -1,6 +1,7 @@
 // What a device tells of a round while it works on it: for people who watch, and nothing depends on it.
 #pragma once
 
+#include <exception>
 #include <mutex>
 #include <string>
 
@@ -17,7 +18,7 @@ class ProgressMessages {
  public:
   ProgressMessages(Session& session, const Topics& topics, const Fetcher& fetcher, Speaker& speaker) : session_(session), topic_(topics.progress()), fetcher_(fetcher), speaker_(speaker) {}
   void watch(const Job& job, const StepReport& step);
-  void failed(int64_t round, const std::string& tier, const std::string& reason);  // an attempt ended; there will be another
+  void failed(int64_t round, const std::string& tier, const std::exception& error);  // an attempt ended; there will be another
 
  private:
   void publish(int64_t round, const std::string& tier, const StepReport& step);

@@ -12,8 +12,6 @@ namespace edgefl {
 namespace {
 
 constexpr int64_t kReleaseEvery = 1024;  // rows
-// What a server is told of a bad row: its own message has a value of the row in it.
-constexpr const char* kTold = "the local data have rows that cannot be read or do not fit; the device itself says which";
 
 // Calls `use(row, bytes)` for every row, until it says false.
 template <typename Use>
@@ -159,7 +157,7 @@ std::string bad_value(const std::string& name, const Rows& rows, int64_t row, in
 
 void Problems::add(const std::string& where, const std::string& text, int64_t rows) {
   if (policy_ == BadRows::refuse) {
-    throw DataError(where + ": " + text + "; repair or remove it, or have bad rows skipped", kTold);
+    throw DataError(where + ": " + text + "; repair or remove it, or have bad rows skipped");
   }
   if (count_ == 0) first_ = where + ": " + text;
   count_ += rows;
@@ -173,7 +171,7 @@ std::string Problems::shown() const {
 
 void Problems::check_some(int64_t rows, const std::string& source) const {
   if (rows == 0) {
-    throw DataError(source + " has no sample that can be used" + (count_ == 0 ? "" : ": " + shown()), kTold);
+    throw DataError(source + " has no sample that can be used" + (count_ == 0 ? "" : ": " + shown()));
   }
 }
 

@@ -12,7 +12,6 @@ namespace {
 
 constexpr int kQos = 0;       // a chunk that is lost is asked for again
 constexpr size_t kWindows = 4;  // of chunks that may wait to be looked at: some are sent twice
-constexpr const char* kLost = "no good chunk: ";
 
 std::vector<std::string> names_of(const std::map<std::string, std::pair<BlobRef, int64_t>>& asked) {
   std::vector<std::string> names;
@@ -121,7 +120,7 @@ void Fetcher::collect(Window window) {
       silences += session_.connected() && arrived.what == What::silence;
       if (silences > limits_.fetch_retries) {
         const auto& [ref, index] = window.asked.begin()->second;
-        throw BundleError(kLost + ("chunk " + std::to_string(index)) + " of blob " + ref.sha256.substr(0, 12) + " did not arrive in " +
+        throw BundleError(std::string(kLostChunk) + (": chunk " + std::to_string(index)) + " of blob " + ref.sha256.substr(0, 12) + " did not arrive in " +
                           std::to_string(silences) + " attempts; is the server up?");
       }
     }
@@ -166,7 +165,7 @@ bool Fetcher::take(Window& window, const Arrived& arrived) {
 void Fetcher::refuse(Window& window, const std::string& topic, const Place& place) {
   const int64_t bad = ++window.bad[topic];
   if (bad >= limits_.fetch_retries)
-    throw BundleError(kLost + ("chunk " + std::to_string(place.second)) + " of blob " + place.first.sha256.substr(0, 12) + " had a wrong digest " +
+    throw BundleError(std::string(kLostChunk) + (": chunk " + std::to_string(place.second)) + " of blob " + place.first.sha256.substr(0, 12) + " had a wrong digest " +
                       std::to_string(bad) + " times; it is refused");
   session_.unsubscribe({topic});
   session_.subscribe({topic}, kQos, false);

@@ -3,6 +3,7 @@
 
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
 
 namespace edgefl {
@@ -22,16 +23,17 @@ struct IdentityError : ProtocolError {
   IdentityError(std::string code, const std::string& text) : ProtocolError(text), reason(std::move(code)) {}
 };
 
+// Message and code of a BundleError for blobs that neither the broker nor a mirror has.
+inline constexpr std::string_view kLostChunk = "no good chunk";
+
 // Manifest, graphs, blobs and ports do not fit together.
 struct BundleError : ProtocolError {
   using ProtocolError::ProtocolError;
 };
 
-// The local data do not fit the model: the round is declined (`wrong-data`). `told` is what the server hears of it.
+// The local data do not fit the model: the round is declined (`wrong-data`).
 struct DataError : Error {
-  std::string told;
-  explicit DataError(const std::string& text) : Error(text), told(text) {}
-  DataError(const std::string& text, std::string to_server) : Error(text), told(std::move(to_server)) {}
+  using Error::Error;
 };
 
 // The store cannot be used, read or written.

@@ -2,15 +2,13 @@
 import type { BlobStore } from "../store/blobs";
 import { accepts, type BlobRef, checkRef, verified } from "../wire/blobs";
 import { unpacked } from "../wire/compression";
-import { BundleError, RoundAborted } from "../wire/errors";
+import { BundleError, LOST_CHUNK, RoundAborted } from "../wire/errors";
 import type { Limits } from "../wire/limits";
 import { publishBytes, type Topics } from "../wire/topics";
 import { Mailbox } from "./mailbox";
 import type { Mirrors } from "./mirrors";
 import type { Session } from "./session";
 
-/** With what the reason of a failed attempt begins where the broker has not what the round needs. */
-export const LOST_CHUNK = "no good chunk: ";
 /** Windows of chunks that may wait to be looked at: some are sent twice. */
 const WINDOWS = 4;
 const LOOK_MS = 250;
@@ -131,7 +129,7 @@ export class Fetcher {
   private lost(window: Window, silences: number): BundleError {
     const [ref, index] = [...window.asked.values()][0]!;
     return new BundleError(
-      `${LOST_CHUNK}chunk ${index} of blob ${ref.sha256.slice(0, 12)} did not arrive in ${silences} attempts of ` +
+      `${LOST_CHUNK}: chunk ${index} of blob ${ref.sha256.slice(0, 12)} did not arrive in ${silences} attempts of ` +
         `${this.limits.fetch_timeout_s} s; is the server up?`,
     );
   }
@@ -171,7 +169,7 @@ export class Fetcher {
     window.bad.set(topic, times);
     if (times >= this.limits.fetch_retries) {
       throw new BundleError(
-        `${LOST_CHUNK}chunk ${index} of blob ${ref.sha256.slice(0, 12)} had a wrong digest ${times} times; it is refused`,
+        `${LOST_CHUNK}: chunk ${index} of blob ${ref.sha256.slice(0, 12)} had a wrong digest ${times} times; it is refused`,
       );
     }
     this.session.unsubscribe([topic]);

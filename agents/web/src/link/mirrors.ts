@@ -4,11 +4,10 @@
  */
 import type { BlobStore } from "../store/blobs";
 import { accepts, type BlobRef } from "../wire/blobs";
-import { BundleError, RoundAborted, said } from "../wire/errors";
+import { BundleError, LOST_CHUNK, RoundAborted, said } from "../wire/errors";
 import type { Limits } from "../wire/limits";
 import type { Round } from "../wire/messages";
 import { MOST_MIRRORS, parseMirror } from "../wire/mirrors";
-import { LOST_CHUNK } from "./fetch";
 
 const MOST_DOUBLINGS = 6;
 const MOST_FAILED = 2;
@@ -73,7 +72,7 @@ export class Mirrors {
   checkBroker(): void {
     if (!this.only) return;
     const faults = this.named.map((mirror) => `${mirror}: ${this.standings.get(mirror)?.told || "left for a while"}`);
-    throw new BundleError(`${LOST_CHUNK}no mirror gave all blobs of the round, and the broker has none: ${faults.join("; ")}`);
+    throw new BundleError(`${LOST_CHUNK}: no mirror gave all blobs of the round, and the broker has none: ${faults.join("; ")}`);
   }
 
   /** Whether the mirror did not fail. */

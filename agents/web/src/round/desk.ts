@@ -177,7 +177,7 @@ export class RoundDesk {
     try {
       this.page = [page, await this.parts.read(announced)];
     } catch (error) {
-      if (!(error instanceof RoundAborted)) this.fail(page.sha256, announced.round, this.task?.tier ?? "", said(error));
+      if (!(error instanceof RoundAborted)) this.fail(page.sha256, announced.round, this.task?.tier ?? "", error);
     } finally {
       this.reading = null;
     }
@@ -231,7 +231,7 @@ export class RoundDesk {
     else if (error instanceof DataError) {
       say("data", error.message, { round: job.round });
       await this.decline(job, new RoundDeclined("wrong-data", error.message)); // another round may fit
-    } else this.fail(job.nonce, job.round, job.tier, said(error));
+    } else this.fail(job.nonce, job.round, job.tier, error);
   }
 
   /** Remembered before it is sent: it is sent again until its round is over, and never worked on again. */
@@ -244,14 +244,14 @@ export class RoundDesk {
       await this.parts.store.decline(past);
     } catch (error) {
       if (!(error instanceof StoreError)) throw error;
-      return this.fail(job.nonce, job.round, job.tier, error.message);
+      return this.fail(job.nonce, job.round, job.tier, error);
     }
     this.sendDecline(past);
     this.parts.say("declined", `round ${job.round} (${declined.reason}): ${declined.message}`, { round: job.round, reason: declined.reason });
   }
 
   private sendDecline(past: PastRound): void {
-    this.parts.send({ v: 1, round: past.round, nonce: past.nonce, reason: past.reason, text: past.text });
+    this.parts.send({ v: 1, round: past.round, nonce: past.nonce, reason: past.reason, text: "" });
   }
 
   private dropAbandoned(): void {
@@ -261,9 +261,10 @@ export class RoundDesk {
   }
 
   /** An attempt at what `key` names, of round `number`. */
-  private fail(key: string, number: number, tier: string, reason: string): void {
+  private fail(key: string, number: number, tier: string, error: unknown): void {
+    const reason = said(error);
     this.failed.set(key, performance.now() + 1000 * this.parts.retryPauseS);
-    this.parts.progress.failed(number, tier, reason);
+    this.parts.progress.failed(number, tier, error);
     if (`${key} ${reason}` === this.toldFailure) return; // it tries every second, and people have read it
     this.toldFailure = `${key} ${reason}`;
     this.parts.say("failed", `round ${number} failed: ${reason}; trying again while it is open`, { round: number });

@@ -3,13 +3,13 @@ import type { Fetcher } from "../link/fetch";
 import type { Session } from "../link/session";
 import type { Job } from "../store/rows";
 import type { Speaker } from "../wire/envelope";
+import { failureCode } from "../wire/errors";
 import { Progress } from "../wire/messages";
 import type { Topics } from "../wire/topics";
 import type { ProgressEvent } from "../worker/messages";
 import type { Step } from "./settings";
 
 const PERIOD_MS = 200;
-const MOST_REASON = 300;
 
 export class ProgressMessages {
   private last = 0;
@@ -41,8 +41,8 @@ export class ProgressMessages {
   }
 
   /** An attempt ended; there will be another while the round is open. */
-  failed(round: number, tier: string, reason: string): void {
-    const step = { stage: `failed: ${reason.slice(0, MOST_REASON)}`, step: 0, steps: 0, loss: NaN, stepMs: 0 };
+  failed(round: number, tier: string, error: unknown): void {
+    const step = { stage: `failed: ${failureCode(error)}`, step: 0, steps: 0, loss: NaN, stepMs: 0 };
     const message = this.messageOf(round, tier, step);
     this.post(eventOf(message, this.sentBytes()));
     this.publish(message);

@@ -63,6 +63,17 @@ export class RoundDeclined extends EdgeflError {
   }
 }
 
+/** Start of the message, and code, of a BundleError for blobs that neither the broker nor a mirror has. */
+export const LOST_CHUNK = "no good chunk";
+
+/** Code of a failed attempt. The message of the error stays on the device: it may hold values of the data. */
+export function failureCode(error: unknown): string {
+  if (error instanceof EdgeflError && error.message.startsWith(LOST_CHUNK)) return LOST_CHUNK;
+  if (error instanceof DataError) return "data";
+  if (error instanceof StoreError) return "store";
+  return error instanceof ProtocolError || error instanceof BundleError ? "bundle" : "engine";
+}
+
 /** What any error says. */
 export function said(error: unknown): string {
   if (error instanceof EdgeflError) return error.message;

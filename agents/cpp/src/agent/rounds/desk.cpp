@@ -168,7 +168,7 @@ void RoundDesk::attempt(const Job& job) {
     decline(job, declined.reason, declined.what());
   } catch (const DataError& error) {  // another round, or another bundle, may fit
     host_.say("data", error.what(), {{"round", job.round}});
-    decline(job, "wrong-data", error.told);
+    decline(job, "wrong-data", error.what());
   } catch (const RoundAborted& error) {
     if (!stopping_) return host_.say("aborted", error.what(), {{"round", job.round}});
     try {  // it ended in good order
@@ -179,7 +179,7 @@ void RoundDesk::attempt(const Job& job) {
     }
     host_.say("stopped", "round " + std::to_string(job.round) + " is left as it is: this device goes on with it when it is started again", {{"round", job.round}});
   } catch (const std::exception& error) {  // an engine's own exception must not end the agent
-    fail(job.nonce, job.round, job.tier, error.what());
+    fail(job.nonce, job.round, job.tier, error);
   }
 }
 
@@ -196,13 +196,13 @@ void RoundDesk::decline(const Job& job, const std::string& reason, const std::st
   try {
     store_.decline(past);
   } catch (const StoreError& error) {
-    return fail(job.nonce, job.round, job.tier, error.what());
+    return fail(job.nonce, job.round, job.tier, error);
   }
   send_decline(past);
   host_.say("declined", "round " + std::to_string(job.round) + " (" + reason + "): " + text, {{"round", job.round}});
 }
 
-void RoundDesk::send_decline(const PastRound& past) { host_.send({past.round, past.nonce, past.reason, past.text}); }
+void RoundDesk::send_decline(const PastRound& past) { host_.send({past.round, past.nonce, past.reason, ""}); }
 
 void RoundDesk::drop_void() {
   try {
@@ -211,12 +211,13 @@ void RoundDesk::drop_void() {
   }
 }
 
-void RoundDesk::fail(const std::string& key, int64_t round, const std::string& tier, const std::string& reason) {
+void RoundDesk::fail(const std::string& key, int64_t round, const std::string& tier, const std::exception& error) {
+  const std::string reason = error.what();
   {
     const std::lock_guard<std::mutex> guard(lock_);
     failed_[key] = monotonic_s() + retry_pause_s_;
   }
-  host_.failed(round, tier, reason);
+  host_.failed(round, tier, error);
   if (told_failure_ == std::pair(key, reason)) return;  // it tries every second, and people have read it
   told_failure_ = {key, reason};
   host_.say("failed", "round " + std::to_string(round) + " failed: " + reason + "; trying again while it is open", {{"round", round}});

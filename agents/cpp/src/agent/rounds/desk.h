@@ -25,7 +25,7 @@ struct DeskHost {
   std::function<void(const Job&)> work;                          // a round, in the worker thread
   std::function<Round(const Round&)> read;                       // an announcement whose offers are elsewhere; there too
   std::function<void(const Decline&)> send;
-  std::function<void(int64_t round, const std::string& tier, const std::string& reason)> failed;  // an attempt, for people who watch
+  std::function<void(int64_t round, const std::string& tier, const std::exception& error)> failed;  // an attempt, for people who watch
   std::function<bool()> held;                                    // whether nothing is begun now (paused)
   std::function<void()> wake;                                    // the agent looks around
   Say say;
@@ -67,7 +67,7 @@ class RoundDesk {
   void attempt(const Job& job);
   void decline(const Job& job, const std::string& reason, const std::string& text);
   void send_decline(const PastRound& past);
-  void fail(const std::string& key, int64_t round, const std::string& tier, const std::string& reason);
+  void fail(const std::string& key, int64_t round, const std::string& tier, const std::exception& error);
 
   Store& store_;
   Outbox& outbox_;

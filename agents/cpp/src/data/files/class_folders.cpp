@@ -257,8 +257,7 @@ class ClassFolders : public DataSource {
         const Tensor found = sample_of(path, spec);
         std::copy(found.data.begin(), found.data.end(), into);
       } catch (const BadRow& bad) {
-        throw DataError(path.string() + " " + bad.what() + "; it could be read before: start the device again, which then reads its files anew",
-                        "a file of the local data was changed in the round");
+        throw DataError(path.string() + " " + bad.what() + "; it could be read before: start the device again, which then reads its files anew");
       }
     });
   }

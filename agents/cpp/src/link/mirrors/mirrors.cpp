@@ -186,7 +186,7 @@ void Mirrors::check_broker() const {
   std::string faults;
   for (const auto& [mirror, record] : records_)
     if (!record.told.empty()) faults += (faults.empty() ? "" : "; ") + mirror + ": " + record.told;
-  throw BundleError("no good chunk: no mirror gave all blobs of the round, and the broker has none: " + faults);
+  throw BundleError(std::string(kLostChunk) + ": no mirror gave all blobs of the round, and the broker has none: " + faults);
 }
 
 }  // namespace edgefl

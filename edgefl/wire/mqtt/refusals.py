@@ -1,0 +1,51 @@
+"""Codes with which a device declines or reports a failure, and the text that a server shows for each.
+
+A device sends the code alone. Paths, values of its data and messages of its engine stay in its own log.
+"""
+
+from __future__ import annotations
+
+from edgefl.wire.errors import BundleError, DataError, EdgeflError, ProtocolError, StoreError
+from edgefl.wire.mqtt import messages, profile_messages
+from edgefl.wire.printable import printable
+
+BUNDLE, DATA, STORE, ENGINE = "bundle", "data", "store", "engine"
+_IN_LOG = "the device's own log has the details"
+
+TEXTS = {
+    messages.NO_CARRY: "the device has nothing from an earlier round that the program can go on from",
+    messages.NO_FORMAT: "the tier has no bundle in the format that the device's engine runs: add the format to `formats` "
+    "in [export], or start the device with another `engine`",
+    messages.NO_MEMORY: "a graph or blob needs more memory than the device offers: give it more (`edgefl device --memory`), "
+    "or a tier that needs less",
+    messages.WRONG_DATA: f"the device's data do not fit the model, or have rows that cannot be read; {_IN_LOG}",
+    messages.POLICY: f"the policy of the device does not allow it, or not now; {_IN_LOG}",
+    messages.TOO_MUCH: f"the work takes more steps, time or disk than the device gives; {_IN_LOG}",
+    messages.CRASHED: f"the work ended the process of the device or of its engine; {_IN_LOG}",
+    messages.LOST_CHUNK: "neither the broker nor a mirror has all the blobs of the round",
+    BUNDLE: f"the bundle or the announcement cannot be used; {_IN_LOG}",
+    DATA: f"the device's data cannot be used; {_IN_LOG}",
+    STORE: f"the device's store is full or cannot be used; {_IN_LOG}",
+    ENGINE: f"the engine of the device failed; {_IN_LOG}",
+    profile_messages.BUSY: "rounds or other requests left no time: ask again later, or with a longer `timeout`",
+    profile_messages.NO_BUNDLE: "no bundle has the format that the device's engine runs: export one (`edgefl export "
+    "--format`)",
+    profile_messages.SIGNATURE: "the request or the bundle is not signed by a server that the device trusts",
+    profile_messages.LATE: "the profile was not done in time: ask with a longer `timeout`",
+    profile_messages.TOO_LARGE: "the request or the profile is larger than the device's limits: ask for fewer repetitions, "
+    "or raise its `chunk_bytes`",
+    profile_messages.FAILED: f"nothing was measured; {_IN_LOG}",
+}
+
+
+def shown(code: str, text: str = "") -> str:
+    """Return what a server shows for a code: the text of a foreign agent if it sent one, else the text of the table."""
+    return printable(text) or TEXTS.get(code, "")
+
+
+def failure_code(error: Exception) -> str:
+    """Return the code that a device sends for a failed attempt at a round."""
+    if isinstance(error, EdgeflError) and error.message.startswith(messages.LOST_CHUNK):
+        return messages.LOST_CHUNK
+    kinds = {DataError: DATA, StoreError: STORE, BundleError: BUNDLE, ProtocolError: BUNDLE}
+    return next((code for kind, code in kinds.items() if isinstance(error, kind)), ENGINE)

@@ -1,0 +1,16 @@
+"""Sends the details of a decline, which may hold paths and values of the data."""
+
+from __future__ import annotations
+
+import msgspec
+
+from device_runtime.round import desk
+from edgefl.wire.mqtt.messages import Decline
+
+
+def plant() -> None:
+    def sent(self: desk.RoundDesk, past: desk.PastRound) -> None:
+        decline = Decline(round=past.round, nonce=past.nonce, reason=past.reason)
+        self._send(msgspec.structs.replace(decline, text=past.text))
+
+    desk.RoundDesk._send_decline = sent  # type: ignore[method-assign]
