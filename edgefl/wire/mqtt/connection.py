@@ -22,6 +22,31 @@ _VERSIONS = {"5": MQTTProtocolVersion.MQTTv5, "3.1.1": MQTTProtocolVersion.MQTTv
 _LARGEST_RECEIVE_MAXIMUM = 65_535
 
 
+class Delivery:
+    """Handle of a published message: the broker has it, or will never take it, once :meth:`done` says so.
+
+    What it will not take arrives as :class:`Refused` too.
+    """
+
+    def __init__(self, info: paho.MQTTMessageInfo | None) -> None:
+        self._info = info
+
+    def done(self) -> bool:
+        try:
+            return self._info is None or bool(self._info.is_published())
+        except (RuntimeError, ValueError):
+            return False
+
+    def wait(self, timeout_s: float) -> bool:
+        if self._info is None:
+            return True
+        try:
+            self._info.wait_for_publish(timeout_s)
+        except (RuntimeError, ValueError):
+            return False
+        return self.done()
+
+
 def make_client(address: Address, client_id: str, *, clean: bool, max_inflight: int) -> paho.Client:
     """A client for ``address`` that is not connected yet; BrokerError where its files or its password cannot be used."""
     address.check()
