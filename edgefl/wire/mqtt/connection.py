@@ -186,7 +186,7 @@ def _remedy(address: Address, refusal: str) -> str:
         if address.username
         else "it wants a user"
     )
-    return f"; {user}: name it as user:password@host:port (`--broker`, or EDGEFL_BROKER)"
+    return f"; {user}: name it as user@host:port (`--broker`), its password by `--password-file` or EDGEFL_BROKER_PASSWORD"
 
 
 def _tls(address: Address) -> ssl.SSLContext:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.address import Version
 from edgefl.wire.mqtt.session import Down, Refused, Session
 from tests.conftest import Mosquitto
 
@@ -36,7 +37,7 @@ class _Limited(Mosquitto):
     ],
 )
 def test_a_limit_of_the_broker_is_named(
-    tmp_path: Path, limits: Limits, line: str, version: str, named: str
+    tmp_path: Path, limits: Limits, line: str, version: Version, named: str
 ) -> None:
     broker = _Limited(tmp_path)
     broker.line = line
