@@ -16,8 +16,14 @@ Names are loaded when they are first used: a device's half needs no torch.
 
 from __future__ import annotations
 
-import importlib
+import os
 import sys
+
+# `python -m edgefl` puts the working folder first: a user's random.py there would replace Python's.
+if sys.argv[:1] == ["-m"] and not sys.flags.safe_path and sys.path[0] != os.path.dirname(__path__[0]):
+    del sys.path[0]
+
+import importlib
 from typing import TYPE_CHECKING, Any
 
 importlib.import_module("edgefl.system.silence")

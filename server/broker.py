@@ -120,6 +120,11 @@ class LeanBroker(Broker):
         self._live: dict[str | None, BrokerProtocolHandler] = {}
         self._queues: dict[str | None, _Queue] = {}
 
+    @classmethod
+    def _split_bindaddr_port(cls, port_str: str, default_port: int) -> tuple[str | None, int]:
+        host, port = super()._split_bindaddr_port(port_str, default_port)
+        return host and host.strip("[]"), port  # asyncio takes an IPv6 address without its brackets
+
     # -- connections -----------------------------------------------------------------------------------------
 
     async def _initialize_client_session(
@@ -305,9 +310,9 @@ def run_amqtt(host: str, port: int, websocket_port: int = 0) -> None:
 
 
 async def _serve(host: str, port: int, websocket_port: int) -> None:
-    listeners = {"default": {"type": "tcp", "bind": f"{host}:{port}"}}
+    listeners = {"default": {"type": "tcp", "bind": str(Address(host, port))}}
     if websocket_port:
-        listeners["browsers"] = {"type": "ws", "bind": f"{host}:{websocket_port}"}
+        listeners["browsers"] = {"type": "ws", "bind": str(Address(host, websocket_port))}
     broker = LeanBroker(
         {
             "listeners": listeners,

@@ -16,7 +16,7 @@ from pathlib import Path
 from edgefl.system.files import write_text
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.limits import Limits
-from edgefl.wire.mqtt.address import read_secret
+from edgefl.wire.mqtt.address import Address, read_secret
 from edgefl.wire.mqtt.topics import checked_name
 from server.access.certificates import LabAuthority, Pair
 from server.access.files import mosquitto
@@ -106,10 +106,11 @@ class LabBroker:
         ca_file = self.ca_file or str(self.folder / "ca.crt")
         if self.client_certificates:
             pair = self._authority().client(user)
-            broker = f"mqtts://{self.name}:{self.port}?ca-file={ca_file}&cert-file={pair.certificate}&key-file={pair.key}"
-            return {"broker": broker}
+            certificate, key = str(pair.certificate), str(pair.key)
+            address = Address(self.name, self.port, ca_file=ca_file, cert_file=certificate, key_file=key)
+            return {"broker": address.url}
         return {
-            "broker": f"mqtts://{user}@{self.name}:{self.port}?ca-file={ca_file}",
+            "broker": Address(self.name, self.port, user, ca_file=ca_file).url,
             "password-file": str(self._password_file(user)),
         }
 

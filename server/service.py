@@ -17,7 +17,7 @@ from pathlib import Path
 from edgefl.setup.processor import processor
 from edgefl.system.clock import steady_time
 from edgefl.wire.bundle.signatures import Signer
-from edgefl.wire.errors import ParticipationError, StoreError
+from edgefl.wire.errors import BrokerError, ParticipationError, StoreError
 from edgefl.wire.mqtt import session as broker
 from edgefl.wire.mqtt.client_ids import client_id
 from edgefl.wire.mqtt.envelope import Sequence, Speaker
@@ -281,6 +281,8 @@ class Service:
         self._handle(event)
 
     def _handle(self, event: InboxEvent) -> None:
+        if isinstance(event, Down | Refused) and event.limit:  # no retry passes it
+            raise BrokerError(f"the broker at {self._address} {event.limit}")
         match event:
             case Incoming() if event.topic == self._topics.current_round:
                 self._watch.came(event.payload, retained=event.retained)

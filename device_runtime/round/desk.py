@@ -71,6 +71,8 @@ class RoundDesk:
         self._worker: threading.Thread | None = None
         self._idle = threading.Event()
         self._seen_open: deque[str] = deque(maxlen=_MOST_RUNS)
+        self._resumed = False
+        """The process began with work of an earlier process that ended early."""
         self._failed: dict[str, float] = {}
         self._told_failure = ("", "")
         self._begun: set[str] = set()
@@ -82,6 +84,8 @@ class RoundDesk:
     def announce(self, announced: Round) -> None:
         """Where the run is."""
         self._at_rest = False
+        if self.announced is None:
+            self._resumed = not self.is_idle()
         self.announced = announced
         if announced.state == "open" and announced.run not in self._seen_open:
             self._seen_open.append(announced.run)
@@ -147,8 +151,8 @@ class RoundDesk:
         announced = self.announced
         if announced is None or announced.state != "done":
             return False
-        # A retained "done" of an earlier run must not send a device away before the next run begins.
-        ours = announced.run in self._seen_open or any(p.run == announced.run for p in self._store.history())
+        # The retained "done" of an earlier run must not send a device away before the next run begins.
+        ours = announced.run in self._seen_open or (self._resumed and self.took_part())
         return ours and not self._store.any_waits() and self._worker is None
 
     # -- working ---------------------------------------------------------------------------------------------

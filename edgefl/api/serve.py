@@ -145,9 +145,10 @@ def reached_at(federation: Federation, broker: str | Address = "", ca_file: str 
         plain = Address(given.host, given.port)
         silent = [name for name in REACHED_BY if getattr(given, name) == getattr(plain, name)]
         given = replace(given, **{name: getattr(table, name) for name in silent})
-        if not given.password and given.username in ("", table.username):
-            given = replace(given, username=table.username, password=table.password)
-        elif not given.password:  # what the environment holds is for whatever user there is
+        user = given.username or table.username
+        if not given.password and table.username in ("", user):
+            given = replace(given, username=user, password=table.password)
+        if not given.password and user:  # what the environment holds is for whatever user there is
             given = replace(given, password=os.environ.get(PASSWORD, ""))
     return replace(given, ca_file=ca_file) if ca_file else given
 

@@ -52,6 +52,7 @@ def bare_app() -> typer.Typer:
 def main() -> None:
     """Run a command; an expected error becomes one clear line and its exit code."""
     end_by_signal()
+    os.environ["PYTHONSAFEPATH"] = "1"  # children of libraries import nothing from the user's folder either
     try:
         _run(sys.argv[1:])
     except EdgeflError as error:

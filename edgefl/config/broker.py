@@ -44,7 +44,7 @@ class BrokerTable(Table):
         """How the broker is reached; on ``port`` where the table has none. BrokerError for a password file that cannot be
         read."""
         return Address(
-            self.host,
+            self.host.removeprefix("[").removesuffix("]"),
             self.port or port or 1883,
             self.username,
             read_secret(self.password_file) if self.password_file else self.password,

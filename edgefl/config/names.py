@@ -5,6 +5,7 @@ What only a built model tells (whether it fits the data, sizes, what goes togeth
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 from edgefl.facts import problem_of, shipped
 from edgefl.facts.combinations import WHOLE, combination_hint, works
+from edgefl.system.python import folder_last
 
 _PERSONAL = "personal"  # of every program
 _ANY_TRAINING = ("sgd",)  # what a codec may put its own training in place of
@@ -199,7 +201,8 @@ def _missing_module(key: str, what: str, module: str) -> Iterator[str]:
     """Only the outermost package is looked for: what is below, only an import tells."""
     top = module.partition(".")[0]
     try:
-        missing = find_spec(top) is None
+        with folder_last(os.getcwd()):
+            missing = find_spec(top) is None
     except (ImportError, ValueError):
         missing = True
     if missing:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, cycle, zip_longest
 from pathlib import Path
 
 from edgefl.config import Federation
 from edgefl.setup.tiers import own_tiers
+from edgefl.system.python import module_command
 from edgefl.wire.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,7 +58,7 @@ def command_of(kind: str) -> list[str]:
 
 
 def _python() -> list[str]:
-    return [sys.executable, "-m", "edgefl", "device"]
+    return module_command("edgefl", "device")
 
 
 def _cpp() -> list[str]:

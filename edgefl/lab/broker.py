@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 from edgefl.lab.ports import free_port
 from edgefl.system.processes import child_process
+from edgefl.system.python import module_command
 from edgefl.wire.errors import BrokerError
 from server.broker import mosquitto_command
 
@@ -23,7 +23,7 @@ _HOST = "127.0.0.1"
 def lab_broker(folder: Path, within_s: float) -> Iterator[int]:
     """Run Mosquitto, or amqtt if it is not installed, and yield its port once it listens."""
     port = free_port(_HOST)
-    command = [sys.executable, "-m", "edgefl", "broker", "--port", str(port), "--host", _HOST]
+    command = module_command("edgefl", "broker", "--port", str(port), "--host", _HOST)
     with contextlib.suppress(BrokerError):  # it is not installed
         command = mosquitto_command(port, folder, _HOST)
     with child_process(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:

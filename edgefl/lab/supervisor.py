@@ -6,7 +6,6 @@ import os
 import queue
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,7 @@ import msgspec
 
 from edgefl.system.files import write_whole
 from edgefl.system.parent import PARENT
+from edgefl.system.python import module_command
 from edgefl.wire.errors import EdgeflError
 
 _RESTARTS = 20
@@ -62,7 +62,7 @@ class Supervisor:
         self, name: str, arguments: Sequence[str], environment: Mapping[str, str] | None = None
     ) -> None:
         """Start ``python -m edgefl <arguments>`` as ``name``, with more in its ``environment`` than the others have."""
-        self.start_program(name, [sys.executable, "-m", "edgefl", *arguments], environment)
+        self.start_program(name, module_command("edgefl", *arguments), environment)
 
     def start_program(
         self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None

@@ -53,10 +53,12 @@ def blamed(what: str, otherwise: str = "") -> Iterator[None]:
         yield
     except EdgeflError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         source = innermost(error) or otherwise
         at = f" (at {source})" if source else ""
         text = f"{type(error).__name__}: {' '.join(str(error).split())}{at}"
+        if isinstance(error, SystemExit):
+            text = f'it exits or parses arguments{at}; put that below `if __name__ == "__main__":`'
         if _VALUELESS.search(text):
             text = f"it asks for the values of a tensor{at}. {NO_VALUES}"
         elif asks_autograd(text):
@@ -72,7 +74,7 @@ def defined_at(thing: Callable[..., Any]) -> str:
         return ""
 
 
-def innermost(error: Exception) -> str:
+def innermost(error: BaseException) -> str:
     """``file:line`` of the user's code that ``error`` comes from, also where it runs as code of a graph; empty if none."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"

@@ -8,6 +8,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
@@ -16,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from edgefl.models.user_code import blamed
+from edgefl.system.python import folder_last
 from edgefl.wire.errors import ConfigError, EdgeflError, ModelError
 
 _loading: ContextVar[str] = ContextVar("loading", default="")
@@ -69,6 +71,13 @@ def remember(files: Mapping[Path, bytes]) -> None:
     _remembered.update(files)
 
 
+def importing_for(name: str) -> AbstractContextManager[None]:
+    """Let the code of the factory ``name`` import the modules beside its file, or below the working folder, as a script
+    there could. Installed modules of the same name go first."""
+    place = name.rpartition(":")[0]
+    return folder_last(str(Path(place).resolve().parent if _is_file(place) else Path.cwd()))
+
+
 def _source(path: Path) -> bytes:
     known = _remembered.get(path.resolve())
     return path.read_bytes() if known is None else known
@@ -92,7 +101,7 @@ def _read(name: str, place: str, what: str) -> bytes:
 def _module(name: str, place: str, what: str) -> ModuleType:
     source = _read(name, place, what) if _is_file(place) else b""
     try:
-        with blamed(f"cannot load {what} {name!r}"):
+        with blamed(f"cannot load {what} {name!r}"), importing_for(name):
             return (
                 _of_file(Path(place).resolve(), source) if _is_file(place) else importlib.import_module(place)
             )

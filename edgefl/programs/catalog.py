@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 
 from edgefl.contract.options import check_options
 from edgefl.contract.program import Program
-from edgefl.models.user_factory import factory_of
+from edgefl.models.user_code import blamed
+from edgefl.models.user_factory import factory_of, importing_for
 from edgefl.objective.objective import Objective
 from edgefl.optimizers import OPTIMIZERS
 from edgefl.programs.adaptive.fafed import fafed
@@ -80,7 +81,11 @@ def build(name: str, objective: Objective, **options: object) -> Program:
         )
     personal = options.pop(PERSONAL, None)
     check_options(f"program {name!r}", factory, options)
-    program = factory(objective, **options)
+    if ":" in name:
+        with blamed(f"the factory {name!r} of a program failed"), importing_for(name):
+            program = factory(objective, **options)
+    else:
+        program = factory(objective, **options)
     if personal is None:
         return program
     if isinstance(personal, bool) or not isinstance(personal, int | float):

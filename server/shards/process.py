@@ -17,6 +17,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Protocol
 
+from edgefl.system.python import child_path, module_command
 from edgefl.wire.errors import StoreError
 from server.shards.messages import Died, News, Order, Stop, Told
 from server.shards.worker import Worker
@@ -42,11 +43,11 @@ class Begun(Protocol):
 def begin(there: socket.socket) -> Begun:
     """A Python of its own, with the worker's end of the pipe."""
     return subprocess.Popen(
-        [sys.executable, "-m", "server.shards.process", str(there.fileno())],
+        module_command("server.shards.process", str(there.fileno())),
         pass_fds=[there.fileno()],
         stdin=subprocess.DEVNULL,
         start_new_session=True,  # Ctrl-C is for the server, which then ends it
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        env={**os.environ, "PYTHONPATH": child_path()},
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -11,6 +12,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from edgefl.system.parent import sign_of_life
+from edgefl.system.python import child_path
 
 if TYPE_CHECKING:
     from server.workshop.line import Line
@@ -83,5 +85,6 @@ def _how(code: int) -> str:
 
 def _command(*lines: int) -> list[str]:
     """It imports what this process would, and nothing from a folder that it happens to be started in."""
-    begin = f"import sys; sys.path[:] = {sys.path!r}; from {INSIDE} import main; main{lines!r}"
+    ways = child_path().split(os.pathsep)
+    begin = f"import sys; sys.path[:] = {ways!r}; from {INSIDE} import main; main{lines!r}"
     return [sys.executable, "-P", "-c", begin]

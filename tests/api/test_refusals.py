@@ -55,7 +55,7 @@ def test_names_and_entries_without_options_stand_for_choices() -> None:
 )
 def test_a_wrong_argument_is_named(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        edgefl.compile("mlp", **arguments)  # type: ignore[arg-type]
+        edgefl.compile("mlp", **arguments)
 
 
 def test_options_of_a_model_that_is_made_already_are_refused() -> None:
@@ -114,6 +114,22 @@ def test_the_broker_s_authority_is_not_lost_on_the_way() -> None:
     assert reached_at(federation, Address("x"), "own.pem").ca_file == "own.pem"
 
 
+def test_the_address_s_user_comes_with_the_file_s_password(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "password").write_text("s3cret\n")
+    secret = {"password_file": str(tmp_path / "password")}
+    line = "mqtts://server@broker.lan?ca-file=ca.pem"
+    expected = Address("broker.lan", 8883, "server", "s3cret", "ca.pem", tls=True)
+    monkeypatch.setenv("EDGEFL_BROKER_PASSWORD", "another")
+
+    for table in (secret, {"username": "server", **secret}, {"password": "s3cret"}):
+        federation = edgefl.federation(broker=edgefl.Broker(**table))
+        assert reached_at(federation, line) == expected
+    other = edgefl.federation(broker=edgefl.Broker(username="other", **secret))
+    assert reached_at(other, line) == replace(expected, password="another")
+
+
 def test_the_model_of_a_run_that_goes_on_is_its_newest_checkpoint_without_the_server_s_state(
     tmp_path: Path,
 ) -> None:
@@ -150,7 +166,7 @@ def test_a_dataset_that_contradicts_itself_is_refused(changes: dict[str, object]
     x, y = np.zeros((2, 1, 4, 4), np.uint8), np.array([0, 1])
     whole = edgefl.Dataset.of(x, y, x, y, classes=2)
     with pytest.raises(DataError, match=message):
-        replace(whole, **changes)  # type: ignore[arg-type]
+        replace(whole, **changes)
 
 
 def test_whole_numbers_that_are_neither_pixels_nor_tokens_are_told_what_there_is() -> None:
@@ -237,4 +253,4 @@ def test_a_device_takes_sizes_and_rates_as_people_write_them() -> None:
     assert replace(device, samples=3) == edgefl.Device(64 << 20, 1e6, 5e5, samples=3)
     for wrong in ({"memory": "64"}, {"uplink": "fast"}):
         with pytest.raises(ConfigError, match=f"argument `{next(iter(wrong))}`"):
-            edgefl.Device(**wrong)  # type: ignore[arg-type]
+            edgefl.Device(**wrong)

@@ -76,4 +76,4 @@ def test_an_agent_that_is_built_is_found(tmp_path: Path, monkeypatch: pytest.Mon
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
     assert command_of("cpp") == [str(program)]
-    assert command_of("python")[1:] == ["-m", "edgefl", "device"]
+    assert command_of("python")[1:] == ["-P", "-m", "edgefl", "device"]

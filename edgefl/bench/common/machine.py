@@ -6,7 +6,6 @@ import contextlib
 import importlib.util
 import os
 import platform
-import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -18,6 +17,7 @@ import psutil
 
 from edgefl.bench.common.worker import Worker, WorkerFailed
 from edgefl.system.distribution import NAME
+from edgefl.system.python import module_command
 from edgefl.wire.errors import EdgeflError
 from edgefl.wire.mqtt.messages import VERSION
 
@@ -36,7 +36,7 @@ class StepRunner(Protocol):
 
 def worker_of(module: str, *arguments: object, threads: int) -> Worker:
     """Return the process that runs our ``module`` on so many threads; enter it to start."""
-    command = [sys.executable, "-m", module, *map(str, arguments)]
+    command = module_command(module, *map(str, arguments))
     return Worker(command, quiet_environment(threads))
 
 

@@ -7,7 +7,6 @@ import os
 import random
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 import urllib.error
@@ -24,6 +23,7 @@ from edgefl.bench.common.browser import Browser
 from edgefl.bench.common.machine import cpu_seconds, family
 from edgefl.system.parent import PARENT
 from edgefl.system.processes import child_process
+from edgefl.system.python import module_command
 from edgefl.wire.errors import EdgeflError
 from edgefl.wire.mqtt.messages import Hello, encode
 from edgefl.wire.mqtt.packets import Traffic
@@ -118,7 +118,7 @@ def measure(
 @contextmanager
 def served(folder: Path) -> Iterator[tuple[str, psutil.Process]]:
     """The page's address and its process, once it has read everything."""
-    command = [sys.executable, "-m", "edgefl", "dashboard", str(folder), "--listen", "0", "--json"]
+    command = module_command("edgefl", "dashboard", str(folder), "--listen", "0", "--json")
     environment = {**os.environ, PARENT: str(os.getpid())}
     with child_process(command, stdout=subprocess.PIPE, env=environment) as process:
         assert process.stdout is not None

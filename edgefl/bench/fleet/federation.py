@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from edgefl.setup.tiers import completed
 from edgefl.system.files import write_text
 from edgefl.system.parent import PARENT
 from edgefl.system.processes import child_process, last_line
+from edgefl.system.python import module_command
 from edgefl.wire.errors import ConfigError, EdgeflError
 from server.broker import mosquitto_command
 from server.workshop.process import INSIDE
@@ -173,7 +173,7 @@ def running_server(case: Case, port: int, folder: Path) -> Iterator[MeasuredProc
     """`edgefl server --json`; its standard output is a pipe that does not block."""
     config = folder / "federation.toml"
     write_text(config, dump(federation_of(case, port)))
-    command = [sys.executable, "-m", "edgefl", "server", "--config", str(config)]
+    command = module_command("edgefl", "server", "--config", str(config))
     command += ["--out", str(folder / "run"), "--json", "--broker", f"127.0.0.1:{port}"]
     command += ["--sign-key", str(folder / "signing.key")]
     environment = {**os.environ, **quiet_environment(), PARENT: str(os.getpid())}

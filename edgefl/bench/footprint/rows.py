@@ -43,6 +43,7 @@ from edgefl.lab.broker import lab_broker
 from edgefl.setup.data import open_data, partition
 from edgefl.setup.tiers import completed
 from edgefl.system.processes import last_line
+from edgefl.system.python import module_command
 from edgefl.wire.errors import EdgeflError
 from edgefl.wire.keys import KeyPair
 
@@ -312,7 +313,7 @@ def training_peak(agent: Sequence[str], engine: str) -> int:
         dataset = open_data(federation)
         dataset.write_device(folder / "data.npz", partition(federation, dataset, 1)[0])
         (folder / "federation.toml").write_text(dump(federation))
-        server = [sys.executable, "-m", "edgefl", "server", "--config", str(folder / "federation.toml")]
+        server = module_command("edgefl", "server", "--config", str(folder / "federation.toml"))
         server += ["--out", str(folder / "run"), "--sign-key", str(folder / "key")]
         options = ["--id", f"{TIER}-0", "--federation", federation.federation.name, "--until-done"]
         options += ["--broker", f"{HOST}:{port}", "--data", str(folder / "data.npz"), "--engine", engine]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -18,6 +17,7 @@ from edgefl.bench.common.machine import quiet_environment
 from edgefl.bench.mirror.told import Fetched, Published, Trial, Way
 from edgefl.lab.ports import free_port
 from edgefl.system.processes import child_process, last_line
+from edgefl.system.python import module_command
 from edgefl.wire.errors import EdgeflError
 from server.broker import mosquitto_command
 
@@ -57,7 +57,7 @@ def measure(way: Way, nbytes: int, unit_bytes: int = UNIT_BYTES) -> MirrorRow:
         broker = stack.enter_context(_process(mosquitto_command(port, folder), folder / "broker.log"))
         mirror, url = None, ""
         if way == "mirror":
-            command = [sys.executable, "-m", "edgefl", "mirror", str(blobs), "--port", "0", "--json"]
+            command = module_command("edgefl", "mirror", str(blobs), "--port", "0", "--json")
             mirror = stack.enter_context(_process(command, folder / "mirror.log"))
             url = _line(mirror, folder / "mirror.log").rpartition(" at ")[2].partition('"')[0]
         trial = Trial(way=way, port=port, nbytes=nbytes, unit_bytes=unit_bytes, folder=str(blobs), mirror=url)
@@ -84,7 +84,7 @@ def measure(way: Way, nbytes: int, unit_bytes: int = UNIT_BYTES) -> MirrorRow:
 
 
 def _side(name: str, trial: Trial, folder: Path) -> AbstractContextManager[_Process]:
-    command = [sys.executable, "-m", f"edgefl.bench.mirror.{name}", msgspec.json.encode(trial).decode()]
+    command = module_command(f"edgefl.bench.mirror.{name}", msgspec.json.encode(trial).decode())
     return _process(command, folder / f"{name}-side.log")
 
 

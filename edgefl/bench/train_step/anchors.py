@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ from edgefl.bench.common.machine import import_path, quiet_environment
 from edgefl.bench.common.worker import Worker, WorkerFailed
 from edgefl.bench.train_step import jax_graph, onnxsim_training, ort_training
 from edgefl.submodels.output_side.submodel import OutputSide
+from edgefl.system.python import module_command
 from edgefl.wire.errors import ConfigError, EdgeflError
 from exporters.memory.recompute import Budget
 
@@ -97,7 +97,7 @@ def _line(error: Exception) -> str:
 
 
 def _torch(job: Job, mode: str, more: Mapping[str, str] | None = None) -> Worker:
-    command = [sys.executable, "-m", "edgefl.bench.train_step.eager"]
+    command = module_command("edgefl.bench.train_step.eager")
     arguments = [str(job.folder), str(job.settings.threads), mode]
     return Worker([*command, *arguments], {**job.settings.environment, **(more or {})})
 

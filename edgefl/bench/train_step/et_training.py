@@ -22,6 +22,7 @@ from edgefl.bench.common.as_written import as_written
 from edgefl.bench.common.worker import Worker, WorkerFailed, serve
 from edgefl.bench.train_step.model import read_batches
 from edgefl.models.losses.as_torch import loss_as_torch
+from edgefl.system.python import module_command
 
 if TYPE_CHECKING:
     from executorch.extension.training import TrainingModule
@@ -74,7 +75,7 @@ def run(
         start = time.perf_counter()
         prepare(folder, submodel)
         took = f"exported in {time.perf_counter() - start:.0f} s"
-        command = [sys.executable, "-m", "edgefl.bench.train_step.et_training", str(folder), str(threads)]
+        command = module_command("edgefl.bench.train_step.et_training", str(folder), str(threads))
         with Worker(command, environment) as worker:
             say(f"ExecuTorch's training export: {took}, warming up")
             worker.run(1, count=False)

@@ -16,6 +16,7 @@ import numpy as np
 
 from device_runtime.engine.select import open_engine
 from device_runtime.round.tuning import Choice, fastest
+from edgefl.system.python import module_command
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.manifest import Graph
 from edgefl.wire.bundle.variants import folded
@@ -34,7 +35,7 @@ def take_fastest(
         (folder / variant.blob.sha256).write_bytes(frame)
     listed = msgspec.structs.replace(graph, variants=tuple(variant for variant, _ in pairs))
     place.write_bytes(msgspec.msgpack.encode(listed))
-    command = [sys.executable, "-m", __name__, str(folder), str(threads)]
+    command = module_command(__name__, str(folder), str(threads))
     ran = subprocess.run(command, check=False, capture_output=True, text=True, env=dict(environment))
     if ran.returncode:
         raise EdgeflError(f"the process that tries the forms of the step ended: {ran.stderr.strip()[-500:]}")

@@ -82,6 +82,7 @@ def broker(
 
     limits = parse_limits([f"chunk_bytes={chunk_bytes}"])
     memory_bytes = parse_bytes(memory, "--memory") if memory else 0
+    host = host.removeprefix("[").removesuffix("]")
     if kind not in ("amqtt", "mosquitto"):
         raise ConfigError(f"--kind {kind!r} is unknown: write amqtt or mosquitto")
     if tls:
@@ -124,20 +125,27 @@ def _whole(path: str) -> str:
 
 def _say(host: str, port: int, websocket_port: int) -> None:
     """Where it will listen, and who may come."""
-    also = f" and ws://{host}:{websocket_port}" if websocket_port else ""
+    from edgefl.wire.mqtt.address import Address
+
+    also = f" and ws://{Address(host, websocket_port)}" if websocket_port else ""
     print(
-        f"starting an MQTT broker on {host}:{port}{also}, for this machine alone and without passwords",
+        f"starting an MQTT broker on {Address(host, port)}{also}, for this machine alone and without passwords",
         flush=True,
     )
 
 
 def _tell(lab: LabBroker) -> None:
     """What each client needs to come."""
+    from shlex import quote
+
+    from edgefl.wire.mqtt.address import Address
+
     print(
-        f"starting Mosquitto on {lab.host}:{lab.port} with TLS, for federation {lab.federation!r}", flush=True
+        f"starting Mosquitto on {Address(lab.host, lab.port)} with TLS, for federation {lab.federation!r}",
+        flush=True,
     )
     for user in lab.users:
-        options = " ".join(f"--{key} '{value}'" for key, value in lab.needs(user).items())
+        options = " ".join(f"--{key} {quote(value)}" for key, value in lab.needs(user).items())
         print(f"  {user}: {options}", flush=True)
     if lab.websocket_port:
         print(f"  over WebSocket: the same with wss:// and port {lab.websocket_port}", flush=True)

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,12 +57,19 @@ def run(settings: ServerSettings, process: Process) -> None:
     """Serve until all rounds are over or stopped by SIGTERM or SIGINT; raises what :class:`edgefl.Server` raises."""
     from edgefl.api.serve import Server
     from edgefl.config import load as load_federation
+    from edgefl.wire.mqtt.address import Address
     from server.workshop.workshop import Workshop
 
     config, say = Path(settings.config), _said(as_json=settings.as_json)
     if not settings.as_json:
         _print(f"{clock(time.time())}  starting: {config}, folder {settings.out}")
     given: dict[str, object] = {key: value for key, value in settings.given.items() if value}
+    if (
+        settings.broker and "broker.password_file" in given
+    ):  # the file holds the password of the address's user
+        named = Address.parse(settings.broker)
+        given |= {"broker.username": named.username} if named.username else {}
+        settings = msgspec.structs.replace(settings, broker=replace(named, password="").url)
     if (password := os.environ.get("EDGEFL_BROKER_PASSWORD", "")) and "broker.password_file" not in given:
         given["broker.password"] = password
     with Workshop(process) as workshop:

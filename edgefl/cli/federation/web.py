@@ -16,6 +16,7 @@ import typer
 from edgefl.cli.output import errors
 from edgefl.system.parent import PARENT
 from edgefl.system.processes import end_process
+from edgefl.system.python import module_command
 
 if TYPE_CHECKING:
     from edgefl.config import Federation
@@ -119,7 +120,7 @@ def page_process(
     If it fails before the block ends, the last line here names its log. Whoever ends it by a signal knows why.
     """
     log_file.parent.mkdir(exist_ok=True)
-    command, own = [sys.executable, "-m", *arguments], {PARENT: str(os.getpid()), **environment}
+    command, own = module_command(*arguments), {PARENT: str(os.getpid()), **environment}
     with log_file.open("ab") as log:
         page = subprocess.Popen(
             command, env={**os.environ, **own}, stdin=subprocess.PIPE, stdout=log, stderr=log

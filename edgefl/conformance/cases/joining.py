@@ -236,6 +236,26 @@ def another_run_is_done(stage: Stage) -> None:
     stage.good_round()
 
 
+@JOINING.case(
+    "Does not stop at the end of a run that was over before it was started, though it took part in that run.",
+    alone=True,
+)
+def earlier_run_is_done(stage: Stage) -> None:
+    agent = stage.start()
+    play = stage.open()
+    received = stage.update(play)
+    stage.judge(received, play)
+    mark = stage.server.log.mark()
+    stage.answer(received)
+    agent.terminate()
+    stage.status(mark, online=False)
+    agent.wait(stage.patient(20.0))
+    stage.server.say(_done(play.announced))
+    agent = stage.start("--until-done")
+    code = agent.wait(stage.patient(1.5))
+    expect(code is None, "an agent that waits", f"exit code {code}")
+
+
 def _done(announced: Round) -> Round:
     return msgspec.structs.replace(announced, state="done", offers={}, units={}, deadline=0.0)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 from edgefl.lab.ports import free_port
 from edgefl.system.files import write_text
 from edgefl.system.processes import end_process
+from edgefl.system.python import module_command
 from edgefl.wire.errors import BrokerError
 from edgefl.wire.mqtt.address import Address
 from server.broker import mosquitto_base, mosquitto_program
@@ -39,7 +39,7 @@ class Broker:
             command = self._mosquitto()
         except BrokerError:
             self.name = "amqtt"
-            command = [sys.executable, "-m", "edgefl", "broker", "--kind", "amqtt", "--port", str(self.port)]
+            command = module_command("edgefl", "broker", "--kind", "amqtt", "--port", str(self.port))
         with (self._folder / "broker.log").open("wb") as log:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         try:

@@ -18,7 +18,8 @@ from edgefl.models.losses.own import OwnLoss
 from edgefl.models.losses.regression import AbsoluteError, Huber, Quantile, SquaredError
 from edgefl.models.losses.returned import ModelLoss
 from edgefl.models.losses.sequence import CausalLM, SequenceCrossEntropy
-from edgefl.models.user_factory import factory_of
+from edgefl.models.user_code import blamed
+from edgefl.models.user_factory import factory_of, importing_for
 from edgefl.wire.errors import ConfigError, ModelError
 
 LOSSES: Mapping[str, Callable[..., Loss]] = {
@@ -67,7 +68,8 @@ def _own(name: str, options: Mapping[str, Any]) -> Loss:
         check_options(f"loss {name!r}", made, options, upon=_FEW)
         return OwnLoss(partial(made, **options) if options else made)
     check_options(f"loss {name!r}", made, options, upon=0)
-    loss = made(**options)
+    with blamed(f"the class {name!r} of a loss failed"), importing_for(name):
+        loss = made(**options)
     if isinstance(loss, Loss):
         return loss
     if callable(loss):

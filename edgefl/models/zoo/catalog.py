@@ -17,7 +17,7 @@ from edgefl.models.losses.loss import Loss
 from edgefl.models.spec import ModelSpec
 from edgefl.models.split import check_classes, split
 from edgefl.models.user_code import blamed, defined_at
-from edgefl.models.user_factory import factory_of
+from edgefl.models.user_factory import factory_of, importing_for
 from edgefl.models.zoo.basic import bilstm, cnn, mlp
 from edgefl.models.zoo.convnext import convnext
 from edgefl.models.zoo.elu_mlp import elu_mlp
@@ -70,7 +70,9 @@ def model_trained_on(
 ) -> ModelSpec:
     """The same, trained on ``loss`` (None: its own, or the one that fits) and on ``labels``, one label of the data."""
     if ":" in name:
-        return built(factory_of(name, "model"), name, options, loss, labels)
+        own = factory_of(name, "model")
+        with importing_for(name):
+            return built(own, name, options, loss, labels)
     factory = MODELS.get(name)
     if factory is None:
         known = ", ".join(sorted(MODELS))

@@ -6,7 +6,6 @@ import atexit
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Collection
 from functools import cache
 from multiprocessing.connection import Connection, wait
@@ -15,6 +14,7 @@ from multiprocessing.reduction import send_handle
 from edgefl.simulator.trainers.memory import Memory, Shared
 from edgefl.simulator.trainers.pool import Lost, RemoteWorker
 from edgefl.simulator.trainers.worker import Done, Method
+from edgefl.system.python import child_path, module_command
 
 
 class ForkedWorker:
@@ -85,13 +85,13 @@ def _template() -> socket.socket:
     """The process that workers are forked from. In a session of its own: Ctrl-C is for this one, which then ends them."""
     here, there = socket.socketpair()
     with there:
-        command = [sys.executable, "-m", "edgefl.simulator.trainers.template", str(there.fileno())]
+        command = module_command("edgefl.simulator.trainers.template", str(there.fileno()))
         process = subprocess.Popen(
             command,
             pass_fds=[there.fileno()],
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env={**os.environ, "PYTHONPATH": child_path()},
         )
     atexit.register(_end, here, process)
     return here

@@ -8,6 +8,7 @@ user:password@localhost:1883
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +26,7 @@ _PORTS = {"mqtt": 1883, "mqtts": 8883, "ws": 80, "wss": 443}
 _TEXTS = ("ca_file", "cert_file", "key_file", "alpn")
 _CHOICES: dict[str, tuple[str, ...]] = {"mqtt": get_args(Version), "client_ids": get_args(ClientIds)}
 _FLAGS = ("insecure_password",)
-_LOOPBACK = re.compile(r"localhost|127(\.[0-9]{1,3}){3}|::1")
+_PLACE = re.compile(r"(?:\[(?P<v6>[^\[\]]*)\]|(?P<host>[^:\[\]]+))(?::(?P<port>[0-9]{0,5}))?")
 _MOST_SECRET = 1 << 16
 
 
@@ -88,15 +89,15 @@ class Address:
     def _placed(cls, text: str, default_port: int) -> Address:
         credentials, _, place = text.rpartition("@")
         username, _, password = credentials.partition(":")
-        host, _, port = place.partition(":")
-        number = int(port or default_port) if re.fullmatch(r"[0-9]{0,5}", port) else 0
-        if not host or not 1 <= number <= _LAST_PORT:
+        found = _PLACE.fullmatch(place)
+        number = int(found["port"] or default_port) if found else 0
+        if found is None or not 1 <= number <= _LAST_PORT or not _is_host(found["v6"]):
             raise BrokerError(
                 f"broker address {place!r} should read host:port with a port up to {_LAST_PORT}, "
-                "for example localhost:1883 or mqtts://broker.lan:8883",
+                "for example localhost:1883, [::1]:1883 or mqtts://broker.lan:8883",
                 address=place,
             )
-        return cls(host, number, username, password)
+        return cls(found["v6"] or found["host"], number, username, password)
 
     @property
     def secure(self) -> bool:
@@ -106,7 +107,10 @@ class Address:
     @property
     def is_loopback(self) -> bool:
         """Whether what is sent there stays on this machine."""
-        return _LOOPBACK.fullmatch(self.host) is not None
+        try:
+            return self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
 
     @property
     def url(self) -> str:
@@ -121,7 +125,7 @@ class Address:
             for name, value in given.items()
             if value != getattr(Address, name)
         }
-        query = f"?{urlencode(told)}" if told else ""
+        query = f"?{urlencode(told, safe='/:')}" if told else ""
         return f"{scheme}://{user}{secret}{'@' if user else ''}{self}{self.path}{query}"
 
     def check(self) -> None:
@@ -139,7 +143,15 @@ class Address:
             )
 
     def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def _is_host(address: str | None) -> bool:
+    """Return False if ``address`` was in brackets and is no IPv6 address."""
+    try:
+        return address is None or ipaddress.ip_address(address).version == 6
+    except ValueError:
+        return False
 
 
 def _options(query: str) -> dict[str, object]:

@@ -25,6 +25,31 @@ AS_PUBLISHED = 8
 """Option of a subscription beside its QoS: a live message shows whether it is retained (MQTT 5)."""
 
 
+class Delivery:
+    """Handle of a published message: the broker has it, or will never take it, once :meth:`done` says so.
+
+    What it will not take arrives as :class:`Refused` too.
+    """
+
+    def __init__(self, info: paho.MQTTMessageInfo | None) -> None:
+        self._info = info
+
+    def done(self) -> bool:
+        try:
+            return self._info is None or bool(self._info.is_published())
+        except (RuntimeError, ValueError):
+            return False
+
+    def wait(self, timeout_s: float) -> bool:
+        if self._info is None:
+            return True
+        try:
+            self._info.wait_for_publish(timeout_s)
+        except (RuntimeError, ValueError):
+            return False
+        return self.done()
+
+
 def make_client(address: Address, client_id: str, *, clean: bool, max_inflight: int) -> paho.Client:
     """A client for ``address`` that is not connected yet; BrokerError where its files or its password cannot be used."""
     address.check()
@@ -176,7 +201,7 @@ def _remedy(address: Address, refusal: str) -> str:
         if address.username
         else "it wants a user"
     )
-    return f"; {user}: name it as user:password@host:port (`--broker`, or EDGEFL_BROKER)"
+    return f"; {user}: name it as user@host:port (`--broker`), its password by `--password-file` or EDGEFL_BROKER_PASSWORD"
 
 
 def _tls(address: Address) -> ssl.SSLContext:

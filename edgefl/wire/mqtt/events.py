@@ -29,12 +29,13 @@ class Down:
 
     ``rival``: connections are made and ended by the broker within moments, one after the other. MQTT 3.1.1 has no word for
     it (MQTT 5 has, and ``reason`` tells), but this is what happens where two clients have one id: each takes the other's
-    place.
+    place. ``limit``: the broker ends each connection at a message of ours; the limit and what to do.
     """
 
     reason: str
     retry_s: float
     rival: bool = False
+    limit: str = ""
 
 
 @dataclass(frozen=True)
@@ -49,14 +50,17 @@ class Incoming:
 @dataclass(frozen=True)
 class Refused:
     """The broker will not do for us what we asked. A broker of MQTT 3.1.1 refuses subscriptions only, and drops what we may
-    not publish without a word."""
+    not publish without a word. ``limit``: the limit of the broker that the message exceeds, and what to do."""
 
     action: Literal["subscribe", "unsubscribe", "publish"]
     topic: str
     reason: str
+    limit: str = ""
 
     def text(self, address: Address) -> str:
         """For people: the topic, the reason, and what to do."""
+        if self.limit:
+            return f"the broker at {address} {self.limit}"
         who = f"user {address.username!r}" if address.username else "this client"
         may = "write to" if self.action == "publish" else "read"
         return (

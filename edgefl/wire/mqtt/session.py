@@ -25,6 +25,8 @@ import paho.mqtt.client as paho
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt import connection
 from edgefl.wire.mqtt.address import Address
+from edgefl.wire.mqtt.broker_limits import announced_limit, find_limit, size_limit
+from edgefl.wire.mqtt.connection import Delivery
 from edgefl.wire.mqtt.events import Down, Event, Incoming, Refused, Up, Will, Woken
 from edgefl.wire.mqtt.inbox import Inbox
 from edgefl.wire.mqtt.packets import publish_bytes
@@ -39,33 +41,10 @@ _MOMENT_S = 5.0
 _UNANSWERED = "unanswered"
 _ANSWER_S = 10.0
 """For the broker's CONNACK: an old one may wait for more of what it cannot read."""
+_TOO_LARGE = 149
+"""Reason code of MQTT 5."""
 _RIVAL_AFTER = 3
 """Connections in a row that last a moment only: a link that breaks does not do that by itself so regularly."""
-
-
-class Delivery:
-    """Handle of a published message: the broker has it, or will never take it, once :meth:`done` says so.
-
-    What it will not take arrives as :class:`Refused` too.
-    """
-
-    def __init__(self, info: paho.MQTTMessageInfo | None) -> None:
-        self._info = info
-
-    def done(self) -> bool:
-        try:
-            return self._info is None or bool(self._info.is_published())
-        except (RuntimeError, ValueError):
-            return False
-
-    def wait(self, timeout_s: float) -> bool:
-        if self._info is None:
-            return True
-        try:
-            self._info.wait_for_publish(timeout_s)
-        except (RuntimeError, ValueError):
-            return False
-        return self.done()
 
 
 def inbox_of(limits: Limits) -> Inbox[Any]:
@@ -113,6 +92,9 @@ class Session:
         self._ended = ""
         self._up_since = 0.0
         self._most_bytes = 0
+        self._largest = "", 0
+        self._limit = ""
+        self._id = client_id
         self._clean = clean
         self._first = self._version = "3.1.1" if address.mqtt == "3.1.1" else "5"
         self._older = 0
@@ -172,10 +154,15 @@ class Session:
                 return
             moments = moments + 1 if was_up and time.monotonic() - self._up_since < _MOMENT_S else 0
             rival = moments >= _RIVAL_AFTER
+            limit = self._limit
+            if rival and "taken over" not in self._ended and self._largest[1]:
+                limit = find_limit(self._address, self._version, self._id, *self._largest)
             # Whoever fights for a name at full speed leaves neither side the time to work.
             attempt = 0 if was_up and not rival else attempt + 1
             pause = self._pause(attempt)
-            self._deliver(Down(reason, pause, rival))
+            if limit:
+                reason = f"the broker at {self._address} {limit}"
+            self._deliver(Down(reason, pause, rival and not limit, limit))
             self._stopping.wait(pause)
 
     def _pause(self, attempt: int) -> float:
@@ -199,7 +186,7 @@ class Session:
         return reason
 
     def _attempt(self) -> str:
-        self._refusal = self._ended = ""
+        self._refusal = self._ended = self._limit = ""
         address, limits = self._address, self._limits
         try:
             if self._will is not None:
@@ -217,7 +204,7 @@ class Session:
             return connection.unreachable(address, error)
         answer_by = time.monotonic() + _ANSWER_S
         code = paho.MQTT_ERR_SUCCESS
-        while code == paho.MQTT_ERR_SUCCESS and not self._stopping.is_set():
+        while code == paho.MQTT_ERR_SUCCESS and not self._refusal and not self._stopping.is_set():
             try:
                 code = self._client.loop(timeout=0.5)
             except Exception as error:  # of paho's parser: nothing that a broker sends may end the thread
@@ -252,6 +239,10 @@ class Session:
         if getattr(code, "is_failure", False):
             self._refusal = connection.reason_of(code, properties)
             return
+        self._limit = announced_limit(properties)
+        if self._limit:
+            self._refusal = self._limit
+            return
         resumed = bool(getattr(flags, "session_present", False))
         inflight = min(self._limits.max_inflight, connection.receive_maximum(properties))
         connection.allow_inflight(self._client, inflight)
@@ -279,7 +270,9 @@ class Session:
         if getattr(code, "is_failure", False):
             message = self._client._out_messages.get(mid)  # paho forgets it after this
             topic = message.topic if message is not None else "?"
-            self._deliver(Refused("publish", topic, connection.reason_of(code, properties)))
+            size = len(message.payload) if message is not None else 0
+            limit = size_limit(size) if getattr(code, "value", 0) == _TOO_LARGE else ""
+            self._deliver(Refused("publish", topic, connection.reason_of(code, properties), limit))
 
     def _drop_too_large(self) -> None:
         """A broker ends the connection at a packet that is too large for it, and would again after each reconnect."""
@@ -292,8 +285,7 @@ class Session:
         size = publish_bytes(topic, len(payload), 1) + _PROPERTIES_BYTES
         if not self._most_bytes or size <= self._most_bytes:
             return True
-        reason = f"a packet of {size} bytes, and the broker takes {self._most_bytes} at most"
-        self._deliver(Refused("publish", topic, reason))
+        self._deliver(Refused("publish", topic, "Packet too large", size_limit(size, self._most_bytes)))
         return False
 
     def _on_message(self, _client: object, _data: object, message: paho.MQTTMessage) -> None:
@@ -377,6 +369,8 @@ class Session:
         if not self._fits(topic, payload):
             return Delivery(None)
         self.sent_bytes += len(payload)
+        if len(payload) > self._largest[1]:
+            self._largest = topic, len(payload)
         properties = connection.expiring(expires_s) if expires_s > 0 else None
         info = self._client.publish(topic, payload, qos=qos, retain=retain, properties=properties)
         if qos > 0 and info.rc == paho.MQTT_ERR_NO_CONN:

@@ -20,6 +20,7 @@ from zipfile import BadZipFile
 import numpy as np
 import torch
 
+from edgefl.system.python import module_command
 from edgefl.wire.errors import ExportError
 from exporters.executorch.check.ports import METHOD
 from exporters.executorch.silent_import import portable_lib
@@ -69,7 +70,7 @@ class IsolatedRunner:
 
     def _start(self) -> str:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "exporters.executorch.check.isolated"],
+            module_command("exporters.executorch.check.isolated"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -116,15 +116,35 @@ def test_an_address_reads_back_from_its_url(
         ("broker.example:8883", Address("broker.example", 8883)),
         ("anna:se:cret@host:1", Address("host", 1, "anna", "se:cret")),
         ("anna:p@ss@host", Address("host", 1883, "anna", "p@ss")),
+        ("[::1]", Address("::1", 1883)),
+        ("anna@[fe80::1%eth0]:8883", Address("fe80::1%eth0", 8883, "anna")),
+        ("mqtts://[2001:db8::2]", Address("2001:db8::2", 8883, tls=True)),
+        ("ws://[::1]:8080/a", Address("::1", 8080, path="/a")),
     ],
 )
 def test_addresses_parse(text: str, expected: Address) -> None:
-    assert Address.parse(text) == expected
+    assert Address.parse(text) == expected == Address.parse(expected.url)
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", ":1883", "host:", "host:x", "host:0", "host:65536", "host:99999999", "host:²", "host:-1", "::1"],
+    [
+        "[::1",
+        "[::1]1883",
+        "[name]:1",
+        "[127.0.0.1]:1",
+        "fe80::1:1883",
+        "",
+        ":1883",
+        "host:",
+        "host:x",
+        "host:0",
+        "host:65536",
+        "host:99999999",
+        "host:²",
+        "host:-1",
+        "::1",
+    ],
 )
 def test_addresses_that_do_not_parse_say_how_one_reads(text: str) -> None:
     if text == "host:":

@@ -40,6 +40,8 @@ export class RoundDesk {
   private job: Job | null = null;
   private working: Promise<void> | null = null;
   private readonly seenOpen: string[] = [];
+  /** The process began with work of an earlier process that ended early. */
+  private resumed = false;
   private readonly failed = new Map<string, number>();
   private toldFailure = "";
   private begun = "";
@@ -49,6 +51,7 @@ export class RoundDesk {
   // -- what the server says ----------------------------------------------------------------------------------
 
   announce(announced: Round): void {
+    if (this.announced === null) this.resumed = this.parts.store.hasOutgoing || this.parts.store.job !== null;
     this.announced = announced;
     if (announced.state === "open" && !this.seenOpen.includes(announced.run)) {
       this.seenOpen.push(announced.run);
@@ -114,8 +117,8 @@ export class RoundDesk {
   isDone(): boolean {
     const announced = this.announced;
     if (announced?.state !== "done") return false;
-    // A retained "done" of an earlier run must not send a device away before the next run begins.
-    const ours = this.seenOpen.includes(announced.run) || this.tookPart();
+    // The retained "done" of an earlier run must not send a device away before the next run begins.
+    const ours = this.seenOpen.includes(announced.run) || (this.resumed && this.tookPart());
     return ours && !this.parts.store.hasOutgoing && this.working === null;
   }
 

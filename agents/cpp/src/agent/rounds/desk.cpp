@@ -25,6 +25,7 @@ RoundDesk::~RoundDesk() {
 void RoundDesk::announce(const Round& announced) {
   {
     const std::lock_guard<std::mutex> guard(lock_);
+    if (!announced_) resumed_ = store_.has_outgoing() || store_.job().has_value();
     announced_ = std::make_shared<const Round>(announced);
   }
   const bool seen = std::find(seen_open_.begin(), seen_open_.end(), announced.run) != seen_open_.end();
@@ -78,8 +79,8 @@ bool RoundDesk::took_part() const {
 
 bool RoundDesk::is_done() const {
   if (!announced_ || announced_->state != "done") return false;
-  // A retained "done" of an earlier run must not send a device away before the next run begins.
-  const bool ours = std::find(seen_open_.begin(), seen_open_.end(), announced_->run) != seen_open_.end() || took_part();
+  // The retained "done" of an earlier run must not send a device away before the next run begins.
+  const bool ours = std::find(seen_open_.begin(), seen_open_.end(), announced_->run) != seen_open_.end() || (resumed_ && took_part());
   return ours && !store_.has_outgoing() && !busy();
 }
 

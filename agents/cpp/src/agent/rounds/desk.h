@@ -88,6 +88,7 @@ class RoundDesk {
   std::thread worker_;
   std::atomic<bool> ended_{false};
   std::deque<std::string> seen_open_;
+  bool resumed_ = false;  // the process began with work of an earlier process that ended early
   std::set<std::string> begun_;
 };
 

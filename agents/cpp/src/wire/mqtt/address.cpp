@@ -34,14 +34,18 @@ Address placed(const std::string& text, int default_port) {
     address.username = text.substr(0, std::min(colon, at));
     if (colon != std::string::npos) address.password = text.substr(colon + 1, at - colon - 1);
   }
-  const size_t colon = place.find(':');
-  address.host = place.substr(0, colon);
+  const size_t bracket = place.rfind("[", 0) == 0 ? place.find(']') : std::string::npos;
+  const bool v6 = bracket != std::string::npos;
+  size_t colon = v6 ? bracket + 1 : place.find(':');
+  if (colon >= place.size()) colon = std::string::npos;
+  address.host = v6 ? place.substr(1, bracket - 1) : place.substr(0, colon);
   const std::string port = colon == std::string::npos ? "" : place.substr(colon + 1);
-  const bool digits = port.size() <= 5 && port.find_first_not_of("0123456789") == std::string::npos;
+  const bool after = colon == std::string::npos || place[colon] == ':';
+  const bool digits = after && port.size() <= 5 && port.find_first_not_of("0123456789") == std::string::npos;
   address.port = !digits ? 0 : port.empty() ? default_port : std::atoi(port.c_str());
   if (address.host.empty() || address.port < 1 || address.port > 65535)
     throw BrokerError("broker address " + in_quotes(place) +
-                      " should read host:port with a port up to 65535, for example localhost:1883 or mqtts://broker.lan:8883");
+                      " should read host:port with a port up to 65535, for example localhost:1883, [::1]:1883 or mqtts://broker.lan:8883");
   return address;
 }
 
@@ -100,7 +104,7 @@ Address Address::parse(const std::string& text) {
 
 bool Address::is_loopback() const { return host == "localhost" || host == "::1" || host.rfind("127.", 0) == 0; }
 
-std::string Address::text() const { return host + ":" + std::to_string(port); }
+std::string Address::text() const { return (host.find(':') == std::string::npos ? host : "[" + host + "]") + ":" + std::to_string(port); }
 
 void Address::check() const {
   if (cert_file.empty() != key_file.empty())

@@ -1,0 +1,39 @@
+"""Python child processes, and imports from the user's folder, that no file of the same name as a library can break."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+def module_command(module: str, *arguments: str) -> list[str]:
+    """Return the command ``python -P -m module arguments``. The child imports nothing from its working folder."""
+    return [sys.executable, "-P", "-m", module, *arguments]
+
+
+def child_path() -> str:
+    """Return a ``PYTHONPATH`` with which a child finds all modules of this process.
+
+    Folders of scripts and notebooks come after the standard library and the installed packages, so that a user's
+    ``random.py`` does not replace Python's.
+    """
+    chosen = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    ways = [os.path.abspath(each) for each in sys.path]
+    if not sys.flags.safe_path and sys.path[0] not in chosen:
+        ways.append(ways.pop(0))
+    return os.pathsep.join(dict.fromkeys(ways))
+
+
+@contextmanager
+def folder_last(folder: str) -> Iterator[None]:
+    """Keep ``folder`` at the end of ``sys.path`` while the block runs, so that it hides no installed module."""
+    sys.path.append(folder)
+    try:
+        yield
+    finally:
+        # From the end: another thread or the block may have added folders behind it.
+        at = next((at for at in reversed(range(len(sys.path))) if sys.path[at] == folder), None)
+        if at is not None:
+            del sys.path[at]
