@@ -118,7 +118,11 @@ class Worker:
         self._session = Session(
             told.address,
             client_id(
-                "worker", told.federation, f"{told.worker}-{told.workers}", style=told.address.client_ids
+                secrets.token_bytes(),
+                "worker",
+                told.federation,
+                f"{told.worker}-{told.workers}",
+                style=told.address.client_ids,
             ),
             limits=told.limits,
             clean=True,  # who comes after this one asks devices anew
