@@ -6,7 +6,7 @@ queue nor the server's memory has to hold them all, and no device sends its upda
 
 A slow device, or a dishonest one, must not block the others. Two rules see to this:
 
-* A turn that takes longer than usual reserves no bytes any more, so the next device is asked beside it.
+* A turn that takes longer than usual reserves no bytes any more, so the next device uploads at the same time.
 * A turn is lost after a fair share of the time left, or after ``PATIENCE_S`` without a piece. Its device goes to the end of
   the line and keeps its pieces.
 """
@@ -47,7 +47,7 @@ class Turns:
     """Devices that wait for their turn, and devices that have it.
 
     Args:
-        nbytes: Bytes of updates to ask for at a time. One update is asked for in any case, however large.
+        nbytes: Bytes of updates to ask for at a time. One update is requested in any case, however large.
         clock: Seconds, never set back; the deadlines are on the same clock.
     """
 
@@ -76,7 +76,7 @@ class Turns:
         self._waiting[device] = offer  # one that waits already keeps its place
 
     def has_heard(self, device: str, offer: UpdateChunk) -> bool:
-        """Return True if the device was asked for this very update."""
+        """Return True if the server requested this very update."""
         turn = self._turns.get(device)
         return turn is not None and turn.offer == offer
 
@@ -129,7 +129,7 @@ class Turns:
         return lost
 
     def wait(self) -> float | None:
-        """Return the seconds until :meth:`next` may have news without a message; None if nobody waits for a turn."""
+        """Return the seconds until :meth:`next` may have news without a message; None if no device waits for a turn."""
         if not self._waiting or not self._turns:
             return None
         return max(0.0, self._look_at - self._clock())

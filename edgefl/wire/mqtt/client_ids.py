@@ -29,7 +29,7 @@ def client_id(
 
     Args:
         secret: Of the process that connects, 32 bytes or more: the ``client_secret`` of its keys if the id must be the same
-            at the next start, random bytes for a session that nobody resumes. A full id does not depend on it.
+            at the next start, random bytes for a session that is not resumed. A full id does not depend on it.
         role: What connects.
         federation: Name of the federation.
         name: Name of the device, the worker or the request.

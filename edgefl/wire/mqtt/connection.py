@@ -49,7 +49,7 @@ class BoundedClient(paho.Client):
         # In a WebSocket a frame is held until its end, whatever is in it.
         if len(getattr(self._sock, "_readbuffer", b"")) > self.most_bytes + _HEADER_BYTES:
             self._hang_up(f"the broker sent a frame of more than {self.most_bytes} bytes")
-        # A socket reserves as many bytes as it is asked for.
+        # A socket reserves the number of bytes to read.
         return super()._sock_recv(min(bufsize, _READ_BYTES))
 
     def _packet_handle(self) -> MQTTErrorCode:
@@ -108,7 +108,7 @@ def make_client(
 def dial(
     client: BoundedClient, address: Address, version: str, *, clean: bool, keepalive_s: int, max_inflight: int
 ) -> None:
-    """Open a connection that speaks ``version`` of MQTT, in place of one that ended. OSError or ValueError if it cannot be.
+    """Open a connection that speaks ``version`` of MQTT, after the last one ended. OSError or ValueError if it cannot be.
 
     What is queued in ``client`` travels in whichever version the connection speaks.
     """
