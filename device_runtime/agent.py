@@ -81,12 +81,6 @@ class Agent:
         self._mine = topics.device(config.device)
         self._data = sources.load(config.data, config.bad_rows)
         self._memory_bytes = config.memory_bytes or physical_memory()
-        self._session = Session(
-            config.broker,
-            client_id("device", config.federation, config.device, style=config.broker.client_ids),
-            limits=limits,
-            will=self._last_will,
-        )
         self._store = Store(
             config.folder,
             limit_bytes=limits.store_bytes,
@@ -95,6 +89,18 @@ class Agent:
             device=config.device,
         )
         self._speaker = speaker_of(config.folder, self._store)
+        self._session = Session(
+            config.broker,
+            client_id(
+                self._speaker.keys.client_secret,
+                "device",
+                config.federation,
+                config.device,
+                style=config.broker.client_ids,
+            ),
+            limits=limits,
+            will=self._last_will,
+        )
         self._trust = ServerTrust(self._store, config.server_keys, self._say)
         self._online_at = 0
         self._quiet_at = math.inf

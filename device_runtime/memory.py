@@ -9,6 +9,8 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from edgefl.system.given_back import release_freed
+
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # glibc's malloc.h
 _LARGE_BYTES = 1 << 18
 _MOST_BYTES = 1 << 30
@@ -34,14 +36,7 @@ def reset_peak() -> None:
 def trim_memory() -> None:
     """Give freed memory back to the system, so that what was dropped is really gone."""
     gc.collect()
-    release_freed_memory()
-
-
-def release_freed_memory() -> None:
-    """Give back what the allocator keeps of freed memory, without a search for garbage in cycles."""
-    if sys.platform == "linux":
-        with suppress(OSError, AttributeError):
-            ctypes.CDLL(None).malloc_trim(0)
+    release_freed()
 
 
 def status_bytes(field: str, pid: int | str = "self") -> int:

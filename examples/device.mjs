@@ -3,9 +3,9 @@
 // node device.mjs --id node-0 --data data.json --broker localhost:1883 --federation demo
 //
 // The data are {"x": samples of whole numbers, "y": labels}. onnxruntime-node has the same API, and is faster.
-import { createHash } from "node:crypto";
+import { createHash, randomBytes } from "node:crypto";
 import { EventEmitter, once } from "node:events";
-import { readFileSync } from "node:fs";
+import { existsSync, readFileSync, writeFileSync } from "node:fs";
 import { parseArgs } from "node:util";
 import { decode, encode } from "@msgpack/msgpack";
 import { decompress } from "fzstd";
@@ -35,12 +35,12 @@ const labelled = (outputs, role) =>
 
 // The broker: what was announced last, and an event for each chunk, answer and piece of news.
 class Link extends EventEmitter {
-  constructor(broker, federation, device, hello) {
+  constructor(broker, federation, device, hello, clientId) {
     super();
     [this.prefix, this.me] = [`edgefl/v1/${federation}/`, `devices/${device}/`];
     const standing = ["rounds/current", `${this.me}tasks`, `${this.me}acks`].map((topic) => this.prefix + topic);
     this.client = mqtt.connect(`mqtt://${broker}`, {
-      protocolVersion: 4, clientId: `edgefl:device:${federation}:${device}`, clean: false, keepalive: 20, resubscribe: false,
+      protocolVersion: 4, clientId, clean: false, keepalive: 20, resubscribe: false,
       will: { topic: `${this.prefix}${this.me}status`, payload: pack({ online: false }), qos: 1, retain: true },
     });
     this.client.on("error", (error) => console.error(String(error)));
@@ -247,7 +247,11 @@ const named = Object.entries(defaults).map(([name, value]) => [name, { type: "st
 const options = parseArgs({ options: Object.fromEntries(named) }).values;
 const data = JSON.parse(readFileSync(options.data)), engines = { onnxruntime: ort.env.versions.web };
 const hello = { agent: "node/1", memory_bytes: 0, cores: 1, samples: data.y.length, engines };
-const link = new Link(options.broker, options.federation, options.id, hello), answered = new Set();
+// A client id that nobody can guess, the same at every start: whoever knows it can end our connections.
+const idFile = `${options.data}.id`;
+if (!existsSync(idFile)) writeFileSync(idFile, `d${randomBytes(11).toString("hex")}`);
+const clientId = readFileSync(idFile, "utf8");
+const link = new Link(options.broker, options.federation, options.id, hello, clientId), answered = new Set();
 link.on("ack", ({ nonce, text }) => nonce || console.error(`the server says: ${text}`)); // of a message it cannot read
 while (link.round?.state !== "done") {
   const { round, task } = link;

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import queue
+import secrets
 import time
 
 import msgspec
@@ -21,15 +22,24 @@ CHUNK_BYTES, WINDOW, PATIENCE_S = 128 * 1024, 8, 10.0
 pack, unpack = msgspec.msgpack.encode, msgspec.msgpack.decode
 
 
+def kept_id(path):
+    """A client id that nobody can guess, the same at every start: whoever knows it can end our connections."""
+    if not os.path.exists(path):
+        with open(path, "w") as file:
+            file.write("d" + secrets.token_hex(11))
+    with open(path) as file:
+        return file.read()
+
+
 class Link:
     """The broker: what was announced last, and chunks and answers in the order in which they come."""
 
-    def __init__(self, broker, federation, device, hello):
+    def __init__(self, broker, federation, device, hello, client_id):
         self.prefix, self.me, self.hello = f"edgefl/v1/{federation}/", f"devices/{device}/", hello
         self.round, self.task = None, None
         self.chunks, self.acks, self.news = queue.Queue(), queue.Queue(), queue.Queue()
-        version, name = mqtt.CallbackAPIVersion.VERSION2, f"edgefl:device:{federation}:{device}"
-        self.client = mqtt.Client(version, client_id=name, clean_session=False)
+        version = mqtt.CallbackAPIVersion.VERSION2
+        self.client = mqtt.Client(version, client_id=client_id, clean_session=False)
         self.client.will_set(
             self.prefix + self.me + "status", pack({"v": 1, "online": False}), 1, retain=True
         )
@@ -273,7 +283,8 @@ def main():
         x, y = file["x"], file["y"]
     engines = {"onnxruntime": onnxruntime.__version__}
     hello = {"agent": "small/1", "memory_bytes": 0, "cores": 1, "samples": len(y), "engines": engines}
-    link, answered = Link(options.broker, options.federation, options.id, hello), set()
+    client_id = kept_id(f"{options.data}.id")
+    link, answered = Link(options.broker, options.federation, options.id, hello, client_id), set()
     while (announced := link.round) is None or announced["state"] != "done":
         task = link.task
         mine = announced and task and (announced["run"], announced["round"]) == (task["run"], task["round"])

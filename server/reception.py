@@ -26,6 +26,7 @@ from server.device_news import DeviceNews, ack_of, objection
 from server.identity.door import Door, Visitor
 from server.intake.admission import Admission, reason_of
 from server.intake.gate import Gate
+from server.intake.turns import Turns
 from server.intake.updates import Intake
 from server.patience import CannotGoOn, Persist
 from server.publish.watch import Watch
@@ -105,7 +106,8 @@ class Reception:
         self._topics = Topics(spec.federation)
         self._gate = Gate(spec.limits)
         self._admission = Admission(rules.seed, spec.limits)
-        self.intake = Intake(rules, journal, spec.limits, tellers.emit, self._gate)
+        turns = Turns(spec.limits.asked_bytes, clock)
+        self.intake = Intake(rules, journal, spec.limits, tellers.emit, self._gate, turns)
 
     @property
     def turned_away(self) -> Mapping[str, int]:
@@ -215,10 +217,13 @@ class Reception:
             self.ask()
 
     def ask(self) -> None:
-        """Tell the devices whose turn it is to send their updates."""
-        opened = self._state.round
-        for device, ack in self.intake.asked(opened) if opened is not None else ():
+        """Ask the devices for their updates whose turn begins."""
+        if (opened := self._state.round) is None:
+            return
+        for device, ack in self.intake.asked(opened):
             self._tellers.answer(device, ack)
+        if lost := self.intake.lost_turns(opened):
+            self._course.advance(coordinator.Answers(lost))
 
     def commit(self) -> None:
         """Journal the updates that have come and are good, and tell their devices; nothing where there are none."""

@@ -97,6 +97,7 @@ class Service:
         self._clock = clock
         self._device = device
         self._signer = signer or Signer(out / "signing.key")
+        self._secret = self._signer.keys.client_secret
         self._registry = Registry(enrolled or out / "devices.sqlite", spec.federation)
         self._speaker = Speaker(self._signer.keys, Sequence(self._registry.number, self._keep_number, clock))
         self._topics = Topics(spec.federation)
@@ -115,7 +116,7 @@ class Service:
         self._patience = Patience(spec.limits.retry_pause_s, self._troubled)
         self._session = broker.Session(
             address,
-            client_id("server", spec.federation, style=address.client_ids),
+            client_id(self._secret, "server", spec.federation, style=address.client_ids),
             limits=spec.limits,
             deliver=self._inbox.put,
         )
@@ -148,7 +149,7 @@ class Service:
         self._link = Link(address, spec.federation, self._emit, clock)
         self._announcer = Announcer(spec, self._rules, self._emit)
         self._news = DeviceNews(self._rules, spec.limits.notice_s, self._emit)
-        name = client_id("look-server", spec.federation, style=address.client_ids)
+        name = client_id(self._secret, "look-server", spec.federation, style=address.client_ids)
         see = partial(look, address, name, (ALL_ROUNDS, ALL_STATUSES), spec.limits)
         self._lookout = Lookout(see, self._inbox.put, spec.limits.notice_s)
         self._leftovers = Leftovers(self._session, self._topics)

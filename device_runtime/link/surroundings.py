@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -57,7 +58,7 @@ class Surroundings:
             "rival",
             f"another client takes the place of this one at {self._broker} again and again: most likely a second device of "
             f"federation {self._federation!r} runs as {self._device!r} too (`edgefl device --id`); give each "
-            f"its own name; {again}",
+            f"its own name and store; {again}",
         )
 
     def denied(self, event: Refused) -> None:
@@ -105,7 +106,8 @@ class Surroundings:
             )
 
     def _see(self) -> Neighbours:
-        looking = client_id("look", self._federation, self._device, style=self._broker.client_ids)
+        secret, style = secrets.token_bytes(), self._broker.client_ids
+        looking = client_id(secret, "look", self._federation, self._device, style=style)
         return look(self._broker, looking, [ALL_ROUNDS], self._limits)
 
     def _found(self, neighbours: Neighbours) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import secrets
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -54,8 +55,8 @@ class Guest:
         self._federation, self._broker, self._limits = federation, broker, limits
         self._topics = Topics(federation)
         # Not the agent's client id: a broker would end its connection for ours.
-        guest = client_id("guest", federation, device, style=broker.client_ids)
-        self._session = Session(broker, guest, limits=limits)
+        guest = client_id(secrets.token_bytes(), "guest", federation, device, style=broker.client_ids)
+        self._session = Session(broker, guest, limits=limits, clean=True)
         self._store = Store(
             folder,
             limit_bytes=limits.store_bytes,

@@ -10,7 +10,6 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from device_runtime.memory import release_freed_memory
 from edgefl.comparison import graph_side, torch_side
 from edgefl.comparison.conduct import Conduct, check_state
 from edgefl.comparison.diagnosis import diagnosed
@@ -22,6 +21,7 @@ from edgefl.contract.tensors import Tensors
 from edgefl.models.source import Source
 from edgefl.models.spec import ModelSpec
 from edgefl.models.user_code import blamed, innermost
+from edgefl.system.given_back import release_freed
 from edgefl.wire.errors import EdgeflError, ExportError, ModelError
 
 STEPS = 3
@@ -132,7 +132,7 @@ def _compare(spec: ModelSpec, source: Source, data: Samples | None, seed: int) -
         if by_torch is None or not by_torch.is_finite:
             continue
         finite = True
-        release_freed_memory()  # such as torch's activations
+        release_freed()  # such as torch's activations
         by_graph = graph_side.train(spec, step, samples, by_torch)
         judge = _TorchTraining(source, samples, by_torch, seed)
         differences, certain = judge.differences(spec, step, by_graph)

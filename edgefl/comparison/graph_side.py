@@ -9,7 +9,6 @@ from functools import cached_property
 
 import torch
 
-from device_runtime.memory import release_freed_memory
 from edgefl.comparison.torch_side import Trained, widened
 from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
@@ -18,6 +17,7 @@ from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.system.collecting import collecting_later
+from edgefl.system.given_back import release_freed
 from edgefl.wire.bundle.manifest import SAMPLE
 from exporters.capture.checks import check_ops, drop_outside_writes
 from exporters.capture.trace import Joint, joint_graph
@@ -45,7 +45,7 @@ class GradientStep:
             joint = joint_graph(self.function)
         check_ops(self.function, joint.module)
         drop_outside_writes(self.function, joint.module)
-        release_freed_memory()  # tracing frees copies of all weights
+        release_freed()  # tracing frees copies of all weights
         return joint
 
 

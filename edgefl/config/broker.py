@@ -33,8 +33,8 @@ class BrokerTable(Table):
     path: str = Field("", description="path of MQTT over WebSocket, like /mqtt")
     mqtt: Version = Field("auto", description="version; auto: 5 where the broker has it, else 3.1.1")
     client_ids: ClientIds = Field(
-        "full",
-        description="full: readable, at most 128 bytes; short: 23 letters and digits, for strict brokers",
+        "short",
+        description="short: 23 letters that nobody can guess; full: readable, for a broker that binds them to users",
     )
     profile: BrokerProfileName = Field(
         "none", description="limits to keep to: those of a hosted broker (aws), or none"

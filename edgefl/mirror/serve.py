@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
@@ -20,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from edgefl.mirror.cache import Cache, Upstream
 from edgefl.mirror.folder import Blob, BlobFolder
+from edgefl.system.listener import WebServer
 from edgefl.wire.errors import MirrorError
 
 # What a mirror answers: ``GET`` and ``HEAD`` of ``/<sha256>``, whole or a part of it, and nothing else.
@@ -154,7 +154,6 @@ def _busy() -> Response:
     return Response(status_code=503, headers={**_FOR_PAGES, "Cache-Control": "no-store", "Retry-After": "10"})
 
 
-_MOST_CONNECTIONS = 2000
 _BACKLOG = 1024
 _END_S = 5
 
@@ -194,22 +193,15 @@ class MirrorServer:
         host, self.port = self._socket.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         self.url = f"{'https' if place.cert_file else 'http'}://{shown}:{self.port}"
-        self._server = uvicorn.Server(
-            uvicorn.Config(
-                application(served.open),
-                http="h11",
-                ws="none",
-                loop="asyncio",
-                lifespan="off",
-                log_config=None,
-                log_level="critical",
-                access_log=False,
-                server_header=False,
-                limit_concurrency=_MOST_CONNECTIONS,
-                timeout_graceful_shutdown=_END_S,
-                ssl_certfile=place.cert_file or None,
-                ssl_keyfile=place.key_file or None,
-            )
+        self._server = WebServer(
+            application(served.open),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="critical",
+            timeout_graceful_shutdown=_END_S,
+            ssl_certfile=place.cert_file or None,
+            ssl_keyfile=place.key_file or None,
         )
 
     def run(self) -> None:

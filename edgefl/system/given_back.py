@@ -12,14 +12,19 @@ _DONT_NEED = 4  # MADV_DONTNEED
 _NOTICEABLE = 8 << 20
 
 
+def release_freed() -> None:
+    """Give back what the allocator keeps of freed memory."""
+    with suppress(OSError, AttributeError):  # another C library than GNU's
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def give_back(library: str) -> int:
     """Give back what the allocator keeps of freed memory, and forget the pages of a loaded library that stand in its file as
     they are in memory, where these are many. Bytes of the pages: they are read again if anybody calls the library."""
     if not _MAPPINGS.exists():
         return 0
+    release_freed()
     libc = ctypes.CDLL(None)
-    with suppress(AttributeError):  # another C library than GNU's
-        libc.malloc_trim(0)
     found = list(_unchanged(library))
     nbytes = sum(resident for _, _, resident in found)
     if nbytes < _NOTICEABLE:

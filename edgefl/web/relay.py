@@ -13,15 +13,19 @@ from dataclasses import dataclass, field
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from edgefl.system.listener import most_connections
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.mqtt.address import Address
 
 PROTOCOL = "mqtt"
 MOST_BROWSERS = 512
+"""At most, and half of all connections: the other half is for the page."""
 _READ_BYTES = 1 << 16
 _CONNECT_S = 10.0
-_FULL, _NO_BROKER = 1013, 1011
-"""Codes of RFC 6455's registry: try again later, and an error of ours."""
+_CONNECT, _MORE = 1, 128
+_MOST_CONNECT = 64 * 1024
+_FULL, _NO_BROKER, _REFUSED = 1013, 1011, 1008
+"""Codes of RFC 6455's registry: try again later, an error of ours, and what is not allowed."""
 
 
 @dataclass
@@ -31,6 +35,8 @@ class Relay:
     broker: Address
     open: int = 0
     _context: ssl.SSLContext | None = field(default=None, init=False, repr=False)
+    _greeting: dict[asyncio.Timeout, None] = field(default_factory=dict, init=False, repr=False)
+    """Of the browsers that have not sent their CONNECT, the oldest first: when they have to."""
 
     def __post_init__(self) -> None:
         if self.broker.cert_file:
@@ -48,10 +54,15 @@ class Relay:
                 self._context.set_alpn_protocols([self.broker.alpn])
 
     async def serve(self, browser: WebSocket) -> None:
-        """Until one of both sides is gone. Nothing is read of one side before the other has taken what was read."""
-        if PROTOCOL not in browser.scope["subprotocols"] or self.open >= MOST_BROWSERS:
+        """Relay until one side is gone. Read nothing of one side before the other has taken what was read."""
+        is_full = self.open >= min(MOST_BROWSERS, most_connections() // 2)
+        if PROTOCOL not in browser.scope["subprotocols"] or (is_full and not self._greeting):
             await browser.close(_FULL)
             return
+        if is_full:
+            oldest = next(iter(self._greeting))
+            del self._greeting[oldest]
+            oldest.reschedule(0.0)
         self.open += 1
         try:
             await self._connected(browser)
@@ -60,14 +71,19 @@ class Relay:
 
     async def _connected(self, browser: WebSocket) -> None:
         await browser.accept(PROTOCOL)
+        greeting = await self._greeted(browser)
+        if not greeting:
+            await _close(browser, _REFUSED)
+            return
         try:
             async with asyncio.timeout(_CONNECT_S):
                 reader, writer = await asyncio.open_connection(
                     self.broker.host, self.broker.port, ssl=self._context
                 )
         except (OSError, TimeoutError):
-            await browser.close(_NO_BROKER)
+            await _close(browser, _NO_BROKER)
             return
+        writer.write(greeting)
         both = [asyncio.create_task(_up(browser, writer)), asyncio.create_task(_down(reader, browser))]
         try:
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
@@ -76,8 +92,40 @@ class Relay:
                 task.cancel()
             await asyncio.gather(*both, return_exceptions=True)
             writer.close()
-            with suppress(OSError, RuntimeError):
-                await browser.close()
+            await _close(browser)
+
+    async def _greeted(self, browser: WebSocket) -> bytes:
+        """Return what the browser sent first, a whole CONNECT of MQTT; empty if it sends none in time."""
+        greeting = b""
+        until = asyncio.timeout(_CONNECT_S)
+        self._greeting[until] = None
+        try:
+            async with until:
+                while not (size := _connect_size(greeting)) or len(greeting) < size:
+                    greeting += await browser.receive_bytes()
+                    if greeting[:1] and (greeting[0] >> 4 != _CONNECT or len(greeting) > _MOST_CONNECT):
+                        return b""
+        except (TimeoutError, WebSocketDisconnect, KeyError):  # KeyError: text, which MQTT never sends
+            return b""
+        finally:
+            self._greeting.pop(until, None)
+        return greeting
+
+
+def _connect_size(data: bytes) -> int:
+    """Return the size of the packet that begins here; 0 if its header is not whole."""
+    size = 0
+    for place, digit in enumerate(data[1:5]):
+        size += (digit & ~_MORE) << (7 * place)
+        if not digit & _MORE:
+            return size + place + 2
+    return _MOST_CONNECT + 1 if len(data) >= 5 else 0
+
+
+async def _close(browser: WebSocket, code: int = 1000) -> None:
+    """Close the WebSocket, if it is still open."""
+    with suppress(OSError, RuntimeError, WebSocketDisconnect):
+        await browser.close(code)
 
 
 async def _up(browser: WebSocket, broker: asyncio.StreamWriter) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import anyio
 import msgspec
-import uvicorn
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
@@ -24,6 +23,7 @@ from starlette.websockets import WebSocket
 from edgefl.config import Federation, load
 from edgefl.data.dataset import Dataset
 from edgefl.setup.data import open_data
+from edgefl.system.listener import WebServer
 from edgefl.web.built import PACKED, built_page
 from edgefl.web.code import as_svg
 from edgefl.web.offer import Offer, offer_of
@@ -183,20 +183,15 @@ def serve(settings: WebSettings) -> None:
     served = application(
         offer, secret=settings.secret, url=settings.address, static=static, samples=samples, relay=relay
     )
-    config = uvicorn.Config(
+    server = WebServer(
         served,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
         timeout_graceful_shutdown=_END_S,
         ws_max_size=_MOST_MESSAGE,
         ws_per_message_deflate=False,  # weights are coded, and updates too
-        http="h11",
-        loop="asyncio",
         ssl_certfile=settings.cert_file or None,
         ssl_keyfile=settings.key_file or None,
     )
-    uvicorn.Server(config).run(sockets=[bind(settings.host, settings.port)])
+    server.run(sockets=[bind(settings.host, settings.port)])
 
 
 def _data(federation: Federation) -> Dataset | None:

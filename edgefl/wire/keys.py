@@ -73,6 +73,11 @@ class KeyPair:
         return self.public.hex()
 
     @property
+    def client_secret(self) -> bytes:
+        """Secret of the holder's client ids: its signature of a fixed text, which is the same each time and never sent."""
+        return self.sign(b"edgefl/v1/client-id")
+
+    @property
     def private(self) -> Ed25519PrivateKey:
         """For certificate-signing requests."""
         return self._key

@@ -96,6 +96,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     inbox_bytes: Bytes = 128 << 20
     """Bytes of these messages."""
 
+    max_message_bytes: Bytes = 4 << 20
+    """Largest message that either side reads, or the size of its own chunks and announcements if that is more. At a larger
+    one it hangs up, before it holds any of it."""
+
     max_devices: Count = 100_000
     """Names of devices that the server keeps. Whoever may write to the broker can make names up."""
 

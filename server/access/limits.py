@@ -117,12 +117,13 @@ def _of_names(hosted: HostedLimits, federation: str, address: Address) -> Iterat
                 f"topic {topic[:80]}... has {topic.count('/')} slashes and {len(topic)} bytes, and {hosted.name} takes "
                 f"{hosted.topic_slashes} and {hosted.topic_bytes}"
             )
-    longest = client_id("device", federation, _LONGEST_NAME, style=address.client_ids)
+    longest = client_id(b"", "device", federation, _LONGEST_NAME, style=address.client_ids)
     if len(longest) > hosted.client_id_bytes:
         yield f"client id {longest!r} is longer than the {hosted.client_id_bytes} bytes of {hosted.name}"
     if address.client_ids == "short":
         yield (
-            "broker.client_ids is short: a policy cannot tell from such an id whose it is; leave it at full, which fits"
+            "broker.client_ids is short: a policy cannot tell from such an id whose it is; set it to full, and add "
+            "?client-ids=full to the broker's address on devices"
         )
     if len(f"edgefl:device:{federation}:") >= hosted.client_id_bytes - len("pi"):
         yield f"federation {federation!r} leaves no room for a device's name in a client id"

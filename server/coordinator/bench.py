@@ -3,7 +3,10 @@
 A device spoils a round if its update is refused, if it is online and silent until the deadline (that of its task, where
 versions wait for nobody), or if it says that it lost what the program needs. One that was offline, or declines for a reason
 of its own, spoils nothing: the round goes on without it at once, or after the grace. Where no device did well, the round is
-to blame, and nothing is held against them.
+to blame, and none of this counts.
+
+A device that had a turn to upload, lost it while others waited, and never finished, spoils the round in any case. Otherwise
+it could keep all others from doing well, and no round would be judged.
 """
 
 from __future__ import annotations
@@ -18,14 +21,13 @@ from server.coordinator.states import OpenRound, Rules, State
 
 def judged(rules: Rules, state: State, ended: OpenRound, now: float) -> State:
     """``state`` with what is held against the devices of a round that ended at ``now``."""
-    if not ended.count("accepted"):
-        return state
+    judges_all = ended.count("accepted") > 0
     strikes, benched = dict(state.strikes), dict(state.benched)
     for name, assignment in ended.assignments.items():
         if assignment.status == "accepted":
             strikes.pop(name, None)
             benched.pop(name, None)
-        elif _spoiled(state, ended, assignment, now):
+        elif _wasted_turn(ended, assignment) or (judges_all and _spoiled(state, ended, assignment, now)):
             strikes[name] = strikes.get(name, 0) + 1
             if strikes[name] >= rules.strikes:
                 benched[name] = ended.number + 1 + rules.bench_rounds
@@ -47,6 +49,11 @@ def may_go_on_without(rules: Rules, state: State, names: Collection[str]) -> boo
     """Whether a method that needs all of its devices may begin again without these."""
     left = len(state.members) - len(names)
     return rules.absent == "wait" and left >= max(1, rules.min_devices, rules.min_reports)
+
+
+def _wasted_turn(ended: OpenRound, assignment: Assignment) -> bool:
+    still_works = ended.buffered and assignment.status == "open"
+    return assignment.lost_turn and not still_works
 
 
 def _spoiled(state: State, ended: OpenRound, assignment: Assignment, now: float) -> bool:

@@ -22,7 +22,7 @@ Status = Literal["open", "accepted", "rejected", "declined", "expired", "stale"]
 class Assignment:
     """A device's part in a round. ``weight_limit`` is the most its update may claim to weigh, ``reason`` why it declined,
     or why the update was refused. ``round`` is the one whose model it begins from; ``until`` (epoch seconds), where each
-    task has its own, is when its time is over."""
+    task has its own, is when its time is over. ``lost_turn``: the device had a turn to upload and did not use it."""
 
     device: str
     tier: str
@@ -33,6 +33,7 @@ class Assignment:
     reason: str = ""
     round: int = 0
     until: float = 0.0
+    lost_turn: bool = False
 
 
 class Devices(Mapping[str, Device]):
@@ -122,6 +123,12 @@ class Assignments(Mapping[str, Assignment]):
         after.open = self.open.delete(name)
         after._counts = {**self._counts, "open": len(after.open), status: self._counts[status] + 1}
         return after
+
+    def with_lost_turn(self, name: str) -> Assignments:
+        """Return the same tasks, where ``name`` has lost a turn to upload."""
+        if (task := self.open.get(name)) is None:
+            return self
+        return self.with_tasks([replace(task, lost_turn=True)])
 
     def with_tasks(self, tasks: Sequence[Assignment]) -> Assignments:
         """The same and new ``tasks``, each of a device that has none that is open. What was answered before counts on."""

@@ -52,6 +52,7 @@ from server.coordinator.states import (
     State,
     Tick,
     TrialCounted,
+    TurnLost,
     Version,
     Warn,
 )
@@ -108,7 +109,7 @@ def step(
             return _seen(state, event, now), ()
         case DeviceStatus():
             state = _seen(state, event, now)
-        case Answered() | Declined():
+        case Answered() | Declined() | TurnLost():
             state = _answered(state, event)
         case Answers():
             for each in event.answers:
@@ -185,15 +186,18 @@ def _delayed(rules: Rules, state: State, seconds: float) -> State:
     )
 
 
-def _answered(state: State, event: Answered | Declined) -> State:
+def _answered(state: State, event: Answered | Declined | TurnLost) -> State:
     task = state.round.assignments.get(event.device) if state.round is not None else None
     if isinstance(event, Answered):
         if task is None or event.nonce not in ("", task.nonce):
             return state
         status: Status = "accepted" if event.accepted else "rejected"
         return _with_answer(state, event.device, status=status, reason=event.reason)
-    if task is None or task.nonce != event.nonce or state.phase != "open":
+    if state.round is None or task is None or task.nonce != event.nonce or state.phase != "open":
         return state
+    if isinstance(event, TurnLost):
+        tasks = state.round.assignments.with_lost_turn(event.device)
+        return replace(state, round=replace(state.round, assignments=tasks))
     return _with_answer(state, event.device, status="declined", reason=event.reason)
 
 
@@ -252,12 +256,7 @@ def _left_out(before: State, after: State) -> Actions:
     benched = bench.newly_benched(before, after)
     if not benched:
         return ()
-    names = attendance.told({name: f"until round {until}" for name, until in benched.items()})
-    text = (
-        f"left out where there are enough others: {names}; each spoiled its last rounds, by updates that were refused or by "
-        "silence until the deadline"
-    )
-    return (Warn(text),)
+    return (Warn(words.left_out(benched)),)
 
 
 def _incomplete(rules: Rules, state: State, current: OpenRound, now: float) -> Actions:

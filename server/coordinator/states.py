@@ -261,10 +261,18 @@ class Declined:
 
 
 @dataclass(frozen=True)
+class TurnLost:
+    """A device did not send its update within its turn, while others waited. ``nonce`` is that of its task."""
+
+    device: str
+    nonce: str
+
+
+@dataclass(frozen=True)
 class Answers:
     """What several devices answered, as one step: only then is looked whether the round closes."""
 
-    answers: tuple[Answered | Declined, ...]
+    answers: tuple[Answered | Declined | TurnLost, ...]
 
 
 @dataclass(frozen=True)
@@ -309,6 +317,7 @@ Event = (
     | DeviceLeft
     | Answered
     | Declined
+    | TurnLost
     | Answers
     | ModelReady
     | TrialCounted

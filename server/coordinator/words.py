@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from server.coordinator import attendance
@@ -41,4 +42,13 @@ def nothing_trained(rules: Rules) -> str:
     return (
         f"all {rules.rounds} rounds are over, tries that were abandoned included, and none has trained the model: {begins}"
         "start over in another `out` with more rounds, or with what the abandoned ones lacked"
+    )
+
+
+def left_out(benched: Mapping[str, int]) -> str:
+    """Return the warning about devices that are not selected before these rounds."""
+    names = attendance.told({name: f"until round {until}" for name, until in benched.items()})
+    return (
+        f"left out where there are enough others: {names}; each spoiled its last rounds, by updates that were refused, by "
+        "turns to upload that it lost, or by silence until the deadline"
     )

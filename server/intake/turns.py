@@ -1,98 +1,167 @@
-"""Whose update the server asks for: so many bytes at a time, first come, first served.
+"""Queue of uploads: the server asks for so many bytes of updates at a time.
 
-Where all updates of a round together are more than the server wants on their way, each device first offers its own: it sends
-what the update is, without a byte of it. When its turn comes, it is asked for the pieces. So neither the broker's queue nor
-the server's memory has to hold them all, and none has to be sent twice.
+If the updates of a round together are more than the server wants on their way, each device first offers its own: it sends
+the description of the update, without data. When its turn comes, the server asks it for the pieces. So neither the broker's
+queue nor the server's memory has to hold them all, and no device sends its update twice.
+
+A slow device, or a dishonest one, must not block the others. Two rules see to this:
+
+* A turn that takes longer than usual reserves no bytes any more, so the next device uploads at the same time.
+* A turn is lost after a fair share of the time left, or after ``PATIENCE_S`` without a piece. Its device goes to the end of
+  the line and keeps its pieces.
 """
 
 from __future__ import annotations
 
-import time
-from collections import OrderedDict
+import math
+import statistics
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import takewhile
 
+from edgefl.system.clock import steady_time
 from edgefl.wire.mqtt.messages import UpdateChunk
 
 PATIENCE_S = 5.0
-"""Whose turn it is and who sends nothing for so long loses it, and may offer again."""
+"""Seconds without a piece after which a turn is lost, and the shortest time after which a turn with pieces is."""
+
+FIRST_SLOW_S = 1.0
+"""Seconds after which a turn reserves no bytes any more, as long as no update has come whole."""
+SHORTEST_SLOW_S = 0.1
+_SLOW = 1.5
+"""The same as a multiple of the median of the last turns. One that is slow delays the others by no more than that."""
+_TURNS_KEPT = 16
+LOOK_S = 0.05
+"""Seconds between two passes over the turns, so that a message costs the same however many there are."""
 
 
 @dataclass
 class _Turn:
     offer: UpdateChunk
+    began: float
     heard: float
+    is_slow: bool = False
 
 
 class Turns:
-    """``nbytes``: of updates that are asked for at a time; one is in any case, however large. ``clock`` is monotonic."""
+    """Devices that wait for their turn, and devices that have it.
 
-    def __init__(self, nbytes: int, clock: Callable[[], float] = time.monotonic) -> None:
+    Args:
+        nbytes: Bytes of updates to ask for at a time. One update is requested in any case, however large.
+        clock: Seconds, never set back; the deadlines are on the same clock.
+    """
+
+    def __init__(self, nbytes: int, clock: Callable[[], float] = steady_time) -> None:
         self._nbytes = nbytes
         self._clock = clock
         self._waiting: OrderedDict[str, UpdateChunk] = OrderedDict()
         self._again: dict[str, UpdateChunk] = {}
-        self._turns: OrderedDict[str, _Turn] = OrderedDict()  # who was silent longest comes first
+        self._turns: dict[str, _Turn] = {}
+        self._sending: dict[str, float] = {}
+        """Devices in the line that lost a turn and still send: the time of the last piece."""
+        self._lost: list[str] = []
+        self._durations: deque[float] = deque(maxlen=_TURNS_KEPT)
         self._asked_bytes = 0
+        self._slow = 0
+        self._look_at = -math.inf
 
     def offer(self, device: str, offer: UpdateChunk) -> None:
-        """A device has an update: ``offer`` is a chunk of it, of which the data are not looked at. One that offers the same
-        while it has its turn is asked again, as it cannot have heard."""
+        """Add a device to the line. ``offer`` is a chunk of its update without data. If the device offers the same update
+        during its turn, ask it again, because it cannot have heard."""
         if self.has_heard(device, offer):
             self._again[device] = offer
             return
-        self.over(device, but_waiting=True)
+        self._end(device)
+        self._sending.pop(device, None)
         self._waiting[device] = offer  # one that waits already keeps its place
 
     def has_heard(self, device: str, offer: UpdateChunk) -> bool:
-        """Whether the device was asked for this very update."""
+        """Return True if the server requested this very update."""
         turn = self._turns.get(device)
         return turn is not None and turn.offer == offer
 
     def fed(self, device: str) -> None:
-        """A piece came of the device's update."""
+        """Note that a piece of the device's update has come."""
         if (turn := self._turns.get(device)) is not None:
             turn.heard = self._clock()
-            self._turns.move_to_end(device)
+        elif device in self._sending:
+            self._sending[device] = self._clock()
 
-    def over(self, device: str, *, but_waiting: bool = False) -> None:
-        """The device's update is whole, or nobody wants it."""
-        if not but_waiting:
-            self._waiting.pop(device, None)
-        self._again.pop(device, None)
-        if (turn := self._turns.pop(device, None)) is not None:
-            self._asked_bytes -= turn.offer.size
+    def over(self, device: str, *, whole: bool = False) -> None:
+        """Remove the device: its update is whole, or not wanted."""
+        if whole and (turn := self._turns.get(device)) is not None:
+            self._durations.append(self._clock() - turn.began)
+        self._waiting.pop(device, None)
+        self._sending.pop(device, None)
+        self._end(device)
 
     def clear(self) -> None:
-        """The round is over."""
+        """Forget all devices: the round is over."""
+        for device in [*self._turns]:
+            self._end(device)
         self._waiting.clear()
-        self._again.clear()
-        self._turns.clear()
-        self._asked_bytes = 0
+        self._sending.clear()
+        self._lost.clear()
 
-    def next(self) -> list[tuple[str, UpdateChunk]]:
-        """The devices whose turn it is from now on, or who have to be asked again, with what they offered."""
+    def next(self, deadline: float = math.inf) -> list[tuple[str, UpdateChunk]]:
+        """Return the devices to ask now, with their offers: those whose turn begins, and those to be asked again.
+
+        Args:
+            deadline: End of the round, so that everybody in the line gets a part of the time left.
+        """
         now = self._clock()
-        self._expire(now)
+        if self._waiting and now >= self._look_at:
+            self._look(now, deadline)
+            self._look_at = now + LOOK_S
         begun, self._again = list(self._again.items()), {}
-        while self._waiting:
-            device, offer = next(iter(self._waiting.items()))
-            if self._turns and self._asked_bytes + offer.size > self._nbytes:
-                break
-            del self._waiting[device]
-            self._turns[device] = _Turn(offer, now)
+        while self._waiting and self._has_room(next(iter(self._waiting.values())).size):
+            device, offer = self._waiting.popitem(last=False)
+            self._turns[device] = _Turn(offer, now, now)
             self._asked_bytes += offer.size
-            begun.append((device, offer))
+            # A slow link would send what is in its queue twice.
+            if now - self._sending.pop(device, -math.inf) >= PATIENCE_S:
+                begun.append((device, offer))
         return begun
 
+    def take_lost(self) -> list[str]:
+        """Return the devices that lost a turn since the last call."""
+        lost, self._lost = self._lost, []
+        return lost
+
     def wait(self) -> float | None:
-        """Seconds until a turn may be over for want of pieces; None if nobody waits for one."""
+        """Return the seconds until :meth:`next` may have news without a message; None if no device waits for a turn."""
         if not self._waiting or not self._turns:
             return None
-        return max(0.0, next(iter(self._turns.values())).heard + PATIENCE_S - self._clock())
+        return max(0.0, self._look_at - self._clock())
 
-    def _expire(self, now: float) -> None:
-        silent = takewhile(lambda each: now - each[1].heard >= PATIENCE_S, self._turns.items())
-        for device in [name for name, _ in silent]:
-            self.over(device, but_waiting=True)
+    def _has_room(self, size: int) -> bool:
+        return len(self._turns) == self._slow or self._asked_bytes + size <= self._nbytes
+
+    def _look(self, now: float, deadline: float) -> None:
+        """Mark the turns that are slow, and end those that are lost."""
+        slow_s = FIRST_SLOW_S
+        if self._durations:
+            slow_s = min(PATIENCE_S, max(SHORTEST_SLOW_S, _SLOW * statistics.median(self._durations)))
+        share = 1 / (len(self._waiting) + 1)
+        for device, turn in [*self._turns.items()]:
+            # Where all are slow, not all are asked at once.
+            if not turn.is_slow and now - turn.began >= (1 + self._slow) * slow_s:
+                turn.is_slow = True
+                self._slow += 1
+                self._asked_bytes -= turn.offer.size
+            longest_s = max(PATIENCE_S, share * (deadline - turn.began))
+            if now - turn.heard >= PATIENCE_S or now - turn.began >= longest_s:
+                self._end(device)
+                self._waiting[device] = turn.offer
+                self._sending[device] = turn.heard
+                self._lost.append(device)
+
+    def _end(self, device: str) -> None:
+        """End the device's turn, if it has one."""
+        self._again.pop(device, None)
+        if (turn := self._turns.pop(device, None)) is None:
+            return
+        if turn.is_slow:
+            self._slow -= 1
+        else:
+            self._asked_bytes -= turn.offer.size

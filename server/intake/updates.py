@@ -16,6 +16,7 @@ from edgefl.wire.mqtt.packets import Traffic
 from edgefl.wire.printable import printable
 from server.coordinator.claims import Claim, addressed, weigh
 from server.coordinator.machine import Answered, Assignment, OpenRound, Rules, State
+from server.coordinator.states import TurnLost
 from server.events import Event, Rejected, Warned
 from server.intake.assembly import LEAST_PIECE, Assembly, Complete
 from server.intake.gate import Gate
@@ -54,6 +55,7 @@ class Intake:
         limits: Limits,
         emit: Callable[[Event], None],
         gate: Gate,
+        turns: Turns,
     ) -> None:
         self._gate = gate
         self._limits = limits
@@ -73,7 +75,7 @@ class Intake:
         self._spent: dict[str, int] = {}
         """Per device with a task, bytes of the messages of this round that held new pieces of its update."""
         self._group = Group()
-        self._turns = Turns(limits.asked_bytes)
+        self._turns = turns
 
     def end_round(self, ended: OpenRound) -> None:
         """The round is over: what is not whole will not be, unless its task goes on; second copies of what was accepted are
@@ -173,7 +175,7 @@ class Intake:
         if piece is None:
             return Verdict()
         if isinstance(piece, Complete):
-            self._turns.over(assignment.device)
+            self._turns.over(assignment.device, whole=True)
             self._group.add(self._good(assignment, piece, state, active))
             return Verdict()
         return Verdict(request_for(number, chunk, piece.indices, piece.text))
@@ -203,12 +205,16 @@ class Intake:
         return len(self._group) > 0
 
     def asked(self, opened: OpenRound) -> list[tuple[str, Ack]]:
-        """The devices whose turn it is from now on to send what they offered, and what they are told."""
+        """Return the requests to devices whose turn to send their update begins."""
         acks = []
-        for device, offer in self._turns.next():
+        for device, offer in self._turns.next(opened.deadline):
             missing = self._assembly.gaps(device, offer)
             acks.append((device, request_for(opened.assignments[device].round, offer, missing)))
         return acks
+
+    def lost_turns(self, opened: OpenRound) -> tuple[TurnLost, ...]:
+        """Return the turns that devices lost since the last call."""
+        return tuple(TurnLost(device, opened.assignments[device].nonce) for device in self._turns.take_lost())
 
     def commit(self, active: ActiveRound) -> list[tuple[str, Ack]]:
         """Journal the good updates that came, then add them to the sums: what their devices are told. StoreError if they

@@ -80,7 +80,8 @@ class FleetProfiler:
         self._nonce = secrets.token_hex(8)
         self._topics = Topics(wanted.federation)
         self._own = self._topics.profile(self._nonce)
-        name = client_id("profiler", wanted.federation, self._nonce, style=address.client_ids)
+        secret = secrets.token_bytes()
+        name = client_id(secret, "profiler", wanted.federation, self._nonce, style=address.client_ids)
         self._session = Session(address, name, limits=wanted.limits, clean=True)
         # An asker begins anew each time, and lives by the clock.
         self._seal = Speaker(signer.keys, Sequence(lambda: 0, lambda _: None)).seal if signer else bare

@@ -10,7 +10,7 @@ from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address
 from edgefl.wire.mqtt.messages import Ack
 from server.aggregate.aggregator import PartialSum
-from server.coordinator.states import Answered, OpenRound, Rules
+from server.coordinator.states import Answered, OpenRound, Rules, TurnLost
 from server.events import Event
 from server.identity.registry import DeviceKey
 from server.taking.active import Recipe
@@ -99,7 +99,7 @@ class Took:
 
     round: int
     acks: tuple[tuple[str, Ack], ...] = ()
-    answers: tuple[Answered, ...] = ()
+    answers: tuple[Answered | TurnLost, ...] = ()
     events: tuple[Event, ...] = ()
 
 

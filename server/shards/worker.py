@@ -31,11 +31,12 @@ from edgefl.wire.mqtt.topics import Topics
 from edgefl.wire.printable import printable
 from server.coordinator.fleet import Devices
 from server.coordinator.roster import Device
-from server.coordinator.states import Answered, State
+from server.coordinator.states import Answered, State, TurnLost
 from server.events import Event, Rejected
 from server.identity.door import check_good, unknown_key, unsigned
 from server.identity.registry import DeviceKey
 from server.intake.gate import Gate
+from server.intake.turns import Turns
 from server.intake.updates import Intake
 from server.patience import Patience
 from server.shards import messages
@@ -118,7 +119,11 @@ class Worker:
         self._session = Session(
             told.address,
             client_id(
-                "worker", told.federation, f"{told.worker}-{told.workers}", style=told.address.client_ids
+                secrets.token_bytes(),
+                "worker",
+                told.federation,
+                f"{told.worker}-{told.workers}",
+                style=told.address.client_ids,
             ),
             limits=told.limits,
             clean=True,  # who comes after this one asks devices anew
@@ -149,7 +154,8 @@ class Worker:
         self._journal = self._patience.persist(
             lambda: Journal(told.database, told.federation, store_at(told.updates, writer), shard_of=shard_of)
         )
-        self._intake = Intake(told.rules, self._journal, told.limits, self._events.append, self._gate)
+        turns = Turns(told.limits.asked_bytes, self._clock)
+        self._intake = Intake(told.rules, self._journal, told.limits, self._events.append, self._gate, turns)
         try:
             while not self._stopped:
                 self._next()
@@ -308,7 +314,8 @@ class Worker:
     def _ask(self) -> None:
         """Whose turn it is to send what it offered."""
         if self._active is not None and self._state.round is not None:
-            self._tell(tuple(self._intake.asked(self._state.round)))
+            acks = tuple(self._intake.asked(self._state.round))
+            self._tell(acks, self._intake.lost_turns(self._state.round))
 
     def _answered(self, answers: tuple[Answered, ...]) -> None:
         opened = self._state.round
@@ -321,7 +328,9 @@ class Worker:
 
     # -- what the server is told -----------------------------------------------------------------------------
 
-    def _tell(self, acks: tuple[tuple[str, Ack], ...] = (), answers: tuple[Answered, ...] = ()) -> None:
+    def _tell(
+        self, acks: tuple[tuple[str, Ack], ...] = (), answers: tuple[Answered | TurnLost, ...] = ()
+    ) -> None:
         events, number = tuple(self._events), self._active.number if self._active else 0
         self._events.clear()
         if acks or answers or events:

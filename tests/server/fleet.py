@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import queue
+import secrets
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,7 @@ from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import DataSpec, Graph, Manifest
 from edgefl.wire.compression import unpacked
 from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.client_ids import client_id
 from edgefl.wire.mqtt.envelope import Seal, bare, peek
 from edgefl.wire.mqtt.messages import (
     Ack,
@@ -189,7 +191,8 @@ class ScriptedDevice:
         self._answered: set[str] = set()
         self._acked: set[str] = set()
         will = Will(self.mine.status, seal(self.mine.status, Status(online=False)))
-        self.session = Session(address, f"edgefl:device:{federation}:{name}", limits=limits, will=will)
+        own = client_id(secrets.token_bytes(), "device", federation, name)
+        self.session = Session(address, own, limits=limits, will=will)
         self.session.subscribe([self.topics.current_round, self.mine.tasks, self.mine.acks])
         self.session.start()
         self._thread = threading.Thread(target=self._serve, daemon=True)

@@ -122,6 +122,7 @@ TEST_CASE("signed messages, byte by byte") {
   CHECK(hex(speaker.public_key()) == "03a107bff3ce10be1d70dd18e74bc09967e4d6309ba50d5f1ddc8664125531b8");
   CHECK(speaker.seal(topics.hello(), example_hello(), at) == golden("signed_hello.bin"));
   CHECK(speaker.seal(topics.update(3, 1, kNoShard), example_chunk(), at) == golden("signed_update_chunk.bin"));
+  CHECK(client_id(speaker.client_secret(), "device", "demo", "phone-7", false) == "EXpwWIbPnCIdJvXTsMebJKC");
 
   const auto envelope = unwrap(golden("signed_task.bin"), Task::kName);
   REQUIRE(envelope.has_value());
@@ -142,7 +143,7 @@ TEST_CASE("topics") {
     CHECK_MESSAGE(("\n" + all).find("\n" + topic + "\n") != std::string::npos, topic);
   CHECK(topics.update(3, 1, 2) == "edgefl/v1/demo/devices/phone-7/shards/2/3/1");
   CHECK_THROWS_AS(Topics("demo", "a/b"), ConfigError);
-  CHECK(client_id("device", "demo", "phone-7", false) == "edgefl:device:demo:phone-7");
+  CHECK(client_id("", "device", "demo", "phone-7", true) == "edgefl:device:demo:phone-7");
   CHECK(publish_bytes("a/b", 100, 1) == 1 + 1 + 2 + 3 + 2 + 100);
   CHECK(publish_bytes("a/b", 1000, 0) == 1 + 2 + 2 + 3 + 1000);
 }

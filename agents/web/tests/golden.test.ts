@@ -6,7 +6,7 @@ import { asBytes } from "../src/wire/arrays";
 import { fromGaps } from "../src/wire/bits";
 import { BlobRef, checkRef } from "../src/wire/blobs";
 import { unpacked } from "../src/wire/compression";
-import { hex } from "../src/wire/digests";
+import { hex, utf8 } from "../src/wire/digests";
 import { Sequence, Speaker, unwrap, verified } from "../src/wire/envelope";
 import { BundleError, ProtocolError } from "../src/wire/errors";
 import { keyPair } from "../src/wire/keys";
@@ -119,6 +119,7 @@ describe("envelopes", () => {
     const secret = Uint8Array.from({ length: 32 }, (_, place) => place);
     const speaker = new Speaker(keyPair(secret), new Sequence(0n, () => undefined));
     expect(hex(speaker.seal(topic, kind, read(kind, bytes(bare)), 1n << 40n))).toBe(hex(bytes(name)));
+    expect(topics.clientId(speaker.keys.sign(utf8("edgefl/v1/client-id")))).toBe("EXpwWIbPnCIdJvXTsMebJKC");
   });
 
   it("takes numbers that grow, also over a restart with a clock that stands", () => {

@@ -3,6 +3,7 @@ store's."""
 
 from __future__ import annotations
 
+import secrets
 import sys
 import threading
 import time
@@ -32,7 +33,9 @@ class _Device:
         self._limits = Limits(store_bytes=2 * trial.nbytes + (64 << 20))
         self._topics = Topics(FEDERATION)
         self._session = Session(
-            Address("127.0.0.1", trial.port), client_id("device", FEDERATION, "one"), limits=self._limits
+            Address("127.0.0.1", trial.port),
+            client_id(secrets.token_bytes(), "device", FEDERATION, "one"),
+            limits=self._limits,
         )
         self._store = Store(Path(trial.folder), limit_bytes=self._limits.store_bytes, history_rounds=1)
         self._fetcher = Fetcher(

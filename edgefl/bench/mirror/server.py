@@ -5,6 +5,7 @@ It lives until its standard input ends.
 
 from __future__ import annotations
 
+import secrets
 import sys
 import time
 from pathlib import Path
@@ -29,7 +30,11 @@ _PATIENCE_S = 3600.0
 def publish(trial: Trial) -> Published:
     """Offer the units, then announce them; returns when the broker has all that goes there."""
     limits, by_mirror = Limits(), trial.way == "mirror"
-    session = Session(Address("127.0.0.1", trial.port), client_id("server", FEDERATION), limits=limits)
+    session = Session(
+        Address("127.0.0.1", trial.port),
+        client_id(secrets.token_bytes(), "server", FEDERATION),
+        limits=limits,
+    )
     kept = MirrorFolder(Path(trial.folder)) if by_mirror else None
     publisher = Publisher(session, Topics(FEDERATION), limits.chunk_bytes, kept=kept, by_broker=not by_mirror)
     session.start()

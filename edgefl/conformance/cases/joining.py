@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import msgspec
@@ -12,7 +13,6 @@ from edgefl.conformance.play.said import Said
 from edgefl.conformance.play.stage import Stage
 from edgefl.conformance.verdict import Failed, expect, expect_equal
 from edgefl.wire.enrolment import new_token, proves
-from edgefl.wire.mqtt.client_ids import client_id
 from edgefl.wire.mqtt.messages import COME_LATER, Ack, Hello, Round, Status
 
 JOINING = Group.called("joining")
@@ -28,7 +28,11 @@ def connects(stage: Stage) -> None:
     if not stage.relay.reads:
         return
     connect = _connect_of(stage, begun)
-    expect_equal("client id", client_id("device", stage.federation, stage.device), connect.client_id)
+    expect(
+        re.fullmatch("[0-9A-Za-z]{23}", connect.client_id) is not None,
+        "a client id of 23 letters and digits that nobody can guess",
+        repr(connect.client_id),
+    )
     expect(not connect.clean, "clean session false (clean start false)", "true")
     keepalive = _LEAST_KEEPALIVE_S <= connect.keepalive_s <= _MOST_KEEPALIVE_S
     expect(keepalive, "a keep-alive of 20 s, at most a minute", f"{connect.keepalive_s} s")
@@ -104,11 +108,15 @@ def hello(stage: Stage) -> None:
         expect(kept, f"{leaf} retained", "a message that the broker did not keep")
 
 
-@JOINING.case("Signs all that it says with one key of its own, by numbers that grow, also over a restart.")
+@JOINING.case(
+    "Signs all that it says with one key of its own, by numbers that grow, and keeps its client id, also over a restart."
+)
 def signed(stage: Stage) -> None:
     stage.ensure()
     stage.good_round()
+    before = _client_ids(stage)
     stage.restart()
+    expect_equal("client ids over a restart", before, _client_ids(stage))
     said = [each for each in stage.server.log.since(0) if each.leaf != "updates" or each.message is not None]
     wrong = [each for each in said if each.problem]
     expect(
@@ -258,6 +266,12 @@ def earlier_run_is_done(stage: Stage) -> None:
 
 def _done(announced: Round) -> Round:
     return msgspec.structs.replace(announced, state="done", offers={}, units={}, deadline=0.0)
+
+
+def _client_ids(stage: Stage) -> set[str]:
+    """Return the client ids of sessions that stay."""
+    connects = [each for each in stage.relay.packets() if isinstance(each, Connect)]
+    return {each.client_id for each in connects if not each.clean}
 
 
 def _connect_of(stage: Stage, since: float) -> Connect:

@@ -45,7 +45,7 @@ class Server:
         self.log = Log(self.topics)
         self._session = Session(
             address,
-            client_id("server", federation, "", style="full"),
+            client_id(self.speaker.keys.client_secret, "server", federation),
             limits=Limits(),
             clean=True,
             deliver=self._take,

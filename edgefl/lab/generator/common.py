@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Sequence
 
 from edgefl.lab.generator import packets
@@ -50,6 +51,7 @@ class Common:
         )
         self.error: EdgeflError | None = None
         self._client_ids = client_ids
+        self._secret = secrets.token_bytes()
         self._say = say
         self._over = over
         self._announced: dict[bytes, Round] = {}
@@ -63,7 +65,7 @@ class Common:
     def connect_packet(self, device: str, will: Will) -> bytes:
         """The CONNECT of a device."""
         return packets.connect(
-            client_id("device", self.load.federation, device, style=self._client_ids),
+            client_id(self._secret, "device", self.load.federation, device, style=self._client_ids),
             keepalive_s=self.load.limits.keepalive_s,
             will=will,
             username=self.target.username,

@@ -50,7 +50,7 @@ class Address:
     tls: bool = False
     path: str = ""
     mqtt: Version = "auto"
-    client_ids: ClientIds = "full"
+    client_ids: ClientIds = "short"
     insecure_password: bool = False
 
     @classmethod

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import paho.mqtt.client as paho
 
 from edgefl.wire.errors import BrokerError
+from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt import connection
 from edgefl.wire.mqtt.address import Address
 
@@ -70,7 +71,9 @@ def find_limit(address: Address, version: str, client_id: str, topic: str, nbyte
 def _connected(address: Address, version: str, name: str) -> paho.Client | None:
     """Connect under the id ``name``; return None if that cannot be."""
     try:
-        client = connection.make_client(address, name, clean=True, max_inflight=1)
+        client = connection.make_client(
+            address, name, clean=True, max_inflight=1, most_bytes=connection.most_bytes(Limits())
+        )
         connection.dial(client, address, version, clean=True, keepalive_s=20, max_inflight=1)
     except (BrokerError, OSError, ValueError):
         return None

@@ -1,16 +1,19 @@
-"""Client ids: one for each role of each name in each federation, and no two alike.
+"""Client ids: one for each role of each name in each federation, which no other client can guess.
 
-A broker takes a second client with an id for the first one come back, so two that collide end each other's connections.
+If a second client connects with the same id, a broker takes it for the first one and ends the first connection. Most brokers
+do not check whose id it is, so a client with credentials of its own could keep any other out whose id it can guess.
 """
 
 from __future__ import annotations
 
 import hashlib
+import hmac
 import string
 from typing import Literal
 
 ClientIds = Literal["full", "short"]
-"""full: readable, at most 128 bytes. short: 23 letters and digits, which every broker has to take (MQTT 3.1.1, 3.1.3.1)."""
+"""short: 23 letters and digits that only their owner can compute; every broker has to take them (MQTT 3.1.1, 3.1.3.1). full:
+readable, at most 128 bytes; only for a broker that lets no user connect with the id of another."""
 
 Role = Literal["device", "guest", "look", "server", "look-server", "profiler", "worker"]
 
@@ -19,20 +22,31 @@ _DIGITS = string.digits + string.ascii_letters
 _LONG_DIGEST = 43
 
 
-def client_id(role: Role, federation: str, name: str = "", *, style: ClientIds = "full") -> str:
-    """``edgefl:ROLE:FEDERATION:NAME``; a digest of it where that is longer than 128 bytes, or ``short`` ones are wanted.
+def client_id(
+    secret: bytes, role: Role, federation: str, name: str = "", *, style: ClientIds = "short"
+) -> str:
+    """Return the client id of a role.
 
-    Names hold neither colons nor equals signs (:func:`edgefl.wire.mqtt.topics.checked_name`), so the readable form can be
-    read in one way only and is no other's digest. A short id has 23 of 62 digits, 137 bits of SHA-256.
+    Args:
+        secret: Of the process that connects, 32 bytes or more: the ``client_secret`` of its keys if the id must be the same
+            at the next start, random bytes for a session that is not resumed. A full id does not depend on it.
+        role: What connects.
+        federation: Name of the federation.
+        name: Name of the device, the worker or the request.
+        style: ``short`` for 23 of 62 digits (137 bits of an HMAC); ``full`` for ``edgefl:ROLE:FEDERATION:NAME``, or a
+            digest of it if that is longer than 128 bytes. Names hold no colon and no equals sign, so no two full ids are
+            equal.
     """
     whole = ":".join(("edgefl", role, federation, *([name] if name else ())))
     if style == "short":
-        return _digest(whole, MOST_SHORT)
-    return whole if len(whole) <= MOST_FULL else f"edgefl:{role}={_digest(whole, _LONG_DIGEST)}"
+        return _letters(hmac.digest(secret, whole.encode(), "sha256"), MOST_SHORT)
+    if len(whole) <= MOST_FULL:
+        return whole
+    return f"edgefl:{role}={_letters(hashlib.sha256(whole.encode()).digest(), _LONG_DIGEST)}"
 
 
-def _digest(text: str, digits: int) -> str:
-    number = int.from_bytes(hashlib.sha256(text.encode()).digest())
+def _letters(digest: bytes, digits: int) -> str:
+    number = int.from_bytes(digest)
     found = ""
     for _ in range(digits):
         number, digit = divmod(number, len(_DIGITS))

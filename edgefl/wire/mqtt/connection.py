@@ -8,12 +8,13 @@ import ssl
 from functools import lru_cache
 
 import paho.mqtt.client as paho
-from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
+from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from edgefl.wire.errors import BrokerError
+from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address
 
 _SOCKET_BUFFER = 1 << 20
@@ -23,6 +24,12 @@ _VERSIONS = {"5": MQTTProtocolVersion.MQTTv5, "3.1.1": MQTTProtocolVersion.MQTTv
 _LARGEST_RECEIVE_MAXIMUM = 65_535
 AS_PUBLISHED = 8
 """Option of a subscription beside its QoS: a live message shows whether it is retained (MQTT 5)."""
+_PUBLISH, _QOS_1, _QOS_2, _MORE = 3, 2, 4, 128
+_HEADER_BYTES = 64 * 1024
+"""Room for what is around a payload. No packet but a PUBLISH is larger."""
+_READ_BYTES = 256 * 1024
+_MOST_UNSENT = 50_000
+"""Packets that wait for the broker to read: an acknowledgement for each message that it sent, and what we have to say."""
 
 
 class Delivery:
@@ -50,16 +57,69 @@ class Delivery:
         return self.done()
 
 
-def make_client(address: Address, client_id: str, *, clean: bool, max_inflight: int) -> paho.Client:
-    """A client for ``address`` that is not connected yet; BrokerError where its files or its password cannot be used."""
+class BoundedClient(paho.Client):
+    """A client that hangs up before it holds what no honest broker sends. ``hung_up`` says why it did.
+
+    We subscribe with QoS 0 and 1. A message of QoS 2 would be held until the broker releases it, and paho holds a packet of
+    any size until it is whole.
+    """
+
+    most_bytes = 0
+    hung_up = ""
+
+    def _sock_recv(self, bufsize: int) -> bytes:
+        """Read for paho, which calls this for each part of a packet."""
+        packet = self._in_packet
+        if packet["have_remaining"] and not packet["packet"]:
+            self._check(packet["command"], packet["remaining_length"])
+        if len(self._out_packet) > _MOST_UNSENT:
+            self._hang_up(f"the broker reads none of {_MOST_UNSENT} packets, and sends more")
+        # In a WebSocket a frame is held until its end, whatever is in it.
+        if len(getattr(self._sock, "_readbuffer", b"")) > self.most_bytes + _HEADER_BYTES:
+            self._hang_up(f"the broker sent a frame of more than {self.most_bytes} bytes")
+        # A socket reserves the number of bytes to read.
+        return super()._sock_recv(min(bufsize, _READ_BYTES))
+
+    def _packet_handle(self) -> MQTTErrorCode:
+        """Handle a whole packet. Thousands of properties would take many times their size once they are read."""
+        body = self._in_packet["packet"]
+        if self._in_packet["command"] >> 4 == _PUBLISH and self._protocol == MQTTProtocolVersion.MQTTv5:
+            at = 2 + int.from_bytes(body[:2]) + 2 * bool(self._in_packet["command"] & _QOS_1)
+            if at + 2 < len(body) and body[at] & body[at + 1] & _MORE:
+                self.hung_up = "the broker sent a message with properties of more than 16 KiB"
+                return MQTTErrorCode.MQTT_ERR_PROTOCOL
+        return super()._packet_handle()
+
+    def _check(self, command: int, size: int) -> None:
+        if command >> 4 == _PUBLISH and command & _QOS_2:
+            self._hang_up("the broker sent a message of QoS 2, which nobody asked for")
+        most = self.most_bytes if command >> 4 == _PUBLISH else _HEADER_BYTES
+        if size > most:
+            self._hang_up(f"the broker sent a packet of {size} bytes, and {most} is the most that is read")
+
+    def _hang_up(self, why: str) -> None:
+        self.hung_up = why
+        raise ConnectionAbortedError(why)
+
+
+def most_bytes(limits: Limits) -> int:
+    """Return the size of the largest packet to read."""
+    return max(limits.max_message_bytes, limits.chunk_bytes, limits.announcement_bytes) + _HEADER_BYTES
+
+
+def make_client(
+    address: Address, client_id: str, *, clean: bool, max_inflight: int, most_bytes: int
+) -> BoundedClient:
+    """Return a client for ``address`` that is not connected yet; BrokerError if its files or its password cannot be used."""
     address.check()
-    client = paho.Client(
+    client = BoundedClient(
         CallbackAPIVersion.VERSION2,
         client_id,
         clean_session=clean,
         reconnect_on_failure=False,
         transport="websockets" if address.path else "tcp",
     )
+    client.most_bytes = most_bytes
     allow_inflight(client, max_inflight)
     if address.path:
         client.ws_set_options(path=address.path)
@@ -74,14 +134,15 @@ def make_client(address: Address, client_id: str, *, clean: bool, max_inflight: 
 
 
 def dial(
-    client: paho.Client, address: Address, version: str, *, clean: bool, keepalive_s: int, max_inflight: int
+    client: BoundedClient, address: Address, version: str, *, clean: bool, keepalive_s: int, max_inflight: int
 ) -> None:
-    """Open a connection that speaks ``version`` of MQTT, in place of one that ended. OSError or ValueError if it cannot be.
+    """Open a connection that speaks ``version`` of MQTT, after the last one ended. OSError or ValueError if it cannot be.
 
     What is queued in ``client`` travels in whichever version the connection speaks.
     """
     # paho takes the version of a client when it is made, and its queue cannot be moved to another one.
     client._protocol = _VERSIONS[version]
+    client.hung_up = ""
     if version == "3.1.1":
         allow_inflight(client, max_inflight)
         client.connect(address.host, address.port, keepalive=keepalive_s)
@@ -90,6 +151,7 @@ def dial(
     allow_inflight(client, 1)
     properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
     properties.SessionExpiryInterval = 0 if clean else _SESSION_S
+    properties.MaximumPacketSize = client.most_bytes
     client.connect(
         address.host, address.port, keepalive=keepalive_s, clean_start=clean, properties=properties
     )

@@ -102,9 +102,13 @@ class Session:
         self._client = self._make_client(client_id, clean)
         self._thread = threading.Thread(target=self._run, name=f"mqtt-{client_id}", daemon=True)
 
-    def _make_client(self, client_id: str, clean: bool) -> paho.Client:
+    def _make_client(self, client_id: str, clean: bool) -> connection.BoundedClient:
         client = connection.make_client(
-            self._address, client_id, clean=clean, max_inflight=self._limits.max_inflight
+            self._address,
+            client_id,
+            clean=clean,
+            max_inflight=self._limits.max_inflight,
+            most_bytes=connection.most_bytes(self._limits),
         )
         client.on_connect = self._on_connect
         client.on_disconnect = self._on_disconnect
@@ -220,7 +224,7 @@ class Session:
         if not self._connected.is_set():
             self._ended = _UNANSWERED
             return connection.unanswered(address)
-        why = self._ended or paho.error_string(code).rstrip(".")
+        why = self._client.hung_up or self._ended or paho.error_string(code).rstrip(".")
         return f"connection to the broker at {address} lost: {why}"
 
     def _say_goodbye(self) -> None:

@@ -8,9 +8,10 @@ import socket
 from pathlib import Path
 from types import FrameType
 
-import uvicorn
+from starlette.applications import Starlette
 
 from edgefl.system.files import naming
+from edgefl.system.listener import WebServer
 from edgefl.wire.errors import ConfigError
 from server.dashboard.web.app import application
 from server.dashboard.web.desk import Desk
@@ -84,26 +85,16 @@ def check_token(token: str, where: str) -> str:
 def serve(hub: Hub, desk: Desk, bound: socket.socket, host: str) -> None:
     """Serve the page until the process is asked to end. Raises what the page's loop ended with."""
     hosts = frozenset({"localhost", "127.0.0.1", "::1", host}) if is_loopback(host) else None
-    config = uvicorn.Config(
-        application(hub, desk, hosts=hosts),
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=3,
-        ws="none",
-        http="h11",
-        loop="asyncio",
-    )
-    _Server(config, hub).run(sockets=[bound])
+    _Server(application(hub, desk, hosts=hosts), hub).run(sockets=[bound])
     if hub.error is not None:
         raise hub.error
 
 
-class _Server(uvicorn.Server):
-    """Lets streams end before it waits for them."""
+class _Server(WebServer):
+    """Web server that lets streams end before it waits for them."""
 
-    def __init__(self, config: uvicorn.Config, hub: Hub) -> None:
-        super().__init__(config)
+    def __init__(self, app: Starlette, hub: Hub) -> None:
+        super().__init__(app, timeout_graceful_shutdown=3, ws="none")
         self._hub = hub
 
     async def on_tick(self, counter: int) -> bool:

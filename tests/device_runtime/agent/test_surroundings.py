@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from device_runtime.link.identity import KEY_FILE
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt import messages
 from edgefl.wire.mqtt.messages import Ack
@@ -86,13 +87,15 @@ def test_a_device_that_the_server_gives_no_task_says_so_once(
         agent.stop()
 
 
-def test_two_devices_of_one_name_say_what_happens_and_what_to_do(
+def test_two_devices_of_one_name_and_key_say_what_happens_and_what_to_do(
     mosquitto: Mosquitto, federation: str, tmp_path: Path, limits: Limits
 ) -> None:
     needs.require("mosquitto")  # the embedded broker may leave two such clients connected
     folders = [tmp_path / "one", tmp_path / "other"]
-    for folder in folders:
-        folder.mkdir()
+    for folder in folders:  # copies of one store
+        (folder / "state").mkdir(parents=True)
+        (folder / "state" / KEY_FILE).write_text(bytes(range(32)).hex())
+        (folder / "state" / KEY_FILE).chmod(0o600)
     agents = [RunningAgent(federation, mosquitto.address, folder, limits) for folder in folders]
     try:
         for agent in agents:

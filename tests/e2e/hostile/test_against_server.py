@@ -10,19 +10,20 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import numpy as np
 import pytest
 
 from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.client_ids import ClientIds, Role, client_id
 from edgefl.wire.mqtt.envelope import bare
 from edgefl.wire.mqtt.messages import Hello, Progress, Round, Status, Task, UpdateChunk, encode
 from edgefl.wire.mqtt.session import Down, Event, Incoming, Refused, Session
-from server.events import Rejected, RoundClosed
+from server.events import DeviceLost, Offline, Rejected, RoundClosed
 from tests.conftest import SessionFactory
-from tests.e2e.hostile.stage import DEVICES, EVERYTHING, TOPICS, Stage, Tap, changed, secured
+from tests.e2e.hostile.stage import DEVICES, EVERYTHING, FEDERATION, TOPICS, Stage, Tap, changed, secured
 from tests.server.fleet import chunks_of, trained, update_for
 from tests.wire.mqtt.events import wait_for, wait_until, wait_up
 from tests.wire.mqtt.speakers import speaker_in
@@ -290,3 +291,23 @@ def test_a_broker_that_floods_and_sends_rubbish_ends_nothing(
     assert broker.session.publish(FIRST.progress, rng.bytes(100)).wait(60.0)
     fleet.goes_on(opened=opened)
     assert {each.device for each in fleet.registry.all()} == set(DEVICES)
+
+
+def test_a_client_that_connects_with_the_ids_of_others_ends_no_connection(
+    stage: MakeStage, connect: SessionFactory
+) -> None:
+    """With credentials of its own, and each id that the protocol's names give away."""
+    staged = stage()
+    opened = staged.opened()
+    user = staged.broker.user(EVERYTHING)
+    roles: list[tuple[Role, str]] = [("server", ""), *(("device", name) for name in DEVICES)]
+    guesses = [
+        guess
+        for role, name in roles
+        for style in get_args(ClientIds)
+        for guess in {client_id(secret, role, FEDERATION, name, style=style) for secret in (b"", bytes(32))}
+    ]
+    for guess in guesses:
+        wait_up(connect(user, guess))
+    staged.goes_on(opened=opened)
+    assert not staged.server.seen_of(Offline) and not staged.server.seen_of(DeviceLost)

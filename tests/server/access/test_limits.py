@@ -15,7 +15,7 @@ from server.access.rules import ROLES, Access
 from tests.server.publish.test_publisher import announcement, connected
 
 AWS = HOSTED["aws"]
-SECURE = Address("host", 8883, tls=True)
+SECURE = Address("host", 8883, tls=True, client_ids="full")
 
 
 def found(**changes: Any) -> str:
@@ -23,7 +23,7 @@ def found(**changes: Any) -> str:
     return "\n".join(breaks(AWS, **given))
 
 
-def test_the_defaults_fit_aws() -> None:
+def test_the_defaults_with_readable_ids_fit_aws() -> None:
     assert found() == ""
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from edgefl.wire.mqtt.messages import NO_CARRY
 from server.coordinator import machine
 from server.coordinator.machine import Open, OpenRound, Refuse, Rules, State, Warn
-from tests.server.aggregate.members import NAMES, RULES, accepted, begun, decline, play
+from tests.server.aggregate.members import NAMES, RULES, accepted, back, begun, decline, left, play
 
 PLAIN = replace(RULES, whole=False, opening=0, rounds=40, min_devices=2, strikes=3, bench_rounds=4)
 
@@ -73,3 +73,25 @@ def test_one_device_that_loses_its_carry_again_and_again_does_not_restart_the_me
         else:
             state, _ = play(rules, state, *accepted(*sorted(current.assignments)))
     assert restarts <= rules.strikes and "b" not in opened(state).assignments and state.base > 20
+
+
+def test_who_wastes_turns_is_left_out_after_rounds_without_a_single_update() -> None:
+    state = begun(**vars(replace(PLAIN, min_devices=3)))[1]
+    seen = []
+    for _ in range(7):
+        current = opened(state)
+        seen.append("c" in current.assignments)
+        if "c" in current.assignments:
+            nonce = current.assignments["c"].nonce
+            state, _ = play(PLAIN, state, machine.TurnLost("c", nonce), machine.TurnLost("a", "another task"))
+        state, actions = play(PLAIN, state, *left("c"), machine.Tick(), now=current.deadline)
+        assert any(isinstance(action, machine.Abandon) for action in actions)
+        state, _ = play(PLAIN, state, *back("c"), now=current.deadline)
+    assert seen == [True] * 3 + [False] * 4 and set(state.strikes) == {"c"}
+
+
+def test_a_slow_device_that_finishes_in_a_later_turn_has_no_strike() -> None:
+    state = begun(**vars(replace(PLAIN, min_devices=3)))[1]
+    nonce = opened(state).assignments["c"].nonce
+    state, _ = play(PLAIN, state, machine.TurnLost("c", nonce), *accepted("a", "b", "c"))
+    assert opened(state).number == 2 and not state.strikes

@@ -1,4 +1,4 @@
-"""Whose update is asked for: bounded bytes, nobody forgotten, nobody holds a turn for ever."""
+"""Queue of uploads as a pure function of a clock: bounded bytes, a turn for every device, no device blocks the others."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgefl.wire.mqtt.messages import UpdateChunk
-from server.intake.turns import PATIENCE_S, Turns
+from server.intake.turns import FIRST_SLOW_S, LOOK_S, PATIENCE_S, SHORTEST_SLOW_S, Turns
 
 
 class Clock:
-    now = 100.0
+    now = 0.0
 
     def __call__(self) -> float:
         return self.now
@@ -20,12 +20,21 @@ def offer(size: int, nonce: str = "n") -> UpdateChunk:
     return UpdateChunk(nonce=nonce, sha256="0" * 64, index=0, count=9, size=size, data=b"")
 
 
-def names(turns: Turns) -> list[str]:
-    return [device for device, _ in turns.next()]
+def names(turns: Turns, deadline: float = 1e9) -> list[str]:
+    return [device for device, _ in turns.next(deadline)]
+
+
+def line(*devices: str) -> tuple[Turns, Clock]:
+    """Turns of one device at a time, for which these wait."""
+    clock = Clock()
+    turns = Turns(100, clock)
+    for device in devices:
+        turns.offer(device, offer(100))
+    return turns, clock
 
 
 def test_turns_go_round_in_order_and_within_the_bytes() -> None:
-    turns = Turns(100)
+    turns = Turns(100, Clock())
     for device in "abcd":
         turns.offer(device, offer(40))
     assert names(turns) == ["a", "b"] and names(turns) == []
@@ -37,7 +46,7 @@ def test_turns_go_round_in_order_and_within_the_bytes() -> None:
 
 
 def test_one_that_is_larger_than_all_that_may_be_asked_for_goes_alone() -> None:
-    turns = Turns(100)
+    turns = Turns(100, Clock())
     turns.offer("large", offer(1000))
     turns.offer("small", offer(1))
     assert names(turns) == ["large"]
@@ -45,27 +54,80 @@ def test_one_that_is_larger_than_all_that_may_be_asked_for_goes_alone() -> None:
     assert names(turns) == ["small"]
 
 
-def test_who_is_silent_loses_its_turn_and_who_sends_keeps_it() -> None:
-    clock = Clock()
-    turns = Turns(100, clock)
-    for device in ("silent", "slow", "next"):
-        turns.offer(device, offer(50))
-    assert names(turns) == ["silent", "slow"] and turns.wait() == PATIENCE_S
-    clock.now += PATIENCE_S - 1
+def test_a_device_that_sends_a_little_now_and_then_loses_its_turn_and_goes_to_the_end_of_the_line() -> None:
+    turns, clock = line("trickle", "next", "last")
+    deadline = clock.now + 24
+    assert names(turns, deadline) == ["trickle"]
+    for pause_s in (4, 3.9):  # 24 s for three: 8 s each
+        clock.now += pause_s
+        turns.fed("trickle")
+    assert names(turns, deadline) == ["next"] and turns.take_lost() == []
+    turns.offer("new", offer(100))
+    clock.now += 0.1
+    turns.fed("trickle")
+    assert names(turns, deadline) == [] and turns.take_lost() == ["trickle"]
+    for device in ("next", "last", "new"):
+        turns.over(device)
+    names(turns, deadline)
+    assert turns.has_heard("trickle", offer(100))
+
+
+def test_a_silent_device_loses_its_turn_only_while_others_wait() -> None:
+    turns, clock = line("silent")
+    assert names(turns) == ["silent"] and turns.wait() is None
+    clock.now += 100
+    assert names(turns) == [] and turns.take_lost() == []
+    turns.offer("next", offer(100))
+    assert names(turns) == ["next"] and turns.take_lost() == ["silent"]
+    turns.over("next", whole=True)
+    assert names(turns) == ["silent"]  # asked anew, because it sends nothing
+
+
+def test_a_slow_link_that_lost_its_turn_is_not_asked_for_what_it_is_sending() -> None:
+    turns, clock = line("slow", "quick")
+    deadline = clock.now + PATIENCE_S
+    names(turns, deadline)
+    clock.now += PATIENCE_S
     turns.fed("slow")
-    assert names(turns) == [] and turns.wait() == 1
-    clock.now += 1
-    assert names(turns) == ["next"] and turns.wait() is None
-    turns.offer("silent", offer(50))  # it is there again, and waits as others do
+    assert names(turns, deadline) == ["quick"] and turns.take_lost() == ["slow"]
+    turns.fed("slow")
+    turns.over("quick", whole=True)
+    assert names(turns, deadline) == [] and turns.has_heard("slow", offer(100))
+    turns.over("slow", whole=True)
+    assert not turns.has_heard("slow", offer(100))
+
+
+def test_before_any_update_is_whole_a_slow_turn_delays_the_next_by_a_second() -> None:
+    turns, clock = line("slow", "next", "last")
+    assert names(turns) == ["slow"] and turns.wait() == LOOK_S
+    clock.now += FIRST_SLOW_S
+    turns.fed("slow")
+    assert names(turns) == ["next"]
+    clock.now += FIRST_SLOW_S  # where all are slow, not all are asked at once
     assert names(turns) == []
-    turns.over("slow")
-    assert names(turns) == ["silent"]
+    clock.now += FIRST_SLOW_S
+    assert names(turns) == ["last"] and turns.take_lost() == []
+
+
+def test_a_turn_that_takes_longer_than_usual_blocks_nobody() -> None:
+    turns, clock = line()
+    for _ in range(3):
+        turns.offer("usual", offer(100))
+        names(turns)
+        clock.now += 0.4
+        turns.over("usual", whole=True)
+    for device in ("slow", "honest"):
+        turns.offer(device, offer(100))
+    assert names(turns) == ["slow"]
+    clock.now += 0.5
+    assert names(turns) == []
+    clock.now += SHORTEST_SLOW_S
+    turns.fed("slow")
+    assert names(turns) == ["honest"] and turns.take_lost() == []
 
 
 def test_an_offer_that_comes_again_is_answered_again_and_keeps_its_place() -> None:
-    turns = Turns(100)
-    for device in "abc":
-        turns.offer(device, offer(100))
+    turns, _ = line("a", "b", "c")
     assert names(turns) == ["a"]
     turns.offer("b", offer(100, "other"))
     turns.offer("a", offer(100))
@@ -87,19 +149,16 @@ def test_an_offer_that_comes_again_is_answered_again_and_keeps_its_place() -> No
         )
     )
 )
-def test_never_more_than_the_bytes_and_all_come_to_their_turn(events: list[tuple[str, str, int]]) -> None:
+def test_all_come_to_their_turn(events: list[tuple[str, str, int]]) -> None:
     clock = Clock()
-    turns, asked, waiting = Turns(100, clock), dict[str, int](), set[str]()
+    turns, waiting = Turns(100, clock), set[str]()
     for what, device, size in events:
         match what:
             case "offer":
-                if not turns.has_heard(device, offer(size)):
-                    asked.pop(device, None)
                 waiting.add(device)
                 turns.offer(device, offer(size))
             case "over":
-                turns.over(device)
-                asked.pop(device, None)
+                turns.over(device, whole=size > 30)
                 waiting.discard(device)
             case "fed":
                 turns.fed(device)
@@ -107,15 +166,13 @@ def test_never_more_than_the_bytes_and_all_come_to_their_turn(events: list[tuple
                 clock.now += size / 20
             case "clear":
                 turns.clear()
-                asked.clear()
                 waiting.clear()
             case "next":
-                for name, head in turns.next():
-                    assert name in waiting
-                    waiting.discard(name)
-                    asked[name] = head.size
-                assert turns._asked_bytes <= max(100, max(asked.values(), default=0))
-    for _ in range(10):
+                waiting -= set(names(turns, 10.0))
+        moving = [turn.offer.size for turn in turns._turns.values() if not turn.is_slow]
+        assert turns._asked_bytes == sum(moving) <= 100
+        assert turns._slow == len(turns._turns) - len(moving)
+    for _ in range(20):
         clock.now += PATIENCE_S
         waiting -= set(names(turns))
     assert not waiting

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from edgefl.wire import tensors
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import Task, encode
 from server.events import Finished, RoundClosed
+from server.intake.assembly import LEAST_PIECE
 from tests.conftest import Mosquitto
 from tests.server.fleet import (
     PATIENCE_S,
@@ -34,10 +36,11 @@ NAMES = ("strong-0", "strong-1", "strong-2")
 class Offering:
     """A device that offers its update, and sends what it is asked for."""
 
-    def __init__(self, device: ScriptedDevice) -> None:
+    def __init__(self, device: ScriptedDevice, number: int = 1) -> None:
         self.device = device
-        opened = device.wait_open()
-        self.task: Task = device.tasks.get(timeout=PATIENCE_S)
+        opened = device.wait_open(number)
+        tasks = iter(lambda: device.tasks.get(timeout=PATIENCE_S), None)
+        self.task: Task = next(task for task in tasks if task.round == number)
         arrays = trained(device.name, self.task)
         self.data = encode(update_for(device.name, self.task, opened.model_version, arrays))
 
@@ -68,9 +71,11 @@ def _asked_one(waiting: list[Offering]) -> Offering:
     raise AssertionError("nobody is asked")
 
 
-def serve_by_turns(mosquitto: Mosquitto, federation: str, limits: Limits, out: Path) -> RunningServer:
+def serve_by_turns(
+    mosquitto: Mosquitto, federation: str, limits: Limits, out: Path, **rules: Any
+) -> RunningServer:
     limits = msgspec.structs.replace(limits, asked_bytes=4000)
-    plan = plan_for(federation, limits, rounds=1, min_devices=len(NAMES))
+    plan = plan_for(federation, limits, **{"rounds": 1, "min_devices": len(NAMES), **rules})
     return RunningServer.start(plan, mosquitto.address, out)
 
 
@@ -87,10 +92,9 @@ def test_devices_are_asked_one_after_the_other(
     for each in devices:
         each.offer()
         each.offer()  # a copy changes nothing
-    order = []
+    order: list[Offering] = []
     while waiting := [each for each in devices if each not in order]:
         current = _asked_one(waiting) if order else devices[0]
-        assert all(each.device.acks.empty() for each in waiting if each is not current)
         current.send(asked.missing)
         assert _settled(current).status == "accepted"
         order.append(current)
@@ -137,3 +141,41 @@ def test_an_offer_of_what_would_be_refused_is_refused(
     refused = large.word()
     assert (refused.status, refused.reason) == ("rejected", "too-large")
     server.stop()
+
+
+def _trickle(attacker: Offering, stopped: threading.Event) -> None:
+    """Send small pieces of an update, so that it is never whole and never silent."""
+    for chunk in chunks_of(attacker.data, attacker.task.nonce, LEAST_PIECE)[:-1]:
+        attacker.device.say(attacker.device.mine.update(attacker.task.round, chunk.index), chunk)
+        if stopped.wait(1.8):
+            return
+
+
+def test_a_device_that_sends_its_update_drop_by_drop_stops_no_round(
+    device: MakeDevice, mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path
+) -> None:
+    """One of three has its turn first in each round; two reports close a round."""
+    scripted = [device(name, silent) for name in NAMES]
+    goal = {"fraction": 0.6, "over_selection": 1.5, "deadline_s": 20.0, "rounds": 3}
+    server = serve_by_turns(mosquitto, federation, limits, tmp_path / "out", **goal)
+    for number in range(1, 4):
+        attacker, *honest = (Offering(each, number) for each in scripted)
+        [head, *_] = chunks_of(attacker.data, attacker.task.nonce, LEAST_PIECE)
+        topic = attacker.device.mine.update(number, 0)
+        attacker.device.say(topic, msgspec.structs.replace(head, data=b""))
+        assert attacker.word().status == "missing"
+        stopped = threading.Event()
+        trickle = threading.Thread(target=_trickle, args=(attacker, stopped))
+        trickle.start()
+        for each in honest:
+            each.offer()
+        for each in honest:
+            each.send(each.word().missing)
+            assert _settled(each).status == "accepted"
+        closed = server.wait_for(RoundClosed)
+        stopped.set()
+        trickle.join()
+        assert (closed.outcome, closed.reports) == ("closed", 2)
+        while not attacker.device.acks.empty():
+            attacker.word()
+    server.join()

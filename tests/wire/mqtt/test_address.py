@@ -65,8 +65,8 @@ def test_a_password_comes_from_the_first_line_of_a_file(tmp_path: Path) -> None:
         ("ws://host:8080/a/b", Address("host", 8080, path="/a/b")),
         ("wss://host", Address("host", 443, tls=True, path="/mqtt")),
         (
-            "mqtts://host?mqtt=3.1.1&client-ids=short",
-            Address("host", 8883, tls=True, mqtt="3.1.1", client_ids="short"),
+            "mqtts://host?mqtt=3.1.1&client-ids=full",
+            Address("host", 8883, tls=True, mqtt="3.1.1", client_ids="full"),
         ),
     ],
 )

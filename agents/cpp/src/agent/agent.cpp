@@ -52,7 +52,8 @@ Agent::Agent(const AgentConfig& config, Say report)
   std::vector<Bytes> keys = config_.server_keys;
   if (config_.token && keys.empty()) keys.push_back(config_.token->server);
   trust_ = std::make_unique<ServerTrust>(*store_, keys, tell);
-  session_ = std::make_unique<Session>(config_.broker, client_id("device", config_.federation, config_.device, config_.broker.brief_ids), limits, [this] { return last_will(); });
+  const std::string id = client_id(speaker_->client_secret(), "device", config_.federation, config_.device, config_.broker.readable_ids);
+  session_ = std::make_unique<Session>(config_.broker, id, limits, [this] { return last_will(); });
   mirrors_ = std::make_unique<Mirrors>(limits, own_mirrors(config_.mirrors), config_.other_mirrors, config_.broker.ca_file, [tell](const std::string& text) { tell("mirror", text, {}); });
   fetcher_ = std::make_unique<Fetcher>(*session_, topics_, *store_, limits, [this] { return desk_->is_over(); }, *mirrors_);
   progress_ = std::make_unique<ProgressMessages>(*session_, topics_, *fetcher_, *speaker_);

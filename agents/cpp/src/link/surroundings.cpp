@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <memory>
 
+#include "wire/digest.h"
 #include "wire/errors.h"
 #include "wire/mqtt/topics.h"
 #include "wire/printable.h"
@@ -56,7 +57,7 @@ void Surroundings::step(bool alone) {
 
 // Which federations are announced at the broker, in a clean session of its own.
 void Surroundings::look() {
-  auto own = std::make_unique<Session>(broker_, client_id("look", federation_, device_, broker_.brief_ids), limits_, nullptr, true);
+  auto own = std::make_unique<Session>(broker_, client_id(random_bytes(kDigestBytes), "look", federation_, device_, broker_.readable_ids), limits_, nullptr, true);
   Session& session = *own;
   session.subscribe({"edgefl/v1/+/rounds/current"}, 1, true);
   session.start();

@@ -8,6 +8,7 @@ import type { Limits } from "../wire/limits";
 import { publishBytes } from "../wire/topics";
 import { pause } from "./mailbox";
 import { Subscriptions } from "./subscriptions";
+import { mostBytes, PacketWatch } from "./watch";
 
 export type Event =
   | { kind: "up" }
@@ -144,6 +145,13 @@ export class Session {
     let [wasUp, refusal, trouble, opened] = [false, 0, "", false];
     const stream = client.stream;
     stream?.once?.("connect", () => (opened = true));
+    const watch = new PacketWatch(mostBytes(this.limits));
+    stream?.on?.("data", (chunk: Uint8Array) => {
+      const objection = trouble === "" ? watch.objection(chunk) : "";
+      if (objection === "") return;
+      trouble = objection;
+      client.end(true);
+    });
     client.on("connect", (packet) => {
       wasUp = true;
       this.begin(client, packet.properties as { receiveMaximum?: number; maximumPacketSize?: number } | undefined);
@@ -193,7 +201,7 @@ export class Session {
       queueQoSZero: false,
       protocolVersion: this.version,
       ...(this.address.username === undefined ? {} : { username: this.address.username, password: this.address.password ?? "" }),
-      ...(this.version === 5 ? { properties: { sessionExpiryInterval: SESSION_S, receiveMaximum: this.limits.max_inflight } } : {}),
+      ...(this.version === 5 ? { properties: { sessionExpiryInterval: SESSION_S, receiveMaximum: this.limits.max_inflight, maximumPacketSize: mostBytes(this.limits) } } : {}),
       will: { topic: will.topic, payload: will.payload as never, qos: 1, retain: true },
     };
   }

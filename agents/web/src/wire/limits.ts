@@ -26,6 +26,7 @@ export const DEFAULT_LIMITS = {
   max_inflight: 64,
   inbox_messages: 20_000,
   inbox_bytes: 128 * 2 ** 20,
+  max_message_bytes: 4 * 2 ** 20,
 };
 
 export type Limits = typeof DEFAULT_LIMITS;

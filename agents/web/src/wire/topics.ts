@@ -1,12 +1,13 @@
 /** Topic names, client ids, and what a PUBLISH packet takes. */
-import { digestNow, utf8 } from "./digests";
+import { hmac } from "@noble/hashes/hmac.js";
+import { sha256 } from "@noble/hashes/sha2.js";
+import { utf8 } from "./digests";
 import { ConfigError } from "./errors";
 
 export const NO_SHARD = -1;
 const NAME = /^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$/;
 const DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
-const MOST_FULL = 128;
-const MOST_SHORT = 23;
+const LETTERS = 23;
 
 function checkedName(kind: string, name: string): string {
   if (!NAME.test(name)) {
@@ -43,22 +44,16 @@ export class Topics {
     return `${this.mine}/${shard === NO_SHARD ? "updates" : `shards/${shard}`}/${round}/${index}`;
   }
 
-  /** The same at every start; `short` where a broker takes no more than 23 letters. */
-  clientId(role: "device" | "look", short = false): string {
-    const whole = `edgefl:${role}:${this.federation}:${this.device}`;
-    if (short) return sixtyTwo(whole, MOST_SHORT);
-    return whole.length <= MOST_FULL ? whole : `edgefl:${role}=${sixtyTwo(whole, 43)}`;
+  /** 23 letters that only the holder of `secret` can compute, so that nobody else connects with them. */
+  clientId(secret: Uint8Array): string {
+    let number = hmac(sha256, secret, utf8(`edgefl:device:${this.federation}:${this.device}`)).reduce((sum, byte) => sum * 256n + BigInt(byte), 0n);
+    let found = "";
+    for (let place = 0; place < LETTERS; place++) {
+      found += DIGITS[Number(number % 62n)];
+      number /= 62n;
+    }
+    return found;
   }
-}
-
-function sixtyTwo(text: string, digits: number): string {
-  let number = digestNow(utf8(text)).reduce((sum, byte) => sum * 256n + BigInt(byte), 0n);
-  let found = "";
-  for (let place = 0; place < digits; place++) {
-    found += DIGITS[Number(number % 62n)];
-    number /= 62n;
-  }
-  return found;
 }
 
 /** Size of the PUBLISH packet of MQTT 3.1.1. */

@@ -19,6 +19,7 @@ import { type Bench, work } from "../round/work";
 import { BlobStore } from "../store/blobs";
 import type { Outgoing } from "../store/rows";
 import { Store } from "../store/store";
+import { utf8 } from "../wire/digests";
 import type { Speaker } from "../wire/envelope";
 import { IdentityError, ProtocolError, Repeated, said } from "../wire/errors";
 import { proof, type Token } from "../wire/enrolment";
@@ -79,7 +80,7 @@ export class Agent {
     const topics = (this.topics = new Topics(config.federation, config.id));
     const say = this.say.bind(this);
     const address = { url: config.broker, ...(config.username === undefined ? {} : { username: config.username, password: config.password ?? "" }) };
-    this.session = new Session(address, topics.clientId("device"), limits, () => this.will(), (event) => this.take(event));
+    this.session = new Session(address, topics.clientId(this.speaker.keys.sign(utf8("edgefl/v1/client-id"))), limits, () => this.will(), (event) => this.take(event));
     this.trust = new ServerTrust(store, prepared.keys, say);
     this.gate = new Gate(config, seen, (reason, before) => this.paused(reason ?? before!, reason !== null));
     const blobs = new BlobStore(store, limits.store_bytes);

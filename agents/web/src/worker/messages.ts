@@ -50,6 +50,7 @@ export type Limits = Partial<{
   checkpoint_steps: number;
   history_rounds: number;
   store_bytes: number;
+  max_message_bytes: number;
 }>;
 
 /** Who this device is and what it has. */

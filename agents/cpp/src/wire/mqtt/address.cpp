@@ -60,7 +60,7 @@ void set_option(Address& address, const std::string& key, const std::string& val
   } else if (name == "mqtt" && (value == "auto" || value == "5" || value == "3.1.1")) {
     address.mqtt = value;
   } else if (name == "client-ids" && (value == "full" || value == "short")) {
-    address.brief_ids = value == "short";
+    address.readable_ids = value == "full";
   } else if (name == "insecure-password" && (value == "true" || value == "1" || value.empty() || value == "false" || value == "0")) {
     address.insecure_password = value == "true" || value == "1" || value.empty();
   } else {

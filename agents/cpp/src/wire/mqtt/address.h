@@ -18,7 +18,7 @@ struct Address {
   std::string username, password, ca_file, cert_file, key_file, alpn;
   bool tls = false;
   std::string mqtt = "auto";  // "5", "3.1.1"
-  bool brief_ids = false;
+  bool readable_ids = false;  // for a broker that binds client ids to users
   bool insecure_password = false;
 
   static Address parse(const std::string& text);

@@ -43,6 +43,7 @@ class Speaker {
  public:
   Speaker(const std::string& key_file, int64_t kept, std::function<void(int64_t)> save, int64_t clock_us);
   const Bytes& public_key() const { return keys_.public_key(); }
+  Bytes client_secret() const { return keys_.client_secret(); }
   Sequence& numbers() { return numbers_; }
 
   template <typename Message>

@@ -33,6 +33,7 @@ class KeyPair {
   const Bytes& public_key() const { return public_; }
   const std::vector<Succession>& successions() const { return successions_; }
   Bytes sign(std::string_view text) const;
+  Bytes client_secret() const { return sign("edgefl/v1/client-id"); }  // for client ids; never sent
 
  private:
   struct Private;

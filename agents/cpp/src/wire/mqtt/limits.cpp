@@ -34,6 +34,7 @@ const std::map<std::string, Whole> kWhole = {{"chunk_bytes", {&Limits::chunk_byt
                                              {"max_inflight", {&Limits::max_inflight, 1, 65535}},
                                              {"inbox_messages", {&Limits::inbox_messages, 1, kCount}},
                                              {"inbox_bytes", {&Limits::inbox_bytes, 1, kBytes}},
+                                             {"max_message_bytes", {&Limits::max_message_bytes, 1, kBytes}},
                                              {"history_rounds", {&Limits::history_rounds, 1, kCount}},
                                              {"max_manifest_bytes", {&Limits::max_manifest_bytes, 1, kBytes}},
                                              {"max_steps", {&Limits::max_steps, 1, int64_t{1} << 40}},

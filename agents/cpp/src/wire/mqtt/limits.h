@@ -24,6 +24,7 @@ struct Limits {
   int64_t max_inflight = 64;
   int64_t inbox_messages = 20000;
   int64_t inbox_bytes = 128 << 20;
+  int64_t max_message_bytes = 4 << 20;
   double conditions_s = 60.0;
   double retry_pause_s = 1.0;
   double notice_s = 5.0;

@@ -11,10 +11,9 @@ namespace {
 
 bool is_letter(char c) { return (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9'); }
 
-// Base 62 of SHA-256, the lowest digit first.
-std::string brief_digest(const std::string& text, size_t count) {
+// Base 62 of a digest, the lowest digit first.
+std::string letters_of(Bytes number, size_t count) {
   static constexpr char digits[] = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
-  Bytes number = sha256(text);
   std::string found;
   for (size_t i = 0; i < count; ++i) {
     unsigned rest = 0;
@@ -47,10 +46,10 @@ std::string Topics::update(int64_t round, int64_t index, int64_t shard) const {
   return below + leaf + std::to_string(round) + "/" + std::to_string(index);
 }
 
-std::string client_id(const std::string& role, const std::string& federation, const std::string& name, bool brief) {
+std::string client_id(const Bytes& secret, const std::string& role, const std::string& federation, const std::string& name, bool readable) {
   const std::string whole = "edgefl:" + role + ":" + federation + (name.empty() ? "" : ":" + name);
-  if (brief) return brief_digest(whole, 23);
-  return whole.size() <= 128 ? whole : "edgefl:" + role + "=" + brief_digest(whole, 43);
+  if (!readable) return letters_of(hmac_sha256(secret, whole), 23);
+  return whole.size() <= 128 ? whole : "edgefl:" + role + "=" + letters_of(sha256(whole), 43);
 }
 
 int64_t publish_bytes(const std::string& topic, size_t payload, int qos) {

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <string>
 
+#include "wire/blob_ref.h"
+
 namespace edgefl {
 
 constexpr int64_t kNoShard = -1;
@@ -27,8 +29,9 @@ struct Topics {
   std::string update(int64_t round, int64_t index, int64_t shard) const;
 };
 
-// `edgefl:ROLE:FEDERATION:NAME`, or a digest of it where that is too long or `brief` ids of 23 letters are wanted.
-std::string client_id(const std::string& role, const std::string& federation, const std::string& name, bool brief);
+// 23 letters that only the holder of `secret` can compute; with `readable`, for a broker that binds ids to users,
+// `edgefl:ROLE:FEDERATION:NAME`, or a digest of it if that is too long.
+std::string client_id(const Bytes& secret, const std::string& role, const std::string& federation, const std::string& name, bool readable);
 
 // Bytes of an MQTT 3.1.1 PUBLISH packet.
 int64_t publish_bytes(const std::string& topic, size_t payload, int qos);

@@ -1,0 +1,40 @@
+"""A web server with few descriptors as a process: ``python -m tests.system.listening DESCRIPTORS BROKER_PORT [CERT KEY]``.
+
+It prints its port. ``/`` answers ``here``; ``/mqtt`` leads to the broker.
+"""
+
+from __future__ import annotations
+
+import resource
+import socket
+import sys
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route, WebSocketRoute
+
+from edgefl.system.listener import WebServer
+from edgefl.web.relay import Relay
+from edgefl.wire.mqtt.address import Address
+
+
+async def here(request: Request) -> Response:
+    """Answer once the body is whole."""
+    await request.body()
+    return PlainTextResponse("here")
+
+
+def main() -> None:
+    descriptors, broker, *certificate = sys.argv[1:]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (int(descriptors), int(descriptors)))
+    relay = Relay(Address("127.0.0.1", int(broker)))
+    app = Starlette(routes=[Route("/", here, methods=["GET", "POST"]), WebSocketRoute("/mqtt", relay.serve)])
+    options = dict(zip(("ssl_certfile", "ssl_keyfile"), certificate, strict=False))
+    listening = socket.create_server(("127.0.0.1", 0))
+    print(listening.getsockname()[1], flush=True)
+    WebServer(app, timeout_graceful_shutdown=1, **options).run(sockets=[listening])
+
+
+if __name__ == "__main__":
+    main()
