@@ -311,7 +311,7 @@ def mosquitto_base(limits: Limits = _LIMITS, memory_bytes: int = 0) -> list[str]
     """Return the lines that the configuration of every Mosquitto of ours has.
 
     Args:
-        limits: Of the federation. The largest packet is four times the largest message, for what stands around its data.
+        limits: Of the federation. The largest packet is four times the largest message, for the fields around its data.
         memory_bytes: Memory for messages; 0 for a quarter of the machine's.
     """
     packet = 4 * max(limits.chunk_bytes, limits.announcement_bytes)

@@ -20,7 +20,7 @@ from edgefl.wire.printable import cleaned
 
 # Texts hold names and paths of users: `package.module:two:` is no emoji, and `[server]` is no markup.
 class CleanConsole(Console):
-    """A console on which nobody's text moves the cursor, sets the title or hides a line."""
+    """A console on which no text moves the cursor, sets the title or hides a line."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
         """Yield the segments that rich makes, cleaned. Its own control codes stay."""

@@ -193,7 +193,7 @@ def _known_errors(withdrawn_claims: int, claims: int) -> list[str]:
         *(f"* *{name}*: {text}." for name, text in ERRORS.items()),
         "",
         "Pilots of EmbracingFL, and probably of FIARSE and FedBAT, chose settings by test accuracy. `edgefl reproduce` "
-        "cannot run other seeds than those of the results. Of the claims that stand:",
+        "cannot run other seeds than those of the results. Of the other claims:",
         "",
     ]
 

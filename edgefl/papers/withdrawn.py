@@ -48,6 +48,6 @@ _TABLE = (
 
 
 def withdrawn(entry: str, claim: str) -> str:
-    """Return the name of the error that a claim is withdrawn for, or "" if it stands."""
+    """Return the name of the error that a claim is withdrawn for, or "" if there is none."""
     rows = (error for name, start, error in _TABLE if entry.startswith(name) and claim.startswith(start))
     return next(rows, "")
