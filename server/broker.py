@@ -265,8 +265,8 @@ def mosquitto_command(
 ) -> list[str]:
     """Return the command that runs Mosquitto on ``host:port``, and over WebSocket on ``websocket_port`` if that is not 0.
 
-    Its configuration is written to ``folder``. ``limits`` of the federation bound a packet, ``memory_bytes`` all messages (0:
-    a quarter of the machine's memory).
+    Its configuration is written to ``folder``. ``limits`` of the federation bound a packet, ``memory_bytes`` all messages
+    (0: a quarter of the machine's memory).
 
     BrokerError if it is not installed or a port cannot be had.
     """
