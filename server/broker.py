@@ -339,8 +339,10 @@ def mosquitto_command(
     limits: Limits = _LIMITS,
     memory_bytes: int = 0,
 ) -> list[str]:
-    """The command that runs Mosquitto on ``host:port``, and over WebSocket on ``websocket_port`` where that is not 0, with
-    its configuration in ``folder``.
+    """Return the command that runs Mosquitto on ``host:port``, and over WebSocket on ``websocket_port`` if that is not 0.
+
+    Its configuration is written to ``folder``. ``limits`` of the federation bound a packet, ``memory_bytes`` all messages
+    (0: a quarter of the machine's memory).
 
     BrokerError if it is not installed or a port cannot be had.
     """
@@ -385,7 +387,7 @@ def mosquitto_base(limits: Limits = _LIMITS, memory_bytes: int = 0) -> list[str]
     """Return the lines that the configuration of every Mosquitto of ours has.
 
     Args:
-        limits: Of the federation. The largest packet is four times the largest message, for what stands around its data.
+        limits: Of the federation. The largest packet is four times the largest message, for the fields around its data.
         memory_bytes: Memory for messages; 0 for a quarter of the machine's.
     """
     packet = 4 * max(limits.chunk_bytes, limits.announcement_bytes)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from edgefl.system.files import make_folder
+from edgefl.system.files import make_folder, make_private
 from edgefl.system.folder_lock import FolderHeld, FolderLock
 from edgefl.wire.errors import StoreError
 
@@ -39,7 +39,9 @@ class StoreFile:
         self.folder = folder
         self._lock = threading.RLock()
         try:
-            make_folder(folder)
+            make_folder(folder, private=True)
+            with suppress(OSError):  # one that an earlier release made, or that is somebody else's
+                folder.chmod(0o700)
             self._folder_lock = _locked(folder)
         except OSError as error:
             raise StoreError(f"the folder {folder} is unusable ({error}): name another one") from error
@@ -53,6 +55,7 @@ class StoreFile:
     def _open(self, schema: str) -> None:
         try:
             path = self.folder / FILE
+            make_private(path)
             # A cached statement keeps the values bound to it, such as the last update, until it runs again.
             self._db = sqlite3.connect(path, check_same_thread=False, timeout=30, cached_statements=0)
             self._db.execute("PRAGMA journal_mode=WAL")

@@ -10,13 +10,26 @@ from contextlib import contextmanager
 from typing import Any
 
 import msgspec
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from edgefl.wire.printable import cleaned
+
+
 # Texts hold names and paths of users: `package.module:two:` is no emoji, and `[server]` is no markup.
-console = Console(emoji=False, markup=False, highlight=False)
-errors = Console(stderr=True, emoji=False, markup=False, highlight=False)
+class CleanConsole(Console):
+    """A console on which no text moves the cursor, sets the title or hides a line."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """Yield the segments that rich makes, cleaned. Its own control codes stay."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(cleaned(segment.text), segment.style)
+
+
+console = CleanConsole(emoji=False, markup=False, highlight=False)
+errors = CleanConsole(stderr=True, emoji=False, markup=False, highlight=False)
 
 _FIRST_S, _PAUSE_S = 0.5, 2.0
 """Off a terminal: until the first line of progress, and between two of them."""

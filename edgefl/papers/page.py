@@ -11,6 +11,7 @@ from edgefl.analysis.charts.svg import line_chart
 from edgefl.papers.entry import Chart, Column, Entry
 from edgefl.papers.record import ArmSummary, ClaimSummary, Record, Summary, results_of
 from edgefl.papers.results import Results
+from edgefl.papers.withdrawn import ERRORS, withdrawn
 from edgefl.system.files import write_text, write_whole
 
 PAGE_NAME, RESULTS_NAME = "README.md", "results.json"
@@ -70,7 +71,8 @@ def page(entry: Entry, summary: Summary, drawn: Sequence[str]) -> str:
         lines += ["At scale `smoke` every run ends after a few rounds: the numbers mean nothing.", ""]
     if entry.note:
         lines += [entry.note, ""]
-    lines += [*table(entry.columns, summary), "", *claims_table(summary.claims), ""]
+    names = dict.fromkeys(range(len(summary.claims)), summary.entry)
+    lines += [*table(entry.columns, summary), "", *claims_table(summary.claims, names), ""]
     lines += [f"![{name.removesuffix('.svg')}]({name})" for name in drawn]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -122,18 +124,23 @@ def _value(column: Column, value: float | None, deviation: float = 0.0) -> str:
     return text + (f" ± {column.scale * deviation:.{column.digits}f}" if deviation else "")
 
 
-def claims_table(claims: Iterable[ClaimSummary], source: Mapping[int, str] | None = None) -> list[str]:
-    """Claim, paper, ours, held; with ``source`` (by position) what they come from."""
+def claims_table(
+    claims: Iterable[ClaimSummary], entries: Mapping[int, str], *, linked: bool = False
+) -> list[str]:
+    """Claim, paper, ours, held. ``entries``: by position what they come from; ``linked`` adds a column with it."""
     listed = list(claims)
     if not listed:
         return []
-    first = "| entry | claim |" if source is not None else "| claim |"
+    first = "| entry | claim |" if linked else "| claim |"
     columns = first + " paper | ours | held | confidence |"
     rows = [columns, "|---" * (columns.count("|") - 1) + "|"]
     for at, each in enumerate(listed):
-        start = f"| {source[at]} " if source is not None else ""
+        entry, claim = entries[at], f"{each.rank}: {each.text}"
+        start = f"| [{entry}]({entry}/{PAGE_NAME}) " if linked else ""
         held = "yes" if each.held else "**no**" + (f": {each.doubt}" if each.doubt else "")
-        cells = (f"{each.rank}: {each.text}", each.paper or "-", each.ours, held, each.confidence or "-")
+        if error := withdrawn(entry, claim):
+            held = f"**withdrawn** ({error})"
+        cells = (claim, each.paper or "-", each.ours, held, each.confidence or "-")
         rows.append(f"{start}| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |")
     return rows
 
@@ -150,16 +157,20 @@ def summaries(out: Path) -> list[Summary]:
 def overview(found: Sequence[Summary]) -> str:
     """Markdown over all entries: every claim, and the command that made its numbers."""
     claims = [(summary, claim) for summary in found for claim in summary.claims]
-    held = sum(claim.held for _, claim in claims)
-    links = {at: f"[{summary.entry}]({summary.entry}/{PAGE_NAME})" for at, (summary, _) in enumerate(claims)}
+    names = {at: summary.entry for at, (summary, _) in enumerate(claims)}
+    stand = [
+        claim for summary, claim in claims if not withdrawn(summary.entry, f"{claim.rank}: {claim.text}")
+    ]
+    held = sum(claim.held for claim in stand)
     lines = [
         "# The papers' results, run again",
         "",
-        f"{held} of {len(claims)} claims held. A claim is the paper's, or what the specification expects of it at a small "
+        *_known_errors(len(claims) - len(stand), len(claims)),
+        f"{held} of {len(stand)} claims held. A claim is the paper's, or what the specification expects of it at a small "
         "scale, with the confidence that the specification had before anything was run; differences are in points, means of "
         "paired seeds, and in brackets the least and the largest. What did not hold stands here as it was found.",
         "",
-        *claims_table([claim for _, claim in claims], links),
+        *claims_table([claim for _, claim in claims], names, linked=True),
         "",
         "| entry | command | seeds | data | computing time |",
         "|---|---|---|---|---|",
@@ -170,6 +181,21 @@ def overview(found: Sequence[Summary]) -> str:
         for each in found
     ]
     return "\n".join(lines) + "\n"
+
+
+def _known_errors(withdrawn_claims: int, claims: int) -> list[str]:
+    if not withdrawn_claims:
+        return []
+    return [
+        f"**Known errors.** {withdrawn_claims} of {claims} claims are withdrawn until their experiments are run again. "
+        "Their rows were computed with one of these errors:",
+        "",
+        *(f"* *{name}*: {text}." for name, text in ERRORS.items()),
+        "",
+        "Pilots of EmbracingFL, and probably of FIARSE and FedBAT, chose settings by test accuracy. `edgefl reproduce` "
+        "cannot run other seeds than those of the results. Of the other claims:",
+        "",
+    ]
 
 
 def _counted(number: int, what: str) -> str:

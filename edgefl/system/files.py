@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -37,17 +37,20 @@ def remedy(error: OSError) -> str:
 
 
 @contextmanager
-def replacing(path: Path, *, durable: bool = False, shared: bool = False) -> Iterator[BinaryIO]:
+def replacing(
+    path: Path, *, durable: bool = False, shared: bool = False, private: bool = False
+) -> Iterator[BinaryIO]:
     """A file beside ``path`` to write to, which takes its place where the block ends without an error.
 
     ``durable``: its bytes are on disk before it does, and its name before the block has ended. ``shared``: several
-    processes may write the same path at once; the last one stays. The folder must exist; an OSError names the file.
+    processes may write the same path at once; the last one stays. ``private``: only its owner may read it. The folder must
+    exist; an OSError names the file.
     """
     own = f".{os.getpid()}-{threading.get_ident()}" if shared else ""
     partial = path.with_name(path.name + own + PARTIAL)
     try:
         with naming(path):
-            with partial.open("wb") as file:
+            with open(partial, "wb", opener=private_opener if private else None) as file:
                 yield file
                 if durable:
                     file.flush()
@@ -75,17 +78,35 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def make_folder(folder: Path) -> None:
-    """``folder`` and those above it, where there are none, on disk before this returns."""
+def private_opener(path: str, flags: int) -> int:
+    """Open a file for :func:`open`; a new one is readable by its owner only."""
+    return os.open(path, flags, 0o600)
+
+
+def make_private(path: Path) -> None:
+    """Make the file if there is none, readable by its owner only: what a database holds is private from its first byte."""
+    with suppress(FileExistsError):
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+
+
+def make_folder(folder: Path, *, private: bool = False) -> None:
+    """Make ``folder`` and those above it if there are none, on disk before this returns.
+
+    ``private``: only the owner may look into a new ``folder``.
+    """
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
+    if missing:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700 if private else 0o777, exist_ok=True)
     for made in missing:
         sync_folder(made.parent)
 
 
-def write_whole(path: Path, data: bytes, *, durable: bool = False, shared: bool = False) -> None:
+def write_whole(
+    path: Path, data: bytes, *, durable: bool = False, shared: bool = False, private: bool = False
+) -> None:
     """Replace the content of ``path`` by ``data``, whole or not at all; see :func:`replacing`."""
-    with replacing(path, durable=durable, shared=shared) as file:
+    with replacing(path, durable=durable, shared=shared, private=private) as file:
         file.write(data)
 
 

@@ -8,6 +8,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from edgefl.system.files import private_opener
+
 if sys.platform != "win32":
     import fcntl
 
@@ -36,7 +38,7 @@ class FolderLock:
 
     def __init__(self, folder: Path, name: str = "lock", *, patience_s: float = 0.0) -> None:
         path = folder / name
-        self._file = path.open("a+b")
+        self._file = open(path, "a+b", opener=private_opener)  # noqa: SIM115 (held as long as the lock is)
         deadline = time.monotonic() + patience_s
         while not _taken(self._file.fileno()):
             if time.monotonic() >= deadline:

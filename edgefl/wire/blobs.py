@@ -40,8 +40,10 @@ class BlobRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.digests[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES]
 
     def accepts(self, index: int, data: bytes) -> bool:
-        """Whether ``data`` is chunk ``index`` of this blob."""
-        return 0 <= index < self.count and hashlib.sha256(data).digest() == self.chunk_digest(index)
+        """Return True if ``data`` is chunk ``index`` of this blob, by its length and its digest."""
+        if not 0 <= index < self.count or len(data) != min(self.chunk, self.size - index * self.chunk):
+            return False
+        return hashlib.sha256(data).digest() == self.chunk_digest(index)
 
     def _consistent(self) -> bool:
         expected = 0 if self.count == 1 else self.count * DIGEST_BYTES

@@ -10,17 +10,16 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
-from edgefl.system.files import make_folder
+from edgefl.system.files import make_folder, make_private
 from edgefl.wire.enrolment import Token
 from edgefl.wire.errors import ConfigError, StoreError
 from edgefl.wire.keys import FOREVER, MOST_SUCCESSIONS
@@ -82,8 +81,7 @@ class Registry:
         self._version = 0
         make_folder(path.parent)
         # Secrets of tokens that nobody has used lie in it.
-        with suppress(FileExistsError):
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        make_private(path)
         try:
             self._db = sqlite3.connect(path, check_same_thread=False, timeout=30)
             self._db.execute("PRAGMA journal_mode=WAL")

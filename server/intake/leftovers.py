@@ -8,7 +8,6 @@ connection. So the server subscribes again now and then.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 from edgefl.wire.mqtt.connection import AS_PUBLISHED
 from edgefl.wire.mqtt.session import Incoming, Session
@@ -22,11 +21,10 @@ _MAY_RETAIN = ("status", "hello")
 class Leftovers:
     """Finds and erases such messages on the topics of updates, whose number is not bounded."""
 
-    def __init__(self, session: Session, topics: Topics, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, session: Session, topics: Topics) -> None:
         self._session = session
         self._below = f"{topics.root}/devices/"
         self._filters = topics.update_filters
-        self._clock = clock
         self._next = 0.0
 
     def subscribe(self, *, shards: bool) -> None:
@@ -35,13 +33,13 @@ class Leftovers:
         Mosquitto keeps the options of the first subscription to a filter: call this before the session starts.
         """
         self._session.subscribe(self._filters if shards else self._filters[:1], qos=1 | AS_PUBLISHED)
-        self._next = self._clock() + SWEEP_S
+        self._next = time.monotonic() + SWEEP_S
 
     def step(self, *, shards: bool) -> float:
         """Subscribe again if it is time. Return the seconds until the next time."""
-        if self._clock() >= self._next and self._session.settled:
+        if time.monotonic() >= self._next and self._session.settled:
             self.subscribe(shards=shards)
-        return max(0.1, self._next - self._clock())
+        return max(0.1, self._next - time.monotonic())
 
     def erase(self, message: Incoming) -> bool:
         """Erase ``message`` if it is retained and may not be. Return True if it was."""

@@ -70,6 +70,6 @@ def _checked(device: DeviceReport) -> DeviceReport:
     texts = (device.device, device.tier, device.agent, device.reason)
     if not all(text.isprintable() and len(text) <= _LETTERS for text in texts):
         raise ProtocolError(f"the names of device {device.device[:_LETTERS]!r} cannot be shown")
-    if device.profile is not None:
-        profiles.decode(profiles.encode(device.profile))
-    return device
+    if device.profile is None:
+        return device
+    return msgspec.structs.replace(device, profile=profiles.decode(profiles.encode(device.profile)))

@@ -19,7 +19,7 @@ class Checkpoints:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        make_folder(folder / "checkpoints")
+        make_folder(folder / "checkpoints", private=True)
 
     @property
     def model(self) -> Path:
@@ -31,7 +31,7 @@ class Checkpoints:
 
     def save(self, number: int, weights: Mapping[str, Array]) -> str:
         """Write the model after a round; SHA-256 of the file. The round before is kept until this one is journaled."""
-        return store(self.path(number), tensors.dump(weights))
+        return store(self.path(number), tensors.dump(weights), private=True)
 
     def prune(self, newest: int, keep: Collection[int] = ()) -> None:
         """Delete all but the last files up to round ``newest``, and those of the rounds in ``keep``."""
@@ -57,11 +57,14 @@ class Checkpoints:
         return store(self.model, tensors.dump(weights))
 
 
-def store(path: Path, data: bytes) -> str:
-    """Replace ``path`` by ``data``, on disk before this returns; SHA-256 of ``data``. StoreError if it cannot be written."""
+def store(path: Path, data: bytes, *, private: bool = False) -> str:
+    """Replace ``path`` by ``data``, on disk before this returns. Return the SHA-256 of ``data``.
+
+    ``private``: only the owner may read it. StoreError if it cannot be written.
+    """
     try:
-        make_folder(path.parent)
-        write_whole(path, data, durable=True)
+        make_folder(path.parent, private=private)
+        write_whole(path, data, durable=True, private=private)
     except OSError as error:
         reason = error.strerror or str(error)
         raise StoreError(

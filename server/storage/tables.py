@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 
+from edgefl.system.files import make_private
 from edgefl.wire.errors import StoreError
 from server.coordinator.states import MOST_REASON
 
@@ -116,6 +119,9 @@ def engine(url: str) -> sa.Engine:
     try:
         if url.startswith("sqlite"):
             made = sa.create_engine(url)
+            if made.url.database not in (None, "", ":memory:"):
+                with suppress(OSError):  # SQLite says what is wrong with the place
+                    make_private(Path(str(made.url.database)))
             sa.event.listen(made, "connect", use_write_ahead_log)
             return made
         postgres = url.startswith("postgresql")

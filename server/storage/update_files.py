@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from edgefl.system.files import make_folder, sync_folder
+from edgefl.system.files import make_folder, private_opener, sync_folder
 from edgefl.wire.errors import StoreError
 from server.storage.update_store import Place, places_of
 
@@ -30,8 +30,8 @@ class UpdateFiles:
             path = self._folder / f"round-{number:08d}{self._suffix}.bin"
             new = not path.exists()
             if new:
-                make_folder(self._folder)
-            with path.open("ab") as file:
+                make_folder(self._folder, private=True)
+            with open(path, "ab", opener=private_opener) as file:
                 begin = file.tell()
                 try:
                     file.writelines(updates)

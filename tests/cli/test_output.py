@@ -9,13 +9,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from rich.console import Console
+from rich.console import Console, Group
+from rich.text import Text
 
 from edgefl.bench.train_step.rows import StepRow
 from edgefl.cli import output
 from edgefl.cli.bench import train_step as bench
+from edgefl.cli.federation.serving import _say
 from edgefl.cli.models import verify
 from edgefl.wire.errors import ConfigError
+from server import events
 
 NAME = "somebody.package.models:two"
 OUTPUT = "state.momentum.encoder.layers.11.attention.output.dense.weight"
@@ -113,6 +116,21 @@ def test_off_a_terminal_what_ends_at_once_leaves_no_line(capsys: pytest.CaptureF
         raise ConfigError("no such model")
 
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("evil", ["\x1b]0;title\x07", "\x9b2J", "\u202egnp.exe", "a\rb", "\x1b[31m"])
+def test_no_text_steers_the_terminal(evil: str, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = StringIO()
+    console = output.CleanConsole(file=shown, force_terminal=True, width=80, markup=False, color_system=None)
+    for each in (evil, Text(evil), output.table(evil, [{evil: evil}], evil), Group(evil, Text(evil))):
+        console.print(each)
+    console.print(evil, soft_wrap=True)
+    assert all(letter.isprintable() or letter == "\n" for letter in shown.getvalue())
+
+    devices = tuple(f"pi-{evil}-{number}" for number in range(2))
+    _say(events.Waiting(next_round=1, known=0, needed=2, missing=devices))
+    said = capsys.readouterr().out
+    assert said.count("\n") == 1 and said.removesuffix("\n").isprintable()
 
 
 def test_on_a_terminal_progress_is_one_line_that_goes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from edgefl.papers.entry import Claim, Column, Computed, Entry, Federated, Found, percent
-from edgefl.papers.page import overview, write_entry
+from edgefl.papers.page import overview, summaries, write_entry
 from edgefl.papers.record import Record, read_record, run_arm, summed_up
 from edgefl.papers.reproduce import ENTRIES, campaign, named, selected, tasks
 from edgefl.papers.results import Results, above, ahead_of_each, not_below, ordered
+from edgefl.papers.withdrawn import _TABLE, ERRORS, withdrawn
 from edgefl.wire.errors import ConfigError
 
 RESULTS = Results(
@@ -93,6 +94,19 @@ def test_a_table_has_means_beside_the_papers_numbers_and_what_did_not_hold(tmp_p
     assert "**no**: it is not" in page and "1 of 2 claims held" in overview([summary])
     assert "picture.svg" in {file.name for file in files}
     assert summary.command == "edgefl reproduce paper/table --scale smoke --seeds 2" and not summary.broken
+
+
+def test_each_row_of_the_withdrawn_claims_meets_a_published_claim_and_the_page_marks_it() -> None:
+    found = summaries(Path(__file__).parents[2] / "docs" / "results")
+    claims = [(summary.entry, f"{claim.rank}: {claim.text}") for summary in found for claim in summary.claims]
+
+    for entry, start, error in _TABLE:
+        assert error in ERRORS
+        assert any(name.startswith(entry) and text.startswith(start) for name, text in claims), (entry, start)
+    page = overview(found)
+    assert page.count("**withdrawn**") == sum(bool(withdrawn(*each)) for each in claims) > 0
+    assert "| +2.73, +2.44 | global +16.77" in page and "+15.69 to +16.92) | **withdrawn** (HeteroFL" in page
+    assert (Path(__file__).parents[2] / "docs" / "results" / "README.md").read_text() == page
 
 
 def test_a_run_is_written_down_with_what_it_was(tmp_path: Path) -> None:

@@ -52,6 +52,17 @@ def test_an_index_that_does_not_exist_accepts_nothing(data: bytes, chunk: int, i
         assert not ref.accepts(index, data)
 
 
+@pytest.mark.parametrize("size", [1, 99, 101, 1 << 40])
+def test_a_chunk_of_another_length_than_the_blob_says_is_no_chunk_of_it(size: int) -> None:
+    data = bytes(100)
+    lying = BlobRef(sha256=hashlib.sha256(data).hexdigest(), size=size, chunk=1 << 50)
+    several = describe(data, 40)
+    lying_list = msgspec.structs.replace(several, size=size if size <= 120 else 81)
+
+    assert not lying.accepts(0, data)
+    assert not lying_list.accepts(2, data[80:])
+
+
 def test_a_blob_of_one_chunk_carries_no_digest_list() -> None:
     ref = describe(b"edgefl", 6)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import sys
 import time
@@ -14,6 +15,7 @@ from edgefl.system.clock import clock
 from edgefl.system.lazy_modules import on_first_use
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address
+from edgefl.wire.printable import printable
 
 if TYPE_CHECKING:
     from device_runtime.config import AgentEvent
@@ -58,6 +60,7 @@ def run(settings: DeviceSettings, _loaded: None = None) -> None:
     """Serve until done or stopped by SIGTERM or SIGINT; raises what :meth:`edgefl.Agent.run` raises."""
     from edgefl.api.device import Agent
 
+    os.umask(0o077)  # the store, and all that lies in it
     options = msgspec.structs.asdict(settings)
     report = _as_json if options.pop("as_json") else _as_text
     agent = Agent(**options, report=report)
@@ -70,7 +73,8 @@ settings_type = DeviceSettings
 
 
 def _as_text(event: AgentEvent) -> None:
-    _say(f"{clock(time.time())}  {event.event:<9} {event.text}")
+    line = f"{clock(time.time())}  {event.event:<9} {event.text}"
+    _say(printable(line, len(line)))
 
 
 def _as_json(event: AgentEvent) -> None:

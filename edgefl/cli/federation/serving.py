@@ -16,6 +16,7 @@ import msgspec
 
 from edgefl.system.clock import clock
 from edgefl.system.lazy_modules import not_here, on_first_use
+from edgefl.wire.printable import printable
 from server.workshop.process import Process
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ def _say(event: Event) -> None:
 
     text = line(event, time.time())
     if text is not None:
-        _print(text)
+        _print(printable(text, len(text)))  # one line, whatever the names in it hold
 
 
 def _print(line: str) -> None:

@@ -330,8 +330,10 @@ class Stage(Seat):
     # -- what does not come ----------------------------------------------------------------------------------------
 
     def quiet(self, mark: int, what: str, task: Task | None = None, seconds: float = 0.0) -> None:
-        """Failed if an update comes (of ``task``, or any) within the time that a round usually takes, three times over, the
-        agent ends, or its progress gives more than a code for a failure."""
+        """Raise Failed if an update comes (of ``task``, or any) within three times the usual time of a round.
+
+        Raise Failed also if the agent ends, or if its progress gives more than a code for a failure.
+        """
         wait = self.patient(seconds or min(_QUIET_S, 0.5 + 3 * (self.usual_s or 1.0)))
         said = self.server.log.wait(
             mark, "updates", wait, lambda each: task is None or chunk_of(each, task) is not None

@@ -14,6 +14,7 @@ import msgspec
 from edgefl.system.sizes import mebibytes, size
 from edgefl.wire.errors import ProtocolError
 from edgefl.wire.mqtt.messages import MALFORMED, VERSION, Message
+from edgefl.wire.printable import printable
 
 OPS = 12
 MOMENTS = 200
@@ -248,7 +249,7 @@ def _plain(value: Any) -> Any:
         case str():
             if len(value) > LETTERS:
                 raise ProtocolError(f"a text of a profile has {len(value)} letters, {LETTERS} at most")
-            return "".join(letter if letter.isprintable() else " " for letter in value)
+            return printable(value, LETTERS)
         case int() | float():
             if not math.isfinite(value) or abs(value) > LARGEST:
                 raise ProtocolError(f"a number of a profile is {value:g}; measure again")

@@ -176,9 +176,9 @@ def application(hub: Hub, desk: Desk, *, hosts: frozenset[str] | None) -> Starle
         return HTMLResponse(pages.device(hub.fleet, name, boards.device(name)(hub.glance)))
 
     async def round_(request: Request) -> Response:
-        number = request.path_params["number"]
+        number = _number(request.path_params["number"])
         if number not in hub.fleet.rounds:
-            return HTMLResponse(pages.missing(f"There is no round {number}."), 404)
+            return HTMLResponse(pages.missing("There is no such round."), 404)
         return HTMLResponse(pages.round_(hub.fleet, number, boards.round_(number)(hub.glance)))
 
     async def live(request: Request) -> Response:
@@ -201,7 +201,7 @@ def application(hub: Hub, desk: Desk, *, hosts: frozenset[str] | None) -> Starle
         return _listed(request, kind) if name in hub.fleet.devices else _no_table(request)
 
     async def of_round(request: Request) -> Response:
-        number = request.path_params["number"]
+        number = _number(request.path_params["number"])
         return _listed(request, api.of_round(number)) if number in hub.fleet.rounds else _no_table(request)
 
     def _listed(request: Request, listing: Listing) -> Response:
@@ -227,11 +227,11 @@ def application(hub: Hub, desk: Desk, *, hosts: frozenset[str] | None) -> Starle
     routes = [
         Route("/", overview),
         Route("/devices/{name}", device),
-        Route("/rounds/{number:int}", round_),
+        Route("/rounds/{number}", round_),
         Route("/live", live),
         Route("/feed", whole),
         Route("/api/orders", desk.take, methods=["POST"]),
-        Route("/api/rounds/{number:int}.{format}", of_round),
+        Route("/api/rounds/{number}.{format}", of_round),
         Route("/api/devices/{name}/{what}.{format}", of_device),
         Route("/api/{table}.{format}", listing),
         Route("/metrics", metrics),
@@ -263,4 +263,4 @@ def _view(request: Request) -> View:
 
 
 def _number(text: str) -> int:
-    return int(text) if text.isdecimal() and len(text) < 10 else 0
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0

@@ -79,6 +79,9 @@ def test_a_name_that_leads_here_from_elsewhere_gets_nothing(page: PageProcess) -
     assert page.get("/api/run.json", Host="localhost:1").status == 200
 
 
+HOSTILE_PARTS = ("9" * 5000, "-1", "1e9", "%D9%A3", "%00", "..%2F..%2Fetc", "%C0%AE", "a" * 5000)
+
+
 def test_what_is_not_there_is_told(page: PageProcess) -> None:
     for path in (
         "/nothing",
@@ -87,6 +90,9 @@ def test_what_is_not_there_is_told(page: PageProcess) -> None:
         "/api/nothing.csv",
         "/api/rounds/1.xml",
         "/api/rounds/99.csv",
+        *(f"{at}{number}" for at in ("/rounds/", "/devices/") for number in HOSTILE_PARTS),
+        *(f"/api/rounds/{number}.csv" for number in HOSTILE_PARTS),
+        *(f"/static/{name}" for name in HOSTILE_PARTS),
     ):
         assert page.get(path).status == 404, path
     assert (

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <sqlite3.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <thread>
 #include <unistd.h>
 
@@ -39,7 +40,7 @@ std::string remedy(const Trouble& trouble) {
 // The lock that the kernel lets go when the process dies. Waits a little: an agent that is being stopped may still be there.
 int locked(const std::string& folder) {
   const std::string path = folder + "/lock";
-  const int file = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+  const int file = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
   if (file < 0) throw StoreError("the folder " + folder + " is unusable (" + std::strerror(errno) + "): name another one");
   for (int tries = 0; flock(file, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK; ++tries) {
     if (tries == 50) {
@@ -102,6 +103,7 @@ std::string Statement::string(int column) const {
 
 StoreFile::StoreFile(const std::string& folder, const char* schema, const std::string& federation, const std::string& device) : folder_(folder) {
   make_folder(folder);
+  chmod(folder.c_str(), 0700);  // fails for a folder of somebody else's, which then stays as its owner wants it
   lock_file_ = locked(folder);
   try {
     open(schema);
@@ -123,6 +125,8 @@ void StoreFile::open(const char* schema) {
   int64_t layout = 0;
   bool fresh = true;
   try {
+    // SQLite gives its other files the mode of this one.
+    if (const int made = ::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600); made >= 0) close(made);
     if (sqlite3_open_v2(path.c_str(), &db_, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_FULLMUTEX, nullptr) != SQLITE_OK) fail(db_);
     sqlite3_busy_timeout(db_, 30000);
     // A small cache: 256 KiB are as fast as more, and stay in memory for good.

@@ -27,6 +27,7 @@ void BlobRef::check(int64_t limit) const {
 
 bool BlobRef::accepts(int64_t index, std::string_view data) const {
   if (index < 0 || index >= count()) return false;
+  if (static_cast<int64_t>(data.size()) != std::min(chunk, size - index * chunk)) return false;
   const Bytes wanted = count() == 1 ? from_hex(sha256) : digests.substr(static_cast<size_t>(index) * kDigestBytes, kDigestBytes);
   return edgefl::sha256(data) == wanted;
 }

@@ -21,10 +21,10 @@ export function countOf(ref: BlobRef): number {
   return Math.max(1, Math.ceil(ref.size / ref.chunk));
 }
 
-/** Whether `data` is chunk `index` of the blob. */
+/** Return true if `data` is chunk `index` of the blob, by its length and its digest. */
 export async function accepts(ref: BlobRef, index: number, data: Uint8Array): Promise<boolean> {
   const count = countOf(ref);
-  if (index < 0 || index >= count) return false;
+  if (index < 0 || index >= count || data.length !== Math.min(ref.chunk, ref.size - index * ref.chunk)) return false;
   const wanted = count === 1 ? fromHex(ref.sha256) : ref.digests.subarray(index * DIGEST_BYTES, (index + 1) * DIGEST_BYTES);
   return equal(await digest(data), wanted);
 }
