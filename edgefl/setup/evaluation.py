@@ -21,7 +21,7 @@ from edgefl.setup.model import labels_of
 from edgefl.setup.processor import processor
 from edgefl.setup.training import program_of
 from edgefl.submodels.output_side.submodel import OutputSide
-from edgefl.submodels.statistics import Recording, estimable, with_buffers
+from edgefl.submodels.statistics import StatisticsMode, estimable, with_buffers
 from edgefl.wire.bundle.manifest import SAMPLE
 from edgefl.wire.metrics import added, measured
 from edgefl.wire.tensors import Array, Arrays
@@ -59,7 +59,7 @@ class StatisticsRows:
 
     @property
     def warning(self) -> str:
-        """Why accuracy with these statistics is not to be relied on, or "" if it is."""
+        """A warning if the rows are too few to rely on accuracy with these statistics, or ""."""
         if self.count >= FEW_ROWS:
             return ""
         return (
@@ -90,7 +90,7 @@ def estimated_statistics(federation: Federation, spec: ModelSpec) -> tuple[str, 
 
 
 def evaluation_warning(federation: Federation, spec: ModelSpec, dataset: Dataset) -> str:
-    """Return why the reported accuracy is not to be relied on, or "" if it is."""
+    """Return a warning if the server has too few rows to rely on the reported accuracy, or ""."""
     return StatisticsRows(dataset).warning if estimated_statistics(federation, spec) else ""
 
 
@@ -121,7 +121,7 @@ def evaluation(
         program: the local training of the whole model.
         dataset: holds the test set.
         device: torch's device, or ``auto``.
-        estimated: buffers of ``spec`` to estimate from the dataset's rows in place of those in the weights, by name.
+        estimated: buffers of ``spec`` to estimate from the dataset's rows instead of reading them from the weights, by name.
     """
     where = torch.device(processor(device))
     count, label = len(dataset.test_y), spec.label.shape
@@ -137,7 +137,7 @@ def evaluation(
         return arrays(select(program.evaluate(inputs), "metric"))
 
     def estimates(tensors: Tensors) -> Tensors:
-        recording = Recording({name: tensors[name] for name in estimated})
+        recording = StatisticsMode({name: tensors[name] for name in estimated})
         for read in StatisticsRows(dataset).batches():
             with recording:
                 summed(tensors, read)

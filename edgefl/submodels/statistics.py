@@ -56,7 +56,7 @@ class Statistics:
         return {name: (total / self.passes[name]).to(torch.float32) for name, total in self.sums.items()}
 
 
-class Recording(TorchFunctionMode):
+class StatisticsMode(TorchFunctionMode):
     """Mode in which norm layers normalize by their batch, and :attr:`total` adds up the statistics of each batch.
 
     Recognizes a layer by its call of ``batch_norm`` or ``instance_norm``, whatever module makes it.
@@ -87,7 +87,7 @@ class Recording(TorchFunctionMode):
 
 
 def _batch_norm(
-    recording: Recording,
+    recording: StatisticsMode,
     input: Tensor,
     running_mean: Tensor | None,
     running_var: Tensor | None,
@@ -109,7 +109,7 @@ def _batch_norm(
 
 
 def _of_torch(
-    recording: Recording,
+    recording: StatisticsMode,
     input: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
@@ -124,7 +124,7 @@ def _of_torch(
 
 
 def _instance_norm(
-    recording: Recording,
+    recording: StatisticsMode,
     input: Tensor,
     running_mean: Tensor | None = None,
     running_var: Tensor | None = None,
@@ -226,7 +226,10 @@ def collect(module: nn.Sequential, batches: Iterable[Tensors], *, moving: bool =
     """
     made = with_buffers(module).eval()
     buffers = moving_buffers(made)
-    recording, empty = Recording({name: buffers[name] for name in estimable(module, moving=moving)}), True
+    recording, empty = (
+        StatisticsMode({name: buffers[name] for name in estimable(module, moving=moving)}),
+        True,
+    )
     for batch in batches:
         with recording:
             called(made, batch)
