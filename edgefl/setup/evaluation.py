@@ -21,7 +21,7 @@ from edgefl.setup.model import labels_of
 from edgefl.setup.processor import processor
 from edgefl.setup.training import program_of
 from edgefl.submodels.output_side.submodel import OutputSide
-from edgefl.submodels.statistics import StatisticsMode, estimable, with_buffers
+from edgefl.submodels.statistics import StatisticsMode, estimable, unknown_statistics, with_buffers
 from edgefl.wire.bundle.manifest import SAMPLE
 from edgefl.wire.metrics import added, measured
 from edgefl.wire.tensors import Array, Arrays
@@ -90,8 +90,26 @@ def estimated_statistics(federation: Federation, spec: ModelSpec) -> tuple[str, 
 
 
 def evaluation_warning(federation: Federation, spec: ModelSpec, dataset: Dataset) -> str:
-    """Return a warning if the server has too few rows to rely on the reported accuracy, or ""."""
-    return StatisticsRows(dataset).warning if estimated_statistics(federation, spec) else ""
+    """Return a warning if the reported accuracy is not reliable, or "".
+
+    The server has too few rows to estimate statistics from, or the model has statistics that cannot be estimated.
+    """
+    rows = StatisticsRows(dataset)
+    if not estimated_statistics(federation, spec):
+        return ""
+    if not trains_narrow(federation) or rows.count < 2:
+        return rows.warning
+    read = next(rows.batches())
+    unknown = unknown_statistics(
+        spec.module, {name: torch.from_numpy(part[:8]) for name, part in read.items()}
+    )
+    if not unknown:
+        return rows.warning
+    return (
+        f"tiers of the run train narrow or masked submodels, and nothing estimates the moving statistics {unknown[0]!r} of "
+        f"the whole model ({len(unknown)} such): reported and deployed accuracy may be far too low; call torch's batch_norm "
+        "or instance_norm, or use group norm"
+    )
 
 
 def federation_evaluation(
