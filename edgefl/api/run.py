@@ -81,7 +81,7 @@ class Run:
 
     def state_dict(self) -> dict[str, Tensor]:
         """The same by the names of your own module: ``make().load_state_dict(run.state_dict())``, where ``make`` is the
-        factory of the model. Statistics of batch norm are those of :func:`edgefl.deploy`. float tensors on the CPU; integer
+        factory of the model. Batch norm has the statistics of :func:`edgefl.deploy`. float tensors on the CPU; integer
         buffers and tensors that forward never uses are not in it: ``strict=False`` where the module has such.
 
         The model is built once more, for the shape of the run's data: DataError where these are gone.

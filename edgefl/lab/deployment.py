@@ -195,7 +195,7 @@ class Workshop:
 
     @property
     def estimated(self) -> Mapping[str, Array]:
-        """The moving statistics of the whole model that are estimated in place of those in the weights, by name."""
+        """The moving statistics of the whole model that are estimated, by name."""
         state = self.module(OutputSide(self.spec, 0)).state_dict() if self.narrow else {}
         names = estimable(self.spec.module, moving=True)
         return {name: state[name].numpy() for name in names if name in state and name in self.weights}

@@ -21,7 +21,7 @@ from edgefl.setup.model import labels_of
 from edgefl.setup.processor import processor
 from edgefl.setup.training import program_of
 from edgefl.submodels.output_side.submodel import OutputSide
-from edgefl.submodels.statistics import Recording, estimable, with_buffers
+from edgefl.submodels.statistics import StatisticsMode, estimable, unknown_statistics, with_buffers
 from edgefl.wire.bundle.manifest import SAMPLE
 from edgefl.wire.metrics import added, measured
 from edgefl.wire.tensors import Array, Arrays
@@ -59,7 +59,7 @@ class StatisticsRows:
 
     @property
     def warning(self) -> str:
-        """Why accuracy with these statistics is not to be relied on, or "" if it is."""
+        """A warning if the rows are too few to rely on accuracy with these statistics, or ""."""
         if self.count >= FEW_ROWS:
             return ""
         return (
@@ -90,8 +90,26 @@ def estimated_statistics(federation: Federation, spec: ModelSpec) -> tuple[str, 
 
 
 def evaluation_warning(federation: Federation, spec: ModelSpec, dataset: Dataset) -> str:
-    """Return why the reported accuracy is not to be relied on, or "" if it is."""
-    return StatisticsRows(dataset).warning if estimated_statistics(federation, spec) else ""
+    """Return a warning if the reported accuracy is not reliable, or "".
+
+    The server has too few rows to estimate statistics from, or the model has statistics that cannot be estimated.
+    """
+    rows = StatisticsRows(dataset)
+    if not estimated_statistics(federation, spec):
+        return ""
+    if not trains_narrow(federation) or rows.count < 2:
+        return rows.warning
+    read = next(rows.batches())
+    unknown = unknown_statistics(
+        spec.module, {name: torch.from_numpy(part[:8]) for name, part in read.items()}
+    )
+    if not unknown:
+        return rows.warning
+    return (
+        f"tiers of the run train narrow or masked submodels, and nothing estimates the moving statistics {unknown[0]!r} of "
+        f"the whole model ({len(unknown)} such): reported and deployed accuracy may be far too low; call torch's batch_norm "
+        "or instance_norm, or use group norm"
+    )
 
 
 def federation_evaluation(
@@ -121,7 +139,7 @@ def evaluation(
         program: the local training of the whole model.
         dataset: holds the test set.
         device: torch's device, or ``auto``.
-        estimated: buffers of ``spec`` to estimate from the dataset's rows in place of those in the weights, by name.
+        estimated: buffers of ``spec`` to estimate from the dataset's rows instead of reading them from the weights, by name.
     """
     where = torch.device(processor(device))
     count, label = len(dataset.test_y), spec.label.shape
@@ -137,7 +155,7 @@ def evaluation(
         return arrays(select(program.evaluate(inputs), "metric"))
 
     def estimates(tensors: Tensors) -> Tensors:
-        recording = Recording({name: tensors[name] for name in estimated})
+        recording = StatisticsMode({name: tensors[name] for name in estimated})
         for read in StatisticsRows(dataset).batches():
             with recording:
                 summed(tensors, read)

@@ -20,7 +20,7 @@ from edgefl.contract.tensors import Tensors
 from edgefl.models.copies import copy_module
 from edgefl.models.layers.explicit import BatchNorm
 from edgefl.models.layers.given import called
-from edgefl.models.modes import is_inference
+from edgefl.models.modes import is_inference, set_mode
 from edgefl.wire.errors import DataError
 
 Norm = BatchNorm | nn.modules.batchnorm._BatchNorm
@@ -56,7 +56,7 @@ class Statistics:
         return {name: (total / self.passes[name]).to(torch.float32) for name, total in self.sums.items()}
 
 
-class Recording(TorchFunctionMode):
+class StatisticsMode(TorchFunctionMode):
     """Mode in which norm layers normalize by their batch, and :attr:`total` adds up the statistics of each batch.
 
     Recognizes a layer by its call of ``batch_norm`` or ``instance_norm``, whatever module makes it.
@@ -87,7 +87,7 @@ class Recording(TorchFunctionMode):
 
 
 def _batch_norm(
-    recording: Recording,
+    recording: StatisticsMode,
     input: Tensor,
     running_mean: Tensor | None,
     running_var: Tensor | None,
@@ -109,7 +109,7 @@ def _batch_norm(
 
 
 def _of_torch(
-    recording: Recording,
+    recording: StatisticsMode,
     input: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
@@ -124,7 +124,7 @@ def _of_torch(
 
 
 def _instance_norm(
-    recording: Recording,
+    recording: StatisticsMode,
     input: Tensor,
     running_mean: Tensor | None = None,
     running_var: Tensor | None = None,
@@ -226,7 +226,10 @@ def collect(module: nn.Sequential, batches: Iterable[Tensors], *, moving: bool =
     """
     made = with_buffers(module).eval()
     buffers = moving_buffers(made)
-    recording, empty = Recording({name: buffers[name] for name in estimable(module, moving=moving)}), True
+    recording, empty = (
+        StatisticsMode({name: buffers[name] for name in estimable(module, moving=moving)}),
+        True,
+    )
     for batch in batches:
         with recording:
             called(made, batch)
@@ -237,6 +240,24 @@ def collect(module: nn.Sequential, batches: Iterable[Tensors], *, moving: bool =
             "to the data, or keep moving statistics (--bn-eval moving)"
         )
     return recording.total
+
+
+@torch.no_grad()
+def unknown_statistics(module: nn.Sequential, batch: Tensors) -> tuple[str, ...]:
+    """Return the names of the buffers that training on ``batch`` moves and :func:`collect` does not cover.
+
+    Torch's own layers move no other statistics: buffers of spectral norm describe weights. ``batch`` has two rows at least.
+    """
+    trained = copy_module(module)
+    set_mode(trained, training=True)
+    before = {name: buffer.clone() for name, buffer in moving_buffers(trained).items()}
+    with torch.random.fork_rng(devices=[]):  # dropout draws
+        called(trained, batch)
+    after = moving_buffers(trained)
+    covered = collect(module, [batch], moving=True).sums
+    moved = [name for name in before if not torch.equal(before[name], after[name])]
+    owners = {name: type(module.get_submodule(name.rpartition(".")[0])).__module__ for name in moved}
+    return tuple(name for name in moved if name not in covered and not owners[name].startswith("torch."))
 
 
 def frozen(module: nn.Sequential, statistics: Statistics) -> nn.Sequential:

@@ -21,7 +21,7 @@ from edgefl.objective.objective import Objective
 from edgefl.submodels import catalog
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.submodels.standalone import scores, standalone
-from edgefl.submodels.statistics import by_batch, collect, frozen, norms
+from edgefl.submodels.statistics import by_batch, collect, frozen, norms, unknown_statistics
 from edgefl.wire.errors import DataError, ModelError
 from edgefl.wire.regions import Block
 from edgefl.wire.tensors import Arrays
@@ -178,6 +178,31 @@ def test_by_batch_moving_norms_normalise_like_static_ones() -> None:
     module = by_batch(standalone(OutputSide(small("global"), 0), weights))
     x = images()
     assert torch.equal(module(x), standalone(OutputSide(small(), 0), shared)(x))
+
+
+class ByHand(nn.Module):
+    """Moves its statistics without any function of torch that normalises."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("center", torch.zeros(1))
+        self.register_buffer("constant", torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.center.mul_(0.9).add_(x.detach().mean(), alpha=0.1)
+        return (x - self.center) * self.constant
+
+
+def test_statistics_that_a_model_computes_by_hand_are_named() -> None:
+    torch.manual_seed(0)
+    conv = nn.utils.parametrizations.spectral_norm(nn.Conv2d(1, 1, 3))
+    module = nn.Sequential(
+        nn.BatchNorm2d(1), ByHand(), nn.InstanceNorm2d(1, track_running_stats=True), nn.Dropout(), conv
+    )
+    random = torch.get_rng_state()
+    assert unknown_statistics(module, batches(1)[0]) == ("1.center",)
+    assert torch.equal(module[1].center, torch.zeros(1)) and torch.equal(torch.get_rng_state(), random)
 
 
 def test_without_a_batch_there_are_none() -> None:

@@ -176,3 +176,12 @@ def test_submodels_share_the_model_s_tensors() -> None:
     with torch.no_grad():
         spec.module.get_submodule("head.dense").bias.fill_(3.0)
     assert part.suffix.state_dict()["head.dense.bias"].eq(3.0).all()
+
+
+def test_a_chunk_fetches_the_units_that_have_weights() -> None:
+    layers = nn.Sequential(
+        nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2)
+    )
+    spec = split(layers, sample=TensorSpec((1, 2, 2)), classes=2)
+    part = OutputSide(spec, 5, [spec.units[:1], spec.units[1:5]])
+    assert [chunk.units for chunk in part.prefix] == [(), ("1", "3")]

@@ -61,6 +61,8 @@ def ls(
 
       edgefl ls submodels --json
 
+    Combinations:
+
       edgefl ls combinations tcbgd      (what goes with a program or codec)
     """
 
