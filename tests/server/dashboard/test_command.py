@@ -131,7 +131,7 @@ def test_a_page_that_waits_for_another_ends_when_it_is_told_to(feeding: str) -> 
     assert process.stderr is not None
     process.stderr.readline()  # it listens
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=30)
+    process.communicate(timeout=300)
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_a_page_for_everybody_says_so(folder: Path) -> None:
     assert process.stderr is not None
     lines = [process.stderr.readline(), process.stderr.readline()]
     process.terminate()
-    process.communicate(timeout=30)
+    process.communicate(timeout=300)
     assert "read-only" in lines[0] and "shows the fleet to anybody" in lines[1]
 
 
