@@ -22,7 +22,6 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from device_runtime.engine.executorch import binding
 from edgefl.lab.ports import free_port
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.session import Address, Session
@@ -140,8 +139,7 @@ def pytest_configure(config: pytest.Config) -> None:
         folder = tempfile.TemporaryDirectory(prefix="edgefl-bundles-")
         os.environ["EDGEFL_CACHE"] = folder.name  # never the user's own
         config.add_cleanup(folder.cleanup)
-    if not needs.has_executorch_binding():  # skip modules and tests that open the engine in this process
-        binding.binding = lambda *_: Path(needs.require("c++"))
+    needs.skip_in_this_process()
     path: Path | None = config.getoption("--record")
     if path is not None and not hasattr(config, "workerinput"):
         config.pluginmanager.register(record.Recorder(path))

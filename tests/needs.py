@@ -32,6 +32,8 @@ def find(program: str) -> str | None:
     if program == "initdb":
         versions = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
         return str(versions[-1]) if versions else shutil.which(program)
+    if program == "chromium":
+        return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     return shutil.which(program) or shutil.which(program, path=os.pathsep.join(_FOLDERS))
 
 
@@ -48,6 +50,17 @@ def skip(reason: str) -> NoReturn:
     if os.environ.get("EDGEFL_REQUIRE_PROGRAMS"):
         pytest.fail(reason)
     pytest.skip(reason, allow_module_level=True)
+
+
+def skip_in_this_process() -> None:
+    """Let modules, fixtures and tests skip when they open what a missing program would provide."""
+    from device_runtime.engine.executorch import binding
+    from edgefl.bench.common.browser import Browser
+
+    if not has_executorch_binding():
+        binding.binding = lambda *_: Path(require("c++"))
+    if find("chromium") is None:
+        Browser.__enter__ = lambda _: skip(f"chromium is not installed: apt install {PACKAGES['chromium']}")  # type: ignore[method-assign]
 
 
 def has_executorch_binding() -> bool:

@@ -56,6 +56,7 @@ def marked(model: type[nn.Module]) -> int:
     return first + next(place for place, line in enumerate(lines) if "# here" in line)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("model", "text"),
     [
@@ -73,6 +74,7 @@ def test_the_line_is_the_user_s(model: type[nn.Module], text: str) -> None:
     assert f"at {__file__}:{marked(model)}" in told
 
 
+@pytest.mark.slow
 def test_where_only_layers_of_torch_run_the_layer_is_named() -> None:
     model = nn.Sequential(
         nn.BatchNorm2d(1), nn.Upsample(4, mode="nearest-exact"), nn.Flatten(), nn.Linear(16, 3)

@@ -90,6 +90,7 @@ def test_an_output_without_effect_is_refused(tmp_path: Path) -> None:
         checked(file)
 
 
+@pytest.mark.slow
 def test_checking_and_planning_take_the_output_that_training_would(model: str) -> None:
     layout = {"sample": (64,), "classes": 10, "output": "end"}
     assert edgefl.check(model, **layout, engines=["onnx"]).units == ("hidden", "end")

@@ -83,6 +83,7 @@ def test_bytes_are_those_of_the_updates_and_of_the_sums_once_per_batch() -> None
     assert one_bit.batches == 1 and one_bit.update_bytes < update / 20
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "codec",
     mostly_slow(

@@ -23,6 +23,7 @@ def _mlp() -> ModelSpec:
     return build_model("mlp", size=4, hidden=[9])
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(("program", "exchange"), FIGURES)
 def test_what_a_program_costs_is_what_its_specification_says(program: str, exchange: str) -> None:
     rows = {row.exchange: row for row in measure(_mlp(), program, COUNTS)}

@@ -80,6 +80,7 @@ def test_chunks_that_need_less_than_training_stay_as_they_are() -> None:
     assert row.round_graph != "forward"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("gamma", "cut"),
     mostly_slow(

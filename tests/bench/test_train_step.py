@@ -76,6 +76,7 @@ def test_a_row_has_what_the_machine_and_people_ask_for() -> None:
     assert f"mlp: {row['ms']:g} ms, torch {row['eager_ms']:g} ms" in ran.stderr
 
 
+@pytest.mark.slow
 def test_the_fastest_form_is_taken_and_what_fails_is_not(tmp_path: Path) -> None:
     submodel = built("resnet8", {}, "strong")
     function = programs.build("sgd", Objective.of(submodel), batch=2, **SGD).phases[0].function

@@ -51,6 +51,7 @@ def test_tiers_without_counts_are_exported_and_verified(tmp_path: Path) -> None:
     assert edgefl("verify", tmp_path / "strong.efl", file) == 0
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["bert", "bilstm", "gpt", "lstm_lm", "mlp", "resnet20", "vit"])
 def test_without_data_in_the_file_shapes_are_the_models_own(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

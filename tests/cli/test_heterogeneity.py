@@ -91,6 +91,7 @@ def test_the_report_has_every_diagnostic_and_its_page_needs_nothing_else(
     assert page.pictures == 2 and page.found == []
 
 
+@pytest.mark.slow
 def test_people_see_tables_groups_and_a_warning_where_first_order_is_unsafe(config: Path) -> None:
     told = " ".join(edgefl(config, "--alpha", "20", "--users", "1").split())
     for word in (

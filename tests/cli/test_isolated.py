@@ -17,6 +17,7 @@ def called(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [

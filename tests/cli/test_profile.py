@@ -202,6 +202,7 @@ def _command(bundle: Path, folder: Path) -> subprocess.Popen[bytes]:
     )
 
 
+@pytest.mark.slow
 def test_a_process_that_measures_ends_with_a_killed_command(strong: Path, tmp_path: Path) -> None:
     running = _command(strong, tmp_path)
     with measuring(running) as below:

@@ -190,6 +190,7 @@ def updated(codec: str, kind: str, program_name: str) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_all_else_builds_an_update_of_the_codec_s_form() -> None:
     """One triple for each codec beside each kind, and for each program."""
     seen: set[object] = set()

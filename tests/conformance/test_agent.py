@@ -22,10 +22,7 @@ from tests.rings.rows import mostly_slow
 
 # Of each way to begin an agent, and of each kind of bundle.
 QUICK = {
-    "onnx": (
-        *("will", "plain-round", "unknown-fields", "sparse-update", "patched-weights", "missing-chunks"),
-        *("killed-in-sending", "cut-in-sending"),
-    ),
+    "onnx": (*("will", "plain-round", "sparse-update", "patched-weights", "killed-in-sending"),),
     "executorch": ("one-bit-update", "frozen-prefix", "bundle-of-a-stranger"),
 }
 

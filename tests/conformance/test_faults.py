@@ -15,11 +15,8 @@ from tests.conformance.playing import of_faults, wrong
 HERE = Path(__file__).parent / "wrong"
 QUICK = {
     "training.batch_order": "dense1.dense.weight",
-    "training.noise_off_by_one": "codes of which at most 2%",
     "trust.ignores_signatures": "no update for a task that is not the server's",
-    "trust.unsigned_hello": "every message in an envelope",
     "sending.wrong_nonce": "update.nonce",
-    "sending.sends_all_again": "chunks that came [1, 3]",
     "refusing.no_chunk_digest": "no update by a chunk whose digest is wrong",
     "refusing.wrong_reason": "decline.reason 'wrong-data'",
     "refusing.tells_details": "decline.text ''",

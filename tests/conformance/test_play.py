@@ -21,6 +21,7 @@ from edgefl.wire.errors import BrokerError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.session import Address, Session, Will
 from tests.conftest import BrokerProcess
+from tests.wire.mqtt.events import wait_until
 
 CONNECT = bytes.fromhex("10 17 0004 4d515454 04 2c 0014 0002 6964 0001 74 0004 00ff0102".replace(" ", ""))
 SUBSCRIBE = bytes.fromhex("82 08 0001 0003 612f62 01".replace(" ", ""))
@@ -54,12 +55,12 @@ def test_a_session_is_read_cut_and_comes_again(mosquitto: BrokerProcess, version
     )
     session.subscribe(["kit/one", "kit/two"])
     session.start()
-    _until(lambda: session.settled)
+    wait_until(lambda: session.settled, "subscriptions")
     connect, *rest = relay.packets()
     relay.cut()
-    _until(lambda: len([each for each in relay.packets() if isinstance(each, Connect)]) == 2)
+    wait_until(lambda: sum(isinstance(each, Connect) for each in relay.packets()) == 2, "second connection")
     session.stop()
-    _until(lambda: Disconnect() in relay.packets())
+    wait_until(lambda: Disconnect() in relay.packets(), "DISCONNECT")
     relay.close()
 
     assert isinstance(connect, Connect)
@@ -70,13 +71,13 @@ def test_a_session_is_read_cut_and_comes_again(mosquitto: BrokerProcess, version
 
 def test_a_relay_that_is_closed_listens_no_more() -> None:
     relay = Relay(1)
-    with socket.create_connection(("127.0.0.1", relay.port), timeout=5.0) as first:
+    with socket.create_connection(("127.0.0.1", relay.port), timeout=300.0) as first:
         assert first.recv(1) == b""  # there is no broker, and the relay is back at its door
     time.sleep(0.1)
     relay.close()
 
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", relay.port), timeout=5.0)
+        socket.create_connection(("127.0.0.1", relay.port), timeout=300.0)
 
 
 def test_a_broker_that_does_not_start_is_not_left_behind(
@@ -92,13 +93,6 @@ def test_a_broker_that_does_not_start_is_not_left_behind(
     with pytest.raises(BrokerError, match="did not start"):
         one.__enter__()
     assert one._process is not None and one._process.poll() is not None
-
-
-def _until(holds: object) -> None:
-    until = time.monotonic() + 20.0
-    while not holds():  # type: ignore[operator]
-        assert time.monotonic() < until
-        time.sleep(0.02)
 
 
 def test_the_bundles_are_there_in_both_formats_and_small() -> None:

@@ -15,7 +15,7 @@ from device_runtime.conditions import Look, Watch, heat, words
 from device_runtime.policy import Policy, Rules, not_metered, output_of
 from edgefl.wire.mqtt.conditions import LINK, POWER, THERMAL, Conditions
 
-WAIT_S = 20.0
+WAIT_S = 300.0
 
 
 def printing(text: str, code: int = 0) -> tuple[str, ...]:

@@ -40,6 +40,7 @@ def test_no_module_of_the_device_imports_what_only_a_server_has() -> None:
     assert found.stdout.strip() == "[]"
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "name",
     [

@@ -116,6 +116,7 @@ print(last.value, part.start in libraries._cut)
     assert said(script) == "b'!' False"
 
 
+@pytest.mark.slow
 @LINUX
 def test_threads_that_load_graphs_and_libraries_do_not_wait_for_each_other() -> None:
     """The list of what is loaded has a lock of its own, which nobody may hold who waits for Python's."""

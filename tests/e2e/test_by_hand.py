@@ -31,7 +31,7 @@ from tests.e2e.inside import PATIENCE_S, edgefl, lines
 from tests.e2e.runs import TINY
 from tests.e2e.shared import made_once
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 ROUNDS = 2
 _ALONE = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 TRUSTING = {"trusting-onnx": "onnx", "trusting-executorch": "executorch"}

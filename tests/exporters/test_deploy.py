@@ -89,6 +89,7 @@ def run(model: bytes, x: Array) -> Array:
 # -- the artifact ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("kind", "options", "bn"),
     [

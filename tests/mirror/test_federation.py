@@ -91,6 +91,7 @@ def test_a_federation_by_mirrors_only_ends_with_the_weights_of_one_by_the_broker
     assert len([path for path in cache.iterdir() if len(path.name) == 64]) > 5
 
 
+@pytest.mark.slow
 def test_a_mirror_that_is_killed_after_a_round_leaves_the_rest_to_the_broker(
     broker: BrokerProcess, federation: str, tmp_path: Path
 ) -> None:

@@ -271,6 +271,7 @@ class Folding(nn.Module):
         return self.second(h if self.folded else h * 2)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("module", [Folding, lambda: _module(_mode)])
 def test_code_that_depends_on_its_mode_stays_one_unit(module: Callable[[], nn.Module]) -> None:
     spec = split(module(), sample=TensorSpec((4,)), classes=3)

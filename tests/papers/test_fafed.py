@@ -96,6 +96,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Simulation]:
     return {name: _simulated(name, each, out) for name, each in tuned.items()}
 
 
+@pytest.mark.slow
 def test_a_run_tells_its_training_loss_and_what_it_cost(runs: Mapping[str, Simulation]) -> None:
     found = {name: measured(TINY.looked_at)(run) for name, run in runs.items()}
 

@@ -119,6 +119,7 @@ def test_a_run_is_written_down_with_what_it_was(tmp_path: Path) -> None:
     assert record.machine["processor"] and record.seconds > 0
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_counts_the_rounds_before(tmp_path: Path) -> None:
     whole = run_arm("paper/x", Federated("tiny", TINY), "smoke", 3, tmp_path, lambda _: None)
     (tmp_path / "record.json").unlink()

@@ -117,6 +117,7 @@ def test_coded_finish_gives_the_same_bytes_for_every_kind(codec: str, kind: str,
     exported(form, codec, ALL[codec], kind)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("codec", "options", "form"), in_turn(OPTIONS, every=4))
 def test_options_of_a_codec_give_the_same_bytes_on_the_device(
     codec: str, options: dict[str, object], form: str

@@ -29,6 +29,7 @@ def distance(one: Simulation, other: Simulation) -> float:
     return float(np.sqrt(sum(np.square(one.model[name] - other.model[name]).sum() for name in other.model)))
 
 
+@pytest.mark.slow
 def test_one_client_that_turns_its_change_round_is_left_out_by_each_robust_rule(tmp_path: Path) -> None:
     hostile: dict[str, object] = {**HOSTILE, "strength": 100}
     honest = simulated(tmp_path / "honest")

@@ -75,6 +75,7 @@ def test_a_list_gives_what_its_function_gives(model: str, program: str) -> None:
             np.testing.assert_allclose(found[name], value.detach(), atol=2e-5 * scale, err_msg=name)
 
 
+@pytest.mark.slow
 def test_statistics_of_batches_are_as_exact_as_those_of_the_function() -> None:
     function = first(federation("resnet8", program={"batch": 64})).named["train"]
     given = anything(function)

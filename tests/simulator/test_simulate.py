@@ -91,6 +91,7 @@ def test_clients_together_are_the_clients_one_by_one(program: str, tmp_path: Pat
         np.testing.assert_allclose(other.model[name], weights, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.slow
 def test_slow_and_lost_clients_cost_a_round_its_time_and_their_updates(tmp_path: Path) -> None:
     speeds: dict[str, object] = {"step_ms": 100.0, "up_mbit": 1.0, "spread": 1.0}
     quick = edgefl.simulate(federation(simulation=speeds), tmp_path / "quick")
@@ -106,6 +107,7 @@ def test_slow_and_lost_clients_cost_a_round_its_time_and_their_updates(tmp_path:
     )
 
 
+@pytest.mark.slow
 def test_a_round_s_energy_is_that_of_its_clients_also_of_those_that_are_lost(tmp_path: Path) -> None:
     speeds: dict[str, object] = {"step_ms": 500.0, "watts": 3.0, "tiers": {"weak": {"step_ms": 1000.0}}}
     limits: dict[str, object] = {"round_deadline_s": 1.5}
@@ -121,6 +123,7 @@ def test_a_round_s_energy_is_that_of_its_clients_also_of_those_that_are_lost(tmp
     assert late.curves["energy_j"].tolist() == pytest.approx([3.0 * (4 * 1.0 + 2 * 1.5)] * 3)
 
 
+@pytest.mark.slow
 def test_who_is_late_is_not_waited_for_where_more_were_selected(tmp_path: Path) -> None:
     speeds: dict[str, object] = {"step_ms": 100.0, "spread": 1.5}
     chosen: dict[str, object] = {"fraction": 0.5, "over_selection": 2.0}

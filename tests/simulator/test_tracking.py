@@ -176,6 +176,7 @@ def test_both_have_no_say_in_the_weights_and_take_up_what_they_missed(tmp_path: 
     assert told(store, "loss") == rounds(before, "loss") == events(tmp_path / "out")["loss"]
 
 
+@pytest.mark.slow
 def test_a_server_that_fails_costs_no_round_and_gets_them_later(
     tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

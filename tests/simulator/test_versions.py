@@ -44,6 +44,7 @@ def bits(rows: tuple[Row, ...]) -> list[tuple[object, ...]]:
     return [(row.weights_sha256, row.train_loss, row.reports, row.simulated_s, row.staleness) for row in rows]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", mostly_slow(CASES, ["one bit, with what each client kept of it"]))
 def test_the_same_bits_again_and_with_two_workers(case: str, tmp_path: Path) -> None:
     tables = of(CASES[case])

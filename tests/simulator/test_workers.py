@@ -57,7 +57,7 @@ def workers() -> list[psutil.Process]:
 
 
 def nobody_is_left() -> bool:
-    return not psutil.wait_procs(workers(), timeout=30)[1]
+    return not psutil.wait_procs(workers(), timeout=300)[1]
 
 
 def killing(after: int, victims: Callable[[], list[psutil.Process]]) -> Callable[..., Any]:

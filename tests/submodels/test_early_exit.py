@@ -321,6 +321,7 @@ def test_only_losses_over_classes_are_distilled() -> None:
         ExitLoss(CROSS_ENTROPY, 2, -1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", mostly_slow([1.0, 0.5], [0.5]))
 def test_every_level_learns(width: float) -> None:
     spec = _spec()
@@ -332,6 +333,7 @@ def test_every_level_learns(width: float) -> None:
         assert float(metrics[-1]["loss"]) < 0.9 * float(metrics[0]["loss"])
 
 
+@pytest.mark.slow
 def test_without_distillation_the_program_is_sgd_and_with_it_the_round_says_how_much() -> None:
     spec = _spec()
     objective = Objective.of(EarlyExit(spec, 3))

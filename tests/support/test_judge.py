@@ -139,6 +139,7 @@ def test_a_crash_and_a_hang_end_only_their_own_case() -> None:
     assert words == {"crash": "raised", "hang": "raised", "error": "undecided", "fine": "agrees"}
 
 
+@pytest.mark.slow
 def test_a_campaign_goes_on_where_it_stopped(tmp_path: Path) -> None:
     results = tmp_path / "results.jsonl"
     stage = fuzz.Stage("compared", 4, lambda seed: Outcome("agrees" if seed else "refused", "advice"))

@@ -12,6 +12,7 @@ import pytest
 from edgefl.wire.errors import ConfigError, StoreError
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [

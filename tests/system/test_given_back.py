@@ -26,6 +26,7 @@ print(given, before - resident(), first == largest() == 8, give_back("libllvmlit
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="what a process has is asked of Linux")
 def test_the_compilers_code_is_given_back_and_what_it_compiled_goes_on() -> None:
     ran = subprocess.run(

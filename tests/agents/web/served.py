@@ -107,7 +107,7 @@ class WebProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.process.terminate()
-        self.process.wait(30)
+        self.process.wait(300)
         assert self.process.stderr is not None
         self.process.stderr.close()
 
@@ -121,10 +121,10 @@ class WebProcess:
         if self.authority:
             context = ssl.create_default_context(cafile=self.authority)
             connection: http.client.HTTPConnection = http.client.HTTPSConnection(
-                at.hostname, at.port, timeout=30, context=context
+                at.hostname, at.port, timeout=300, context=context
             )
         else:
-            connection = http.client.HTTPConnection(at.hostname, at.port, timeout=30)
+            connection = http.client.HTTPConnection(at.hostname, at.port, timeout=300)
         try:
             connection.request("GET", path, headers=headers)
             found = connection.getresponse()

@@ -182,6 +182,7 @@ def test_options_out_of_range_are_refused(leave: Leave, option: str, value: str)
     assert isinstance(done.exception, ConfigError)
 
 
+@pytest.mark.slow
 def test_the_users_of_a_simulation_are_those_of_the_run_that_it_stands_for(
     leave: Leave, tmp_path: Path
 ) -> None:

@@ -91,6 +91,7 @@ def test_steps_compute_what_numpy_computes(delegated: bool) -> None:
     assert float(outputs.arrays["metric.loss"]) == pytest.approx(loss, rel=1e-5)
 
 
+@pytest.mark.sample(2)
 @BOTH
 @pytest.mark.parametrize("prefix", [(), ("stem", "mid")])
 def test_a_round_computes_what_numpy_computes(

@@ -49,6 +49,7 @@ def test_the_announced_model_is_adapted_whatever_its_round_is(
     assert not found["leaks"]
 
 
+@pytest.mark.slow
 def test_a_tier_with_frozen_units_is_adapted_behind_them(
     publish: Callable[..., list[str]], prefixed: Tier, tmp_path: Path
 ) -> None:

@@ -93,6 +93,7 @@ def test_memory_over_time_shows_every_chunk_in_order(measured: BundleProfile) ->
     assert all(moment.rss_bytes > 1 << 20 for moment in measured.timeline.moments)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delegated", [False, True])
 def test_instructions_timed_one_by_one_compute_what_the_engine_computes(delegated: bool) -> None:
     graph, program = tiny_pte.train(delegated=delegated)
@@ -158,6 +159,7 @@ def test_a_process_that_takes_too_long_is_ended() -> None:
 CONFINED = Confinement(file_bytes=1 << 30)
 
 
+@pytest.mark.slow
 def test_confined_processes_measure_the_same(tmp_path: Path) -> None:
     path = tmp_path / "bundle.efl"
     write_bundle(tiny.make_bundle(), path)

@@ -130,6 +130,7 @@ def opened_in(folder: Path, code: str, **variables: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.slow
 def test_it_starts_from_any_folder_and_by_any_way_to_its_packages(tmp_path: Path) -> None:
     """Installed or not: the way there may be a variable, or known to the agent alone."""
     code = "s = e.write_state({'a': np.ones(2)}); print(e.read_state(s)['a'].sum()); e.rest()"

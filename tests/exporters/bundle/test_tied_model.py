@@ -58,6 +58,7 @@ def test_automatic_cuts_lie_between_the_uses_where_little_would_be_left_otherwis
     assert model_spec(model, sample=(1, 8, 8), classes=10).units == UNITS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cut", "chunks", "units"),
     [

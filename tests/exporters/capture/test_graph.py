@@ -96,6 +96,7 @@ def by_make_fx(
 
 
 # make_fx alone takes seconds for these, for the recurrent step most of a minute.
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "case",
     [slow(case) if case in {"lstm", "attention", "batch norm", "trained codec"} else case for case in CASES],

@@ -25,6 +25,7 @@ def behind_the_view(x: Tensor) -> Tensor:
     return (x * 2)[:1].as_strided((3, 2), (3, 1))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("view", [transposed, before_the_view, behind_the_view])
 def test_strides_over_memory_that_the_tensor_does_not_show_are_refused(view: Callable) -> None:
     with pytest.raises(ExportError, match=r"op aten\.as_strided\.default .* has no ONNX form") as caught:

@@ -245,6 +245,7 @@ def test_the_path_of_a_nested_module_is_told(fn: Callable) -> None:
     assert "in module 1.1 (Layer)" in error.message
 
 
+@pytest.mark.slow
 def test_a_supported_module_beside_it_is_not_blamed() -> None:
     error = refusal(nn.Sequential(Layer(torch.relu), Layer(stretched)))
 

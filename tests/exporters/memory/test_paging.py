@@ -145,6 +145,7 @@ def trained(artifact: Artifact, folder: Path, steps: int = 4) -> tuple[Arrays, l
     return {name: np.array(array) for name, array in engine.read_state(state).items()}, losses
 
 
+@pytest.mark.slow
 def test_steps_in_segments_train_as_one_graph_does(tmp_path: Path) -> None:
     tight = written(TIGHT)
     assert len(tight.parts) > 1 and tight.in_place, "the budget is met in one graph"

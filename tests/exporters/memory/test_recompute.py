@@ -346,6 +346,7 @@ def test_what_a_device_is_told_to_have_ready_fits_the_budget_too() -> None:
     assert artifact.planned_bytes <= count
 
 
+@pytest.mark.slow
 def test_what_costs_next_to_nothing_is_computed_again_without_a_budget() -> None:
     captured = capture(step_of_model("resnet20", {}, 16))
     leaner = lean(captured)

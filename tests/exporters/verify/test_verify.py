@@ -217,6 +217,7 @@ def network() -> tuple[Function, bytes]:
     return step, to_onnx(capture(step))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("output", [0, 4, 12])
 def test_a_gradient_wrong_by_a_percent_is_caught_in_a_model_with_kinks(output: int) -> None:
     step, right = network()

@@ -14,7 +14,7 @@ from edgefl.lab.faults.links import Links
 from edgefl.lab.faults.schedule import Fault
 
 PUBLISH = b"\x32\x07\x00\x03a/b\x00\x01"
-WAIT_S = 20.0
+WAIT_S = 300.0
 
 
 class Echo(socketserver.BaseRequestHandler):

@@ -206,6 +206,7 @@ def _drawing_beside() -> Iterator[Callable[[], int]]:
         assert not failed, failed
 
 
+@pytest.mark.slow
 def test_what_another_thread_draws_is_not_the_module_s() -> None:
     """The module refers to the same functions and generators as the thread, and does not draw in inference."""
     module = Scaled(lambda: (NUMPY, PYTHON, one, rand, gauss) and random.random()).eval()

@@ -93,6 +93,7 @@ def test_loss_and_gradients_are_those_of_the_unedited_model(
         torch.testing.assert_close(found[2][spec.global_names[own]], parameter.grad)
 
 
+@pytest.mark.slow
 def test_the_last_units_alone_are_trained_by_it_too_with_another_input_beside() -> None:
     module = Reader()
     spec = _spec(module, masked=True)
@@ -173,6 +174,7 @@ def test_labels_that_the_model_ignores_count_for_nothing(
         torch.testing.assert_close(found[2][spec.global_names[own]], parameter.grad)
 
 
+@pytest.mark.slow
 def test_the_modes_of_the_module_are_left_as_they_were() -> None:
     module = Reader().train()
     module.inner.eval()

@@ -31,6 +31,7 @@ def test_a_round_behind_a_prefix_gives_the_update_of_torch(form: str, tmp_path: 
     assert not tier.bundle.manifest.data.others
 
 
+@pytest.mark.slow
 def test_a_deployed_file_reads_the_sample_once() -> None:
     module, x = last(), texts(20).numpy()
     y = np.arange(20) % CLASSES

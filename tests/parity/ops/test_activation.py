@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -85,6 +86,7 @@ MORE = (
 )
 
 
+@pytest.mark.sample(12)
 @every(CASES, MORE, differentiable=True)
 def test_activation_equals_torch(case: Case, again: bool, form: str) -> None:
     agrees(case.step(again), form)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -147,6 +148,7 @@ MORE = (
 )
 
 
+@pytest.mark.sample(10)
 @every(CASES, MORE)
 def test_arithmetic_equals_torch(case: Case, again: bool, form: str) -> None:
     agrees(case.step(again), form)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -118,6 +119,7 @@ MORE = (
 )
 
 
+@pytest.mark.sample(5)
 @every(CASES, MORE)
 def test_embedding_equals_torch(case: Case, again: bool, form: str) -> None:
     agrees(case.step(again), form)

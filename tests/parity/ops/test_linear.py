@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -52,6 +53,7 @@ CASES: Family = {
 MORE = ("einsum, bi,oij,bj->bo",)
 
 
+@pytest.mark.sample(5)
 @every(CASES, MORE, differentiable=True)
 def test_linear_equals_torch(case: Case, again: bool, form: str) -> None:
     agrees(case.step(again), form)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -170,6 +171,7 @@ CASES: Family = {
 }
 
 
+@pytest.mark.sample(5)
 @every(CASES)
 def test_loss_equals_torch(case: Case, again: bool, form: str) -> None:
     agrees(case.step(again), form)

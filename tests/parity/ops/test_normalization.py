@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -71,6 +72,7 @@ CASES: Family = {
 }
 
 
+@pytest.mark.sample(4)
 @every(CASES, differentiable=True)
 def test_normalization_equals_torch(case: Case, again: bool, form: str) -> None:
     agrees(case.step(again), form)

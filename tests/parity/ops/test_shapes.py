@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -173,6 +174,7 @@ MORE = (
 )
 
 
+@pytest.mark.sample(14)
 @every(CASES, MORE)
 def test_shapes_equal_torch(case: Case, again: bool, form: str) -> None:
     agrees(case.step(again), form)

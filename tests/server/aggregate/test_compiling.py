@@ -27,6 +27,7 @@ def test_compiled_loops_take_nothing_from_files_that_numbas_cache_does_not_look_
     )
 
 
+@pytest.mark.slow
 def test_the_kernels_work_where_no_cache_can_be_written() -> None:
     """The fall back of a read-only installation: compiled in the process, nothing kept."""
     code = (

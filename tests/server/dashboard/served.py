@@ -50,7 +50,7 @@ class PageProcess:
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
-        assert line, f"the page ended with {self.process.wait(30)}"
+        assert line, f"the page ended with {self.process.wait(300)}"
         self.url = json.loads(line)["url"]
         while self.get("/readyz").status != 200:
             pass
@@ -60,7 +60,7 @@ class PageProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.process.terminate()
-        self.process.wait(30)
+        self.process.wait(300)
         assert self.process.stdout is not None
         self.process.stdout.close()
 
@@ -78,7 +78,7 @@ class PageProcess:
     def ask(self, method: str, path: str, headers: dict[str, str], body: bytes | None = None) -> Answer:
         at = urlsplit(self.url)
         assert at.hostname is not None
-        connection = http.client.HTTPConnection(at.hostname, at.port, timeout=30)
+        connection = http.client.HTTPConnection(at.hostname, at.port, timeout=300)
         try:
             connection.request(method, path, body, headers)
             found = connection.getresponse()

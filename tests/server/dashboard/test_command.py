@@ -117,6 +117,7 @@ def feeding() -> Iterator[str]:
     served.server_close()
 
 
+@pytest.mark.slow
 def test_a_page_of_another_release_is_named(feeding: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Feeding, "feed", b'event: fleet\ndata: {"devices": "all of them"}\n\n')
 
@@ -131,7 +132,7 @@ def test_a_page_that_waits_for_another_ends_when_it_is_told_to(feeding: str) -> 
     assert process.stderr is not None
     process.stderr.readline()  # it listens
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=30)
+    process.communicate(timeout=300)
 
 
 @pytest.mark.parametrize(
@@ -215,13 +216,14 @@ def test_a_page_beside_a_run_that_cannot_begin_is_told(
     assert f"the fleet's page ended early; {log} says why" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_page_for_everybody_says_so(folder: Path) -> None:
     command = [sys.executable, "-m", "edgefl", "dashboard", str(folder), "--listen", "0.0.0.0:0"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     lines = [process.stderr.readline(), process.stderr.readline()]
     process.terminate()
-    process.communicate(timeout=30)
+    process.communicate(timeout=300)
     assert "read-only" in lines[0] and "shows the fleet to anybody" in lines[1]
 
 

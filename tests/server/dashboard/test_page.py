@@ -104,7 +104,7 @@ def test_what_is_not_there_is_told(page: PageProcess) -> None:
 def test_so_many_pages_are_kept_new_and_no_more(page: PageProcess) -> None:
     at = urlsplit(page.url)
     connections = [
-        http.client.HTTPConnection(at.hostname or "", at.port, timeout=30) for _ in range(MOST_STREAMS)
+        http.client.HTTPConnection(at.hostname or "", at.port, timeout=300) for _ in range(MOST_STREAMS)
     ]
     for connection in connections:
         connection.request("GET", "/live")
@@ -119,7 +119,7 @@ def test_so_many_pages_are_kept_new_and_no_more(page: PageProcess) -> None:
 
 def _told_of_news(at: SplitResult) -> bool:
     for _ in range(300):
-        connection = http.client.HTTPConnection(at.hostname or "", at.port, timeout=30)
+        connection = http.client.HTTPConnection(at.hostname or "", at.port, timeout=300)
         with closing(connection):
             connection.request("GET", "/live")
             if connection.getresponse().status == 200:

@@ -15,7 +15,7 @@ import pytest
 from edgefl.lab.ports import free_port
 from tests import needs
 
-_STARTED_S = 30.0
+_STARTED_S = 300.0
 
 
 class Postgres:

@@ -133,4 +133,4 @@ def test_a_worker_that_stands_still_does_not_hold_up_its_server(tmp_path: Path) 
     for _ in range(40):  # more than a pipe takes
         hand.tell(Know({f"{n}": () for n in range(2000)}))
 
-    assert said.get(timeout=30) == Died("was killed by signal 9")
+    assert said.get(timeout=300) == Died("was killed by signal 9")

@@ -60,6 +60,7 @@ def test_each_shard_has_one_worker_whatever_their_number() -> None:
 SHARDS_OF_NAMES = [34, 52, 14, 24]
 
 
+@pytest.mark.slow
 def test_one_two_and_four_workers_end_with_the_same_bits(fleet: Any, federation: str, tmp_path: Path) -> None:
     servers = {
         workers: fleet(f"{federation}-{workers}", f"out-{workers}", workers=workers, hire=hire)

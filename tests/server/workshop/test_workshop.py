@@ -115,6 +115,7 @@ def test_a_step_with_a_state_and_an_evaluation_are_the_same(run: Pair) -> None:
     assert not there.server.unfolds and there.server.name == here.server.name
 
 
+@pytest.mark.slow
 def test_a_killed_workshop_costs_a_new_one_and_is_told_of_once(run: Pair) -> None:
     weights = moved(run.here.initial, 8)
     run.kill()

@@ -127,7 +127,7 @@ def test_a_broker_of_3_1_1_is_spoken_to_in_3_1_1(
     delivery = session.publish(f"{federation}/x", b"queued before the version was known", expires_s=60)
     wait_up(session)
     assert session.version == "3.1.1"
-    assert delivery.wait(30.0)
+    assert delivery.wait(300.0)
 
 
 def test_a_broker_that_hung_up_once_is_asked_for_version_5_again(
@@ -151,7 +151,7 @@ def test_no_more_is_on_its_way_than_the_broker_takes(tmp_path: Path, connect: Se
         deliveries = [session.publish(f"a/{index}", b"x" * 2000) for index in range(100)]
         session.start()
         wait_up(session)
-        assert all(delivery.wait(30.0) for delivery in deliveries)
+        assert all(delivery.wait(300.0) for delivery in deliveries)
         assert session.inbox.empty(), "the broker ended no connection for too many"
     finally:
         broker.stop()
@@ -170,7 +170,7 @@ def test_a_packet_that_the_broker_does_not_take_is_refused_and_the_session_stand
         wait_up(session)
         later = session.publish("a/later", b"x" * 6000)
         assert (wait_for(session, Refused).topic, queued.done(), later.done()) == ("a/later", True, True)
-        assert session.publish("a/small", b"x").wait(10.0)
+        assert session.publish("a/small", b"x").wait(300.0)
     finally:
         broker.stop()
 
