@@ -81,7 +81,7 @@ def read_policy(path: Path) -> Policy:
     import tomllib  # most devices have no such file, and idle ones are to be small
 
     try:
-        policy = msgspec.convert(tomllib.loads(path.read_text()), Policy)
+        policy = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8-sig")), Policy)
         wrong = [text for text in policy.quiet if not _HOURS.fullmatch(text)]
         if wrong:
             raise ValueError(f"quiet hours are like 22:00-07:00, found {wrong[0]!r}")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from edgefl.wire.errors import StoreError
+from edgefl.wire.errors import EdgeflError, StoreError
 from edgefl.wire.mqtt.topics import NO_SHARD
 from server import events
 from server.announcer import Announcer
@@ -59,7 +59,7 @@ class Decisions:
         self._persist = means.patience.persist
         self.state = coordinator.initial(means.rounds.model.version, means.clock())
         self.active: ActiveRound | None = None
-        self.refused = ""
+        self.refused: EdgeflError | None = None
 
     def begin(self, state: State, reception: Reception, crew: Crew) -> None:
         """Go on from ``state``, also with a round that a killed process left open. ``reception`` and ``crew`` take updates;
@@ -132,7 +132,7 @@ class Decisions:
                 case Warn():
                     self._means.emit(events.Warned(tier="", text=action.text))
                 case Refuse():
-                    self._refuse(action.text)
+                    self._refuse(action.error)
                 case Finish():
                     self._rounds.announce_end(self.state)
 
@@ -174,8 +174,8 @@ class Decisions:
         verdicts.judge(ended.number, done.outcome, done.known)
         return done
 
-    def _refuse(self, text: str) -> None:
+    def _refuse(self, error: EdgeflError) -> None:
         """End the run as it is: devices that wait for its end leave, and the journal is there for another start."""
-        self.refused = text
-        self._means.emit(events.Refused(text=text))
+        self.refused = error
+        self._means.emit(events.Refused(text=error.message))
         self._rounds.announce_end(self.state)

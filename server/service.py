@@ -17,7 +17,7 @@ from pathlib import Path
 from edgefl.setup.processor import processor
 from edgefl.system.clock import steady_time
 from edgefl.wire.bundle.signatures import Signer
-from edgefl.wire.errors import BrokerError, ParticipationError, StoreError
+from edgefl.wire.errors import BrokerError, StoreError
 from edgefl.wire.mqtt import session as broker
 from edgefl.wire.mqtt.client_ids import client_id
 from edgefl.wire.mqtt.envelope import Sequence, Speaker
@@ -356,12 +356,14 @@ class Service:
 
     def _finish(self) -> None:
         """Write the model if it is trained, make sure the devices know, and leave nothing queued for us at the broker."""
-        finished = None if self._decisions.refused else self._rounds.finish()
+        refused = self._decisions.refused
+        finished = self._rounds.finish() if refused is None else None
         self._publisher.wait_delivered(_FAREWELL_S)
         self._session.unsubscribe(self._topics.server_filters)
-        if finished is None:
-            raise ParticipationError(self._decisions.refused)
-        self._emit(finished)
+        if refused is not None:
+            raise refused
+        if finished is not None:
+            self._emit(finished)
 
     # -- telling people --------------------------------------------------------------------------------------
 

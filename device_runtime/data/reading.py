@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +20,8 @@ from edgefl.wire.tensors import Array
 
 _NAMED = 12
 """Classes that a message lists."""
+_WHOLE = re.compile(r"\.0*$")
+"""What programs for tables write behind a whole number."""
 _DIGITS = 12
 """No class has a longer number: Python refuses to read one of thousands of digits."""
 
@@ -69,11 +73,17 @@ class Reading:
         """The number of a class by its name, or where the federation's classes have none, by its number in writing."""
         names, text = self.spec.names, str(value).strip()
         if names:
-            if text in names:
-                return names.index(text)
+            alike = [
+                unicodedata.normalize("NFC", each) for each in names
+            ]  # macOS writes e and its accent apart
+            written = unicodedata.normalize("NFC", text)
+            for each in (written, _WHOLE.sub("", written)):
+                if each in alike:
+                    return alike.index(each)
             raise BadRow(f"no class is called {shown(text)}; the federation's are {_listed(names)}")
-        if text.isdecimal() and len(text) <= _DIGITS and int(text) < self.spec.classes:
-            return int(text)
+        digits = _WHOLE.sub("", text)
+        if digits.isdecimal() and len(digits) <= _DIGITS and int(digits) < self.spec.classes:
+            return int(digits)
         raise BadRow(
             f"class {shown(text)} is no number from 0 to {self.spec.classes - 1}, which is what the federation's classes "
             "are called by"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import wave
+import struct
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -14,9 +16,14 @@ from edgefl.wire.tensors import Array
 
 _FULL = {1: 1 << 7, 2: 1 << 15, 3: 1 << 23, 4: 1 << 31}
 """What 1.0 is in samples of so many bytes."""
+_INTEGERS, _FLOATS, _EXTENSIBLE = 1, 3, 0xFFFE
+"""Codes of formats."""
+_UNKNOWN_BYTES = 0x7FFF0000
+"""A program that writes to a pipe cannot go back and fill in the sizes: it leaves 0, or at least this much."""
 
 
 def read(reading: Reading, entries: tuple[Entry, ...]) -> Samples:
+    """Samples of WAV files, whole or as the features that the bundle's graph computes."""
     reader = reading.reader
     assert isinstance(reader, Sound)
     shape = reading.spec.shape
@@ -35,37 +42,84 @@ def read(reading: Reading, entries: tuple[Entry, ...]) -> Samples:
 
 
 def wave_of(path: Path, reader: Sound) -> Array:
-    """float32 (length,) in [-1, 1). BadRow for a file that is no WAV, damaged, empty, or of another rate."""
+    """Return the sound as float32 (length,) in [-1, 1], cut or padded with zeros.
+
+    Raises:
+        BadRow: for a file that is no WAV of integers or floats, damaged, empty, or of another rate.
+    """
     try:
-        with wave.open(str(path), "rb") as file:
-            parameters = file.getparams()
-            content = file.readframes(min(parameters.nframes, reader.length))
-    except Exception as error:  # wave raises RuntimeError and struct.error too for damaged files
-        raise BadRow(
-            f"is no WAV of whole numbers that can be read: {str(error) or 'it ends too early'}"
-        ) from error
-    width, channels = parameters.sampwidth, parameters.nchannels
-    if parameters.framerate != reader.rate:
-        raise BadRow(
-            f"has {parameters.framerate} samples a second, the federation's have {reader.rate}: convert it"
-        )
-    if not parameters.nframes:
-        raise BadRow("holds no sound")
-    if width not in _FULL or len(content) < min(parameters.nframes, reader.length) * width * channels:
-        raise BadRow("is damaged: it is shorter than it says")
-    heard = _numbers(content, width).reshape(-1, channels).mean(axis=1) / _FULL[width]
+        with path.open("rb") as file:
+            heard = _heard(file, reader)
+    except (OSError, struct.error) as error:
+        raise BadRow(f"is no WAV that can be read: {error or 'it ends too early'}") from error
     padded = np.zeros(reader.length, np.float32)
     padded[: len(heard)] = heard
     return padded
 
 
-def _numbers(content: bytes, width: int) -> Array:
-    """float64, one for each sample of each channel."""
+def _heard(file: BinaryIO, reader: Sound) -> Array:
+    """Return float64, at most the reader's length, the mean of all channels."""
+    start = file.read(12)
+    if start[:4] != b"RIFF" or start[8:] != b"WAVE":
+        raise BadRow("is no WAV that can be read: it does not begin with RIFF and WAVE")
+    kind = channels = rate = frame = 0
+    for name, size in _chunks(file):
+        if name == b"fmt ":
+            fields = file.read(size)
+            kind, channels, rate, _, frame, _ = struct.unpack_from("<HHLLHH", fields)
+            if kind == _EXTENSIBLE:  # the code is in the first bytes of a GUID
+                kind = struct.unpack_from("<H", fields, 24)[0]
+        elif name == b"data":
+            break
+    else:
+        raise BadRow("is no WAV that can be read: it has no samples")
+    width = frame // channels if channels else 0
+    if not channels or (kind, width) not in {
+        *((_INTEGERS, each) for each in _FULL),
+        (_FLOATS, 4),
+        (_FLOATS, 8),
+    }:
+        raise BadRow(
+            f"is no WAV that can be read: its samples are of format {kind:#x} with {8 * width} bits; convert them to "
+            "integers of 8, 16, 24 or 32 bits (PCM)"
+        )
+    if rate != reader.rate:
+        raise BadRow(f"has {rate} samples a second, the federation's have {reader.rate}: convert it")
+    piped = size >= _UNKNOWN_BYTES or (not size and struct.unpack_from("<L", start, 4)[0] in (0, 0xFFFFFFFF))
+    wanted = reader.length * frame if piped else min(size // frame, reader.length) * frame
+    content = file.read(wanted)
+    if not content:
+        raise BadRow("is damaged: it is shorter than it says" if wanted and not piped else "holds no sound")
+    if not piped and len(content) < wanted:
+        raise BadRow("is damaged: it is shorter than it says")
+    whole = content[: len(content) // frame * frame]
+    mean: Array = _numbers(whole, width, kind).reshape(-1, channels).mean(axis=1)
+    return mean
+
+
+def _chunks(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
+    """Yield name and size of each chunk, with the file at its content."""
+    while len(head := file.read(8)) == 8:
+        name, size = struct.unpack("<4sL", head)
+        begin = file.tell()
+        yield name, size
+        file.seek(begin + size + size % 2)
+
+
+def _numbers(content: bytes, width: int, kind: int) -> Array:
+    """Return float64 in [-1, 1], one for each sample of each channel."""
+    if kind == _FLOATS:
+        floats = np.frombuffer(content, f"<f{width}").astype(np.float64)
+        if not np.isfinite(floats).all():
+            raise BadRow("has samples that are NaN or infinite")
+        return floats
     if width == 1:
-        return np.frombuffer(content, np.uint8).astype(np.float64) - 128
-    if width == 3:
+        found = np.frombuffer(content, np.uint8).astype(np.float64) - 128
+    elif width == 3:
         raw = np.frombuffer(content, np.uint8).reshape(-1, 3)
         wide = np.zeros((len(raw), 4), np.uint8)
         wide[:, 1:] = raw  # its sign is in the highest byte
-        return wide.view("<i4")[:, 0].astype(np.float64) / 256
-    return np.frombuffer(content, f"<i{width}").astype(np.float64)
+        found = wide.view("<i4")[:, 0].astype(np.float64) / 256
+    else:
+        found = np.frombuffer(content, f"<i{width}").astype(np.float64)
+    return found / _FULL[width]

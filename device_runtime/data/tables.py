@@ -20,6 +20,8 @@ from edgefl.wire.errors import DataError
 from edgefl.wire.tensors import Array
 
 RECORDS = (".csv", ".jsonl")
+_LONGEST_FIELD = 1 << 26
+"""Characters of one field of a CSV."""
 TOGETHER = 4096
 """Rows that are kept as Python has them until they become arrays."""
 
@@ -77,16 +79,44 @@ def records(path: Path, needed: Sequence[str]) -> Iterator[tuple[int, Record]]:
                     if line.strip():
                         yield number, _object(line)
                 return
-            table = csv.DictReader(file)
-            _check_columns(path, table.fieldnames or [], needed)
-            for record in table:
-                yield table.line_num, _record(record)
-    except csv.Error as error:
-        raise DataError(
-            f"{path} cannot be read as CSV: {error}; is a quotation mark left open?", path=str(path)
-        ) from error
+            csv.field_size_limit(_LONGEST_FIELD)
+            table = csv.reader(file, strict=True)
+            head = next(_lines(path, table))[1]
+            assert not isinstance(head, str)
+            _check_columns(path, head, needed)
+            for number, fields in _lines(path, table, skip=True):
+                yield number, fields if isinstance(fields, str) else _record(head, fields)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error}", path=str(path)) from error
+
+
+def _lines(path: Path, table: Any, *, skip: bool = False) -> Iterator[tuple[int, list[str] | str]]:
+    """Yield (line, fields) of a CSV, blank lines left out; with ``skip`` a text for a line that cannot be read.
+
+    DataError if a quotation mark is open at the end of the file, which hides all the lines behind it.
+    """
+    while True:
+        line = table.line_num + 1
+        try:
+            fields = next(table, None)
+        except csv.Error as error:
+            text = str(error)
+            if text == "unexpected end of data" or not skip:
+                what = "a quotation mark is opened here and never closed" if skip else text
+                raise DataError(
+                    f"{path}, line {line}: {what}; close it, or double it inside of a field", path=str(path)
+                ) from error
+            yield (
+                line,
+                f"it is no line of a CSV ({text}); quote the field, and double quotation marks inside of it",
+            )
+            continue
+        if fields is None:
+            if not skip:
+                yield line, []
+            return
+        if fields:
+            yield line, fields
 
 
 def field(record: Record, name: str) -> object:
@@ -141,6 +171,13 @@ def _check_columns(path: Path, found: Sequence[str], needed: Sequence[str]) -> N
     if not all(map(is_text, found)):
         raise DataError(f"{path} cannot be read as text (UTF-8): convert it", path=str(path))
     if missing := [name for name in needed if name not in found]:
+        separators = [each for each in (";", "\t", "|") if len(found) == 1 and each in found[0]]
+        if separators:
+            raise DataError(
+                f"{path} separates its columns by {separators[0]!r}, expected commas: write it with commas between the "
+                "columns and points in the numbers",
+                path=str(path),
+            )
         raise DataError(
             f"{path} has no column {missing[0]!r}; it has {', '.join(found) or 'none'}: columns are called as the "
             "federation calls them, in the first line",
@@ -163,9 +200,8 @@ def _object(line: str) -> Record:
     return found if isinstance(found, dict) else "it is no JSON object"
 
 
-def _record(fields: dict[str | None, Any]) -> Record:
-    """A line of a CSV as its reader gives it."""
-    if None in fields:  # where the fields go that have no column
-        return "it has more fields than there are columns"
-    record = {str(name): value for name, value in fields.items()}
-    return record if all(is_text(value) for value in record.values() if value is not None) else NO_TEXT
+def _record(head: Sequence[str], fields: Sequence[str]) -> Record:
+    """Return the fields of a line by column; without those that the line lacks."""
+    if len(fields) > len(head):
+        return f"it has {len(fields)} fields, and there are {len(head)} columns"
+    return dict(zip(head, fields, strict=False)) if all(map(is_text, fields)) else NO_TEXT

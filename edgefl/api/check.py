@@ -18,6 +18,8 @@ from edgefl.api.compile import Target, compile
 from edgefl.api.device import train_round
 from edgefl.api.model import DataSource, Model, Sample, dataset, model_spec
 from edgefl.comparison.torch_side import torch_step_ms
+from edgefl.config import DataTable
+from edgefl.data import photos
 from edgefl.data.dataset import Dataset, OtherInput
 from edgefl.models.spec import ModelSpec
 from edgefl.wire.errors import ConfigError, EdgeflError, ExportError, ModelError
@@ -196,9 +198,12 @@ def _like_samples(path: str | Path) -> Dataset:
     from device_runtime.data.sources import load
 
     local = load(Path(path))
+    if not isinstance(local, LocalData) and Path(path).is_dir():
+        return photos.load(Path(path), DataTable().size)
     if not isinstance(local, LocalData):
         raise ConfigError(
-            f"argument `data`: {path} has files that a federation has to explain: give arrays, an .npz with x and y",
+            f"argument `data`: {path} has files that a federation has to explain: give photos in a folder for each "
+            "class, or arrays, an .npz with x and y",
             argument="data",
         )
     x, y = np.asarray(local.x), np.asarray(local.y)

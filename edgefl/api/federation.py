@@ -184,7 +184,7 @@ def data_table(data: object) -> dict[str, Any]:
             f"argument `data` is {type(data).__name__}; give a dataset's name, or a file: `Dataset.save(path)` writes one",
             argument="data",
         )
-    if isinstance(data, Path) or data.endswith(".npz"):
+    if isinstance(data, Path) or data.endswith(".npz") or Path(data).is_dir():
         return {"name": "file", "file": str(Path(data).resolve())}
     return {"name": data}
 

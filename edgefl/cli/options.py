@@ -140,7 +140,7 @@ def token_text(text: str) -> str:
     if not text:
         return ""
     try:
-        given = Path(text[1:]).read_text(encoding="ascii") if text.startswith("@") else text
+        given = Path(text[1:]).read_text(encoding="utf-8-sig") if text.startswith("@") else text
     except ValueError as error:
         raise ConfigError(f"{text[1:]} holds no token") from error
     return parse_token(given).text

@@ -84,7 +84,7 @@ def _known_keys(location: tuple[Any, ...]) -> list[str]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError as error:
         raise ConfigError(
             f"there is no federation file {path}; `edgefl validate --template` prints one"

@@ -161,7 +161,11 @@ class DataTable(Table):
     file: str = Field(
         "",
         description="for name file: .npz with train_x, train_y, test_x, test_y, as edgefl.Dataset takes them; a server "
-        "whose devices have their own samples (see `devices_dir` too) needs the last two alone",
+        "whose devices have their own samples (see `devices_dir` too) needs the last two alone; or a folder of photos with "
+        "one sub-folder for each class",
+    )
+    size: int = Field(
+        64, ge=1, le=4096, description="of photos in a folder: pixels of a side, to which they are stretched"
     )
     reader: dict[str, Any] = Field(
         default_factory=dict,

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from edgefl.config import DataTable, Federation
-from edgefl.data import datasets
+from edgefl.data import datasets, photos
 from edgefl.data.dataset import Array, Dataset
 from edgefl.data.equal import dirichlet_clients, dirichlet_equal, paired, similarity
 from edgefl.data.groups import groups
@@ -39,7 +39,10 @@ def open_data(federation: Federation) -> Dataset:
     table = federation.data
     directory = Path(table.dir) if table.dir else None
     if table.name == "file":
-        loaded = Dataset.load(Path(table.file))
+        file = Path(table.file)
+        loaded = (
+            photos.load(file, table.size, federation.federation.seed) if file.is_dir() else Dataset.load(file)
+        )
     elif table.name in corpora.CORPORA:
         target = (directory or datasets.download_folder()) if table.download else None
         corpus = corpora.load(table.name, datasets.places(directory), target)

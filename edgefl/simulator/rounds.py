@@ -123,8 +123,8 @@ class Rounds:
                     yield Ended(row, model.weights, self._standing(opened.number, state))
                 case Warn(text=text):
                     self.warn(text)
-                case Refuse(text=text):
-                    raise ParticipationError(text)
+                case Refuse() as refuse:
+                    raise refuse.error
                 case Finish():
                     return
             if not pending and state.phase == "waiting":

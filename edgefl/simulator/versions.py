@@ -101,7 +101,7 @@ class Versions:
         sums. ``active`` makes the sums, to which ``train`` adds."""
         self._begin(opened, model)
         older = {number: self._began(number) for number in opened.older}
-        refused: set[str] = set()
+        refused: dict[str, str] = {}
         while True:
             window, sums = self._gone_through(state, opened, now, refused), active(older)
             reports = {
@@ -109,7 +109,7 @@ class Versions:
                 for tasks in window.together()
                 for task, report in self._trained(tasks, opened, model, sums, train)
             }
-            bad = {nonce for nonce, report in reports.items() if report.refused}
+            bad = {nonce: report.refused for nonce, report in reports.items() if report.refused}
             if not bad:
                 self._waiting = window.waiting
                 return window, reports, sums
@@ -155,7 +155,9 @@ class Versions:
 
     # -- time ------------------------------------------------------------------------------------------------
 
-    def _gone_through(self, state: State, opened: OpenRound, now: float, refused: set[str]) -> Window:
+    def _gone_through(
+        self, state: State, opened: OpenRound, now: float, refused: Mapping[str, str]
+    ) -> Window:
         """What happens until the version has enough updates, where those of the tasks ``refused`` are no good."""
         window = Window(state, now, list(self._waiting))
         for task in opened.began:
@@ -173,7 +175,7 @@ class Versions:
             else:
                 window.now, _, task = heapq.heappop(window.waiting)
                 if current.assignments.open.get(task.device) == task:
-                    self._answered(window, task, accepted=task.nonce not in refused)
+                    self._answered(window, task, refused.get(task.nonce, ""))
             if window.actions:
                 return window
         raise ParticipationError(
@@ -181,11 +183,11 @@ class Versions:
             "time is over; raise limits.round_deadline_s, or lower simulation.dropout"
         )
 
-    def _answered(self, window: Window, task: Assignment, *, accepted: bool) -> None:
-        if accepted:
+    def _answered(self, window: Window, task: Assignment, refused: str) -> None:
+        if not refused:
             window.taken.append(task)
         window.energy_j += self._joules(task)
-        self._step(window, Answered(task.device, accepted))
+        self._step(window, Answered(task.device, accepted=not refused, reason=refused))
 
     def _step(self, window: Window, event: Answered | Tick) -> None:
         window.state, actions = coordinator.step(self.rules, window.state, event, window.now)

@@ -125,6 +125,16 @@ class MirrorError(EdgeflError):
     exit_code = 16
 
 
+class DivergedError(EdgeflError):
+    """A run that ends because training diverged: the updates of its devices are not finite."""
+
+    exit_code = 18
+
+
+DIVERGED = "training diverged on this device"
+"""Part of the text with which such an update is refused."""
+
+
 class WorkshopError(EdgeflError):
     """The process beside a server that computes with models ends again and again."""
 

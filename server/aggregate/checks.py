@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from edgefl.wire.errors import UpdateRejected
+from edgefl.wire.errors import DIVERGED, UpdateRejected
 from edgefl.wire.tensors import Array
 from edgefl.wire.update.decode import widen
 from edgefl.wire.update.form import Codes, Form
@@ -21,7 +21,7 @@ _FEW = 8
 """Stretches of values that one thread looks through before another would have begun."""
 
 _FETCH = "fetch the tier's bundle again"
-_DIVERGED = "training diverged on this device; lower the learning rate"
+_DIVERGED = f"{DIVERGED}; lower the learning rate"
 
 
 def checked(arrays: Mapping[str, Array], pieces: Pieces, threads: int = 1) -> Checked:
@@ -121,7 +121,7 @@ def _refuse_floats(named: Mapping[str, Array], form: Form) -> None:
 def _too_large(what: str, form: Form, **context: object) -> UpdateRejected:
     return UpdateRejected(
         "too-large",
-        f"{what} beyond {form.limit:.0f}, the most that a {_kind(form)} may be: training diverged on this device, or its "
+        f"{what} beyond {form.limit:.0f}, the most that a {_kind(form)} may be: {DIVERGED}, or its "
         "data are not normalised; lower the learning rate, or bring the data near 0 to 1",
         limit=form.limit,
         **context,

@@ -67,11 +67,6 @@ __all__ = [
 ]  # fmt: skip
 
 
-_COME_BACK = (
-    "bring them back and start the server again with the same `out`, or start over in another with a longer "
-    "limits.round_deadline_s, or with round.absent set to wait or partial"
-)
-
 _OF_NO_USE = (
     f"{MOST_REFUSED} tries in a row ended for refused updates, and the next would not be better; start over in another "
     "`out` with what the reason asks for, or start the server again with the same `out` to go on trying"
@@ -236,16 +231,26 @@ def _maybe_close(rules: Rules, state: State, current: OpenRound, now: float) -> 
     if accepted >= max(1, rules.min_reports):
         closing = (*_incomplete(rules, state, current, now), Close(current))
         return replace(state, phase="closing"), (*left_out, *closing)
+    after, actions = _too_few(rules, state, current, now)
+    return after, (*left_out, *actions)
+
+
+def _too_few(rules: Rules, state: State, current: OpenRound, now: float) -> tuple[State, Actions]:
+    """End a round without enough reports."""
     lost = attendance.without_carry(current)
     if rules.whole and len(lost) == len(current.assignments) and _may_begin_again(rules, current):
         return _begin_again(state, current, lost, now)
-    abandon = Abandon(current, words.too_few(rules, current))
-    return _between_rounds(state, current, now), (*left_out, abandon)
+    refused, text = state.refused + 1 if words.all_diverged(current) else 0, words.too_few(rules, current)
+    if refused < MOST_REFUSED:
+        return replace(_between_rounds(state, current, now), refused=refused), (Abandon(current, text),)
+    return _refused(state, current, text, words.DIVERGED_RUN, now)
 
 
 def _maybe_finish(rules: Rules, state: State, current: OpenRound, now: float) -> tuple[State, Actions]:
     """A version that waits for nobody: its devices are looked after until it has enough updates."""
     if current.count("accepted") < current.goal:
+        if words.all_diverged(current) and len(current.assignments) >= min(MOST_REFUSED, len(state.devices)):
+            return _refused(state, current, words.too_few(rules, current), words.DIVERGED_RUN, now)
         return buffered.gone_on(rules, state, current, now)
     after = noted(bench.judged(rules, state, current, now), current, now)
     return replace(after, phase="closing"), (*_left_out(state, after), Close(current))
@@ -278,7 +283,7 @@ def _without(
     count, missing = len(current.assignments), attendance.told(lacking)
     text = f"round {current.number} is abandoned and the model unchanged: it needs all {count} devices, and lacks {missing}"
     if rules.absent == "refuse":
-        return _refused(state, current, text, _COME_BACK, now)
+        return _refused(state, current, text, words.COME_BACK, now)
     before, state = state, bench.judged(rules, state, current, now)
     spoilers = bench.newly_benched(before, state)
     if spoilers and _may_begin_again(rules, current) and bench.may_go_on_without(rules, state, spoilers):
@@ -319,7 +324,7 @@ def _begin_again(
 
 def _refused(state: State, current: OpenRound, text: str, remedy: str, now: float) -> tuple[State, Actions]:
     ended = replace(_between_rounds(state, current, now), phase="done")
-    return ended, (Abandon(current, text), Refuse(f"{text}; {remedy}"))
+    return ended, (Abandon(current, text), Refuse(f"{text}; {remedy}", words.all_diverged(current)))
 
 
 def _completed(state: State, current: OpenRound, model_version: str, now: float) -> State:
@@ -353,16 +358,15 @@ def _between_rounds(state: State, ended: OpenRound, now: float) -> State:
 def _maybe_open(rules: Rules, state: State, now: float) -> tuple[State, Actions]:
     if state.next_round > rules.rounds:
         done = replace(state, phase="done")
-        only_begun = 0 < state.position <= rules.opening
-        if rules.whole and (only_begun or not state.base):
-            return done, (Refuse(words.nothing_trained(rules)),)
+        if (rules.whole and 0 < state.position <= rules.opening) or not state.base:
+            return done, (words.nothing_trained(rules, diverged=state.refused > 0),)
         return done, (Finish(),)
     if state.held:
         return state, ()
     there = attendance.presence(rules, state, now)
     if there.known < there.needed and not state.carried.open:
         gone = attendance.gone(rules, state, now)
-        return (replace(state, phase="done"), (_lost(state, gone),)) if gone else (state, ())
+        return (replace(state, phase="done"), (words.lost(state, gone),)) if gone else (state, ())
     if rules.buffered:
         return buffered.begun(rules, state, now)
     names = attendance.candidates(rules, state, now)
@@ -371,13 +375,6 @@ def _maybe_open(rules: Rules, state: State, now: float) -> tuple[State, Actions]
     opened = _new_round(rules, state, names, now)
     members = tuple(names) if rules.all_needed else ()
     return replace(state, phase="open", round=opened, members=members), (Open(opened),)
-
-
-def _lost(state: State, gone: dict[str, str]) -> Refuse:
-    return Refuse(
-        f"round {state.next_round} cannot open: the program needs all {len(state.members)} devices in every round, and "
-        f"lacks {attendance.told(gone)}; {_COME_BACK}"
-    )
 
 
 def _new_round(rules: Rules, state: State, names: list[str], now: float) -> OpenRound:

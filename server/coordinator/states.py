@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from edgefl.wire.errors import DivergedError, EdgeflError, ParticipationError
 from edgefl.wire.mqtt.conditions import UNKNOWN, Conditions
 from server.coordinator.eligibility import EVERYONE, Selection
 from server.coordinator.fleet import Assignment, Assignments, Devices, Status
@@ -376,9 +377,15 @@ class Warn:
 
 @dataclass(frozen=True)
 class Refuse:
-    """End the run, unfinished, and say why."""
+    """End the run, unfinished, and say why. ``diverged``: the last round's updates were not finite."""
 
     text: str
+    diverged: bool = False
+
+    @property
+    def error(self) -> EdgeflError:
+        """The error that ends the run."""
+        return (DivergedError if self.diverged else ParticipationError)(self.text)
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from edgefl.wire.errors import DIVERGED
 from server.coordinator import attendance
 from server.coordinator.fleet import Assignments
 from server.coordinator.record import recorded, turnout_of
-from server.coordinator.states import OpenRound, Rules, State
+from server.coordinator.states import OpenRound, Refuse, Rules, State
 
 # What a round that takes no more updates leaves in the record of its devices. Pure functions over the coordinator's
 # state.
@@ -23,23 +24,46 @@ def noted(state: State, current: OpenRound, now: float) -> State:
     return replace(state, record=recorded(state.record, current.number, tasks, turnout))
 
 
+COME_BACK = (
+    "bring them back and start the server again with the same `out`, or start over in another with a longer "
+    "limits.round_deadline_s, or with round.absent set to wait or partial"
+)
+DIVERGED_RUN = (
+    "training diverged on all devices, whose updates are not finite; lower the learning rate (program.lr), or bring the "
+    "data near 0 to 1, and start over in another `out`"
+)
+
+
 def too_few(rules: Rules, current: OpenRound) -> str:
     """Why a round is abandoned that lacks reports."""
     accepted, pending = current.count("accepted"), current.count("open")
     why = "the deadline passed" if pending else "every device has answered"
-    declined = attendance.told({each.device: each.reason for each in current.with_status("declined")})
+    refused, declined = (
+        attendance.told({each.device: each.reason for each in current.with_status(status)})
+        for status in ("rejected", "declined")
+    )
+    late = "raise limits.round_deadline_s or " if pending or not (refused or declined) else ""
     return (
         f"round {current.number} is abandoned and the model unchanged: it needs {max(1, rules.min_reports)} reports, "
         f"{accepted} of {len(current.assignments)} devices sent a usable one and {why}; "
+        + (f"refused: {refused}; " if refused else "")
         + (f"declined: {declined}; " if declined else "")
-        + "raise limits.round_deadline_s or lower round.min_reports"
-    )
+        + (f"{late}lower round.min_reports" if late or accepted else "")
+    ).removesuffix("; ")
 
 
-def nothing_trained(rules: Rules) -> str:
-    """Why a run ends whose rounds all came to nothing."""
+def all_diverged(current: OpenRound) -> bool:
+    """Return True if all devices answered with an update that is not finite."""
+    answers = current.assignments.values()
+    return bool(answers) and all(each.status == "rejected" and DIVERGED in each.reason for each in answers)
+
+
+def nothing_trained(rules: Rules, *, diverged: bool) -> Refuse:
+    """Return the end of a run whose rounds all came to nothing."""
+    if diverged:
+        return Refuse(f"none of {rules.rounds} rounds has trained the model: {DIVERGED_RUN}", diverged)
     begins = f"the first {rules.opening} of them only begin the method; " if rules.opening else ""
-    return (
+    return Refuse(
         f"all {rules.rounds} rounds are over, tries that were abandoned included, and none has trained the model: {begins}"
         "start over in another `out` with more rounds, or with what the abandoned ones lacked"
     )
@@ -51,4 +75,12 @@ def left_out(benched: Mapping[str, int]) -> str:
     return (
         f"left out where there are enough others: {names}; each spoiled its last rounds, by updates that were refused, by "
         "turns to upload that it lost, or by silence until the deadline"
+    )
+
+
+def lost(state: State, gone: dict[str, str]) -> Refuse:
+    """Return the end of a run that lacks devices for good."""
+    return Refuse(
+        f"round {state.next_round} cannot open: the program needs all {len(state.members)} devices in every round, and "
+        f"lacks {attendance.told(gone)}; {COME_BACK}"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from edgefl.facts import shipped
-from edgefl.wire.errors import ProtocolError, UpdateRejected
+from edgefl.wire.errors import DIVERGED, ProtocolError, UpdateRejected
 from edgefl.wire.mqtt.messages import Profile, Update, UpdateChunk, decode
 from edgefl.wire.update.form import Form
 from server.taking.active import ActiveRound
@@ -41,7 +41,7 @@ def check_codec(update: Update, form: Form) -> None:
         if form.sections and wrong:  # a NaN has no code, but it shows in what training reports
             raise UpdateRejected(
                 "not-finite",
-                f"metric {wrong[0][:64]} is not finite: training diverged on this device; lower the learning rate",
+                f"metric {wrong[0][:64]} is not finite: {DIVERGED}; lower the learning rate",
                 name=wrong[0][:64],
             )
         if form.silent and "loss" not in update.metrics:

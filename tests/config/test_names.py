@@ -153,3 +153,10 @@ def test_a_number_of_devices_where_names_belong_is_told_which_key_it_is(given: s
     file.write_text(f"[tiers.weak]\ndevices = {given}\n")
     with pytest.raises(ConfigError, match=r'tiers\.weak\.devices: .*like \["weak-\*"\].*`count`'):
         checked(file)
+
+
+def test_a_file_of_windows_begins_with_a_mark(tmp_path: Path) -> None:
+    file = tmp_path / "federation.toml"
+    file.write_text("[federation]\nrounds = 3\n", encoding="utf-8-sig")
+
+    assert checked(file).federation.rounds == 3

@@ -91,7 +91,7 @@ def _manifests(run: Path) -> Iterator[Manifest]:
 def _configured_model(run: Path) -> list[str]:
     """The model's name in the run's file, which `edgefl run` leaves there with every key."""
     try:
-        return [str(tomllib.loads((run / _CONFIG).read_text(encoding="utf-8"))["model"]["name"])]
+        return [str(tomllib.loads((run / _CONFIG).read_text(encoding="utf-8-sig"))["model"]["name"])]
     except (OSError, KeyError, TypeError, tomllib.TOMLDecodeError, UnicodeDecodeError):
         return []
 

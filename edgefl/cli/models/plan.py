@@ -210,7 +210,7 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 def read_device(path: Path) -> Wishes:
     """The wishes in a TOML file; ConfigError that names what is wrong with it."""
     try:
-        wishes = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), Wishes, strict=False)
+        wishes = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8-sig")), Wishes, strict=False)
     except FileNotFoundError as error:
         raise ConfigError(f'there is no device file {path}; write one with memory = "64MiB"') from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import random
 import tomllib
 from collections.abc import Sequence
@@ -64,7 +65,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 def load_schedule(path: Path) -> Schedule:
     """A schedule from a TOML or JSON file; ConfigError names what is wrong in it."""
     try:
-        data = path.read_bytes()
+        data = path.read_bytes().removeprefix(codecs.BOM_UTF8)
         if path.suffix == ".json":
             return msgspec.json.decode(data, type=Schedule)
         return msgspec.convert(tomllib.loads(data.decode()), Schedule)

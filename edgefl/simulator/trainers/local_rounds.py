@@ -133,7 +133,7 @@ class LocalRounds:
             weight = active.weight(weight_of(rules, task, version, claim))
             checked = active.check_sent(task.tier, sent, task.round)
         except UpdateRejected as refusal:
-            return Report(client, refused=refusal.reason)
+            return Report(client, refused=refusal.message)
         active.aggregator.add(checked.added, weight, rules.share(opened.number - task.round))
         return Report(
             client,

@@ -173,7 +173,7 @@ def _options(query: str) -> dict[str, object]:
 def read_secret(path: str | Path) -> str:
     """The password in a file: its first line. BrokerError if there is none."""
     try:
-        with Path(path).open(encoding="utf-8") as file:
+        with Path(path).open(encoding="utf-8-sig") as file:
             secret = file.readline(_MOST_SECRET).rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:
         raise BrokerError(

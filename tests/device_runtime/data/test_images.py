@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from device_runtime.data import images
 from device_runtime.data.rows import DecodedRows
 from device_runtime.data.sources import load
+from edgefl.wire import pictures
 from edgefl.wire.bundle.manifest import DataSpec
 from edgefl.wire.bundle.readers import Image
 from edgefl.wire.errors import ConfigError, DataError
@@ -119,7 +119,7 @@ def test_an_image_that_memory_might_not_hold_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     image(tmp_path / "cat" / "a.png", PIXELS)
-    monkeypatch.setattr(images, "_MOST_PIXELS", PIXELS[..., 0].size - 1)
+    monkeypatch.setattr(pictures, "_MOST_PIXELS", PIXELS[..., 0].size - 1)
 
     with pytest.raises(
         DataError, match=r"cat/a\.png: it has \d+ x \d+ pixels, more than \d+: make it smaller"
@@ -167,4 +167,4 @@ def test_without_pillow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setitem(__import__("sys").modules, "PIL", None)
 
     with pytest.raises(ConfigError, match=r"pip install 'edgefl-tiers\[images\]'"):
-        images._library()
+        pictures.library()

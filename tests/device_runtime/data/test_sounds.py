@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import wave
 from pathlib import Path
 
@@ -53,6 +54,44 @@ def test_samples_of_every_width_have_the_same_scale(tmp_path: Path, width: int, 
     np.testing.assert_allclose(every(fitted(tmp_path, SOUND))[0, 0, :4], [0.5, -0.5, 0.5, 0])
 
 
+def _wav(
+    content: bytes, kind: int = 1, width: int = 2, size: int | None = None, whole: int | None = None
+) -> bytes:
+    """A WAV as programs write it: extensible for ``kind`` 0xFFFE, after a chunk of odd length."""
+    head = struct.pack("<HHLLHH", kind, 1, 8000, 8000 * width, width, 8 * width)
+    if kind == 0xFFFE:
+        guid = b"\x01\x00\x00\x00\x00\x00\x10\x00\x80\x00\x00\xaa\x00\x38\x9b\x71"
+        head += struct.pack("<HHL", 22, 8 * width, 4) + guid
+    chunks = b"LIST" + struct.pack("<L", 3) + b"abc\0" + b"fmt " + struct.pack("<L", len(head)) + head
+    chunks += b"data" + struct.pack("<L", len(content) if size is None else size) + content
+    return b"RIFF" + struct.pack("<L", 4 + len(chunks) if whole is None else whole) + b"WAVE" + chunks
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        _wav(WAVE.tobytes(), kind=0xFFFE),
+        _wav(WAVE.tobytes(), size=0xFFFFFFFF, whole=0xFFFFFFFF),
+        _wav(WAVE.tobytes(), size=0, whole=0),
+        _wav(WAVE.tobytes() + b"x", size=0x7FFFF000, whole=0x7FFFF024),
+        _wav((WAVE / 32768).astype("<f4").tobytes(), kind=3, width=4),
+        _wav((WAVE / 32768).astype("<f8").tobytes(), kind=3, width=8),
+    ],
+    ids=["extensible", "ffmpeg's pipe", "pipe without sizes", "sox's pipe", "float", "double"],
+)
+def test_sounds_are_read_as_programs_write_them(tmp_path: Path, content: bytes) -> None:
+    written(tmp_path / "on" / "a.wav", content)
+
+    np.testing.assert_allclose(every(fitted(tmp_path, SOUND))[0, 0], WAVE[:6] / 32768, atol=1e-7)
+
+
+def test_another_format_is_named(tmp_path: Path) -> None:
+    written(tmp_path / "on" / "a.wav", _wav(bytes(8), kind=2))
+
+    with pytest.raises(DataError, match=r"a\.wav: .* format 0x2 with 16 bits; convert them"):
+        fitted(tmp_path, SOUND)
+
+
 def test_another_rate_is_refused_with_both_or_left_out(tmp_path: Path) -> None:
     sound(tmp_path / "on" / "a.wav", WAVE)
     sound(tmp_path / "on" / "b.wav", WAVE, rate=44100)
@@ -67,7 +106,9 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     whole = sound(tmp_path / "on" / "a.wav", WAVE).read_bytes()
     for content, text in (
         (whole[:-8], "damaged|ends too early"),
-        (b"RIFF", "ends too early"),
+        (b"RIFF", "no WAV"),
+        (whole[:20], "ends too early|requires a buffer"),
+        (whole[:40], "no samples"),
         (b"hello, world, and all", "no WAV"),
         (sound(tmp_path / "x.wav", WAVE[:0]).read_bytes(), "holds no sound"),
     ):

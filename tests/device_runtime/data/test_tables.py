@@ -86,7 +86,7 @@ def test_a_missing_column_is_named_with_those_there_are(tmp_path: Path) -> None:
         ("1.7,nan,Ada,yes", "column 'age' is 'nan', which is no number"),
         ("1.7,,Ada,yes", "column 'age' is empty"),
         ("1.7", "column 'age' is empty"),
-        ("1,7,41,Ada,yes", "it has more fields than there are columns"),
+        ("1,7,41,Ada,yes", "it has 5 fields, and there are 4 columns"),
         ("1.7,41,Ada,maybe", "no class is called 'maybe'; the federation's are no, yes"),
         ("1.7,41,Ada,1", "no class is called '1'"),
         ("1e300,41,Ada,yes", "column 'height' is '1e300', which is beyond what float32 holds"),
@@ -163,8 +163,44 @@ def test_a_file_in_utf_16_is_refused(tmp_path: Path) -> None:
 def test_a_quotation_mark_that_is_left_open_is_told(tmp_path: Path) -> None:
     path = written(tmp_path / "d.csv", CSV + '1,2,"Eve,yes\n' + "x" * 200_000)
 
-    with pytest.raises(DataError, match=r"d\.csv cannot be read as CSV: .*; is a quotation mark left open\?"):
+    with pytest.raises(DataError, match=r"d\.csv, line 4: a quotation mark is opened here"):
         fitted(path, TABLE, policy="skip")
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (CSV + '1,2,"Eve"x,no\n3,4,Dan,no\n', r"line 4: it is no line of a CSV"),
+        (CSV + '"1,2,Eve,no\n' * 1, r"line 4: a quotation mark is opened here"),
+        (CSV.replace(",", ";").replace("1.75", "1,75"), r"separates its columns by ';', expected commas"),
+        (CSV.replace(",", "\t"), r"separates its columns by '\\t', expected commas"),
+        ("", r"d\.csv has no column 'age'; it has none"),
+    ],
+)
+def test_what_is_no_csv_is_named_with_its_line(tmp_path: Path, content: str, text: str) -> None:
+    with pytest.raises(DataError, match=text):
+        fitted(written(tmp_path / "d.csv", content), TABLE)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_long_fields_quoted_lines_and_all_line_ends_are_read(tmp_path: Path, end: str) -> None:
+    long = f'1.7,30,"{"x" * 200_000}{end}""y"" ",yes\n'
+    data = fitted(written(tmp_path / "d.csv", (CSV + long).replace("\n", end)), TABLE)
+
+    np.testing.assert_array_equal(data.y, [1, 0, 1])
+
+
+@pytest.mark.parametrize("names", [(), ("0", "1"), ("caf\u00e9", "1")])
+def test_class_numbers_are_read_as_tables_write_them(tmp_path: Path, names: tuple[str, ...]) -> None:
+    plain = spec(Table(columns=("a",), label="y"), (1,), names=names)
+    first = "cafe\u0301" if "1" in names and "0" not in names else "0.0"
+
+    np.testing.assert_array_equal(
+        fitted(written(tmp_path / "d.csv", f"a,y\n1,{first}\n1, 1.00\n1,1\n"), plain).y, [0, 1, 1]
+    )
+    for label in ("1.5", "1e0", "-1.0", "2.0", "1.0.0"):
+        with pytest.raises(DataError, match=r"line 2: (class|no class)"):
+            fitted(written(tmp_path / "e.csv", f"a,y\n1,{label}\n"), plain)
 
 
 def test_a_column_that_is_there_twice_is_refused(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from edgefl.wire.errors import UpdateRejected
+from edgefl.wire.errors import DIVERGED, DivergedError, UpdateRejected
 from server.coordinator import attendance, claims, machine, roster
 from server.coordinator.machine import Abandon, Close, Finish, Open, Refuse, Rules
 from server.coordinator.roster import Device, TierRule
@@ -220,15 +220,29 @@ def test_a_run_whose_rounds_only_began_the_method_has_trained_nothing(
     assert kinds(list(actions)) == [end] and state.phase == "done"
 
 
-@pytest.mark.parametrize(("whole", "end"), [(True, Refuse), (False, Finish)])
-def test_a_run_in_which_no_round_closed_has_trained_nothing_where_all_are_needed(
-    whole: bool, end: type
-) -> None:
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_run_in_which_no_round_closed_has_trained_nothing(whole: bool) -> None:
     rules, state = begun(whole=whole, rounds=1, opening=0)
     state, actions = machine.step(rules, state, machine.Tick(), 100.0)
-    assert kinds(list(actions)) == [Abandon, end]
-    if whole:
-        assert "all 1 rounds are over" in actions[1].text and "only begin" not in actions[1].text  # type: ignore[union-attr]
+    assert kinds(list(actions)) == [Abandon, Refuse]
+    assert "all 1 rounds are over" in actions[1].text and "only begin" not in actions[1].text  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("rounds", [2, 10])
+def test_a_run_whose_updates_are_not_finite_has_diverged(rounds: int) -> None:
+    """After three rounds in a row, or at the end."""
+    rules, state = begun(whole=False, rounds=rounds, opening=0)
+    actions: machine.Actions = ()
+    why = f"NaN: {DIVERGED}"
+    while state.phase == "open":
+        for name in NAMES:
+            state, actions = machine.step(
+                rules, state, machine.Answered(name, accepted=False, reason=why), 1.0
+            )
+        assert why in actions[0].text and "deadline" not in actions[0].text  # type: ignore[union-attr]
+    refuse = actions[-1]
+    assert isinstance(refuse, Refuse) and isinstance(refuse.error, DivergedError)
+    assert state.next_round == min(rounds, 3) + 1
 
 
 def test_a_message_names_twenty_devices_and_counts_the_others() -> None:

@@ -1,0 +1,84 @@
+"""A folder of photos for each class as a dataset."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from edgefl.data.dataset import Array, Dataset
+from edgefl.wire.errors import DataError
+from edgefl.wire.pictures import SUFFIXES, PictureError, library, pixels_of
+
+_TEST_SHARE = 0.2
+_TESTS = ("test", "val", "valid", "validation")
+
+
+def load(folder: Path, size: int, seed: int = 0) -> Dataset:
+    """Load the photos of a folder with one sub-folder for each class, or with such folders in ``train`` and ``test``.
+
+    Args:
+        folder: the folder; hidden files and other files than PNG and JPEG are ignored.
+        size: pixels of a side, to which photos are stretched.
+        seed: decides which fifth of each class the server evaluates on, where there is no folder ``test``.
+
+    Raises:
+        DataError: for a photo that cannot be read, or a folder without photos in folders of classes.
+    """
+    test_folder = next((folder / name for name in _TESTS if (folder / name).is_dir()), None)
+    if test_folder is not None and (folder / "train").is_dir():
+        train, test = _by_class(folder / "train"), _by_class(test_folder)
+    else:
+        train, test = _split(_by_class(folder), seed)
+    names = tuple(train)
+    if unknown := [name for name in test if name not in train]:
+        raise DataError(
+            f"{test_folder} has a class {unknown[0]!r} without training photos; found {', '.join(names)}"
+        )
+    train_x, train_y = _arrays([train[name] for name in names], size)
+    test_x, test_y = _arrays([test.get(name, []) for name in names], size)
+    return Dataset.of(train_x, train_y, test_x, test_y, name=folder.name, classes=len(names), names=names)
+
+
+def _by_class(folder: Path) -> dict[str, list[Path]]:
+    """Return the photos of each class by its name, sorted."""
+    found: dict[str, list[Path]] = {}
+    for child in sorted(folder.iterdir()):
+        if child.is_dir() and not child.name.startswith("."):
+            photos = [
+                path for path in sorted(child.iterdir()) if path.suffix.lower() in SUFFIXES and path.is_file()
+            ]
+            if photos := [path for path in photos if not path.name.startswith(".")]:
+                found[unicodedata.normalize("NFC", child.name)] = photos
+    if len(found) < 2:
+        raise DataError(
+            f"{folder} is no dataset: expected folders of photos ({', '.join(SUFFIXES)}), one for each of at least 2 "
+            f"classes, found {len(found)}; name an .npz of `Dataset.save`, or such a folder",
+            path=str(folder),
+        )
+    return found
+
+
+def _split(photos: dict[str, list[Path]], seed: int) -> tuple[dict[str, list[Path]], dict[str, list[Path]]]:
+    """Return a part to train on and a part to test on of each class."""
+    generator = np.random.Generator(np.random.Philox(seed))
+    train, test = {}, {}
+    for name, paths in photos.items():
+        order = [paths[place] for place in generator.permutation(len(paths))]
+        count = min(max(1, round(_TEST_SHARE * len(order))), len(order) - 1)
+        train[name], test[name] = sorted(order[count:]), sorted(order[:count])
+    return train, test
+
+
+def _arrays(photos: Sequence[Sequence[Path]], size: int) -> tuple[Array, Array]:
+    """Return samples, uint8 (n, 3, size, size), and their class numbers."""
+    pillow, rows = library(), []
+    for path in (path for paths in photos for path in paths):
+        try:
+            rows.append(np.moveaxis(pixels_of(pillow, path, "RGB", (size, size)), 2, 0))
+        except PictureError as error:
+            raise DataError(f"{path} {error}; repair or remove it", path=str(path)) from error
+    labels = np.repeat(np.arange(len(photos)), [len(paths) for paths in photos])
+    return np.array(rows, np.uint8).reshape(-1, 3, size, size), labels.astype(np.int64)

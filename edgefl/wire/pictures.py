@@ -1,0 +1,64 @@
+"""PNG and JPEG files as pixels, through Pillow (extra ``images``): alike on devices and for the server's data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgefl.wire.errors import ConfigError
+from edgefl.wire.tensors import Array
+
+SUFFIXES = (".png", ".jpg", ".jpeg")
+_LARGER = 2
+"""A large JPEG is decoded at a smaller size right away, which is at least this many times what is asked for."""
+_MOST_PIXELS = 1 << 26
+"""Of an image as it is decoded, so that none takes the memory of the training: 192 MiB in RGB."""
+
+
+class PictureError(Exception):
+    """A file that is no picture of the kinds that are read; its text says why."""
+
+
+def pixels_of(pillow: Any, path: Path, mode: str, size: tuple[int, int]) -> Array:
+    """Return a picture, turned upright and stretched, as uint8 (H, W) or (H, W, 3).
+
+    Args:
+        pillow: the package (:func:`library`).
+        path: the file.
+        mode: ``L`` (grey) or ``RGB``.
+        size: width and height.
+
+    Raises:
+        PictureError: for a file that cannot be read, is too large, or has pixels of more than 8 bits.
+    """
+    try:
+        with pillow.Image.open(path) as image:
+            longest = max(size)  # an image that lies on its side has width and height swapped here
+            image.draft(mode, (_LARGER * longest, _LARGER * longest))
+            if image.width * image.height > _MOST_PIXELS:
+                raise PictureError(
+                    f"it has {image.width} x {image.height} pixels, more than {_MOST_PIXELS:,}: make it smaller"
+                )
+            upright = pillow.ImageOps.exif_transpose(image)
+            if upright.mode.startswith("I") or upright.mode == "F":
+                raise PictureError(f"it has pixels of more than 8 bits ({upright.mode})")
+            converted = upright.convert(mode)
+            return np.asarray(converted.resize(size, pillow.Image.Resampling.BILINEAR), np.uint8)
+    except PictureError:
+        raise
+    except Exception as error:  # Pillow and its codecs raise a dozen unrelated types for damaged files
+        raise PictureError(f"is no image that can be read: {error}") from error
+
+
+def library() -> Any:
+    """Return the package Pillow. ConfigError if it is not installed."""
+    try:
+        import PIL
+        from PIL import Image, ImageOps  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            "images are read by Pillow, which is not installed: pip install 'edgefl-tiers[images]'"
+        ) from error
+    return PIL
