@@ -1,13 +1,15 @@
 """Web server with bounded connections, for every page that this package serves.
 
-A connection is *pending* while its request is not whole: headers and body have to come within ``REQUEST_S``. The server has
-fewer connections than descriptors. If it has no room it ends the connection that is pending longest, so a request that comes
-at once is answered beside any number of idle connections.
+A connection is *pending* while its request is not whole, or its client does not read the answer: either ends it after
+``REQUEST_S``. The server has fewer connections than descriptors. If it has no room it ends the connection that is pending
+longest, so a request that comes at once is answered beside any number of idle connections.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
+import select
 import socket
 import sys
 import time
@@ -24,7 +26,6 @@ _RESERVED = 128
 _MOST_CONNECTIONS = 2000
 _LEAST_CONNECTIONS = 16
 _BACKLOG = 1024
-_REFUSED_AT_ONCE = 128
 _ENDING = 64
 """Connections that were told to end and still have a descriptor: the loop closes them before it accepts more."""
 _TICKS = 5
@@ -45,7 +46,7 @@ def most_connections() -> int:
 
 
 class _ClientSocket(socket.socket):
-    """A client's connection. ``pending_since``: when its request began; None while it is answered."""
+    """A client's connection. ``pending_since``: since when the client is awaited; None while it is answered."""
 
     pending_since: float | None = None
     accepted_by: _BoundedSocket | None = None
@@ -70,21 +71,26 @@ class _BoundedSocket(socket.socket):
         super().__init__(fileno=listening.detach())
         self.open: dict[_ClientSocket, None] = {}
         self._most = most_connections()
+        self._poll = select.poll()
+        self._poll.register(self, select.POLLIN)
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Accept a connection for the event loop; BlockingIOError if there is none."""
-        for _ in range(_REFUSED_AT_ONCE):
-            if len(self.open) >= self._most + _ENDING:
-                break
-            accepted, address = super().accept()
-            connection = _ClientSocket(fileno=accepted.detach())
-            if len(self.open) >= self._most and not self._make_room():
-                connection.close()
-                continue
-            connection.pending_since, connection.accepted_by = time.monotonic(), self
-            self.open[connection] = None
-            return connection, address
-        raise BlockingIOError
+        """Accept a connection for the event loop.
+
+        Raises:
+            BlockingIOError: No connection waits, or the loop has to close some first.
+            OSError: All connections are being answered. The loop tries again after a second.
+        """
+        if len(self.open) >= self._most:
+            if len(self.open) >= self._most + _ENDING or not self._poll.poll(0):
+                raise BlockingIOError
+            if not self._make_room():
+                raise OSError(errno.EMFILE, "there is no room for another connection")
+        accepted, address = super().accept()
+        connection = _ClientSocket(fileno=accepted.detach())
+        connection.pending_since, connection.accepted_by = time.monotonic(), self
+        self.open[connection] = None
+        return connection, address
 
     def end_late(self) -> None:
         """End the connections whose request did not come in time."""
@@ -112,11 +118,19 @@ class _Http(H11Protocol):
         super().on_response_complete()
         self._note()
 
-    def _note(self) -> None:
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._note(is_pending=True)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._note()
+
+    def _note(self, *, is_pending: bool = False) -> None:
         connection = getattr(self.transport.get_extra_info("socket"), "_sock", None)
         if not isinstance(connection, _ClientSocket):
             return
-        if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
+        if not is_pending and self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
             connection.pending_since = None
         elif connection.pending_since is None:
             connection.pending_since = time.monotonic()
@@ -159,12 +173,15 @@ class WebServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen on ``sockets``, which are taken over."""
+        if sys.platform == "win32":  # its event loop accepts by other means
+            await super().startup(sockets)
+            return
         self._listening = [_BoundedSocket(each) for each in sockets or ()]
         await super().startup([*self._listening])
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop listening, and end the connections."""
-        await super().shutdown([*self._listening])
+        await super().shutdown([*self._listening] or sockets)
 
     async def on_tick(self, counter: int) -> bool:
         """End late connections now and then."""

@@ -1,6 +1,6 @@
 """A web server with few descriptors as a process: ``python -m tests.system.listening DESCRIPTORS BROKER_PORT [CERT KEY]``.
 
-It prints its port. ``/`` answers ``here``; ``/mqtt`` leads to the broker.
+It prints its port. ``/`` answers ``here``; ``/large`` with 64 MiB; ``/mqtt`` leads to the broker.
 """
 
 from __future__ import annotations
@@ -8,10 +8,11 @@ from __future__ import annotations
 import resource
 import socket
 import sys
+from itertools import repeat
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route, WebSocketRoute
 
 from edgefl.system.listener import WebServer
@@ -25,11 +26,22 @@ async def here(request: Request) -> Response:
     return PlainTextResponse("here")
 
 
+async def large(_request: Request) -> Response:
+    """Answer with more than the system's buffers hold."""
+    return StreamingResponse(repeat(bytes(1 << 20), 64))
+
+
 def main() -> None:
     descriptors, broker, *certificate = sys.argv[1:]
     resource.setrlimit(resource.RLIMIT_NOFILE, (int(descriptors), int(descriptors)))
     relay = Relay(Address("127.0.0.1", int(broker)))
-    app = Starlette(routes=[Route("/", here, methods=["GET", "POST"]), WebSocketRoute("/mqtt", relay.serve)])
+    app = Starlette(
+        routes=[
+            Route("/", here, methods=["GET", "POST"]),
+            Route("/large", large),
+            WebSocketRoute("/mqtt", relay.serve),
+        ]
+    )
     options = dict(zip(("ssl_certfile", "ssl_keyfile"), certificate, strict=False))
     listening = socket.create_server(("127.0.0.1", 0))
     print(listening.getsockname()[1], flush=True)

@@ -8,6 +8,7 @@ from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 
 from starlette.applications import Starlette
 
+from edgefl.system.listener import most_connections
 from server.dashboard.known.fleet import Fleet
 from server.dashboard.known.source import Source
 from server.dashboard.shown.glance import Glance
@@ -50,7 +51,7 @@ class Hub:
     @property
     def full(self) -> bool:
         """Whether no stream more is to begin."""
-        return self._streams >= MOST_STREAMS
+        return self._streams >= min(MOST_STREAMS, most_connections() // 2)
 
     async def counted(self, stream: AsyncGenerator[bytes]) -> AsyncIterator[bytes]:
         """``stream``, which counts for as long as somebody reads it."""

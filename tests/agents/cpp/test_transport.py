@@ -26,13 +26,16 @@ from tests.device_runtime.agent.scripted import DEVICE, ScriptedServer, write_da
 from tests.device_runtime.tiny import World
 from tests.secure import SecureBroker
 from tests.wire.mqtt.events import wait_message, wait_up
+from tests.wire.mqtt.test_hostile_broker import ATTACKS, Attack, HostileBroker
 
 FEDERATION = "orchard"
+OTHER = "other"
+"""A device beside the one that rounds are for."""
 
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureBroker]:
-    broker = SecureBroker(tmp_path_factory.mktemp("secure"), devices=(DEVICE,))
+    broker = SecureBroker(tmp_path_factory.mktemp("secure"), devices=(DEVICE, OTHER))
     broker.start()
     yield broker
     broker.stop()
@@ -41,12 +44,13 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureBroker]:
 def test_it_is_heard_over_tls_with_a_password(
     tmp_path: Path, broker: SecureBroker, connect: SessionFactory
 ) -> None:
-    server, needs = connect(broker.user("server")), broker.lab.needs(DEVICE)
-    hello = Topics(FEDERATION).device(DEVICE).hello
+    server, needs = connect(broker.user("server")), broker.lab.needs(OTHER)
+    hello = Topics(FEDERATION).device(OTHER).hello  # the broker keeps it
     server.subscribe([hello])
     wait_up(server)
-    password = ("--password-file", needs["password-file"])
-    agent = CppAgent.of(FEDERATION, needs["broker"], write_data(tmp_path), tmp_path / "store", *password)
+    reached = ("--broker", needs["broker"], "--password-file", needs["password-file"])
+    own = ("--id", OTHER, "--tier", "weak", "--federation", FEDERATION)
+    agent = CppAgent(*own, *reached, "--data", write_data(tmp_path), "--store", tmp_path / "store")
 
     assert peek(Hello, wait_message(server, hello)).agent.startswith("edgefl-agent/")
     assert agent.stop() == 0
@@ -67,6 +71,24 @@ def test_a_broker_of_another_authority_is_not_spoken_to(tmp_path: Path, broker: 
 
     assert "the broker's certificate is not of the authority in" in agent.event("offline")["text"]
     assert agent.stop() == 0
+
+
+@pytest.mark.parametrize(("attack", "text"), [(ATTACKS[0], "QoS 2"), (ATTACKS[2], "a packet of more than")])
+def test_a_broker_that_sends_what_no_honest_one_does_costs_no_memory(
+    tmp_path: Path, attack: Attack, text: str
+) -> None:
+    _, version, first, more, _ = attack
+    broker = HostileBroker(version, first, more)
+    address = f"mqtt://{broker.address}?mqtt={version}"
+    agent = CppAgent.of(FEDERATION, address, write_data(tmp_path), tmp_path / "store")
+    try:
+        assert text in agent.event("offline")["text"]
+        status = Path(f"/proc/{agent.process.pid}/status").read_text()
+        peak_kib = int(status.partition("VmHWM:")[2].split()[0])
+        assert peak_kib < 48 * 1024
+    finally:
+        broker.stop()
+        assert agent.stop() == 0
 
 
 class Server(ScriptedServer):

@@ -18,7 +18,7 @@ from tests.wire.mqtt.events import wait_for
 
 _PIECE = bytes(64 * 1024)
 _MOST_SENT = 64 << 20
-_BUFFERS = 16 << 20
+BUFFERS = 16 << 20
 """What the system's own buffers may hold between two ends."""
 
 
@@ -32,7 +32,8 @@ def packet(first: int, body: bytes) -> bytes:
 
 QOS_2 = b"".join(packet(0x34, b"\x00\x03a/b" + mid.to_bytes(2) + _PIECE) for mid in range(1, 65))
 PROPERTIES = b"\x26\x00\x00\x00\x00" * 200_000  # empty user properties
-ATTACKS: list[tuple[str, Literal["5", "3.1.1"], bytes, bytes, str]] = [
+Attack = tuple[str, Literal["5", "3.1.1"], bytes, bytes, str]
+ATTACKS: list[Attack] = [
     ("qos-2", "3.1.1", QOS_2, QOS_2, "QoS 2"),
     ("qos-2-without-a-body", "3.1.1", b"\x34\xff\xff\xff\x7f", b"", "QoS 2"),
     ("largest-publish", "3.1.1", b"\x30\xff\xff\xff\x7f", _PIECE, "268435455 bytes"),
@@ -91,7 +92,7 @@ def test_it_hangs_up_before_it_holds_what_no_honest_broker_sends(attack: tuple[H
             and len(session._client._in_packet["packet"]) <= len(PROPERTIES) + 100
         )
         broker.thread.join(20)
-        assert broker.sent <= _BUFFERS
+        assert broker.sent <= BUFFERS
     finally:
         session.stop(drain_s=0.1)
 

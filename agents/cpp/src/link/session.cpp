@@ -10,6 +10,7 @@
 #include <random>
 
 #include "link/signals.h"
+#include "link/watch.h"
 #include "wire/errors.h"
 #include "wire/printable.h"
 
@@ -20,6 +21,10 @@ constexpr double kMomentS = 5.0, kAnswerS = 10.0, kLeaveS = 0.25;
 constexpr int kRivalAfter = 3, kSessionS = 7 * 24 * 3600;
 constexpr const char* kUnanswered = "unanswered";
 constexpr const char* kUntrusted = "certificate verify failed";  // as OpenSSL says it
+
+constexpr const char* kQos2 = "received PUBLISH (d0, q2";  // as the library logs it; d1 where it comes again
+constexpr const char* kQos2Again = "received PUBLISH (d1, q2";
+constexpr int64_t kAround = 1 << 20;  // TLS, headers and acknowledgements
 
 Session& of(void* session) { return *static_cast<Session*>(session); }
 
@@ -59,6 +64,7 @@ void set_callbacks(mosquitto* client) {
   });
   mosquitto_log_callback_set(client, [](mosquitto*, void* session, int level, const char* text) {
     if (level == MOSQ_LOG_ERR) quietly(session, [&](Session& each) { each.on_log(text); });
+    if (level == MOSQ_LOG_DEBUG && (std::strstr(text, kQos2) != nullptr || std::strstr(text, kQos2Again) != nullptr)) of(session).on_qos_2();
   });
 }
 
@@ -67,7 +73,7 @@ void set_callbacks(mosquitto* client) {
 double monotonic_s() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 Session::Session(const Address& address, const std::string& client_id, const Limits& limits, std::function<Will()> will, bool clean)
-    : address_(address), limits_(limits), will_(std::move(will)), clean_(clean),
+    : address_(address), client_id_(client_id), limits_(limits), will_(std::move(will)), clean_(clean),
       inbox_(limits.inbox_messages, limits.inbox_bytes, std::min(2.0, static_cast<double>(limits.keepalive_s) / 8)),
       first_(address.mqtt == "3.1.1" ? "3.1.1" : "5"), version_(first_) {
   address_.check();
@@ -84,6 +90,15 @@ Session::Session(const Address& address, const std::string& client_id, const Lim
     mosquitto_destroy(client_);
     throw;
   }
+}
+
+// Frees all that the library holds, messages of QoS 2 above all, which it keeps over reconnects. What is under way is sent again.
+void Session::forget() {
+  const std::scoped_lock guard(lock_, sending_);
+  mosquitto_reinitialise(client_, client_id_.c_str(), clean_, this);
+  prepare();
+  flying_.clear();
+  sent_.notify_all();
 }
 
 void Session::prepare() {
@@ -123,13 +138,20 @@ void Session::start() {
 
 bool Session::stop(double within_s) {
   const double until = monotonic_s() + within_s;
-  while (connected_ && mosquitto_want_write(client_) && monotonic_s() < until) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  const auto writes = [this] {
+    const std::lock_guard<std::mutex> guard(sending_);
+    return mosquitto_want_write(client_);
+  };
+  while (connected_ && writes() && monotonic_s() < until) std::this_thread::sleep_for(std::chrono::milliseconds(20));
   {
     const std::lock_guard<std::mutex> guard(sleeping_);
     stopping_ = true;
   }
   woken_.notify_all();
-  mosquitto_disconnect(client_);
+  {
+    const std::lock_guard<std::mutex> guard(sending_);
+    mosquitto_disconnect(client_);
+  }
   if (!thread_.joinable()) return true;
   std::unique_lock<std::mutex> guard(sleeping_);
   if (!woken_.wait_for(guard, std::chrono::duration<double>(std::max(kLeaveS, until - monotonic_s())), [&] { return left_; })) return false;
@@ -189,7 +211,8 @@ std::string Session::attempt() {
   refusal_.clear();
   ended_.clear();
   logged_.clear();
-  unsupported_ = false;
+  unsupported_ = qos_2_ = false;
+  delivered_ = 0;
   const bool fifth = version_ == "5";
   mosquitto_int_option(client_, MOSQ_OPT_PROTOCOL_VERSION, fifth ? MQTT_PROTOCOL_V5 : MQTT_PROTOCOL_V311);
   if (will_) {
@@ -199,13 +222,23 @@ std::string Session::attempt() {
   }
   mosquitto_property* properties = nullptr;
   if (fifth && !clean_) mosquitto_property_add_int32(&properties, MQTT_PROP_SESSION_EXPIRY_INTERVAL, kSessionS);
+  const int64_t most = std::max(limits_.max_message_bytes, limits_.chunk_bytes) + kAround;
+  if (fifth) mosquitto_property_add_int32(&properties, MQTT_PROP_MAXIMUM_PACKET_SIZE, static_cast<uint32_t>(std::min<int64_t>(most, INT32_MAX)));
   int code = mosquitto_connect_bind_v5(client_, address_.host.c_str(), address_.port, static_cast<int>(limits_.keepalive_s), nullptr, properties);
   const int number = errno;
   mosquitto_property_free_all(&properties);
   if (code != MOSQ_ERR_SUCCESS) return unreachable(code, number);
   const double answer_by = monotonic_s() + kAnswerS;
+  const Watch watch(mosquitto_socket(client_), most, delivered_);
+  bool hung_up = false;
   while (code == MOSQ_ERR_SUCCESS && !stopping_) {
     code = mosquitto_loop(client_, 500, 1);
+    if ((hung_up = qos_2_ || watch.ended())) {
+      ended_ = qos_2_ ? "the broker sent a message of QoS 2, which nobody asked for"
+                      : "the broker sent a packet of more than " + std::to_string(most) + " bytes, which is the most that is read";
+      forget();
+      break;
+    }
     ask_again();
     if (!connected_ && monotonic_s() > answer_by) break;
   }
@@ -215,7 +248,7 @@ std::string Session::attempt() {
   }
   if (!refusal_.empty()) return "the broker at " + address_.text() + " refused us: " + refusal_;
   if (!connected_ && (code == MOSQ_ERR_TLS || logged_.find(kUntrusted) != std::string::npos)) return unreachable(MOSQ_ERR_TLS, 0);
-  if (!connected_) {
+  if (!connected_ && !hung_up) {
     ended_ = kUnanswered;
     const char* hint = !address_.secure()             ? "does it want TLS (mqtts://, or --ca-file)?"
                        : address_.cert_file.empty() ? "is this port one for TLS, and does it want a client certificate (--cert-file)?"

@@ -56,6 +56,7 @@ class Session {
   void on_publish(int message, int code);
   void on_subscribe(int count, const int* granted);
   void on_log(const char* text) { logged_ = text; }
+  void on_qos_2() noexcept { qos_2_ = true; }
 
  private:
   using Filters = std::vector<std::pair<std::string, int>>;
@@ -65,12 +66,14 @@ class Session {
   std::string unreachable(int code, int number) const;
   double pause(int attempt) const;
   void prepare();
+  void forget();
   void enqueue(const Filters& entries);  // with the lock held
   void pump();
   void ask_again();
   void refuse(const std::string& action, const std::string& topic, const std::string& why);
 
   const Address address_;
+  const std::string client_id_;
   const Limits limits_;
   const std::function<Will()> will_;
   const bool clean_;
@@ -92,7 +95,8 @@ class Session {
 
   std::string first_, version_;  // of MQTT
   std::string refusal_, ended_, logged_;
-  bool unsupported_ = false;
+  bool unsupported_ = false, qos_2_ = false;
+  std::atomic<int64_t> delivered_{0};  // bytes of this connection that were messages, about
   int older_ = 0;
   double up_since_ = 0, ask_again_at_ = 0;
 };
