@@ -61,6 +61,8 @@ def main() -> None:
         _fail(_told(error))
     except ModuleNotFoundError as error:
         extra = _EXTRAS.get(error.name or "")
+        if extra and extra != "otel" and sys.argv[1:2] == ["dashboard"]:
+            extra = "dashboard"
         if extra is None:
             raise
         _fail(f"this command needs {error.name}: {install(extra)}")
