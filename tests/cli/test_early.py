@@ -40,3 +40,13 @@ def test_a_wrong_name_is_told_before_torch_is_loaded(tmp_path: Path, words: str)
     assert ran.stdout.split()[0] == "2"
     if not words.startswith("server"):  # it loads while another process reads the options
         assert ran.stdout.split()[1] == "False"
+
+
+@pytest.mark.parametrize("place", ["/dev/null/x", "file/x"])
+def test_a_place_that_cannot_be_written_ends_with_the_code_of_storage(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").touch()
+    command = [sys.executable, "-c", _RUN, "acl", "--out", place]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+
+    assert f"{place} cannot be used: Not a directory; make room" in ran.stderr
+    assert ran.stdout.split()[0] == "11"
