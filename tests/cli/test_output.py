@@ -13,11 +13,13 @@ import pytest
 from rich.console import Console
 
 import edgefl
+from edgefl.api.notebook import print_round
 from edgefl.bench.train_step.rows import StepRow
 from edgefl.cli import output
 from edgefl.cli.bench import train_step as bench
 from edgefl.cli.models import verify
 from edgefl.lab.deployment import Deployment
+from edgefl.lab.lab import Said
 from edgefl.wire.errors import ConfigError
 from exporters.deploy import Artifact
 
@@ -148,3 +150,17 @@ def test_objects_that_a_notebook_shows_are_short() -> None:
     assert len(repr(edgefl.federation("mlp", data="digits"))) < 200
     facts = {"model": "mlp", "long": "x" * 10_000}
     assert len(repr(Deployment(Artifact(bytes(100_000), 1, (), 0.0, 1), facts))) < 500
+
+
+def test_a_notebook_shows_a_line_for_each_round(capsys: pytest.CaptureFixture[str]) -> None:
+    closed = {
+        "event": "roundclosed",
+        "round": 3,
+        "reports": 2,
+        "metric": "accuracy",
+        "metrics": {"accuracy": 0.5},
+    }
+    for event in (closed, {"event": "roundopened", "round": 4}):
+        print_round(Said(event))
+
+    assert capsys.readouterr().out == "round 3: accuracy 50.0%, 2 reports\n"
