@@ -1,4 +1,4 @@
-"""Progress in notebooks, where nothing else shows that a run goes on."""
+"""Progress in notebooks, which otherwise show nothing of a run until its end."""
 
 from __future__ import annotations
 

@@ -279,7 +279,7 @@ def simulate(
         workers: processes that clients train in; None: as the table ``simulation`` says. Their number changes no bit.
         ray: address of a Ray cluster, on which the workers are actors; ``local``: one that is started for the simulation;
             None: as the table says.
-        watch: is told each round as it ends; by default a notebook shows a line for it, and a script nothing.
+        watch: is called with each round as it ends; by default a notebook shows a line for it, and a script nothing.
 
     Raises:
         ConfigError: where the federation cannot be used, or ``out`` holds another simulation.
