@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx
@@ -37,7 +37,7 @@ class Artifact:
     ``max_rel_error``: largest difference to torch on the rows that it was checked on, relative to the largest logit.
     """
 
-    model: bytes
+    model: bytes = field(repr=False)
     batch: int
     inputs: tuple[str, ...]
     max_rel_error: float

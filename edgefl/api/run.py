@@ -15,6 +15,7 @@ from torch import Tensor
 
 from device_runtime.round.offline import read_weights
 from edgefl.api.federation import load_federation
+from edgefl.api.notebook import in_notebook, print_round
 from edgefl.api.serve import SERVER_LOCK
 from edgefl.config import Federation, load
 from edgefl.data.dataset import Dataset
@@ -226,7 +227,7 @@ def run(
     *,
     fresh: bool = False,
     agents: Mapping[str, int] | None = None,
-    watch: Callable[[News], None] = lambda _: None,
+    watch: Callable[[News], None] | None = None,
 ) -> Run:
     """Train a federation on this machine: a broker, a server and its devices, each a process of its own.
 
@@ -235,11 +236,13 @@ def run(
         out: folder for all that the run leaves; one that was stopped goes on where it was.
         fresh: discard what an earlier run left there.
         agents: how many devices are of each kind, in place of the tiers' counts: ``{"python": 2, "cpp": 2, "web": 2}``.
-        watch: is told what happens, in the calling thread; ``print`` shows it. News of the server has a dictionary
+        watch: is told what happens, in the calling thread; ``print`` shows it; by default a notebook shows a line
+            for each round, and a script nothing. News of the server has a dictionary
             ``event``, such as ``{"event": "roundclosed", "round": 1, "accuracy": 0.4, ...}``.
 
     Raises:
         ConfigError: where the federation cannot be used, or ``out`` holds another one's run.
         EdgeflError: if a process cannot go on.
     """
-    return prepare(federation, out, fresh=fresh, agents=agents).train(watch)
+    shown = watch or (print_round if in_notebook() else lambda _: None)
+    return prepare(federation, out, fresh=fresh, agents=agents).train(shown)

@@ -14,6 +14,7 @@ import torch
 
 from edgefl.analysis.curves import curves
 from edgefl.api.federation import load_federation
+from edgefl.api.notebook import in_notebook, print_round
 from edgefl.config import Federation, load
 from edgefl.data.dataset import Dataset
 from edgefl.lab.written import without_password
@@ -266,7 +267,7 @@ def simulate(
     device: str = "auto",
     workers: int | None = None,
     ray: str | None = None,
-    watch: Callable[[Row], None] = lambda _: None,
+    watch: Callable[[Row], None] | None = None,
 ) -> Simulation:
     """Train a federation on this machine, without broker and devices: the same programs, submodels, codecs, batches, noise
     and sums as :func:`edgefl.run`, in torch. Nothing is compiled.
@@ -280,7 +281,7 @@ def simulate(
         workers: processes that clients train in; None: as the table ``simulation`` says. Their number changes no bit.
         ray: address of a Ray cluster, on which the workers are actors; ``local``: one that is started for the simulation;
             None: as the table says.
-        watch: is told each round as it ends.
+        watch: is called with each round as it ends; by default a notebook shows a line for it, and a script nothing.
 
     Raises:
         ConfigError: where the federation cannot be used, or ``out`` holds another simulation.
@@ -289,4 +290,4 @@ def simulate(
     prepared = prepare_simulation(
         federation, out, resume=resume, fresh=fresh, device=device, workers=workers, ray=ray
     )
-    return prepared.run(watch)
+    return prepared.run(watch or (print_round if in_notebook() else lambda _: None))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from edgefl.cli import isolated
 from edgefl.system.distribution import install
 from edgefl.system.parent import end_by_signal
-from edgefl.wire.errors import EdgeflError
+from edgefl.wire.errors import EdgeflError, StoreError
 
 if TYPE_CHECKING:
     import typer
@@ -58,9 +58,11 @@ def main() -> None:
     except EdgeflError as error:
         _fail(_in_flags(error.message), error.exit_code)
     except OSError as error:
-        _fail(_told(error))
+        _fail(_told(error), StoreError.exit_code)
     except ModuleNotFoundError as error:
         extra = _EXTRAS.get(error.name or "")
+        if extra and extra != "otel" and sys.argv[1:2] == ["dashboard"]:
+            extra = "dashboard"
         if extra is None:
             raise
         _fail(f"this command needs {error.name}: {install(extra)}")
@@ -70,8 +72,9 @@ def _told(error: OSError) -> str:
     """The file, what is wrong with it, and what to do."""
     from edgefl.system.files import remedy
 
-    text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
-    return f"{text}; {remedy(error)}".removesuffix("; ")
+    what = error.strerror or str(error)
+    text = f"{error.filename} cannot be used: {what}" if error.filename else what
+    return f"{text}; {remedy(error) or 'make room, let it be written, or name another place'}"
 
 
 def _run(arguments: list[str]) -> None:

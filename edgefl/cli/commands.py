@@ -13,34 +13,53 @@ from edgefl.cli.federation import broker, dashboard, load, replay, run, server, 
 from edgefl.cli.identity import enroll
 from edgefl.cli.models import check, deploy, export, plan, profile, verify
 
+TRAIN, COMPILE, INSPECT, DEVICES, STUDY = (
+    "Train a federation",
+    "Compile and deploy models",
+    "Look things up",
+    "Devices",
+    "Study and measure",
+)
+"""Panels of ``edgefl --help``."""
+
 app = bare_app()
-for command in (
-    run.run,
-    simulate.simulate,
-    broker.broker,
-    broker.acl,
-    server.server,
-    load.mirror,
-    load.load,
-    replay.replay,
-    dashboard.dashboard,
-    check.check,
-    plan.plan,
-    export.export,
-    deploy.deploy,
-    verify.verify,
-    profile.profile,
-    tune.tune,
-    inspection.ls,
-    inspection.inspect,
-    inspection.validate,
-    cache.cache,
-    heterogeneity.heterogeneity,
-    personalize.personalize,
-    reproduce.reproduce,
+for command, panel in (
+    (run.run, TRAIN),
+    (simulate.simulate, TRAIN),
+    (server.server, TRAIN),
+    (broker.broker, TRAIN),
+    (broker.acl, TRAIN),
+    (load.mirror, TRAIN),
+    (dashboard.dashboard, TRAIN),
+    (replay.replay, TRAIN),
+    (check.check, COMPILE),
+    (plan.plan, COMPILE),
+    (export.export, COMPILE),
+    (verify.verify, COMPILE),
+    (deploy.deploy, COMPILE),
+    (profile.profile, COMPILE),
+    (tune.tune, COMPILE),
+    (inspection.ls, INSPECT),
+    (inspection.inspect, INSPECT),
+    (inspection.validate, INSPECT),
+    (cache.cache, INSPECT),
+    (load.load, STUDY),
+    (heterogeneity.heterogeneity, STUDY),
+    (personalize.personalize, STUDY),
+    (reproduce.reproduce, STUDY),
 ):
-    app.command()(command)
-for group in (replay, device, enroll, data, conformance, bench):
+    app.command(rich_help_panel=panel)(command)
+for group, panel in (
+    (replay, TRAIN),
+    (device, DEVICES),
+    (enroll, DEVICES),
+    (data, DEVICES),
+    (conformance, DEVICES),
+    (bench, STUDY),
+):
+    known = len(app.registered_groups)
     group.register(app)
+    for registered in app.registered_groups[known:]:
+        registered.rich_help_panel = panel
 
 __all__ = ["app"]

@@ -43,6 +43,14 @@ class Outputs(StrEnum):
     planned = "planned"
 
 
+class Processor(StrEnum):
+    """What --device of `edgefl server` and `edgefl simulate` takes."""
+
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
 class BadRows(StrEnum):
     """What --bad-rows takes."""
 

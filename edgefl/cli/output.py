@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import msgspec
+from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.table import Table
@@ -31,6 +32,7 @@ class CleanConsole(Console):
 console = CleanConsole(emoji=False, markup=False, highlight=False)
 errors = CleanConsole(stderr=True, emoji=False, markup=False, highlight=False)
 
+_WIDEST = 1 << 16
 _FIRST_S, _PAUSE_S = 0.5, 2.0
 """Off a terminal: until the first line of progress, and between two of them."""
 
@@ -47,12 +49,27 @@ def print_table(title: str, rows: list[dict[str, Any]], caption: str = "") -> No
 
 
 def table(title: str, rows: list[dict[str, Any]], caption: str = "") -> Table:
-    """The table of :func:`print_table`. What is too long goes on in the next line, so that nothing is cut off."""
+    """Return the table of :func:`print_table`. What is too long goes on in the next line, so that nothing is cut off.
+
+    Where the terminal is narrow it has no frame, and no word of a header and no number is broken.
+    """
     made = Table(title=title, title_justify="left", caption=caption or None, caption_justify="left")
-    for column in rows[0] if rows else ():
-        made.add_column(column.replace("_", " "), overflow="fold")
+    headers = [column.replace("_", " ") for column in rows[0]] if rows else []
+    for header in headers:
+        made.add_column(header, overflow="fold")
     for row in rows:
         made.add_row(*map(human, row.values()))
+    whole = console.measure(made, options=console.options.update(max_width=_WIDEST))
+    if whole.maximum > console.width:
+        made.box, made.padding, made.show_edge = SIMPLE_HEAD, (0, 1, 0, 0), False
+        numbers = [
+            [human(row[name]) for row in rows if isinstance(row[name], int | float)] for name in rows[0]
+        ]
+        parts = [[*header.split(), *cells] for header, cells in zip(headers, numbers, strict=True)]
+        longest = [max(map(len, each), default=1) for each in parts]
+        if sum(longest) + 2 * len(longest) < console.width:
+            for column, width in zip(made.columns, longest, strict=True):
+                column.min_width = width
     return made
 
 

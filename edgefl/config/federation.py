@@ -101,6 +101,16 @@ class Federation(tables.Table):
     simulation: SimulationTable = SimulationTable()
     limits: dict[str, float] = Field(default_factory=dict, description="any of edgefl.wire.limits.Limits")
 
+    def __repr__(self) -> str:
+        tiers = ", ".join(self.tiers) or "one tier"
+        return (
+            f"Federation({self.federation.name!r}, {self.federation.rounds} rounds of {self.program.name}: "
+            f"{self.model.name} on {self.data.name}, {tiers})"
+        )
+
+    def __str__(self) -> str:
+        return repr(self)
+
     @model_validator(mode="after")
     def _consistent(self) -> Federation:
         problems = []

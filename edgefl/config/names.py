@@ -13,6 +13,7 @@ from typing import Any
 
 from edgefl.facts import problem_of, shipped
 from edgefl.facts.combinations import WHOLE, combination_hint, works
+from edgefl.system.nearest import nearest
 from edgefl.system.python import folder_last
 
 _PERSONAL = "personal"  # of every program
@@ -45,7 +46,7 @@ def _model(tables: Mapping[str, Any]) -> Iterator[str]:
         return
     if name not in facts.models:
         known = ", ".join(facts.models)
-        yield f"model.name: no model {name!r}; there are: {known}, or 'file.py:factory'"
+        yield f"model.name: no model {name!r}; there are: {known}, or 'file.py:factory'{nearest(name, facts.models)}"
         return
     yield from _options("model.options", f"model {name!r}", facts.models[name], options)
     if table.get("bn", "global") != "global" and "bn" not in facts.models[name]:
@@ -81,6 +82,7 @@ def _program(tables: Mapping[str, Any]) -> Iterator[str]:
         known = ", ".join(facts.programs)
         yield (
             f"program.name: no program {name!r}; there are: {known}, 'package.module:factory' or 'path/to/file.py:factory'"
+            f"{nearest(name, facts.programs)}"
         )
         return
     codec = _name(_table(tables, "codec"), "dense")
@@ -146,7 +148,7 @@ def _tier(key: str, table: Mapping[str, Any], tables: Mapping[str, Any]) -> Iter
     kinds = shipped().kinds
     kind = _name(table, "output_side", "kind")
     if kind not in kinds:
-        yield f"{key}.kind: no submodel kind {kind!r}; there are: {', '.join(sorted(kinds))}"
+        yield f"{key}.kind: no submodel kind {kind!r}; there are: {', '.join(sorted(kinds))}{nearest(kind, kinds)}"
         return
     what = f"submodel kind {kind!r}"
     yield from _options(f"{key}.options", what, kinds[kind], _table(table, "options"))
@@ -176,7 +178,7 @@ def _listed(
     key: str, what: str, name: str, catalog: Mapping[str, Any], options: Mapping[str, Any]
 ) -> Iterator[str]:
     if name not in catalog:
-        yield f"{key}.name: no {what} {name!r}; there are: {', '.join(catalog)}"
+        yield f"{key}.name: no {what} {name!r}; there are: {', '.join(catalog)}{nearest(name, catalog)}"
     else:
         yield from _options(f"{key}.options", f"{what} {name!r}", catalog[name], options)
 
@@ -184,7 +186,7 @@ def _listed(
 def _options(key: str, what: str, accepted: Mapping[str, Any], options: Mapping[str, Any]) -> Iterator[str]:
     for name, value in options.items():
         if name not in accepted:
-            yield f"{key}.{name}: {what} has no option {name!r}; it takes {', '.join(accepted)}"
+            yield f"{key}.{name}: {what} has no option {name!r}; it takes {', '.join(accepted)}{nearest(name, accepted)}"
         elif problem := problem_of(accepted[name], value):
             yield f"{key}.{name}: {problem} (found {value!r})"
 

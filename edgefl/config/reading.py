@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from edgefl.config.federation import Federation
 from edgefl.config.names import name_problems
 from edgefl.config.tables import TierTable
+from edgefl.system.nearest import nearest
 from edgefl.wire.errors import ConfigError
 
 
@@ -28,6 +29,17 @@ def checked(path: str | Path) -> Federation:
     shipped: nothing is built. ConfigError lists every problem."""
     tables = _read(Path(path))
     return parse(tables, source=str(path), problems=name_problems(tables))
+
+
+def check_names(path: Path | None, overrides: Mapping[str, object]) -> None:
+    """Check keys, names and options of the federation in ``path`` with ``overrides``, before torch is loaded for it.
+
+    ConfigError lists every problem.
+    """
+    tables = _read(path) if path else {}
+    for key, value in overrides.items():
+        _assign(tables, key, value)
+    parse(tables, source=str(path) if path else "the command line", problems=name_problems(_plain(tables)))
 
 
 def parse(tables: Mapping[str, Any], *, source: str, problems: Sequence[str] = ()) -> Federation:
@@ -58,8 +70,9 @@ def _plain(value: Any) -> Any:
 def _explain(problem: Any) -> str:
     key = _key(problem)
     if problem["type"] == "extra_forbidden":
-        known = ", ".join(sorted(_known_keys(problem["loc"][:-1])))
-        return f"{key}: unknown key; this table knows {known}"
+        known = sorted(_known_keys(problem["loc"][:-1]))
+        close = nearest(str(problem["loc"][-1]), known)
+        return f"{key}: unknown key; this table knows {', '.join(known)}{close}"
     return f"{key}: {problem['msg']} (found {problem['input']!r})" if problem["loc"] else f"{problem['msg']}"
 
 

@@ -31,6 +31,7 @@ from edgefl.submodels.statistics import Statistics, by_batch, collect, estimable
 from edgefl.submodels.structured.submodel import Structured
 from edgefl.submodels.submodel import Submodel
 from edgefl.system.files import write_whole
+from edgefl.system.sizes import size
 from edgefl.wire import tensors
 from edgefl.wire.bundle.archive import read_bundle
 from edgefl.wire.errors import ConfigError, DataError
@@ -54,12 +55,22 @@ def checked_file(path: str | Path) -> Path:
     return file
 
 
+_SHOWN = 400
+"""Characters of the facts that a notebook shows."""
+
+
 @dataclass(frozen=True)
 class Deployment:
     """An artifact and what to know about it, in types that JSON knows."""
 
     artifact: Artifact
     facts: Mapping[str, Any]
+
+    def __repr__(self) -> str:
+        facts = ", ".join(
+            f"{key}={value!r}" for key, value in self.facts.items() if isinstance(value, str | float | int)
+        )
+        return f"Deployment({size(len(self.artifact.model))}, {facts[:_SHOWN]})"
 
     def save(self, path: str | Path) -> Path:
         """Write the ONNX file, and beside it the facts as JSON, each whole or not at all. Gives the path.

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from edgefl.facts import shipped
 from edgefl.wire.errors import ConfigError
 
 GRAMMAR = "NAME[:KEY=VALUE,...]"
@@ -40,18 +41,14 @@ def parse_named(text: str, what: str) -> dict[str, Any]:
 
 def parse_program(text: str) -> dict[str, Any]:
     """Settings of a federation file's table ``program`` by dotted key, from ``name:lr=0.1,alpha=0.03``."""
-    from edgefl.programs.catalog import PROGRAMS
-
-    program = _named_or_own(text, "program", PROGRAMS)
+    program = _named_or_own(text, "program", shipped().programs)
     options_by_key = {f"program.{key}": value for key, value in program["options"].items()}
     return {"program.name": program["name"], **options_by_key}
 
 
 def parse_loss(text: str) -> dict[str, Any]:
     """The table ``loss`` of a federation file, from ``huber:delta=2`` or ``path/to/file.py:function``."""
-    from edgefl.models.losses import LOSSES
-
-    return _named_or_own(text, "loss", LOSSES)
+    return _named_or_own(text, "loss", shipped().losses)
 
 
 def _named_or_own(text: str, what: str, known: Collection[str]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import re
 from dataclasses import dataclass, field
 from io import StringIO
 from types import SimpleNamespace
@@ -12,12 +13,17 @@ import pytest
 from rich.console import Console, Group
 from rich.text import Text
 
+import edgefl
+from edgefl.api.notebook import print_round
 from edgefl.bench.train_step.rows import StepRow
 from edgefl.cli import output
 from edgefl.cli.bench import train_step as bench
 from edgefl.cli.federation.serving import _say
 from edgefl.cli.models import verify
+from edgefl.lab.deployment import Deployment
+from edgefl.lab.lab import Said
 from edgefl.wire.errors import ConfigError
+from exporters.deploy import Artifact
 from server import events
 
 NAME = "somebody.package.models:two"
@@ -40,14 +46,16 @@ def printed(title: str, rows: list[dict[str, Any]], caption: str = "") -> list[s
 
 
 def column(lines: list[str], number: int) -> str:
-    """The text of a column of the only row, put together again where it was folded."""
-    return "".join(line.split("│")[number + 1].strip() for line in lines if line.startswith("│"))
+    """Return the text of a column of the only row, put together again where it was folded."""
+    body = lines[next(at for at, line in enumerate(lines) if line.startswith("─")) + 1 :]
+    starts = [match.start() for match in re.finditer(r"\S+( \S+)*", body[0])] + [None]
+    return "".join(line[starts[number] : starts[number + 1]].strip() for line in body)
 
 
 def test_a_bench_row_fits_80_columns_and_loses_nothing() -> None:
     rows = bench.for_people([row(NAME, length=0, ms=12345.6)])
 
-    lines = printed("train-step", rows, "artifacts: none")
+    lines = printed("train-step", rows)
 
     assert all(len(line) <= 80 and "…" not in line for line in lines)
     cells = [column(lines, number) for number in range(len(rows[0]))]
@@ -141,3 +149,36 @@ def test_on_a_terminal_progress_is_one_line_that_goes(monkeypatch: pytest.Monkey
         tell("graph [1]")
 
     assert "\x1b[" in shown.getvalue() and "graph [1]" in shown.getvalue()
+
+
+def test_a_narrow_terminal_breaks_no_word_of_a_header_and_no_number(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(output, "console", Console(width=80))
+    row = {"round": 1, "outcome": "abandoned", "accuracy": 0.2167, "train_loss": 2.195, "reports": 0}
+    output.print_table("x", [{**row, "up_bytes": 134457768, "down_bytes": 123780196, "seconds": 26.61}])
+    shown = capsys.readouterr().out
+
+    for word in ("accuracy", "abandoned", "134,457,768", "123,780,196"):
+        assert word in shown
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_objects_that_a_notebook_shows_are_short() -> None:
+    assert len(repr(edgefl.federation("mlp", data="digits"))) < 200
+    facts = {"model": "mlp", "long": "x" * 10_000}
+    assert len(repr(Deployment(Artifact(bytes(100_000), 1, (), 0.0, 1), facts))) < 500
+
+
+def test_a_notebook_shows_a_line_for_each_round(capsys: pytest.CaptureFixture[str]) -> None:
+    closed = {
+        "event": "roundclosed",
+        "round": 3,
+        "reports": 2,
+        "metric": "accuracy",
+        "metrics": {"accuracy": 0.5},
+    }
+    for event in (closed, {"event": "roundopened", "round": 4}):
+        print_round(Said(event))
+
+    assert capsys.readouterr().out == "round 3: accuracy 50.0%, 2 reports\n"

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 import edgefl
+from edgefl.api.simulate import Simulation
+from edgefl.wire.errors import ParticipationError
 from tests.simulator.small import Stopped, federation, stop_after
 
 LOSSY: dict[str, dict[str, object]] = {
@@ -42,5 +44,7 @@ def test_a_round_whose_quorum_is_not_likely_begins_when_patience_is_over(tmp_pat
         "simulation": {"step_ms": 10, "dropout": 0.5},
         "selection": {"quorum": 0.9, "patience_s": 500},
     }
-    made = edgefl.simulate(federation(federation={"rounds": 3, "seed": 2}, **lossy), tmp_path / "out")
+    with pytest.raises(ParticipationError, match="none has trained the model"):
+        edgefl.simulate(federation(federation={"rounds": 3, "seed": 2}, **lossy), tmp_path / "out")
+    made = Simulation(tmp_path / "out")
     assert [row.outcome for row in made.history] == ["abandoned"] * 3, "it has six clients, and needs more"

@@ -125,21 +125,13 @@ def run(
       edgefl run --codec fedbat --out runs/one-bit      (also fedpaq:bits=3, ...; `edgefl ls codecs` lists them)
     """
 
-    from edgefl.setup.torch_start import without_dynamo
-
-    without_dynamo()
-    from edgefl.api.federation import demo_federation, load_federation
-    from edgefl.api.run import prepare
-    from edgefl.lab.agents import parse_agents, with_agents
+    from edgefl.config.reading import check_names
     from edgefl.lab.faults.schedule import load_schedule
-    from edgefl.setup.evaluation import perplexity_to_beat
     from edgefl.setup.one_line import parse_loss, parse_named, parse_program
-    from edgefl.setup.tier_text import parse_tiers
-    from edgefl.setup.tiers import completed, with_guests
+    from edgefl.setup.torch_start import without_dynamo
 
     page = WebOptions(web, web_cert, web_key, web_broker)
     page.check()
-    counts = parse_agents(agents) if agents else {}
     overrides: dict[str, object] = {
         "federation.rounds": rounds,
         "federation.seed": seed,
@@ -154,11 +146,21 @@ def run(
         "broker.kind": broker,
     }
     chosen = {key: value for key, value in overrides.items() if value is not None}
+    schedule = None if faults is None else load_schedule(faults)
+    check_names(config, chosen)  # torch, which all that follows loads, takes seconds
+    without_dynamo()
+    from edgefl.api.federation import demo_federation, load_federation
+    from edgefl.api.run import prepare
+    from edgefl.lab.agents import parse_agents, with_agents
+    from edgefl.setup.evaluation import perplexity_to_beat
+    from edgefl.setup.tier_text import parse_tiers
+    from edgefl.setup.tiers import completed, with_guests
+
+    counts = parse_agents(agents) if agents else {}
 
     def read(settings: Mapping[str, object]) -> Federation:
         return load_federation(config, settings) if config else demo_federation(settings)
 
-    schedule = None if faults is None else load_schedule(faults)
     federation = read(chosen)
     if tiers is not None:
         federation = read(chosen | {"tiers": parse_tiers(tiers, federation.model.name)})

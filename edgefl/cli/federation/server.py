@@ -10,7 +10,8 @@ import typer
 from edgefl.cli.federation.beside import Dashboard
 from edgefl.cli.federation.web import Web, WebBroker, WebCert, WebKey
 from edgefl.cli.isolated import SettingsPipe
-from edgefl.cli.options import Broker, CaFile, CertFile, InsecurePassword, KeyFile, PasswordFile
+from edgefl.cli.options import Broker, CaFile, CertFile, InsecurePassword, KeyFile, PasswordFile, Processor
+from edgefl.wire.mqtt.address import Address, read_secret
 
 
 def server(
@@ -32,7 +33,7 @@ def server(
     database: Annotated[
         str, typer.Option(help="SQLAlchemy URL of the journal; default: SQLite in --out")
     ] = "",
-    device: Annotated[str, typer.Option(help="where to average and evaluate: auto, cpu or cuda")] = "auto",
+    device: Annotated[Processor, typer.Option(help="where to average and evaluate")] = Processor.auto,
     sign_key: Annotated[
         Path | None,
         typer.Option(
@@ -83,7 +84,14 @@ def server(
     """
 
     from edgefl.cli.federation import serving
+    from edgefl.config.reading import check_names
 
+    if broker:
+        Address.parse(broker)
+    if password_file:
+        read_secret(password_file)
+    check_names(config, {})
+    serving.say_start(config, out, as_json=as_json)
     own: dict[str, str | int] = {"workers": workers, "ray": ray, "updates": updates}
     settings = serving.ServerSettings(
         config=str(config),
@@ -99,7 +107,7 @@ def server(
             "downlink.mirrors": mirror or [],
         },
         database=database,
-        device=device,
+        device=device.value,
         sign_key=str(sign_key or ""),
         enrolled=str(enrolled or ""),
         dashboard=dashboard,

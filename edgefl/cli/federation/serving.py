@@ -62,8 +62,6 @@ def run(settings: ServerSettings, process: Process) -> None:
     from server.workshop.workshop import Workshop
 
     config, say = Path(settings.config), _said(as_json=settings.as_json)
-    if not settings.as_json:
-        _print(f"{clock(time.time())}  starting: {config}, folder {settings.out}")
     given: dict[str, object] = {key: value for key, value in settings.given.items() if value}
     if (
         settings.broker and "broker.password_file" in given
@@ -120,6 +118,14 @@ def _web(settings: ServerSettings, federation: Federation) -> AbstractContextMan
 
 
 settings_type = ServerSettings
+
+
+def say_start(config: Path, folder: Path, *, as_json: bool) -> None:
+    """Print what begins, before all that takes seconds is loaded."""
+    if not as_json:
+        _print(
+            f"{clock(time.time())}  starting: {config}, folder {folder}; loading torch and the compiler takes a while"
+        )
 
 
 def _said(*, as_json: bool) -> Callable[[Event], None]:

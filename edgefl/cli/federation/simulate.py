@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgefl.cli.options import Seed, model_options
+from edgefl.cli.options import Processor, Seed, model_options
 from edgefl.cli.output import console, errors, print_json, print_table, progress
 from edgefl.wire.metric_text import shown
 
@@ -42,7 +42,7 @@ def simulate(
             metavar="ADDRESS", help="a Ray cluster, on which the workers are actors; local: one of its own"
         ),
     ] = None,
-    device: Annotated[str, typer.Option(help="where to average and evaluate: auto, cpu or cuda")] = "auto",
+    device: Annotated[Processor, typer.Option(help="where to average and evaluate")] = Processor.auto,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="write TensorBoard's event files into --out too")
     ] = False,
@@ -74,9 +74,7 @@ def simulate(
       edgefl simulate --rounds 3 --out simulations/demo --json      (the federation of `edgefl run` without a file)
     """
 
-    from device_runtime.memory import return_memory_late
-    from edgefl.api.federation import demo_federation, load_federation
-    from edgefl.api.simulate import prepare_simulation
+    from edgefl.config.reading import check_names
 
     chosen: dict[str, object] = dict(model_options(settings or [], "a setting"))
     given = {
@@ -87,10 +85,15 @@ def simulate(
         "simulation.mlflow": mlflow,
     }
     chosen |= {key: value for key, value in given.items() if value is not None}
+    check_names(config, chosen)  # torch, which all that follows loads, takes seconds
+    from device_runtime.memory import return_memory_late
+    from edgefl.api.federation import demo_federation, load_federation
+    from edgefl.api.simulate import prepare_simulation
+
     federation = load_federation(config, chosen) if config else demo_federation(chosen)
     with progress("reading the data and spreading it over the clients"):
         simulated = prepare_simulation(
-            federation, out, resume=resume, fresh=fresh, device=device, workers=workers, ray=ray
+            federation, out, resume=resume, fresh=fresh, device=device.value, workers=workers, ray=ray
         )
     return_memory_late()
     signal.signal(signal.SIGTERM, signal.default_int_handler)

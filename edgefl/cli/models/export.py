@@ -55,7 +55,7 @@ def export(
     """Export each tier's bundle: its graphs, compiled with the training algorithm, and their manifest.
 
     Every graph is run once in the runtime of its format and compared with torch before its bundle is written. Samples have
-    the shape of the federation's [data]; where it has none, that which the model has by itself.
+    the shape of the federation's data; where it has none, that which the model has by itself.
 
     Examples:
 
@@ -83,15 +83,17 @@ def export(
     """
 
     from device_runtime.memory import return_memory_late
+    from edgefl.config.reading import check_names
     from edgefl.setup.torch_start import without_dynamo
 
+    named, forms = named_model(model, option or ()), _names(format)
+    check_names(config, named)  # torch, which all that follows loads, takes seconds
     return_memory_late()
     with built_to_stay():
         without_dynamo()
         from edgefl.api.export import exporting, written
         from edgefl.api.federation import load_federation
 
-        named, forms = named_model(model, option or ()), _names(format)
         form: OutputsName | None = None if outputs is None else outputs.value
         kept: ActivationsName | None = None if activations is None else activations.value
         if fit is None:

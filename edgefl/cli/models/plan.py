@@ -69,9 +69,9 @@ def plan(
       edgefl plan --model cnn --hello hello.bin --kinds width,importance --gamma 1/16,1/4 --round-seconds 60
     """
 
+    from edgefl.config.reading import check_names
     from edgefl.setup.torch_start import without_dynamo
 
-    without_dynamo()
     wishes = Wishes(
         memory=memory,
         downlink=downlink,
@@ -85,6 +85,10 @@ def plan(
     )
     wishes = wishes.or_else(read_device(device) if device else Wishes())
     wishes = wishes.or_else(read_hello(hello) if hello else Wishes())
+    check_names(
+        config, named_model(model, option or ())
+    )  # torch, which all that follows loads, takes seconds
+    without_dynamo()
     with progress(f"{model or config or 'plan'}: building the model") as say:
         federation, spec = _model(config, model, option or (), overrides(wishes))
         made = planned(federation, spec, wishes, say)

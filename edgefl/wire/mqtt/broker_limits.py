@@ -1,4 +1,4 @@
-"""Limits of a broker that end a connection without a word: which one does."""
+"""Detection of the limits with which a broker ends connections."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def find_limit(address: Address, version: str, client_id: str, topic: str, nbyte
         address: the broker.
         version: of MQTT, as the session speaks it.
         client_id: of the session that is ended; each trial connects under one like it.
-        topic: of a message of that session; trials publish below it, where nobody listens.
+        topic: of a message of that session; trials publish below it, on a topic without subscribers.
         nbytes: bytes of the largest message of that session.
 
     Returns:

@@ -49,8 +49,8 @@ class Incoming:
 
 @dataclass(frozen=True)
 class Refused:
-    """The broker will not do for us what we asked. A broker of MQTT 3.1.1 refuses subscriptions only, and drops what we may
-    not publish without a word. ``limit``: the limit of the broker that the message exceeds, and what to do."""
+    """The broker will not do for us what we asked. A broker of MQTT 3.1.1 refuses subscriptions only, and silently drops
+    what we may not publish. ``limit``: the limit of the broker that the message exceeds, and what to do."""
 
     action: Literal["subscribe", "unsubscribe", "publish"]
     topic: str
