@@ -38,7 +38,11 @@ def find(program: str) -> str | None:
 
 
 def require(program: str) -> str:
-    """Return the path of a program, or skip the test."""
+    """Return the path of a program, or skip the test. ``executorch`` is that engine's binding, or a compiler for it."""
+    if program == "executorch":
+        if has_executorch_binding():
+            return ""
+        program = "c++"
     path = find(program)
     if path is None:
         skip(f"{program} is not installed: apt install {PACKAGES[program]}")
