@@ -327,8 +327,8 @@ def mosquitto_command(port: int, folder: Path, host: str = "127.0.0.1", websocke
 
     BrokerError if it is not installed or a port cannot be had.
     """
-    program = mosquitto_program()
     check_private(host)
+    program = mosquitto_program()
     for each in _ports(port, websocket_port):
         check_port(host, each)
     lines = ["allow_anonymous true", *mosquitto_base(), f"listener {port} {host}"]
