@@ -62,7 +62,7 @@ def skip_in_this_process() -> None:
     from edgefl.bench.common.browser import Browser
 
     if not has_executorch_binding():
-        binding.binding = lambda *_: Path(require("c++"))
+        binding.binding = lambda *_: Path(require("c++"))  # type: ignore[attr-defined]
     if find("chromium") is None:
         Browser.__enter__ = lambda _: skip(f"chromium is not installed: apt install {PACKAGES['chromium']}")  # type: ignore[method-assign]
 
