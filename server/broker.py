@@ -346,8 +346,8 @@ def mosquitto_command(
 
     BrokerError if it is not installed or a port cannot be had.
     """
-    program = mosquitto_program()
     check_private(host)
+    program = mosquitto_program()
     for each in _ports(port, websocket_port):
         check_port(host, each)
     lines = ["allow_anonymous true", *mosquitto_base(limits, memory_bytes), f"listener {port} {host}"]

@@ -112,10 +112,7 @@ def op_functions_are_read_once() -> Iterator[None]:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     for mark in item.iter_markers("needs"):
         for program in mark.args:
-            if program == "executorch":
-                needs.has_executorch_binding() or needs.require("c++")
-            else:
-                needs.require(program)
+            needs.require(program)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -38,7 +38,11 @@ def find(program: str) -> str | None:
 
 
 def require(program: str) -> str:
-    """Return the path of a program, or skip the test."""
+    """Return the path of a program, or skip the test. ``executorch`` is that engine's binding, or a compiler for it."""
+    if program == "executorch":
+        if has_executorch_binding():
+            return ""
+        program = "c++"
     path = find(program)
     if path is None:
         skip(f"{program} is not installed: apt install {PACKAGES[program]}")
@@ -58,7 +62,7 @@ def skip_in_this_process() -> None:
     from edgefl.bench.common.browser import Browser
 
     if not has_executorch_binding():
-        binding.binding = lambda *_: Path(require("c++"))
+        binding.binding = lambda *_: Path(require("c++"))  # type: ignore[attr-defined]
     if find("chromium") is None:
         Browser.__enter__ = lambda _: skip(f"chromium is not installed: apt install {PACKAGES['chromium']}")  # type: ignore[method-assign]
 

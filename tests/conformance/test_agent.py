@@ -27,7 +27,9 @@ QUICK = {
 }
 
 
-@pytest.fixture(scope="module", params=sorted(QUICK))
+@pytest.fixture(
+    scope="module", params=["onnx", pytest.param("executorch", marks=pytest.mark.needs("executorch"))]
+)
 def ours(request: pytest.FixtureRequest) -> Mapping[str, Verdict]:
     return verdicts(OURS, QUICK[request.param], request.param)
 
@@ -39,7 +41,9 @@ def test_it_passes(ours: Mapping[str, Verdict]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.e2e
-@pytest.mark.parametrize("engine", ["onnx", "executorch"])
+@pytest.mark.parametrize(
+    "engine", ["onnx", pytest.param("executorch", marks=pytest.mark.needs("executorch"))]
+)
 def test_it_passes_every_case(engine: str) -> None:
     """Optional ones too; skipped is what means nothing for the engine."""
     found = verdicts(OURS, (), engine)

@@ -44,7 +44,7 @@ def test_packets_are_read_however_they_are_cut() -> None:
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("version", ["3.1.1", "5"])
+@pytest.mark.parametrize("version", ["3.1.1", pytest.param("5", marks=pytest.mark.needs("mosquitto"))])
 def test_a_session_is_read_cut_and_comes_again(mosquitto: BrokerProcess, version: str) -> None:
     relay = Relay(mosquitto.address.port)
     session = Session(

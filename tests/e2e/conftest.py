@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests import needs
 from tests.e2e.runs import TINY, Calm
 from tests.e2e.shared import made_once
 
@@ -36,5 +37,6 @@ count = 1
 @pytest.fixture(scope="session")
 def calm(tmp_path_factory: pytest.TempPathFactory) -> Calm:
     """Six rounds of the fleet."""
+    needs.require("executorch")
     with made_once(tmp_path_factory, "fleet") as folder:
         return Calm.of(folder / "run", ["--rounds", str(ROUNDS), "--seed", "7"], FLEET)

@@ -25,6 +25,7 @@ from edgefl.wire.bundle.signatures import Signer
 from edgefl.wire.errors import ConfigError
 from server.compose import compose
 from server.profiling.rows import DeviceReport, FleetReport
+from tests import needs
 from tests.conftest import BrokerProcess
 from tests.e2e.bare import REPOSITORY, bare_environment
 from tests.e2e.inside import PATIENCE_S, edgefl, lines
@@ -70,6 +71,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def by_hand(tmp_path_factory: pytest.TempPathFactory, python: Path, mosquitto: BrokerProcess) -> ByHand:
     """Devices that wait are profiled first, and then trained by the server with the same bundles."""
+    needs.require("executorch")
     with made_once(tmp_path_factory, "by-hand") as folder:
         if not (folder / "said.json").exists():
             _run(folder, python, str(mosquitto.address))
