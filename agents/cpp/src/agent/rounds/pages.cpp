@@ -51,7 +51,7 @@ void RoundDesk::attempt_page(const BlobRef& page, std::shared_ptr<const Round> a
       const std::lock_guard<std::mutex> guard(lock_);
       if (task_) tier = task_->tier;
     }
-    fail(page.sha256, announced->round, tier, error.what());
+    fail(page.sha256, announced->round, tier, error);
   }
   const std::lock_guard<std::mutex> guard(lock_);
   reading_.reset();
