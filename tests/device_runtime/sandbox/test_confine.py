@@ -50,6 +50,7 @@ def unless_missing(missing: list[str], what: str) -> None:
         pytest.skip(f"not on this machine: {missing}")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "body",
     [
