@@ -43,6 +43,7 @@ def test_training_holds_each_parameter_as_often_as_the_method_needs(program: str
     assert row.state_bytes == copies * 4 * row.parameters + step + schedules
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("program", [program for program, exchange in FIGURES if exchange == ROUND])
 def test_a_rounds_derivatives_are_those_of_its_steps(program: str) -> None:
     row = measure(_mlp(), program, COUNTS)[-1]

@@ -97,6 +97,7 @@ def test_every_command_has_an_api_call() -> None:
     assert set(API) == set(COMMANDS)
 
 
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("command", sorted(API))
 def test_the_command_calls_it(command: str) -> None:
     place, _, name = API[command].rpartition(".")

@@ -22,6 +22,7 @@ def _objective() -> Objective:
     return Objective.of(OutputSide(small(), 0))
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("codec", ["signsgd", "int8", "fedpaq", "topk"])
 @pytest.mark.parametrize("program", OWN)
 def test_a_program_that_sends_or_keeps_more_than_weights_is_refused(program: str, codec: str) -> None:

@@ -41,6 +41,7 @@ def compare(function: Function) -> None:
                 assert int((found != expected).sum()) <= 1, name
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(("codec", "options"), ALL)
 def test_finish_runs_under_vmap(codec: str, options: dict[str, Any]) -> None:
     compare(Coding.of(codec, **options).program.finish)

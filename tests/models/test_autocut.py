@@ -248,6 +248,7 @@ FAULTS: dict[str, tuple[Callable[[nn.Module, Tensor], object], str]] = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_what_cannot_be_cut_is_told_with_its_reason(fault: str) -> None:
     forward, message = FAULTS[fault]

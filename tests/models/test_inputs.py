@@ -116,6 +116,7 @@ def test_gradients_equal_those_of_the_unedited_module() -> None:
         assert grad is not None and torch.allclose(grads[spec.global_names[name]], grad, atol=1e-6), name
 
 
+@pytest.mark.slow
 def test_another_mask_gives_another_loss() -> None:
     spec, given = split(reader(), sample=TEXT, classes=CLASSES), batch()
     objective = objective_of(spec)
@@ -138,6 +139,7 @@ def test_of_two_towers_the_second_is_computed_where_it_is_read() -> None:
     assert torch.allclose(found, module(x, item))
 
 
+@pytest.mark.slow
 def test_the_first_input_may_be_called_x_whatever_forward_calls_it() -> None:
     named = {"x": TEXT["ids"], "attention_mask": TEXT["attention_mask"]}
     assert split(reader(), sample=named, classes=CLASSES).units == ("words", "blocks_0", "blocks_1", "head")

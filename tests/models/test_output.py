@@ -66,6 +66,7 @@ CASES: dict[str, tuple[Callable[[Tensor, Tensor], object], Output, int]] = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("case", CASES)
 def test_the_output_is_found(case: str) -> None:
     returned, output, which = CASES[case]
@@ -110,6 +111,7 @@ def test_a_model_with_a_configuration_keeps_no_cache_while_it_is_cut() -> None:
     assert module.config.use_cache
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("returned", "output", "message"),
     [

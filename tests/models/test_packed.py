@@ -40,6 +40,7 @@ class Ends(nn.Module):
         return (whole, ends.to(x.dtype), *(last if isinstance(last, tuple) else (last,)))
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(
     ("kind", "layers", "both", "given"),
     list(product((nn.LSTM, nn.GRU, nn.RNN), (1, 2), (False, True), (False, True))),
@@ -114,6 +115,7 @@ class Texts(nn.Module):
         return self.head(torch.relu(self.hidden(torch.cat((state[0], state[1]), dim=1))))
 
 
+@pytest.mark.slow
 def test_a_model_is_cut_and_its_units_heed_the_lengths() -> None:
     model = Texts()
     spec = split(model, sample=TensorSpec((T,), torch.int64, 9), classes=3)

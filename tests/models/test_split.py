@@ -168,6 +168,7 @@ class Clashing(nn.Module):
         return self.head(self.tail(self.a_0(self.a(self.append(x.flatten(1))))))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("cuts", "units"),
     [

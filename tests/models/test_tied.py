@@ -303,6 +303,7 @@ def test_sizes_of_a_tied_model_run_on_their_own() -> None:
     torch.testing.assert_close(small.spec.module(x), standalone(part, weights)(x))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("case", ["head", "repeated"])
 @pytest.mark.parametrize("name", ["adamw", "fedbat", "scaffold", "swat"])
 def test_any_program_trains_it_as_one_tensor(case: str, name: str) -> None:

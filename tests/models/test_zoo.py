@@ -26,6 +26,7 @@ from edgefl.wire.errors import ModelError
 from tests.pairs import by_default
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("make", "options", "parameters"),
     [
@@ -79,6 +80,7 @@ def _parameters(spec: ModelSpec) -> int:
     return sum(parameter.numel() for parameter in spec.module.parameters())
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_every_tensor_has_an_initial_value(name: str) -> None:
     for key, tensor in build_model(name).weights.items():
@@ -124,6 +126,7 @@ def test_a_seed_decides_every_byte_and_leaves_the_global_generator_alone(name: s
     assert any(not torch.equal(first.weights[key], other.weights[key]) for key in first.weights)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_weights_are_floats_named_by_their_unit(name: str) -> None:
     spec = build_model(name)

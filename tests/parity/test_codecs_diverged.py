@@ -88,6 +88,7 @@ ONCE: list[tuple[str, dict[str, object], str]] = [
 """One of each way to a number for a tensor: itself, its maximum, a trained one, its mean, the order of its entries."""
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("codec", "options", "form"),
     by_default([(*each, form) for each, form in product(DIVERGING, FORMATS)], ONCE),

@@ -48,6 +48,7 @@ def functions(program: Program) -> dict[tuple[int, str], Function]:
     return {(at, function.name): function for at, function in found.values()}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("name", "net", "form"), by_default(ROWS, DEFAULT))
 def test_every_function_of_every_program_equals_torch(name: str, net: str, form: str) -> None:
     objective = Objective.of(submodel(name, net))

@@ -78,6 +78,7 @@ def test_what_cannot_be_used_is_named_with_its_value_and_a_remedy(
         programs.build(name, Users().objective, **options)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", [each for each in KEPT if each != "local"])
 def test_any_program_can_have_the_graph_that_adapts_to_one_user_and_trains_as_before(name: str) -> None:
     users = Users()

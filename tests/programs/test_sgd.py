@@ -34,6 +34,7 @@ def _functions(name: str) -> list[Function]:
     return [*_program(spec).functions, chunk_forward(chunk.module, chunk.sample, batch=4)]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("decay_all", [False, True])
 @pytest.mark.parametrize("name", ["resnet8", "resnet8 static", "cnn", "mlp"])
 def test_five_steps_equal_torch_optim_sgd(name: str, decay_all: bool) -> None:

@@ -80,6 +80,7 @@ def test_another_program_has_its_own_options() -> None:
     assert same.program.arguments == {"batch": 4, "steps": 2, "lr": 0.2, "momentum": 0.5}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("program", "candidate", "named"),
     [

@@ -80,6 +80,7 @@ def wider(tensors: Mapping[str, Tensor]) -> set[str]:
     }
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("name", [name for name in PROGRAMS if name != "fedbat"])
 def test_a_federation_of_float64_rounds_nothing_to_float32(name: str) -> None:
     objective = objective_of(name)
@@ -95,6 +96,7 @@ def test_a_federation_of_float64_rounds_nothing_to_float32(name: str) -> None:
         assert all(wider(step) <= {COUNT} for steps in each.steps.values() for step in steps)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("codec", CODED)
 def test_coding_a_float64_change_rounds_nothing_but_what_travels(codec: str) -> None:
     objective = objective_of("fedavg")

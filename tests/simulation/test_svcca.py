@@ -107,6 +107,7 @@ def study() -> tuple[ModelSpec, list[Samples], list[torch.Tensor]]:
     return spec, [(x[rows], y[rows]) for rows in parts], [torch.from_numpy(data.read(data.test_x))]
 
 
+@pytest.mark.slow
 def test_without_synchronisation_the_input_side_stays_more_alike_than_the_output_side(
     study: tuple[ModelSpec, list[Samples], list[torch.Tensor]],
 ) -> None:

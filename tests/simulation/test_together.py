@@ -26,6 +26,7 @@ def points(program: Program, clients: list[Client]) -> torch.Tensor:
     return torch.stack([done.weights[X] for done in federated(program, START, clients, rounds=3, feed=whole)])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("make", [fafed, stem, naive_adaptive, sgd])
 def test_together_is_one_by_one(make: Callable[..., Program]) -> None:
     program = make(PROBLEM.objective, batch=1, steps=3, lr=0.05)

@@ -55,6 +55,7 @@ def test_a_round_that_hostile_clients_ruin_is_undone(tmp_path: Path) -> None:
     assert max(losses[1:], default=0) <= 1.5 * min(losses)
 
 
+@pytest.mark.slow
 def test_workers_send_the_same(tmp_path: Path) -> None:
     changes: dict[str, dict[str, object]] = {
         "simulation": HOSTILE,

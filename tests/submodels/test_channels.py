@@ -136,6 +136,7 @@ SHAPES_OF_CHANNELS = (
 )
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", mostly_slow(MODELS, SHAPES_OF_CHANNELS))
 def test_a_model_whose_channels_change_places_everywhere_computes_the_same(name: str) -> None:
     spec = model(name)

@@ -135,6 +135,7 @@ def _biases(small: Compacted) -> int:
     return sum(array.size for name, array in small.weights.items() if name.endswith(("_bias", "_constant")))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("name", "gamma"),
     mostly_slow(

@@ -220,6 +220,7 @@ def test_statistics_of_another_model_are_refused() -> None:
 # -- submodels on their own ------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("kind", "gamma"),
     [("importance", 0.003), ("importance", 0.37), ("importance", 1.0), ("width", 0.04), ("width", 0.37)],

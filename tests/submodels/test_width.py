@@ -59,6 +59,7 @@ def whole18() -> ModelSpec:
     return resnet18()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ratio", "parameters", "multiplications"), mostly_slow(FRACTIONS, [FRACTIONS[0], FRACTIONS[5]])
 )
@@ -82,6 +83,7 @@ def test_the_analysis_of_a_model_is_made_once() -> None:
 
 
 # Every other model; the slices of tests/submodels/test_structured.py are made of those between them.
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", mostly_slow(MODELS[::2], ("cnn", "lstm_lm", "Grouped", "Uneven")))
 def test_a_slice_of_any_model_loads_its_payload_and_trains(name: str) -> None:
     spec = model(name)

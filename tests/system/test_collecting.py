@@ -35,6 +35,8 @@ def test_what_is_built_to_stay_is_searched_no_more_and_later_garbage_is_found() 
 
 
 def test_after_an_error_all_is_searched_as_before() -> None:
+    gc.unfreeze()
+
     with pytest.raises(RuntimeError), built_to_stay():
         raise RuntimeError
 

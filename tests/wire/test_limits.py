@@ -12,6 +12,7 @@ from edgefl.wire.limits import Limits
 MAY_BE_ZERO = {"offline_grace_s", "ready_timeout_s", "retry_pause_s"}
 
 
+@pytest.mark.sample(108)
 @pytest.mark.parametrize("name", Limits.__struct_fields__)
 @pytest.mark.parametrize("value", [-1, 0, "nan", "inf", float("nan"), float("inf"), 1e30], ids=str)
 def test_a_limit_out_of_range_is_refused_by_name(name: str, value: float | str) -> None:

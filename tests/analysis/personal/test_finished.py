@@ -119,6 +119,7 @@ def test_the_command_prints_every_protocol_and_the_trivial_level(leave: Leave) -
         assert word in " ".join(done.stdout.split())
 
 
+@pytest.mark.slow
 def test_json_has_every_user_and_is_the_same_each_time(leave: Leave) -> None:
     folder = leave()
 

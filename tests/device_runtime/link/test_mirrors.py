@@ -128,6 +128,7 @@ def test_a_mirror_that_knows_no_ranges_sends_the_whole(device: Device) -> None:
 # -- what a bad one may do -----------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("behave", BAD, ids=lambda behave: behave.__name__)
 def test_whatever_a_bad_mirror_does_the_broker_gives_the_blob(
     device: Device, published: BlobRef, behave: Behaviour

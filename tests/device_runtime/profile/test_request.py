@@ -231,6 +231,7 @@ def test_a_bundle_that_cannot_be_fetched_or_read_is_declined_and_the_device_trai
     assert script.files == []
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "garbage",
     [*GARBAGE, msgspec.msgpack.encode({"v": 1, "nonce": "+/#", "bundles": {}, "within_s": 1.0})],

@@ -28,6 +28,7 @@ PASSES = [
 """Each number of rows with each order of phases; with and without frozen units by turns."""
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize(("prefix", "rows", "phases"), PASSES, ids=str)
 def test_a_pass_sees_every_row_once_and_ignores_the_filling(
     tmp_path: Path, prefix: tuple[str, ...], rows: int, phases: Phases

@@ -15,6 +15,7 @@ from tests.device_runtime.rounds import ALL_STEPS, STATE, Device, Killed, OneByO
 from tests.device_runtime.tiny import STEPS, World
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("checkpoint_steps", [1, 2, 4, 100])
 def test_killed_at_any_step_the_round_ends_with_the_same_bits(tmp_path: Path, checkpoint_steps: int) -> None:
     world = World(tiny.make_bundle(steps=(4, 2)))

@@ -91,6 +91,7 @@ def test_what_fails_or_computes_something_else_is_dropped_and_told(device: Devic
         )
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("own", "same", "chosen"),
     [

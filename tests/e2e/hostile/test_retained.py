@@ -51,4 +51,4 @@ def test_a_packet_above_the_largest_message_ends_at_the_broker(
         session.publish(TOPICS.current_round, bytes(Limits().chunk_bytes))
         assert len(wait_message(session, TOPICS.current_round)) == Limits().chunk_bytes
         session.publish(TOPICS.current_round, bytes(5 * Limits().chunk_bytes))
-        assert "takes 524288 at most" in wait_for(session, Refused).reason
+        assert "max_packet_size" in wait_for(session, Refused).limit

@@ -51,6 +51,7 @@ def test_a_share_is_one_of_what_the_program_plans() -> None:
     assert artifact.planned_bytes <= count < plain().planned_bytes
 
 
+@pytest.mark.slow
 def test_a_step_with_less_memory_computes_what_torch_computes() -> None:
     artifact, _ = within(Budget(0.97, relative=True))
 

@@ -109,6 +109,7 @@ ON_KERNELS: dict[str, Case] = {
 }
 
 
+@pytest.mark.sample(17)
 @pytest.mark.parametrize("name", ON_XNNPACK)
 def test_xnnpack_computes_what_torch_does(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partition, "LEAST", 0.0)
@@ -120,6 +121,7 @@ def test_xnnpack_computes_what_torch_does(name: str, monkeypatch: pytest.MonkeyP
     verify(example, to_executorch(captured).model, 3)
 
 
+@pytest.mark.sample(17)
 @pytest.mark.parametrize("name", ON_XNNPACK)
 def test_kernels_compute_the_same_where_nothing_is_delegated(
     name: str, monkeypatch: pytest.MonkeyPatch

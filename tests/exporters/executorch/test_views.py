@@ -83,6 +83,7 @@ COMBINED: dict[str, Case] = {
 }
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", COMBINED)
 def test_what_reads_a_view_meets_what_torch_meets(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partition, "LEAST", 0.0)

@@ -235,6 +235,7 @@ VIEWS = {
 }
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", VIEWS)
 @pytest.mark.parametrize("inside", [True, False], ids=["before", "behind"])
 def test_a_value_waits_through_views_before_and_behind(name: str, inside: bool, tmp_path: Path) -> None:

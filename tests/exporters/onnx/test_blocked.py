@@ -135,6 +135,7 @@ DEPTHWISE: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("case", DEPTHWISE)
 def test_weight_gradients_of_depthwise_convolutions_are_convolutions_there(case: str) -> None:
     channels, side = 32, 18

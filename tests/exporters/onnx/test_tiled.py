@@ -125,6 +125,7 @@ CHAINS: dict[str, tuple[tuple[NodeProto, ...], str]] = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", CHAINS)
 def test_a_loop_makes_the_same_numbers(name: str) -> None:
     nodes, results = CHAINS[name]

@@ -149,6 +149,7 @@ def formed(name: str) -> tuple[bytes, ...]:
     return tuple(form for each in found if each and (form := summed(each)))
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", CASES)
 def test_it_is_there_where_it_takes_fewer_passes(name: str) -> None:
     assert passes(summed(written(name)[2])) == CASES[name].passes

@@ -98,6 +98,7 @@ def test_i8_parameters_and_activations_of_every_unit(
     assert (sum(row[1] for row in rows), sum(row[2] for row in rows)) == total
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("name", "tier", "p", "a", "printed", "exact"), TABLE_1)
 def test_i8_tiers_of_table_1(name: str, tier: str, p: int, a: int, printed: float, exact: float) -> None:
     submodel = tiers(name)[tier].of(built(name))

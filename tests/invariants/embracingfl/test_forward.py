@@ -66,6 +66,7 @@ def test_i1_static_batch_norm_normalises_fixed_groups_of_rows() -> None:
     assert not torch.allclose(record(submodel, x, 16), grouped, atol=1e-3), "other groups, other statistics"
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("name", MODELS)
 def test_i2_suffix_of_the_record_equals_the_full_model(name: str, training: bool) -> None:

@@ -22,6 +22,7 @@ from tests.invariants.embracingfl.tiny import local_gradient, record, samples, t
 from tests.rings.rows import mostly_slow
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("name", "steps"),
     mostly_slow(

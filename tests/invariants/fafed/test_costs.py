@@ -79,6 +79,7 @@ def floats(tensors: Mapping[str, Tensor]) -> int:
     return sum(tensor.numel() for tensor in tensors.values())
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", UP)
 def test_17_a_round_moves_as_many_floats_up_as_the_table_says(name: str) -> None:
     program = built(name, Numbered())
@@ -97,6 +98,7 @@ def test_17_the_first_exchange_moves_one_gradient_of_each_client() -> None:
     assert sum(map(floats, opening.updates.values())) == CLIENTS * D
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", UP)
 def test_18_a_round_takes_as_many_gradients_as_the_table_says(name: str) -> None:
     loss = Numbered()

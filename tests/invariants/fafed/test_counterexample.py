@@ -87,6 +87,7 @@ def test_01_the_naive_method_reproduces_the_table() -> None:
         assert float(done.weights[three_clients.NAME]) == pytest.approx(bar[t - 1], abs=6e-9)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("q", [1, 5, 10, 20])
 def test_01_the_mean_moves_away_alike_for_every_length_of_a_round(q: int) -> None:
     found = path(naive(q), 100)

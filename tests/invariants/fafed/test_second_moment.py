@@ -78,6 +78,7 @@ def looped(made: Made, kept: Kept, rounds: int) -> list[tuple[Tensor, Tensor]]:
     return after
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_second_moment_is_that_of_a_plain_loop(kind: str) -> None:
     for done, (x, v) in zip(found(kind).rounds, looped(*KINDS[kind], 6), strict=True):

@@ -34,6 +34,7 @@ def paper_model(name: str, options: dict[str, int]) -> ModelSpec:
 # -- 20: the bytes ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("codec", ["scaled_sign", "ef_signsgd", "fedbat"])
 @pytest.mark.parametrize(("model", "options", "entries", "tensors", "payload", "buffers"), PAPER)
 def test_i20_payload_of_the_paper_s_models_is_that_of_its_table(

@@ -281,6 +281,7 @@ class Shift(nn.Module):
         return self.dense(x)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("gamma", FOUR_SIZES)
 @pytest.mark.parametrize(
     ("name", "options"),

@@ -74,6 +74,7 @@ def rounds(device: Client, submodel: Importance, poison: float) -> Iterator[tupl
         yield clean | metrics, other | told
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("engine", "options", "poison"),
     mostly_slow(

@@ -139,6 +139,7 @@ def through(score: Tensor, theta: Tensor) -> Tensor:
 # The gradient of a network
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("measure", ["mean", "rms"])
 @pytest.mark.parametrize(
     "name",

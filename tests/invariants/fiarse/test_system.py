@@ -57,6 +57,7 @@ def dense_scalars(submodel: Importance) -> int:
     return sum(weights[name].numel() for name in submodel.carrier.dense)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("gamma", [1 / 64, 0.04, 1 / 4, 0.64])
 def test_inv27_the_payload_comes_back_without_loss_and_is_the_masked_model(
     spec: ModelSpec, gamma: float

@@ -163,6 +163,7 @@ def plain(objective: Objective, batch: int, steps: int) -> Program:
     return sgd(objective, batch=batch, steps=steps, lr=0.05, momentum=0.0, weight_decay=0.0)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("options", MODES)
 def test_14_without_alpha_every_mode_is_fedavg_on_quadratics(options: dict[str, Any]) -> None:
     objective = quadratic(D)

@@ -121,6 +121,7 @@ def test_the_default_reach_is_where_the_weights_type_has_most_digits() -> None:
     assert error(1e-2) < error(1e-4) < error(1e-5)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("delta", [1e-3, 0.1, 1.0, 10.0])
 @pytest.mark.parametrize("seed", range(4))
 def test_05_the_error_stays_below_half_rho_delta_v_squared(delta: float, seed: int) -> None:

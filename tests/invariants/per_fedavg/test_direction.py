@@ -115,6 +115,7 @@ def test_03_so_does_the_scale_free_form(delta0: float) -> None:
     )
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", [*WRONG, FROM_ADAPTED])
 def test_03_fails_for_every_wrong_variant(kind: str) -> None:
     assert not equals_exact(lambda objective, **options: wrong(kind, objective, batch=1, **options), 1e-3)

@@ -37,6 +37,7 @@ def _spied(program: Program, look: Callable[[Tensors], None]) -> Program:
     return replace(program, personalize=Function(step.name, fn, step.inputs))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("model", "protocol"),
     by_default(
@@ -188,6 +189,7 @@ def test_26_steps_read_samples_of_the_support_only() -> None:
         drawn.clear()
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("model", "alpha", "headline", "protocol"),
     by_default(

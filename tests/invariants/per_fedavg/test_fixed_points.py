@@ -49,6 +49,7 @@ def fixed_point(clients: Sequence[Client], power: int, steps: int, lr: float, al
     return torch.linalg.solve(left, right)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("method", POWER)
 @pytest.mark.parametrize(("steps", "rounds"), mostly_slow([(1, 40), (5, 9)], [(5, 9)]))
 def test_20_rounds_lead_to_the_fixed_point_of_the_formula(method: str, steps: int, rounds: int) -> None:
@@ -79,12 +80,14 @@ def led_two(method: str, rounds: int = 32) -> float:
 GOLDEN = {"fedavg": 0.8, "fo": 8 / 11, "exact": 0.64, "hf": 0.64}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("method", GOLDEN)
 def test_21_two_scalar_users(method: str) -> None:
     assert abs(led_two(method) - GOLDEN[method]) < 1e-9
 
 
 # In one dimension "entry by entry" is right; invariants 3 and 11 catch it.
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", [kind for kind in (*WRONG, FROM_ADAPTED) if "entry" not in kind])
 def test_21_wrong_variants_end_elsewhere(kind: str) -> None:
     assert abs(led_two("hf", 12) - GOLDEN["hf"]) < 1e-3

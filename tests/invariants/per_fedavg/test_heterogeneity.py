@@ -273,6 +273,7 @@ def test_a_user_with_one_sample_is_named() -> None:
         batches(Shard(torch.zeros(1, 2), torch.zeros(1)), 3)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["resnet8", "lstm_lm", "fafed_mnist", "vit"])
 def test_hessians_of_models_with_batch_norm_dropout_and_attention_are_symmetric(name: str) -> None:
     spec = build_model(name, **SMALL[name])

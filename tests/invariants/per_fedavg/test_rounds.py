@@ -108,6 +108,7 @@ def test_16_with_one_user_it_is_maml_on_one_task(power_of: tuple[str, int]) -> N
     assert (found - w).abs().max() < 1e-12
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("mode", MODES)
 def test_17_averaging_changes_nothing_for_identical_users(mode: str) -> None:
     first = users(1)[0]

@@ -95,6 +95,7 @@ def variance_ratio(clients: int, count: int, rounds: int, *, replacing: bool = F
     return float(squares.mean()), float(squares.std() / math.sqrt(rounds))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("clients", "count"), [(10, 4), (50, 10), (6, 6), (5, 1)])
 def test_19_the_variance_of_a_sampled_mean(clients: int, count: int) -> None:
     found, error = variance_ratio(clients, count, 3000)

@@ -41,6 +41,7 @@ def _loss(
     return objective(params, {name: weights[name] for name in objective.fixed}, x, y, noise)[0]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_it_trains_as_torch_does_on_the_same_numbers(name: str) -> None:
     module, spec, objective = _made(name)
@@ -83,6 +84,7 @@ def test_it_is_cut_and_computes_in_inference_as_its_author_wrote_it(name: str) -
     assert torch.equal(spec.module.eval()(x), module.eval()(x))
 
 
+@pytest.mark.slow
 def test_ports_are_named_by_the_submodule_that_draws() -> None:
     assert list(_made("a head that drops twice")[2].noise(3)) == ["1.dropout.uniform", "1.dropout.uniform_1"]
     assert list(_made("one dropout of the root")[2].noise(3)) == [

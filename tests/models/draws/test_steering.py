@@ -77,6 +77,7 @@ def test_a_layer_that_is_left_out_by_chance_is_always_there_and_people_are_told(
     assert torch.equal(spec.module.eval()(x), model.eval()(x))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "unlikely",
     [
@@ -188,6 +189,7 @@ class Layers(nn.Module):
         return self.head(x)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "draw",
     ["1 - np.random.random()", *map(slow, ("random.random()", "np.random.rand()", "random.uniform(0, 1)"))],

@@ -126,6 +126,7 @@ def inputs() -> Tensor:
     return torch.randn(ROWS, FEATURES, generator=torch.Generator().manual_seed(1))
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_batch_has_the_loss_and_the_gradient_of_torch(name: str) -> None:
     module, x = network(), inputs()

@@ -110,6 +110,7 @@ def _made(name: str) -> tuple[nn.Module, ModelSpec, Objective]:
     return module, spec, Objective(spec.module, spec.sample)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("name", "form"),
     in_turn([(name,) for name in MODELS if name not in LARGE], rare=[(name,) for name in LARGE]),

@@ -29,6 +29,7 @@ def data() -> LocalData:
     return local_data(tier().spec, 10, seed=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["onnx", pytest.param("executorch", marks=pytest.mark.slow)])
 def test_a_round_behind_a_prefix_gives_the_update_of_torch(form: str, tmp_path: Path) -> None:
     result, _ = on_device(tier(form), data(), 5, tmp_path, form)

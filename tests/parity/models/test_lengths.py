@@ -75,6 +75,7 @@ def data(rows: int = 12) -> LocalData:
     return LocalData(x, rng.integers(0, CLASSES, rows), "texts", {"attention_mask": mask})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "form"), in_turn([(Bag,)], rare=[(reader,)]))
 def test_a_round_by_length_trains_what_the_whole_graphs_would(
     make: Callable[[], nn.Module], form: str, tmp_path: Path
@@ -89,6 +90,7 @@ def test_a_round_by_length_trains_what_the_whole_graphs_would(
         assert np.allclose(array, expected[name].numpy(), atol=1e-5), name
 
 
+@pytest.mark.slow
 def test_every_batch_takes_the_shortest_graph_that_holds_it() -> None:
     manifest = tier().bundle.manifest
     fitted = data(40).fitted(manifest.data, LabelSpec.of(manifest))

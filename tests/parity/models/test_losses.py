@@ -109,6 +109,7 @@ def test_masked_loss_and_distillation_read_classes_wherever_they_stand(
     assert not checked(form, step, seed=3).rounding
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(("name", "program", "form"), by_default(sorted({*ROWS, *DEFAULT}), DEFAULT))
 def test_every_loss_is_trained_and_evaluated_as_in_torch(name: str, program: str, form: str) -> None:
     for function in steps(name, program):

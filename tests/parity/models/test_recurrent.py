@@ -104,6 +104,7 @@ def test_the_exported_step_equals_torch_s_layer(
             assert format_of(form).verify(reference, model, seed).set_aside == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", in_turn([()]))
 def test_projections_are_exported(form: str) -> None:
     torch.manual_seed(0)

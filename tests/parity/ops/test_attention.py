@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -100,6 +101,7 @@ MORE = (
 RARE = ("TransformerDecoderLayer, causal",)
 
 
+@pytest.mark.sample(2)
 @every(CASES, MORE, RARE, differentiable=True)
 def test_attention_equals_torch(case: Case, again: bool, form: str) -> None:
     agrees(case.step(again), form)

@@ -60,6 +60,7 @@ def by_hand(column: list[float], rule: MeanRule) -> float:
     return math.fsum(left) / len(left)
 
 
+@pytest.mark.sample(2)
 @on_rules
 @given(given_round=rounds())
 def test_rule_gives_what_its_definition_says_over_the_holders(
@@ -76,6 +77,7 @@ def test_rule_gives_what_its_definition_says_over_the_holders(
         assert result[entry] == pytest.approx(expected, rel=1e-12, abs=1e-12)
 
 
+@pytest.mark.sample(2)
 @on_rules
 @given(given_round=rounds(), seed=st.integers(0, 1000))
 def test_no_order_of_arrival_changes_a_bit(

@@ -130,6 +130,7 @@ def test_a_broker_of_3_1_1_is_spoken_to_in_3_1_1(
     assert delivery.wait(300.0)
 
 
+@pytest.mark.needs("mosquitto")
 def test_a_broker_that_hung_up_once_is_asked_for_version_5_again(
     mosquitto: BrokerProcess, connect: SessionFactory
 ) -> None:
