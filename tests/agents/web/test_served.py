@@ -122,7 +122,7 @@ def test_messages_go_both_ways_whole(
     browser.subscribe(chunks)
     assert dict(heard(browser) for _ in chunks) == chunks
     server.subscribe([f"{federation}/updates"])
-    update = os.urandom(1 << 20)
+    update = os.urandom(256 << 10)
     browser.publish(f"{federation}/updates", update)
     assert heard(server) == (f"{federation}/updates", update)
 
