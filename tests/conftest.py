@@ -65,6 +65,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_runtest_teardown() -> None:
+    """Forget what a command that ran in this process sets for its children: children of other tests import ``tests``."""
+    os.environ.pop("PYTHONSAFEPATH", None)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def code_stays_resident() -> Iterator[None]:
     """Loading a graph in the tests' own process reads no tables of pages: those of all libraries of all tests are long.

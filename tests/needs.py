@@ -23,8 +23,8 @@ PACKAGES = {
     "systemd-analyze": "systemd",
 }
 """Debian's package for each program."""
-_FOLDERS = (str(Path(sys.executable).parent), "/usr/sbin", "/usr/local/sbin")
-"""Folders outside a user's PATH: the environment's own programs, and where Debian installs servers."""
+_ENVIRONMENT, _SERVERS = str(Path(sys.executable).parent), "/usr/sbin:/usr/local/sbin"
+"""Folders outside a user's PATH: the environment's own programs, which come first, and where Debian installs servers."""
 
 
 def find(program: str) -> str | None:
@@ -34,7 +34,9 @@ def find(program: str) -> str | None:
         return str(versions[-1]) if versions else shutil.which(program)
     if program == "chromium":
         return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    return shutil.which(program) or shutil.which(program, path=os.pathsep.join(_FOLDERS))
+    return next(
+        filter(None, (shutil.which(program, path=path) for path in (_ENVIRONMENT, None, _SERVERS))), None
+    )
 
 
 def require(program: str) -> str:

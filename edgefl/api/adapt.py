@@ -24,10 +24,9 @@ from edgefl.wire import folders
 from edgefl.wire.bundle.manifest import Manifest, decode_manifest
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.keys import parse_keys
-from edgefl.wire.limits import Limits
+from edgefl.wire.limits import Limits, checked_seed
 from edgefl.wire.mqtt.address import Address
 from edgefl.wire.mqtt.topics import checked_name
-from edgefl.wire.seeds import checked_seed
 from edgefl.wire.tensors import Arrays
 
 

@@ -31,7 +31,7 @@ from edgefl.setup.tiers import completed, device_names
 from edgefl.setup.training import program_of
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.errors import ConfigError
-from edgefl.wire.seeds import checked_seed
+from edgefl.wire.limits import checked_seed
 from edgefl.wire.tensors import Arrays
 from exporters.bundle.build import batch_size
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self
 from edgefl.wire.bundle import archive
 from edgefl.wire.bundle.manifest import Manifest
 from edgefl.wire.errors import BundleError
-from edgefl.wire.seeds import checked_seed
+from edgefl.wire.limits import checked_seed
 from edgefl.wire.tensors import Array, Arrays
 
 if TYPE_CHECKING:

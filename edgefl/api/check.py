@@ -23,7 +23,7 @@ from edgefl.data import photos
 from edgefl.data.dataset import Dataset, OtherInput
 from edgefl.models.spec import ModelSpec
 from edgefl.wire.errors import ConfigError, EdgeflError, ExportError, ModelError
-from edgefl.wire.seeds import checked_seed
+from edgefl.wire.limits import checked_seed
 from edgefl.wire.tensors import Array, Arrays
 
 STEPS = 5

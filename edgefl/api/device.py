@@ -27,11 +27,10 @@ from edgefl.wire import folders
 from edgefl.wire.enrolment import parse_token
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.keys import parse_keys
-from edgefl.wire.limits import Limits
+from edgefl.wire.limits import Limits, checked_seed
 from edgefl.wire.mirrors import Mirror
 from edgefl.wire.mqtt.address import Address
 from edgefl.wire.mqtt.topics import checked_name
-from edgefl.wire.seeds import checked_seed
 from edgefl.wire.tensors import Array
 
 if TYPE_CHECKING:

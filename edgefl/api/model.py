@@ -24,7 +24,7 @@ from edgefl.setup.data import open_data
 from edgefl.setup.model import check_fits, fitted_model, labels_of, sample_of
 from edgefl.wire.bundle.manifest import DataSpec, Input
 from edgefl.wire.errors import ConfigError
-from edgefl.wire.seeds import checked_seed
+from edgefl.wire.limits import checked_seed
 
 Model = str | nn.Module | ModelSpec | Callable[..., Any]
 """The name of a model that edgefl brings, ``file.py:factory``, a module, a factory of one, or a :class:`ModelSpec`."""

@@ -12,7 +12,7 @@ from edgefl.config import Federation
 from edgefl.data.partition import histograms
 from edgefl.setup.data import has_classes, how_spread, open_data, partition
 from edgefl.setup.tiers import completed, device_names
-from edgefl.wire.seeds import checked_seed
+from edgefl.wire.limits import checked_seed
 
 
 def spread(

@@ -11,9 +11,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from edgefl.config.nearest import nearest
 from edgefl.facts import problem_of, shipped
 from edgefl.facts.combinations import WHOLE, combination_hint, works
-from edgefl.system.nearest import nearest
 from edgefl.system.python import folder_last
 
 _PERSONAL = "personal"  # of every program

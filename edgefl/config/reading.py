@@ -11,8 +11,8 @@ from pydantic import BaseModel, ValidationError
 
 from edgefl.config.federation import Federation
 from edgefl.config.names import name_problems
+from edgefl.config.nearest import nearest
 from edgefl.config.tables import TierTable
-from edgefl.system.nearest import nearest
 from edgefl.wire.errors import ConfigError
 
 

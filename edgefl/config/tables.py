@@ -12,8 +12,8 @@ from edgefl.system.sizes import parse_budget
 from edgefl.wire.bundle.formats import FormatName, Outputs
 from edgefl.wire.bundle.readers import Reader, problem_of
 from edgefl.wire.errors import ConfigError
+from edgefl.wire.limits import checked_seed
 from edgefl.wire.mqtt.topics import checked_name
-from edgefl.wire.seeds import checked_seed
 
 BATCH, STEPS = 32, 10
 """Of the programs that edgefl brings, in a federation that says nothing else."""

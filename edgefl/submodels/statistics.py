@@ -237,7 +237,7 @@ def collect(module: nn.Sequential, batches: Iterable[Tensors], *, moving: bool =
     if empty:
         raise DataError(
             "expected at least one row of data to estimate the statistics of batch norm, found none; add test_x and test_y "
-            "to the data, or keep moving statistics (--bn-eval moving)"
+            "to the data, or keep moving statistics (`bn_eval` moving)"
         )
     return recording.total
 

@@ -95,9 +95,7 @@ def make_folder(folder: Path, *, private: bool = False) -> None:
     ``private``: only the owner may look into a new ``folder``.
     """
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
-    if missing:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-    folder.mkdir(mode=0o700 if private else 0o777, exist_ok=True)
+    folder.mkdir(mode=0o700 if private else 0o777, parents=True, exist_ok=True)  # those above: 0o777
     for made in missing:
         sync_folder(made.parent)
 

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import msgspec
 
+from edgefl.wire.errors import ConfigError
+
 _LONGEST_S = 1e8
 """Three years. Upper bounds also keep out infinity; NaN is outside of every range."""
 
@@ -174,3 +176,18 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     profiles_an_hour: Count = 20
     """Requests for a profile that a device takes within an hour."""
+
+
+SEED_MAX = 2**63 - 1
+"""Largest seed: the largest integer of a TOML file, and torch's generators, which take one bit more, also get the numbers
+that follow a seed."""
+
+
+def checked_seed(seed: int) -> int:
+    """Return ``seed``. Raises ConfigError if it is not between 0 and :data:`SEED_MAX`."""
+    if not 0 <= seed <= SEED_MAX:
+        raise ConfigError(
+            f"seed: expected a number from 0 to {SEED_MAX} (2**63 - 1), found {seed}; choose another",
+            seed=seed,
+        )
+    return seed

@@ -9,7 +9,7 @@ import pytest
 import edgefl
 from edgefl.cli.commands import app
 from edgefl.wire.errors import ConfigError
-from edgefl.wire.seeds import SEED_MAX, checked_seed
+from edgefl.wire.limits import SEED_MAX, checked_seed
 from tests.cli.runner import runner
 
 WORDS = r"seed: expected a number from 0 to 9223372036854775807 \(2\*\*63 - 1\), found"

@@ -89,7 +89,7 @@ def test_a_codec_that_cannot_be_read_is_told_with_the_grammar(text: str) -> None
     [
         ("fedbot", "no codec 'fedbot'; there are: dense, .*fedbat"),
         ("fedpaq:bit=3", "codec 'fedpaq' has no option 'bit'; it takes bits"),
-        ("fedpaq:bits=three", "option 'bits' of codec 'fedpaq' is 'three'"),
+        ("fedpaq:bits=three", r"codec\.options\.bits: Expected `int`, got `str` \(found 'three'\)"),
     ],
 )
 def test_a_run_with_a_codec_that_does_not_exist_starts_nothing(

@@ -10,7 +10,8 @@ import pytest
 import typer
 
 from edgefl.cli.commands import app
-from edgefl.cli.options import in_flags
+from edgefl.cli.options import Engine, in_flags
+from edgefl.wire.bundle.formats import FORMATS
 
 COMMAND = typer.main.get_command(app)
 ROOT = Path(__file__).resolve().parents[2]
@@ -68,3 +69,7 @@ def _messages(path: Path) -> list[tuple[int, str]]:
 
 def _text(part: ast.expr) -> str:
     return str(part.value) if isinstance(part, ast.Constant) else "{}"
+
+
+def test_an_engine_can_be_chosen_for_each_format() -> None:
+    assert [engine.value for engine in Engine] == list(FORMATS)

@@ -41,7 +41,7 @@ def test_the_template_is_valid(tmp_path: Path) -> None:
 
 
 def test_an_unknown_model_lists_the_known_ones(tmp_path: Path) -> None:
-    refused(edgefl("export", "--model", "resnet9", "--out", tmp_path), ModelError, "resnet9", "resnet20")
+    refused(edgefl("export", "--model", "resnet9", "--out", tmp_path), ConfigError, "resnet9", "resnet20")
 
 
 def test_a_port_in_use_is_named(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_a_cut_behind_the_last_unit_is_not_valid(tmp_path: Path) -> None:
     config.write_text("[tiers.weak]\ncut = 99\n")
 
     refused(edgefl("validate", config), ConfigError, "tiers.weak.cut", "99")
-    refused(edgefl("export", config, "--out", tmp_path), ModelError, "99")
+    refused(edgefl("export", config, "--out", tmp_path), ConfigError, "tiers.weak.cut", "99")
 
 
 def test_fresh_removes_what_was_published(tmp_path: Path) -> None:
