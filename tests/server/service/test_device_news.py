@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.client_ids import client_id
 from edgefl.wire.mqtt.messages import FAILED, Hello, Progress, UpdateChunk
 from edgefl.wire.mqtt.refusals import TEXTS
 from server import events
@@ -30,6 +31,7 @@ from server.events import (
 )
 from tests import needs
 from tests.conftest import Mosquitto, SessionFactory
+from tests.server import fleet
 from tests.server.fleet import PATIENCE_S, RunningServer, ScriptedDevice, plan_for, silent
 from tests.server.service.served import MakeDevice
 from tests.wire.mqtt.events import wait_up
@@ -209,8 +211,12 @@ def test_a_server_that_lacks_devices_names_those_under_other_names(
     server.stop()
 
 
-def test_two_devices_of_one_name_are_told_by_the_server_too(device: MakeDevice, serve: Any) -> None:
+def test_two_devices_of_one_name_and_key_are_told_by_the_server_too(
+    device: MakeDevice, serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a device's folder was copied: the broker takes both for one client."""
     needs.require("mosquitto")  # the embedded broker may leave two such clients connected
+    monkeypatch.setattr(fleet, "client_id", lambda _secret, *who: client_id(b"copied", *who))
     device("strong-0", silent)
     device("strong-0", silent)
     server = serve(rounds=1)

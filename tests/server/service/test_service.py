@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from edgefl.wire import tensors
 from edgefl.wire.limits import Limits
@@ -73,16 +74,17 @@ def test_a_device_that_vanishes_does_not_block_the_round(device: MakeDevice, ser
 
 
 def test_a_round_with_too_few_reports_is_abandoned_and_the_model_unchanged(
-    device: MakeDevice, serve: Any, tmp_path: Path
+    device: MakeDevice, serve: Any
 ) -> None:
     device("strong-0")
-    device("strong-1", silent)
-    server = serve(rounds=1, min_devices=2, min_reports=2, deadline_s=2.0)
-    closed = server.wait_for(RoundClosed)
-    server.join()
-    model = tensors.load((tmp_path / "out" / "model.safetensors").read_bytes())
+    late = device("strong-1", silent)
+    server = serve(rounds=2, min_devices=2, min_reports=2, deadline_s=2.0)
+    first, closed = late.wait_open(), server.wait_for(RoundClosed)
+    second = late.wait_open(round_number=2)
     assert closed.outcome == "abandoned" and "1 of 2 devices" in closed.text
-    assert all(np.array_equal(model[name], WEIGHTS[name]) for name in WEIGHTS)
+    assert (second.base, second.model_version, second.units) == (0, first.model_version, first.units)
+    with pytest.raises(AssertionError, match="none has trained the model"):
+        server.join()
 
 
 def test_a_device_fetches_what_the_announcement_names_and_old_weights_go(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from edgefl.wire import tensors
-from edgefl.wire.errors import ParticipationError
+from edgefl.wire.errors import DivergedError, ParticipationError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import NO_CARRY, Decline, Round, Task
 from server.events import Declined, Finished, Refused, Rejected, RoundClosed, RoundOpened, Waiting, Warned
@@ -136,7 +136,7 @@ def test_a_run_whose_updates_are_refused_again_and_again_ends_with_the_reason(
     device("strong-0", diverged)
     server = serve(rounds=9, min_devices=1, whole=True)
     error = ended(server)
-    assert isinstance(error, ParticipationError) and "its update was refused: " in error.message
+    assert isinstance(error, DivergedError) and "its update was refused: " in error.message
     assert "NaN" in error.message and "3 tries in a row" in error.message
     assert [each.outcome for each in server.seen_of(RoundClosed)] == ["abandoned"] * 3
     server.error = None

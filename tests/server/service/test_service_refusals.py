@@ -154,7 +154,8 @@ def test_a_refusal_says_what_the_update_said_of_itself_and_what_was_wanted(
     device: MakeDevice, serve: Any
 ) -> None:
     culprit = device("strong-0", changed(codec="fedpaq", codec_version=7))
-    serve(rounds=1)
+    device("strong-1", silent)
+    serve(rounds=1, min_devices=2)
 
     text = culprit.acks.get(timeout=PATIENCE_S).text
     assert "coded by 'fedpaq' version 7, its tier by 'dense' version 1; fetch the tier's bundle again" in text

@@ -308,7 +308,9 @@ def test_a_broker_that_refuses_the_password_is_reported_once_per_attempt(
     finally:
         broker.stop()
 
-    remedy = "name it as user:password@host:port (`--broker`, or EDGEFL_BROKER)"
+    remedy = (
+        "name it as user@host:port (`--broker`), its password by `--password-file` or EDGEFL_BROKER_PASSWORD"
+    )
     assert all(
         reason.endswith(f"refused us: Not authorized; it wants a user: {remedy}") for reason in reasons
     )

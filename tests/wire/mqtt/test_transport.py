@@ -167,7 +167,7 @@ def test_a_packet_that_the_broker_does_not_take_is_refused_and_the_session_stand
         session = connect(broker.address, start=False)
         queued = session.publish("a/queued", b"x" * 6000)
         session.start()
-        assert "5000 at most" in wait_for(session, Refused).reason
+        assert "5000 at most" in wait_for(session, Refused).limit
         wait_up(session)
         later = session.publish("a/later", b"x" * 6000)
         assert (wait_for(session, Refused).topic, queued.done(), later.done()) == ("a/later", True, True)
