@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from edgefl.contract.program import Function
@@ -24,14 +26,15 @@ def dtype_of(objective: Objective, state: Tensors) -> torch.dtype:
     return state[f"state.weights.{objective.trainable[0]}"].dtype
 
 
+def packed(objective: Objective, tensors: Tensors) -> Tensors:
+    """Return ``update.*`` of ``state.weights.*``: every suffix tensor, moving statistics included."""
+    weights, gates = select(tensors, "state.weights"), select(tensors, "state.gate")
+    return prefixed("update", objective.carrier.pack(weights, gates))
+
+
 def finish(objective: Objective) -> Function:
-    """``state.weights.*`` -> ``update.*``: every suffix tensor, moving statistics included."""
-
-    def fn(tensors: Tensors) -> Tensors:
-        weights, gates = select(tensors, "state.weights"), select(tensors, "state.gate")
-        return prefixed("update", objective.carrier.pack(weights, gates))
-
-    return Function("finish", fn, held_ports(objective))
+    """Return the ``finish`` that sends the weights and nothing else."""
+    return Function("finish", partial(packed, objective), held_ports(objective))
 
 
 def evaluate(objective: Objective, batch: int) -> Function:

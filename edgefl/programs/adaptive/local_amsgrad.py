@@ -10,7 +10,7 @@ from edgefl.contract.schedule import Scalars
 from edgefl.contract.server import ServerOpt, beside, state_of
 from edgefl.contract.tensors import Tensors, prefixed, select
 from edgefl.objective.objective import Objective
-from edgefl.objective.parts import SCALAR, begun, dtype_of, evaluate, held_ports
+from edgefl.objective.parts import SCALAR, begun, dtype_of, evaluate, held_ports, packed
 from edgefl.programs.baselines.steps import descent, received_state, root, trained_specs, weight_ports
 
 
@@ -83,10 +83,9 @@ class _Local:
 
     def finish(self, tensors: Tensors) -> Tensors:
         """``update.*``, ``update.m/*`` and ``update.v/*``; m and v stay in the carry."""
-        left, gates = select(tensors, "state.weights"), select(tensors, "state.gate")
         m, v = select(tensors, "state.m"), select(tensors, "state.v")
-        update = self.objective.carrier.pack(left, gates) | beside("m", m) | beside("v", v)
-        return prefixed("update", update) | prefixed("carry.m", m) | prefixed("carry.v", v)
+        update = packed(self.objective, tensors) | prefixed("update", beside("m", m) | beside("v", v))
+        return update | prefixed("carry.m", m) | prefixed("carry.v", v)
 
 
 def _synchronised(before: Tensors, mean: Tensors, hyper: Scalars) -> Tensors:

@@ -8,8 +8,9 @@ from edgefl.contract.program import Function, Phase, Program
 from edgefl.contract.tensors import Tensors, prefixed, select
 from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
-from edgefl.objective.parts import SCALAR, begun, evaluate, held_ports, step_ports
+from edgefl.objective.parts import SCALAR, begun, evaluate, held_ports, packed, step_ports
 from edgefl.programs.adaptive.schedules import positive
+from edgefl.programs.baselines.steps import trained_specs, weight_ports
 from edgefl.wire.errors import ConfigError
 
 
@@ -54,10 +55,7 @@ def _start(objective: Objective) -> Function:
     def fn(given: Tensors) -> Tensors:
         return begun(objective, given) | prefixed("state.v", select(given, "carry.v"))
 
-    ports = prefixed("weights", objective.carrier.payload)
-    return Function(
-        "start", fn, ports | {f"carry.v.{name}": objective.weights[name] for name in objective.trainable}
-    )
+    return Function("start", fn, weight_ports(objective) | prefixed("carry.v", trained_specs(objective)))
 
 
 def _train(objective: Objective, batch: int) -> Function:
@@ -75,17 +73,11 @@ def _train(objective: Objective, batch: int) -> Function:
         return state | {"metric.loss": loss, "metric.correct": correct}
 
     ports = step_ports(objective, batch) | {"hyper.lr": SCALAR, "hyper.beta": SCALAR}
-    return Function(
-        "train", fn, ports | {f"state.v.{name}": objective.weights[name] for name in objective.trainable}
-    )
+    return Function("train", fn, ports | prefixed("state.v", trained_specs(objective)))
 
 
 def _finish(objective: Objective) -> Function:
     def fn(given: Tensors) -> Tensors:
-        update = objective.carrier.pack(select(given, "state.weights"), select(given, "state.gate"))
-        return prefixed("update", update) | prefixed("carry.v", select(given, "state.v"))
+        return packed(objective, given) | prefixed("carry.v", select(given, "state.v"))
 
-    ports = held_ports(objective) | {
-        f"state.v.{name}": objective.weights[name] for name in objective.trainable
-    }
-    return Function("finish", fn, ports)
+    return Function("finish", fn, held_ports(objective) | prefixed("state.v", trained_specs(objective)))

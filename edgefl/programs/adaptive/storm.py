@@ -28,10 +28,10 @@ from edgefl.contract.server import ServerOpt, beside, state_of
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
 from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
-from edgefl.objective.parts import SCALAR, begun, evaluate, held_ports, step_ports
+from edgefl.objective.parts import SCALAR, begun, evaluate, held_ports, packed, step_ports
 from edgefl.programs.adaptive.schedules import Steps, positive
 from edgefl.programs.adaptive.second_moment import SecondMoment, fresh, updated
-from edgefl.programs.baselines.steps import clipped
+from edgefl.programs.baselines.steps import clipped, trained_specs, weight_ports
 from edgefl.wire.errors import ConfigError
 
 # What devices run in STEM and FAFED: recursive momentum, its opening gradient, and what they keep and send.
@@ -73,7 +73,7 @@ class Recursion:
     @property
     def moved(self) -> dict[str, TensorSpec]:
         """The tensors that gradients move."""
-        return {name: self.objective.weights[name] for name in self.objective.trainable}
+        return trained_specs(self.objective)
 
     # -- opening ---------------------------------------------------------------------------------------------------
 
@@ -85,7 +85,7 @@ class Recursion:
             weights = select(state, "state.weights")
             return state | prefixed("state.m", {name: torch.zeros_like(weights[name]) for name in self.moved})
 
-        return Function("start", fn, self._payload())
+        return Function("start", fn, weight_ports(self.objective))
 
     def gather(self) -> Function:
         """One more batch into the sum of gradients at x_0. Moving statistics stay as they are."""
@@ -134,7 +134,7 @@ class Recursion:
                 state | prefixed("state", coefficients) | {"state.step": torch.zeros((), dtype=torch.int64)}
             )
 
-        ports = self._payload() | prefixed("carry.previous", self.moved)
+        ports = weight_ports(self.objective) | prefixed("carry.previous", self.moved)
         ports |= {f"hyper.eta.{k}": SCALAR for k in range(1, self.steps)}
         ports |= {f"hyper.alpha.{k}": SCALAR for k in range(1, self.steps + 1)}
         for name in self.shared:
@@ -163,8 +163,7 @@ class Recursion:
         """Sends x_t, m and v; x_t becomes the device's x_{t-1}."""
 
         def fn(given: Tensors) -> Tensors:
-            weights, gates = select(given, "state.weights"), select(given, "state.gate")
-            update = prefixed("update", self.objective.carrier.pack(weights, gates))
+            update = packed(self.objective, given)
             for name in self.shared:
                 update |= prefixed("update", beside(name, select(given, f"state.{name}")))
             return update | self._kept(given)
@@ -199,9 +198,6 @@ class Recursion:
 
     def _kept(self, given: Tensors) -> Tensors:
         return prefixed("carry.previous", {name: given[f"state.weights.{name}"] for name in self.moved})
-
-    def _payload(self) -> dict[str, TensorSpec]:
-        return prefixed("weights", self.objective.carrier.payload)
 
     def _train_ports(self) -> dict[str, TensorSpec]:
         ports = step_ports(self.objective, self.batch)

@@ -9,7 +9,7 @@ from edgefl.contract.program import Function, Phase, Program
 from edgefl.contract.ranges import above_zero, at_least_zero, below_one, counts
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
 from edgefl.objective.objective import Objective
-from edgefl.objective.parts import SCALAR, begun, dtype_of, evaluate, finish, held_ports
+from edgefl.objective.parts import SCALAR, begun, dtype_of, evaluate, finish, held_ports, packed
 from edgefl.programs.baselines.steps import descent, root, trained_specs, weight_ports
 
 
@@ -93,6 +93,4 @@ class _AdamW:
 
     def kept(self, tensors: Tensors) -> Tensors:
         """``update.*``, and the optimizer for the next round."""
-        left, gates = select(tensors, "state.weights"), select(tensors, "state.gate")
-        update = prefixed("update", self.objective.carrier.pack(left, gates))
-        return update | prefixed("carry.adam", select(tensors, "state.adam"))
+        return packed(self.objective, tensors) | prefixed("carry.adam", select(tensors, "state.adam"))

@@ -16,7 +16,7 @@ from edgefl.models.losses.loss import Loss, among, check_separable, sample_weigh
 from edgefl.models.spec import output_spec
 from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
-from edgefl.objective.parts import SCALAR, begun, dtype_of, evaluate, finish, held_ports, step_ports
+from edgefl.objective.parts import SCALAR, begun, dtype_of, evaluate, finish, held_ports, packed, step_ports
 from edgefl.programs.baselines.steps import descent, received_state, root, trained_specs, weight_ports
 
 # The gradient of all local samples, batch by batch.
@@ -237,8 +237,7 @@ class _Adam:
 
     def both(self, tensors: Tensors) -> Tensors:
         """The model and the full gradient."""
-        left, gates = select(tensors, "state.weights"), select(tensors, "state.gate")
-        return prefixed("update", self.objective.carrier.pack(left, gates)) | self.told(tensors)
+        return packed(self.objective, tensors) | self.told(tensors)
 
     def server(self, name: str) -> ServerOpt:
         """m and v after a round, of the c that it had."""

@@ -10,7 +10,7 @@ from edgefl.contract.schedule import Scalars
 from edgefl.contract.server import ServerOpt, beside, state_of
 from edgefl.contract.tensors import Tensors, prefixed, select
 from edgefl.objective.objective import Objective
-from edgefl.objective.parts import SCALAR, begun, evaluate, held_ports
+from edgefl.objective.parts import SCALAR, begun, evaluate, held_ports, packed
 from edgefl.programs.baselines.steps import check_clip, descent, received_state, trained_specs, weight_ports
 
 
@@ -78,16 +78,14 @@ class _Scaffold:
     def finish(self, tensors: Tensors) -> Tensors:
         """``update.*`` and ``update.c/*``; ``carry.control.*`` becomes c_i."""
         objective = self.objective
-        left, gates = select(tensors, "state.weights"), select(tensors, "state.gate")
+        left = select(tensors, "state.weights")
         x = select(begun(objective, tensors), "state.weights")
         c, own = received_state(tensors, "c", objective), select(tensors, "carry.control")
         training_gradients = {
             n: (x[n] - left[n]) / (self.steps * tensors["hyper.lr"]) for n in objective.trainable
         }
-        update = objective.carrier.pack(left, gates) | beside("c", training_gradients)
-        return prefixed("update", update) | prefixed(
-            "carry.control", {n: own[n] - c[n] + training_gradients[n] for n in c}
-        )
+        update = packed(objective, tensors) | prefixed("update", beside("c", training_gradients))
+        return update | prefixed("carry.control", {n: own[n] - c[n] + training_gradients[n] for n in c})
 
 
 def _server(eta_g: float) -> Callable[[Tensors, Tensors, Scalars], Tensors]:

@@ -11,7 +11,7 @@ from edgefl.contract.tensors import Tensors, prefixed, select
 from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective, SelfDistillation
 from edgefl.objective.parts import SCALAR, begun, evaluate, finish, step_ports
-from edgefl.programs.baselines.steps import check_clip, clipped
+from edgefl.programs.baselines.steps import check_clip, clipped, trained_specs, weight_ports
 
 
 def sgd(
@@ -62,7 +62,7 @@ def _start(objective: Objective, *, buffers: bool) -> Function:
         zeros = {name: torch.zeros_like(weights[name]) for name in objective.trainable if buffers}
         return state | prefixed("state.momentum", zeros)
 
-    return Function("start", fn, prefixed("weights", objective.carrier.payload))
+    return Function("start", fn, weight_ports(objective))
 
 
 def _step(
@@ -91,5 +91,5 @@ def _step(
 
     ports = step_ports(objective, batch) | {"hyper.lr": SCALAR}
     if momentum:
-        ports |= {f"state.momentum.{name}": objective.weights[name] for name in objective.trainable}
+        ports |= prefixed("state.momentum", trained_specs(objective))
     return Function("train", fn, ports)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
 
 from edgefl.contract.program import Function, Phase, Program
 from edgefl.contract.ranges import above_zero, at_least_zero, counts
-from edgefl.contract.schedule import Scalars, Schedule
+from edgefl.contract.schedule import Schedule, constant
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
 from edgefl.objective.derivatives import difference, gradient, norm, product, shifted
 from edgefl.objective.objective import Objective
@@ -104,20 +105,16 @@ def per_fedavg(
     step = _step(objective, sizes, inner_steps, curvature, offset, tuple(reach))
     return Program(
         name="per_fedavg",
-        start=_start(objective),
+        start=Function("start", partial(begun, objective), prefixed("weights", objective.carrier.payload)),
         phases=(Phase("train", step, steps),),
         finish=finish(objective),
         evaluate=evaluate(objective, eval_batch or batch),
         personalize=personalize(objective, batch),
         hyper={"lr": lr, "alpha": alpha, **reach},
-        schedule=_diminishing(lr) if schedule == "diminishing" else _constant,
+        schedule=_diminishing(lr) if schedule == "diminishing" else constant,
         announced=frozenset({"schedule"}),
         draws="draw",
     )
-
-
-def _constant(_position: int, _rounds: int) -> Scalars:
-    return {}
 
 
 def _diminishing(lr: float) -> Schedule:
@@ -164,11 +161,6 @@ def _curvature(objective: Objective, mode: str, reach: str) -> Curvature | None:
         return difference(objective, weights, given, along, h, stream)
 
     return quotient
-
-
-def _start(objective: Objective) -> Function:
-    ports = prefixed("weights", objective.carrier.payload)
-    return Function("start", lambda tensors: begun(objective, tensors), ports)
 
 
 def _step(

@@ -18,6 +18,8 @@ from edgefl.codecs.sections import Parts, arrays, form_of, statistics_coder, sta
 from edgefl.codecs.signs import signs
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
 from edgefl.objective.objective import Objective
+from edgefl.objective.parts import held_ports
+from edgefl.programs.baselines.steps import weight_ports
 from edgefl.wire.bits import packed_bytes
 from edgefl.wire.update.form import SIGNS, Codes, Form
 
@@ -44,9 +46,7 @@ class Binarized:
     @cached_property
     def ports(self) -> dict[str, TensorSpec]:
         """The weights that stay, the gates beside them, and m."""
-        weights = prefixed("state.weights", self.objective.weights)
-        gates = prefixed("state.gate", self.objective.carrier.gates)
-        return weights | gates | prefixed("state.change", self.specs(self.objective.trainable))
+        return held_ports(self.objective) | prefixed("state.change", self.specs(self.objective.trainable))
 
     @property
     def size_state(self) -> dict[str, TensorSpec]:
@@ -126,7 +126,7 @@ class Upload:
 
     @property
     def ports(self) -> dict[str, TensorSpec]:
-        ports = prefixed("weights", self.update.objective.carrier.payload) | self.update.ports
+        ports = weight_ports(self.update.objective) | self.update.ports
         if self.last_draw:
             return ports | self.update.sent_ports
         return ports | self.update.size_ports | prefixed("noise", self.update.specs(self.update.parts.coded))

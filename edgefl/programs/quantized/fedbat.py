@@ -16,7 +16,8 @@ from edgefl.contract.program import Function, Phase, Program
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
 from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
-from edgefl.objective.parts import SCALAR, batch_ports, dtype_of, evaluate
+from edgefl.objective.parts import SCALAR, batch_ports, begun, dtype_of, evaluate
+from edgefl.programs.baselines.steps import weight_ports
 from edgefl.programs.quantized.binarized_update import Binarized, Upload, UploadMode
 from edgefl.wire.errors import ModelError
 
@@ -87,7 +88,7 @@ def fedbat(
     )
     return Program(
         name="fedbat",
-        start=Function("start", training.start, prefixed("weights", objective.carrier.payload)),
+        start=Function("start", training.start, weight_ports(objective)),
         phases=tuple(phase for phase in phases if phase.steps),
         finish=Function("finish", upload.finish, upload.ports),
         evaluate=evaluate(objective, eval_batch or batch),
@@ -142,13 +143,10 @@ class _Training:
     def start(self, tensors: Tensors) -> Tensors:
         """w as it came, and m = 0."""
         objective = self.update.objective
-        weights, gates = objective.carrier.unpack(select(tensors, "weights"))
+        state = begun(objective, tensors)
+        weights = select(state, "state.weights")
         zeros = {name: torch.zeros_like(weights[name]) for name in objective.trainable}
-        state = (
-            prefixed("state.weights", weights)
-            | prefixed("state.gate", gates)
-            | prefixed("state.change", zeros)
-        )
+        state |= prefixed("state.change", zeros)
         if self.momentum:
             state |= prefixed("state.momentum", zeros)
         scalars = self.update.size_state | (self.update.sent_ports if self.keeps_draw else {})
