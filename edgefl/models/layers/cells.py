@@ -19,8 +19,7 @@ from torch import Tensor
 
 LstmResult = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 GruResult = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
-LstmGradient = tuple[Tensor, Tensor, Tensor]
-GruGradient = tuple[Tensor, Tensor, Tensor]
+Gradient = tuple[Tensor, Tensor, Tensor]
 
 
 @torch.library.custom_op("edgefl::lstm_cells", mutates_args=())
@@ -64,7 +63,7 @@ def lstm_cells_backward(
     squashed: Tensor,
     recurrent: Tensor,
     reverse: bool,
-) -> LstmGradient:
+) -> Gradient:
     """The steps of :func:`lstm_cells` back: gradients of every p (T, B, 4H), and of the first h and c (B, H).
 
     With dh = d_states[t] + (what flows back from the step after), s = ``squashed`` and c = ``before``:
@@ -132,7 +131,7 @@ def gru_cells_backward(
     away: Tensor,
     recurrent: Tensor,
     reverse: bool,
-) -> GruGradient:
+) -> Gradient:
     """The steps of :func:`gru_cells` back: gradients of every a and p (T, B, 3H), and of the first h (B, H).
 
     With dh = d_states[t] + (what flows back from the step after) and h - n = ``away``:
@@ -178,36 +177,28 @@ def _sequences(x: Tensor, h: Tensor, saved: int) -> list[Tensor]:
     ]
 
 
-# Shapes alone: for tracing and the meta device.
+# Shapes alone: for tracing and the meta device. An LSTM has one product of weights and step, a GRU two.
+
+Shapes = Callable[..., tuple[Tensor, ...]]
 
 
-@lstm_cells.register_fake
-def _(
-    x: Tensor, kernel: Tensor, recurrent: Tensor, bias: Tensor, h: Tensor, c: Tensor, reverse: bool
-) -> LstmResult:
-    states, *saved = _sequences(x, h, 6)
-    return states, h.new_empty(h.shape), h.new_empty(h.shape), *saved  # type: ignore[return-value]
+def _results(products: int) -> Shapes:
+    def shapes(x: Tensor, *others: Any) -> tuple[Tensor, ...]:
+        first = others[-2]
+        states, *saved = _sequences(x, first, 7 - products)
+        return states, *(first.new_empty(first.shape) for _ in range(3 - products)), *saved
+
+    return shapes
 
 
-@lstm_cells_backward.register_fake
-def _(d_states: Tensor | None, d_h: Tensor, d_c: Tensor, i: Tensor, *_rest: object) -> LstmGradient:
-    steps, hidden, batch = i.shape
-    return i.new_empty(steps, batch, 4 * hidden), i.new_empty(batch, hidden), i.new_empty(batch, hidden)
+def _gradients(products: int) -> Shapes:
+    def shapes(*args: Any) -> tuple[Tensor, ...]:
+        saved, recurrent, _ = args[-3:]
+        steps, hidden, batch = saved.shape
+        gates = [saved.new_empty(steps, batch, len(recurrent)) for _ in range(products)]
+        return *gates, *(saved.new_empty(batch, hidden) for _ in range(3 - products))
 
-
-@gru_cells.register_fake
-def _(
-    x: Tensor, kernel: Tensor, recurrent: Tensor, outer: Tensor, inner: Tensor, h: Tensor, reverse: bool
-) -> GruResult:
-    states, *saved = _sequences(x, h, 5)
-    return states, h.new_empty(h.shape), *saved  # type: ignore[return-value]
-
-
-@gru_cells_backward.register_fake
-def _(d_states: Tensor | None, d_h: Tensor, r: Tensor, *_rest: object) -> GruGradient:
-    steps, hidden, batch = r.shape
-    d_a, d_p = (r.new_empty(steps, batch, 3 * hidden) for _ in range(2))
-    return d_a, d_p, r.new_empty(batch, hidden)
+    return shapes
 
 
 # Under vmap, one after the other: each client has weights of its own, so there is nothing to share.
@@ -225,5 +216,11 @@ def _one_by_one(operator: Callable[..., Sequence[Tensor]]) -> Callable[..., Any]
     return rule
 
 
-for _operator in (lstm_cells, lstm_cells_backward, gru_cells, gru_cells_backward):
-    _operator.register_vmap(_one_by_one(_operator))
+for _forward, _backward, _products in (
+    (lstm_cells, lstm_cells_backward, 1),
+    (gru_cells, gru_cells_backward, 2),
+):
+    _forward.register_fake(_results(_products))
+    _backward.register_fake(_gradients(_products))
+    for _operator in (_forward, _backward):
+        _operator.register_vmap(_one_by_one(_operator))

@@ -19,7 +19,7 @@ def lstm(
     x: Tensor, kernel: Tensor, recurrent: Tensor, bias: Tensor, h: Tensor, c: Tensor, *, reverse: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Hidden states (T, B, H) and last h and c (B, H) of an LSTM layer: :func:`edgefl.models.layers.cells.lstm_cells`."""
-    states, h, c, *_ = _Lstm.apply(x, kernel, recurrent, bias, h, c, reverse)  # type: ignore[no-untyped-call]
+    states, h, c, *_ = _Cells.apply(_LSTM, x, kernel, recurrent, bias, h, c, reverse)  # type: ignore[no-untyped-call]
     return states, h, c
 
 
@@ -34,80 +34,60 @@ def gru(
     reverse: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Hidden states (T, B, H) and the last one (B, H) of a GRU layer: :func:`edgefl.models.layers.cells.gru_cells`."""
-    states, h, *_ = _Gru.apply(x, kernel, recurrent, outer, inner, h, reverse)  # type: ignore[no-untyped-call]
+    states, h, *_ = _Cells.apply(_GRU, x, kernel, recurrent, outer, inner, h, reverse)  # type: ignore[no-untyped-call]
     return states, h
 
 
-class _Lstm(torch.autograd.Function):
+# A layer of either kind by the number of its products of weights and step, each of which has a bias. Its state has the
+# tensors that are missing to three.
+_LSTM, _GRU = 1, 2
+_FORWARD = {_LSTM: cells.lstm_cells, _GRU: cells.gru_cells}
+_BACK = {_LSTM: cells.lstm_cells_backward, _GRU: cells.gru_cells_backward}
+
+
+class _Cells(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(*args: Any) -> cells.LstmResult:
-        result: cells.LstmResult = cells.lstm_cells(*args)
-        return result
+    def forward(products: int, *args: Any) -> tuple[Tensor, ...]:
+        return tuple(_FORWARD[products](*args))
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: cells.LstmResult) -> None:
-        x, kernel, recurrent, _bias, h, _c, ctx.reverse = inputs
-        ctx.mark_non_differentiable(*output[3:])
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.products, x, kernel, recurrent, *others, ctx.reverse = inputs
+        h, saved = others[ctx.products], output[4 - ctx.products :]
+        ctx.mark_non_differentiable(*saved)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x, kernel, recurrent, h, output[0], *output[3:])
+        ctx.save_for_backward(x, kernel, recurrent, h, output[0], *saved)
 
     @staticmethod
-    def backward(ctx: Any, d_states: Tensor | None, d_h: Tensor | None, d_c: Tensor | None, *_: None) -> Any:
+    def backward(ctx: Any, d_states: Tensor | None, *d_others: Tensor | None) -> Any:
         x, kernel, recurrent, h, states, *saved = ctx.saved_tensors
-        d_h, d_c = (torch.zeros_like(h) if d is None else d for d in (d_h, d_c))
-        d_gates, d_h, d_c = _LstmBackward.apply(  # type: ignore[no-untyped-call]
-            d_states, d_h, d_c, *saved, recurrent, ctx.reverse
+        count = ctx.products
+        d_last = [torch.zeros_like(h) if d is None else d for d in d_others[: 3 - count]]
+        gradients = _Back.apply(  # type: ignore[no-untyped-call]
+            count, d_states, *d_last, *saved, recurrent, ctx.reverse
         )
+        products, d_first = gradients[:count], gradients[count:]
         return (
-            d_gates @ kernel if ctx.needs_input_grad[0] else None,
-            _over_steps(d_gates, x),
-            _over_steps(d_gates, _shifted(states, h, ctx.reverse)),
-            d_gates.sum((0, 1)),
-            d_h,
-            d_c,
+            None,
+            products[0] @ kernel if ctx.needs_input_grad[1] else None,
+            _over_steps(products[0], x),
+            _over_steps(products[-1], _shifted(states, h, ctx.reverse)),
+            *(product.sum((0, 1)) for product in products),
+            *d_first,
             None,
         )
 
 
-class _Gru(torch.autograd.Function):
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(*args: Any) -> cells.GruResult:
-        result: cells.GruResult = cells.gru_cells(*args)
-        return result
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: cells.GruResult) -> None:
-        x, kernel, recurrent, _outer, _inner, h, ctx.reverse = inputs
-        ctx.mark_non_differentiable(*output[2:])
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x, kernel, recurrent, h, output[0], *output[2:])
-
-    @staticmethod
-    def backward(ctx: Any, d_states: Tensor | None, d_h: Tensor | None, *_: None) -> Any:
-        x, kernel, recurrent, h, states, *saved = ctx.saved_tensors
-        d_h = torch.zeros_like(h) if d_h is None else d_h
-        d_a, d_p, d_h = _GruBackward.apply(  # type: ignore[no-untyped-call]
-            d_states, d_h, *saved, recurrent, ctx.reverse
-        )
-        return (
-            d_a @ kernel if ctx.needs_input_grad[0] else None,
-            _over_steps(d_a, x),
-            _over_steps(d_p, _shifted(states, h, ctx.reverse)),
-            d_a.sum((0, 1)),
-            d_p.sum((0, 1)),
-            d_h,
-            None,
-        )
-
-
-class _Once(torch.autograd.Function):
+class _Back(torch.autograd.Function):
     """A gradient that cannot be differentiated again, and says so."""
 
     generate_vmap_rule = True
+
+    @staticmethod
+    def forward(products: int, *args: Any) -> tuple[Tensor, ...]:
+        return tuple(_BACK[products](*args))
 
     @staticmethod
     def setup_context(_ctx: Any, _inputs: tuple[Any, ...], _output: tuple[Tensor, ...]) -> None: ...
@@ -118,20 +98,6 @@ class _Once(torch.autograd.Function):
             "recurrent layers have first derivatives only; approximate a Hessian-vector product by a difference of "
             "two gradients, or freeze the layer"
         )
-
-
-class _LstmBackward(_Once):
-    @staticmethod
-    def forward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
-        gradients: tuple[Tensor, Tensor, Tensor] = cells.lstm_cells_backward(*args)
-        return gradients
-
-
-class _GruBackward(_Once):
-    @staticmethod
-    def forward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
-        gradients: tuple[Tensor, Tensor, Tensor] = cells.gru_cells_backward(*args)
-        return gradients
 
 
 def _shifted(states: Tensor, first: Tensor, reverse: bool) -> Tensor:
