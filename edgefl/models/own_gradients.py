@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -20,6 +19,8 @@ from torch import nn
 from torch.autograd import Function
 from torch.utils.checkpoint import CheckpointFunction
 
+from edgefl.models.swapped import Swap
+
 Kind = type[Function]
 Observer = Callable[[Kind, tuple[Any, ...]], Any]
 """What stands in place of a call of such a function: given its class and its arguments."""
@@ -28,38 +29,15 @@ _original: Any = Function.__dict__["apply"]
 _observer: ContextVar[Observer | None] = ContextVar("observer", default=None)
 
 
-class _Switch:
-    """Puts our ``apply`` in place of torch's for as long as anybody is inside."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._inside = 0
-
-    def enter(self) -> None:
-        with self._lock:
-            self._inside += 1
-            Function.apply = classmethod(_apply)  # type: ignore[assignment,method-assign]
-
-    def leave(self) -> None:
-        with self._lock:
-            self._inside -= 1
-            if not self._inside:
-                Function.apply = _original  # type: ignore[method-assign]
-
-
-_switch = _Switch()
-
-
 @contextmanager
 def differentiable(observer: Observer | None = None) -> Iterator[None]:
     """Inside, ``torch.func`` differentiates functions of the older form too. ``observer``: called in place of each function
     of this thread that is not torch's own, unless it calls one itself."""
     token = _observer.set(observer)
-    _switch.enter()
     try:
-        yield
+        with _ours():
+            yield
     finally:
-        _switch.leave()
         _observer.reset(token)
 
 
@@ -90,6 +68,9 @@ def _apply(kind: Kind, *args: Any, **kwargs: Any) -> Any:
     if torch._C._are_functorch_transforms_active() and kind.setup_context is Function.setup_context:
         kind = _twin(kind)
     return _original.__get__(None, kind)(*args)
+
+
+_ours = Swap((Function, "apply", classmethod(_apply)))
 
 
 class _Unheard:
