@@ -9,7 +9,7 @@ import copyreg
 from collections import OrderedDict, deque
 from collections.abc import Mapping
 from types import CellType, FunctionType, ModuleType
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 _MISSING = object()
 
@@ -72,28 +72,41 @@ class DictSpace:
                 self._holder[key] = value
 
 
-class SlotSpace:
-    """The attributes that a class keeps in ``__slots__``."""
+class _Attributes:
+    """Attributes of ``holder``, which the methods of ``_kind`` set and delete, since its own may compute or refuse."""
 
-    def __init__(self, holder: object) -> None:
-        self._holder, self._names = holder, slots_of(type(holder))
+    _kind: ClassVar[Any]
+
+    def __init__(self, holder: Any) -> None:
+        self._holder = holder
 
     def read(self) -> dict[str, Any]:
         """Return the values of now."""
-        return {name: value for name in self._names if (value := self._value(name)) is not _MISSING}
+        raise NotImplementedError
 
     def write(self, key: str, value: object) -> None:
         """Replace one value."""
-        object.__setattr__(self._holder, key, value)
+        self._kind.__setattr__(self._holder, key, value)
 
     def restore(self, before: Mapping[str, Any]) -> None:
         """Make the values those of ``before``."""
         now = self.read()
         for name in now.keys() - before.keys():
-            object.__delattr__(self._holder, name)
+            self._kind.__delattr__(self._holder, name)
         for name, value in before.items():
             if now.get(name, _MISSING) is not value:
                 self.write(name, value)
+
+
+class SlotSpace(_Attributes):
+    """The attributes that a class keeps in ``__slots__``."""
+
+    _kind = object
+
+    def read(self) -> dict[str, Any]:
+        """Return the values of now."""
+        names = slots_of(type(self._holder))
+        return {name: value for name in names if (value := self._value(name)) is not _MISSING}
 
     def _value(self, name: str) -> Any:
         # Not getattr: a module has a method for names that are absent.
@@ -149,28 +162,14 @@ class SetSpace:
             self._holder.update(before)
 
 
-class ClassSpace:
+class ClassSpace(_Attributes):
     """Attributes of a class, without those that Python itself sets."""
 
-    def __init__(self, holder: type) -> None:
-        self._holder = holder
+    _kind = type
 
     def read(self) -> dict[str, Any]:
         """Return the attributes of now as they are stored, not bound."""
         return {name: value for name, value in vars(self._holder).items() if not name.startswith("__")}
-
-    def write(self, key: str, value: object) -> None:
-        """Replace one attribute."""
-        type.__setattr__(self._holder, key, value)
-
-    def restore(self, before: Mapping[str, Any]) -> None:
-        """Make the attributes those of ``before``."""
-        now = self.read()
-        for name in now.keys() - before.keys():
-            type.__delattr__(self._holder, name)
-        for name, value in before.items():
-            if now.get(name, _MISSING) is not value:
-                type.__setattr__(self._holder, name, value)
 
 
 class CellSpace:
