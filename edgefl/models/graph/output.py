@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -57,29 +57,24 @@ def giving(root: nn.Module, output: Output) -> Iterator[None]:
 
 
 @contextmanager
-def called_by(module: nn.Module, call: Callable[..., Any]) -> Iterator[None]:
+def _holding(module: nn.Module, name: str, value: object) -> Iterator[None]:
+    own = {name: module.__dict__[name]} if name in module.__dict__ else {}
+    module.__dict__[name] = value
+    try:
+        yield
+    finally:
+        del module.__dict__[name]
+        module.__dict__.update(own)
+
+
+def called_by(module: nn.Module, call: Callable[..., Any]) -> AbstractContextManager[None]:
     """Replace what a call of ``module`` runs, hooks included, inside."""
-    before = module.__dict__.get("_call_impl")
-    module.__dict__["_call_impl"] = call
-    try:
-        yield
-    finally:
-        del module.__dict__["_call_impl"]
-        if before is not None:
-            module.__dict__["_call_impl"] = before
+    return _holding(module, "_call_impl", call)
 
 
-@contextmanager
-def calling(root: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+def calling(root: nn.Module, forward: Callable[..., Any]) -> AbstractContextManager[None]:
     """Inside, ``root`` runs ``forward``."""
-    own = root.__dict__.get("forward")
-    root.forward = forward
-    try:
-        yield
-    finally:
-        del root.__dict__["forward"]
-        if own is not None:
-            root.__dict__["forward"] = own
+    return _holding(root, "forward", forward)
 
 
 @contextmanager
