@@ -221,15 +221,21 @@ def run_meta(module: nn.Sequential, sample: TensorSpec, batch: int) -> Tensor:
     Raises ModelError, naming the unit, if it cannot read what comes before it or gives no tensor.
     """
     bare = on_meta(module).eval()
-    tensor = torch.empty((batch, *sample.shape), dtype=sample.dtype, device="meta")
     with without_values(bare):
-        for name, unit in bare.named_children():
-            shape = f"{tuple(tensor.shape[1:])} {str(tensor.dtype).removeprefix('torch.')}"
-            with blamed(f"unit {name!r} cannot read samples of shape {shape}"):
-                tensor = unit(tensor)
-            if not isinstance(tensor, Tensor):
-                raise ModelError(
-                    f"unit {name!r} returns {type(tensor).__name__}; a unit maps one tensor to one tensor",
-                    unit=name,
-                )
-    return tensor
+        return run_units(bare, torch.empty((batch, *sample.shape), dtype=sample.dtype, device="meta"))
+
+
+def run_units(units: nn.Sequential, x: Tensor) -> Tensor:
+    """Run every unit in turn. ModelError, naming the unit, if it cannot read what comes before it or gives no tensor.
+
+    Watched operations find the user's code by the name of this function.
+    """
+    for name, unit in units.named_children():
+        shape = f"{tuple(x.shape[1:])} {str(x.dtype).removeprefix('torch.')}"
+        with blamed(f"unit {name!r} cannot read samples of shape {shape}"):
+            x = unit(x)
+        if not isinstance(x, Tensor):
+            raise ModelError(
+                f"unit {name!r} returns {type(x).__name__}; a unit maps one tensor to one tensor", unit=name
+            )
+    return x

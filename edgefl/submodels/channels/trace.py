@@ -14,12 +14,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from edgefl.contract.tensors import TensorSpec
-from edgefl.models.spec import on_meta, without_values
-from edgefl.models.user_code import blamed
+from edgefl.models.spec import on_meta, run_units, without_values
 from edgefl.submodels.channels.axes import Axes, UnalignedError, pin
 from edgefl.submodels.channels.operations import Book, Op, free, whole
 from edgefl.submodels.channels.rules import rule_of
-from edgefl.wire.errors import ModelError
 
 # Two rows: with one, batch statistics of a channel could have a single value, which torch refuses.
 _ROWS = 2
@@ -67,19 +65,6 @@ def watch(
             for axis in axes[name]:
                 pin(axis, "nothing reads it in inference")
     return Watched(axes, places, tuple(book.loose))
-
-
-def run_units(units: nn.Sequential, x: Tensor) -> Tensor:
-    """Every unit in turn. Its name tells an operation where the user's code begins (:data:`operations.UNITS`)."""
-    for name, unit in units.named_children():
-        shape = f"{tuple(x.shape[1:])} {str(x.dtype).removeprefix('torch.')}"
-        with blamed(f"unit {name!r} cannot read samples of shape {shape}"):
-            x = unit(x)
-        if not isinstance(x, Tensor):
-            raise ModelError(
-                f"unit {name!r} returns {type(x).__name__}; a unit maps one tensor to one tensor", unit=name
-            )
-    return x
 
 
 def _follow(path: str, module: nn.Module, book: Book, before: Before | None) -> None:
