@@ -179,11 +179,6 @@ class CompactionReport:
     def dead_channels(self) -> int:
         return sum(layer.dead for layer in self.layers.values())
 
-    @property
-    def dead_share(self) -> float:
-        """Of all output channels."""
-        return self.dead_channels / max(1, sum(layer.before for layer in self.layers.values()))
-
 
 Masks = Mapping[str, npt.NDArray[np.bool_]]
 Used = Mapping[tuple[str, int], Tensor]
