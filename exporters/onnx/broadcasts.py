@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import onnx_ir as ir
+
+from exporters.onnx.nodes import static_sizes, whole_numbers
 
 _BINARY = frozenset(
     {"Add", "Div", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Mul", "Pow", "Sub"}
@@ -38,16 +39,9 @@ def _reshaped(graph: ir.Graph, reader: ir.Node, value: ir.Value, sizes: list[int
         made.outputs[0].const_value = tensor
         graph.insert_before(reader, made)
     else:
-        shape = ir.node("Constant", [], {"value": ir.tensor(np.array(sizes, np.int64))})
+        shape = whole_numbers(sizes)
         made = ir.node("Reshape", [value, shape.outputs[0]])
         graph.insert_before(reader, [shape, made])
     result = made.outputs[0]
     result.type, result.shape = value.type, ir.Shape(sizes)
     return result
-
-
-def static_sizes(value: ir.Value) -> list[int] | None:
-    """Sizes of a value's axes; None where one of them is not known."""
-    if value.shape is None or not value.shape.is_static():
-        return None
-    return [int(size) for size in value.shape.numpy()]

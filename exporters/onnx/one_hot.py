@@ -14,14 +14,14 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir import convenience
 
-from exporters.onnx.broadcasts import static_sizes
+from exporters.onnx.nodes import integers, made_by, static_sizes
 
 
 def add_labels(graph: ir.Graph) -> None:
     """Wherever a graph has it in the left form, and needs what is laid out for nothing else."""
     for node in list(graph):
         left, right = node.inputs if node.op_type == "Sub" else (None, None)
-        scatter, product = _made(left, "ScatterElements"), _made(right, "Mul")
+        scatter, product = made_by(left, "ScatterElements"), made_by(right, "Mul")
         if scatter is None or product is None or not _is_laid_out(scatter):
             continue
         total = next((value for value in product.inputs if _sums(value, scatter)), None)
@@ -29,11 +29,6 @@ def add_labels(graph: ir.Graph) -> None:
             continue
         shares = product.inputs[1 - product.inputs.index(total)]
         _replace(graph, node, scatter, shares)
-
-
-def _made(value: ir.Value | None, op: str) -> ir.Node | None:
-    node = value.producer() if value is not None else None
-    return node if node is not None and node.op_type == op and not node.domain else None
 
 
 def _is_read(value: ir.Value, times: int) -> bool:
@@ -45,7 +40,7 @@ def _is_laid_out(scatter: ir.Node) -> bool:
     """Whether one number for each row is put among zeros."""
     data, labels, given = scatter.inputs
     for op in ("Expand", "Cast"):
-        node = _made(data, op)
+        node = made_by(data, op)
         data = node.inputs[0] if node is not None else data
     constant = data.const_value if data is not None else None
     if constant is None or labels is None or given is None or np.any(constant.numpy()):
@@ -57,17 +52,13 @@ def _is_laid_out(scatter: ir.Node) -> bool:
 
 def _sums(value: ir.Value | None, scatter: ir.Node) -> bool:
     """Whether it is the sum of what is laid out, along the axis of the classes."""
-    node = _made(value, "ReduceSum")
+    node = made_by(value, "ReduceSum")
     if node is None or node.inputs[0] is not scatter.outputs[0] or not node.attributes.get_int("keepdims", 1):
         return False
-    axes = node.inputs[1].const_value if node.inputs[1] is not None else None
-    rank = len(static_sizes(scatter.outputs[0]) or ())
-    return (
-        axes is not None
-        and rank > 0
-        and [int(axis) % rank for axis in axes.numpy().reshape(-1)]
-        == [scatter.attributes.get_int("axis", 0) % rank]
-    )
+    axes, rank = integers(node.inputs[1]), len(static_sizes(scatter.outputs[0]) or ())
+    if axes is None or not rank:
+        return False
+    return [axis % rank for axis in axes] == [scatter.attributes.get_int("axis", 0) % rank]
 
 
 def _replace(graph: ir.Graph, node: ir.Node, scatter: ir.Node, shares: ir.Value | None) -> None:

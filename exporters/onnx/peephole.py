@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from exporters.onnx.nodes import integers, made_by, static_sizes, whole_numbers
+
 _SLICE_INPUTS = 5
 _VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze"})
 
@@ -39,8 +41,8 @@ def name_types(graph: ir.Graph) -> None:
 
 
 def _merge_slices(graph: ir.Graph, node: ir.Node) -> None:
-    before = node.inputs[0].producer() if node.inputs[0] is not None else None
-    if before is None or before.op_type != "Slice" or _read_elsewhere(before, node):
+    before = made_by(node.inputs[0], "Slice")
+    if before is None or _read_elsewhere(before, node):
         return
     first, second = _slice_arguments(before), _slice_arguments(node)
     if first is None or second is None or set(first[2]) & set(second[2]):
@@ -53,8 +55,8 @@ def _merge_slices(graph: ir.Graph, node: ir.Node) -> None:
 
 def _merge_transposes(node: ir.Node) -> None:
     """Two that undo each other become none."""
-    before = node.inputs[0].producer() if node.inputs[0] is not None else None
-    source = before.inputs[0] if before is not None and before.op_type == "Transpose" else None
+    before = made_by(node.inputs[0], "Transpose")
+    source = before.inputs[0] if before is not None else None
     if before is None or source is None:
         return
     first, second = (list(each.attributes["perm"].as_ints()) for each in (before, node))
@@ -67,23 +69,19 @@ def _merge_transposes(node: ir.Node) -> None:
 
 def _merge_reshapes(node: ir.Node) -> None:
     """Allowed where the outer shape says everything itself: no 0, which copies a size of the inner result."""
-    before = node.inputs[0].producer() if node.inputs[0] is not None else None
-    shape = _integers(node.inputs[1])
-    if before is None or before.op_type != "Reshape" or shape is None or 0 in shape:
+    before, shape = made_by(node.inputs[0], "Reshape"), integers(node.inputs[1])
+    if before is None or shape is None or 0 in shape:
         return
-    if _integers(before.inputs[1]) is not None:
+    if integers(before.inputs[1]) is not None:
         node.replace_input_with(0, before.inputs[0])
 
 
 def _join_waiting(graph: ir.Graph, node: ir.Node) -> bool:
     """A view of a Reshape that waits becomes a Reshape that waits. Left behind it, runtimes would fuse the two."""
-    before = node.inputs[0].producer() if node.inputs[0] is not None else None
-    delay = _delay(before)
-    result = node.outputs[0]
-    if before is None or delay is None or result.shape is None or not result.shape.is_static():
-        return False
-    sizes = [int(size) for size in result.shape.numpy()]
-    if 0 in sizes:  # a Reshape would copy a size of its input
+    before, result = made_by(node.inputs[0], "Reshape"), node.outputs[0]
+    delay, sizes = _delay(before), static_sizes(result)
+    # A Reshape would copy a size of its input for 0.
+    if before is None or delay is None or sizes is None or 0 in sizes:
         return False
     shape = ir.node("Add", [_constant(graph, node, sizes), delay])
     view = ir.node("Reshape", [before.inputs[0], shape.outputs[0]])
@@ -96,12 +94,10 @@ def _join_waiting(graph: ir.Graph, node: ir.Node) -> bool:
 
 def _delay(node: ir.Node | None) -> ir.Value | None:
     """Of a Reshape whose shape is constant sizes plus a computed value: that value."""
-    if node is None or node.op_type != "Reshape" or node.inputs[1] is None:
+    add = made_by(node.inputs[1], "Add") if node is not None and node.op_type == "Reshape" else None
+    if add is None or integers(add.inputs[0]) is None:
         return None
-    add = node.inputs[1].producer()
-    if add is None or add.op_type != "Add" or _integers(add.inputs[0]) is None:
-        return None
-    return add.inputs[1] if _integers(add.inputs[1]) is None else None
+    return add.inputs[1] if integers(add.inputs[1]) is None else None
 
 
 def _hide_shape(value: ir.Value) -> None:
@@ -117,7 +113,7 @@ def _read_elsewhere(node: ir.Node, reader: ir.Node) -> bool:
 
 def _slice_arguments(node: ir.Node) -> tuple[list[int], ...] | None:
     """Starts, ends, axes (not negative) and steps, if all are given as constants."""
-    lists = [_integers(value) for value in node.inputs[1:]]
+    lists = [integers(value) for value in node.inputs[1:]]
     rank = (
         len(node.inputs[0].shape) if node.inputs[0] is not None and node.inputs[0].shape is not None else None
     )
@@ -127,13 +123,8 @@ def _slice_arguments(node: ir.Node) -> tuple[list[int], ...] | None:
     return starts, ends, [axis % rank for axis in axes], steps
 
 
-def _integers(value: ir.Value | None) -> list[int] | None:
-    constant = value.const_value if value is not None else None
-    return None if constant is None else [int(item) for item in constant.numpy().reshape(-1)]
-
-
 def _constant(graph: ir.Graph, before: ir.Node, numbers: list[int]) -> ir.Value:
-    node = ir.node("Constant", [], {"value": ir.tensor(np.array(numbers, np.int64))})
+    node = whole_numbers(numbers)
     graph.insert_before(before, node)
     node.outputs[0].const_value = ir.tensor(np.array(numbers, np.int64))
     return node.outputs[0]

@@ -152,11 +152,8 @@ class _Writer:
         for node in update.nodes:
             inputs = [self._rows(name, update, start, stop, names) for name in node.input]
             names[node.output[0]] = made = self._made(node.output[0], update.shape, start, stop)
-            copy = NodeProto()
-            copy.CopyFrom(node)
-            del copy.input[:], copy.output[:]
-            copy.input.extend(inputs)
-            copy.output.append(made)
+            copy = NodeProto.FromString(node.SerializeToString())
+            copy.input[:], copy.output[:] = inputs, [made]
             copy.name = f"{node.name}_{start}"
             self._nodes.append(copy)
 

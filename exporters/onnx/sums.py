@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir import convenience
 
-from exporters.onnx.broadcasts import static_sizes
+from exporters.onnx.nodes import integers, static_sizes, whole_numbers
 
 # Products of few rows with a large matrix, from the other side: the input gradient of a wide dense layer.
 #
@@ -85,23 +85,20 @@ def _leading(node: ir.Node) -> int:
     if node.op_type != "ReduceSum" or len(node.inputs) < _INPUTS:
         return 0
     x, given = node.inputs[:_INPUTS]
-    constant = given.const_value if given is not None else None
-    if x is None or constant is None or x.dtype != ir.DataType.FLOAT:
+    summed = integers(given)
+    if x is None or summed is None or x.dtype != ir.DataType.FLOAT:
         return 0
     sizes = static_sizes(x)
     if sizes is None or static_sizes(node.outputs[0]) is None:
         return 0
-    axes = sorted(int(axis) % len(sizes) for axis in constant.numpy().reshape(-1))
+    axes = sorted(axis % len(sizes) for axis in summed)
     return len(axes) if axes == list(range(len(axes))) and len(axes) < len(sizes) else 0
 
 
 def _product(x: ir.Value, rows: int, columns: int, sizes: Sequence[int]) -> list[ir.Node]:
     """Of ones [1, rows] and x as [rows, columns], reshaped to ``sizes``."""
     number = ir.node("Constant", [], {"value": ir.tensor(np.ones((1, 1), np.float32))})
-    wide, matrix, result = (
-        ir.node("Constant", [], {"value": ir.tensor(np.array(each, np.int64))})
-        for each in ([1, rows], [rows, columns], sizes)
-    )
+    wide, matrix, result = map(whole_numbers, ([1, rows], [rows, columns], sizes))
     ones = ir.node("Expand", [number.outputs[0], wide.outputs[0]])
     flat = ir.node("Reshape", [x, matrix.outputs[0]])
     product = ir.node("MatMul", [ones.outputs[0], flat.outputs[0]])
