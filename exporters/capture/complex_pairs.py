@@ -21,6 +21,7 @@ from exporters.capture.instead import instead_of
 from exporters.capture.locate import locate_call, refusal
 from exporters.capture.nodes import fake_value, results
 from exporters.decompositions.complex_numbers import RULES, Operand, Pair, as_pair, halves, joined
+from exporters.named import named
 
 _aten = torch.ops.aten
 _WRITTEN_OUT = (
@@ -177,53 +178,12 @@ def _converted(value: Operand, like: Operand) -> Operand:
 _DIMENSIONS = frozenset({"dim", "dims", "dim0", "dim1"})
 _SIZES = {"size": 2, "shape": 2, "input_sizes": 2, "self_sizes": 2, "repeats": 1}
 
-_MOVING = frozenset(
-    {
-        _aten.alias.default,
-        _aten.cat.default,
-        _aten.clone.default,
-        _aten.constant_pad_nd.default,
-        _aten.cumsum.default,
-        _aten.detach.default,
-        _aten.empty.memory_format,
-        _aten.empty_like.default,
-        _aten.expand.default,
-        _aten.flip.default,
-        _aten.index.Tensor,
-        _aten.index_add.default,
-        _aten.index_put.default,
-        _aten.index_select.default,
-        _aten.lift_fresh.default,
-        _aten.lift_fresh_copy.default,
-        _aten.mean.dim,
-        _aten.neg.default,
-        _aten.new_empty.default,
-        _aten.new_zeros.default,
-        _aten.permute.default,
-        _aten.repeat.default,
-        _aten.reshape.default,
-        _aten.resolve_conj.default,
-        _aten.resolve_neg.default,
-        _aten.select.int,
-        _aten.select_backward.default,
-        _aten.slice.Tensor,
-        _aten.slice_backward.default,
-        _aten.split.Tensor,
-        _aten.split_with_sizes.default,
-        _aten.squeeze.default,
-        _aten.squeeze.dim,
-        _aten.squeeze.dims,
-        _aten.stack.default,
-        _aten.sum.dim_IntList,
-        _aten.transpose.int,
-        _aten.unbind.int,
-        _aten.unsqueeze.default,
-        _aten.view.default,
-        _aten._unsafe_view.default,
-        _aten.zero.default,
-        _aten.zeros.default,
-        _aten.zeros_like.default,
-    }
+_MOVING = named(
+    "alias cat clone constant_pad_nd cumsum detach empty.memory_format empty_like expand flip "
+    "index.Tensor index_add index_put index_select lift_fresh lift_fresh_copy mean.dim neg new_empty "
+    "new_zeros permute repeat reshape resolve_conj resolve_neg select.int select_backward slice.Tensor "
+    "slice_backward split.Tensor split_with_sizes squeeze squeeze.dim squeeze.dims stack sum.dim_IntList "
+    "transpose.int unbind.int unsqueeze view _unsafe_view zero zeros zeros_like"
 )
 _RESHAPING = frozenset({_aten.view.default, _aten._unsafe_view.default})
 

@@ -23,6 +23,8 @@ from torch.fx.experimental.proxy_tensor import CONSTANT_NUMEL_LIMIT, disable_aut
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from exporters.named import named
+
 Table = Mapping[OpOverload, Callable[..., object]]
 """What stands for an op: a function of its arguments. One that returns NotImplemented leaves the op as it is."""
 
@@ -35,16 +37,7 @@ _BY_DEVICE = frozenset(
     {_aten.native_batch_norm, _aten._native_batch_norm_legit, _aten._native_batch_norm_legit_no_training}
 )
 # Products, which take nearly all of a run's time. Nothing reads what they give for one example; its layout is known.
-_PRODUCTS = frozenset(
-    {
-        _aten.convolution.default,
-        _aten.convolution_backward.default,
-        _aten.mm.default,
-        _aten.addmm.default,
-        _aten.bmm.default,
-        _aten.baddbmm.default,
-    }
-)
+_PRODUCTS = named("convolution convolution_backward mm addmm bmm baddbmm")
 _LAYOUT = frozenset({_aten.size.default, _aten.stride.default, _aten.storage_offset.default})
 
 

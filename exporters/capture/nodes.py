@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 import torch
@@ -50,6 +50,15 @@ def schema_arguments(node: fx.Node) -> list[Any]:
 def results(graph: fx.Graph) -> tuple[fx.Node, ...]:
     """The nodes that a graph returns, in order."""
     return tuple(nodes_argument(graph.output_node(), 0))
+
+
+def read_inputs(graph: fx.Graph, names: Iterable[str]) -> tuple[str, ...]:
+    """Return those of the inputs ``names`` that are read; the placeholders of the others go."""
+    inputs = list(zip(names, graph.find_nodes(op="placeholder"), strict=True))
+    for _, node in inputs:
+        if not node.users:
+            graph.erase_node(node)
+    return tuple(name for name, node in inputs if node.users)
 
 
 def copy_of(graph: fx.Graph) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from exporters.capture.nodes import fake_value, node_argument
-from exporters.capture.positive import POSITIVE
-from exporters.ordering import AFTER
+from exporters.ordering import AFTER, POSITIVE
 
 WAITING = 0.03
 """A value waits if no node reads it for this share of the nodes."""

@@ -36,9 +36,10 @@ from exporters.capture.checks import check_constants, check_ops, drop_outside_wr
 from exporters.capture.complex_pairs import NoComplexFormError, without_complex
 from exporters.capture.gradients import rewrite_gradients
 from exporters.capture.graph import Table, graph_of
-from exporters.capture.nodes import copy_of, fake_value, results
+from exporters.capture.nodes import copy_of, fake_value, read_inputs, results
 from exporters.capture.patches import patched
 from exporters.decompositions import core_table, first_table
+from exporters.named import named
 
 _aten = torch.ops.aten
 
@@ -83,16 +84,7 @@ def _bounds(clamp: fx.Node) -> tuple[float, float] | None:
     return None
 
 
-_SAME_VALUE = frozenset(
-    {
-        _aten.alias.default,
-        _aten.clone.default,
-        _aten.detach.default,
-        _aten.detach_.default,
-        _aten.lift_fresh.default,
-        _aten.lift_fresh_copy.default,
-    }
-)
+_SAME_VALUE = named("alias clone detach detach_ lift_fresh lift_fresh_copy")
 _FLOAT = 0.5
 
 _Flat = Callable[..., tuple[Tensor, ...]]
@@ -150,7 +142,7 @@ def capture(function: Function, table: Table | None = None, joint: Joint | None 
     compare_results(core.graph)
     core.graph.eliminate_dead_code()
     _separate_outputs(core)
-    used = _drop_unused_inputs(core, tuple(function.inputs))
+    used = read_inputs(core.graph, function.inputs)
     check_constants(function, module, core)
     core.recompile()
     return Captured(
@@ -319,14 +311,3 @@ def _separate_outputs(module: fx.GraphModule) -> None:
 def _same_layout(copy: fx.Node, source: fx.Node) -> bool:
     """Whether a copy may be dropped: one that makes its input contiguous is needed by a following view."""
     return fake_value(copy).stride() == fake_value(source).stride()
-
-
-def _drop_unused_inputs(module: fx.GraphModule, names: tuple[str, ...]) -> tuple[str, ...]:
-    placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
-    used = []
-    for name, node in zip(names, placeholders, strict=True):
-        if node.users:
-            used.append(name)
-        else:
-            module.graph.erase_node(node)
-    return tuple(used)

@@ -23,7 +23,6 @@ from exporters.decompositions import (
     reduction,
     resize,
     strided,
-    volumes,
 )
 from exporters.decompositions.rule import Rules
 
@@ -40,7 +39,6 @@ _FAMILIES = (
     reduction,
     resize,
     strided,
-    volumes,
 )
 
 RULES: Rules = {op: rule for family in _FAMILIES for op, rule in family.RULES.items()}

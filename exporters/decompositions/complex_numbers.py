@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from exporters.named import named
+
 _aten = torch.ops.aten
 
 
@@ -333,21 +335,14 @@ RULES: dict[Any, Callable[..., Any]] = {
     _aten.complex.default: joined,
     _aten.polar.default: _polar,
     _aten._to_copy.default: _convert,
-    _aten._conj.default: _conjugate,
-    _aten.conj_physical.default: _conjugate,
-    _aten._conj_physical.default: _conjugate,
+    **dict.fromkeys(named("_conj conj_physical _conj_physical"), _conjugate),
     _aten._neg_view.default: lambda x: _scaled(x, -1.0),
     _aten.scalar_tensor.default: lambda value, **_: complex(value),
-    _aten.add.Tensor: _add,
-    _aten.add.Scalar: _add,
-    _aten.sub.Tensor: _subtract,
-    _aten.sub.Scalar: _subtract,
-    _aten.rsub.Tensor: _subtract_from,
-    _aten.rsub.Scalar: _subtract_from,
-    _aten.mul.Tensor: _multiply,
-    _aten.mul.Scalar: _multiply,
-    _aten.div.Tensor: _divide,
-    _aten.div.Scalar: _divide,
+    **dict.fromkeys(named("add.Tensor add.Scalar"), _add),
+    **dict.fromkeys(named("sub.Tensor sub.Scalar"), _subtract),
+    **dict.fromkeys(named("rsub.Tensor rsub.Scalar"), _subtract_from),
+    **dict.fromkeys(named("mul.Tensor mul.Scalar"), _multiply),
+    **dict.fromkeys(named("div.Tensor div.Scalar"), _divide),
     _aten.reciprocal.default: _reciprocal,
     _aten.abs.default: _magnitude,
     _aten.sgn.default: _sign,
@@ -356,16 +351,11 @@ RULES: dict[Any, Callable[..., Any]] = {
     _aten.log.default: _logarithm,
     _aten.pow.Tensor_Scalar: _power,
     _aten.pow.Scalar: _power_of_number,
-    _aten.eq.Tensor: _same,
-    _aten.eq.Scalar: _same,
-    _aten.mm.default: _product(_aten.mm.default),
-    _aten.bmm.default: _product(_aten.bmm.default),
-    _aten.mv.default: _product(_aten.mv.default),
+    **dict.fromkeys(named("eq.Tensor eq.Scalar"), _same),
+    **{op: _product(op) for op in named("mm bmm mv")},
     _aten.where.self: _select,
-    _aten.masked_fill.Scalar: _fill_masked,
-    _aten.masked_fill.Tensor: _fill_masked,
-    _aten.fill.Scalar: _fill,
-    _aten.fill.Tensor: _fill,
+    **dict.fromkeys(named("masked_fill.Scalar masked_fill.Tensor"), _fill_masked),
+    **dict.fromkeys(named("fill.Scalar fill.Tensor"), _fill),
     _aten.full.default: _full,
     _aten.ones.default: _ones,
     _aten.full_like.default: _full_like,

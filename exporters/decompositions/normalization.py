@@ -8,6 +8,7 @@ functional op, and the running ones follow from them.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -47,17 +48,22 @@ def native_batch_norm(
     return out, mean, rstd
 
 
-def native_batch_norm_backward(
-    grad: Tensor, x: Tensor, weight: Tensor | None, *args: Any
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """dL/dx = gain h per channel, dL/dweight and dL/dbias: see :func:`batch_norm_gradient`."""
-    *how, output_mask = args
-    before, gain, slope, sum_grad = batch_norm_gradient(grad, x, weight, *how)
-    return (
-        before * _channels(gain, x) if output_mask[0] else None,
-        slope if output_mask[1] else None,
-        sum_grad if output_mask[2] else None,
-    )
+Gradient = tuple[Tensor | None, Tensor | None, Tensor | None]
+
+
+def backward_of(
+    gradient: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]], times: Callable[[Tensor, Tensor], Tensor]
+) -> Callable[..., Gradient]:
+    """Return the rule that makes dL/dx = gain h, dL/dweight and dL/dbias of :func:`batch_norm_gradient`, or of another
+    form of it; ``times`` multiplies h by the gain."""
+
+    def rule(grad: Tensor, x: Tensor, weight: Tensor | None, *args: Any) -> Gradient:
+        *how, (wants_x, wants_weight, wants_bias) = args
+        before, gain, slope, total = gradient(grad, x, weight, *how)
+        dx = times(before, gain) if wants_x else None
+        return dx, slope if wants_weight else None, total if wants_bias else None
+
+    return rule
 
 
 def batch_norm_gradient(
@@ -100,7 +106,7 @@ def native_layer_norm_backward(
     weight: Tensor | None,
     bias: Tensor | None,
     output_mask: list[bool],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+) -> Gradient:
     """With z = (x - m) s, means over the normalized axes and sums over the others:
 
     dL/dweight = sum g z;  dL/dbias = sum g;  dL/dx = s (weight g - mean(weight g) - z mean(weight g z)).
@@ -163,6 +169,8 @@ GRADIENT = torch.ops.edgefl.batch_norm_gradient.default
 
 RULES: Rules = {
     GRADIENT: batch_norm_gradient,
-    _aten.native_batch_norm_backward.default: native_batch_norm_backward,
+    _aten.native_batch_norm_backward.default: backward_of(
+        batch_norm_gradient, lambda before, gain: before * _channels(gain, before)
+    ),
     _aten.native_layer_norm_backward.default: native_layer_norm_backward,
 }

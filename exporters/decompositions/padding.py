@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from exporters.decompositions.rule import DECLINED, Rules
+from exporters.named import named
 
 _aten = torch.ops.aten
 
@@ -65,16 +66,14 @@ def _kept(x: Tensor, padding: list[int]) -> Tensor:
 
 
 RULES: Rules = {
-    _aten.reflection_pad1d.default: _kept,
-    _aten.reflection_pad2d.default: _kept,
-    _aten.reflection_pad3d.default: _kept,
-    _aten.replication_pad1d.default: _kept,
-    _aten.replication_pad2d.default: _kept,
-    _aten.replication_pad3d.default: _kept,
-    _aten.reflection_pad1d_backward.default: reflection_pad_backward,
-    _aten.reflection_pad2d_backward.default: reflection_pad_backward,
-    _aten.reflection_pad3d_backward.default: reflection_pad_backward,
-    _aten.replication_pad1d_backward.default: replication_pad_backward,
-    _aten.replication_pad2d_backward.default: replication_pad_backward,
-    _aten.replication_pad3d_backward.default: replication_pad_backward,
+    **dict.fromkeys(named("reflection_pad1d reflection_pad2d reflection_pad3d"), _kept),
+    **dict.fromkeys(named("replication_pad1d replication_pad2d replication_pad3d"), _kept),
+    **dict.fromkeys(
+        named("reflection_pad1d_backward reflection_pad2d_backward reflection_pad3d_backward"),
+        reflection_pad_backward,
+    ),
+    **dict.fromkeys(
+        named("replication_pad1d_backward replication_pad2d_backward replication_pad3d_backward"),
+        replication_pad_backward,
+    ),
 }

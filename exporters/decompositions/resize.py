@@ -10,6 +10,7 @@ from the scale that the user gave: 7 pixels times 1.3 are 9 pixels, 1 / 1.3 apar
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from exporters.decompositions.rule import DECLINED, Rules
 from exporters.decompositions.separable import along, taps
+from exporters.named import named
 
 _aten = torch.ops.aten
 
@@ -54,85 +56,73 @@ def nearest_backward(
     return _adjoint(grad, size, steps, lambda i, step: [(_nearest(i, step), 1.0)])
 
 
-def linear(x: Tensor, output_size: Sequence[int], align_corners: bool, *scales: float | None) -> Tensor:
-    """y = A_H x A_W^T with rows that interpolate between the two neighbours of each output's position."""
-    steps = _steps(x.shape[2:], output_size, scales, align_corners)
-    return _forward(x, output_size, steps, _linear_row(align_corners), align_corners)
+class Interpolation(ABC):
+    """y = A_H x A_W^T with rows that weigh the neighbours of each output's position. ``copied``: see :func:`_steps`."""
+
+    copied: bool
+
+    @abstractmethod
+    def row(self, align_corners: bool) -> RowOf:
+        """Return the function that makes row i of a matrix."""
+
+    def forward(
+        self, x: Tensor, output_size: Sequence[int], align_corners: bool, *scales: float | None
+    ) -> Tensor:
+        """The product where the steps do not follow from the sizes; otherwise the op stays."""
+        steps = _steps(x.shape[2:], output_size, scales, align_corners, self.copied)
+        axes = zip(x.shape[2:], output_size, steps, strict=True)
+        if align_corners or all(math.isclose(step, n / m) for n, m, step in axes):
+            return DECLINED
+        return _product(x, output_size, steps, self.row(align_corners))
+
+    def product(
+        self, x: Tensor, output_size: Sequence[int], align_corners: bool, *scales: float | None
+    ) -> Tensor:
+        """Products of matrices, for formats that have no such op."""
+        steps = _steps(x.shape[2:], output_size, scales, align_corners, self.copied)
+        return _product(x, output_size, steps, self.row(align_corners))
+
+    def backward(
+        self,
+        grad: Tensor,
+        output_size: Sequence[int],
+        input_size: Sequence[int],
+        align_corners: bool,
+        *scales: float | None,
+    ) -> Tensor:
+        """The adjoint."""
+        size = list(input_size[2:])
+        copied = self.copied or size == list(output_size)
+        steps = _steps(size, output_size, scales, align_corners, copied)
+        return _adjoint(grad, size, steps, self.row(align_corners))
 
 
-def linear_backward(
-    grad: Tensor,
-    output_size: Sequence[int],
-    input_size: Sequence[int],
-    align_corners: bool,
-    *scales: float | None,
-) -> Tensor:
-    """The adjoint of :func:`linear`."""
-    steps = _steps(input_size[2:], output_size, scales, align_corners)
-    return _adjoint(grad, input_size[2:], steps, _linear_row(align_corners))
+class Linear(Interpolation):
+    """Between the two neighbours of a position."""
+
+    copied = True
+
+    def row(self, align_corners: bool) -> RowOf:
+        def row(i: int, step: float) -> Row:
+            at = i * step if align_corners else max((i + 0.5) * step - 0.5, 0.0)
+            left = math.floor(at)
+            return [(left, 1 - (at - left)), (left + 1, at - left)]
+
+        return row
 
 
-def cubic(x: Tensor, output_size: Sequence[int], align_corners: bool, *scales: float | None) -> Tensor:
-    """Cubic convolution over the four neighbours of each output's position (Keys 1981, a = -0.75)."""
-    steps = _steps(x.shape[2:], output_size, scales, align_corners, copied=False)
-    return _forward(x, output_size, steps, _cubic_row(align_corners), align_corners)
+class Cubic(Interpolation):
+    """Cubic convolution over the four neighbours of a position (Keys 1981, a = -0.75)."""
 
+    copied = False
 
-def cubic_backward(
-    grad: Tensor,
-    output_size: Sequence[int],
-    input_size: Sequence[int],
-    align_corners: bool,
-    *scales: float | None,
-) -> Tensor:
-    """The adjoint of :func:`cubic`."""
-    size = list(input_size[2:])
-    steps = _steps(size, output_size, scales, align_corners, copied=size == list(output_size))
-    return _adjoint(grad, size, steps, _cubic_row(align_corners))
+    def row(self, align_corners: bool) -> RowOf:
+        def row(i: int, step: float) -> Row:
+            at = i * step if align_corners else (i + 0.5) * step - 0.5
+            left = math.floor(at)
+            return [(left + k, _cubic(abs(at - left - k))) for k in (-1, 0, 1, 2)]
 
-
-def _linear_row(align_corners: bool) -> RowOf:
-    def row(i: int, step: float) -> Row:
-        at = i * step if align_corners else max((i + 0.5) * step - 0.5, 0.0)
-        left = math.floor(at)
-        return [(left, 1 - (at - left)), (left + 1, at - left)]
-
-    return row
-
-
-def _cubic_row(align_corners: bool) -> RowOf:
-    def row(i: int, step: float) -> Row:
-        at = i * step if align_corners else (i + 0.5) * step - 0.5
-        left = math.floor(at)
-        return [(left + k, _cubic(abs(at - left - k))) for k in (-1, 0, 1, 2)]
-
-    return row
-
-
-def _forward(
-    x: Tensor, output_size: Sequence[int], steps: Sequence[float], row: RowOf, align_corners: bool
-) -> Tensor:
-    """A_H x A_W^T, contiguous, where the steps are others than the sizes tell; otherwise the op stays."""
-    axes = list(zip(x.shape[2:], output_size, steps, strict=True))
-    if align_corners or all(math.isclose(step, n / m) for n, m, step in axes):
-        return DECLINED
-    return _product(x, output_size, steps, row)
-
-
-def linear_product(
-    x: Tensor, output_size: Sequence[int], align_corners: bool, *scales: float | None
-) -> Tensor:
-    """:func:`linear` as products of matrices, for formats that have no such op."""
-    steps = _steps(x.shape[2:], output_size, scales, align_corners)
-    return _product(x, output_size, steps, _linear_row(align_corners))
-
-
-def cubic_product(
-    x: Tensor, output_size: Sequence[int], align_corners: bool, *scales: float | None
-) -> Tensor:
-    """:func:`cubic` as products of matrices, for formats that have no such op."""
-    steps = _steps(x.shape[2:], output_size, scales, align_corners, copied=False)
-    return _product(x, output_size, steps, _cubic_row(align_corners))
+        return row
 
 
 def _product(x: Tensor, output_size: Sequence[int], steps: Sequence[float], row: RowOf) -> Tensor:
@@ -201,19 +191,19 @@ def _cubic(d: float) -> float:
     return ((d - 5) * d + 8) * d * CUBIC - 4 * CUBIC
 
 
+LINEAR, KEYS = Linear(), Cubic()
+
 RULES: Rules = {
-    _aten.upsample_nearest1d.default: nearest,
-    _aten.upsample_nearest2d.default: nearest,
-    _aten.upsample_nearest3d.default: nearest,
-    _aten.upsample_nearest1d_backward.default: nearest_backward,
-    _aten.upsample_nearest2d_backward.default: nearest_backward,
-    _aten.upsample_nearest3d_backward.default: nearest_backward,
-    _aten.upsample_linear1d.default: linear,
-    _aten.upsample_bilinear2d.default: linear,
-    _aten.upsample_trilinear3d.default: linear,
-    _aten.upsample_linear1d_backward.default: linear_backward,
-    _aten.upsample_bilinear2d_backward.default: linear_backward,
-    _aten.upsample_trilinear3d_backward.default: linear_backward,
-    _aten.upsample_bicubic2d.default: cubic,
-    _aten.upsample_bicubic2d_backward.default: cubic_backward,
+    **dict.fromkeys(named("upsample_nearest1d upsample_nearest2d upsample_nearest3d"), nearest),
+    **dict.fromkeys(
+        named("upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward"),
+        nearest_backward,
+    ),
+    **dict.fromkeys(named("upsample_linear1d upsample_bilinear2d upsample_trilinear3d"), LINEAR.forward),
+    **dict.fromkeys(
+        named("upsample_linear1d_backward upsample_bilinear2d_backward upsample_trilinear3d_backward"),
+        LINEAR.backward,
+    ),
+    _aten.upsample_bicubic2d.default: KEYS.forward,
+    _aten.upsample_bicubic2d_backward.default: KEYS.backward,
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,14 +11,10 @@ from torch import Tensor, fx
 from exporters.capture.nodes import copy_of, fake_value, ints_argument, node_argument, results
 from exporters.capture.trace import Captured
 from exporters.memory.usage import is_pointwise
+from exporters.named import named
 from exporters.ordering import AFTER
 
 _aten = torch.ops.aten
-
-# Ops for which ExecuTorch has no kernel, in ops for which it has one. Each form gets the graph, at the place of the
-# node, and the node; it returns what replaces the node, or None to leave it.
-
-Form = Callable[[fx.Graph, fx.Node], fx.Node | None]
 
 
 def call(graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
@@ -28,15 +23,6 @@ def call(graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
     values = fx.node.map_arg((args, kwargs), lambda read: read.meta["val"])
     node.meta["val"] = target(*values[0], **values[1])
     return node
-
-
-def _sum(graph: fx.Graph, node: fx.Node) -> fx.Node:
-    return call(graph, _aten.sum.dim_IntList, node.args[0], [], False, **node.kwargs)
-
-
-FORMS: dict[Any, Form] = {
-    _aten.sum.default: _sum,
-}
 
 
 SAME = frozenset(
@@ -50,17 +36,7 @@ SAME = frozenset(
 )
 """Ops whose result is their first argument; every value is contiguous here."""
 
-VIEWS = frozenset(
-    {
-        _aten.view.default,
-        _aten._unsafe_view.default,
-        _aten.reshape.default,
-        _aten.unsqueeze.default,
-        _aten.squeeze.dim,
-        _aten.squeeze.dims,
-        _aten.squeeze.default,
-    }
-)
+VIEWS = named("view _unsafe_view reshape unsqueeze squeeze.dim squeeze.dims squeeze")
 """Ops whose result has the bytes of their first argument in the same order: another name for the same memory."""
 
 _PERHAPS_NOTHING = (
@@ -70,17 +46,30 @@ _PERHAPS_NOTHING = (
     _aten.constant_pad_nd.default,
 )
 
+
+def base_of(node: fx.Node) -> fx.Node:
+    """What a view is a view of, through any number of views; any other node itself."""
+    while node.op == "call_function" and node.target in VIEWS:
+        node = node_argument(node, 0)
+    return node
+
+
+def is_name(node: fx.Node) -> bool:
+    """Whether a node computes nothing: a view, or one of the results of a node."""
+    return node.op == "call_function" and (node.target in VIEWS or node.target is operator.getitem)
+
+
 FOLDED_BYTES = 1 << 16
 """A value made of constants alone is computed at export if it has at most so many bytes."""
 
 
 def lowered(captured: Captured) -> fx.GraphModule:
-    """A copy of the captured graph with the forms above; every node has its fake value in ``meta["val"]``."""
+    """A copy of the captured graph in ops that have kernels; every node has its fake value in ``meta["val"]``."""
     graph, _ = copy_of(captured.module.graph)
     module = fx.GraphModule(captured.module, graph)
     _merge_equal(module.graph)
     _drop_copies(module.graph)
-    _rewrite(module.graph)
+    _name_axes(module.graph)
     _fold(module)
     _drop_copies(module.graph)
     _merge_views(module.graph)
@@ -116,16 +105,13 @@ def _is_nothing(node: fx.Node) -> bool:
     return before.shape == after.shape and before.dtype == after.dtype
 
 
-def _rewrite(graph: fx.Graph) -> None:
-    for node in list(graph.nodes):
-        form = FORMS.get(node.target) if node.op == "call_function" else None
-        if form is None:
-            continue
+def _name_axes(graph: fx.Graph) -> None:
+    """A sum over all axes names none: ExecuTorch has no kernel for the other form."""
+    for node in graph.find_nodes(op="call_function", target=_aten.sum.default):
         with graph.inserting_before(node):
-            new = form(graph, node)
-        if new is not None:
-            node.replace_all_uses_with(new)
-            graph.erase_node(node)
+            new = call(graph, _aten.sum.dim_IntList, node.args[0], [], False, **node.kwargs)
+        node.replace_all_uses_with(new)
+        graph.erase_node(node)
 
 
 def _merge_views(graph: fx.Graph) -> None:

@@ -21,9 +21,10 @@ from torch import fx
 from edgefl.contract.tensors import role_of
 from exporters.artifact import is_page
 from exporters.capture.nodes import fake_value, int_argument, ints_argument
-from exporters.capture.positive import POSITIVE
 from exporters.capture.trace import Captured
-from exporters.memory.usage import PRODUCTS, has_many, rewritable, size, timeline, workspace
+from exporters.memory.usage import PRODUCTS, constants, has_many, rewritable, size, timeline, workspace
+from exporters.named import named
+from exporters.ordering import POSITIVE
 
 # onnxruntime's memory arena, run on sizes alone: which of its pages a sequence of requests touches.
 #
@@ -137,21 +138,9 @@ _aten = torch.ops.aten
 _REPLACED = frozenset({_aten.mm.default, _aten.addmm.default})
 _SUM = _aten.add.Tensor
 # Those that onnxruntime's kernels compute in place; its arithmetic does not, nor do Exp, Log and their like.
-_IN_PLACE = frozenset(
-    {
-        _aten.relu.default,
-        _aten.sigmoid.default,
-        _aten.tanh.default,
-        _aten.softplus.default,
-        _aten.leaky_relu.default,
-        _aten.elu.default,
-        _aten.hardsigmoid.default,
-        POSITIVE,
-        _aten.clamp.default,
-        _aten._softmax.default,
-        _aten._log_softmax.default,
-    }
-)
+_IN_PLACE = named("relu sigmoid tanh softplus leaky_relu elu hardsigmoid clamp _softmax _log_softmax") | {
+    POSITIVE
+}
 # What onnxruntime's convolution copies windows into, for each thread: 128 x 128 numbers.
 _FLOAT, _CONVOLUTION_SLICE = 4, 4 * 128 * 128
 # State moves between two sets of buffers: from the second step on, both are there.
@@ -203,16 +192,15 @@ class _Run:
         pages = {node for name, node in named if is_page(name)}
         self._products = _through_transposes(self.calls)
         self._owner = {node: self._root(line.owner, node) for node in line.nodes}
-        constants = _constants(self.calls)
+        fixed = constants(line)
         read = dict(zip(captured.inputs, (n for n in line.nodes if n.op == "placeholder"), strict=True))
         # Bound buffers and copies of inputs: the graph has them from its beginning to its end.
         second = self._state - in_place
         left = sum(size(node) for _, node in named if node in second or node.op != "call_function")
-        fixed = {node for node in line.nodes if node.op == "get_attr"} | constants
         self.given = {name: size(node) for name, node in read.items() if not is_page(name)}
         self.own = left + sum(size(node) for node in fixed)
         self.pages = sum(size(node) for name, node in [*read.items(), *named] if is_page(name))
-        self._elsewhere = self._state | constants | pages
+        self._elsewhere = self._state | fixed | pages
 
     def _root(self, owner: dict[fx.Node, fx.Node], node: fx.Node) -> fx.Node:
         """The node whose memory ``node`` has; transposes that products take in have none of their own."""
@@ -338,12 +326,3 @@ def _buffers(node: fx.Node) -> list[int]:
 
 def _is_transpose(node: fx.Node) -> bool:
     return node.target is _aten.permute.default and node.meta["val"].ndim == 2
-
-
-def _constants(calls: list[fx.Node]) -> set[fx.Node]:
-    """Nodes that depend on no input: computed when the graph is loaded, and kept."""
-    constants: set[fx.Node] = set()
-    for node in calls:
-        if all(value.op == "get_attr" or value in constants for value in node.all_input_nodes):
-            constants.add(node)
-    return constants

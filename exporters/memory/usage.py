@@ -13,22 +13,13 @@ from torch import Tensor, fx
 from edgefl.contract.tensors import role_of
 from exporters.capture.nodes import node_argument, results
 from exporters.capture.trace import Captured
+from exporters.named import named
 from exporters.ordering import AFTER
 
 _aten = torch.ops.aten
 
 # Same memory, another shape.
-_VIEWS = frozenset(
-    {
-        _aten.view.default,
-        _aten._unsafe_view.default,
-        _aten.reshape.default,
-        _aten.unsqueeze.default,
-        _aten.squeeze.dim,
-        _aten.squeeze.dims,
-        AFTER,
-    }
-)
+_VIEWS = named("view _unsafe_view reshape unsqueeze squeeze.dim squeeze.dims") | {AFTER}
 
 _SLICE = _aten.slice.Tensor
 PRODUCTS = frozenset({_aten.mm.default, _aten.addmm.default, _aten.bmm.default})
@@ -42,18 +33,7 @@ _ARITHMETIC = _FACTORS | {
     _aten.where.self,
 }
 # They read the shape of their first argument, which the file holds.
-_SHAPED = frozenset(
-    {
-        _aten.full_like.default,
-        _aten.empty_like.default,
-        _aten.zeros_like.default,
-        _aten.ones_like.default,
-        _aten.new_zeros.default,
-        _aten.new_ones.default,
-        _aten.new_full.default,
-        _aten.new_empty.default,
-    }
-)
+_SHAPED = named("full_like empty_like zeros_like ones_like new_zeros new_ones new_full new_empty")
 
 SMALL_BYTES = 32 * 2**10
 """Values below this are never computed twice: their sums took long, and they take nothing."""
@@ -89,6 +69,15 @@ def timeline(module: fx.GraphModule) -> Timeline:
         for value in node.all_input_nodes:
             reads[owner[value]].append(index)
     return Timeline(nodes, position, owner, reads, _live(nodes, owner, reads))
+
+
+def constants(line: Timeline) -> frozenset[fx.Node]:
+    """Values that no input decides."""
+    found: set[fx.Node] = set()
+    for node in line.nodes:
+        if node.op == "get_attr" or (node.op == "call_function" and found.issuperset(node.all_input_nodes)):
+            found.add(node)
+    return frozenset(found)
 
 
 def shares(node: fx.Node) -> bool:

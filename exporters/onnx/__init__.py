@@ -9,9 +9,9 @@ from torch import fx
 from torch._ops import OpOverload
 
 from edgefl.contract.program import Function
-from exporters.capture.positive import POSITIVE
 from exporters.capture.storing import stored_at_once
 from exporters.capture.trace import Captured, Joint, capture
+from exporters.ordering import POSITIVE
 from exporters.selections.multiply import OPPOSITES, Call, selections_multiplied
 
 # Masks of 0 and 1 as onnxruntime makes them fastest: one op on how far numbers lie beyond what they are compared with.

@@ -7,18 +7,19 @@ arguments of the aten op it stands for.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import onnx_ir as ir
 import torch
 from onnxscript import opset18 as op
 
-from exporters.capture.positive import POSITIVE
 from exporters.decompositions import recurrent
 from exporters.decompositions.convolution.moves import per_axis
 from exporters.decompositions.pooling import end_padding
-from exporters.ordering import AFTER
+from exporters.decompositions.rule import Rules
+from exporters.named import named
+from exporters.ordering import AFTER, POSITIVE
 
 OPSET = 18
 
@@ -251,10 +252,8 @@ def expm1(x: Value) -> Value:
     return op.Mul(op.Tanh(op.Mul(x, _scalar(x, 0.5))), op.Add(op.Exp(x), _scalar(x, 1.0)))
 
 
-TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
-    _aten.view.default: view,
-    _aten._unsafe_view.default: view,
-    _aten.reshape.default: view,
+TRANSLATIONS: Rules = {
+    **dict.fromkeys(named("view _unsafe_view reshape"), view),
     _aten.expand.default: expand,
     _aten.slice.Tensor: slice_,
     _aten.select.int: select,
@@ -264,8 +263,6 @@ TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     _aten.bmm.default: bmm,
     _aten.gelu.default: gelu,
     _aten.max_pool2d_with_indices.default: max_pool2d,
-    _aten.as_strided.default: refused,
-    _aten.as_strided_scatter.default: refused,
     AFTER: after,
     POSITIVE: positive,
     _aten.argmax.default: argmax,
@@ -273,13 +270,9 @@ TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     _aten.div.Tensor_mode: divide,
     _aten.log1p.default: log1p,
     _aten.expm1.default: expm1,
-    _aten.special_log_ndtr.default: refused,
-    _aten.reflection_pad1d.default: reflection_pad,
-    _aten.reflection_pad2d.default: reflection_pad,
-    _aten.reflection_pad3d.default: reflection_pad,
-    _aten.replication_pad1d.default: replication_pad,
-    _aten.replication_pad2d.default: replication_pad,
-    _aten.replication_pad3d.default: replication_pad,
+    **dict.fromkeys(named("as_strided as_strided_scatter special_log_ndtr"), refused),
+    **dict.fromkeys(named("reflection_pad1d reflection_pad2d reflection_pad3d"), reflection_pad),
+    **dict.fromkeys(named("replication_pad1d replication_pad2d replication_pad3d"), replication_pad),
     torch.ops.prims.prod.default: prod,
     _aten._native_batch_norm_legit.no_stats: batch_norm,
     _aten._native_batch_norm_legit_no_training.default: frozen_batch_norm,

@@ -17,9 +17,12 @@ from torch import Tensor, fx
 
 import edgefl.models.layers.cells  # noqa: F401 - defines ops
 from exporters.capture.nodes import argument
+from exporters.named import named
 from exporters.ordering import AFTER
 
-_aten = torch.ops.aten
+_aten, _ops = torch.ops.aten, torch.ops.edgefl
+_RECURRENT = {_ops.gru_cells.default, _ops.lstm_cells.default}
+_RECURRENT |= {_ops.gru_cells_backward.default, _ops.lstm_cells_backward.default}
 
 
 class Finiteness(IntEnum):
@@ -248,40 +251,12 @@ def _logarithm(node: fx.Node, look: Look) -> Finiteness:
 
 _RULES: dict[Any, Rule] = {
     **dict.fromkeys(
-        (
-            operator.getitem,
-            _aten._to_copy.default,
-            _aten._unsafe_view.default,
-            _aten.alias.default,
-            _aten.amin.default,
-            _aten.avg_pool2d.default,
-            _aten.cat.default,
-            _aten.clone.default,
-            _aten.expand.default,
-            _aten.flip.default,
-            _aten.mean.default,
-            _aten.mean.dim,
-            _aten.minimum.default,
-            _aten.permute.default,
-            _aten.repeat.default,
-            _aten.reshape.default,
-            _aten.select.int,
-            _aten.slice.Tensor,
-            _aten.split.Tensor,
-            _aten.split_with_sizes.default,
-            _aten.sort.default,
-            _aten.squeeze.default,
-            _aten.squeeze.dim,
-            _aten.squeeze.dims,
-            _aten.sum.default,
-            _aten.sum.dim_IntList,
-            _aten.t.default,
-            _aten.topk.default,
-            _aten.transpose.int,
-            _aten.unsqueeze.default,
-            _aten.view.default,
-            AFTER,
-        ),
+        named(
+            "_to_copy _unsafe_view alias amin avg_pool2d cat clone expand flip mean mean.dim minimum "
+            "permute repeat reshape select.int slice.Tensor split.Tensor split_with_sizes sort squeeze "
+            "squeeze.dim squeeze.dims sum sum.dim_IntList t topk transpose.int unsqueeze view"
+        )
+        | {operator.getitem, AFTER},
         _passed,
     ),
     **dict.fromkeys(
@@ -296,33 +271,12 @@ _RULES: dict[Any, Rule] = {
         (_aten.scatter.src, _aten.scatter_add.default), _computed(Finiteness.FINITE, Finiteness.FINITE)
     ),
     **dict.fromkeys(
-        (
-            _aten.addmm.default,
-            _aten.bmm.default,
-            _aten.ceil.default,
-            _aten.convolution.default,
-            _aten.cos.default,
-            _aten.cumsum.default,
-            _aten.elu.default,
-            _aten.floor.default,
-            _aten.gelu.default,
-            _aten.leaky_relu.default,
-            _aten.mm.default,
-            _aten._native_batch_norm_legit.no_stats,
-            _aten._native_batch_norm_legit_no_training.default,
-            _aten.native_group_norm.default,
-            _aten.native_layer_norm.default,
-            torch.ops.edgefl.gru_cells.default,
-            torch.ops.edgefl.gru_cells_backward.default,
-            torch.ops.edgefl.lstm_cells.default,
-            torch.ops.edgefl.lstm_cells_backward.default,
-            _aten.neg.default,
-            _aten.round.default,
-            _aten.rsub.Scalar,
-            _aten.sin.default,
-            _aten.upsample_bilinear2d.vec,
-            _aten.upsample_nearest2d.vec,
-        ),
+        named(
+            "addmm bmm ceil convolution cos cumsum elu floor gelu leaky_relu mm "
+            "_native_batch_norm_legit.no_stats _native_batch_norm_legit_no_training native_group_norm "
+            "native_layer_norm neg round rsub.Scalar sin upsample_bilinear2d.vec upsample_nearest2d.vec"
+        )
+        | _RECURRENT,
         _computed(Finiteness.FINITE, Finiteness.FINITE),
     ),
     # A row of nothing but minus infinity makes NaN.

@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from exporters.capture.nodes import broadcast_shape, fake_value, node_argument
+from exporters.named import named
 from exporters.selections.finite import LARGEST, VARIANCE, Finiteness, guess_of, kinds_of
 
 # What a value is computed from, as bits that spread from node to node.
@@ -46,15 +47,7 @@ _ZEROS = {
     _aten.full_like.default: 1,
     _aten.scalar_tensor.default: 0,
 }
-_JOINED = frozenset(
-    {
-        _aten.bitwise_and.Tensor,
-        _aten.bitwise_or.Tensor,
-        _aten.logical_and.default,
-        _aten.logical_not.default,
-        _aten.logical_or.default,
-    }
-)
+_JOINED = named("bitwise_and.Tensor bitwise_or.Tensor logical_and logical_not logical_or")
 OPPOSITES = {
     getattr(_aten, one): getattr(_aten, other)
     for one, other in (("gt", "le"), ("le", "gt"), ("lt", "ge"), ("ge", "lt"))

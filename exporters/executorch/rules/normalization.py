@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from exporters.decompositions.normalization import GRADIENT
+from exporters.decompositions.normalization import GRADIENT, Gradient, backward_of
 from exporters.decompositions.rule import Rules
 
 _aten = torch.ops.aten
@@ -53,19 +52,6 @@ def frozen_norm(
     return _first(y if bias is None else y + bias), empty, empty
 
 
-def batch_norm_backward(
-    grad: Tensor, x: Tensor, weight: Tensor | None, *args: Any
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """dL/dx = gain h, dL/dweight and dL/dbias: see :func:`batch_norm_gradient`."""
-    *how, output_mask = args
-    before, gain, slope, total = batch_norm_gradient(grad, x, weight, *how)
-    return (
-        _first(_last(before) * gain) if output_mask[0] else None,
-        slope if output_mask[1] else None,
-        total if output_mask[2] else None,
-    )
-
-
 def batch_norm_gradient(
     grad: Tensor,
     x: Tensor,
@@ -96,6 +82,9 @@ def batch_norm_gradient(
         return grad, gain, slope, total
     share = -x.shape[1] / x.numel()
     return _first(g + centred * (save_rstd * slope * share) + total * share), gain, slope, total
+
+
+batch_norm_backward = backward_of(batch_norm_gradient, lambda before, gain: _first(_last(before) * gain))
 
 
 def _last(x: Tensor) -> Tensor:
@@ -137,7 +126,7 @@ def layer_norm_backward(
     weight: Tensor | None,
     bias: Tensor | None,
     output_mask: list[bool],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+) -> Gradient:
     """With h = (x - m) r, d = g weight and means over the last axes:
 
     dL/dx = r (d - mean d - h mean (d h)); dL/dweight = sum g h; dL/dbias = sum g over the other axes.

@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from exporters.decompositions import indexing, reduction, strided
-from exporters.decompositions.resize import cubic_product, linear_product
+from exporters.decompositions.resize import KEYS, LINEAR
 from exporters.decompositions.rule import DECLINED, Rules
+from exporters.named import named
 
 _aten = torch.ops.aten
 
@@ -130,10 +131,8 @@ RULES: Rules = {
     _aten.sort.default: sort,
     _aten.index.Tensor: index,
     _aten.constant_pad_nd.default: constant_pad,
-    _aten.upsample_linear1d.default: linear_product,
-    _aten.upsample_bilinear2d.default: linear_product,
-    _aten.upsample_trilinear3d.default: linear_product,
-    _aten.upsample_bicubic2d.default: cubic_product,
+    **dict.fromkeys(named("upsample_linear1d upsample_bilinear2d upsample_trilinear3d"), LINEAR.product),
+    _aten.upsample_bicubic2d.default: KEYS.product,
     _aten.as_strided.default: as_strided,
     _aten.as_strided_scatter.default: as_strided_scatter,
 }

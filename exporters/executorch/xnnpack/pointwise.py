@@ -14,6 +14,7 @@ from exporters.capture.nodes import argument, int_argument
 from exporters.executorch.graph import VIEWS
 from exporters.executorch.xnnpack.builder import DATATYPES, Builder, Value
 from exporters.executorch.xnnpack.emitter import Emitter, always, shape_of
+from exporters.named import named
 
 _aten = torch.ops.aten
 
@@ -158,15 +159,11 @@ def _hard_bounds(node: fx.Node) -> tuple[Any, Any]:
 
 
 EMITTERS: dict[Any, Emitter] = {
-    _aten.add.Tensor: _binary(xnn.XNNAdd),
-    _aten.add.Scalar: _binary(xnn.XNNAdd),
-    _aten.sub.Tensor: _binary(xnn.XNNSubtract),
-    _aten.sub.Scalar: _binary(xnn.XNNSubtract),
+    **dict.fromkeys(named("add.Tensor add.Scalar"), _binary(xnn.XNNAdd)),
+    **dict.fromkeys(named("sub.Tensor sub.Scalar"), _binary(xnn.XNNSubtract)),
     _aten.rsub.Scalar: _binary(xnn.XNNSubtract, swapped=True),
-    _aten.mul.Tensor: _binary(xnn.XNNMultiply),
-    _aten.mul.Scalar: _binary(xnn.XNNMultiply),
-    _aten.div.Tensor: _binary(xnn.XNNDiv),
-    _aten.div.Scalar: _binary(xnn.XNNDiv),
+    **dict.fromkeys(named("mul.Tensor mul.Scalar"), _binary(xnn.XNNMultiply)),
+    **dict.fromkeys(named("div.Tensor div.Scalar"), _binary(xnn.XNNDiv)),
     _aten.maximum.default: _binary(xnn.XNNMaximum),
     _aten.minimum.default: _binary(xnn.XNNMinimum),
     _aten.abs.default: _unary(xnn.XNNAbs),
