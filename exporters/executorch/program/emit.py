@@ -14,7 +14,7 @@ from executorch.exir.scalar_type import ScalarType
 from torch import Tensor, fx
 
 from exporters.capture.nodes import results
-from exporters.executorch.graph import VIEWS
+from exporters.executorch.graph import base_of
 from exporters.executorch.program.kernels import arguments_of, kernel_of, results_of
 from exporters.executorch.program.missing import LEAVING, TYPES
 from exporters.executorch.program.partition import Step
@@ -71,13 +71,6 @@ def slot_of(node: fx.Node) -> Slot:
     if node.op == "call_function" and node.target is operator.getitem:
         return node.args[0], node.args[1]  # type: ignore[return-value]
     return node, 0
-
-
-def base_of(node: fx.Node) -> fx.Node:
-    """What a view is a view of, through any number of views."""
-    while node.op == "call_function" and node.target in VIEWS:
-        node = node.args[0]  # type: ignore[assignment]
-    return node
 
 
 @dataclass

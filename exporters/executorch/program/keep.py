@@ -10,17 +10,15 @@ node that must have run, which :mod:`.partition` obeys.
 
 from __future__ import annotations
 
-import operator
-
 import networkx
-from torch import Tensor, fx
+from torch import fx
 
 from edgefl.contract.tensors import role_of
 from exporters.capture.nodes import results
 from exporters.capture.trace import Captured
-from exporters.executorch.graph import VIEWS
+from exporters.executorch.graph import is_name
 from exporters.executorch.xnnpack.region import costs, supported
-from exporters.memory.usage import SMALL_BYTES, around_products
+from exporters.memory.usage import SMALL_BYTES, around_products, size
 
 HELD = "edgefl_after"
 PRODUCT = 10.0
@@ -52,14 +50,9 @@ def recomputed(module: fx.GraphModule, last: fx.Node | None) -> None:
 
 def owner_of(node: fx.Node) -> fx.Node:
     """The node that makes the memory of ``node``."""
-    while node.op == "call_function" and (node.target in VIEWS or node.target is operator.getitem):
+    while is_name(node):
         node = node.args[0]  # type: ignore[assignment]
     return node
-
-
-def _size(node: fx.Node) -> int:
-    value = node.meta["val"]
-    return value.numel() * value.itemsize if isinstance(value, Tensor) else 0
 
 
 def _is_repeatable(node: fx.Node) -> bool:
@@ -76,7 +69,7 @@ def _kept(order: list[fx.Node], early: set[fx.Node], late: list[fx.Node]) -> set
     for node in order:
         if not _is_large(node, early):
             continue
-        flow.add_edge((node, 0), (node, 1), capacity=_size(node))
+        flow.add_edge((node, 0), (node, 1), capacity=size(node))
         if node in lasting or not _is_repeatable(node):
             flow.add_edge("source", (node, 0))
             continue
@@ -92,7 +85,7 @@ def _kept(order: list[fx.Node], early: set[fx.Node], late: list[fx.Node]) -> set
 
 
 def _is_large(node: fx.Node, early: set[fx.Node]) -> bool:
-    return node in early and owner_of(node) is node and _size(node) >= SMALL_BYTES
+    return node in early and owner_of(node) is node and size(node) >= SMALL_BYTES
 
 
 class _Again:
@@ -139,6 +132,5 @@ def _hold_back(graph: fx.Graph, early: set[fx.Node]) -> None:
         depth[node] = 1 + max(behind) if behind else 0
         if not behind and furthest is not None:
             node.meta[HELD] = furthest
-        names = node.target in VIEWS or node.target is operator.getitem
-        if not names and (furthest is None or depth[node] >= depth[furthest]):
+        if not is_name(node) and (furthest is None or depth[node] >= depth[furthest]):
             furthest = node

@@ -7,13 +7,12 @@ with its kind, so that regions become large and few. Views belong nowhere: they 
 from __future__ import annotations
 
 import heapq
-import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch import fx
 
-from exporters.executorch.graph import VIEWS
+from exporters.executorch.graph import is_name
 from exporters.executorch.program.keep import HELD
 from exporters.executorch.program.kernels import kernel_of
 from exporters.executorch.xnnpack.region import costs, supported
@@ -91,11 +90,6 @@ def _release(
             queue.put(user)
             if is_name(user):
                 _release(user, waiting, queue, held)
-
-
-def is_name(node: fx.Node) -> bool:
-    """Whether a node computes nothing: a view, or one of the results of a node."""
-    return node.op == "call_function" and (node.target in VIEWS or node.target is operator.getitem)
 
 
 class _Queue:

@@ -23,7 +23,7 @@ from exporters.artifact import Artifact
 from exporters.capture.nodes import results
 from exporters.capture.trace import Captured
 from exporters.capture.unsupported import check_floats
-from exporters.executorch.graph import VIEWS, lowered
+from exporters.executorch.graph import VIEWS, base_of, lowered
 from exporters.executorch.program.emit import Program, emit
 from exporters.executorch.program.keep import end_of_forward, recomputed
 from exporters.executorch.program.missing import check
@@ -93,18 +93,9 @@ def _fused(step: Step) -> Iterator[tuple[fx.Node, list[fx.Node]]]:
     """Clamps, each before all that XNNPACK may run it as a part of: that writes its result, as early as it runs."""
     for node in step.nodes:
         chain = [node]
-        while (
-            chain[-1].target in CLAMPS and (made := _seen_through(chain[-1].all_input_nodes[0])) in step.nodes
-        ):
+        while chain[-1].target in CLAMPS and (made := base_of(chain[-1].all_input_nodes[0])) in step.nodes:
             chain.append(made)
         yield node, chain
-
-
-def _seen_through(node: fx.Node) -> fx.Node:
-    """What a view is of; any other node is its own."""
-    while node.op == "call_function" and node.target in VIEWS:
-        node = node.all_input_nodes[0]
-    return node
 
 
 def _readers(node: fx.Node) -> Iterator[fx.Node]:

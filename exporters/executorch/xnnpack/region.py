@@ -7,7 +7,6 @@ not run until something reads it as it is: products read transposed operands.
 from __future__ import annotations
 
 import functools
-import operator
 import typing
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from executorch.exir._serialize import _dataclass
 from torch import Tensor, fx
 
 from exporters.capture.patches import Patch, patched
-from exporters.executorch.graph import VIEWS
+from exporters.executorch.graph import base_of, is_name
 from exporters.executorch.xnnpack import axes, pointwise, products, sums
 from exporters.executorch.xnnpack.builder import Builder, Value
 from exporters.executorch.xnnpack.emitter import Emitter
@@ -89,7 +88,7 @@ def delegate(
         known = builder.known(node)
         if known is not None:
             return known
-        base = _base(node)
+        base = base_of(node)
         if base in inside:
             return builder.viewed(node, base)
         if base.op == "get_attr":
@@ -119,19 +118,13 @@ def delegate(
     )
 
 
-def _base(node: fx.Node) -> fx.Node:
-    while node.op == "call_function" and node.target in VIEWS:
-        node = node.args[0]  # type: ignore[assignment]
-    return node
-
-
 def _is_read_outside(node: fx.Node, inside: set[fx.Node], results: set[fx.Node]) -> bool:
     if node in results:
         return True
     for user in node.users:
         if user in inside:
             continue
-        if user.op == "call_function" and (user.target in VIEWS or user.target is operator.getitem):
+        if is_name(user):
             if _is_read_outside(user, inside, results):
                 return True
         else:
