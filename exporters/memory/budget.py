@@ -22,10 +22,10 @@ from edgefl.system.sizes import mebibytes, mebibytes_up
 from edgefl.wire.errors import ExportError
 from exporters.capture.nodes import results
 from exporters.capture.trace import Captured
-from exporters.memory.cutting import constants, segments
+from exporters.memory.cutting import segments
 from exporters.memory.predict import predicted_peak
 from exporters.memory.recompute import Budget, Plan, beside_tensors, lean, peak_bytes, plans
-from exporters.memory.usage import Timeline, has_many, size, timeline, workspace
+from exporters.memory.usage import Timeline, constants, has_many, size, timeline, workspace
 
 # Where to cut a step into segments: the cheapest cuts between which no more than so many bytes are held.
 #

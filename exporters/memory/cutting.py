@@ -17,9 +17,9 @@ from torch import Tensor, fx
 
 from edgefl.contract.tensors import TensorSpec
 from exporters.artifact import is_page
-from exporters.capture.nodes import fake_value, node_argument, results
+from exporters.capture.nodes import fake_value, node_argument, read_inputs, results
 from exporters.capture.trace import Captured
-from exporters.memory.usage import SMALL_BYTES, Timeline, is_pointwise, shares, size, timeline
+from exporters.memory.usage import SMALL_BYTES, Timeline, constants, is_pointwise, shares, size, timeline
 from exporters.ordering import AFTER
 
 _clone = torch.ops.aten.clone.default
@@ -69,15 +69,6 @@ class Crossing:
             self.last_read[owner] = max(segment, self.last_read.get(owner, 0))
 
 
-def constants(line: Timeline) -> frozenset[fx.Node]:
-    """Values that no input decides."""
-    found: set[fx.Node] = set()
-    for node in line.nodes:
-        if node.op == "get_attr" or (node.op == "call_function" and found.issuperset(node.all_input_nodes)):
-            found.add(node)
-    return frozenset(found)
-
-
 class _Segment:
     """Writes one segment, node by node."""
 
@@ -95,7 +86,7 @@ class _Segment:
         named = self._outputs()
         self._body.output(tuple(named.values()))
         self._body.eliminate_dead_code()
-        used = _used(self._body, inputs)
+        used = {name: inputs[name] for name in read_inputs(self._body, inputs)}
         _ends_in_turn(self._body)
         specs = dict(self._captured.outputs)
         specs |= {name: TensorSpec.of(fake_value(node)) for name, node in named.items() if is_page(name)}
@@ -215,14 +206,3 @@ def _ends_in_turn(graph: fx.Graph) -> None:
     output = graph.output_node()
     for node in sorted(ends, key=ready.__getitem__, reverse=True):
         output.prepend(node)
-
-
-def _used(graph: fx.Graph, inputs: dict[str, TensorSpec]) -> dict[str, TensorSpec]:
-    """The inputs that are read; the placeholders of the others go."""
-    used = {}
-    for node, (name, spec) in zip(graph.find_nodes(op="placeholder"), inputs.items(), strict=True):
-        if node.users:
-            used[name] = spec
-        else:
-            graph.erase_node(node)
-    return used
