@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from inspect import getattr_static
 from typing import Any
 
 Place = tuple[Any, str, Any]
@@ -22,7 +21,7 @@ class Swap:
 
     def __init__(self, *places: Place) -> None:
         self._ours = places
-        self._own = [(room, name, getattr_static(room, name)) for room, name, _ in places]
+        self._own = [(room, name, vars(room).get(name, getattr(room, name))) for room, name, _ in places]
         self._here: ContextVar[bool] = ContextVar("here", default=False)
         self._lock = threading.Lock()
         self._inside = 0
