@@ -164,15 +164,9 @@ def _same(axes: Sequence[Axis]) -> Axis:
 
 
 @rule(
-    "split",
-    "split_with_sizes",
-    "split_copy",
-    "split_with_sizes_copy",
-    "chunk",
-    "unsafe_split",
-    "unsafe_chunk",
+    "split", "split_with_sizes", "split_copy", "split_with_sizes_copy", "chunk", "unsafe_split", "unsafe_chunk",
     "tensor_split",
-)
+)  # fmt: skip
 def _split(op: Op) -> list[Axes]:
     axes = op.axes("self")
     dim = op.dim("dim", len(axes))
@@ -314,10 +308,14 @@ def _product(op: Op) -> Axes:
 )
 def _batch_norm(op: Op) -> Axes:
     x = op.axes("input")
-    for name in ("weight", "bias", "running_mean", "running_var"):
+    _unify_channels(op, x, "weight", "bias", "running_mean", "running_var")
+    return x
+
+
+def _unify_channels(op: Op, x: Axes, *names: str) -> None:
+    for name in names:
         if isinstance(op[name], Tensor):
             unify(x[1], op.axes(name)[0])
-    return x
 
 
 @rule("native_layer_norm", "_fused_rms_norm", "rms_norm", "layer_norm")
@@ -334,9 +332,7 @@ def _layer_norm(op: Op) -> Axes:
 def _group_norm(op: Op) -> Axes:
     x = op.axes("input")
     unify(x[1], Product((Atom(op["group"]), Atom(size(x[1]) // op["group"]))))
-    for name in ("weight", "bias"):
-        if isinstance(op[name], Tensor):
-            unify(x[1], op.axes(name)[0])
+    _unify_channels(op, x, "weight", "bias")
     return x
 
 
