@@ -121,15 +121,10 @@ def _attention(
     return dropped(draw, softmax(scores, -1), dropout_p) @ value
 
 
-def _made(*args: Any, **kwargs: Any) -> Tensor:
-    """An empty tensor as the arguments of ``torch.rand`` and ``torch.randn`` ask for."""
+def _made(make: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+    """An empty tensor as the arguments of ``torch.rand`` and ``torch.randn``, or of ``torch.rand_like``, ask for."""
     options = {name: value for name, value in kwargs.items() if name not in ("generator", "requires_grad")}
-    return torch.empty(*args, **options)
-
-
-def _made_like(*args: Any, **kwargs: Any) -> Tensor:
-    options = {name: value for name, value in kwargs.items() if name not in ("generator", "requires_grad")}
-    return torch.empty_like(*args, **options)
+    return make(*args, **options)
 
 
 def _uniform_like(draw: Draw, empty: Tensor) -> Tensor:
@@ -142,7 +137,7 @@ def _normal_like(draw: Draw, empty: Tensor) -> Tensor:
 
 def _factory(make: Callable[..., Tensor], numbers: Callable[[Draw, Tensor], Tensor]) -> Rule:
     def rule(draw: Draw, *args: Any, **kwargs: Any) -> Tensor:
-        return NotImplemented if "out" in kwargs else numbers(draw, make(*args, **kwargs))
+        return NotImplemented if "out" in kwargs else numbers(draw, _made(make, *args, **kwargs))
 
     return rule
 
@@ -157,7 +152,7 @@ def _normal(
     if "out" in kwargs:
         return NotImplemented
     if size is not None:
-        return mean + std * _normal_like(draw, _made(size, **kwargs))
+        return mean + std * _normal_like(draw, _made(torch.empty, size, **kwargs))
     given = torch.broadcast_tensors(*(value for value in (mean, std) if isinstance(value, Tensor)))[0]
     return mean + std * _normal_like(draw, given)
 
@@ -208,10 +203,10 @@ RULES: Mapping[str, Rule] = {
     "rrelu": _rrelu,
     "rrelu_": _inside(_rrelu),
     "scaled_dot_product_attention": _attention,
-    "rand": _factory(_made, _uniform_like),
-    "rand_like": _factory(_made_like, _uniform_like),
-    "randn": _factory(_made, _normal_like),
-    "randn_like": _factory(_made_like, _normal_like),
+    "rand": _factory(torch.empty, _uniform_like),
+    "rand_like": _factory(torch.empty_like, _uniform_like),
+    "randn": _factory(torch.empty, _normal_like),
+    "randn_like": _factory(torch.empty_like, _normal_like),
     "normal": _normal,
     "normal_": _normal_,
     "uniform_": _uniform_,
