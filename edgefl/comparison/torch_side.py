@@ -310,7 +310,7 @@ def restored(module: nn.Module) -> Iterator[Mapping[int, Tensor]]:
     Yields:
         the values of parameters and buffers before, by the identity of the tensor.
     """
-    tensors = {id(each): each for part in module.modules() for each in _tensors(part)}
+    tensors = _tensors(module)
     values = {key: each.detach().clone() for key, each in tensors.items()}
     data = {key: each.data for key, each in tensors.items() if isinstance(each, nn.Parameter)}
     gradients = {key: each.grad for key, each in tensors.items() if each.is_leaf}
@@ -357,7 +357,7 @@ def widened(batch: Tensors) -> Tensors:
 @contextmanager
 def _widened(module: nn.Module) -> Iterator[None]:
     """Hold float32 parameters and buffers in float64. They stay the same objects, because hooks and lists refer to them."""
-    tensors = {id(each): each for part in module.modules() for each in _tensors(part)}
+    tensors = _tensors(module)
     narrow = [(each, each.data) for each in tensors.values() if each.is_leaf and each.dtype == torch.float32]
     for each, values in narrow:
         each.data = values.double()
@@ -369,8 +369,10 @@ def _widened(module: nn.Module) -> Iterator[None]:
             each.data = values
 
 
-def _tensors(part: nn.Module) -> Iterator[Tensor]:
-    yield from (each for each in (*part._parameters.values(), *part._buffers.values()) if each is not None)
+def _tensors(module: nn.Module) -> dict[int, Tensor]:
+    """Return the parameters and buffers of all parts by their identity."""
+    parts = ((*part._parameters.values(), *part._buffers.values()) for part in module.modules())
+    return {id(each): each for held in parts for each in held if each is not None}
 
 
 def _refill(now: dict[str, Any], before: Mapping[str, Any]) -> None:
