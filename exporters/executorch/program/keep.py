@@ -11,14 +11,14 @@ node that must have run, which :mod:`.partition` obeys.
 from __future__ import annotations
 
 import networkx
-from torch import fx
+from torch import Tensor, fx
 
 from edgefl.contract.tensors import role_of
 from exporters.capture.nodes import results
 from exporters.capture.trace import Captured
 from exporters.executorch.graph import is_name
 from exporters.executorch.xnnpack.region import costs, supported
-from exporters.memory.usage import SMALL_BYTES, around_products, size
+from exporters.memory.usage import SMALL_BYTES, around_products
 
 HELD = "edgefl_after"
 PRODUCT = 10.0
@@ -55,6 +55,12 @@ def owner_of(node: fx.Node) -> fx.Node:
     return node
 
 
+def _size(node: fx.Node) -> int:
+    """Bytes of a tensor; 0 of several results, which are not computed again."""
+    value = node.meta["val"]
+    return value.numel() * value.itemsize if isinstance(value, Tensor) else 0
+
+
 def _is_repeatable(node: fx.Node) -> bool:
     return supported(node) and costs(node) < PRODUCT
 
@@ -69,7 +75,7 @@ def _kept(order: list[fx.Node], early: set[fx.Node], late: list[fx.Node]) -> set
     for node in order:
         if not _is_large(node, early):
             continue
-        flow.add_edge((node, 0), (node, 1), capacity=size(node))
+        flow.add_edge((node, 0), (node, 1), capacity=_size(node))
         if node in lasting or not _is_repeatable(node):
             flow.add_edge("source", (node, 0))
             continue
@@ -85,7 +91,7 @@ def _kept(order: list[fx.Node], early: set[fx.Node], late: list[fx.Node]) -> set
 
 
 def _is_large(node: fx.Node, early: set[fx.Node]) -> bool:
-    return node in early and owner_of(node) is node and size(node) >= SMALL_BYTES
+    return node in early and owner_of(node) is node and _size(node) >= SMALL_BYTES
 
 
 class _Again:
