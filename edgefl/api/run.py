@@ -82,8 +82,8 @@ class Run:
 
     def state_dict(self) -> dict[str, Tensor]:
         """The same by the names of your own module: ``make().load_state_dict(run.state_dict())``, where ``make`` is the
-        factory of the model. Statistics of batch norm and the form of the weights are those that reported accuracy belongs
-        to, as in :func:`edgefl.deploy`. float tensors on the CPU; integer buffers and tensors that forward never uses are
+        factory of the model. Batch norm has the statistics, and weights have the form, with which accuracy is reported:
+        see :func:`edgefl.deploy`. float tensors on the CPU; integer buffers and tensors that forward never uses are
         not in it: ``strict=False`` where the module has such.
 
         The model is built once more, for the shape of the run's data: DataError where these are gone.

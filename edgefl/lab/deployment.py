@@ -88,7 +88,7 @@ class Deployment:
 
 @dataclass(frozen=True)
 class Workshop:
-    """What every submodel of one trained model is made from: the same data and rules, so that they can be compared.
+    """Data and rules to make every submodel of one trained model from, the same for all, so that they can be compared.
 
     ``bn_eval`` says what batch norms normalise with. ``frozen``: statistics of the submodel's own, estimated in one pass
     over at most ``samples`` of the server's rows (0: all; :class:`~edgefl.setup.evaluation.StatisticsRows`). Moving
@@ -211,7 +211,7 @@ class Workshop:
 
     @property
     def narrow(self) -> bool:
-        """Whether narrow tiers moved the statistics of the whole model."""
+        """Return True if narrow tiers moved the statistics of the whole model."""
         return self.federation is not None and trains_narrow(self.federation)
 
     def _inference(self, submodel: Submodel) -> Function | None:
