@@ -11,6 +11,7 @@ from torch import nn
 
 from device_runtime.round.offline import read_weights
 from edgefl.api.run import Run, load_run
+from edgefl.api.simulate import Simulation
 from edgefl.config import Federation, load, without_devices
 from edgefl.contract.choice import SubmodelChoice
 from edgefl.lab.deployment import BnEval, Deployment, Workshop, chosen
@@ -18,13 +19,14 @@ from edgefl.lab.written import CONFIG_NAME
 from edgefl.models.spec import ModelSpec
 from edgefl.setup.data import open_data
 from edgefl.setup.evaluation import STATISTICS_ROWS
+from edgefl.simulator.folder import CONFIG_NAME as SIMULATION_CONFIG
 from edgefl.submodels.compaction.compact import compact as without_zeros
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.tensors import Arrays
 
 
 def deploy(
-    source: Run | str | Path,
+    source: Run | Simulation | str | Path,
     submodel: SubmodelChoice | None = None,
     *,
     tier: str | None = None,
@@ -44,12 +46,12 @@ def deploy(
     to feed it, and its accuracy beside the whole model's.
 
     Args:
-        source: a run, its folder, or a file of weights (``model.safetensors``, a checkpoint).
+        source: a run or simulation, its folder, or a file of weights (``model.safetensors``, a checkpoint).
         submodel: of any size; by default the whole model. Options that are left out are those of the tiers of its kind.
         tier: cut as this tier is, in place of ``submodel``.
         gamma: another size of the tier.
         options: other options of the tier's kind.
-        federation: what the weights were trained with; by default the run's own.
+        federation: what the weights were trained with; by default that of the run or simulation.
         data: folder with the dataset's standard files; by default as the federation says.
         bn_eval: statistics of batch norm: ``frozen``, estimated for this submodel from training samples, or from test
             samples without any; for comparison those of each ``batch``, or the ``moving`` ones.
@@ -76,10 +78,10 @@ def deploy(
 
 
 def _opened(
-    source: Run | str | Path, federation: Federation | str | Path | None, data: str | Path | None
+    source: Run | Simulation | str | Path, federation: Federation | str | Path | None, data: str | Path | None
 ) -> tuple[Arrays, Federation]:
     """The weights, and the federation that they were trained in."""
-    place = source if isinstance(source, Run) else Path(source)
+    place = source if isinstance(source, Run | Simulation) else Path(source)
     given = {"data.dir": str(Path(data).resolve())} if data else {}
     if isinstance(place, Path) and not place.is_dir():
         weights, folders = (
@@ -87,20 +89,25 @@ def _opened(
             list(place.resolve().parents)[:2],
         )  # checkpoints have a folder of their own
     else:
-        run = place if isinstance(place, Run) else load_run(place)
-        weights, folders = run.model, [run.folder]
+        trained = _trained(place) if isinstance(place, Path) else place
+        weights, folders = trained.model, [trained.folder]
     if isinstance(federation, Federation):
         table = federation.data.model_copy(update={"dir": given["data.dir"]} if given else {})
         return weights, without_devices(federation.model_copy(update={"data": table}))
-    found = next((folder / CONFIG_NAME for folder in folders if (folder / CONFIG_NAME).is_file()), None)
-    path = Path(federation) if federation else found
+    configs = (folder / name for folder in folders for name in (CONFIG_NAME, SIMULATION_CONFIG))
+    path = Path(federation) if federation else next((each for each in configs if each.is_file()), None)
     if path is None:
         raise ConfigError(
-            f"there is no {CONFIG_NAME} in the folder of {source}: name the federation that the model was trained with "
-            "(`federation`)",
+            f"expected {CONFIG_NAME} of a run or {SIMULATION_CONFIG} of a simulation in the folder of {source}, found "
+            "neither; name the federation that the model was trained with (`federation`)",
             weights=str(source),
         )
     return weights, without_devices(load(path, given))
+
+
+def _trained(folder: Path) -> Run | Simulation:
+    simulated = (folder / SIMULATION_CONFIG).is_file() and not (folder / CONFIG_NAME).is_file()
+    return Simulation(folder) if simulated else load_run(folder)
 
 
 def _smaller(spec: ModelSpec) -> Callable[[nn.Sequential], nn.Sequential]:

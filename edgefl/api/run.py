@@ -82,13 +82,14 @@ class Run:
 
     def state_dict(self) -> dict[str, Tensor]:
         """The same by the names of your own module: ``make().load_state_dict(run.state_dict())``, where ``make`` is the
-        factory of the model. Batch norm has the statistics of :func:`edgefl.deploy`. float tensors on the CPU; integer
-        buffers and tensors that forward never uses are not in it: ``strict=False`` where the module has such.
+        factory of the model. Batch norm has the statistics, and weights have the form, with which accuracy is reported:
+        see :func:`edgefl.deploy`. float tensors on the CPU; integer buffers and tensors that forward never uses are
+        not in it: ``strict=False`` where the module has such.
 
         The model is built once more, for the shape of the run's data: DataError where these are gone.
         """
         workshop = Workshop.of(self.federation, open_data(self.federation), self.model)
-        names, weights = workshop.spec.global_names, {**self.model, **workshop.estimated}
+        names, weights = workshop.spec.global_names, workshop.whole
         unnamed = {name: name for name in self.model if name not in names.values()}
         return {own: torch.tensor(weights[name]) for own, name in (unnamed | dict(names)).items()}
 

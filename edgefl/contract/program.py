@@ -219,9 +219,9 @@ class Program:
     weights it began with, which need no second copy while it goes on. ``hyper`` holds the default of every ``hyper.*``
     scalar; ``schedule`` those that the server announces otherwise, exchange by exchange; ``announced`` names the options
     that act through it alone, where it has other names than they (``eta.3`` of ``lr``). ``form`` says what the bytes of
-    ``update.*`` mean; ``masks`` names those that are packed bits, with their number of bits. ``own_inference``:
-    ``evaluate`` reads the weights in another form than they travel in, so that units which this program does not train
-    would not fit those that it does.
+    ``update.*`` mean; ``masks`` names those that are packed bits, with their number of bits. ``inference``
+    maps ``weights.*`` to the ``weights.*`` that ``evaluate`` computes with, if these have another form than those that
+    travel. Units that such a program does not train would not fit those that it does.
 
     ``personalize`` maps ``weights.*`` and one batch to ``weights.*``: one step that adapts the model to a device's own
     data. ``draws``: batches are walked through in shuffled order ("walk"), or each is drawn anew, without replacement
@@ -242,7 +242,7 @@ class Program:
     announced: frozenset[str] = frozenset()
     form: Form = DENSE
     masks: Mapping[str, int] = field(default_factory=dict)
-    own_inference: bool = False
+    inference: Function | None = None
     personalize: Function | None = None
     draws: Draws = "walk"
     server: ServerOpt = MEAN

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from edgefl.config import Federation, TierTable, load, without_devices
+from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.data.dataset import Dataset
 from edgefl.lab.written import CONFIG_NAME
@@ -24,6 +25,7 @@ from edgefl.setup.bundles import data_spec
 from edgefl.setup.data import open_data
 from edgefl.setup.evaluation import EVALUATION_BATCH, STATISTICS_ROWS, StatisticsRows, trains_narrow
 from edgefl.setup.model import federation_model, submodel_of
+from edgefl.setup.training import program_of
 from edgefl.submodels.cost import macs_by_weight
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.submodels.standalone import FIRST_ROUND, scores, standalone
@@ -86,14 +88,15 @@ class Deployment:
 
 @dataclass(frozen=True)
 class Workshop:
-    """What every submodel of one trained model is made from: the same data and rules, so that they can be compared.
+    """Data and rules to make every submodel of one trained model from, the same for all, so that they can be compared.
 
     ``bn_eval`` says what batch norms normalise with. ``frozen``: statistics of the submodel's own, estimated in one pass
     over at most ``samples`` of the server's rows (0: all; :class:`~edgefl.setup.evaluation.StatisticsRows`). Moving
-    statistics (model.bn = "global") describe the sizes that were trained: the whole model keeps them, unless ``narrow``
-    tiers moved them too (:func:`~edgefl.setup.evaluation.trains_narrow`). ``moving``: moving statistics in every size, for
-    comparison. ``batch``: those of each batch, which depend on its size and classes (fiarse.md A11). ``batch`` samples go
-    through the artifact at a time.
+    statistics (model.bn = "global") describe the sizes that were trained: the whole model keeps them, unless narrow tiers
+    of ``federation`` moved them too (:func:`~edgefl.setup.evaluation.trains_narrow`). ``moving``: moving statistics in every
+    size, for comparison. ``batch``: those of each batch, which depend on its size and classes (fiarse.md A11). ``batch``
+    samples go through the artifact at a time. If the program of ``federation`` computes with weights in another form than
+    they travel in, the submodel has that form.
     ConfigError if these do not go together.
     """
 
@@ -103,7 +106,7 @@ class Workshop:
     bn_eval: BnEval = "frozen"
     batch: int = 1
     samples: int = STATISTICS_ROWS
-    narrow: bool = False
+    federation: Federation | None = None
 
     @classmethod
     def of(
@@ -111,7 +114,7 @@ class Workshop:
     ) -> Workshop:
         """Return the workshop of a model that ``federation`` trained; ``options`` are fields of the class."""
         spec = federation_model(federation, dataset)
-        return cls(spec, dataset, weights, narrow=trains_narrow(federation), **options)
+        return cls(spec, dataset, weights, federation=federation, **options)
 
     def __post_init__(self) -> None:
         static, every = len(norms(self.spec.module)), len(norms(self.spec.module, moving=True))
@@ -184,9 +187,11 @@ class Workshop:
     def _finished(self, submodel: Submodel, number: int = FIRST_ROUND) -> tuple[nn.Sequential, str]:
         """The module, and what its batch norms use: ``frozen``, ``batch``, ``moving`` (as trained) or ``none``."""
         made = standalone(submodel, self.weights, number)
+        moving = self.bn_eval == "frozen" and (self.narrow or not self._whole(made))
+        if inference := self._inference(submodel):
+            made = standalone(submodel, self.weights, number, inference)
         if self.bn_eval == "batch":
             return by_batch(made), "batch"
-        moving = self.bn_eval == "frozen" and (self.narrow or not self._whole(made))
         statistics = Statistics({}, {})
         if estimable(made, moving=moving):
             statistics = collect(made, map(self._tensors, self._rows.batches()), moving=moving)
@@ -205,11 +210,25 @@ class Workshop:
         return {"rows": rows.count, "source": rows.source, **warning}
 
     @property
-    def estimated(self) -> Mapping[str, Array]:
-        """The moving statistics of the whole model that are estimated, by name."""
-        state = self.module(OutputSide(self.spec, 0)).state_dict() if self.narrow else {}
-        names = estimable(self.spec.module, moving=True)
-        return {name: state[name].numpy() for name in names if name in state and name in self.weights}
+    def narrow(self) -> bool:
+        """Return True if narrow tiers moved the statistics of the whole model."""
+        return self.federation is not None and trains_narrow(self.federation)
+
+    def _inference(self, submodel: Submodel) -> Function | None:
+        """Return the form in which inference reads the weights, None if it is that in which they travel."""
+        whole = OutputSide(self.spec, 0)
+        if self.federation is None or program_of(self.federation, whole).inference is None:
+            return None
+        return program_of(self.federation, submodel).inference
+
+    @property
+    def whole(self) -> Mapping[str, Array]:
+        """Return the weights of the whole model as inference reads them, with estimated statistics, by name."""
+        whole = OutputSide(self.spec, 0)
+        if not self.narrow and self._inference(whole) is None:
+            return self.weights
+        state = self.module(whole).state_dict()
+        return {name: state[name].numpy() if name in state else array for name, array in self.weights.items()}
 
     def _whole(self, module: nn.Sequential) -> bool:
         """Whether nothing of the trained model is left out."""

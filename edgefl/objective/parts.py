@@ -55,6 +55,16 @@ def evaluate(objective: Objective, batch: int) -> Function:
     return Function("evaluate", fn, ports, metrics=(*objective.metrics, LOSS))
 
 
+def inference(objective: Objective) -> Function:
+    """Return the function ``weights.*`` -> ``weights.*`` whose result :func:`evaluate` computes with."""
+
+    def fn(tensors: Tensors) -> Tensors:
+        weights, gates = objective.carrier.unpack(select(tensors, "weights"))
+        return prefixed("weights", weights | objective.carrier.effective(weights, gates, {}, training=False))
+
+    return Function("inference", fn, prefixed("weights", objective.carrier.payload))
+
+
 def batch_ports(objective: Objective, batch: int, index: int = 0) -> dict[str, TensorSpec]:
     """Ports of one labelled batch: features and other inputs as the suffix reads them, labels as the loss does."""
     parts = {"x": objective.batch(batch), **objective.others(batch), "y": objective.labels(batch)}

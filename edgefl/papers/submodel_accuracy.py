@@ -22,7 +22,6 @@ from edgefl.data.partition import histograms
 from edgefl.lab.deployment import ROWS, Workshop, chosen
 from edgefl.models.spec import ModelSpec
 from edgefl.setup.data import open_data, partition
-from edgefl.setup.evaluation import trains_narrow
 from edgefl.setup.model import federation_model
 from edgefl.setup.tiers import device_names
 from edgefl.submodels.standalone import FIRST_ROUND
@@ -53,8 +52,7 @@ class SubmodelAccuracy:
     def by_class(self, submodel: Submodel, weights: Mapping[str, Array], number: int = FIRST_ROUND) -> Array:
         """float64 (classes,): the share of each class's test samples that ``submodel`` of ``weights`` finds; 0 for a class
         without any. A window that rolls stands as in round ``number``."""
-        narrow = trains_narrow(self.federation)
-        workshop = Workshop(self.spec, self.dataset, weights, samples=ROWS, narrow=narrow)
+        workshop = Workshop(self.spec, self.dataset, weights, samples=ROWS, federation=self.federation)
         right = workshop.right(workshop.module(submodel, number))
         hits = np.bincount(self.dataset.test_y[right], minlength=len(self._test_counts))
         return hits / np.maximum(self._test_counts, 1)

@@ -176,7 +176,7 @@ class LocalTraining:
             batch[flowing.name] = data.rows(indices) if before is None else before[indices]
             out = self._call(spec, given, [batch], {})
             parts.append(out["record.x"].cpu().numpy()[: min(group, rows - start)])
-        return np.concatenate(parts)
+        return np.ascontiguousarray(np.concatenate(parts))  # torch may have put the channels innermost
 
     def _call(self, graph: Graph, given: Given, own: Sequence[Arrays], state: Tensors) -> Tensors:
         """One function for all clients in ``own``. ``state`` is theirs, with the clients in front if they are several."""

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import nn
 
-from edgefl.contract.tensors import Tensors, TensorSpec, arrays
+from edgefl.contract.program import Function
+from edgefl.contract.tensors import Tensors, TensorSpec, arrays, prefixed, select
 from edgefl.models.copies import copy_module
 from edgefl.models.counters import restore_counters
 from edgefl.models.layers.given import called
@@ -22,9 +23,14 @@ FIRST_ROUND = 1
 """Where a window rolls, deployment takes its first place."""
 
 
-def standalone(submodel: Submodel, weights: Mapping[str, Array], number: int = FIRST_ROUND) -> nn.Sequential:
+def standalone(
+    submodel: Submodel,
+    weights: Mapping[str, Array],
+    number: int = FIRST_ROUND,
+    inference: Function | None = None,
+) -> nn.Sequential:
     """What ``submodel`` reads in inference of the global ``weights``, in modules of its own, in inference mode. ``number``:
-    the round in whose place a rolling window stands.
+    the round in whose place a rolling window stands. ``inference``: that of the program that trained the submodel.
 
     Nothing has to have been trained in this size. Entries that the submodel lacks are zero where its tensors keep their
     shape. A submodel that freezes units at the input side is the whole model then. ModelError if ``weights`` are not
@@ -33,7 +39,7 @@ def standalone(submodel: Submodel, weights: Mapping[str, Array], number: int = F
     _check(submodel.spec, weights)
     whole = bool(submodel.prefix)
     made = copy_module(submodel.spec.module if whole else submodel.suffix).eval().requires_grad_(False)
-    tensors = _tensors(weights) if whole else _read(submodel, weights, number)
+    tensors = _tensors(weights) if whole else _read(submodel, weights, number, inference)
     made.load_state_dict({name: tensors[name] for name in made.state_dict()})
     restore_counters(made)
     return made
@@ -52,9 +58,15 @@ def scores(module: nn.Sequential, loss: Loss, batches: Iterable[Tensors]) -> dic
     return measured(names, sums) if sums else {}
 
 
-def _read(submodel: Submodel, weights: Mapping[str, Array], number: int) -> Tensors:
+def _read(
+    submodel: Submodel, weights: Mapping[str, Array], number: int, inference: Function | None
+) -> Tensors:
     """The tensors that the suffix computes with in inference, by local name."""
     local = _tensors(submodel.place(weights, number).payload or weights)
+    if inference is not None:
+        given = prefixed("weights", local)
+        with torch.no_grad():
+            return local | select(inference({name: given[name] for name in inference.inputs}), "weights")
     if submodel.carrier is None:
         return local
     with torch.no_grad():

@@ -7,19 +7,19 @@ narrow or masked submodels moved them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from edgefl.contract.tensors import Tensors
 from edgefl.models.copies import copy_module
 from edgefl.models.layers.explicit import BatchNorm
 from edgefl.models.layers.given import called
+from edgefl.models.layers.normalised import NormCall
 from edgefl.models.modes import is_inference, set_mode
 from edgefl.wire.errors import DataError
 
@@ -59,7 +59,7 @@ class Statistics:
 class StatisticsMode(TorchFunctionMode):
     """Mode in which norm layers normalize by their batch, and :attr:`total` adds up the statistics of each batch.
 
-    Recognizes a layer by its call of ``batch_norm`` or ``instance_norm``, whatever module makes it.
+    Recognizes a layer by its call of one of torch's functions for these norms, whatever module makes it.
 
     Args:
         moving: moving statistics that the layers are called with, by name. The same tensors, not copies.
@@ -72,84 +72,16 @@ class StatisticsMode(TorchFunctionMode):
         self.total = Statistics({}, {})
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        rule = _RULES.get(func)
-        out = NotImplemented if rule is None else rule(self, *args, **kwargs or {})
-        return func(*args, **kwargs or {}) if out is NotImplemented else out
-
-    def covers(self, mean: Tensor | None, var: Tensor | None) -> bool:
-        """Return True if these are moving statistics to estimate."""
-        return id(mean) in self._names and id(var) in self._names
-
-    def add(self, mean: Tensor, var: Tensor, batch_mean: Tensor, batch_var: Tensor) -> None:
-        """Add the statistics of a batch to those of the buffers ``mean`` and ``var``."""
-        found = {self._names[id(mean)]: batch_mean, self._names[id(var)]: batch_var}
+        call = NormCall.of(func, args, kwargs or {})
+        if call is None or call.training or not self._covers(call):
+            return func(*args, **kwargs or {})
+        names = (self._names[id(call.running_mean)], self._names[id(call.running_var)])
+        found = dict(zip(names, call.statistics(torch.float64), strict=True))
         self.total += Statistics(dict.fromkeys(found, 1), found)
+        return call.result(call.by_batch())
 
-
-def _batch_norm(
-    recording: StatisticsMode,
-    input: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Any:
-    if training or running_mean is None or running_var is None:
-        return NotImplemented
-    if not recording.covers(running_mean, running_var):
-        return NotImplemented
-    rows = input.detach().to(torch.float64)
-    dims, count = [dim for dim in range(input.dim()) if dim != 1], input.numel() // input.shape[1]
-    var = rows.var(dims, correction=0) * (count / max(count - 1, 1))
-    recording.add(running_mean, running_var, rows.mean(dims), var)
-    return torch.batch_norm(input, weight, bias, None, None, True, 0.0, eps, False)
-
-
-def _of_torch(
-    recording: StatisticsMode,
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-    cudnn_enabled: bool = False,
-) -> Any:
-    return _batch_norm(recording, input, running_mean, running_var, weight, bias, training, momentum, eps)
-
-
-def _instance_norm(
-    recording: StatisticsMode,
-    input: Tensor,
-    running_mean: Tensor | None = None,
-    running_var: Tensor | None = None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    use_input_stats: bool = True,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Any:
-    if use_input_stats or running_mean is None or running_var is None:
-        return NotImplemented
-    if not recording.covers(running_mean, running_var):
-        return NotImplemented
-    rows, places = input.detach().to(torch.float64), list(range(2, input.dim()))
-    count = input[0, 0].numel()
-    var = rows.var(places, correction=0).mean(0) * (count / max(count - 1, 1))
-    recording.add(running_mean, running_var, rows.mean(places).mean(0), var)
-    return F.instance_norm(input, None, None, weight, bias, True, momentum, eps)
-
-
-_RULES: Mapping[Callable[..., Any], Callable[..., Any]] = {
-    F.batch_norm: _batch_norm,
-    torch.batch_norm: _of_torch,
-    F.instance_norm: _instance_norm,
-}
+    def _covers(self, call: NormCall) -> bool:
+        return id(call.running_mean) in self._names and id(call.running_var) in self._names
 
 
 def is_norm(part: nn.Module) -> TypeGuard[Norm]:

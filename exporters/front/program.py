@@ -46,7 +46,7 @@ def coded_program(
     objective = Objective.of(submodel)
     name, options = trained_by(codec, name, options)
     program = catalog.build(name, objective, **options)
-    if program.own_inference and submodel.prefix:
+    if program.inference is not None and submodel.prefix:
         raise combination_error(
             f"program {name!r} computes with its weights in a form of its own, and a tier with frozen units would run these "
             "as they are; choose another program, or a kind that trains the whole depth, such as width",

@@ -409,7 +409,7 @@ def test_weights_that_cannot_be_used_are_told(tmp_path: Path) -> None:
     ):
         command(tmp_path, "--weights", str(tmp_path / "other.safetensors"))
     (tmp_path / "run.toml").rename(tmp_path / "elsewhere.toml")
-    with pytest.raises(ConfigError, match=r"there is no run\.toml in the folder"):
+    with pytest.raises(ConfigError, match=r"expected run\.toml of a run or config\.toml .* found neither"):
         command(tmp_path, "--weights", str(weights))
     with pytest.raises(DataError, match="holds no weights"):
         command(tmp_path, "--weights", str(tmp_path / "elsewhere.toml"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from edgefl.api.deploy import deploy
 from edgefl.api.simulate import prepare_simulation
 from edgefl.config import Federation, parse
 from edgefl.data.dataset import Dataset
@@ -23,7 +25,7 @@ IMPORTANCE = {
     "quarter": {"kind": "importance", "gamma": 0.25, "count": 2},
     "small": {"kind": "importance", "gamma": 0.1, "count": 1},
 }
-WEAK = {"weak": {"cut": 2, "count": 2}}
+WEAK = {"weak": {"cut": 2, "count": 1}, "weakest": {"cut": 6, "count": 1}}
 
 
 class Functional(nn.Module):
@@ -58,14 +60,14 @@ def network(norm: str) -> nn.Sequential:
     return nn.Sequential(*layers, nn.ReLU(), nn.Flatten(), nn.Linear(32, 10))
 
 
-def federation(norm: str, tiers: dict[str, object], path: Path) -> Federation:
+def federation(norm: str, tiers: dict[str, object], path: Path, **program: object) -> Federation:
     path.mkdir(exist_ok=True)
     source = path / "own.py"
     source.write_text(f"from {__name__} import network\n\ndef make():\n    return network({norm!r})\n")
     tables = {
         "federation": {"name": "norms", "rounds": 4, "seed": 1},
         "model": {"name": f"{source}:make"},
-        "program": {"batch": 16, "steps": 6, "lr": 0.2},
+        "program": {"batch": 16, "steps": 6, "lr": 0.2, **program},
         "data": {"name": "digits", "train_samples": 300, "test_samples": 200, "partition": "iid"},
         "tiers": {"full": {"count": 1}, **tiers},
     }
@@ -116,3 +118,46 @@ def test_reported_deployed_and_recomputed_accuracy_agree(
     right = by_hand(norm, prepared.dataset, done.model, estimated=estimated)
     assert reported == pytest.approx(right, abs=0.01)
     assert right > 0.3, "the model learned something that bad statistics would lose"
+
+
+def largest(weight: Tensor) -> Tensor:
+    least = weight.abs().flatten().topk(math.ceil(0.4 * weight.numel())).values[-1]
+    return torch.where(weight.abs() >= least, weight, 0.0)
+
+
+def signs(weight: Tensor) -> Tensor:
+    return torch.where(weight >= 0, weight.abs().mean(), -weight.abs().mean())
+
+
+@pytest.mark.parametrize(
+    ("program", "tiers", "form"),
+    [
+        ({"name": "swat", "sparsity": 0.6}, {}, largest),
+        pytest.param({"name": "binary"}, WIDTH, signs, marks=pytest.mark.slow),
+    ],
+    ids=["swat", "binary-width"],
+)
+def test_what_is_deployed_has_the_form_whose_accuracy_is_reported(
+    program: dict[str, object],
+    tiers: dict[str, object],
+    form: Callable[[Tensor], Tensor],
+    tmp_path: Path,
+) -> None:
+    prepared = prepare_simulation(
+        federation("batch", tiers, tmp_path, **program), tmp_path / "out", device="cpu"
+    )
+    done = prepared.run()
+
+    deployed = deploy(done.folder)
+
+    reported = done.history[-1].accuracy
+    assert reported == pytest.approx(deployed.facts["accuracy"], abs=0.005)
+    weights = {
+        name: form(torch.from_numpy(array)).numpy() if array.ndim > 1 else array
+        for name, array in done.model.items()
+    }
+    right = by_hand("batch", prepared.dataset, weights, estimated=bool(tiers))
+    assert reported == pytest.approx(right, abs=0.01)
+    read = Workshop.of(done.federation, prepared.dataset, done.model).whole
+    np.testing.assert_allclose(read["0.weight"], weights["0.weight"], rtol=1e-6)
+    assert right > 0.3

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from edgefl.contract.tensors import Tensors
 from edgefl.models.layers.explicit import BatchNorm
 from edgefl.models.losses import CROSS_ENTROPY
 from edgefl.models.modes import mark_inference
+from edgefl.models.rewritten import Rewriting
 from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.catalog import build_model
 from edgefl.models.zoo.resnet import resnet8
@@ -21,7 +24,7 @@ from edgefl.objective.objective import Objective
 from edgefl.submodels import catalog
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.submodels.standalone import scores, standalone
-from edgefl.submodels.statistics import by_batch, collect, frozen, norms, unknown_statistics
+from edgefl.submodels.statistics import StatisticsMode, by_batch, collect, frozen, norms, unknown_statistics
 from edgefl.wire.errors import DataError, ModelError
 from edgefl.wire.regions import Block
 from edgefl.wire.tensors import Arrays
@@ -178,6 +181,40 @@ def test_by_batch_moving_norms_normalise_like_static_ones() -> None:
     module = by_batch(standalone(OutputSide(small("global"), 0), weights))
     x = images()
     assert torch.equal(module(x), standalone(OutputSide(small(), 0), shared)(x))
+
+
+CALLS: dict[str, Callable[[Tensor, Tensor, Tensor, bool], Tensor]] = {
+    "F.batch_norm": lambda x, mean, var, training: F.batch_norm(
+        x, mean, var, training=training, momentum=1.0
+    ),
+    "batch_norm": lambda x, mean, var, training: torch.batch_norm(
+        x, None, None, mean, var, training, 1.0, 1e-5, cudnn_enabled=False
+    ),
+    "native_batch_norm": lambda x, mean, var, training: torch.native_batch_norm(
+        x, None, None, mean, var, training, 1.0, 1e-5
+    )[0],
+    "F.instance_norm": lambda x, mean, var, training: F.instance_norm(
+        x, mean, var, use_input_stats=training, momentum=1.0
+    ),
+    "instance_norm": lambda x, mean, var, training: torch.instance_norm(
+        x, None, None, mean, var, training, 1.0, 1e-5, False
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_each_function_of_torch_is_recognized_and_moves_as_in_torch(name: str) -> None:
+    x, call = images(), CALLS[name]
+    right = {"mean": torch.zeros(1), "var": torch.ones(1)}
+    out = call(x, *right.values(), True)
+
+    estimated, moved = ({"mean": torch.zeros(1), "var": torch.ones(1)} for _ in range(2))
+    with StatisticsMode(estimated) as recording:
+        torch.testing.assert_close(call(x, *estimated.values(), False), out)
+    torch.testing.assert_close(recording.total.averages, right)
+    with Rewriting():
+        torch.testing.assert_close(call(x, *moved.values(), True), out)
+    torch.testing.assert_close(moved, right)
 
 
 class ByHand(nn.Module):

@@ -21,10 +21,13 @@ BnEvals = StrEnum("BnEvals", ["frozen", "batch", "moving"])
 
 def deploy(
     weights: Annotated[
-        Path, typer.Option(help="the trained model: model.safetensors of a run, or a checkpoint")
+        Path,
+        typer.Option(
+            help="the trained model: folder of a run or simulation, its model.safetensors, or a checkpoint"
+        ),
     ],
     config: Annotated[
-        Path | None, typer.Option(help="the federation file; default: run.toml in the folder of the weights")
+        Path | None, typer.Option(help="the federation file; default: the one in the folder of the weights")
     ] = None,
     tier: Annotated[str | None, typer.Option(help="cut as this tier of the federation")] = None,
     kind: Annotated[

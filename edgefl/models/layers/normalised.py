@@ -1,13 +1,15 @@
 """Batch norm and instance norm of torch, with moving statistics that are written as tensors of the graph.
 
-Torch's kernels change the statistics inside of one operation. The rules here compute the same in two: one that
+Torch's kernels change the statistics inside of one operation. The rule here computes the same in two: one that
 normalises, and a visible write to each statistic.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -16,103 +18,101 @@ from torch.nn import functional as F
 
 from edgefl.models.layers.explicit import moments
 
-
-def batch_norm(
-    input: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Any:
-    """Rule for ``torch.nn.functional.batch_norm`` in training; leaves inference to torch."""
-    return (
-        _trained(input, weight, bias, running_mean, running_var, momentum, eps)[0]
-        if training
-        else NotImplemented
-    )
+NormKind = Literal["batch", "instance", "native"]
 
 
-def _of_torch(
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-    cudnn_enabled: bool = False,
-) -> Any:
-    return batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+@dataclass(frozen=True, eq=False)
+class NormCall:
+    """Call of one of torch's functions for batch norm or instance norm.
+
+    ``kind``: "native" for the batch norm that also returns the mean and 1/std of the batch.
+    ``training``: normalise by the batch (``use_input_stats`` of instance norm), else by the moving statistics.
+    """
+
+    kind: NormKind
+    input: Tensor
+    running_mean: Tensor | None = None
+    running_var: Tensor | None = None
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+    training: bool = False
+    momentum: float = 0.1
+    eps: float = 1e-5
+
+    @classmethod
+    def of(
+        cls, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> NormCall | None:
+        """Return the call of ``function`` with these arguments, or None for a function that is no such norm."""
+        if function not in _SIGNATURES:
+            return None
+        kind, names = _SIGNATURES[function]
+        values = {"training": kind == "instance", **dict(zip(names, args, strict=False)), **kwargs}
+        values["training"] = values.pop("use_input_stats", values["training"])
+        values.pop("cudnn_enabled", None)
+        return cls(kind, **values)
+
+    def by_batch(self) -> Any:
+        """Return the result if it normalises by the batch, the mean and 1/std of a batch norm too; moves nothing."""
+        if self.kind == "instance":
+            return F.instance_norm(
+                self.input, None, None, self.weight, self.bias, True, self.momentum, self.eps
+            )
+        return torch.native_batch_norm(self.input, self.weight, self.bias, None, None, True, 0.0, self.eps)
+
+    def result(self, made: Any) -> Any:
+        """Return what the function itself returns of what :meth:`by_batch` ``made``."""
+        return made[0] if self.kind == "batch" else made
+
+    def statistics(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return the mean and the unbiased variance of the batch by channel; of instance norm, means over the samples."""
+        rows, per_sample = self.input.detach().to(dtype), self.kind == "instance"
+        dims = [*range(2, rows.dim())] if per_sample else [dim for dim in range(rows.dim()) if dim != 1]
+        mean, var = rows.mean(dims), rows.var(dims, correction=0)
+        count = rows[0, 0].numel() if per_sample else rows.numel() // rows.shape[1]
+        if per_sample:
+            mean, var = mean.mean(0), var.mean(0)
+        return mean, var * (count / max(count - 1, 1))
 
 
-def _native(
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> Any:
-    if not training or running_mean is None:
+_FUNCTIONAL = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+_OPERATOR = (
+    "input",
+    "weight",
+    "bias",
+    "running_mean",
+    "running_var",
+    "training",
+    "momentum",
+    "eps",
+)  # cudnn_enabled
+
+_SIGNATURES: Mapping[Callable[..., Any], tuple[NormKind, tuple[str, ...]]] = {
+    F.batch_norm: ("batch", _FUNCTIONAL),
+    torch.batch_norm: ("batch", _OPERATOR),
+    torch.native_batch_norm: ("native", _OPERATOR),
+    F.instance_norm: ("instance", _FUNCTIONAL),
+    torch.instance_norm: ("instance", _OPERATOR),
+}
+
+
+def _trained(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Rule for a norm in training; leaves inference, and norms whose kernel moves nothing, to torch."""
+    call = NormCall.of(function, args, kwargs)
+    if call is None or not call.training:
         return NotImplemented
-    return _trained(input, weight, bias, running_mean, running_var, momentum, eps)
-
-
-def _trained(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    momentum: float,
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    out, mean, inverse_std = torch.native_batch_norm(x, weight, bias, None, None, True, 0.0, eps)
-    if running_mean is not None and running_var is not None:
-        batch_mean, batch_var = moments(x, mean, inverse_std, eps)
-        _move(running_mean, batch_mean, momentum)
-        _move(running_var, batch_var, momentum)
-    return out, mean, inverse_std
-
-
-def instance_norm(
-    input: Tensor,
-    running_mean: Tensor | None = None,
-    running_var: Tensor | None = None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    use_input_stats: bool = True,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Any:
-    """Rule for ``torch.nn.functional.instance_norm`` where it moves statistics: by the mean over the samples."""
-    if not use_input_stats or running_mean is None or running_var is None:
+    old_mean, old_var = call.running_mean, call.running_var
+    if (old_mean is None or old_var is None) and call.kind != "batch":
         return NotImplemented
-    rows, places = input.detach(), list(range(2, input.dim()))
-    count = input[0, 0].numel()
-    _move(running_mean, rows.mean(places).mean(0), momentum)
-    _move(running_var, rows.var(places, correction=0).mean(0) * (count / max(count - 1, 1)), momentum)
-    return F.instance_norm(input, None, None, weight, bias, True, momentum, eps)
-
-
-def _instance_of_torch(
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    use_input_stats: bool,
-    momentum: float,
-    eps: float,
-    cudnn_enabled: bool = False,
-) -> Any:
-    return instance_norm(input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
+    made = call.by_batch()
+    if old_mean is not None and old_var is not None:
+        if call.kind == "instance":
+            mean, var = call.statistics(call.input.dtype)
+        else:
+            mean, var = moments(call.input, made[1], made[2], call.eps)
+        _move(old_mean, mean, call.momentum)
+        _move(old_var, var, call.momentum)
+    return call.result(made)
 
 
 @torch.no_grad()
@@ -124,10 +124,6 @@ def _move(old: Tensor, new: Tensor, momentum: float) -> None:
 
 
 RULES: Mapping[Callable[..., Any], Callable[..., Any]] = {
-    F.batch_norm: batch_norm,
-    torch.batch_norm: _of_torch,
-    torch.native_batch_norm: _native,
-    F.instance_norm: instance_norm,
-    torch.instance_norm: _instance_of_torch,
+    function: partial(_trained, function) for function in _SIGNATURES
 }
 """By function; a rule returns NotImplemented for a call that it leaves to torch."""

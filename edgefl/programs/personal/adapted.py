@@ -27,7 +27,7 @@ def adapted(program: Program, objective: Objective, *, alpha: float = STEP) -> P
             f"{what} has a scalar {ALPHA!r} of its own; leave out personal, and set it among the program's options",
             program=program.name,
         )
-    if program.own_inference:
+    if program.inference is not None:
         raise ConfigError(
             f"{what} computes with its weights in a form of its own, so a plain step would adapt another model than the one "
             "that is evaluated; leave out personal, or train by fedavg_update or per_fedavg",

@@ -14,6 +14,7 @@ from edgefl.contract.tensors import Tensors
 from edgefl.facts.combinations import combination_hint
 from edgefl.objective.carrier import Carrier, Specs, Thresholded
 from edgefl.objective.objective import Objective
+from edgefl.objective.parts import inference
 from edgefl.programs.baselines.sgd import sgd
 from edgefl.wire.errors import ModelError
 
@@ -38,8 +39,9 @@ def binary(
     with ``clip`` only where |W| <= 1. All other tensors, and activations, are as they are. The update has W itself:
     what of it travels is a matter of the codec. ModelError for a submodel that is chosen by importance.
     """
+    trained = binarized(objective, clip=clip)
     program = sgd(
-        binarized(objective, clip=clip),
+        trained,
         batch=batch,
         steps=steps,
         lr=lr,
@@ -47,7 +49,7 @@ def binary(
         weight_decay=weight_decay,
         eval_batch=eval_batch,
     )
-    return replace(program, name="binary", own_inference=True)
+    return replace(program, name="binary", inference=inference(trained))
 
 
 def binarized(objective: Objective, *, clip: bool = False) -> Objective:

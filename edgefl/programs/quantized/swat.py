@@ -10,9 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from edgefl.contract.program import Program
+from edgefl.contract.program import Function, Program
+from edgefl.contract.tensors import Tensors
 from edgefl.models.spec import skeleton
+from edgefl.models.tied import entangled
 from edgefl.objective.objective import Objective
+from edgefl.objective.parts import inference
 from edgefl.programs.baselines.sgd import sgd
 from edgefl.wire.errors import ModelError
 from edgefl.wire.update.form import Sparse
@@ -69,7 +72,7 @@ def swat(
         masked_loss=masked_loss,
         eval_batch=eval_batch,
     )
-    return replace(program, name="swat", own_inference=not dense_inference)
+    return replace(program, name="swat", inference=None if dense_inference else _inference(trained))
 
 
 @dataclass(frozen=True)
@@ -181,6 +184,27 @@ def sparsely(objective: Objective, top: Top) -> Objective:
         layer.__class__ = _LAYERS[type(layer)]
         layer.top = top  # type: ignore[assignment]
     return replace(objective, suffix=suffix)
+
+
+def _inference(trained: Objective) -> Function:
+    whole = inference(trained)
+    tops = {
+        f"weights.{path}.weight": layer.top
+        for path, layer in trained.suffix.named_modules()
+        if isinstance(layer, SparseLayer)
+    }
+
+    def fn(tensors: Tensors) -> Tensors:
+        if shared := entangled(trained.suffix):
+            raise ModelError(
+                f"expected a model without shared weights, found some in {', '.join(sorted(shared))}: swat computes with "
+                "the largest entries of one use only, which one tensor cannot hold; train with dense_inference",
+                units=sorted(shared),
+            )
+        weights = whole(tensors)
+        return weights | {name: top.of(weights[name]) for name, top in tops.items()}
+
+    return Function("inference", fn, whole.inputs)
 
 
 def _weight(layer: nn.Module) -> nn.Parameter:
