@@ -60,23 +60,23 @@ class ProtocolError(EdgeflError):
     exit_code = 8
 
 
-class IdentityError(ProtocolError):
+class ReasonedError(EdgeflError):
+    """Base of the errors whose ``reason`` is a short code."""
+
+    def __init__(self, reason: str, message: str, **details: object) -> None:
+        super().__init__(message, **details)
+        self.reason = reason
+
+
+class IdentityError(ReasonedError, ProtocolError):
     """A message that is not signed as it has to be: no, an unknown or a revoked key, an old message sent again.
     ``reason`` is a short code."""
 
-    def __init__(self, reason: str, message: str, **details: object) -> None:
-        super().__init__(message, **details)
-        self.reason = reason
 
-
-class UpdateRejected(EdgeflError):
+class UpdateRejected(ReasonedError):
     """An update the aggregator refuses: wrong shapes, NaN, wrong tier, closed round. ``reason`` is a short code."""
 
     exit_code = 9
-
-    def __init__(self, reason: str, message: str, **details: object) -> None:
-        super().__init__(message, **details)
-        self.reason = reason
 
 
 class StaleRecordError(EdgeflError):
@@ -103,14 +103,10 @@ class ParticipationError(EdgeflError):
     exit_code = 13
 
 
-class RoundDeclined(EdgeflError):
+class RoundDeclined(ReasonedError):
     """A task that this device cannot take; nothing is wrong with the round. ``reason`` is a short code."""
 
     exit_code = 14
-
-    def __init__(self, reason: str, message: str, **details: object) -> None:
-        super().__init__(message, **details)
-        self.reason = reason
 
 
 class StepError(EdgeflError):
