@@ -6,8 +6,9 @@ import builtins
 import pickle
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from edgefl.config import Federation
 from edgefl.contract.schedule import Scalars
@@ -20,8 +21,7 @@ PAGE = 256
 """Values of a schedule that go over together."""
 
 
-@dataclass(frozen=True)
-class Compose:
+class Compose(msgspec.Struct, frozen=True):
     """First of all: compose the run into ``folder``. ``device`` as :func:`edgefl.setup.processor.processor` takes it."""
 
     federation: Federation
@@ -29,8 +29,7 @@ class Compose:
     device: str
 
 
-@dataclass(frozen=True)
-class Again:
+class Again(msgspec.Struct, frozen=True):
     """Compose the run again in a new process, from the bundles in the folder.
 
     ``digest`` identifies the run. ``sources`` has the contents of the user's files when the run was composed.
@@ -41,16 +40,14 @@ class Again:
     sources: Mapping[Path, bytes]
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(msgspec.Struct, frozen=True):
     """Each tier's share that is chosen anew in round ``number``: placements by tier."""
 
     weights: Arrays
     number: int
 
 
-@dataclass(frozen=True)
-class Move:
+class Move(msgspec.Struct, frozen=True):
     """A step of the server's optimizer of an exchange (:meth:`edgefl.contract.server.ServerOpt.moved`): arrays."""
 
     exchange: int
@@ -59,16 +56,14 @@ class Move:
     hyper: Scalars
 
 
-@dataclass(frozen=True)
-class Unfold:
+class Unfold(msgspec.Struct, frozen=True):
     """Arrays to average instead of an update (:meth:`edgefl.contract.server.ServerOpt.unfolded`)."""
 
     exchange: int
     update: Arrays
 
 
-@dataclass(frozen=True)
-class Announce:
+class Announce(msgspec.Struct, frozen=True):
     """The scalars of an exchange that comes after ``first``, ..., ``stop`` - 1 completed ones, of ``rounds``: a list."""
 
     exchange: int
@@ -77,8 +72,7 @@ class Announce:
     rounds: int
 
 
-@dataclass(frozen=True)
-class Judge:
+class Judge(msgspec.Struct, frozen=True):
     """Evaluate a model; the answer has metrics by name."""
 
     weights: Arrays
@@ -87,22 +81,19 @@ class Judge:
 Word = Compose | Again | Place | Move | Unfold | Announce | Judge
 
 
-@dataclass(frozen=True)
-class Told:
+class Told(msgspec.Struct, frozen=True):
     """Something for people, on the way to an answer."""
 
     event: Event
 
 
-@dataclass(frozen=True)
-class Done:
+class Done(msgspec.Struct, frozen=True):
     """The answer."""
 
     value: object
 
 
-@dataclass(frozen=True)
-class Failed:
+class Failed(msgspec.Struct, frozen=True):
     """Error instead of an answer, with the name of a class that both sides have; ``kept`` for a built-in exception."""
 
     name: str
@@ -165,27 +156,23 @@ def _plain(value: object) -> bool:
     return value is None or type(value) in (str, int, float, bool)
 
 
-@dataclass(frozen=True)
-class Mean:
+class Mean(msgspec.Struct, frozen=True):
     """Placeholder for the server of FedAvg."""
 
 
-@dataclass(frozen=True)
-class Bundled:
+class Bundled(msgspec.Struct, frozen=True):
     """Placeholder for a bundle in the run's folder."""
 
     file: str
 
 
-@dataclass(frozen=True)
-class Placed:
+class Placed(msgspec.Struct, frozen=True):
     """Placeholder for the placement of a tier."""
 
     tier: str
 
 
-@dataclass(frozen=True)
-class Optimizer:
+class Optimizer(msgspec.Struct, frozen=True):
     """Placeholder for the server of an exchange."""
 
     exchange: int
@@ -195,24 +182,21 @@ class Optimizer:
     options: frozenset[str]
 
 
-@dataclass(frozen=True)
-class Scheduled:
+class Scheduled(msgspec.Struct, frozen=True):
     """Placeholder for the schedule of an exchange; its first values are ``known``."""
 
     exchange: int
     known: Sequence[Scalars]
 
 
-@dataclass(frozen=True)
-class Judged:
+class Judged(msgspec.Struct, frozen=True):
     """Placeholder for the evaluation."""
 
 
 Name = Mean | Bundled | Placed | Optimizer | Scheduled | Judged
 
 
-@dataclass(frozen=True)
-class Composed:
+class Composed(msgspec.Struct, frozen=True):
     """Answer to :class:`Compose`, with the spec.
 
     ``processor`` evaluates models and sums updates (``cpu`` or ``cuda``). ``sources`` has the contents of the user's files.
