@@ -30,7 +30,7 @@ from server import events
 from server.announcer import Announcer
 from server.coordinator import machine as coordinator
 from server.coordinator.states import State
-from server.decisions import Decisions, Means
+from server.decisions import Decisions
 from server.device_news import DeviceNews, LoadNews
 from server.identity.door import Door
 from server.identity.registry import Registry
@@ -160,7 +160,7 @@ class Service:
             news=self._news,
             announcer=self._announcer,
         )
-        means = Means(
+        self._decisions = Decisions(
             rounds=self._rounds,
             journal=self._journal,
             patience=self._patience,
@@ -173,7 +173,6 @@ class Service:
             quiet=self._inbox.empty,
             clock=clock,
         )
-        self._decisions = Decisions(means)
         door = Door(self._registry, self._announcer.noted, enrolled=enrolled is not None, clock=clock)
         self._reception = Reception(
             spec,

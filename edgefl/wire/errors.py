@@ -6,6 +6,8 @@ so that a program can react without parsing text.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 
 class EdgeflError(Exception):
     """Base of every error that edgefl raises on purpose. ``details`` holds the values the message names."""
@@ -16,6 +18,17 @@ class EdgeflError(Exception):
         super().__init__(message)
         self.message = message
         self.details = details
+
+    def __reduce__(self) -> tuple[Callable[..., EdgeflError], tuple[type[EdgeflError], dict[str, object]]]:
+        return remade, (type(self), vars(self))
+
+
+def remade(kind: type[EdgeflError], attributes: Mapping[str, object]) -> EdgeflError:
+    """Return an error of the class ``kind`` with these attributes, whatever its constructor takes."""
+    made = kind.__new__(kind)
+    EdgeflError.__init__(made, str(attributes["message"]))
+    vars(made).update(attributes)
+    return made
 
 
 class ConfigError(EdgeflError):

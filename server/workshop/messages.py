@@ -6,6 +6,7 @@ import builtins
 import pickle
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -94,60 +95,31 @@ class Done(msgspec.Struct, frozen=True):
 
 
 class Failed(msgspec.Struct, frozen=True):
-    """Error instead of an answer, with the name of a class that both sides have; ``kept`` for a built-in exception."""
+    """Error instead of an answer, as :func:`portable` made it."""
 
-    name: str
-    message: str
-    details: Mapping[str, object]
-    kept: bytes = b""
-    trace: str = ""
-
-    @classmethod
-    def of(cls, error: Exception) -> Failed:
-        if not isinstance(error, EdgeflError):
-            trace = "".join(traceback.format_exception(error))
-            return cls(type(error).__name__, str(error), {}, _kept(error), trace)
-        # The other side may lack the class, so send its nearest base class in edgefl.wire.errors.
-        known = next(each for each in type(error).__mro__ if each.__module__ == errors.__name__)
-        details = {name: value if _plain(value) else str(value) for name, value in error.details.items()}
-        return cls(known.__name__, error.message, details | {"reason": getattr(error, "reason", "")})
-
-    def error(self) -> Exception:
-        """Return the error as the workshop raised it."""
-        found = getattr(errors, self.name, None)
-        if isinstance(found, type) and issubclass(found, EdgeflError):
-            details = dict(self.details)
-            reason = details.pop("reason")
-            made = found.__new__(found)
-            EdgeflError.__init__(made, self.message, **details)
-            if reason:
-                vars(made)["reason"] = reason
-            return made
-        if self.kept:
-            kept: Exception = pickle.loads(self.kept)
-            kept.add_note(self.trace)
-            return kept
-        return WorkFailed(f"{self.name}: {self.message}", self.trace)
+    error: Exception
 
 
 class WorkFailed(RuntimeError):
     """Error of a class that only the workshop has, with its text."""
 
-    def __init__(self, text: str, trace: str) -> None:
-        super().__init__(text)
-        self.add_note(trace)
 
-
-def _kept(error: Exception) -> bytes:
-    """Return a pickled built-in exception, or empty bytes for any other error."""
-    if getattr(builtins, type(error).__name__, None) is not type(error):
-        return b""
-    try:
-        kept = pickle.dumps(error)
-        pickle.loads(kept)
-    except Exception:  # it holds what cannot be pickled
-        return b""
-    return kept
+def portable(error: Exception) -> Exception:
+    """Return ``error`` in a class that both sides have, with a note of its trace if it is not one of ours."""
+    if isinstance(error, EdgeflError):
+        # The other side may lack the class, so send its nearest base class in edgefl.wire.errors.
+        known = next(each for each in type(error).__mro__ if each.__module__ == errors.__name__)
+        details = {name: value if _plain(value) else str(value) for name, value in error.details.items()}
+        sent = {**vars(error), "details": details}
+        return errors.remade(
+            known, {name: sent[name] for name in ("message", "details", "reason") if name in sent}
+        )
+    other: Exception = WorkFailed(f"{type(error).__name__}: {error}")
+    if getattr(builtins, type(error).__name__, None) is type(error):
+        with suppress(Exception):  # it holds what cannot be pickled
+            other = pickle.loads(pickle.dumps(error))
+    other.add_note("".join(traceback.format_exception(error)))
+    return other
 
 
 def _plain(value: object) -> bool:

@@ -49,24 +49,14 @@ class RayWorkers:
         self._own = not self._ray.is_initialized()
         if self._own:
             self._connect(address, workers)
-        self._check_room(address, workers, gpus)
+        try:
+            ray_cluster.check_room(self._ray, address, workers, "simulation", ConfigError, gpus)
+        except ConfigError:
+            self.close()
+            raise
         # A new one is hired in place of one that died: Ray would call methods again that were told something before.
         options = {"num_cpus": 1, "num_gpus": gpus, "max_restarts": 0, "max_task_retries": 0}
         self._hired = self._ray.remote(**options)(Worker)
-
-    def _check_room(self, address: str, workers: int, gpus: int) -> None:
-        """Ray would wait for nodes that nobody adds."""
-        there = self._ray.cluster_resources()
-        for name, what, each in (("CPU", "cores", 1), ("GPU", "GPUs", gpus)):
-            found = int(there.get(name, 0))
-            if found < each * workers:
-                self.close()
-                raise ConfigError(
-                    f"the Ray cluster at {address} has {found} {what} for {workers} workers, which take one each: set "
-                    "simulation.workers to at most that, or add nodes",
-                    address=address,
-                    found=found,
-                )
 
     def hire(self) -> RayWorker:
         return RayWorker(self._ray, self._hired.remote())

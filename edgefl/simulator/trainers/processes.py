@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import os
 import socket
 import subprocess
 from collections.abc import Collection
@@ -14,7 +13,7 @@ from multiprocessing.reduction import send_handle
 from edgefl.simulator.trainers.memory import Memory, Shared
 from edgefl.simulator.trainers.pool import Lost, RemoteWorker
 from edgefl.simulator.trainers.worker import Done, Method
-from edgefl.system.python import child_path, module_command
+from edgefl.system.python import start_module
 
 
 class ForkedWorker:
@@ -85,14 +84,7 @@ def _template() -> socket.socket:
     """The process that workers are forked from. In a session of its own: Ctrl-C is for this one, which then ends them."""
     here, there = socket.socketpair()
     with there:
-        command = module_command("edgefl.simulator.trainers.template", str(there.fileno()))
-        process = subprocess.Popen(
-            command,
-            pass_fds=[there.fileno()],
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-            env={**os.environ, "PYTHONPATH": child_path()},
-        )
+        process = start_module("edgefl.simulator.trainers.template", there)
     atexit.register(_end, here, process)
     return here
 
