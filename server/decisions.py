@@ -14,9 +14,9 @@ from edgefl.wire.errors import EdgeflError, StoreError
 from edgefl.wire.mqtt.topics import NO_SHARD
 from server import events
 from server.announcer import Announcer
+from server.coordinator import fleet, states
 from server.coordinator import machine as coordinator
-from server.coordinator.machine import Actions, OpenRound
-from server.coordinator.states import Abandon, Close, Finish, Open, Reassign, Refuse, SendTask, State, Warn
+from server.coordinator.states import Actions, OpenRound, State
 from server.device_news import DeviceNews
 from server.patience import CannotGoOn, Patience
 from server.pulse import Pulse
@@ -65,21 +65,21 @@ class Decisions:
         reception.intake.replay(self.active, {NO_SHARD} if crew.there else None)
         crew.begin(opened, self.active)
 
-    def advance(self, event: coordinator.Event, hello: bytes | None = None) -> None:
+    def advance(self, event: states.Event, hello: bytes | None = None) -> None:
         """The coordinator's next step, and all that follows from it. ``hello``: as a device said it, for the journal."""
         if waited := self.patience.take_waited():  # for the disk, and nobody could be answered
-            self.advance(coordinator.Outage(waited))
+            self.advance(states.Outage(waited))
         now = self.clock()
-        about_device = isinstance(event, coordinator.DeviceHello | coordinator.DeviceStatus)
+        about_device = isinstance(event, states.DeviceHello | states.DeviceStatus)
         settle = self.pulse.settles(now, at_once=not about_device or self.quiet())
-        if settle and not isinstance(event, coordinator.Answers):
+        if settle and not isinstance(event, states.Answers):
             self._reception.commit()  # what came before counts before: a round may close now
         before = self.state
         self.state, actions = coordinator.step(self._rules, before, event, now, settle=settle)
-        if isinstance(event, coordinator.DeviceHello | coordinator.DeviceStatus):
+        if isinstance(event, states.DeviceHello | states.DeviceStatus):
             self.writes.take(before, self.state, event.device, hello)
             self.news.changed(before, self.state, event.device)
-        if isinstance(event, coordinator.Declined):
+        if isinstance(event, states.Declined):
             self._crew.declined(event.device)
         try:
             self._perform(actions)
@@ -92,7 +92,7 @@ class Decisions:
             self.rounds.announce(self.state)
         self.announcer.waiting(self.state, self.clock())
 
-    def send_task(self, opened: OpenRound, assignment: coordinator.Assignment) -> None:
+    def send_task(self, opened: OpenRound, assignment: fleet.Assignment) -> None:
         """Where a worker takes the update, as soon as that knows of the round."""
         device = assignment.device
         if self._crew.has_heard(device, opened.number):
@@ -111,22 +111,22 @@ class Decisions:
     def _perform(self, actions: Actions) -> None:
         for action in actions:
             match action:
-                case Open():
+                case states.Open():
                     self._open(action.round)
-                case SendTask() if self.state.round is not None:
+                case states.SendTask() if self.state.round is not None:
                     self.send_task(self.state.round, action.assignment)
-                case Reassign():
+                case states.Reassign():
                     self._reassign(action)
-                case Close():
+                case states.Close():
                     done = self._end(action.round, "closed")
-                    self.advance(coordinator.ModelReady(done.model_version, done.failed, done.undone))
-                case Abandon():
+                    self.advance(states.ModelReady(done.model_version, done.failed, done.undone))
+                case states.Abandon():
                     self._abandon(action)
-                case Warn():
+                case states.Warn():
                     self.emit(events.Warned(tier="", text=action.text))
-                case Refuse():
+                case states.Refuse():
                     self._refuse(action.error)
-                case Finish():
+                case states.Finish():
                     self.rounds.announce_end(self.state)
 
     def _open(self, opened: OpenRound) -> None:
@@ -137,20 +137,20 @@ class Decisions:
             self.send_task(opened, task)
         self.announcer.opened(opened, self.state.trial)
 
-    def _reassign(self, given: Reassign) -> None:
+    def _reassign(self, given: states.Reassign) -> None:
         self.rounds.reassign(given)
         self._reception.intake.reassigned(task.device for task in given.over)
         if self.state.round is not None:
             for task in given.tasks:
                 self.send_task(self.state.round, task)
 
-    def _abandon(self, abandoned: Abandon) -> None:
+    def _abandon(self, abandoned: states.Abandon) -> None:
         number = abandoned.round.number
         if abandoned.restart:
             self._persist(partial(self.journal.begin_again, self._rules.run, number))
         self._end(abandoned.round, "abandoned", abandoned.text)
 
-    def _end(self, ended: OpenRound, outcome: coordinator.Outcome, text: str = "") -> EndedRound:
+    def _end(self, ended: OpenRound, outcome: states.Outcome, text: str = "") -> EndedRound:
         active, self.active = self.active, None
         assert active is not None  # the coordinator ends what it has opened
         ended = self._crew.end(ended, active, summed=outcome == "closed")
@@ -159,7 +159,7 @@ class Decisions:
         done = self.rounds.end(ended, active, outcome, text, state=self.state, keep=verdicts.pending)
         announcer.ended(self.state, ended, done.outcome, done.failed or text, now)
         if done.trial is not None:
-            self.advance(coordinator.TrialCounted(done.trial))
+            self.advance(states.TrialCounted(done.trial))
             announcer.tried(ended.number, done.trial)
         if done.undone:
             metrics = told_of(done.metrics or {})

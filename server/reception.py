@@ -17,8 +17,7 @@ from edgefl.wire.mqtt.topics import Topics
 from edgefl.wire.printable import printable
 from server import events
 from server.announcer import Announcer
-from server.coordinator import machine as coordinator
-from server.coordinator import roster
+from server.coordinator import roster, states
 from server.coordinator.claims import addressed
 from server.coordinator.fleet import Devices
 from server.coordinator.states import Rules, State
@@ -62,7 +61,7 @@ class Course(Protocol):
     @property
     def active(self) -> ActiveRound | None: ...
 
-    def advance(self, event: coordinator.Event, hello: bytes | None = None) -> None: ...
+    def advance(self, event: states.Event, hello: bytes | None = None) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,7 +198,7 @@ class Reception:
             round=task.round, nonce=task.nonce, status="rejected", reason=refused.reason, text=text
         )
         self.tellers.answer(device, ack)
-        self.course.advance(coordinator.Answered(device, False, reason=text, nonce=task.nonce))
+        self.course.advance(states.Answered(device, False, reason=text, nonce=task.nonce))
 
     def step(self) -> None:
         """What is due by time."""
@@ -214,7 +213,7 @@ class Reception:
         for device, ack in self.intake.asked(opened):
             self.tellers.answer(device, ack)
         if lost := self.intake.lost_turns(opened):
-            self.course.advance(coordinator.Answers(lost))
+            self.course.advance(states.Answers(lost))
 
     def commit(self) -> None:
         """Journal the updates that have come and are good, and tell their devices; nothing where there are none."""
@@ -228,8 +227,8 @@ class Reception:
         for device, ack in acks:
             self.tellers.answer(device, ack)
         good = [(device, ack.nonce) for device, ack in acks if ack.status == "accepted"]
-        answers = tuple(coordinator.Answered(device, True, nonce=nonce) for device, nonce in good)
-        self.course.advance(coordinator.Answers(answers))
+        answers = tuple(states.Answered(device, True, nonce=nonce) for device, nonce in good)
+        self.course.advance(states.Answers(answers))
 
     # -- what devices say ------------------------------------------------------------------------------------
 
@@ -243,7 +242,7 @@ class Reception:
 
     def _status(self, device: str, status: messages.Status) -> None:
         if device in self._state.devices:
-            self.course.advance(coordinator.DeviceStatus(device, status.online))
+            self.course.advance(states.DeviceStatus(device, status.online))
         else:
             self._gate.presence(device, online=status.online)
 
@@ -253,11 +252,11 @@ class Reception:
         self._news.greeted(device, self.clock())
         if (refused := objection(self.rules, device, hello)) is not None:
             self._object(refused)
-        samples = max(0, min(hello.samples, coordinator.MOST_SAMPLES))
+        samples = max(0, min(hello.samples, states.MOST_SAMPLES))
         online = device in self._state.devices or self._gate.greeted(device)
         told = hello.conditions
         conditions = understood(told) if isinstance(told, Conditions) else UNKNOWN
-        greeting = coordinator.DeviceHello(
+        greeting = states.DeviceHello(
             device, hello.memory_bytes, samples, online, conditions, hello.again is True
         )
         self.course.advance(greeting, hello=messages.encode(hello))
@@ -267,7 +266,7 @@ class Reception:
         """Whether there is a place for a device that is not in. Who gets none, or loses it, is told when to come again."""
         ruling = self._admission.rule(device, self._state)
         if ruling.instead_of:
-            self.course.advance(coordinator.DeviceLeft(ruling.instead_of))
+            self.course.advance(states.DeviceLeft(ruling.instead_of))
         for name in (ruling.instead_of,) if ruling.admitted else (device,):
             if name and self._gate.turns_away(name):
                 text = "there is no room for this device now: the lot decided who is let in"
@@ -318,7 +317,7 @@ class Reception:
         except StoreError as error:  # whoever takes up the round announces it, and is told again
             self.tellers.troubled(error)
         self.tellers.emit(events.Declined(device=device, round=task.round, reason=reason, text=text))
-        self.course.advance(coordinator.Declined(device, task.nonce, reason))
+        self.course.advance(states.Declined(device, task.nonce, reason))
 
     def _leave_out(self, device: str) -> None:
         """Rounds go on without a device that has no good key any more: that it is offline it cannot say itself."""
@@ -327,7 +326,7 @@ class Reception:
             return
         try:
             if self.door.shuts_out(device):
-                self.course.advance(coordinator.DeviceStatus(device, online=False, for_good=True))
+                self.course.advance(states.DeviceStatus(device, online=False, for_good=True))
         except StoreError as error:
             self.tellers.troubled(error)
 
@@ -357,4 +356,4 @@ class Reception:
         """Whoever sends is there, whatever its last will said."""
         known = self._state.devices.get(device)
         if known is not None and not known.online:
-            self.course.advance(coordinator.DeviceStatus(device, online=True))
+            self.course.advance(states.DeviceStatus(device, online=True))

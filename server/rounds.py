@@ -20,11 +20,12 @@ from edgefl.wire.mqtt.session import Session
 from server.active_round import Began, Conclusion, active_round, concluded
 from server.aggregate.accumulator import Accumulator
 from server.coordinator import machine as coordinator
+from server.coordinator import states
 from server.coordinator.collapse import Best, best_of
 from server.coordinator.eligibility import unfit
 from server.coordinator.fleet import Assignments, Devices
-from server.coordinator.machine import OpenRound, Reassign, State
 from server.coordinator.rollout import Trial, counted
+from server.coordinator.states import OpenRound, Reassign, State
 from server.events import Finished
 from server.patience import Persist, once
 from server.publish.announcements import Announcements
@@ -58,7 +59,7 @@ class EndedRound:
     """
 
     model_version: str
-    outcome: coordinator.Outcome
+    outcome: states.Outcome
     failed: str = ""
     metrics: Mapping[str, float] | None = None
     undone: bool = False
@@ -238,7 +239,7 @@ class Rounds:
         self,
         ended: OpenRound,
         active: ActiveRound,
-        outcome: coordinator.Outcome,
+        outcome: states.Outcome,
         text: str = "",
         *,
         state: State,

@@ -20,8 +20,9 @@ from edgefl.wire.regions import extract
 from edgefl.wire.tensors import Arrays
 from server.aggregate.aggregator import Aggregator, layout_of
 from server.coordinator import machine as coordinator
-from server.coordinator.machine import Answered, DeviceHello, ModelReady, Open, OpenRound, Rules
+from server.coordinator import states
 from server.coordinator.roster import TierRule
+from server.coordinator.states import Answered, DeviceHello, ModelReady, Open, OpenRound, Rules
 from tests.invariants.fiarse.tiny import framework_default
 from tests.invariants.fiarse.training import (
     BATCH,
@@ -204,7 +205,7 @@ def federation(seed: int, folder: Path) -> History:
     rules = Rules(run="run", seed=seed, rounds=2, tiers=tiers, fraction=0.5, min_devices=len(FLEET))
     state = coordinator.initial("0", now=0.0)
     participants, masks = [], []
-    actions: coordinator.Actions = ()
+    actions: states.Actions = ()
     for name, _ in FLEET:
         state, actions = coordinator.step(rules, state, DeviceHello(name, 0, 21), now=1.0)
     while isinstance(actions[-1], Open):

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from edgefl.wire.mqtt.messages import NO_CARRY
 from server.coordinator import machine
-from server.coordinator.machine import Close, ModelReady, Rules, State
 from server.coordinator.roster import TierRule
+from server.coordinator.states import Close, ModelReady, Rules, State
 
 NAMES = ("a", "b", "c")
 RULES = Rules(

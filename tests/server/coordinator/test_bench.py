@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from edgefl.wire.mqtt.messages import NO_CARRY
 from server.coordinator import machine
-from server.coordinator.machine import Open, OpenRound, Refuse, Rules, State, Warn
+from server.coordinator.states import Open, OpenRound, Refuse, Rules, State, Warn
 from tests.server.aggregate.members import NAMES, RULES, accepted, back, begun, decline, left, play
 
 PLAIN = replace(RULES, whole=False, opening=0, rounds=40, min_devices=2, strikes=3, bench_rounds=4)

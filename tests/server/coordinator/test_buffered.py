@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from edgefl.wire.errors import UpdateRejected
 from server.coordinator import machine, states
 from server.coordinator.claims import addressed
-from server.coordinator.machine import (
+from server.coordinator.fleet import Assignment
+from server.coordinator.roster import TierRule
+from server.coordinator.states import (
     Answered,
-    Assignment,
     Close,
     Declined,
     DeviceHello,
@@ -27,7 +28,6 @@ from server.coordinator.machine import (
     Rules,
     Tick,
 )
-from server.coordinator.roster import TierRule
 
 NAMES = ("a", "b", "c", "d", "e")
 RULES = Rules(

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from edgefl.wire.errors import UpdateRejected
 from server.coordinator import claims, machine
-from server.coordinator.machine import (
+from server.coordinator.roster import TierRule, sample, share, task_nonce, task_seed, tier_of
+from server.coordinator.states import (
     Abandon,
     Answered,
     Close,
@@ -22,7 +23,6 @@ from server.coordinator.machine import (
     SendTask,
     State,
 )
-from server.coordinator.roster import TierRule, sample, share, task_nonce, task_seed, tier_of
 
 TIERS = (TierRule("strong", ("strong-*",), 8), TierRule("moderate", (), 4), TierRule("weak", ("weak-*",), 1))
 RULES = Rules(run="run", seed=3, rounds=3, tiers=TIERS, deadline_s=10, ready_timeout_s=100, offline_grace_s=5)

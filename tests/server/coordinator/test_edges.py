@@ -9,8 +9,8 @@ import pytest
 
 from edgefl.wire.errors import DIVERGED, DivergedError, UpdateRejected
 from server.coordinator import attendance, claims, machine, roster
-from server.coordinator.machine import Abandon, Close, Finish, Open, Refuse, Rules
 from server.coordinator.roster import Device, TierRule
+from server.coordinator.states import Abandon, Close, Finish, Open, Refuse, Rules
 from tests.server.aggregate.members import NAMES, accepted, begun, kinds, left
 from tests.server.coordinator.test_coordinator import RULES, VERSION, answer, claim, hello, opened
 

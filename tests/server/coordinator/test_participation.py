@@ -9,8 +9,8 @@ import pytest
 
 from edgefl.wire.mqtt.messages import NO_CARRY
 from server.coordinator import attendance, machine
-from server.coordinator.machine import Abandon, Close, Open, Refuse, SendTask, Warn
 from server.coordinator.roster import TierRule
+from server.coordinator.states import Abandon, Close, Open, Refuse, SendTask, Warn
 from tests.server.aggregate.members import (
     NAMES,
     RULES,

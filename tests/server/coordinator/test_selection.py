@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from edgefl.wire.mqtt.conditions import LINK, POWER, THERMAL, Conditions, understood
 from server.coordinator import attendance, machine, selection
 from server.coordinator.eligibility import Selection, unfit
-from server.coordinator.machine import Answered, Declined, DeviceHello, ModelReady, Rules, State, Tick
 from server.coordinator.record import Participation, Record, Turnout
 from server.coordinator.roster import TierRule, sample, share
+from server.coordinator.states import Answered, Declined, DeviceHello, ModelReady, Rules, State, Tick
 
 TIERS = (TierRule("strong", ("strong-*",)), TierRule("weak", ("weak-*",)))
 RULES = Rules(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from edgefl.wire.mqtt.messages import NO_CARRY
 from edgefl.wire.mqtt.packets import Traffic
 from server.coordinator import machine
-from server.coordinator.machine import Abandon, Close, ModelReady, Open, Rules, State
+from server.coordinator.states import Abandon, Close, ModelReady, Open, Rules, State
 from server.storage.journal import Journal, Run
 from server.storage.round_rows import MethodProgress
 from server.storage.update_files import UpdateFiles

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from edgefl.wire.mqtt.packets import Traffic
 from server.coordinator import machine
 from server.coordinator.fleet import Assignments
-from server.coordinator.machine import Answered, Close, Declined, ModelReady, Open, Reassign
+from server.coordinator.states import Answered, Close, Declined, ModelReady, Open, Reassign
 from server.storage.journal import Journal, Run
 from server.storage.places import store_at
 from server.storage.update_rows import AcceptedUpdate
