@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from edgefl.simulator.trainers.pool import Lost, RemoteWorker
-from edgefl.simulator.trainers.worker import Done, Method, Worker
+from edgefl.simulator.trainers.worker import Method, Worker
 from edgefl.wire.errors import ConfigError
 from server.shards import ray_cluster
 
@@ -27,10 +27,9 @@ class RayWorker:
     def answer(self) -> object:
         errors = self._ray.exceptions
         try:
-            answer = self._ray.get(self.due.popleft())
+            return self._ray.get(self.due.popleft())
         except (errors.RayActorError, errors.WorkerCrashedError, errors.ObjectLostError) as error:
             raise Lost from error
-        return answer.value if isinstance(answer, Done) else answer
 
     def close(self) -> None:
         self._ray.kill(self._actor)

@@ -12,7 +12,7 @@ from multiprocessing.reduction import send_handle
 
 from edgefl.simulator.trainers.memory import Memory, Shared
 from edgefl.simulator.trainers.pool import Lost, RemoteWorker
-from edgefl.simulator.trainers.worker import Done, Method
+from edgefl.simulator.trainers.worker import Method
 from edgefl.system.python import start_module
 
 
@@ -35,10 +35,9 @@ class ForkedWorker:
 
     def answer(self) -> object:
         try:
-            answer = self.connection.recv()
+            return self.connection.recv()
         except (EOFError, OSError) as error:
             raise Lost from error
-        return answer.value if isinstance(answer, Done) else answer
 
     def close(self) -> None:
         self.connection.close()
