@@ -12,8 +12,8 @@ the sum of their scales in a table of 16:
   the bits are. (Tables of 256 sums for eight clients need half of the instructions, but conflict about threefold.)
 
 Compiled for sm_90 the loop has 2.5 instructions and 1.4 integer operations per bit: two thirds and three quarters of
-what there is time for. These are counts, not measurements. Sums are of int64 and wrap as those do, so the
-order changes no bit.
+what there is time for. These are counts, not measurements: :func:`server.aggregate.cuda.measure_signs` measures. Sums
+are of int64 and wrap as those do, so the order changes no bit.
 
 Without a GPU, ``TRITON_INTERPRET=1`` in the environment before the first import of triton runs all of this in numpy.
 """
@@ -48,6 +48,10 @@ class Tuning:
     words: int = 128
     warps: int = 4
     registers: int | None = 128
+
+
+TUNINGS = (Tuning(), Tuning(registers=None), Tuning(64, 2), Tuning(64, 2, None), Tuning(256, 8))
+"""What a measurement tries."""
 
 
 @triton.jit

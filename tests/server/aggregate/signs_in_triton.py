@@ -16,7 +16,7 @@ import torch
 from edgefl.wire.update.form import Codes, Form, Section
 from server.aggregate.accumulator import CpuAccumulator
 from server.aggregate.adders import Checked
-from server.aggregate.cuda import TorchAccumulator
+from server.aggregate.cuda import TorchAccumulator, measure_signs
 from server.aggregate.scatter import BLOCK, Integers, compiled
 from server.aggregate.triton_kernels import Tuning, add_signs
 from tests.server.aggregate.test_kernels import LAYOUT, REGIONS, SIZE, drawn
@@ -98,6 +98,11 @@ def accumulator_agrees(kind: str, scale: float | None) -> bool:
     return np.array_equal(engines[0].sums(), engines[1].sums()) and bool(engines[0].sums().any())
 
 
+def measured() -> bool:
+    found = measure_signs(4_501, 3, repeat=1, device="cpu", copied=1 << 16)
+    return found["bytes"] == 3 * 563 + 16 * 4_501 and found["copy_fraction"] > 0
+
+
 def every() -> dict[str, bool]:
     """Any number of clients, the extremes, and the whole engine around the kernel."""
     found = {
@@ -109,6 +114,7 @@ def every() -> dict[str, bool]:
     for kind in ("whole", "slices", "entries"):
         found[f"accumulator, {kind}"] = accumulator_agrees(kind, None)
     found["accumulator, known scale"] = accumulator_agrees("narrow", 0.37)
+    found["measurement"] = measured()
     return found
 
 

@@ -15,10 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import server.aggregate.cuda
+from edgefl.wire.errors import ConfigError
 from edgefl.wire.update.form import Codes, Encoding, Form, Section, Sparse, Values
 from server.aggregate.accumulator import CpuAccumulator
 from server.aggregate.adders import Checked
-from server.aggregate.cuda import TorchAccumulator
+from server.aggregate.cuda import TorchAccumulator, measure_signs
 from server.aggregate.scatter import BLOCK, compiled
 from server.aggregate.triton_kernels import sign_tables
 from tests.server.aggregate.test_kernels import LAYOUT, REGIONS, SIZE, drawn, forms, levels
@@ -104,7 +105,7 @@ def test_the_triton_kernel_gives_the_bits_of_a_plain_sum() -> None:
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert len(found) == 14
+    assert len(found) == 15
     assert [name for name, same in found.items() if not same] == []
 
 
@@ -120,3 +121,11 @@ def test_the_triton_kernel_compiles_for_a_gpu_that_is_not_here() -> None:
     source = ASTSource(_add_signs, dict(zip(_add_signs.arg_names, types, strict=True)), {"WORDS": 128})
     made = compile_(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4, "maxnreg": 128})
     assert made.asm["cubin"] and made.metadata.shared <= 48 << 10
+
+
+def test_measuring_where_nothing_can_be_measured_says_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server.aggregate.cuda, "triton_kernels", None)
+    with pytest.raises(ConfigError, match="found no triton; run it where there are both"):
+        measure_signs(1000, 2)
