@@ -94,6 +94,17 @@ def pieces(
             start += size
 
 
+def spans(
+    name: str, region: Region, shapes: Mapping[str, tuple[int, ...]]
+) -> Iterator[tuple[str, slice, Positions | None]]:
+    """Yield :func:`pieces`, each with where its entries lie in the flat local tensor."""
+    start = 0
+    for part, positions in pieces(name, region, shapes):
+        count = math.prod(shapes[part]) if positions is None else positions.size
+        yield part, slice(start, start + count), positions
+        start += count
+
+
 def extract(weights: Mapping[str, Array], regions: Mapping[str, Region]) -> Arrays:
     """The local tensors that ``regions`` describe, out of the global ones; copies where they are cut."""
     shapes = {name: array.shape for name, array in weights.items()}
