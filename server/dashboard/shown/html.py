@@ -43,8 +43,8 @@ def device_path(name: str) -> str:
     return f"/devices/{quote(name, safe='')}"
 
 
-class Column(msgspec.Struct, frozen=True):
-    """Column of a table. ``wide``: hidden on a narrow screen."""
+class TableColumn(msgspec.Struct, frozen=True):
+    """TableColumn of a table. ``wide``: hidden on a narrow screen."""
 
     name: str
     number: bool = False
@@ -56,13 +56,13 @@ class Column(msgspec.Struct, frozen=True):
         return " ".join(names) or None
 
 
-def row(key: str, columns: list[Column], cells: Sequence[Child], kind: str = "") -> Html:
+def row(key: str, columns: list[TableColumn], cells: Sequence[Child], kind: str = "") -> Html:
     """Return a row of a table that is found again by its ``key``, with a cell for each of the ``columns``."""
     made = (el("td", cell, class_=column.classes) for column, cell in zip(columns, cells, strict=True))
     return el("tr", *made, data_key=key, class_=kind or None)
 
 
-def table(name: str, caption: str, columns: list[Column], rows: list[Html]) -> Html:
+def table(name: str, caption: str, columns: list[TableColumn], rows: list[Html]) -> Html:
     """A table that is changed by its ``name``, in a box of its own that scrolls where the screen is narrow."""
     head = el("tr", *(el("th", each.name, scope="col", class_=each.classes) for each in columns))
     body = el("tbody", *rows, id=name)

@@ -7,20 +7,20 @@ from urllib.parse import urlencode
 
 from edgefl.system.sizes import size
 from server.dashboard.known.fleet import Entry, Fleet, Part
-from server.dashboard.shown.html import Child, Column, Html, device_path, el, joined, link, row
+from server.dashboard.shown.html import Child, Html, TableColumn, device_path, el, joined, link, row
 from server.dashboard.shown.rows import SILENT_S, DeviceRow, RoundRow, RunRow, TierRow
 
 
-def _texts(*names: str) -> list[Column]:
-    return [Column(name) for name in names]
+def _texts(*names: str) -> list[TableColumn]:
+    return [TableColumn(name) for name in names]
 
 
-def _numbers(*names: str) -> list[Column]:
-    return [Column(name, number=True) for name in names]
+def _numbers(*names: str) -> list[TableColumn]:
+    return [TableColumn(name, number=True) for name in names]
 
 
-def _wide(*names: str) -> list[Column]:
-    return [Column(name, number=True, wide=True) for name in names]
+def _wide(*names: str) -> list[TableColumn]:
+    return [TableColumn(name, number=True, wide=True) for name in names]
 
 
 DEVICE_COLUMNS = [
