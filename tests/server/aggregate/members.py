@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 from hypothesis import strategies as st
 
 from edgefl.wire.mqtt.messages import NO_CARRY
@@ -99,4 +100,4 @@ def addressed(state: State, event: Any) -> list[Any]:
     if event == EVERYONE:
         return accepted(*(each.device for each in state.round.with_status("open")))
     task = state.round.assignments.get(event.device) if isinstance(event, states.Declined) else None
-    return [replace(event, nonce=task.nonce) if task else event]
+    return [msgspec.structs.replace(event, nonce=task.nonce) if task else event]
