@@ -37,7 +37,7 @@ from device_runtime.round.pages import whole_of
 from device_runtime.round.progress import ProgressMessages
 from device_runtime.round.work import Work
 from device_runtime.sandbox import engine as sandbox
-from device_runtime.store.carry_rows import StoredCarry
+from device_runtime.store.carry_choice import StoredCarry
 from device_runtime.store.database import Outgoing, Store
 from edgefl.wire.errors import (
     IdentityError,

@@ -301,8 +301,7 @@ def run_amqtt(host: str, port: int, websocket_port: int = 0) -> None:
     BrokerError if a port cannot be had.
     """
     check_private(host)
-    for each in _ports(port, websocket_port):
-        check_port(host, each)
+    checked_ports(host, port, websocket_port)
     for name in ("amqtt", "transitions", "websockets"):
         logging.getLogger(name).setLevel(logging.WARNING)
     with contextlib.suppress(KeyboardInterrupt):
@@ -348,8 +347,7 @@ def mosquitto_command(
     """
     check_private(host)
     program = mosquitto_program()
-    for each in _ports(port, websocket_port):
-        check_port(host, each)
+    checked_ports(host, port, websocket_port)
     lines = ["allow_anonymous true", *mosquitto_base(limits, memory_bytes), f"listener {port} {host}"]
     if websocket_port:
         lines += [f"listener {websocket_port} {host}", "protocol websockets"]
@@ -358,14 +356,17 @@ def mosquitto_command(
     return [program, "-c", str(config)]
 
 
-def _ports(port: int, websocket_port: int) -> list[int]:
-    """Those to listen on; BrokerError where both are one."""
+def checked_ports(host: str, port: int, websocket_port: int) -> list[int]:
+    """Return the ports to listen on. BrokerError where one cannot be had, or both are the same."""
     if websocket_port and websocket_port == port:
         raise BrokerError(
             f"port {port} is asked for twice: MQTT over WebSocket (`websocket_port`) has a port of its own",
             port=port,
         )
-    return [port, *([websocket_port] if websocket_port else [])]
+    ports = [port, websocket_port] if websocket_port else [port]
+    for each in ports:
+        check_port(host, each)
+    return ports
 
 
 def mosquitto_program() -> str:

@@ -32,9 +32,9 @@ from server.access.limits import HOSTED
 from server.aggregate.robust import SHARED, MeanRule, buffered_bytes
 from server.coordinator.collapse import Rollback
 from server.coordinator.eligibility import Selection
-from server.coordinator.machine import Rules
 from server.coordinator.rollout import Rollout
 from server.coordinator.roster import TierRule
+from server.coordinator.states import Rules
 from server.coordinator.tier_names import CANDIDATE
 from server.events import Compiled, Event, Exporting, Noted, Warned
 from server.publish.downlink import check_counting

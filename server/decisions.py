@@ -7,16 +7,16 @@ journal its end, then announce the next round; announce a round, then clear the 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from edgefl.wire.errors import EdgeflError, StoreError
 from edgefl.wire.mqtt.topics import NO_SHARD
 from server import events
 from server.announcer import Announcer
+from server.coordinator import fleet, states
 from server.coordinator import machine as coordinator
-from server.coordinator.machine import Actions, OpenRound
-from server.coordinator.states import Abandon, Close, Finish, Open, Reassign, Refuse, SendTask, State, Warn
+from server.coordinator.states import Actions, OpenRound, State
 from server.device_news import DeviceNews
 from server.patience import CannotGoOn, Patience
 from server.pulse import Pulse
@@ -30,9 +30,10 @@ from server.storage.journal import Journal
 from server.taking.active import ActiveRound
 
 
-@dataclass(frozen=True, kw_only=True)
-class Means:
-    """What decisions are carried out with. ``emit`` tells people; ``quiet`` says whether no message waits."""
+@dataclass(eq=False, kw_only=True)
+class Decisions:
+    """The coordinator's ``state``, and the round that takes updates, if one does: ``active``. ``refused`` says why the run
+    ended unfinished. ``emit`` tells people; ``quiet`` says whether no message waits."""
 
     rounds: Rounds
     journal: Journal
@@ -45,21 +46,13 @@ class Means:
     emit: Callable[[events.Event], None]
     quiet: Callable[[], bool]
     clock: Callable[[], float]
+    active: ActiveRound | None = field(default=None, init=False)
+    refused: EdgeflError | None = field(default=None, init=False)
 
-
-class Decisions:
-    """The coordinator's ``state``, and the round that takes updates, if one does: ``active``. ``refused`` says why the run
-    ended unfinished."""
-
-    def __init__(self, means: Means) -> None:
-        self._means = means
-        self._rounds = means.rounds
-        self._rules = means.rounds.rules
-        self._clock = means.clock
-        self._persist = means.patience.persist
-        self.state = coordinator.initial(means.rounds.model.version, means.clock())
-        self.active: ActiveRound | None = None
-        self.refused: EdgeflError | None = None
+    def __post_init__(self) -> None:
+        self._rules = self.rounds.rules
+        self._persist = self.patience.persist
+        self.state = coordinator.initial(self.rounds.model.version, self.clock())
 
     def begin(self, state: State, reception: Reception, crew: Crew) -> None:
         """Go on from ``state``, also with a round that a killed process left open. ``reception`` and ``crew`` take updates;
@@ -67,26 +60,26 @@ class Decisions:
         self.state, self._reception, self._crew = state, reception, crew
         if (opened := state.round) is None:
             return
-        self._means.journal.take_again(self._rules.run)
-        self.active = self._rounds.taking(opened)
+        self.journal.take_again(self._rules.run)
+        self.active = self.rounds.taking(opened)
         reception.intake.replay(self.active, {NO_SHARD} if crew.there else None)
         crew.begin(opened, self.active)
 
-    def advance(self, event: coordinator.Event, hello: bytes | None = None) -> None:
+    def advance(self, event: states.Event, hello: bytes | None = None) -> None:
         """The coordinator's next step, and all that follows from it. ``hello``: as a device said it, for the journal."""
-        if waited := self._means.patience.take_waited():  # for the disk, and nobody could be answered
-            self.advance(coordinator.Outage(waited))
-        now = self._clock()
-        about_device = isinstance(event, coordinator.DeviceHello | coordinator.DeviceStatus)
-        settle = self._means.pulse.settles(now, at_once=not about_device or self._means.quiet())
-        if settle and not isinstance(event, coordinator.Answers):
+        if waited := self.patience.take_waited():  # for the disk, and nobody could be answered
+            self.advance(states.Outage(waited))
+        now = self.clock()
+        about_device = isinstance(event, states.DeviceHello | states.DeviceStatus)
+        settle = self.pulse.settles(now, at_once=not about_device or self.quiet())
+        if settle and not isinstance(event, states.Answers):
             self._reception.commit()  # what came before counts before: a round may close now
         before = self.state
         self.state, actions = coordinator.step(self._rules, before, event, now, settle=settle)
-        if isinstance(event, coordinator.DeviceHello | coordinator.DeviceStatus):
-            self._means.writes.take(before, self.state, event.device, hello)
-            self._means.news.changed(before, self.state, event.device)
-        if isinstance(event, coordinator.Declined):
+        if isinstance(event, states.DeviceHello | states.DeviceStatus):
+            self.writes.take(before, self.state, event.device, hello)
+            self.news.changed(before, self.state, event.device)
+        if isinstance(event, states.Declined):
             self._crew.declined(event.device)
         try:
             self._perform(actions)
@@ -94,18 +87,18 @@ class Decisions:
             raise CannotGoOn(error.message, **error.details) from error
         if not settle:
             return
-        current = self._rounds.announcements.publisher.current
+        current = self.rounds.announcements.publisher.current
         if self.state.phase == "waiting" and current is not None and current.state == "open":
-            self._rounds.announce(self.state)
-        self._means.announcer.waiting(self.state, self._clock())
+            self.rounds.announce(self.state)
+        self.announcer.waiting(self.state, self.clock())
 
-    def send_task(self, opened: OpenRound, assignment: coordinator.Assignment) -> None:
+    def send_task(self, opened: OpenRound, assignment: fleet.Assignment) -> None:
         """Where a worker takes the update, as soon as that knows of the round."""
         device = assignment.device
         if self._crew.has_heard(device, opened.number):
             by_turns = self.active is not None and self.active.by_turns
             shard = shard_of(device) if self._crew.there else NO_SHARD
-            self._rounds.announcements.send_task(opened, assignment, ask=by_turns, shard=shard)
+            self.rounds.announcements.send_task(opened, assignment, ask=by_turns, shard=shard)
 
     def send_open_tasks(self) -> None:
         """To all who have not answered."""
@@ -118,64 +111,64 @@ class Decisions:
     def _perform(self, actions: Actions) -> None:
         for action in actions:
             match action:
-                case Open():
+                case states.Open():
                     self._open(action.round)
-                case SendTask() if self.state.round is not None:
+                case states.SendTask() if self.state.round is not None:
                     self.send_task(self.state.round, action.assignment)
-                case Reassign():
+                case states.Reassign():
                     self._reassign(action)
-                case Close():
+                case states.Close():
                     done = self._end(action.round, "closed")
-                    self.advance(coordinator.ModelReady(done.model_version, done.failed, done.undone))
-                case Abandon():
+                    self.advance(states.ModelReady(done.model_version, done.failed, done.undone))
+                case states.Abandon():
                     self._abandon(action)
-                case Warn():
-                    self._means.emit(events.Warned(tier="", text=action.text))
-                case Refuse():
+                case states.Warn():
+                    self.emit(events.Warned(tier="", text=action.text))
+                case states.Refuse():
                     self._refuse(action.error)
-                case Finish():
-                    self._rounds.announce_end(self.state)
+                case states.Finish():
+                    self.rounds.announce_end(self.state)
 
     def _open(self, opened: OpenRound) -> None:
-        self._persist(lambda: self._means.writes.write(quiet=True))
-        self.active = self._rounds.open(opened, self.state)
+        self._persist(lambda: self.writes.write(quiet=True))
+        self.active = self.rounds.open(opened, self.state)
         self._crew.begin(opened, self.active)
         for task in opened.began:
             self.send_task(opened, task)
-        self._means.announcer.opened(opened, self.state.trial)
+        self.announcer.opened(opened, self.state.trial)
 
-    def _reassign(self, given: Reassign) -> None:
-        self._rounds.reassign(given)
+    def _reassign(self, given: states.Reassign) -> None:
+        self.rounds.reassign(given)
         self._reception.intake.reassigned(task.device for task in given.over)
         if self.state.round is not None:
             for task in given.tasks:
                 self.send_task(self.state.round, task)
 
-    def _abandon(self, abandoned: Abandon) -> None:
+    def _abandon(self, abandoned: states.Abandon) -> None:
         number = abandoned.round.number
         if abandoned.restart:
-            self._persist(partial(self._means.journal.begin_again, self._rules.run, number))
+            self._persist(partial(self.journal.begin_again, self._rules.run, number))
         self._end(abandoned.round, "abandoned", abandoned.text)
 
-    def _end(self, ended: OpenRound, outcome: coordinator.Outcome, text: str = "") -> EndedRound:
+    def _end(self, ended: OpenRound, outcome: states.Outcome, text: str = "") -> EndedRound:
         active, self.active = self.active, None
         assert active is not None  # the coordinator ends what it has opened
         ended = self._crew.end(ended, active, summed=outcome == "closed")
         self._persist(lambda: self._reception.intake.end_round(ended))
-        now, announcer, verdicts = self._clock(), self._means.announcer, self._means.verdicts
-        done = self._rounds.end(ended, active, outcome, text, state=self.state, keep=verdicts.pending)
+        now, announcer, verdicts = self.clock(), self.announcer, self.verdicts
+        done = self.rounds.end(ended, active, outcome, text, state=self.state, keep=verdicts.pending)
         announcer.ended(self.state, ended, done.outcome, done.failed or text, now)
         if done.trial is not None:
-            self.advance(coordinator.TrialCounted(done.trial))
+            self.advance(states.TrialCounted(done.trial))
             announcer.tried(ended.number, done.trial)
         if done.undone:
             metrics = told_of(done.metrics or {})
-            self._means.emit(events.RolledBack(round=ended.number, text=done.failed, **metrics))
+            self.emit(events.RolledBack(round=ended.number, text=done.failed, **metrics))
         verdicts.judge(ended.number, done.outcome, done.known)
         return done
 
     def _refuse(self, error: EdgeflError) -> None:
         """End the run as it is: devices that wait for its end leave, and the journal is there for another start."""
         self.refused = error
-        self._means.emit(events.Refused(text=error.message))
-        self._rounds.announce_end(self.state)
+        self.emit(events.Refused(text=error.message))
+        self.rounds.announce_end(self.state)

@@ -21,7 +21,7 @@ from edgefl.wire.mqtt.topics import checked_name
 from server.access.certificates import LabAuthority, Pair
 from server.access.files import mosquitto
 from server.access.rules import Access
-from server.broker import check_port, mosquitto_base, mosquitto_program
+from server.broker import checked_ports, mosquitto_base, mosquitto_program
 
 _ROUNDS = 101  # of PBKDF2, as mosquitto_passwd makes them
 _PASSWORD_BYTES = 18
@@ -75,9 +75,7 @@ class LabBroker:
         """
         self._check()
         program = mosquitto_program()
-        ports = [self.port, *([self.websocket_port] if self.websocket_port else [])]
-        for port in ports:
-            check_port(self.host, port)
+        ports = checked_ports(self.host, self.port, self.websocket_port)
         self.folder.mkdir(parents=True, exist_ok=True)
         authority, broker = self._certificates()
         write_text(self.folder / "mosquitto.acl", mosquitto(self.access))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Protocol
 
 import msgspec
@@ -17,8 +17,7 @@ from edgefl.wire.mqtt.topics import Topics
 from edgefl.wire.printable import printable
 from server import events
 from server.announcer import Announcer
-from server.coordinator import machine as coordinator
-from server.coordinator import roster
+from server.coordinator import roster, states
 from server.coordinator.claims import addressed
 from server.coordinator.fleet import Devices
 from server.coordinator.states import Rules, State
@@ -62,7 +61,7 @@ class Course(Protocol):
     @property
     def active(self) -> ActiveRound | None: ...
 
-    def advance(self, event: coordinator.Event, hello: bytes | None = None) -> None: ...
+    def advance(self, event: states.Event, hello: bytes | None = None) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,38 +75,29 @@ class Tellers:
     announcer: Announcer
 
 
+@dataclass(eq=False)
 class Reception:
     """Takes the messages of devices, one after the other. ``door`` knows their keys; ``clock`` gives epoch seconds; updates
     that cannot be kept just now are waited for by ``persist``."""
 
-    def __init__(
-        self,
-        spec: RunSpec,
-        rules: Rules,
-        journal: Journal,
-        course: Course,
-        tellers: Tellers,
-        *,
-        door: Door,
-        watch: Watch,
-        clock: Callable[[], float],
-        persist: Persist,
-    ) -> None:
-        self._persist = persist
-        self._spec = spec
-        self._rules = rules
-        self._journal = journal
-        self._course = course
-        self._tellers = tellers
-        self._news = tellers.news
-        self._door = door
-        self._watch = watch
-        self._clock = clock
-        self._topics = Topics(spec.federation)
-        self._gate = Gate(spec.limits)
-        self._admission = Admission(rules.seed, spec.limits)
-        turns = Turns(spec.limits.asked_bytes, clock)
-        self.intake = Intake(rules, journal, spec.limits, tellers.emit, self._gate, turns)
+    spec: RunSpec
+    rules: Rules
+    journal: Journal
+    course: Course
+    tellers: Tellers
+    _: KW_ONLY
+    door: Door
+    watch: Watch
+    clock: Callable[[], float]
+    persist: Persist
+
+    def __post_init__(self) -> None:
+        self._news = self.tellers.news
+        self._topics = Topics(self.spec.federation)
+        self._gate = Gate(self.spec.limits)
+        self._admission = Admission(self.rules.seed, self.spec.limits)
+        turns = Turns(self.spec.limits.asked_bytes, self.clock)
+        self.intake = Intake(self.rules, self.journal, self.spec.limits, self.tellers.emit, self._gate, turns)
 
     @property
     def turned_away(self) -> Mapping[str, int]:
@@ -116,13 +106,13 @@ class Reception:
 
     @property
     def _state(self) -> State:
-        return self._course.state
+        return self.course.state
 
     def at_start(self, state: State) -> State:
         """``state`` as the journal has it, in which devices that are let in no more are away."""
         kept = self._admission.kept(state, state.devices)
         devices = {
-            name: roster.gone(device) if self._door.shuts_out(name) else device
+            name: roster.gone(device) if self.door.shuts_out(name) else device
             for name, device in state.devices.items()
             if name in kept
         }
@@ -144,27 +134,27 @@ class Reception:
         except IdentityError as error:
             self._leave_out(device)
             # A status comes before the hello that brings its key in: the door keeps it.
-            if leaf != "status" and self._door.is_news(device, error):
+            if leaf != "status" and self.door.is_news(device, error):
                 text = printable(error.message)
                 self._object(events.Rejected(device=device, round=0, reason=error.reason, text=text), proven)
         except ProtocolError as error:
             if device in self._state.devices:
-                self._news.heard(device, "sent what cannot be read", self._clock())
+                self._news.heard(device, "sent what cannot be read", self.clock())
             text = printable(error.message)
             self._object(events.Rejected(device=device, round=0, reason="malformed", text=text), proven)
         except CannotGoOn:
             raise
         except StoreError as error:  # not acknowledged, so it comes again
-            self._tellers.troubled(error)
+            self.tellers.troubled(error)
 
     def _admitted(self, device: str, leaf: str, size: int) -> bool:
         devices = self._state.devices
-        known = device in devices or (leaf == "hello" and self._door.vouches_for(device))
+        known = device in devices or (leaf == "hello" and self.door.vouches_for(device))
         return self._gate.admits(device, leaf, size, known=known, devices=len(devices))
 
     def _checked(self, device: str, kind: type[_Said], message: Incoming) -> Visitor[_Said]:
-        most = self._spec.limits.max_devices
-        return self._door.check(kind, device, message.topic, message.payload, most_devices=most)
+        most = self.spec.limits.max_devices
+        return self.door.check(kind, device, message.topic, message.payload, most_devices=most)
 
     def _let_in(self, visitor: Visitor[_Said], numbers: tuple[int, ...], message: Incoming) -> None:
         device = visitor.device
@@ -176,9 +166,9 @@ class Reception:
             device, known=device in self._state.devices
         ):
             return
-        self._door.admit(visitor)
-        if (trouble := self._door.trouble()) is not None:
-            self._tellers.troubled(trouble)
+        self.door.admit(visitor)
+        if (trouble := self.door.trouble()) is not None:
+            self.tellers.troubled(trouble)
         match said:
             case messages.UpdateChunk():
                 came = Traffic.of(message.topic, len(message.payload), qos=1)
@@ -187,7 +177,7 @@ class Reception:
                 self._progress(device, said)
             case messages.Hello():
                 self._hello(device, said)
-                if (status := self._door.presence(device)) is not None:
+                if (status := self.door.presence(device)) is not None:
                     self._status(device, status)
             case messages.Status():
                 self._status(device, said)
@@ -203,12 +193,12 @@ class Reception:
             return
         text = "it leaves retained messages at the broker, which fill its memory"
         refused = events.Rejected(device=device, round=opened.number, reason="retained", text=text)
-        self._tellers.emit(refused)
+        self.tellers.emit(refused)
         ack = messages.Ack(
             round=task.round, nonce=task.nonce, status="rejected", reason=refused.reason, text=text
         )
-        self._tellers.answer(device, ack)
-        self._course.advance(coordinator.Answered(device, False, reason=text, nonce=task.nonce))
+        self.tellers.answer(device, ack)
+        self.course.advance(states.Answered(device, False, reason=text, nonce=task.nonce))
 
     def step(self) -> None:
         """What is due by time."""
@@ -221,24 +211,24 @@ class Reception:
         if (opened := self._state.round) is None:
             return
         for device, ack in self.intake.asked(opened):
-            self._tellers.answer(device, ack)
+            self.tellers.answer(device, ack)
         if lost := self.intake.lost_turns(opened):
-            self._course.advance(coordinator.Answers(lost))
+            self.course.advance(states.Answers(lost))
 
     def commit(self) -> None:
         """Journal the updates that have come and are good, and tell their devices; nothing where there are none."""
-        active = self._course.active
+        active = self.course.active
         if not self.intake.pending or active is None:
             return
         try:
-            acks = self._persist(lambda: self.intake.commit(active))
+            acks = self.persist(lambda: self.intake.commit(active))
         except StoreError:  # asked to stop meanwhile; not acknowledged, so they come again
             return
         for device, ack in acks:
-            self._tellers.answer(device, ack)
+            self.tellers.answer(device, ack)
         good = [(device, ack.nonce) for device, ack in acks if ack.status == "accepted"]
-        answers = tuple(coordinator.Answered(device, True, nonce=nonce) for device, nonce in good)
-        self._course.advance(coordinator.Answers(answers))
+        answers = tuple(states.Answered(device, True, nonce=nonce) for device, nonce in good)
+        self.course.advance(states.Answers(answers))
 
     # -- what devices say ------------------------------------------------------------------------------------
 
@@ -246,37 +236,37 @@ class Reception:
         known = self._state.devices.get(device)
         if known is not None:
             self._alive(device)
-            self._news.progress(device, known.tier, progress, self._clock())
+            self._news.progress(device, known.tier, progress, self.clock())
             if progress.stage.startswith(messages.FAILED + messages.LOST_CHUNK) and self._works(device):
-                self._watch.failed()
+                self.watch.failed()
 
     def _status(self, device: str, status: messages.Status) -> None:
         if device in self._state.devices:
-            self._course.advance(coordinator.DeviceStatus(device, status.online))
+            self.course.advance(states.DeviceStatus(device, status.online))
         else:
             self._gate.presence(device, online=status.online)
 
     def _hello(self, device: str, hello: messages.Hello) -> None:
         if device not in self._state.devices and not self._finds_room(device):
             return
-        self._news.greeted(device, self._clock())
-        if (refused := objection(self._rules, device, hello)) is not None:
+        self._news.greeted(device, self.clock())
+        if (refused := objection(self.rules, device, hello)) is not None:
             self._object(refused)
-        samples = max(0, min(hello.samples, coordinator.MOST_SAMPLES))
+        samples = max(0, min(hello.samples, states.MOST_SAMPLES))
         online = device in self._state.devices or self._gate.greeted(device)
         told = hello.conditions
         conditions = understood(told) if isinstance(told, Conditions) else UNKNOWN
-        greeting = coordinator.DeviceHello(
+        greeting = states.DeviceHello(
             device, hello.memory_bytes, samples, online, conditions, hello.again is True
         )
-        self._course.advance(greeting, hello=messages.encode(hello))
-        self._tellers.announcer.newcomer(self._state, device, self._state.devices[device].tier)
+        self.course.advance(greeting, hello=messages.encode(hello))
+        self.tellers.announcer.newcomer(self._state, device, self._state.devices[device].tier)
 
     def _finds_room(self, device: str) -> bool:
         """Whether there is a place for a device that is not in. Who gets none, or loses it, is told when to come again."""
         ruling = self._admission.rule(device, self._state)
         if ruling.instead_of:
-            self._course.advance(coordinator.DeviceLeft(ruling.instead_of))
+            self.course.advance(states.DeviceLeft(ruling.instead_of))
         for name in (ruling.instead_of,) if ruling.admitted else (device,):
             if name and self._gate.turns_away(name):
                 text = "there is no room for this device now: the lot decided who is let in"
@@ -284,7 +274,7 @@ class Reception:
                     round=0, nonce="", status="rejected", reason=messages.COME_LATER, text=text
                 )
                 later_s = self._admission.later_s(name)
-                self._tellers.answer(name, msgspec.structs.replace(ack, later_s=later_s))
+                self.tellers.answer(name, msgspec.structs.replace(ack, later_s=later_s))
         return ruling.admitted
 
     def _chunk(self, device: str, number: int, chunk: messages.UpdateChunk, came: Traffic) -> None:
@@ -295,14 +285,14 @@ class Reception:
         self._alive(device)
         if device in self._state.devices:
             stage = f"sending its update, chunk {chunk.index + 1} of {chunk.count}"
-            self._news.heard(device, stage, self._clock())
-        verdict = self.intake.take(device, number, chunk, came, self._state, self._course.active)
+            self._news.heard(device, stage, self.clock())
+        verdict = self.intake.take(device, number, chunk, came, self._state, self.course.active)
         if self.intake.wait(self._state) == 0.0:
             self.commit()
         if verdict.ack is not None:
-            self._tellers.answer(device, verdict.ack)
+            self.tellers.answer(device, verdict.ack)
         if verdict.answered is not None:
-            self._course.advance(verdict.answered)
+            self.course.advance(verdict.answered)
         self.ask()
 
     def _declined(self, device: str, decline: messages.Decline) -> None:
@@ -320,14 +310,14 @@ class Reception:
             return
         if task.status != "open":
             return
-        bundle = self._spec.exchange(current.position).tiers[task.tier].bundle
+        bundle = self.spec.exchange(current.position).tiers[task.tier].bundle
         reason, text = reason_of(decline, carry_needed=bundle.manifest.carry_needed)
         try:
-            self._journal.decline(self._rules.run, task, reason)
+            self.journal.decline(self.rules.run, task, reason)
         except StoreError as error:  # whoever takes up the round announces it, and is told again
-            self._tellers.troubled(error)
-        self._tellers.emit(events.Declined(device=device, round=task.round, reason=reason, text=text))
-        self._course.advance(coordinator.Declined(device, task.nonce, reason))
+            self.tellers.troubled(error)
+        self.tellers.emit(events.Declined(device=device, round=task.round, reason=reason, text=text))
+        self.course.advance(states.Declined(device, task.nonce, reason))
 
     def _leave_out(self, device: str) -> None:
         """Rounds go on without a device that has no good key any more: that it is offline it cannot say itself."""
@@ -335,26 +325,26 @@ class Reception:
         if known is None or known == roster.gone(known):
             return
         try:
-            if self._door.shuts_out(device):
-                self._course.advance(coordinator.DeviceStatus(device, online=False, for_good=True))
+            if self.door.shuts_out(device):
+                self.course.advance(states.DeviceStatus(device, online=False, for_good=True))
         except StoreError as error:
-            self._tellers.troubled(error)
+            self.tellers.troubled(error)
 
     # -- what they are told ----------------------------------------------------------------------------------
 
     def _misaddressed(self, device: str, number: int, refusal: UpdateRejected) -> None:
         if self._gate.answers(device, known=True):
             text = printable(refusal.message)
-            self._tellers.emit(events.Rejected(device=device, round=number, reason=refusal.reason, text=text))
+            self.tellers.emit(events.Rejected(device=device, round=number, reason=refusal.reason, text=text))
 
     def _object(self, refused: events.Rejected, proven: bool = True) -> None:
         """Tell people, and the device itself, what is wrong with a message that is no update."""
         known = refused.device in self._state.devices
         if not self._gate.answers(refused.device, known=known, proven=proven):
             return
-        self._tellers.emit(refused)
+        self.tellers.emit(refused)
         if refused.device != _UNKNOWN:
-            self._tellers.answer(refused.device, ack_of(refused))
+            self.tellers.answer(refused.device, ack_of(refused))
 
     def _works(self, device: str) -> bool:
         """Whether an update is waited for of the device."""
@@ -366,4 +356,4 @@ class Reception:
         """Whoever sends is there, whatever its last will said."""
         known = self._state.devices.get(device)
         if known is not None and not known.online:
-            self._course.advance(coordinator.DeviceStatus(device, online=True))
+            self.course.advance(states.DeviceStatus(device, online=True))

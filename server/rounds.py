@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 import msgspec
@@ -20,11 +20,12 @@ from edgefl.wire.mqtt.session import Session
 from server.active_round import Began, Conclusion, active_round, concluded
 from server.aggregate.accumulator import Accumulator
 from server.coordinator import machine as coordinator
+from server.coordinator import states
 from server.coordinator.collapse import Best, best_of
 from server.coordinator.eligibility import unfit
 from server.coordinator.fleet import Assignments, Devices
-from server.coordinator.machine import OpenRound, Reassign, State
 from server.coordinator.rollout import Trial, counted
+from server.coordinator.states import OpenRound, Reassign, State
 from server.events import Finished
 from server.patience import Persist, once
 from server.publish.announcements import Announcements
@@ -58,7 +59,7 @@ class EndedRound:
     """
 
     model_version: str
-    outcome: coordinator.Outcome
+    outcome: states.Outcome
     failed: str = ""
     metrics: Mapping[str, float] | None = None
     undone: bool = False
@@ -70,52 +71,46 @@ class EndedRound:
         return None if self.undone else self.metrics
 
 
+@dataclass(eq=False)
 class Rounds:
     """The current model of a run, from round to round. Takes up the run that the journal has.
 
     AnotherConfiguration if the journal's run has one.
     """
 
-    def __init__(
-        self,
-        spec: RunSpec,
-        journal: Journal,
-        checkpoints: Checkpoints,
-        session: Session,
-        *,
-        device: str = "auto",
-        signer: Signer,
-        seal: Seal,
-        clock: Callable[[], float] = steady_time,
-        persist: Persist = once,
-    ) -> None:
-        self._persist = persist
-        self._spec = spec
-        self._journal = journal
-        self._checkpoints = checkpoints
-        self._device = device
-        self._clock = clock
+    spec: RunSpec
+    journal: Journal
+    checkpoints: Checkpoints
+    session: Session
+    _: KW_ONLY
+    device: str = "auto"
+    signer: Signer
+    seal: Seal
+    clock: Callable[[], float] = steady_time
+    persist: Persist = once
+
+    def __post_init__(self) -> None:
         self._sums: Accumulator | None = None
         self._littered = 0.0
         self._last: Collection[str] = frozenset()
         """The devices of the last round that this process opened."""
         self._versions: dict[int, Model] = {}
         """The models that the last rounds began from, by their numbers: as many as devices may be at work on."""
-        forms = {name: tier.form for name, tier in spec.tiers.items()}
-        own = [name for name, tier in spec.tiers.items() if tier.published not in spec.units]
-        check_counting(spec.count, spec.downlink.encoding, forms, own)
-        known = journal.latest_run()
+        forms = {name: tier.form for name, tier in self.spec.tiers.items()}
+        own = [name for name, tier in self.spec.tiers.items() if tier.published not in self.spec.units]
+        check_counting(self.spec.count, self.spec.downlink.encoding, forms, own)
+        known = self.journal.latest_run()
         self.resumed = known is not None
-        self._run = known or Run(uuid.uuid4().hex[:16], spec.digest, 1)
+        self._run = known or Run(uuid.uuid4().hex[:16], self.spec.digest, 1)
         self._check_configuration(self._run)
-        self.rules = replace(spec.rules, run=self._run.run)
+        self.rules = replace(self.spec.rules, run=self._run.run)
         self.announcements = Announcements(
-            spec,
+            self.spec,
             self._run.run,
-            session,
-            checkpoints.model.parent,
-            sign=signer.sign,
-            seal=seal,
+            self.session,
+            self.checkpoints.model.parent,
+            sign=self.signer.sign,
+            seal=self.seal,
         )
         self.model = self._taken_up() if self.resumed else self._begun()
         self.best = self._best()
@@ -124,15 +119,15 @@ class Rounds:
 
     def _begun(self) -> Model:
         """Journal the run once it has all it needs: what cannot be published must not be taken up by the next start."""
-        self._checkpoints.save(0, self._spec.initial)
+        self.checkpoints.save(0, self.spec.initial)
         model = self._checkpoint(0)
         self.announcements.publish(model)
         self._versions = {1: model}
-        self._journal.begin_run(self._run)
+        self.journal.begin_run(self._run)
         return model
 
     def _taken_up(self) -> Model:
-        for number in range(max(1, self._run.number - self._spec.rules.max_staleness), self._run.number):
+        for number in range(max(1, self._run.number - self.spec.rules.max_staleness), self._run.number):
             self._versions[number] = self._checkpoint(number - 1)
             self.announcements.publish(self._versions[number])
         model = self._versions[self._run.number] = self._checkpoint(self._run.number - 1)
@@ -140,57 +135,57 @@ class Rounds:
         return model
 
     def _checkpoint(self, number: int) -> Model:
-        return Model.of(self._spec, number, self._checkpoints.load(number))
+        return Model.of(self.spec, number, self.checkpoints.load(number))
 
     def _check_configuration(self, run: Run) -> None:
-        if run.digest != self._spec.digest:
+        if run.digest != self.spec.digest:
             raise AnotherConfiguration(
-                f"the journal holds run {run.run} of federation {self._spec.federation!r} under another "
+                f"the journal holds run {run.run} of federation {self.spec.federation!r} under another "
                 "configuration; restore that configuration or choose another `out`",
                 run=run.run,
             )
 
     def initial_state(self, *, held: bool = False) -> State:
         """The coordinator's state as the journal has it. An open round's time starts anew: nobody could report."""
-        progress = self._journal.progress(self._run.run)
+        progress = self.journal.progress(self._run.run)
         state = replace(
-            coordinator.initial(self.model.version, self._clock()),
+            coordinator.initial(self.model.version, self.clock()),
             next_round=self._run.number,
             devices=self._known_devices(),
-            record=self._journal.record(self._run.run),
-            trial=self._journal.trial(self._run.run),
+            record=self.journal.record(self._run.run),
+            trial=self.journal.trial(self._run.run),
             position=progress.position,
             base=progress.base,
             members=progress.members,
             held=held,
         )
-        opened = self._journal.current_round(self._run.run)
+        opened = self.journal.current_round(self._run.run)
         if opened is not None:
             if opened.model_version != self.model.version:
                 raise StoreError(
                     f"round {opened.number} began from model {opened.model_version[:12]}, its checkpoint holds "
                     f"{self.model.version[:12]}: restore the file, or start over in another folder"
                 )
-            later = replace(opened, deadline=self._clock() + self.rules.deadline_s)
+            later = replace(opened, deadline=self.clock() + self.rules.deadline_s)
             if opened.buffered:
                 tasks = opened.assignments.later(later.deadline)
                 later = replace(later, assignments=tasks)
             state = replace(state, phase="open", round=later)
         elif self.rules.buffered:
-            tasks = Assignments(self._journal.open_tasks(self._run.run))
+            tasks = Assignments(self.journal.open_tasks(self._run.run))
             state = replace(
                 state,
-                carried=tasks.later(self._clock() + self.rules.deadline_s),
-                versions=self._journal.versions(self._run.run),
+                carried=tasks.later(self.clock() + self.rules.deadline_s),
+                versions=self.journal.versions(self._run.run),
             )
         # What a killed process did not live to clear.
-        for units in self._journal.published_units(self._run.run):
+        for units in self.journal.published_units(self._run.run):
             self.announcements.clear(msgspec.msgpack.decode(units, type=_Published))
         return state
 
     def _known_devices(self) -> Devices:
         rule = self.rules.selection
-        known = self._journal.devices()
+        known = self.journal.devices()
         return Devices(
             {name: replace(each, unfit=unfit(rule, each.conditions)) for name, each in known.items()}
         )
@@ -200,11 +195,11 @@ class Rounds:
     def taking(self, opened: OpenRound) -> ActiveRound:
         """What is needed to take the updates of a round that begins from the current model."""
         return active_round(
-            self._spec,
+            self.spec,
             opened,
             self.model,
             received=lambda: self.announcements.received(self.model),
-            device=self._device,
+            device=self.device,
             sums=self._sums,
             sent_bytes=self.announcements.sent_bytes,
             older={number: self._began(number) for number in opened.older},
@@ -218,7 +213,7 @@ class Rounds:
         """Journal the state's round and announce it."""
         published = msgspec.msgpack.encode(self.announcements.published)
         known = {ROLLOUT: msgspec.to_builtins(state.trial)} if state.trial is not None else {}
-        self._persist(lambda: self._journal.open_round(self.rules.run, opened, published, known))
+        self.persist(lambda: self.journal.open_round(self.rules.run, opened, published, known))
         active = self.taking(opened)
         self._last = frozenset(opened.assignments)
         self.announce(state)
@@ -226,11 +221,11 @@ class Rounds:
 
     def reassign(self, given: Reassign) -> None:
         """Journal that tasks are over, and new ones."""
-        self._persist(lambda: self._journal.reassign(self.rules.run, given.over, given.tasks))
+        self.persist(lambda: self.journal.reassign(self.rules.run, given.over, given.tasks))
 
     def announce(self, state: State) -> None:
         """Say where the run is."""
-        self._persist(lambda: self.announcements.announce(state, self.model.version))
+        self.persist(lambda: self.announcements.announce(state, self.model.version))
 
     def announce_end(self, state: State) -> None:
         """The run is over. Devices that took no part in its last round may have stopped listening: they are called."""
@@ -244,7 +239,7 @@ class Rounds:
         self,
         ended: OpenRound,
         active: ActiveRound,
-        outcome: coordinator.Outcome,
+        outcome: states.Outcome,
         text: str = "",
         *,
         state: State,
@@ -256,10 +251,10 @@ class Rounds:
         ``state`` is the coordinator's after its end. Old checkpoints go, except those of the rounds in ``keep``.
         """
         record, done = state.record, Conclusion(self.model.weights)
-        devices = self._persist(self._devices)
+        devices = self.persist(self._devices)
         if outcome == "closed":
             done = concluded(
-                self._spec,
+                self.spec,
                 ended,
                 active,
                 self.model,
@@ -269,15 +264,15 @@ class Rounds:
             )
         if done.failed:
             outcome, text = "abandoned", done.failed
-        digest = self._persist(lambda: self._checkpoints.save(ended.number, done.weights))
-        self.model = self._persist(lambda: self._checkpoint(ended.number))
-        self._persist(lambda: self.announcements.publish(self.model))
+        digest = self.persist(lambda: self.checkpoints.save(ended.number, done.weights))
+        self.model = self.persist(lambda: self._checkpoint(ended.number))
+        self.persist(lambda: self.announcements.publish(self.model))
         oldest = ended.number + 1 - self.rules.max_staleness
         self._versions = {each: model for each, model in self._versions.items() if each >= oldest}
         self._versions[ended.number + 1] = self.model
         facts: dict[str, Any] = {
-            **vars(self._persist(lambda: self._journal.tally(self.rules.run, ended.number))),
-            "seconds": self._clock() - ended.opened,
+            **vars(self.persist(lambda: self.journal.tally(self.rules.run, ended.number))),
+            "seconds": self.clock() - ended.opened,
             "weights_sha256": digest,
             "server_down_bytes": self.announcements.sent_bytes - active.sent_bytes,
             "text": text,
@@ -285,14 +280,14 @@ class Rounds:
             TURNOUT: msgspec.to_builtins(record.turnout(ended.number)),
             "fairness": record.fairness(state.devices.members),
         }
-        trial = self._persist(lambda: self._tried(state, ended.number))
+        trial = self.persist(lambda: self._tried(state, ended.number))
         if state.trial is not None:
             facts[ROLLOUT] = msgspec.to_builtins(trial or state.trial)
         if done.metrics is not None and not done.undone:  # no second look at what has been judged
             facts |= told_of(done.metrics)
             self.best = self.best.after(done.metrics)
-        self._persist(
-            lambda: self._journal.end_round(
+        self.persist(
+            lambda: self.journal.end_round(
                 self.rules.run,
                 ended.number,
                 state=outcome,
@@ -300,7 +295,7 @@ class Rounds:
                 took_part=record.of_round(ended.number, ended.assignments),
             )
         )
-        self._checkpoints.prune(ended.number, {*keep, *self._kept_models()})
+        self.checkpoints.prune(ended.number, {*keep, *self._kept_models()})
         self._sums = active.aggregator.released()
         self._littered = time.monotonic()
         return EndedRound(self.model.version, outcome, done.failed, done.metrics, done.undone, trial)
@@ -310,7 +305,7 @@ class Rounds:
         rollout, trial = self.rules.rollout, state.trial
         if rollout is None or trial is None or trial.verdict:
             return None
-        reports = self._journal.reports(self.rules.run, number)
+        reports = self.journal.reports(self.rules.run, number)
         return counted(rollout, trial, state.record.turnout(number), reports)
 
     def refusal(self, state: State, to: int) -> str:
@@ -321,7 +316,7 @@ class Rounds:
             return "devices are at work on the versions since, and what they send is a change of these"
         if not 0 <= to < state.next_round - 1:
             return f"the model is that after round {state.next_round - 1}; name an earlier one"
-        if not self._checkpoints.path(to).exists():
+        if not self.checkpoints.path(to).exists():
             return f"the model after round {to} is not kept any more: name one of checkpoints/"
         return ""
 
@@ -329,39 +324,39 @@ class Rounds:
         """Between rounds: make the model that after round ``to`` again. The rounds since count as abandoned, so that what
         devices keep of them is void. Done again after a kill it comes to the same."""
         run, last = self.rules.run, state.next_round - 1
-        weights = self._checkpoints.load(to)
+        weights = self.checkpoints.load(to)
         text = f"undone: an operator took the model back to round {to}"
-        digest = self._persist(lambda: self._checkpoints.save(last, weights))
-        self._persist(lambda: self._journal.undo(run, to, text, digest))
-        self.model = self._persist(lambda: self._checkpoint(last))
-        self._persist(lambda: self.announcements.publish(self.model))
+        digest = self.persist(lambda: self.checkpoints.save(last, weights))
+        self.persist(lambda: self.journal.undo(run, to, text, digest))
+        self.model = self.persist(lambda: self._checkpoint(last))
+        self.persist(lambda: self.announcements.publish(self.model))
         self.best = self._best()
-        progress = self._journal.progress(run)
+        progress = self.journal.progress(run)
         return replace(
             state, model_version=self.model.version, position=progress.position, base=progress.base
         )
 
     def _best(self) -> Best:
         """Of the rounds that count so far; nobody asks where there is no rule."""
-        told = self._journal.outcomes(self.rules.run) if self._spec.rollback.on else []
+        told = self.journal.outcomes(self.rules.run) if self.spec.rollback.on else []
         closed = [details for _, outcome, details in told if outcome == "closed"]
         return best_of({name: details.get(name) for name in ("accuracy", "loss")} for details in closed)
 
     def _kept_models(self) -> Iterator[int]:
         """Those that devices may be at work on, and the first one, from which a run is repeated."""
         yield from (number - 1 for number in self._versions)
-        if self._spec.keep_updates:
+        if self.spec.keep_updates:
             yield 0
 
     def finish(self) -> Finished:
         """All rounds are over: write the model. What is told of it."""
-        weights, rounds = self._spec.model_of(self.model.weights), self.rules.rounds
-        digest = self._persist(lambda: self._checkpoints.finish(weights))
-        self._checkpoints.prune(rounds)
-        _, last = self._persist(lambda: self._journal.outcome(self.rules.run, rounds))
-        said = last_words(last, self._spec.metric)
-        model = str(self._checkpoints.model)
-        return Finished(rounds=rounds, model=model, weights_sha256=digest, text=self._spec.caveat, **said)
+        weights, rounds = self.spec.model_of(self.model.weights), self.rules.rounds
+        digest = self.persist(lambda: self.checkpoints.finish(weights))
+        self.checkpoints.prune(rounds)
+        _, last = self.persist(lambda: self.journal.outcome(self.rules.run, rounds))
+        said = last_words(last, self.spec.metric)
+        model = str(self.checkpoints.model)
+        return Finished(rounds=rounds, model=model, weights_sha256=digest, text=self.spec.caveat, **said)
 
     def tidy(self, *, quiet: bool) -> None:
         """Some time after a round, once it is quiet, give back the memory that it needed. Not at once: the next one may be
@@ -373,5 +368,5 @@ class Rounds:
     def _devices(self) -> int:
         """How many devices the method is about: its members, or all that were ever seen and have a tier."""
         if self.rules.all_needed:
-            return len(self._journal.progress(self.rules.run).members)
-        return self._journal.count_devices()
+            return len(self.journal.progress(self.rules.run).members)
+        return self.journal.count_devices()

@@ -20,7 +20,7 @@ from edgefl.wire.update.form import DENSE, Form
 from server.aggregate.robust import MEAN as MEAN_RULE
 from server.aggregate.robust import MeanRule
 from server.coordinator.collapse import NEVER, Rollback
-from server.coordinator.machine import Outcome, Rules
+from server.coordinator.states import Outcome, Rules
 from server.taking.active import UpdateReading
 
 Evaluate = Callable[[Arrays], Mapping[str, float]]

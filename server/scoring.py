@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from edgefl.wire.tensors import Arrays
@@ -60,6 +60,7 @@ def last_words(details: Mapping[str, Any], metric: str) -> dict[str, Any]:
     }
 
 
+@dataclass(eq=False)
 class Verdicts:
     """Evaluation of the model after each round, on one worker thread, and its report to people and the journal.
 
@@ -68,47 +69,39 @@ class Verdicts:
     checkpoints must stay.
     """
 
-    def __init__(
-        self,
-        spec: RunSpec,
-        rules: Rules,
-        journal: Journal,
-        persist: Persist,
-        emit: Callable[[events.Event], None],
-        *,
-        load: Callable[[int], Arrays],
-        done: Callable[[Scored], None],
-    ) -> None:
-        self._spec = spec
-        self._rules = rules
-        self._journal = journal
-        self._persist = persist
-        self._emit = emit
-        self._load = load
-        self._done = done
+    spec: RunSpec
+    rules: Rules
+    journal: Journal
+    persist: Persist
+    emit: Callable[[events.Event], None]
+    _: KW_ONLY
+    load: Callable[[int], Arrays]
+    done: Callable[[Scored], None]
+
+    def __post_init__(self) -> None:
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="evaluate")
         self.pending: set[int] = set()
 
     def take_up(self) -> None:
         """Judge the rounds that a killed process ended and did not report."""
-        for number, outcome, details in self._journal.outcomes(self._rules.run):
+        for number, outcome, details in self.journal.outcomes(self.rules.run):
             if outcome != "open" and not details.get("told"):
                 self.judge(number, "closed" if outcome == "closed" else "abandoned")
 
     def judge(self, number: int, outcome: Outcome, known: Mapping[str, float] | None = None) -> None:
         """Queue the evaluation of round ``number``. One that needs none, or has ``known`` metrics, only keeps its turn."""
         self.pending.add(number)
-        self._pool.submit(self._score, number, self._spec.evaluates(number, outcome), known)
+        self._pool.submit(self._score, number, self.spec.evaluates(number, outcome), known)
 
     def tell(self, scored: Scored, *, heard: Callable[[], bool]) -> None:
         """Report a round, then journal that it was reported, if it was ``heard``."""
-        run = self._rules.run
-        outcome, details = self._persist(lambda: self._journal.outcome(run, scored.round))
-        self._emit(round_closed(scored, outcome, details, self._spec.metric))
+        run = self.rules.run
+        outcome, details = self.persist(lambda: self.journal.outcome(run, scored.round))
+        self.emit(round_closed(scored, outcome, details, self.spec.metric))
         if not heard():  # whoever takes up the run tells of it
             return
         told = {**scored.told, "told": True}
-        self._persist(lambda: self._journal.add_to_outcome(run, scored.round, told))
+        self.persist(lambda: self.journal.add_to_outcome(run, scored.round, told))
         self.pending.discard(scored.round)
 
     def stop(self) -> None:
@@ -118,9 +111,9 @@ class Verdicts:
     def _score(self, number: int, due: bool, known: Mapping[str, float] | None) -> None:
         metrics: Mapping[str, float] = known or {}
         error: Exception | None = None
-        if due and known is None and self._spec.evaluate is not None:
+        if due and known is None and self.spec.evaluate is not None:
             try:
-                metrics = self._spec.evaluate(self._load(number))
+                metrics = self.spec.evaluate(self.load(number))
             except Exception as raised:  # the round is told of without metrics, and with this
                 error = raised
-        self._done(Scored(number, metrics, error))
+        self.done(Scored(number, metrics, error))

@@ -28,9 +28,9 @@ from edgefl.wire.mqtt.session import Address, Down, Incoming, Refused, Up
 from edgefl.wire.mqtt.topics import ALL_ROUNDS, ALL_STATUSES, Topics
 from server import events
 from server.announcer import Announcer
-from server.coordinator import machine as coordinator
+from server.coordinator import states
 from server.coordinator.states import State
-from server.decisions import Decisions, Means
+from server.decisions import Decisions
 from server.device_news import DeviceNews, LoadNews
 from server.identity.door import Door
 from server.identity.registry import Registry
@@ -160,7 +160,7 @@ class Service:
             news=self._news,
             announcer=self._announcer,
         )
-        means = Means(
+        self._decisions = Decisions(
             rounds=self._rounds,
             journal=self._journal,
             patience=self._patience,
@@ -173,7 +173,6 @@ class Service:
             quiet=self._inbox.empty,
             clock=clock,
         )
-        self._decisions = Decisions(means)
         door = Door(self._registry, self._announcer.noted, enrolled=enrolled is not None, clock=clock)
         self._reception = Reception(
             spec,
@@ -213,7 +212,7 @@ class Service:
     def state(self, state: State) -> None:
         self._decisions.state = state
 
-    def advance(self, event: coordinator.Event) -> None:
+    def advance(self, event: states.Event) -> None:
         """The coordinator's next step, and all that follows from it."""
         self._decisions.advance(event)
 
@@ -269,7 +268,7 @@ class Service:
         now = self._clock()
         quiet = self._inbox.empty()
         if self._link.is_up and not self._crew.in_trouble and self._pulse.due(self.state, now, quiet=quiet):
-            self.advance(coordinator.Tick())
+            self.advance(states.Tick())
             return
         self._write_devices(quiet=quiet)
         self._rounds.tidy(quiet=quiet)
@@ -277,7 +276,7 @@ class Service:
             event = self._inbox.get(timeout=self._timeout() if quiet or self._chores.due() else 0.0)
         except queue.Empty:
             if self._link.is_up and not self._reception.intake.pending and not self._crew.in_trouble:
-                self.advance(coordinator.Tick())  # no deadline passes while nobody can reach us
+                self.advance(states.Tick())  # no deadline passes while nobody can reach us
             return
         self._handle(event)
 
@@ -336,7 +335,7 @@ class Service:
     def _up(self, resumed: bool) -> None:
         """Connected: whatever happened meanwhile, make the broker and the devices know where the run is."""
         self._news.reconnected()
-        self.advance(coordinator.Outage(self._link.up()))
+        self.advance(states.Outage(self._link.up()))
         self._rounds.announce(self.state)
         self._watch.connected(resumed=resumed)
         self._decisions.send_open_tasks()

@@ -80,26 +80,20 @@ class _Asked:
         return self.came + min(self.request.within_s, self.most_s)
 
 
+@dataclass(eq=False)
 class ProfileDesk:
     """``take``, ``deliver``, ``step`` and ``stop`` are called by one thread; a measurement has another."""
 
-    def __init__(
-        self,
-        work: Work,
-        session: Session,
-        topics: Topics,
-        measure: Measure,
-        say: Callable[[str, str], None],
-        seal: Seal,
-    ) -> None:
-        self._work = work
-        self._session = session
-        self._topics = topics
-        self._mine = topics.device(work.device)
-        self._measure = measure
-        self._say = say
-        self._seal = seal
-        self._folder = work.folder / "profile"
+    work: Work
+    session: Session
+    topics: Topics
+    measure: Measure
+    say: Callable[[str, str], None]
+    seal: Seal
+
+    def __post_init__(self) -> None:
+        self._mine = self.topics.device(self.work.device)
+        self._folder = self.work.folder / "profile"
         self._waiting: list[_Asked] = []
         self._answers: dict[str, profile_messages.ProfileAnswer] = {}
         self._worker: threading.Thread | None = None
@@ -107,7 +101,7 @@ class ProfileDesk:
         self._fetcher: Fetcher | None = None
         self._busy_until = -math.inf
         self._taken: deque[float] = deque()
-        self._strangers = Notices(work.limits.notice_s)
+        self._strangers = Notices(self.work.limits.notice_s)
         self._clear()  # of a process that was killed
 
     @property
@@ -117,7 +111,7 @@ class ProfileDesk:
 
     def owns(self, topic: str) -> bool:
         """Whether a message on ``topic`` is for :meth:`deliver`."""
-        return topic.startswith(f"{self._topics.root}/profiles/")
+        return topic.startswith(f"{self.topics.root}/profiles/")
 
     def deliver(self, topic: str, payload: bytes) -> None:
         """A chunk of a bundle arrived, or an offer, which is empty once its asker left."""
@@ -136,7 +130,7 @@ class ProfileDesk:
     def take(self, payload: bytes) -> None:
         """A request came, maybe not for the first time. ProtocolError if it is malformed, not the server's, or a copy."""
         try:
-            request = self._work.trust.open(profile_messages.ProfileRequest, self.topic, payload)
+            request = self.work.trust.open(profile_messages.ProfileRequest, self.topic, payload)
         except Repeated:
             raise
         except IdentityError:  # whoever asks is told why nothing follows, and a flood is not
@@ -162,13 +156,13 @@ class ProfileDesk:
             self._send(self._declined(request.nonce, profile_messages.BUSY, text))
         else:
             self._make_room()
-            self._waiting.append(_Asked(request, time.monotonic(), self._work.limits.profile_s))
-            self._session.subscribe([self._offer(request.nonce)])
+            self._waiting.append(_Asked(request, time.monotonic(), self.work.limits.profile_s))
+            self.session.subscribe([self._offer(request.nonce)])
 
     def _refusal(self, request: profile_messages.ProfileRequest) -> profile_messages.ProfileAnswer | None:
         """Why a request is not taken: more than the device gives, or the owner's rules. These may run a command, so requests
         are counted before they are asked."""
-        limits, now = self._work.limits, time.monotonic()
+        limits, now = self.work.limits, time.monotonic()
         while self._taken and now - self._taken[0] > _HOUR_S:
             self._taken.popleft()
         if len(self._taken) >= limits.profiles_an_hour:
@@ -179,14 +173,14 @@ class ProfileDesk:
             text = f"{request.repeat} repetitions, and limits.profile_repeat is {limits.profile_repeat} here"
             return self._declined(request.nonce, profile_messages.TOO_LARGE, text)
         try:
-            self._work.rules.check("profile")
+            self.work.rules.check("profile")
         except RoundDeclined as error:
             return self._declined(request.nonce, error.reason, error.message)
         return None
 
     def _declined(self, nonce: str, reason: str, text: str) -> profile_messages.ProfileAnswer:
         """Return the answer that declines a request. Its details go to the device's own log."""
-        self._say("profile", f"declined ({nonce}) {reason}: {text}")
+        self.say("profile", f"declined ({nonce}) {reason}: {text}")
         return profile_messages.declined(nonce, reason)
 
     def step(self, *, busy: bool) -> None:
@@ -219,7 +213,7 @@ class ProfileDesk:
     # -- one request -----------------------------------------------------------------------------------------
 
     def _offer(self, nonce: str) -> str:
-        return self._topics.profile(nonce).offer
+        return self.topics.profile(nonce).offer
 
     def _offered(self, asked: _Asked, *, there: bool) -> None:
         """The broker has the offer of a request, or has it no more."""
@@ -229,11 +223,11 @@ class ProfileDesk:
         elif not asked.offered:
             asked.offered = True
             self._send(profile_messages.ProfileAnswer(nonce=asked.nonce, state="taken"))
-            self._say("profile", f"asked for a profile ({asked.nonce})")
+            self.say("profile", f"asked for a profile ({asked.nonce})")
 
     def _drop(self, now: float) -> None:
         """Leave what nobody waits for, and decline what there was no time for."""
-        patience = self._work.limits.fetch_timeout_s
+        patience = self.work.limits.fetch_timeout_s
         for entry in list(self._waiting):
             if entry.gone or (not entry.offered and now > min(entry.until, entry.came + patience)):
                 self._leave(entry)
@@ -248,17 +242,17 @@ class ProfileDesk:
 
     def _leave(self, asked: _Asked) -> None:
         self._forget(asked)
-        self._say("profile", f"nobody waits for it any more ({asked.nonce})")
+        self.say("profile", f"nobody waits for it any more ({asked.nonce})")
 
     def _forget(self, asked: _Asked) -> None:
         self._waiting.remove(asked)
-        self._session.unsubscribe([self._offer(asked.nonce)])
+        self.session.unsubscribe([self._offer(asked.nonce)])
 
     def _begin(self, asked: _Asked) -> None:
         asked.stop.clear()
         self._idle.clear()
-        topics, work = self._topics.profile(asked.nonce), self._work
-        self._fetcher = Fetcher(self._session, topics, work.store, work.limits, asked.stop.is_set)
+        topics, work = self.topics.profile(asked.nonce), self.work
+        self._fetcher = Fetcher(self.session, topics, work.store, work.limits, asked.stop.is_set)
         self._worker = threading.Thread(
             target=self._measured, args=(asked, self._fetcher), name="profile", daemon=True
         )
@@ -271,9 +265,9 @@ class ProfileDesk:
             from device_runtime.profile.answer import answer_with
 
             profile = self._profile(asked, fetcher)
-            asked.answer = answer_with(nonce, profile, self._work.limits.chunk_bytes)
+            asked.answer = answer_with(nonce, profile, self.work.limits.chunk_bytes)
         except RoundAborted:
-            self._say("profile", f"stopped ({nonce})" if asked.gone else f"put off ({nonce}): a round begins")
+            self.say("profile", f"stopped ({nonce})" if asked.gone else f"put off ({nonce}): a round begins")
         except RoundDeclined as error:
             asked.answer, asked.why = profile_messages.declined(nonce, error.reason), error.message
         except Exception as error:  # whatever an engine or the system raises must not end the agent
@@ -290,7 +284,7 @@ class ProfileDesk:
             self._attempt(asked, fetcher)
         finally:
             self._idle.set()
-            self._session.wake()
+            self.session.wake()
 
     def _clear(self) -> None:
         if self._folder.exists():
@@ -302,18 +296,18 @@ class ProfileDesk:
         from edgefl.wire.bundle.archive import Bundle, write_bundle
 
         trusted = self._trusted(asked.request)
-        bounds.check_manifest_ref(trusted, self._work.limits)
+        bounds.check_manifest_ref(trusted, self.work.limits)
         manifest = decode_manifest(fetcher.get(trusted))
         self._check(manifest)
         if time.monotonic() > asked.until:
             raise RoundDeclined(
                 profile_messages.LATE, "the bundle did not arrive in time: ask with a longer `timeout`"
             )
-        self._work.store.make_room_beside(sum({ref.sha256: ref.size for ref in manifest.blobs}.values()))
+        self.work.store.make_room_beside(sum({ref.sha256: ref.size for ref in manifest.blobs}.values()))
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / "bundle.efl"
         write_bundle(Bundle(manifest, self._fetched(manifest, fetcher)), path)
-        profile = self._measure(path, asked.request.repeat, asked.stop.is_set, asked.until)
+        profile = self.measure(path, asked.request.repeat, asked.stop.is_set, asked.until)
         # By the name it was asked for: what is written here leaves out fields of a later release.
         return msgspec.structs.replace(profile, bundle=trusted.sha256)
 
@@ -322,11 +316,11 @@ class ProfileDesk:
         refs = {ref.sha256: ref for ref in manifest.blobs}
         for _ in fetcher.get_all(list(refs.values())):
             pass  # each is checked as it is read
-        return {sha256: self._work.store.blob(ref) for sha256, ref in refs.items()}
+        return {sha256: self.work.store.blob(ref) for sha256, ref in refs.items()}
 
     def _trusted(self, request: profile_messages.ProfileRequest) -> BlobRef:
         """The bundle for this device's engine; RoundDeclined if there is none, or it is not signed as it has to be."""
-        kind = self._work.engine.format
+        kind = self.work.engine.format
         if kind not in request.bundles:
             offered = ", ".join(sorted(request.bundles))[:100] or "none"
             text = (
@@ -335,18 +329,18 @@ class ProfileDesk:
             raise RoundDeclined(profile_messages.NO_BUNDLE, text)
         ref = request.bundles[kind]
         try:
-            self._work.trust.check_bundle(ref.sha256, request.signatures.get(kind, b""), kind)
+            self.work.trust.check_bundle(ref.sha256, request.signatures.get(kind, b""), kind)
         except BundleError as error:
             raise RoundDeclined(profile_messages.SIGNATURE, error.message) from error
         return ref
 
     def _check(self, manifest: Manifest) -> None:
         """RoundDeclined if the bundle is for another engine, or needs more memory than this device offers."""
-        wrong = {graph.format for graph in manifest.graphs} - {self._work.engine.format}
+        wrong = {graph.format for graph in manifest.graphs} - {self.work.engine.format}
         if wrong:
-            text = f"the bundle holds {', '.join(sorted(wrong))} graphs, this device runs {self._work.engine.format}"
+            text = f"the bundle holds {', '.join(sorted(wrong))} graphs, this device runs {self.work.engine.format}"
             raise RoundDeclined(profile_messages.NO_BUNDLE, text)
-        self._work.check_memory(manifest, manifest.graphs)
+        self.work.check_memory(manifest, manifest.graphs)
 
     def _settle(self, asked: _Asked, answer: profile_messages.ProfileAnswer) -> None:
         self._forget(asked)
@@ -355,8 +349,8 @@ class ProfileDesk:
             del self._answers[next(iter(self._answers))]
         self._send(answer)
         message = f"{answer.state} ({answer.nonce}) {answer.reason} {asked.why}"
-        self._say("profile", " ".join(message.split()))
+        self.say("profile", " ".join(message.split()))
 
     def _send(self, answer: profile_messages.ProfileAnswer) -> None:
         with suppress(ValueError):  # paho's own limit on what waits while the broker is away
-            self._session.publish(self._mine.profiles, self._seal(self._mine.profiles, answer))
+            self.session.publish(self._mine.profiles, self.seal(self._mine.profiles, answer))

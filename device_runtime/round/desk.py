@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
 
 import msgspec
 
@@ -26,6 +27,7 @@ _MOST_RUNS = 16
 Say = Callable[..., None]
 
 
+@dataclass(eq=False)
 class RoundDesk:
     """One round at a time, in a worker thread; everything else is called on the agent's thread.
 
@@ -34,34 +36,21 @@ class RoundDesk:
     the engine's, ``retry_pause_s`` the least time between attempts, ``stopping`` the agent's end.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        store: Store,
-        outbox: Outbox,
-        progress: ProgressMessages,
-        *,
-        format: str,
-        retry_pause_s: float,
-        stopping: threading.Event,
-        work: Callable[[Job], None],
-        read: Callable[[Round], Round],
-        send: Callable[[Decline], object],
-        say: Say,
-        dropped: Tell,
-    ) -> None:
-        self._store = store
-        self._outbox = outbox
-        self._progress = progress
-        self._format = format
-        self._retry_pause_s = retry_pause_s
-        self._stopping = stopping
-        self._work = work
-        self._read = read
-        self._send = send
-        self._say = say
-        self._dropped = dropped
-        self._session = session
+    session: Session
+    store: Store
+    outbox: Outbox
+    progress: ProgressMessages
+    _: KW_ONLY
+    format: str
+    retry_pause_s: float
+    stopping: threading.Event
+    work: Callable[[Job], None]
+    read: Callable[[Round], Round]
+    send: Callable[[Decline], object]
+    say: Say
+    dropped: Tell
+
+    def __post_init__(self) -> None:
         self.announced: Round | None = None
         self.task: Task | None = None
         self._reading: BlobRef | None = None
@@ -101,8 +90,8 @@ class RoundDesk:
     def _remind(self) -> None:
         """The server speaks of a round: it may have lost what we sent, so updates that wait and what we declined of this
         round are sent again."""
-        if self._store.any_waits():
-            self._outbox.send_again()
+        if self.store.any_waits():
+            self.outbox.send_again()
         self.declare()
 
     def declare(self) -> None:
@@ -110,7 +99,7 @@ class RoundDesk:
         if self.announced is None:
             return
         for number in self.announced.takes:
-            for past in self._store.declined(self.announced.run, number):
+            for past in self.store.declined(self.announced.run, number):
                 self._send_decline(past)
 
     # -- where it stands -------------------------------------------------------------------------------------
@@ -122,12 +111,12 @@ class RoundDesk:
 
     def is_idle(self) -> bool:
         """Whether nothing is being worked on, and nothing waits to be sent."""
-        return self._worker is None and self._store.job() is None and not self._store.any_waits()
+        return self._worker is None and self.store.job() is None and not self.store.any_waits()
 
     def is_over(self) -> bool:
         """Whether the job in hand is of no use any more."""
         job, announced = self._job, self.announced
-        if self._stopping.is_set():
+        if self.stopping.is_set():
             return True
         if self._reading is not None:
             return announced is None or announced.state != "open" or announced.pages != self._reading
@@ -144,7 +133,7 @@ class RoundDesk:
     def took_part(self) -> bool:
         """Whether this device had a task in the run, in a process before this one."""
         run = self.announced.run if self.announced is not None else ""
-        return any(past.run == run for past in self._store.history())
+        return any(past.run == run for past in self.store.history())
 
     def is_done(self) -> bool:
         """Whether the run that this device was part of is over, and nothing of it waits here."""
@@ -153,7 +142,7 @@ class RoundDesk:
             return False
         # The retained "done" of an earlier run must not send a device away before the next run begins.
         ours = announced.run in self._seen_open or (self._resumed and self.took_part())
-        return ours and not self._store.any_waits() and self._worker is None
+        return ours and not self.store.any_waits() and self._worker is None
 
     # -- working ---------------------------------------------------------------------------------------------
 
@@ -173,7 +162,7 @@ class RoundDesk:
 
         Nothing begins once the agent stops: its worker may have ended within the agent's last turn.
         """
-        busy = self._stopping.is_set() or self._worker is not None
+        busy = self.stopping.is_set() or self._worker is not None
         if busy or self._at_rest or self.announced is None:
             return
         whole = self._whole(self.announced)
@@ -181,7 +170,7 @@ class RoundDesk:
             self._begin_page(self.announced)
             return
         # First: the outbox thread may drop an update that cannot be read, and it is made anew.
-        waits = self._store.any_waits()
+        waits = self.store.any_waits()
         job = self._next_job(whole)
         self._at_rest = job is None and not waits
         if job is None or time.monotonic() < self._failed.get(job.nonce, 0.0):
@@ -210,7 +199,7 @@ class RoundDesk:
         page = announced.pages
         if page is None or time.monotonic() < self._failed.get(page.sha256, 0.0):
             return
-        waits = self._store.any_waits()  # first, as above
+        waits = self.store.any_waits()  # first, as above
         if self._takes_part(announced):
             self._reading = page
             self._start("page", lambda: self._attempt_page(page, announced))
@@ -218,20 +207,20 @@ class RoundDesk:
             self._at_rest = not waits
 
     def _takes_part(self, announced: Round) -> bool:
-        data, task = self._store.job(), self.task
+        data, task = self.store.job(), self.task
         job = None if data is None else decode_job(data)
         if job is not None and job.is_open(announced) and not job.is_replaced(task):
             return True
         if data is not None:
-            self._store.close_job()
+            self.store.close_job()
         if task is None or task.run != announced.run or task.round not in announced.takes:
             return False
-        return not self._store.waits(task.nonce) and self._store.past(task.nonce) is None
+        return not self.store.waits(task.nonce) and self.store.past(task.nonce) is None
 
     def _attempt_page(self, page: BlobRef, announced: Round) -> None:
         """The worker thread."""
         try:
-            self._page = page, self._read(announced)
+            self._page = page, self.read(announced)
         except RoundAborted:
             pass  # another one is announced
         except EdgeflError as error:
@@ -240,7 +229,7 @@ class RoundDesk:
         finally:
             self._reading = None
             self._idle.set()
-            self._session.wake()
+            self.session.wake()
 
     def join(self, timeout_s: float) -> bool:
         """Whether no worker is left after so many seconds: one in a long step ends with the process."""
@@ -253,10 +242,10 @@ class RoundDesk:
         kept_job = self._kept_job(announced)
         if kept_job is not None:
             return kept_job
-        form = self._format
+        form = self.format
         job = Job.of(self.task, announced, form) if self.task is not None else None
         # In this order: the outbox thread may move an update from waiting to past between the two questions.
-        if job is None or self._store.waits(job.nonce) or self._store.past(job.nonce) is not None:
+        if job is None or self.store.waits(job.nonce) or self.store.past(job.nonce) is not None:
             return None
         return self._tried(job, None)
 
@@ -265,13 +254,13 @@ class RoundDesk:
 
         A server that was started again may announce the same round with other chunks, another bundle or another key.
         """
-        data = self._store.job()
+        data = self.store.job()
         if data is None:
             return None
         job = decode_job(data)
-        now = job.following(announced, self._format) if job is not None else None
+        now = job.following(announced, self.format) if job is not None else None
         if job is None or now is None or job.is_replaced(self.task):
-            self._store.close_job()
+            self.store.close_job()
             return None
         return self._tried(now, job, fresh=now.content != job.content)
 
@@ -281,7 +270,7 @@ class RoundDesk:
         if kept is None or job.nonce not in self._begun:
             job = msgspec.structs.replace(job, tries=job.tries + 1)
         if job != kept:
-            self._store.open_job(encode_job(job), fresh=fresh)
+            self.store.open_job(encode_job(job), fresh=fresh)
         self._begun = {job.nonce}
         return job
 
@@ -290,27 +279,27 @@ class RoundDesk:
         try:
             self._perform(job)
         except RoundAborted as error:
-            if self._stopping.is_set():
+            if self.stopping.is_set():
                 with suppress(StoreError):  # it ended in good order
-                    self._store.open_job(encode_job(msgspec.structs.replace(job, tries=job.tries - 1)))
+                    self.store.open_job(encode_job(msgspec.structs.replace(job, tries=job.tries - 1)))
                 text = f"round {job.round} is left as it is: this device goes on with it when it is started again"
-                self._say("stopped", text, round=job.round)
+                self.say("stopped", text, round=job.round)
             else:
-                self._say("aborted", error.message, round=job.round)
+                self.say("aborted", error.message, round=job.round)
         except Exception as error:  # an engine's own exception must not end the agent
             self._fail(job.nonce, job.round, job.tier, error)
         finally:
             self._idle.set()
-            self._session.wake()
+            self.session.wake()
 
     def _perform(self, job: Job) -> None:
         try:
-            self._work(job)
-            self._outbox.wake()
+            self.work(job)
+            self.outbox.wake()
         except RoundDeclined as declined:
             self._decline(job, declined)
         except DataError as error:  # another round, or another bundle, may fit
-            self._say("data", error.message, round=job.round)
+            self.say("data", error.message, round=job.round)
             self._decline(job, RoundDeclined(WRONG_DATA, error.message))
 
     def _decline(self, job: Job, declined: RoundDeclined) -> None:
@@ -324,24 +313,24 @@ class RoundDesk:
             reason=declined.reason,
             text=declined.message,
         )
-        self._store.decline(past)
+        self.store.decline(past)
         self._send_decline(past)
-        self._say("declined", f"round {job.round} ({declined.reason}): {declined.message}", round=job.round)
+        self.say("declined", f"round {job.round} ({declined.reason}): {declined.message}", round=job.round)
 
     def _send_decline(self, past: PastRound) -> None:
-        self._send(Decline(round=past.round, nonce=past.nonce, reason=past.reason))
+        self.send(Decline(round=past.round, nonce=past.nonce, reason=past.reason))
 
     def _drop_abandoned(self) -> None:
         with suppress(StoreError):  # a full disk: the next announcement finds it again
             if self.announced is not None:
-                drop_abandoned(self._store, self.announced, self._dropped)
+                drop_abandoned(self.store, self.announced, self.dropped)
 
     def _fail(self, key: str, number: int, tier: str, error: Exception) -> None:
         """An attempt at what ``key`` names, of round ``number``."""
         reason = error.message if isinstance(error, EdgeflError) else f"{type(error).__name__}: {error}"
-        self._failed[key] = time.monotonic() + self._retry_pause_s
-        self._progress.failed(number, tier, error)
+        self._failed[key] = time.monotonic() + self.retry_pause_s
+        self.progress.failed(number, tier, error)
         if (key, reason) == self._told_failure:  # it tries every second, and people have read it
             return
         self._told_failure = key, reason
-        self._say("failed", f"round {number} failed: {reason}; trying again while it is open", round=number)
+        self.say("failed", f"round {number} failed: {reason}; trying again while it is open", round=number)

@@ -20,7 +20,7 @@ import numpy as np
 from device_runtime.data import samples as local_data
 from device_runtime.data.samples import Batches, FittedData, Pass
 from device_runtime.round.graphs import check_port
-from edgefl.wire.bundle.manifest import SAMPLE, Draws, Graph, Port
+from edgefl.wire.bundle.manifest import SAMPLE, Draws, Graph, Manifest, Port
 from edgefl.wire.errors import BundleError
 from edgefl.wire.tensors import Array, Arrays
 
@@ -43,6 +43,19 @@ class Feeds:
     features: Features | None = None
     edges: tuple[int, ...] = ()
     _batches: dict[int, Batches] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        manifest: Manifest,
+        seed: int,
+        data: FittedData,
+        hyper: Mapping[str, float],
+        features: Features | None,
+    ) -> Feeds:
+        """Return the feeds of a round of ``manifest``, for which the server announced the scalars ``hyper``."""
+        edges = {bucket.length for phase in manifest.phases for bucket in phase.shorter}
+        return cls(seed, data, {**manifest.hyper, **hyper}, manifest.draws, features, tuple(sorted(edges)))
 
     def given(self, spec: Graph, number: int) -> Arrays:
         """What any function may read: the scalars of the task, facts about the data, and noise of its own
@@ -139,6 +152,15 @@ def complete(spec: Graph, feeds: Arrays, state: Collection[str] | None = None) -
             "export the bundle again",
             ports=hungry,
         )
+    return feeds
+
+
+def kept(spec: Graph, carry: Arrays) -> Arrays:
+    """Return what a graph reads of earlier rounds: zeros where nothing is left."""
+    feeds: Arrays = {}
+    for port in spec.inputs_of("carry"):
+        feeds[port.name] = carry.get(port.label, np.zeros(port.shape, port.dtype))
+        check_port(port, feeds[port.name])
     return feeds
 
 

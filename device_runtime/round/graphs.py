@@ -92,29 +92,25 @@ class Residency:
         self.held.difference_update(units)
 
 
+@dataclass(eq=False)
 class Graphs:
     """A manifest's graphs and the round's weights, brought in when they are needed."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        manifest: Manifest,
-        blobs: Blobs,
-        profiler: Profiler,
-        tuning: Tuning | None = None,
-    ) -> None:
-        self._engine = engine
-        self._manifest = manifest
-        self._blobs = blobs
-        self._profiler = profiler
+    engine: Engine
+    manifest: Manifest
+    blobs: Blobs
+    profiler: Profiler
+    tuning: Tuning | None = None
+
+    def __post_init__(self) -> None:
         self.residency = Residency()
-        self.forms = Forms(engine, blobs, tuning)
+        self.forms = Forms(self.engine, self.blobs, self.tuning)
 
     def load(self, name: str) -> LoadedGraph:
-        spec = self._manifest.graph(name)
-        with self._profiler.timed("load"):
+        spec = self.manifest.graph(name)
+        with self.profiler.timed("load"):
             artifact, threads = self.forms.artifact(spec)
-            return self._engine.load(spec, artifact, threads)
+            return self.engine.load(spec, artifact, threads)
 
     def fetch(self, job: Job, units: Sequence[str]) -> Arrays:
         """The weights of some units, by global name."""
@@ -125,7 +121,7 @@ class Graphs:
                 f"round {job.round} announces no weights for units {missing}; export the bundle again"
             )
         # One request for all of it: a store that is nearly full must not drop one part to make room for another.
-        blobs = iter(self._blobs.get_all([ref for line in lines.values() for ref in line]))
+        blobs = iter(self.blobs.get_all([ref for line in lines.values() for ref in line]))
         weights: Arrays = {}
         for line in lines.values():
             weights |= _put_together(len(line), blobs)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from device_runtime.round.graphs import check_port
 from device_runtime.round.job import Job
 from device_runtime.store import carry_choice
-from device_runtime.store.carry_rows import StoredCarry
+from device_runtime.store.carry_choice import StoredCarry
 from device_runtime.store.database import Store
 from edgefl.wire import tensors
 from edgefl.wire.bundle.manifest import Manifest, Port

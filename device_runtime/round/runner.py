@@ -14,16 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-
-import numpy as np
+from functools import partial
 
 from device_runtime.data.samples import FittedData
 from device_runtime.engine.base import Engine, LoadedGraph, State
 from device_runtime.memory import trim_memory
 from device_runtime.round.costs import Profiler
-from device_runtime.round.feeds import Feeds, complete
+from device_runtime.round.feeds import Feeds, complete, kept
 from device_runtime.round.forward import MultiStepForward, record_tag
-from device_runtime.round.graphs import Blobs, Graphs, GraphSettings, Memory, Step, check_port, labelled
+from device_runtime.round.graphs import Blobs, Graphs, GraphSettings, Memory, Step, labelled
 from device_runtime.round.job import Job
 from device_runtime.round.record import Record
 from device_runtime.store.checkpoint_rows import Checkpoint
@@ -56,6 +55,35 @@ def _counted(arrays: Mapping[str, Array]) -> str:
     return f"{len(arrays)} array{'s' * (len(arrays) != 1)}"
 
 
+def means(manifest: Manifest, sums: Mapping[str, float], steps: Sequence[int]) -> dict[str, float]:
+    """Return the mean of each metric over the steps that report it, where ``steps`` of each phase were made."""
+
+    def reporting(metric: str) -> int:
+        graphs = (manifest.graph(phase.graph) for phase in manifest.phases)
+        return sum(
+            made
+            for graph, made in zip(graphs, steps, strict=True)
+            if any(port.label == metric for port in graph.outputs_of("metric"))
+        )
+
+    return {name: total / max(1, reporting(name)) for name, total in sums.items()}
+
+
+def result_of(
+    manifest: Manifest, out: Arrays, sums: Mapping[str, float], steps: Sequence[int], samples: int
+) -> RoundResult:
+    """Return the result of a round from the outputs of its last graph and the ``sums`` of its steps' metrics."""
+    update = manifest.graph(manifest.finish).outputs_of("update")
+    last = {name: float(value) for name, value in labelled(out, "metric").items()}
+    return RoundResult(
+        update=labelled(out, "update"),
+        masks={port.label: port.mask for port in update if port.mask},
+        carry=labelled(out, "carry"),
+        metrics=means(manifest, sums, steps) | last,
+        samples=samples,
+    )
+
+
 @dataclass(frozen=True)
 class _Round:
     """What every step of a round reads. ``steps`` are those of each phase, ``basis`` what the state is made of beside
@@ -71,26 +99,20 @@ class _Round:
         return sum(self.steps)
 
 
+@dataclass(eq=False, kw_only=True)
 class RoundRunner:
     """Runs one :class:`Job`. Killed and run again with the same memory, it goes on where it was."""
 
-    def __init__(
-        self,
-        *,
-        engine: Engine,
-        manifest: Manifest,
-        blobs: Blobs,
-        memory: Memory,
-        profiler: Profiler,
-        settings: GraphSettings,
-    ) -> None:
-        self._engine = engine
-        self._manifest = manifest
-        self._memory = memory
-        self._profiler = profiler
-        self._settings = settings
-        self._graphs = Graphs(engine, manifest, blobs, profiler, settings.tuning)
-        self._forward = MultiStepForward(self._graphs, manifest, profiler, settings)
+    engine: Engine
+    manifest: Manifest
+    blobs: Blobs
+    memory: Memory
+    profiler: Profiler
+    settings: GraphSettings
+
+    def __post_init__(self) -> None:
+        self._graphs = Graphs(self.engine, self.manifest, self.blobs, self.profiler, self.settings.tuning)
+        self._forward = MultiStepForward(self._graphs, self.manifest, self.profiler, self.settings)
 
     @property
     def graphs(self) -> Graphs:
@@ -103,58 +125,33 @@ class RoundRunner:
         ``origin`` names the carry: a checkpoint that began with another one, or with other rows, is not gone on from.
         """
         data = data.first(job.samples)
-        record = self._forward.record(job, data) if self._manifest.prefix else None
+        record = self._forward.record(job, data) if self.manifest.prefix else None
         current = self._round(job, data, record, origin)
         try:
             state, sums = self._train(current, carry)
         finally:
             if record is not None:
                 record.close()
-        finish = self._manifest.graph(self._manifest.finish)
+        finish = self.manifest.graph(self.manifest.finish)
         feeds = self._kept_feeds(current, finish, carry) | current.feeds.given(finish, current.total + 1)
         outputs = self._graphs.load(finish.name).run(complete(finish, feeds, state), state).arrays
         if record is not None:
             record.delete()
-        return RoundResult(
-            update=labelled(outputs, "update"),
-            masks={port.label: port.mask for port in finish.outputs_of("update") if port.mask},
-            carry=labelled(outputs, "carry"),
-            metrics=self._means(sums, current.steps)
-            | {name: float(value) for name, value in labelled(outputs, "metric").items()},
-            samples=len(data),
-        )
+        return result_of(self.manifest, outputs, sums, current.steps, len(data))
 
     def _round(self, job: Job, data: FittedData, record: Record | None, origin: str) -> _Round:
-        def recorded(rows: Array) -> Array:
-            assert record is not None
-            return record.rows(rows, record_tag(job))
-
-        hyper = {**self._manifest.hyper, **job.hyper}
-        features = None if record is None else recorded
-        edges = {bucket.length for phase in self._manifest.phases for bucket in phase.shorter}
-        feeds = Feeds(job.seed, data, hyper, self._manifest.draws, features, tuple(sorted(edges)))
-        return _Round(job, feeds, self._manifest.steps_with(len(data)), f"{len(data)} rows, carry {origin}")
-
-    def _means(self, sums: Mapping[str, float], steps: Sequence[int]) -> dict[str, float]:
-        """Of each metric, the mean over the steps that report it, where ``steps`` of each phase were made."""
-        return {name: total / max(1, self._reporting(name, steps)) for name, total in sums.items()}
-
-    def _reporting(self, metric: str, steps: Sequence[int]) -> int:
-        graphs = [self._manifest.graph(phase.graph) for phase in self._manifest.phases]
-        return sum(
-            made
-            for graph, made in zip(graphs, steps, strict=True)
-            if any(port.label == metric for port in graph.outputs_of("metric"))
-        )
+        features = None if record is None else partial(record.rows, version=record_tag(job))
+        feeds = Feeds.of(self.manifest, job.seed, data, job.hyper, features)
+        return _Round(job, feeds, self.manifest.steps_with(len(data)), f"{len(data)} rows, carry {origin}")
 
     def _train(self, current: _Round, carry: Arrays) -> tuple[State, dict[str, float]]:
-        saved = self._memory.checkpoint(current.job.nonce)
+        saved = self.memory.checkpoint(current.job.nonce)
         if saved is None or saved.basis != current.basis:
             state, done, sums = self._start(current, carry), 0, {}
         else:
             state, done, sums = self._restored(saved), saved.step, dict(saved.sums)
         position = 0
-        for phase, steps in zip(self._manifest.phases, current.steps, strict=True):
+        for phase, steps in zip(self.manifest.phases, current.steps, strict=True):
             if position + steps > done:
                 graphs: dict[str, LoadedGraph] = {}
                 for step in range(max(position, done), position + steps):
@@ -166,7 +163,7 @@ class RoundRunner:
         return state, sums
 
     def _start(self, current: _Round, carry: Arrays) -> State:
-        spec = self._manifest.graph(self._manifest.start)
+        spec = self.manifest.graph(self.manifest.start)
         feeds = self._kept_feeds(current, spec, carry) | current.feeds.given(spec, current.total)
         return self._graphs.load(spec.name).run(complete(spec, feeds, ()), {}).state
 
@@ -174,11 +171,8 @@ class RoundRunner:
         """What a graph reads of the round's weights, and of what the previous round left (zeros if nothing did)."""
         feeds: Arrays = {}
         if spec.inputs_of("weights"):
-            feeds = self._graphs.weight_feeds(spec, self._graphs.fetch(current.job, self._manifest.suffix))
-        for port in spec.inputs_of("carry"):
-            feeds[port.name] = carry.get(port.label, np.zeros(port.shape, port.dtype))
-            check_port(port, feeds[port.name])
-        return feeds
+            feeds = self._graphs.weight_feeds(spec, self._graphs.fetch(current.job, self.manifest.suffix))
+        return feeds | kept(spec, carry)
 
     def _step(
         self,
@@ -191,43 +185,43 @@ class RoundRunner:
     ) -> State:
         """One step; ``at`` are the phase's first step and this one, both counted over all phases. ``graphs`` are those of
         the phase that were needed so far."""
-        self._settings.check_aborted()
+        self.settings.check_aborted()
         first, step = at
-        whole, feeds = self._manifest.graph(phase.graph), current.feeds
+        whole, feeds = self.manifest.graph(phase.graph), current.feeds
         spec = whole
         if phase.shorter:
-            spec = self._manifest.graph(phase.graph_for(feeds.longest(whole, step)))
+            spec = self.manifest.graph(phase.graph_for(feeds.longest(whole, step)))
         batch = feeds.passed(spec, step - first) if phase.over_data else feeds.batches(whole, step, spec)
         fed = complete(spec, feeds.given(spec, step) | batch, state)
         if spec.name not in graphs:
             self._graphs.forms.try_on(spec, fed, state)
             graphs[spec.name] = self._graphs.load(spec.name)
-        with self._profiler.timed("step"):
+        with self.profiler.timed("step"):
             outputs = graphs[spec.name].run(fed, state)
-        self._settings.worked(self._profiler.last_ms("step"))
+        self.settings.worked(self.profiler.last_ms("step"))
         for metric, value in labelled(outputs.arrays, "metric").items():
             sums[metric] = sums.get(metric, 0.0) + float(value)
         self._tell(current, step + 1, sums)
         return {**state, **outputs.state}
 
     def _tell(self, current: _Round, done: int, sums: Mapping[str, float]) -> None:
-        loss = self._means(sums, _made(current.steps, done)).get("loss", float("nan"))
-        self._settings.watch(Step("train", done, current.total, loss, self._profiler.last_ms("step")))
+        loss = means(self.manifest, sums, _made(current.steps, done)).get("loss", float("nan"))
+        self.settings.watch(Step("train", done, current.total, loss, self.profiler.last_ms("step")))
 
     def _keep(self, current: _Round, state: State, step: int, sums: dict[str, float]) -> None:
-        if step % self._settings.checkpoint_steps == 0 or step == current.total:
+        if step % self.settings.checkpoint_steps == 0 or step == current.total:
             checkpoint = Checkpoint(step, dict(sums), self._copies(state), current.basis)
-            self._memory.save_checkpoint(current.job.nonce, checkpoint)
+            self.memory.save_checkpoint(current.job.nonce, checkpoint)
 
     def _copies(self, state: State) -> Iterator[tuple[str, Array]]:
         """The tensors of the state, each copied only when it is asked for."""
         for name, value in state.items():
-            yield from self._engine.read_state({name: value}).items()
+            yield from self.engine.read_state({name: value}).items()
 
     def _restored(self, saved: Checkpoint) -> State:
         state: State = {}
         for name, array in saved.tensors:
-            state |= self._engine.write_state({name: array})
+            state |= self.engine.write_state({name: array})
         return state
 
 

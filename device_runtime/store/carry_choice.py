@@ -13,7 +13,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from device_runtime.store.carry_rows import StoredCarry
+
+@dataclass(frozen=True)
+class StoredCarry:
+    """A carry in the store. ``name`` is "<run>/<program>/<tier>"; ``waits``: the server has not spoken on its update."""
+
+    id: int
+    name: str
+    nonce: str
+    round: int
+    waits: bool
 
 
 @dataclass(frozen=True)

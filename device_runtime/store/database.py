@@ -14,8 +14,8 @@ from pathlib import Path
 
 import msgspec
 
-from device_runtime.store import carry_rows, checkpoint_rows, choice_rows
-from device_runtime.store.carry_rows import StoredCarry
+from device_runtime.store import checkpoint_rows
+from device_runtime.store.carry_choice import StoredCarry
 from device_runtime.store.checkpoint_rows import Checkpoint
 from device_runtime.store.file import StoreFile, as_bytes
 from edgefl.wire.blobs import BlobRef
@@ -24,6 +24,8 @@ from edgefl.wire.mqtt.messages import MALFORMED
 from edgefl.wire.mqtt.topics import NO_SHARD
 from edgefl.wire.tensors import Array
 
+# In tables of large values ``data`` is the last column, so that finding a row does not read it. No row of ``carries`` is
+# ever rewritten, which would hold it in memory.
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS blobs(sha256 TEXT PRIMARY KEY, size INTEGER NOT NULL, used_at REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS chunks(
@@ -34,8 +36,15 @@ CREATE TABLE IF NOT EXISTS outbox(nonce TEXT PRIMARY KEY, round INTEGER NOT NULL
 CREATE TABLE IF NOT EXISTS traffic(day TEXT PRIMARY KEY, bytes INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS facts(name TEXT PRIMARY KEY, value BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS history(nonce TEXT PRIMARY KEY, finished_at REAL NOT NULL, data BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS carries(
+  id INTEGER PRIMARY KEY, name TEXT NOT NULL, nonce TEXT NOT NULL, round INTEGER NOT NULL, data BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS choices(
+  id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, data BLOB NOT NULL);
 """
 
+
+_MOST_CHOICES = 256
+"""Results of trials that are kept, the newest."""
 
 _MOST_NAMES = 500
 """Blobs that are asked for in one query: old versions of SQLite take 999 values."""
@@ -88,8 +97,7 @@ class Store(StoreFile):
     ) -> None:
         self._limit = limit_bytes
         self._history_rounds = history_rounds
-        schema = _SCHEMA + checkpoint_rows.SCHEMA + carry_rows.SCHEMA + choice_rows.SCHEMA
-        super().__init__(folder, schema, federation=federation, device=device)
+        super().__init__(folder, _SCHEMA + checkpoint_rows.SCHEMA, federation=federation, device=device)
 
     # -- blobs -----------------------------------------------------------------------------------------------
 
@@ -250,7 +258,9 @@ class Store(StoreFile):
             row = (outgoing.nonce, outgoing.round, msgspec.msgpack.encode(outgoing))
             db.execute("INSERT OR REPLACE INTO outbox VALUES(?, ?, ?)", row)
             if carry is not None:
-                carry_rows.add(db, carry_name, outgoing.nonce, outgoing.round, carry)
+                # Beside those before: had the server never heard of the update, what it did not tell must not stand either.
+                kept = (carry_name, outgoing.nonce, outgoing.round, carry)
+                db.execute("INSERT INTO carries(name, nonce, round, data) VALUES(?, ?, ?, ?)", kept)
             db.execute("DELETE FROM job")
             checkpoint_rows.delete(db)
 
@@ -285,7 +295,7 @@ class Store(StoreFile):
         """
         with self._transaction() as db:
             if past.outcome != "accepted":
-                carry_rows.reject(db, past.nonce)
+                db.execute("DELETE FROM carries WHERE nonce = ?", (past.nonce,))
             db.execute("DELETE FROM outbox WHERE nonce = ?", (past.nonce,))
             self._remember(db, past)
 
@@ -321,30 +331,33 @@ class Store(StoreFile):
 
     def choice(self, key: str) -> bytes | None:
         """What a trial found for ``key``, if there was one."""
-        with self._reading() as db:
-            data = choice_rows.find(db, key)
-        return None if data is None else as_bytes(data)
+        return self._one("SELECT data FROM choices WHERE key = ?", key)
 
     def keep_choice(self, key: str, data: bytes) -> None:
         """Keep what a trial found, in place of what an earlier one did."""
         with self._transaction() as db:
-            choice_rows.keep(db, key, data)
+            db.execute("DELETE FROM choices WHERE key = ?", (key,))
+            db.execute("INSERT INTO choices(key, data) VALUES(?, ?)", (key, data))
+            old = "SELECT id FROM choices ORDER BY id DESC LIMIT -1 OFFSET ?"
+            db.execute(f"DELETE FROM choices WHERE id IN ({old})", (_MOST_CHOICES,))
 
     # -- what is carried from round to round -----------------------------------------------------------------
 
     def carries(self) -> list[StoredCarry]:
         """What rounds left for later ones, oldest first; of all runs, programs and tiers."""
-        with self._reading() as db:
-            return carry_rows.all_of(db)
+        waits = "EXISTS(SELECT 1 FROM outbox WHERE outbox.nonce = carries.nonce)"
+        rows = self._all(f"SELECT id, name, nonce, round, {waits} FROM carries ORDER BY id")
+        return [
+            StoredCarry(key, name, nonce, number, bool(waits)) for key, name, nonce, number, waits in rows
+        ]
 
     def carry(self, carry: StoredCarry) -> bytes | None:
         """The bytes of one; None if its update was rejected meanwhile."""
-        with self._reading() as db:
-            return carry_rows.read(db, carry.id)
+        return self._one("SELECT data FROM carries WHERE id = ?", carry.id)
 
     def drop_carries(self, carries: Iterable[StoredCarry]) -> None:
         with self._transaction() as db:
-            carry_rows.drop(db, (carry.id for carry in carries))
+            db.executemany("DELETE FROM carries WHERE id = ?", [(carry.id,) for carry in carries])
 
     # -- history ---------------------------------------------------------------------------------------------
 

@@ -10,19 +10,9 @@ from collections.abc import Sequence
 import msgspec
 
 from edgefl.wire.errors import EdgeflError
-from server.coordinator.machine import (
-    Answered,
-    DeviceHello,
-    DeviceStatus,
-    Event,
-    Rules,
-    State,
-    Tick,
-    initial,
-    step,
-    wake_at,
-)
+from server.coordinator.machine import initial, step, wake_at
 from server.coordinator.roster import TierRule
+from server.coordinator.states import Answered, DeviceHello, DeviceStatus, Event, Rules, State, Tick
 
 _VERSION = "0" * 64
 _MEMORY, _SAMPLES = 1 << 30, 100

@@ -56,19 +56,20 @@ class _Download:
         self.lacks, self.failed = lacks, why
 
     def reader(self) -> _Reader:
-        return _Reader(self, self._path)
+        return _Reader(self, os.open(self._path, os.O_RDONLY | os.O_CLOEXEC))
 
 
 class _Reader:
-    """One who reads along. The file may get its last name, or be deleted: an open one stays."""
+    """One who reads along. The file may get its last name, or be deleted: an open one stays. Without a ``descriptor`` the
+    blob could not be had a moment ago."""
 
-    def __init__(self, download: _Download, path: Path) -> None:
+    def __init__(self, download: _Download, descriptor: int | None = None) -> None:
         self._download = download
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._descriptor = descriptor
 
     @property
     def size(self) -> int | None:
-        return self._download.size
+        return None if self._descriptor is None else self._download.size
 
     @property
     def failed(self) -> str:
@@ -80,10 +81,13 @@ class _Reader:
 
     def read(self, start: int, nbytes: int) -> bytes:
         nbytes = min(nbytes, self._download.here - start)
-        return os.pread(self._descriptor, nbytes, start) if nbytes > 0 else b""
+        return (
+            os.pread(self._descriptor, nbytes, start) if self._descriptor is not None and nbytes > 0 else b""
+        )
 
     def close(self) -> None:
-        os.close(self._descriptor)
+        if self._descriptor is not None:
+            os.close(self._descriptor)
 
 
 class Cache:
@@ -128,7 +132,7 @@ class Cache:
                 return here
             refused = self._refused.get(sha256)
             if refused is not None and time.monotonic() < refused[0]:
-                return _Refused(refused[1])
+                return _Reader(refused[1])
             running = self._running.get(sha256) or self._begin(sha256)
             return None if running is None else running.reader()
 
@@ -244,21 +248,6 @@ class Cache:
                 (self._folder.path / oldest).unlink(missing_ok=True)
             if wanted_by is not None:
                 wanted_by.size = nbytes
-
-
-class _Refused:
-    """In place of a blob that could not be had a moment ago."""
-
-    size = None
-
-    def __init__(self, download: _Download) -> None:
-        self.failed, self.lacks = download.failed, download.lacks
-
-    def read(self, start: int, nbytes: int) -> bytes:
-        return b""
-
-    def close(self) -> None:
-        return None
 
 
 def _is_whole(path: Path) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import socket
-import ssl
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from edgefl.mirror.cache import Cache, Upstream
 from edgefl.mirror.folder import Blob, BlobFolder
-from edgefl.system.listener import WebServer
+from edgefl.system.listener import WebServer, certificate_fault, listening
 from edgefl.wire.errors import MirrorError
 
 # What a mirror answers: ``GET`` and ``HEAD`` of ``/<sha256>``, whole or a part of it, and nothing else.
@@ -154,7 +153,6 @@ def _busy() -> Response:
     return Response(status_code=503, headers={**_FOR_PAGES, "Cache-Control": "no-store", "Retry-After": "10"})
 
 
-_BACKLOG = 1024
 _END_S = 5
 
 
@@ -182,7 +180,8 @@ class MirrorServer:
         upstream: Upstream | None = None,
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
-        _check_certificate(place)
+        if fault := certificate_fault(place.cert_file, place.key_file, "`cert_file`, `key_file`"):
+            raise MirrorError(fault)
         self._cache = None if upstream is None else Cache(folder, upstream, tell)
         served = self._cache or BlobFolder(folder)
         try:
@@ -221,37 +220,9 @@ class MirrorServer:
             self._cache.close()
 
 
-def _check_certificate(place: Place) -> None:
-    if bool(place.cert_file) != bool(place.key_file):
-        raise MirrorError(
-            "a certificate and its key go together: name both (`cert_file`, `key_file`), or none"
-        )
-    if not place.cert_file:
-        return
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
-            place.cert_file, place.key_file, password=lambda: ""
-        )
-    except (OSError, ValueError) as error:
-        raise MirrorError(
-            f"the certificate {place.cert_file} with the key {place.key_file} cannot be used ({error}): name PEM files that "
-            "belong together and can be read, the key without a password"
-        ) from error
-
-
 def _listening(place: Place) -> socket.socket:
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            place.host, place.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        made = socket.socket(family, kind, protocol)
-        try:
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            made.bind(address)
-            made.listen(_BACKLOG)
-        except OSError:
-            made.close()
-            raise
+        return listening(place.host, place.port)
     except (OSError, OverflowError) as error:
         raise MirrorError(
             f"the mirror cannot listen on {place.host}:{place.port} ({getattr(error, 'strerror', '') or error}): stop what "
@@ -259,4 +230,3 @@ def _listening(place: Place) -> socket.socket:
             host=place.host,
             port=place.port,
         ) from error
-    return made

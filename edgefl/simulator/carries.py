@@ -8,8 +8,7 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
-from device_runtime.store.carry_choice import RoundToBegin, choose
-from device_runtime.store.carry_rows import StoredCarry
+from device_runtime.store.carry_choice import RoundToBegin, StoredCarry, choose
 from edgefl.wire import tensors
 from edgefl.wire.errors import StoreError
 from edgefl.wire.tensors import Arrays

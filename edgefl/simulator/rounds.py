@@ -28,14 +28,13 @@ from edgefl.wire.mqtt.messages import NO_CARRY
 from edgefl.wire.tensors import Arrays
 from server.active_round import Began, Conclusion, active_round, concluded, measured
 from server.aggregate.accumulator import Accumulator
-from server.coordinator import attendance
+from server.coordinator import attendance, states
 from server.coordinator import machine as coordinator
 from server.coordinator.collapse import Best
-from server.coordinator.fleet import Assignments, Devices
-from server.coordinator.machine import Actions, Answered, Assignment, Declined, OpenRound, State
+from server.coordinator.fleet import Assignment, Assignments, Devices
 from server.coordinator.record import Record
 from server.coordinator.roster import Device, tier_of
-from server.coordinator.states import Abandon, Close, Finish, Open, Refuse, Warn
+from server.coordinator.states import Actions, OpenRound, State
 from server.publish.model import Model
 from server.run_spec import RunSpec
 from server.taking.active import ActiveRound
@@ -84,7 +83,7 @@ class Rounds:
             refused=standing.refused,
             record=Record.read(standing.took_part, standing.turnouts),
         )
-        state, actions = coordinator.step(self._rules, state, coordinator.Tick(), self._now)
+        state, actions = coordinator.step(self._rules, state, states.Tick(), self._now)
         if not actions:
             state, actions = self._waited(state)
         if not actions:
@@ -97,35 +96,35 @@ class Rounds:
         pending, active, tally = deque(actions), None, Tally(time.perf_counter(), {})
         while pending:
             match pending.popleft():
-                case Open(round=opened) if self._rules.buffered:
+                case states.Open(round=opened) if self._rules.buffered:
                     tally = Tally(time.perf_counter(), {})
                     state, more, active = self._collect(state, opened, model, tally)
                     pending.extend(more)
-                case Open(round=opened):
+                case states.Open(round=opened):
                     received = self.downloads.received(model) if measured(self.spec) else {}
                     tally, active = Tally(time.perf_counter(), {}), self._active(opened, model, received)
                     state, more = self._report(state, opened, active, model, received, tally)
                     pending.extend(more)
-                case Close(round=opened) if active is not None:
+                case states.Close(round=opened) if active is not None:
                     done = self._concluded(opened, active, model, state)
                     if done.undone:
                         self.warn(done.failed)
-                    outcome: coordinator.Outcome = "abandoned" if done.failed else "closed"
+                    outcome: states.Outcome = "abandoned" if done.failed else "closed"
                     model, row = self._end(opened, active, done, tally, state, outcome, done.failed)
-                    ready = coordinator.ModelReady(model.version, done.failed, done.undone)
+                    ready = states.ModelReady(model.version, done.failed, done.undone)
                     state, more = coordinator.step(self._rules, state, ready, self._now)
                     yield Ended(row, model.weights, self._standing(opened.number, state))
                     pending.extend(more)
-                case Abandon(round=opened, text=text) if active is not None:
+                case states.Abandon(round=opened, text=text) if active is not None:
                     model, row = self._end(
                         opened, active, Conclusion(model.weights), tally, state, "abandoned", text
                     )
                     yield Ended(row, model.weights, self._standing(opened.number, state))
-                case Warn(text=text):
+                case states.Warn(text=text):
                     self.warn(text)
-                case Refuse() as refuse:
+                case states.Refuse() as refuse:
                     raise refuse.error
-                case Finish():
+                case states.Finish():
                     return
             if not pending and state.phase == "waiting":
                 state, more = self._waited(state)
@@ -136,7 +135,7 @@ class Rounds:
         if (later := coordinator.wake_at(self._rules, state, self._now)) is None:
             return state, ()
         self._now = later
-        return coordinator.step(self._rules, state, coordinator.Tick(), later)
+        return coordinator.step(self._rules, state, states.Tick(), later)
 
     # -- clients ---------------------------------------------------------------------------------------------
 
@@ -178,8 +177,8 @@ class Rounds:
             arrived = [waiting.popleft() for _ in range(min(max(1, lacking), len(waiting)))]
             self._now, wanted = opened.opened + arrived[-1][0], [each for _, each in arrived]
             portions = self._portions(wanted, opened, state.base)
-            answers: dict[str, Answered | Declined] = {
-                each.device: Declined(each.device, each.nonce, NO_CARRY) for each in wanted
+            answers: dict[str, states.Answered | states.Declined] = {
+                each.device: states.Declined(each.device, each.nonce, NO_CARRY) for each in wanted
             }
             for report in self.trainers.train(portions, self.carries.read):
                 tally.down_bytes += fetched[opened.assignments[report.client].tier].nbytes
@@ -187,7 +186,7 @@ class Rounds:
             state, actions = _answered(self._rules, state, list(answers.values()), self._now)
         if not actions:
             self._now = opened.deadline
-            state, actions = coordinator.step(self._rules, state, coordinator.Tick(), self._now)
+            state, actions = coordinator.step(self._rules, state, states.Tick(), self._now)
         return state, actions
 
     def _collect(
@@ -262,10 +261,10 @@ class Rounds:
         program = self.functions[assignment.tier, self.spec.index(opened.position)].manifest.program
         return RoundToBegin(RUN, f"{RUN}/{program}/{assignment.tier}", opened.number, base)
 
-    def _take(self, report: Report, opened: OpenRound, base: int, tally: Tally) -> Answered:
+    def _take(self, report: Report, opened: OpenRound, base: int, tally: Tally) -> states.Answered:
         """Write down what a client reported, and what it keeps."""
         if report.refused:
-            return Answered(report.client, accepted=False, reason=report.refused)
+            return states.Answered(report.client, accepted=False, reason=report.refused)
         tally.up_bytes += report.up_bytes
         tally.up_float32_bytes += report.up_float32_bytes
         if math.isfinite(report.loss):
@@ -273,7 +272,7 @@ class Rounds:
         if report.carry:
             task = opened.assignments[report.client]
             self.carries.keep(report.client, self._begun(task, opened, base), task.nonce, report.carry)
-        return Answered(report.client, accepted=True)
+        return states.Answered(report.client, accepted=True)
 
     # -- models ----------------------------------------------------------------------------------------------
 
@@ -315,7 +314,7 @@ class Rounds:
         done: Conclusion,
         tally: Tally,
         state: State,
-        outcome: coordinator.Outcome,
+        outcome: states.Outcome,
         text: str,
     ) -> tuple[Model, Row]:
         weights = done.weights
@@ -380,9 +379,9 @@ class Rounds:
 
 
 def _answered(
-    rules: coordinator.Rules, state: State, answers: Sequence[Answered | Declined], now: float
+    rules: states.Rules, state: State, answers: Sequence[states.Answered | states.Declined], now: float
 ) -> tuple[State, Actions]:
     """The state after all ``answers``, of which only the last can end the round: the coordinator looks at them once."""
     if state.round is None or not answers:
         return state, ()
-    return coordinator.step(rules, state, coordinator.Answers(tuple(answers)), now)
+    return coordinator.step(rules, state, states.Answers(tuple(answers)), now)

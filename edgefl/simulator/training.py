@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from device_runtime.data.samples import FittedData
-from device_runtime.round.feeds import Feeds, complete, other_rows
-from device_runtime.round.graphs import check_port, labelled
-from device_runtime.round.runner import RoundResult
+from device_runtime.round.feeds import Feeds, complete, kept, other_rows
+from device_runtime.round.runner import RoundResult, result_of
 from edgefl.contract.tensors import Tensors, role_of
 from edgefl.simulator.functions import Functions
 from edgefl.wire.bundle.manifest import Chunk, Graph, PhaseSpec
@@ -78,8 +77,7 @@ class LocalTraining:
         steps = manifest.steps_with(len(group[0].data))
         total, start, finish = sum(steps), manifest.graph(manifest.start), manifest.graph(manifest.finish)
         begun = [
-            _kept(start, each.carry) | fed.given(start, total)
-            for each, fed in zip(filled, feeds, strict=True)
+            kept(start, each.carry) | fed.given(start, total) for each, fed in zip(filled, feeds, strict=True)
         ]
         state = _state(self._call(start, given, begun, {}))
         sums: list[Metrics] = [{} for _ in group]
@@ -92,35 +90,14 @@ class LocalTraining:
                 _add(sums, out)
             position += count
         ended = [
-            _kept(finish, each.carry) | fed.given(finish, total + 1)
+            kept(finish, each.carry) | fed.given(finish, total + 1)
             for each, fed in zip(filled, feeds, strict=True)
         ]
         out = self._call(finish, given, ended, state)
-        masks = {port.label: port.mask for port in finish.outputs_of("update") if port.mask}
         return [
-            self._result(_of_client(out, at, size), masks, sums[at], steps, len(each.data))
+            result_of(manifest, _of_client(out, at, size), sums[at], steps, len(each.data))
             for at, each in enumerate(group)
         ]
-
-    def _result(
-        self, out: Arrays, masks: dict[str, int], sums: Metrics, steps: Sequence[int], samples: int
-    ) -> RoundResult:
-        means = {name: total / max(1, self._reporting(name, steps)) for name, total in sums.items()}
-        return RoundResult(
-            update=labelled(out, "update"),
-            masks=masks,
-            carry=labelled(out, "carry"),
-            metrics=means | {name: float(value) for name, value in labelled(out, "metric").items()},
-            samples=samples,
-        )
-
-    def _reporting(self, metric: str, steps: Sequence[int]) -> int:
-        graphs = [self._manifest.graph(phase.graph) for phase in self._manifest.phases]
-        return sum(
-            made
-            for graph, made in zip(graphs, steps, strict=True)
-            if any(port.label == metric for port in graph.outputs_of("metric"))
-        )
 
     def _fed(
         self, phase: PhaseSpec, feeds: Sequence[Feeds], step: int, first: int
@@ -138,23 +115,8 @@ class LocalTraining:
         return graph, batches
 
     def _feeds(self, given: Given, client: Participant) -> Feeds:
-        manifest, features = self._manifest, None
-        if manifest.prefix:
-            record = self._record(given, client.data)
-
-            def recorded(rows: Array) -> Array:
-                return record[rows]
-
-            features = recorded
-        edges = {bucket.length for phase in manifest.phases for bucket in phase.shorter}
-        return Feeds(
-            client.seed,
-            client.data,
-            {**manifest.hyper, **given.hyper},
-            manifest.draws,
-            features,
-            tuple(sorted(edges)),
-        )
+        features = self._record(given, client.data).__getitem__ if self._manifest.prefix else None
+        return Feeds.of(self._manifest, client.seed, client.data, given.hyper, features)
 
     def _record(self, given: Given, data: FittedData) -> Array:
         """The boundary activations, one row per sample (embracingfl.md, Algorithm 1)."""
@@ -201,15 +163,6 @@ class LocalTraining:
                 whole = np.asarray(arrays[0]) if common else np.stack(arrays)
                 inputs[port.name] = torch.from_numpy(whole).to(self._functions.device)
         return self._functions.recorded(graph.name, len(own))(inputs)
-
-
-def _kept(graph: Graph, carry: Arrays) -> Arrays:
-    """What a graph reads of earlier rounds; zeros where nothing is left."""
-    kept: Arrays = {}
-    for port in graph.inputs_of("carry"):
-        kept[port.name] = carry.get(port.label, np.zeros(port.shape, port.dtype))
-        check_port(port, kept[port.name])
-    return kept
 
 
 def _state(out: Tensors) -> Tensors:

@@ -20,7 +20,7 @@ from edgefl.wire.tensors import Arrays
 from server.active_round import Began
 from server.coordinator import machine as coordinator
 from server.coordinator.fleet import Assignment, Assignments
-from server.coordinator.machine import Actions, Answered, OpenRound, Reassign, Rules, State, Tick
+from server.coordinator.states import Actions, Answered, OpenRound, Reassign, Rules, State, Tick
 from server.publish.model import Model
 from server.run_spec import RunSpec
 from server.taking.active import ActiveRound

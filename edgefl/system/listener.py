@@ -11,6 +11,7 @@ import errno
 import logging
 import select
 import socket
+import ssl
 import sys
 import time
 from contextlib import suppress
@@ -43,6 +44,38 @@ def most_connections() -> int:
     if descriptors == resource.RLIM_INFINITY:
         return _MOST_CONNECTIONS
     return max(_LEAST_CONNECTIONS, min(_MOST_CONNECTIONS, (descriptors - _RESERVED) // 2))
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """Return a socket that listens at this address; port 0 is any that is free. OSError if it cannot be had."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, kind, protocol, _, address = found[0]
+    made = socket.socket(family, kind, protocol)
+    try:
+        if port:  # of free ports the system would else hand out one that another process is about to take
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(address)
+        made.listen(_BACKLOG)
+    except OSError:
+        made.close()
+        raise
+    return made
+
+
+def certificate_fault(cert_file: str, key_file: str, names: str) -> str:
+    """Return what is wrong with a certificate and its key, which settings called ``names`` name; empty if nothing is."""
+    if bool(cert_file) != bool(key_file):
+        return f"a certificate and its key go together: name both ({names}), or none"
+    try:
+        if cert_file:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(cert_file, key_file, password=lambda: "")
+    except (OSError, ValueError) as error:
+        return (
+            f"the certificate {cert_file} with the key {key_file} cannot be used ({error}): name PEM files that belong "
+            "together and can be read, the key without a password"
+        )
+    return ""
 
 
 class _ClientSocket(socket.socket):

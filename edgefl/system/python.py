@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +13,17 @@ from contextlib import contextmanager
 def module_command(module: str, *arguments: str) -> list[str]:
     """Return the command ``python -P -m module arguments``. The child imports nothing from its working folder."""
     return [sys.executable, "-P", "-m", module, *arguments]
+
+
+def start_module(module: str, end: socket.socket) -> subprocess.Popen[bytes]:
+    """Start ``module`` with the descriptor of ``end`` as its argument. Ctrl-C does not reach its session."""
+    return subprocess.Popen(
+        module_command(module, str(end.fileno())),
+        pass_fds=[end.fileno()],
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": child_path()},
+    )
 
 
 def child_path() -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hmac
 import os
-import ssl
 import sys
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from starlette.websockets import WebSocket
 from edgefl.config import Federation, load
 from edgefl.data.dataset import Dataset
 from edgefl.setup.data import open_data
-from edgefl.system.listener import WebServer
+from edgefl.system.listener import WebServer, certificate_fault
 from edgefl.web.built import PACKED, built_page
 from edgefl.web.code import as_svg
 from edgefl.web.offer import Offer, offer_of
@@ -205,14 +204,5 @@ def _data(federation: Federation) -> Dataset | None:
 
 def check_certificate(cert_file: str, key_file: str) -> None:
     """ConfigError for half a certificate, or one that cannot be used."""
-    if bool(cert_file) != bool(key_file):
-        raise ConfigError("a certificate and its key go together: name both (`web_cert`, `web_key`), or none")
-    if not cert_file:
-        return
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert_file, key_file, password=lambda: "")
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"the certificate {cert_file} with the key {key_file} cannot be used ({error}): name PEM files that belong "
-            "together and can be read, the key without a password"
-        ) from error
+    if fault := certificate_fault(cert_file, key_file, "`web_cert`, `web_key`"):
+        raise ConfigError(fault)

@@ -91,32 +91,6 @@ def gap_bytes(packed: Packed, count: int) -> int:
     return sum(int(_lengths(gaps).sum()) for gaps in _gaps(packed))
 
 
-def mask_bytes(mask: Mask) -> int:
-    """Bytes of ``mask`` in a blob: packed or as gaps, whichever is smaller."""
-    packed = pack(mask)
-    return min(packed.size, gap_bytes(packed, mask.size))
-
-
-def dense_bytes(count: int, value_bytes: int = 4) -> int:
-    """Bytes of all ``count`` values, no mask needed: 4 d, or 2 d as float16."""
-    return value_bytes * count
-
-
-def bitmask_bytes(count: int, held: int, value_bytes: int = 4) -> int:
-    """Bytes of ``held`` of ``count`` values and their packed mask: ceil(d / 8) + 4 k, or + 2 k as float16."""
-    return packed_bytes(count) + value_bytes * held
-
-
-def gap_coded_bytes(mask: Mask, value_bytes: int = 4) -> int:
-    """Bytes of the values that ``mask`` holds and its gaps: (1 to 2) k + 4 k for most masks, here exactly."""
-    return gap_bytes(pack(mask), mask.size) + value_bytes * int(np.count_nonzero(mask))
-
-
-def upload_bytes(held: int, value_bytes: int = 4) -> int:
-    """Bytes on the way up, values only, because the server knows the mask: 4 k, or 2 k as float16."""
-    return value_bytes * held
-
-
 def _gaps(packed: Packed) -> Iterator[Numbers]:
     """Unset entries before each set one, piece by piece; no empty piece."""
     previous = -1

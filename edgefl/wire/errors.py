@@ -6,6 +6,8 @@ so that a program can react without parsing text.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 
 class EdgeflError(Exception):
     """Base of every error that edgefl raises on purpose. ``details`` holds the values the message names."""
@@ -16,6 +18,17 @@ class EdgeflError(Exception):
         super().__init__(message)
         self.message = message
         self.details = details
+
+    def __reduce__(self) -> tuple[Callable[..., EdgeflError], tuple[type[EdgeflError], dict[str, object]]]:
+        return remade, (type(self), vars(self))
+
+
+def remade(kind: type[EdgeflError], attributes: Mapping[str, object]) -> EdgeflError:
+    """Return an error of the class ``kind`` with these attributes, whatever its constructor takes."""
+    made = kind.__new__(kind)
+    EdgeflError.__init__(made, str(attributes["message"]))
+    vars(made).update(attributes)
+    return made
 
 
 class ConfigError(EdgeflError):
@@ -60,23 +73,23 @@ class ProtocolError(EdgeflError):
     exit_code = 8
 
 
-class IdentityError(ProtocolError):
+class ReasonedError(EdgeflError):
+    """Base of the errors whose ``reason`` is a short code."""
+
+    def __init__(self, reason: str, message: str, **details: object) -> None:
+        super().__init__(message, **details)
+        self.reason = reason
+
+
+class IdentityError(ReasonedError, ProtocolError):
     """A message that is not signed as it has to be: no, an unknown or a revoked key, an old message sent again.
     ``reason`` is a short code."""
 
-    def __init__(self, reason: str, message: str, **details: object) -> None:
-        super().__init__(message, **details)
-        self.reason = reason
 
-
-class UpdateRejected(EdgeflError):
+class UpdateRejected(ReasonedError):
     """An update the aggregator refuses: wrong shapes, NaN, wrong tier, closed round. ``reason`` is a short code."""
 
     exit_code = 9
-
-    def __init__(self, reason: str, message: str, **details: object) -> None:
-        super().__init__(message, **details)
-        self.reason = reason
 
 
 class StaleRecordError(EdgeflError):
@@ -103,14 +116,10 @@ class ParticipationError(EdgeflError):
     exit_code = 13
 
 
-class RoundDeclined(EdgeflError):
+class RoundDeclined(ReasonedError):
     """A task that this device cannot take; nothing is wrong with the round. ``reason`` is a short code."""
 
     exit_code = 14
-
-    def __init__(self, reason: str, message: str, **details: object) -> None:
-        super().__init__(message, **details)
-        self.reason = reason
 
 
 class StepError(EdgeflError):

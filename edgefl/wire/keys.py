@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from edgefl.system.files import make_folder, naming, sync_folder, write_whole
+from edgefl.system.files import make_folder, write_whole
 from edgefl.wire.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -209,12 +209,4 @@ def _private_key(path: Path) -> Ed25519PrivateKey:
 def _write_key(path: Path, private: bytes) -> None:
     """Whole or not at all: half a key after a power cut would be another name."""
     make_folder(path.parent)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    partial.unlink(missing_ok=True)
-    opened = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with naming(path), os.fdopen(opened, "w") as file:
-        file.write(private.hex() + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
-    sync_folder(path.parent)
+    write_whole(path, f"{private.hex()}\n".encode(), durable=True, shared=True, private=True)

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from edgefl.wire.errors import ModelError
 from edgefl.wire.tensors import Array, Arrays
 
 Positions = npt.NDArray[np.int64]
@@ -95,6 +94,17 @@ def pieces(
             start += size
 
 
+def spans(
+    name: str, region: Region, shapes: Mapping[str, tuple[int, ...]]
+) -> Iterator[tuple[str, slice, Positions | None]]:
+    """Yield :func:`pieces`, each with where its entries lie in the flat local tensor."""
+    start = 0
+    for part, positions in pieces(name, region, shapes):
+        count = math.prod(shapes[part]) if positions is None else positions.size
+        yield part, slice(start, start + count), positions
+        start += count
+
+
 def extract(weights: Mapping[str, Array], regions: Mapping[str, Region]) -> Arrays:
     """The local tensors that ``regions`` describe, out of the global ones; copies where they are cut."""
     shapes = {name: array.shape for name, array in weights.items()}
@@ -107,40 +117,3 @@ def extract(weights: Mapping[str, Array], regions: Mapping[str, Region]) -> Arra
         flat = parts[0] if len(parts) == 1 else np.concatenate(parts)
         local[name] = flat.reshape(local_shape(name, region, shapes))
     return local
-
-
-def check_regions(regions: Mapping[str, Region], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """ModelError unless every region lies inside the global tensors of these ``shapes`` and names no entry twice."""
-    for name, region in regions.items():
-        parts = region.names if isinstance(region, Entries) else (name,)
-        missing = [part for part in parts if part not in shapes]
-        if missing:
-            raise ModelError(
-                f"the region of {name!r} names {missing[0]!r}, which the model does not have", name=name
-            )
-        whole = shapes[name] if isinstance(region, Block) else ()
-        if isinstance(region, Block) and not _inside(region, whole):
-            raise ModelError(
-                f"the region {region.axes} of {name!r} does not lie in its shape {whole}",
-                name=name,
-                shape=whole,
-            )
-        if isinstance(region, Entries):
-            _check_entries(name, region, sum(math.prod(shapes[part]) for part in parts))
-
-
-def _inside(region: Block, whole: tuple[int, ...]) -> bool:
-    return len(region.axes) == len(whole) and all(
-        axis is None
-        or (len(axis) > 0 and min(axis) >= 0 and max(axis) < size and len(set(axis)) == len(axis))
-        for axis, size in zip(region.axes, whole, strict=True)
-    )
-
-
-def _check_entries(name: str, region: Entries, size: int) -> None:
-    positions = region.positions
-    rising = bool((np.diff(positions) > 0).all())
-    if not rising or (positions.size and not 0 <= positions[0] <= positions[-1] < size):
-        raise ModelError(
-            f"the entries of {name!r} must be ascending positions in 0..{size - 1}", name=name, size=size
-        )

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgefl.wire.errors import ConfigError
-from edgefl.wire.regions import Region, pieces
+from edgefl.wire.regions import Region, spans
 from edgefl.wire.tensors import Array
 from edgefl.wire.update.decode import decode, read, scaled, split
 from edgefl.wire.update.form import Codes, Form
@@ -213,9 +213,10 @@ def _squares_of_sections(
                 if part not in without:
                     yield float(scale * level) ** 2 * count
         else:
-            for part, entries, _ in _parts(coded.name, read(coded, region, shapes), region, shapes):
+            entries = read(coded, region, shapes)
+            for part, where, _ in spans(coded.name, region, shapes):
                 if part not in without:
-                    yield _square(entries)
+                    yield _square(entries[where])
 
 
 def _squares_of_tensors(
@@ -226,22 +227,12 @@ def _squares_of_tensors(
     without: Collection[str],
 ) -> Iterator[float]:
     for name, region in regions.items():
-        for part, entries, positions in _parts(name, tensors[name].reshape(-1), region, shapes):
+        flat = tensors[name].reshape(-1)
+        for part, where, positions in spans(name, region, shapes):
             if part in without:
                 continue
             old = None if base is None else base[part].reshape(-1)
-            yield _square(entries, old if old is None or positions is None else old[positions])
-
-
-def _parts(
-    name: str, flat: Array, region: Region, shapes: Mapping[str, tuple[int, ...]]
-) -> Iterator[tuple[str, Array, npt.NDArray[np.int64] | None]]:
-    """(global tensor, its entries, their positions in it) of a local tensor."""
-    start = 0
-    for part, positions in pieces(name, region, shapes):
-        count = math.prod(shapes[part]) if positions is None else positions.size
-        yield part, flat[start : start + count], positions
-        start += count
+            yield _square(flat[where], old if old is None or positions is None else old[positions])
 
 
 def _square(entries: Array, old: Array | None = None) -> float:

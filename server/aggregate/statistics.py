@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgefl.wire.bits import packed_bytes
-from edgefl.wire.regions import Entries, Region, local_shape, pieces
+from edgefl.wire.regions import Entries, Region, local_shape, spans
 from edgefl.wire.tensors import Array, Arrays
 from edgefl.wire.update.decode import decode, read, split, widen
 from edgefl.wire.update.form import Codes, Form, Section, Sparse, Values
@@ -142,10 +142,7 @@ def _coded(encoding: Codes, where: Positions, scales: Positions) -> _Part:
 
 def _scales(section: Section, name: str, region: Region, shapes: Shapes, first: int) -> Positions:
     """Where in the update's scales that of each entry lies."""
-    counts = [
-        (part, math.prod(shapes[part]) if positions is None else positions.size)
-        for part, positions in pieces(name, region, shapes)
-    ]
+    counts = [(part, where.stop - where.start) for part, where, _ in spans(name, region, shapes)]
     groups = section.groups if section.scales else dict.fromkeys((part for part, _ in counts), 0)
     return np.concatenate(
         [np.full(count, first + groups[part], np.int64) for part, count in counts] or [np.empty(0, np.int64)]
@@ -271,12 +268,7 @@ class Bounds:
         self, name: str, region: Region, shapes: Shapes
     ) -> Iterator[tuple[str, slice, npt.NDArray[np.int64] | None]]:
         """(global tensor, where its entries lie in the local one, their positions in it): of those that are bounded."""
-        start = 0
-        for part, positions in pieces(name, region, shapes):
-            count = math.prod(shapes[part]) if positions is None else positions.size
-            if part in self.base:
-                yield part, slice(start, start + count), positions
-            start += count
+        return (each for each in spans(name, region, shapes) if each[0] in self.base)
 
     def _between(self, form: Form, part: str, positions: npt.NDArray[np.int64] | None) -> tuple[Reals, Reals]:
         """What an update may say of these entries: values, or changes."""

@@ -20,52 +20,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from server.coordinator import attendance, bench, buffered, rollout, roster, selection, words
+from server.coordinator import attendance, bench, buffered, rollout, roster, selection, states, words
 from server.coordinator.eligibility import unfit
-from server.coordinator.fleet import Assignment, Assignments, Devices, Status
+from server.coordinator.fleet import Assignments, Devices, Status
 from server.coordinator.roster import Device
-from server.coordinator.states import (
-    MOST_REFUSED,
-    MOST_SAMPLES,
-    Abandon,
-    Action,
-    Actions,
-    Answered,
-    Answers,
-    Close,
-    Declined,
-    DeviceHello,
-    DeviceLeft,
-    DeviceStatus,
-    Event,
-    Finish,
-    Hold,
-    ModelReady,
-    Open,
-    OpenRound,
-    Outage,
-    Outcome,
-    Reassign,
-    Refuse,
-    Rules,
-    SendTask,
-    State,
-    Tick,
-    TrialCounted,
-    TurnLost,
-    Version,
-    Warn,
-)
+from server.coordinator.states import MOST_REFUSED, Actions, OpenRound, Rules, State
 from server.coordinator.tasks import assigned
 from server.coordinator.words import noted
-
-__all__ = [
-    "MOST_SAMPLES", "Abandon", "Action", "Actions", "Answered", "Answers", "Assignment", "Close", "Declined",
-    "DeviceHello", "DeviceLeft", "DeviceStatus", "Event", "Finish", "Hold", "ModelReady", "Open", "OpenRound", "Outage",
-    "Outcome", "Reassign", "Refuse", "Rules", "SendTask", "State", "Tick", "TrialCounted", "Warn", "initial", "step",
-    "wake_at",
-]  # fmt: skip
-
 
 _OF_NO_USE = (
     f"{MOST_REFUSED} tries in a row ended for refused updates, and the next would not be better; start over in another "
@@ -86,7 +47,7 @@ def initial(model_version: str, now: float) -> State:
 
 
 def step(
-    rules: Rules, state: State, event: Event, now: float, *, settle: bool = True
+    rules: Rules, state: State, event: states.Event, now: float, *, settle: bool = True
 ) -> tuple[State, Actions]:
     """The state after ``event``, and what the service is to do, in order.
 
@@ -94,26 +55,26 @@ def step(
     round opens or closes for it is found out by the next event with it, such as a Tick.
     """
     match event:
-        case DeviceHello():
+        case states.DeviceHello():
             return _hello(rules, state, event, now, settle=settle)
-        case DeviceLeft():
+        case states.DeviceLeft():
             return replace(state, devices=state.devices.without(event.device)), ()
-        case TrialCounted():
+        case states.TrialCounted():
             return replace(state, trial=event.trial), ()
-        case DeviceStatus() if not settle:
+        case states.DeviceStatus() if not settle:
             return _seen(state, event, now), ()
-        case DeviceStatus():
+        case states.DeviceStatus():
             state = _seen(state, event, now)
-        case Answered() | Declined() | TurnLost():
+        case states.Answered() | states.Declined() | states.TurnLost():
             state = _answered(state, event)
-        case Answers():
+        case states.Answers():
             for each in event.answers:
                 state = _answered(state, each)
-        case Outage():
+        case states.Outage():
             state = _delayed(rules, state, event.seconds)
-        case Hold():
+        case states.Hold():
             state = replace(state, held=event.on)
-        case ModelReady() if state.phase == "closing" and state.round is not None:
+        case states.ModelReady() if state.phase == "closing" and state.round is not None:
             if event.failed:
                 return _failed(rules, state, state.round, event, now)
             state = _completed(state, state.round, event.model_version, now)
@@ -131,7 +92,7 @@ def wake_at(rules: Rules, state: State, now: float) -> float | None:
 
 
 def _hello(
-    rules: Rules, state: State, event: DeviceHello, now: float, *, settle: bool
+    rules: Rules, state: State, event: states.DeviceHello, now: float, *, settle: bool
 ) -> tuple[State, Actions]:
     """A hello is retained, so it may be old news: whether the device is there, its status says, if there is one."""
     tier = roster.tier_of(rules.tiers, event.device, event.memory_bytes)
@@ -144,17 +105,21 @@ def _hello(
     device = Device(event.device, tier, event.samples, online, seen, event.conditions, why)
     state = replace(state, devices=state.devices.with_device(device))
     state, actions = _settle(rules, state, now) if settle else (state, ())
-    if state.phase != "open" or state.round is None or any(isinstance(action, Open) for action in actions):
+    if (
+        state.phase != "open"
+        or state.round is None
+        or any(isinstance(action, states.Open) for action in actions)
+    ):
         return state, actions  # opening a round sends every task
     assignment = state.round.assignments.get(event.device)
     if assignment is None or assignment.status != "open" or event.again:
         return state, actions
-    if any(isinstance(action, Reassign) and assignment in action.tasks for action in actions):
+    if any(isinstance(action, states.Reassign) and assignment in action.tasks for action in actions):
         return state, actions  # a new task is sent anyway
-    return state, (*actions, SendTask(assignment))
+    return state, (*actions, states.SendTask(assignment))
 
 
-def _seen(state: State, event: DeviceStatus, now: float) -> State:
+def _seen(state: State, event: states.DeviceStatus, now: float) -> State:
     known = state.devices.get(event.device)
     if known is None:
         return state  # a stranger is nobody before its hello
@@ -181,16 +146,16 @@ def _delayed(rules: Rules, state: State, seconds: float) -> State:
     )
 
 
-def _answered(state: State, event: Answered | Declined | TurnLost) -> State:
+def _answered(state: State, event: states.Answered | states.Declined | states.TurnLost) -> State:
     task = state.round.assignments.get(event.device) if state.round is not None else None
-    if isinstance(event, Answered):
+    if isinstance(event, states.Answered):
         if task is None or event.nonce not in ("", task.nonce):
             return state
         status: Status = "accepted" if event.accepted else "rejected"
         return _with_answer(state, event.device, status=status, reason=event.reason)
     if state.round is None or task is None or task.nonce != event.nonce or state.phase != "open":
         return state
-    if isinstance(event, TurnLost):
+    if isinstance(event, states.TurnLost):
         tasks = state.round.assignments.with_lost_turn(event.device)
         return replace(state, round=replace(state.round, assignments=tasks))
     return _with_answer(state, event.device, status="declined", reason=event.reason)
@@ -221,7 +186,7 @@ def _maybe_close(rules: Rules, state: State, current: OpenRound, now: float) -> 
         if accepted < current.goal:
             lacking = attendance.lacking(rules, state, current, now)
             return _without(rules, state, current, lacking, now) if lacking else (state, ())
-        return replace(noted(state, current, now), phase="closing"), (Close(current),)
+        return replace(noted(state, current, now), phase="closing"), (states.Close(current),)
     given_up = attendance.given_up_at(rules, state, current)
     until = current.deadline if given_up is None else min(given_up, current.deadline)
     if accepted < current.goal and now < until and current.count("open"):
@@ -229,7 +194,7 @@ def _maybe_close(rules: Rules, state: State, current: OpenRound, now: float) -> 
     before, state = state, noted(bench.judged(rules, state, current, now), current, now)
     left_out = _left_out(before, state)
     if accepted >= max(1, rules.min_reports):
-        closing = (*_incomplete(rules, state, current, now), Close(current))
+        closing = (*_incomplete(rules, state, current, now), states.Close(current))
         return replace(state, phase="closing"), (*left_out, *closing)
     after, actions = _too_few(rules, state, current, now)
     return after, (*left_out, *actions)
@@ -242,7 +207,9 @@ def _too_few(rules: Rules, state: State, current: OpenRound, now: float) -> tupl
         return _begin_again(state, current, lost, now)
     refused, text = state.refused + 1 if words.all_diverged(current) else 0, words.too_few(rules, current)
     if refused < MOST_REFUSED:
-        return replace(_between_rounds(state, current, now), refused=refused), (Abandon(current, text),)
+        return replace(_between_rounds(state, current, now), refused=refused), (
+            states.Abandon(current, text),
+        )
     return _refused(state, current, text, words.DIVERGED_RUN, now)
 
 
@@ -253,7 +220,7 @@ def _maybe_finish(rules: Rules, state: State, current: OpenRound, now: float) ->
             return _refused(state, current, words.too_few(rules, current), words.DIVERGED_RUN, now)
         return buffered.gone_on(rules, state, current, now)
     after = noted(bench.judged(rules, state, current, now), current, now)
-    return replace(after, phase="closing"), (*_left_out(state, after), Close(current))
+    return replace(after, phase="closing"), (*_left_out(state, after), states.Close(current))
 
 
 def _left_out(before: State, after: State) -> Actions:
@@ -261,7 +228,7 @@ def _left_out(before: State, after: State) -> Actions:
     benched = bench.newly_benched(before, after)
     if not benched:
         return ()
-    return (Warn(words.left_out(benched)),)
+    return (states.Warn(words.left_out(benched)),)
 
 
 def _incomplete(rules: Rules, state: State, current: OpenRound, now: float) -> Actions:
@@ -273,7 +240,7 @@ def _incomplete(rules: Rules, state: State, current: OpenRound, now: float) -> A
         f"round {current.number} goes on without {attendance.told(absent)}: the program needs every device in every round, "
         "so the method's guarantees do not hold"
     )
-    return (Warn(text),)
+    return (states.Warn(text),)
 
 
 def _without(
@@ -295,7 +262,9 @@ def _without(
         if refused == MOST_REFUSED:
             return _refused(state, current, text, _OF_NO_USE, now)
         again = f"{text}; the exchange is tried again as soon as all of them are there"
-        return replace(_between_rounds(state, current, now), refused=refused), (Abandon(current, again),)
+        return replace(_between_rounds(state, current, now), refused=refused), (
+            states.Abandon(current, again),
+        )
     if _may_begin_again(rules, current):
         return _begin_again(state, current, lost, now)
     remedy = (
@@ -319,12 +288,15 @@ def _begin_again(
         "model, with its opening exchange and whatever devices are there"
     )
     after = replace(_between_rounds(state, current, now), position=0, members=())
-    return after, (Abandon(current, text, restart=True), Warn(text))
+    return after, (states.Abandon(current, text, restart=True), states.Warn(text))
 
 
 def _refused(state: State, current: OpenRound, text: str, remedy: str, now: float) -> tuple[State, Actions]:
     ended = replace(_between_rounds(state, current, now), phase="done")
-    return ended, (Abandon(current, text), Refuse(f"{text}; {remedy}", words.all_diverged(current)))
+    return ended, (
+        states.Abandon(current, text),
+        states.Refuse(f"{text}; {remedy}", words.all_diverged(current)),
+    )
 
 
 def _completed(state: State, current: OpenRound, model_version: str, now: float) -> State:
@@ -333,7 +305,7 @@ def _completed(state: State, current: OpenRound, model_version: str, now: float)
 
 
 def _failed(
-    rules: Rules, state: State, current: OpenRound, ready: ModelReady, now: float
+    rules: Rules, state: State, current: OpenRound, ready: states.ModelReady, now: float
 ) -> tuple[State, Actions]:
     """The server's step gave no model, or one that is worse. Its round has been journaled as abandoned.
 
@@ -341,7 +313,7 @@ def _failed(
     """
     after = replace(_between_rounds(state, current, now), refused=0 if ready.undone else state.refused + 1)
     if after.refused == MOST_REFUSED:
-        return replace(after, phase="done"), (Refuse(f"{ready.failed}; {_NO_MODEL}"),)
+        return replace(after, phase="done"), (states.Refuse(f"{ready.failed}; {_NO_MODEL}"),)
     return _settle(rules, after, now)
 
 
@@ -350,7 +322,7 @@ def _between_rounds(state: State, ended: OpenRound, now: float) -> State:
         state, phase="waiting", next_round=ended.number + 1, waiting_since=now, round=None, refused=0
     )
     # What is still at work goes on in the next version.
-    versions = {**ended.older, ended.number: Version(ended.model_version, ended.position)}
+    versions = {**ended.older, ended.number: states.Version(ended.model_version, ended.position)}
     open_tasks = Assignments(dict(ended.assignments.open)) if ended.buffered else state.carried
     return replace(after, carried=open_tasks, versions=versions if ended.buffered else {})
 
@@ -360,7 +332,7 @@ def _maybe_open(rules: Rules, state: State, now: float) -> tuple[State, Actions]
         done = replace(state, phase="done")
         if (rules.whole and 0 < state.position <= rules.opening) or not state.base:
             return done, (words.nothing_trained(rules, diverged=state.refused > 0),)
-        return done, (Finish(),)
+        return done, (states.Finish(),)
     if state.held:
         return state, ()
     there = attendance.presence(rules, state, now)
@@ -374,7 +346,7 @@ def _maybe_open(rules: Rules, state: State, now: float) -> tuple[State, Actions]
         state = replace(state, trial=rollout.begun(rules.rollout, state.next_round, state.devices, names))
     opened = _new_round(rules, state, names, now)
     members = tuple(names) if rules.all_needed else ()
-    return replace(state, phase="open", round=opened, members=members), (Open(opened),)
+    return replace(state, phase="open", round=opened, members=members), (states.Open(opened),)
 
 
 def _new_round(rules: Rules, state: State, names: list[str], now: float) -> OpenRound:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+import msgspec
+
 from edgefl.wire.errors import DivergedError, EdgeflError, ParticipationError
 from edgefl.wire.mqtt.conditions import UNKNOWN, Conditions
 from server.coordinator.eligibility import EVERYONE, Selection
@@ -210,8 +212,7 @@ class State:
 # -- events ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class DeviceHello:
+class DeviceHello(msgspec.Struct, frozen=True):
     """A device's introduction: live, after each connection it makes, or retained, after each of ours.
 
     ``online``: what its status said, where that came before the first hello. ``again``: only its conditions are new.
@@ -225,8 +226,7 @@ class DeviceHello:
     again: bool = False
 
 
-@dataclass(frozen=True)
-class DeviceStatus:
+class DeviceStatus(msgspec.Struct, frozen=True):
     """The broker says a device came or went. ``for_good``: it has no grace, as it is let in no more."""
 
     device: str
@@ -234,15 +234,13 @@ class DeviceStatus:
     for_good: bool = False
 
 
-@dataclass(frozen=True)
-class DeviceLeft:
+class DeviceLeft(msgspec.Struct, frozen=True):
     """A device gave its place to another, before it ever had a task."""
 
     device: str
 
 
-@dataclass(frozen=True)
-class Answered:
+class Answered(msgspec.Struct, frozen=True):
     """A device's update was accepted, or refused for good. ``reason``, for people, says why it was refused. ``nonce`` is
     that of the task, which may be over by now; empty for the one that is open."""
 
@@ -252,8 +250,7 @@ class Answered:
     nonce: str = ""
 
 
-@dataclass(frozen=True)
-class Declined:
+class Declined(msgspec.Struct, frozen=True):
     """A device will not answer the task with that nonce. ``reason`` is a short code."""
 
     device: str
@@ -261,23 +258,20 @@ class Declined:
     reason: str
 
 
-@dataclass(frozen=True)
-class TurnLost:
+class TurnLost(msgspec.Struct, frozen=True):
     """A device did not send its update within its turn, while others waited. ``nonce`` is that of its task."""
 
     device: str
     nonce: str
 
 
-@dataclass(frozen=True)
-class Answers:
+class Answers(msgspec.Struct, frozen=True):
     """What several devices answered, as one step: only then is looked whether the round closes."""
 
     answers: tuple[Answered | Declined | TurnLost, ...]
 
 
-@dataclass(frozen=True)
-class ModelReady:
+class ModelReady(msgspec.Struct, frozen=True):
     """The closing round's model has been computed and saved. ``failed`` says why there is none, if the model stays;
     ``undone``: because it was bad (:mod:`server.coordinator.collapse`), which the next one need not be."""
 
@@ -286,29 +280,25 @@ class ModelReady:
     undone: bool = False
 
 
-@dataclass(frozen=True)
-class TrialCounted:
+class TrialCounted(msgspec.Struct, frozen=True):
     """The trial of a candidate, with the round that ended last, which the journal has."""
 
     trial: Trial
 
 
-@dataclass(frozen=True)
-class Outage:
+class Outage(msgspec.Struct, frozen=True):
     """The server could not be reached for ``seconds``: what it waits for may take that much longer."""
 
     seconds: float
 
 
-@dataclass(frozen=True)
-class Hold:
+class Hold(msgspec.Struct, frozen=True):
     """No other round is to open, or (not ``on``) rounds may open again."""
 
     on: bool
 
 
-@dataclass(frozen=True)
-class Tick:
+class Tick(msgspec.Struct, frozen=True):
     """Time has passed."""
 
 
@@ -330,37 +320,32 @@ Event = (
 # -- actions ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Open:
+class Open(msgspec.Struct, frozen=True):
     """Journal the round, publish its weights, announce it and send every task."""
 
     round: OpenRound
 
 
-@dataclass(frozen=True)
-class SendTask:
+class SendTask(msgspec.Struct, frozen=True):
     """Send one device its task (again)."""
 
     assignment: Assignment
 
 
-@dataclass(frozen=True)
-class Reassign:
+class Reassign(msgspec.Struct, frozen=True):
     """Journal that the tasks ``over`` take no update any more (their status says why), and the new ``tasks``; send these."""
 
     over: tuple[Assignment, ...]
     tasks: tuple[Assignment, ...]
 
 
-@dataclass(frozen=True)
-class Close:
+class Close(msgspec.Struct, frozen=True):
     """Compute the new model from the accepted updates, then report ModelReady."""
 
     round: OpenRound
 
 
-@dataclass(frozen=True)
-class Abandon:
+class Abandon(msgspec.Struct, frozen=True):
     """Drop the round: the model stays as it is. ``restart``: the method begins again with the next one."""
 
     round: OpenRound
@@ -368,15 +353,13 @@ class Abandon:
     restart: bool = False
 
 
-@dataclass(frozen=True)
-class Warn:
+class Warn(msgspec.Struct, frozen=True):
     """Tell people; the run goes on."""
 
     text: str
 
 
-@dataclass(frozen=True)
-class Refuse:
+class Refuse(msgspec.Struct, frozen=True):
     """End the run, unfinished, and say why. ``diverged``: the last round's updates were not finite."""
 
     text: str
@@ -388,8 +371,7 @@ class Refuse:
         return (DivergedError if self.diverged else ParticipationError)(self.text)
 
 
-@dataclass(frozen=True)
-class Finish:
+class Finish(msgspec.Struct, frozen=True):
     """All rounds are over."""
 
 

@@ -15,8 +15,8 @@ from edgefl.wire.mqtt.messages import Ack, Update, UpdateChunk
 from edgefl.wire.mqtt.packets import Traffic
 from edgefl.wire.printable import printable
 from server.coordinator.claims import Claim, addressed, weigh
-from server.coordinator.machine import Answered, Assignment, OpenRound, Rules, State
-from server.coordinator.states import TurnLost
+from server.coordinator.fleet import Assignment
+from server.coordinator.states import Answered, OpenRound, Rules, State, TurnLost
 from server.events import Event, Rejected, Warned
 from server.intake.assembly import LEAST_PIECE, Assembly, Complete
 from server.intake.gate import Gate

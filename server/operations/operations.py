@@ -14,8 +14,8 @@ from edgefl.wire.errors import StoreError
 from edgefl.wire.mqtt.inbox import Inbox
 from edgefl.wire.printable import printable
 from server import events
-from server.coordinator import machine as coordinator
-from server.coordinator.machine import State
+from server.coordinator import states
+from server.coordinator.states import State
 from server.operations.mailbox import AnyOrder, Drain, Mailbox, Pause, Resume, RollBack
 
 # Carries out an operator's orders, between two rounds where that matters. Each one's fate is told, and audited.
@@ -36,7 +36,7 @@ class Course(Protocol):
 
     state: State
 
-    def advance(self, event: coordinator.Event) -> None: ...
+    def advance(self, event: states.Event) -> None: ...
 
     def halt(self) -> None:
         """End the service; the run can be taken up later."""
@@ -124,7 +124,7 @@ class Operator:
         self._end(given, done=not text, text=told, version=version)
 
     def _hold(self) -> None:
-        self._course.advance(coordinator.Hold(bool(self._due) or self._mailbox.paused))
+        self._course.advance(states.Hold(bool(self._due) or self._mailbox.paused))
 
     def _end(self, given: Given, *, done: bool, text: str = "", version: int = -1) -> None:
         assert given.order is not None

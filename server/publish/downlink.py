@@ -22,7 +22,7 @@ from edgefl.wire.blobs import BlobRef
 from edgefl.wire.compression import unpacked
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.patches import halved, patch, patched, widened
-from edgefl.wire.regions import Entries, Placement, Positions, Region, pieces
+from edgefl.wire.regions import Entries, Placement, Positions, Region, spans
 from edgefl.wire.tensors import Array, Arrays
 from edgefl.wire.update.form import Form
 from server.run_spec import Count, DownlinkSpec, Encoding
@@ -138,7 +138,7 @@ class Downlink:
             r = self._lines[name].r or widened(halved(part.arrays, part.coded))
             regions = dict.fromkeys(r) if part.regions is None else part.regions
             for local in regions.keys() & r.keys():
-                _scatter(r[local].reshape(-1), pieces(local, regions[local], shapes), rounded_weights)
+                _scatter(r[local].reshape(-1), spans(local, regions[local], shapes), rounded_weights)
         return rounded_weights
 
     def _next(self, number: int, name: str, part: Part) -> _Line:
@@ -182,10 +182,7 @@ def check_counting(count: Count, encoding: Encoding, forms: Mapping[str, Form], 
         )
 
 
-def _scatter(values: Array, parts: Iterable[tuple[str, Positions | None]], into: Arrays) -> None:
+def _scatter(values: Array, parts: Iterable[tuple[str, slice, Positions | None]], into: Arrays) -> None:
     """Put a local tensor's entries (flat) where they belong."""
-    start = 0
-    for name, positions in parts:
-        size = into[name].size if positions is None else positions.size
-        into[name].reshape(-1)[slice(None) if positions is None else positions] = values[start : start + size]
-        start += size
+    for name, where, positions in parts:
+        into[name].reshape(-1)[slice(None) if positions is None else positions] = values[where]

@@ -138,14 +138,7 @@ class Actors:
         return ActorHand(self._ray, actor, f"worker-{told.worker}", deliver)
 
     def _check_room(self) -> None:
-        """Ray would wait for nodes that nobody adds."""
-        found = int(self._ray.cluster_resources().get("CPU", 0))
-        if found < self._workers:
-            raise StoreError(
-                f"the Ray cluster at {self._address} has {found} cores for {self._workers} workers, which take one each: "
-                "set server.workers to at most that, or add nodes",
-                found=found,
-            )
+        found = ray_cluster.check_room(self._ray, self._address, self._workers, "server", StoreError)
         if self._ray.available_resources().get("CPU", 0) < 1:
             raise StoreError(
                 f"the Ray cluster at {self._address} has {found} cores, and all are taken: set server.workers lower, add "

@@ -22,7 +22,7 @@ from edgefl.system.cores import cores
 from edgefl.wire.errors import StoreError
 from edgefl.wire.limits import Limits
 from server.aggregate.aggregator import PartialSum
-from server.coordinator import machine as coordinator
+from server.coordinator import states
 from server.coordinator.fleet import Assignment, Assignments
 from server.coordinator.states import Answers, OpenRound, Outage
 from server.events import Noted, Warned
@@ -220,7 +220,7 @@ class Crew:
 
     # -- what workers say ------------------------------------------------------------------------------------
 
-    def heard(self, said: messages.FromWorker) -> coordinator.Event | None:
+    def heard(self, said: messages.FromWorker) -> states.Event | None:
         """What a worker says is done; what the coordinator is to know of it."""
         member = self._members[said.worker]
         if said.hired != member.hired:

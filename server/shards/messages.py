@@ -6,6 +6,8 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import msgspec
+
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address
 from edgefl.wire.mqtt.messages import Ack
@@ -41,8 +43,7 @@ class Told:
 # -- messages of the server --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Begin:
+class Begin(msgspec.Struct, frozen=True):
     """Take the updates of a round, of which ``opened`` has the tasks of this worker's devices, with their ``keys``."""
 
     opened: OpenRound
@@ -50,30 +51,26 @@ class Begin:
     keys: Keys
 
 
-@dataclass(frozen=True)
-class Know:
+class Know(msgspec.Struct, frozen=True):
     """Keys of devices, as they are now; of one that is no device of the run: None."""
 
     keys: Mapping[str, tuple[DeviceKey, ...] | None]
 
 
-@dataclass(frozen=True)
-class Declined:
+class Declined(msgspec.Struct, frozen=True):
     """A device will send no update for the open round."""
 
     device: str
 
 
-@dataclass(frozen=True)
-class End:
+class End(msgspec.Struct, frozen=True):
     """The round has ended: return the sum of its updates, if ``summed``."""
 
     round: int
     summed: bool
 
 
-@dataclass(frozen=True)
-class Stop:
+class Stop(msgspec.Struct, frozen=True):
     """Stop the worker."""
 
 
@@ -82,16 +79,14 @@ Order = Begin | Know | Declined | End | Stop
 # -- messages of a worker ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Ready:
+class Ready(msgspec.Struct, frozen=True):
     """The worker takes updates of that round now (0: there is none), and whatever was sent before may be lost: devices are
     to hear of their tasks (again)."""
 
     round: int
 
 
-@dataclass(frozen=True)
-class Took:
+class Took(msgspec.Struct, frozen=True):
     """Results of updates: ``answers`` for the coordinator, ``acks`` for the devices, ``events`` for people.
 
     Accepted updates have been journaled.
@@ -103,8 +98,7 @@ class Took:
     events: tuple[Event, ...] = ()
 
 
-@dataclass(frozen=True)
-class Summed:
+class Summed(msgspec.Struct, frozen=True):
     """Sum of the updates of a round, whose :func:`digest` is ``taken``; None without updates or without a request."""
 
     round: int
@@ -112,29 +106,25 @@ class Summed:
     taken: str
 
 
-@dataclass(frozen=True)
-class WhoIs:
+class WhoIs(msgspec.Struct, frozen=True):
     """An unknown device sends messages."""
 
     device: str
 
 
-@dataclass(frozen=True)
-class Troubled:
+class Troubled(msgspec.Struct, frozen=True):
     """The journal, or the place of the bytes, cannot be written: nothing is taken until it can be."""
 
     text: str
 
 
-@dataclass(frozen=True)
-class TurnedAway:
+class TurnedAway(msgspec.Struct, frozen=True):
     """Number of messages that were not read or not kept since the worker began, by reason."""
 
     counts: Mapping[str, int]
 
 
-@dataclass(frozen=True)
-class Died:
+class Died(msgspec.Struct, frozen=True):
     """The worker has ended."""
 
     why: str
@@ -143,8 +133,7 @@ class Died:
 News = Ready | Took | Summed | WhoIs | Troubled | TurnedAway | Died
 
 
-@dataclass(frozen=True)
-class FromWorker:
+class FromWorker(msgspec.Struct, frozen=True):
     """``hired``: which of those that had this number one after the other said it."""
 
     worker: int

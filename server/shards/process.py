@@ -17,7 +17,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Protocol
 
-from edgefl.system.python import child_path, module_command
+from edgefl.system.python import start_module
 from edgefl.wire.errors import StoreError
 from server.shards.messages import Died, News, Order, Stop, Told
 from server.shards.worker import Worker
@@ -41,14 +41,8 @@ class Begun(Protocol):
 
 
 def begin(there: socket.socket) -> Begun:
-    """A Python of its own, with the worker's end of the pipe."""
-    return subprocess.Popen(
-        module_command("server.shards.process", str(there.fileno())),
-        pass_fds=[there.fileno()],
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,  # Ctrl-C is for the server, which then ends it
-        env={**os.environ, "PYTHONPATH": child_path()},
-    )
+    """A Python of its own, with the worker's end of the pipe. Ctrl-C is for the server, which then ends it."""
+    return start_module("server.shards.process", there)
 
 
 def _begun(begin: Callable[[socket.socket], Begun]) -> tuple[Begun, socket.socket]:

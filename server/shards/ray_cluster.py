@@ -9,7 +9,7 @@ import socket
 import threading
 from types import ModuleType
 
-from edgefl.wire.errors import ConfigError
+from edgefl.wire.errors import ConfigError, EdgeflError
 
 LOCAL = "local"
 """Address of a Ray that is started for one process, on this machine."""
@@ -30,6 +30,26 @@ def import_ray(what: str, table: str) -> ModuleType:
         ) from error
     module: ModuleType = ray
     return module
+
+
+def check_room(
+    ray: ModuleType, address: str, workers: int, table: str, refused: type[EdgeflError], gpus: int = 0
+) -> int:
+    """Return the cores of the cluster. Raise ``refused`` if it is too small: Ray would wait for nodes that nobody adds.
+
+    Each of ``workers`` takes one core, and ``gpus``. The error names the configuration ``table`` that has the setting.
+    """
+    there = ray.cluster_resources()
+    for name, what, each in (("CPU", "cores", 1), ("GPU", "GPUs", gpus)):
+        found = int(there.get(name, 0))
+        if found < each * workers:
+            raise refused(
+                f"the Ray cluster at {address} has {found} {what} for {workers} workers, which take one each: set "
+                f"{table}.workers to at most that, or add nodes",
+                address=address,
+                found=found,
+            )
+    return int(there.get("CPU", 0))
 
 
 def connect(ray: ModuleType, address: str, workers: int) -> None:

@@ -8,26 +8,27 @@ did not. Updates are journaled before they are acknowledged. Their bytes lie in 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from edgefl.wire.errors import StoreError
-from edgefl.wire.mqtt.packets import Traffic
 from edgefl.wire.mqtt.topics import NO_SHARD
 from server.coordinator.fleet import Assignment
-from server.coordinator.record import Participation, Record
-from server.coordinator.rollout import Reports, Trial
+from server.coordinator.record import Participation
 from server.coordinator.roster import Device
-from server.coordinator.states import OpenRound, Version
+from server.coordinator.states import OpenRound
 from server.storage import device_rows, participation_rows, round_rows, tables, trial_rows, update_rows
-from server.storage.round_rows import MethodProgress
-from server.storage.update_rows import AcceptedUpdate, ShardOf, Tally
+from server.storage.update_rows import AcceptedUpdate, ShardOf
 from server.storage.update_store import Place, UpdateStore
+
+_Given = ParamSpec("_Given")
+_Read = TypeVar("_Read")
 
 MOST_ROWS = 20_000
 """Tasks, and updates, that are kept of rounds that are over: about twenty rounds of a thousand devices, a thousand of
@@ -52,6 +53,19 @@ class StoredUpdate:
     weight: int
     share: float
     data: bytes
+
+
+def _in_transaction(
+    rows: Callable[Concatenate[Connection, _Given], _Read],
+) -> Callable[Concatenate[Journal, _Given], _Read]:
+    """Return a method of the journal that calls ``rows`` in a transaction of its own."""
+
+    @wraps(rows)
+    def method(journal: Journal, /, *args: _Given.args, **kwargs: _Given.kwargs) -> _Read:
+        with journal._transaction() as connection:
+            return rows(connection, *args, **kwargs)
+
+    return method
 
 
 class Journal:
@@ -140,6 +154,19 @@ class Journal:
 
     # -- rounds ----------------------------------------------------------------------------------------------
 
+    ended_round = _in_transaction(round_rows.ended_round)
+    open_tasks = _in_transaction(round_rows.open_tasks)
+    task_status = _in_transaction(round_rows.status)
+    versions = _in_transaction(round_rows.versions)
+    current_round = _in_transaction(round_rows.open_round)
+    progress = _in_transaction(round_rows.progress)
+    stop_taking = _in_transaction(round_rows.close)
+    take_again = _in_transaction(round_rows.open_again)
+    record = _in_transaction(participation_rows.read)
+    trial = _in_transaction(trial_rows.trial)
+    reports = _in_transaction(trial_rows.reports)
+    undo = _in_transaction(round_rows.undo)
+
     def open_round(
         self, run: str, opened: OpenRound, units: bytes, outcome: Mapping[str, Any] | None = None
     ) -> None:
@@ -151,14 +178,9 @@ class Journal:
                     run=run,
                     round=opened.number,
                     state="open",
-                    model_version=opened.model_version,
-                    opened=opened.opened,
-                    deadline=opened.deadline,
-                    goal=opened.goal,
-                    whole=opened.whole,
-                    weight_cap=opened.weight_cap,
                     units=units,
                     outcome=dict(outcome or {}),
+                    **{name: getattr(opened, name) for name in round_rows.COLUMNS},
                 )
             )
             round_rows.insert_tasks(connection, run, opened.began)
@@ -168,46 +190,6 @@ class Journal:
         with self._transaction() as connection:
             round_rows.answer(connection, run, over)
             round_rows.insert_tasks(connection, run, tasks)
-
-    def ended_round(self, run: str, number: int) -> OpenRound:
-        """A round as it ended; of one that waited for nobody how much it took, and no tasks."""
-        with self._transaction() as connection:
-            return round_rows.ended_round(connection, run, number)
-
-    def open_tasks(self, run: str) -> dict[str, Assignment]:
-        """The tasks of all rounds that wait for an answer, by device."""
-        with self._transaction() as connection:
-            return round_rows.open_tasks(connection, run)
-
-    def task_status(self, run: str, number: int, device: str, nonce: str) -> str:
-        """How the task of a device ended that was given in round ``number``; empty if there was none that is known."""
-        with self._transaction() as connection:
-            return round_rows.status(connection, run, number, device, nonce)
-
-    def versions(self, run: str) -> dict[int, Version]:
-        """The model that each round began from, by its number."""
-        with self._transaction() as connection:
-            return round_rows.versions(connection, run)
-
-    def current_round(self, run: str) -> OpenRound | None:
-        """The round a killed server left open."""
-        with self._transaction() as connection:
-            return round_rows.open_round(connection, run)
-
-    def progress(self, run: str) -> MethodProgress:
-        """Where the run's method stands, from the rounds that ended and the one that is open."""
-        with self._transaction() as connection:
-            return round_rows.progress(connection, run)
-
-    def stop_taking(self, run: str, number: int) -> dict[str, tuple[int, str]]:
-        """Close a round to updates before its end, whoever takes them. (shard, sha256) of those that it has, by device."""
-        with self._transaction() as connection:
-            return round_rows.close(connection, run, number)
-
-    def take_again(self, run: str) -> None:
-        """Open the round again that a killed server was closing."""
-        with self._transaction() as connection:
-            round_rows.open_again(connection, run)
 
     def begin_again(self, run: str, number: int) -> None:
         """Mark an open round: once it has ended, the method begins again. Before then the mark says nothing."""
@@ -229,21 +211,6 @@ class Journal:
         )
         with self._transaction() as connection:
             return [row[0] for row in connection.execute(query.limit(self._versions + 1))]
-
-    def record(self, run: str) -> Record:
-        """What the rounds that ended say of the devices."""
-        with self._transaction() as connection:
-            return participation_rows.read(connection, run)
-
-    def trial(self, run: str) -> Trial | None:
-        """The trial of a candidate as it stands; None if none has begun."""
-        with self._transaction() as connection:
-            return trial_rows.trial(connection, run)
-
-    def reports(self, run: str, number: int) -> dict[str, Reports]:
-        """What the updates of a round that counted say, by the tier of their tasks."""
-        with self._transaction() as connection:
-            return trial_rows.reports(connection, run, number)
 
     def end_round(
         self,
@@ -276,12 +243,6 @@ class Journal:
         if not self._keep:
             self._files.drop()
 
-    def undo(self, run: str, after: int, text: str, weights_sha256: str) -> None:
-        """Between rounds: those behind round ``after`` count no more, as if they had been abandoned for what ``text`` says,
-        and had left these weights."""
-        with self._transaction() as connection:
-            round_rows.undo(connection, run, after, text, weights_sha256)
-
     def add_to_outcome(self, run: str, number: int, more: Mapping[str, Any]) -> None:
         """Complete an ended round's outcome, with an evaluation for example."""
         key = (tables.rounds.c.run == run) & (tables.rounds.c.round == number)
@@ -309,6 +270,9 @@ class Journal:
             ]
 
     # -- updates ---------------------------------------------------------------------------------------------
+
+    add_traffic = _in_transaction(update_rows.add_traffic)
+    tally = _in_transaction(update_rows.tally)
 
     def accept(self, run: str, number: int, updates: Sequence[AcceptedUpdate]) -> None:
         """Keep accepted updates and mark their assignments, all or none; after this they may be acknowledged."""
@@ -338,16 +302,6 @@ class Journal:
             if final is not None:
                 round_rows.answer(connection, run, [replace(final, status="rejected")])
             return update_rows.reject(connection, key, step, reason, text)
-
-    def add_traffic(self, run: str, number: int, came: Mapping[str, Traffic]) -> None:
-        """What more the devices of accepted updates sent for that round."""
-        with self._transaction() as connection:
-            update_rows.add_traffic(connection, run, number, came)
-
-    def tally(self, run: str, number: int) -> Tally:
-        """What the updates of a round come to."""
-        with self._transaction() as connection:
-            return update_rows.tally(connection, run, number)
 
     def accepted_sha256(self, run: str, number: int, device: str, nonce: str) -> str:
         """The digest of this device's update for a task that was accepted, in any round that has its rows; empty if none

@@ -25,6 +25,9 @@ class MethodProgress:
     members: tuple[str, ...] = ()
 
 
+COLUMNS = ("model_version", "opened", "deadline", "goal", "whole", "weight_cap")
+"""What a row has of an open round under the same name."""
+
 CLOSING = "closing"
 """The state of a round whose updates are being added up: it takes no more of them."""
 
@@ -60,20 +63,20 @@ def open_round(connection: Connection, run: str) -> OpenRound | None:
         return None
     if row["weight_cap"]:
         return _buffered(connection, run, row, open_tasks(connection, run))
-    query = sa.select(tables.assignments).where(
-        (tables.assignments.c.run == run) & (tables.assignments.c.round == row["round"])
-    )
-    assignments = {each["device"]: _assignment(each) for each in connection.execute(query).mappings()}
-    return OpenRound(
-        row["round"],
-        row["model_version"],
-        row["opened"],
-        row["deadline"],
-        row["goal"],
-        Assignments(assignments),
-        progress(connection, run).position,
-        row["whole"],
-    )
+    tasks = Assignments(_tasks_of(connection, run, row["round"]))
+    return _round(row, tasks, progress(connection, run).position)
+
+
+def _round(row: Mapping[Any, Any], tasks: Assignments, position: int, **more: Any) -> OpenRound:
+    known = {name: row[name] for name in COLUMNS}
+    return OpenRound(row["round"], assignments=tasks, position=position, **known, **more)
+
+
+def _tasks_of(connection: Connection, run: str, number: int) -> dict[str, Assignment]:
+    """Return the tasks of a round by device."""
+    columns = tables.assignments.c
+    query = sa.select(tables.assignments).where((columns.run == run) & (columns.round == number))
+    return {each["device"]: _assignment(each) for each in connection.execute(query).mappings()}
 
 
 def _buffered(
@@ -89,18 +92,9 @@ def _buffered(
     ).scalar_one()
     began = {*rounds, *(task.round for task in tasks.values())} - {number}
     known = versions(connection, run)
-    return OpenRound(
-        number,
-        row["model_version"],
-        row["opened"],
-        row["deadline"],
-        row["goal"],
-        Assignments(tasks, accepted=len(rounds)),
-        known[number].position,
-        older={each: known[each] for each in sorted(began)},
-        drawn=drawn,
-        weight_cap=row["weight_cap"],
-    )
+    older = {each: known[each] for each in sorted(began)}
+    taken_up = Assignments(tasks, accepted=len(rounds))
+    return _round(row, taken_up, known[number].position, older=older, drawn=drawn)
 
 
 def ended_round(connection: Connection, run: str, number: int) -> OpenRound:
@@ -109,18 +103,8 @@ def ended_round(connection: Connection, run: str, number: int) -> OpenRound:
     row = connection.execute(sa.select(tables.rounds).where(which)).mappings().one()
     if row["weight_cap"]:
         return _buffered(connection, run, row, {})
-    mine = (tables.assignments.c.run == run) & (tables.assignments.c.round == number)
-    rows = connection.execute(sa.select(tables.assignments).where(mine)).mappings()
-    return OpenRound(
-        number,
-        row["model_version"],
-        row["opened"],
-        row["deadline"],
-        row["goal"],
-        Assignments({each["device"]: _assignment(each) for each in rows}),
-        versions(connection, run)[number].position,
-        row["whole"],
-    )
+    tasks = Assignments(_tasks_of(connection, run, number))
+    return _round(row, tasks, versions(connection, run)[number].position)
 
 
 def open_tasks(connection: Connection, run: str) -> dict[str, Assignment]:
@@ -161,8 +145,8 @@ def progress(connection: Connection, run: str) -> MethodProgress:
     closed = [row.round for row in rows if row.state == "closed"]
     position = sum(1 for number in closed if number > began)
     last = rows[-1]
-    members = _devices_of(connection, run, last.round) if last.whole and last.round > began else ()
-    return MethodProgress(position, max(closed, default=0), members)
+    members = _tasks_of(connection, run, last.round) if last.whole and last.round > began else ()
+    return MethodProgress(position, max(closed, default=0), tuple(sorted(members)))
 
 
 def answer(connection: Connection, run: str, tasks: Sequence[Assignment]) -> int:
@@ -229,13 +213,6 @@ def undo(connection: Connection, run: str, after: int, text: str, weights_sha256
         now = {**outcome, "weights_sha256": weights_sha256} | ({"text": text} if state == "closed" else {})
         values = {"state": "abandoned", "outcome": now}
         connection.execute(tables.rounds.update().where(key).values(**values))
-
-
-def _devices_of(connection: Connection, run: str, number: int) -> tuple[str, ...]:
-    key = (tables.assignments.c.run == run) & (tables.assignments.c.round == number)
-    return tuple(
-        sorted(connection.execute(sa.select(tables.assignments.c.device).where(key)).scalars().all())
-    )
 
 
 def _assignment(row: Mapping[Any, Any]) -> Assignment:

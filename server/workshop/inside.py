@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from edgefl.system.parent import end_with_input
 from server.workshop.line import Line, LineEnded
-from server.workshop.messages import Done, Failed, Told
+from server.workshop.messages import Done, Failed, Told, portable
 
 if TYPE_CHECKING:
     from server.events import Event
@@ -64,7 +64,7 @@ def _serve(line: Line, answer: Callable[[Word, Callable[[Event], None]], Answer]
             except LineEnded:
                 raise
             except Exception as error:  # the server's to judge
-                _send(line, Failed.of(error))
+                _send(line, Failed(portable(error)))
             del word
     except LineEnded:
         return

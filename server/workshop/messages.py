@@ -6,8 +6,10 @@ import builtins
 import pickle
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
+
+import msgspec
 
 from edgefl.config import Federation
 from edgefl.contract.schedule import Scalars
@@ -20,8 +22,7 @@ PAGE = 256
 """Values of a schedule that go over together."""
 
 
-@dataclass(frozen=True)
-class Compose:
+class Compose(msgspec.Struct, frozen=True):
     """First of all: compose the run into ``folder``. ``device`` as :func:`edgefl.setup.processor.processor` takes it."""
 
     federation: Federation
@@ -29,8 +30,7 @@ class Compose:
     device: str
 
 
-@dataclass(frozen=True)
-class Again:
+class Again(msgspec.Struct, frozen=True):
     """Compose the run again in a new process, from the bundles in the folder.
 
     ``digest`` identifies the run. ``sources`` has the contents of the user's files when the run was composed.
@@ -41,16 +41,14 @@ class Again:
     sources: Mapping[Path, bytes]
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(msgspec.Struct, frozen=True):
     """Each tier's share that is chosen anew in round ``number``: placements by tier."""
 
     weights: Arrays
     number: int
 
 
-@dataclass(frozen=True)
-class Move:
+class Move(msgspec.Struct, frozen=True):
     """A step of the server's optimizer of an exchange (:meth:`edgefl.contract.server.ServerOpt.moved`): arrays."""
 
     exchange: int
@@ -59,16 +57,14 @@ class Move:
     hyper: Scalars
 
 
-@dataclass(frozen=True)
-class Unfold:
+class Unfold(msgspec.Struct, frozen=True):
     """Arrays to average instead of an update (:meth:`edgefl.contract.server.ServerOpt.unfolded`)."""
 
     exchange: int
     update: Arrays
 
 
-@dataclass(frozen=True)
-class Announce:
+class Announce(msgspec.Struct, frozen=True):
     """The scalars of an exchange that comes after ``first``, ..., ``stop`` - 1 completed ones, of ``rounds``: a list."""
 
     exchange: int
@@ -77,8 +73,7 @@ class Announce:
     rounds: int
 
 
-@dataclass(frozen=True)
-class Judge:
+class Judge(msgspec.Struct, frozen=True):
     """Evaluate a model; the answer has metrics by name."""
 
     weights: Arrays
@@ -87,76 +82,44 @@ class Judge:
 Word = Compose | Again | Place | Move | Unfold | Announce | Judge
 
 
-@dataclass(frozen=True)
-class Told:
+class Told(msgspec.Struct, frozen=True):
     """Something for people, on the way to an answer."""
 
     event: Event
 
 
-@dataclass(frozen=True)
-class Done:
+class Done(msgspec.Struct, frozen=True):
     """The answer."""
 
     value: object
 
 
-@dataclass(frozen=True)
-class Failed:
-    """Error instead of an answer, with the name of a class that both sides have; ``kept`` for a built-in exception."""
+class Failed(msgspec.Struct, frozen=True):
+    """Error instead of an answer, as :func:`portable` made it."""
 
-    name: str
-    message: str
-    details: Mapping[str, object]
-    kept: bytes = b""
-    trace: str = ""
-
-    @classmethod
-    def of(cls, error: Exception) -> Failed:
-        if not isinstance(error, EdgeflError):
-            trace = "".join(traceback.format_exception(error))
-            return cls(type(error).__name__, str(error), {}, _kept(error), trace)
-        # The other side may lack the class, so send its nearest base class in edgefl.wire.errors.
-        known = next(each for each in type(error).__mro__ if each.__module__ == errors.__name__)
-        details = {name: value if _plain(value) else str(value) for name, value in error.details.items()}
-        return cls(known.__name__, error.message, details | {"reason": getattr(error, "reason", "")})
-
-    def error(self) -> Exception:
-        """Return the error as the workshop raised it."""
-        found = getattr(errors, self.name, None)
-        if isinstance(found, type) and issubclass(found, EdgeflError):
-            details = dict(self.details)
-            reason = details.pop("reason")
-            made = found.__new__(found)
-            EdgeflError.__init__(made, self.message, **details)
-            if reason:
-                vars(made)["reason"] = reason
-            return made
-        if self.kept:
-            kept: Exception = pickle.loads(self.kept)
-            kept.add_note(self.trace)
-            return kept
-        return WorkFailed(f"{self.name}: {self.message}", self.trace)
+    error: Exception
 
 
 class WorkFailed(RuntimeError):
     """Error of a class that only the workshop has, with its text."""
 
-    def __init__(self, text: str, trace: str) -> None:
-        super().__init__(text)
-        self.add_note(trace)
 
-
-def _kept(error: Exception) -> bytes:
-    """Return a pickled built-in exception, or empty bytes for any other error."""
-    if getattr(builtins, type(error).__name__, None) is not type(error):
-        return b""
-    try:
-        kept = pickle.dumps(error)
-        pickle.loads(kept)
-    except Exception:  # it holds what cannot be pickled
-        return b""
-    return kept
+def portable(error: Exception) -> Exception:
+    """Return ``error`` in a class that both sides have, with a note of its trace if it is not one of ours."""
+    if isinstance(error, EdgeflError):
+        # The other side may lack the class, so send its nearest base class in edgefl.wire.errors.
+        known = next(each for each in type(error).__mro__ if each.__module__ == errors.__name__)
+        details = {name: value if _plain(value) else str(value) for name, value in error.details.items()}
+        sent = {**vars(error), "details": details}
+        return errors.remade(
+            known, {name: sent[name] for name in ("message", "details", "reason") if name in sent}
+        )
+    other: Exception = WorkFailed(f"{type(error).__name__}: {error}")
+    if getattr(builtins, type(error).__name__, None) is type(error):
+        with suppress(Exception):  # it holds what cannot be pickled
+            other = pickle.loads(pickle.dumps(error))
+    other.add_note("".join(traceback.format_exception(error)))
+    return other
 
 
 def _plain(value: object) -> bool:
@@ -165,27 +128,23 @@ def _plain(value: object) -> bool:
     return value is None or type(value) in (str, int, float, bool)
 
 
-@dataclass(frozen=True)
-class Mean:
+class Mean(msgspec.Struct, frozen=True):
     """Placeholder for the server of FedAvg."""
 
 
-@dataclass(frozen=True)
-class Bundled:
+class Bundled(msgspec.Struct, frozen=True):
     """Placeholder for a bundle in the run's folder."""
 
     file: str
 
 
-@dataclass(frozen=True)
-class Placed:
+class Placed(msgspec.Struct, frozen=True):
     """Placeholder for the placement of a tier."""
 
     tier: str
 
 
-@dataclass(frozen=True)
-class Optimizer:
+class Optimizer(msgspec.Struct, frozen=True):
     """Placeholder for the server of an exchange."""
 
     exchange: int
@@ -195,24 +154,21 @@ class Optimizer:
     options: frozenset[str]
 
 
-@dataclass(frozen=True)
-class Scheduled:
+class Scheduled(msgspec.Struct, frozen=True):
     """Placeholder for the schedule of an exchange; its first values are ``known``."""
 
     exchange: int
     known: Sequence[Scalars]
 
 
-@dataclass(frozen=True)
-class Judged:
+class Judged(msgspec.Struct, frozen=True):
     """Placeholder for the evaluation."""
 
 
 Name = Mean | Bundled | Placed | Optimizer | Scheduled | Judged
 
 
-@dataclass(frozen=True)
-class Composed:
+class Composed(msgspec.Struct, frozen=True):
     """Answer to :class:`Compose`, with the spec.
 
     ``processor`` evaluates models and sums updates (``cpu`` or ``cuda``). ``sources`` has the contents of the user's files.

@@ -246,7 +246,7 @@ class Workshop:
             process.broken = True
             raise
         if isinstance(said, Failed):
-            raise said.error()
+            raise said.error
         assert isinstance(said, Done)
         return said.value
 

@@ -14,8 +14,8 @@ from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.session import Incoming
 from edgefl.wire.regions import Placement
 from edgefl.wire.update.form import DENSE, SIGNS, Codes, Form, Section
-from server.coordinator.machine import Rules
 from server.coordinator.roster import TierRule
+from server.coordinator.states import Rules
 from server.events import DeviceSeen, RoundClosed
 from server.run_spec import DownlinkSpec, RunSpec, TierSpec
 from tests.conftest import Mosquitto, SessionFactory

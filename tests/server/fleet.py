@@ -38,8 +38,8 @@ from edgefl.wire.mqtt.session import Address, Incoming, Session, Up, Will
 from edgefl.wire.mqtt.topics import NO_SHARD, Topics
 from edgefl.wire.regions import Placement
 from edgefl.wire.tensors import Arrays
-from server.coordinator.machine import Rules
 from server.coordinator.roster import TierRule
+from server.coordinator.states import Rules
 from server.events import Event
 from server.run_spec import Place, RunSpec, TierSpec
 from server.service import Service

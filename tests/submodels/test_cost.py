@@ -86,10 +86,10 @@ def test_importance_bytes_are_the_formulas_of_8_3_and_headers(resnet8: ModelSpec
 
     always = sum(4 * int(np.prod(spec.shape)) for spec in carrier.dense.values())
     thetas = 4 * len(carrier.maskable)
-    told = bits.bitmask_bytes(carrier.entries, carrier.kept)
+    told = bits.packed_bytes(carrier.entries) + 4 * carrier.kept
     assert found.download_bytes == told + always + thetas + header(payload)
     sent = {name: weights[name] for name in carrier.dense} | {"submodel.values": np.zeros(carrier.kept, "f4")}
-    assert found.upload_bytes == bits.upload_bytes(carrier.kept) + always + header(sent)
+    assert found.upload_bytes == 4 * carrier.kept + always + header(sent)
 
 
 def test_a_width_slice_sends_the_same_bytes_both_ways(resnet8: ModelSpec) -> None:

@@ -29,11 +29,12 @@ from edgefl.submodels.structured.counts import cost_of, layouts, search
 from edgefl.submodels.structured.scores import Score, strongest
 from edgefl.submodels.structured.submodel import Structured, importance_structured
 from edgefl.wire.errors import ConfigError, ModelError
-from edgefl.wire.regions import Block, check_regions, extract
+from edgefl.wire.regions import Block, extract
 from edgefl.wire.tensors import Arrays
 from tests.rings.rows import mostly_slow
 from tests.submodels.nets import MODELS, model, rows
 from tests.submodels.nets import whole as one_unit
+from tests.support.regions import assert_inside
 
 
 @cache
@@ -59,7 +60,7 @@ def test_a_slice_of_any_model_loads_its_payload_and_trains(name: str) -> None:
 
     placement = part.place(arrays, 1)
 
-    check_regions(placement.regions, {name: array.shape for name, array in arrays.items()})
+    assert_inside(placement.regions, {name: array.shape for name, array in arrays.items()})
     assert size(part) <= gamma * sum(parameter.numel() for parameter in spec.module.parameters())
     payload = {name: torch.from_numpy(array.copy()) for name, array in placement.payload.items()}
     part.suffix.load_state_dict({name: payload[name] for name in placement.regions}, strict=True)

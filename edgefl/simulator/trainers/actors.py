@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from edgefl.simulator.trainers.pool import Lost, RemoteWorker
-from edgefl.simulator.trainers.worker import Done, Method, Worker
+from edgefl.simulator.trainers.worker import Method, Worker
 from edgefl.wire.errors import ConfigError
 from server.shards import ray_cluster
 
@@ -27,10 +27,9 @@ class RayWorker:
     def answer(self) -> object:
         errors = self._ray.exceptions
         try:
-            answer = self._ray.get(self.due.popleft())
+            return self._ray.get(self.due.popleft())
         except (errors.RayActorError, errors.WorkerCrashedError, errors.ObjectLostError) as error:
             raise Lost from error
-        return answer.value if isinstance(answer, Done) else answer
 
     def close(self) -> None:
         self._ray.kill(self._actor)
@@ -49,24 +48,14 @@ class RayWorkers:
         self._own = not self._ray.is_initialized()
         if self._own:
             self._connect(address, workers)
-        self._check_room(address, workers, gpus)
+        try:
+            ray_cluster.check_room(self._ray, address, workers, "simulation", ConfigError, gpus)
+        except ConfigError:
+            self.close()
+            raise
         # A new one is hired in place of one that died: Ray would call methods again that were told something before.
         options = {"num_cpus": 1, "num_gpus": gpus, "max_restarts": 0, "max_task_retries": 0}
         self._hired = self._ray.remote(**options)(Worker)
-
-    def _check_room(self, address: str, workers: int, gpus: int) -> None:
-        """Ray would wait for nodes that nobody adds."""
-        there = self._ray.cluster_resources()
-        for name, what, each in (("CPU", "cores", 1), ("GPU", "GPUs", gpus)):
-            found = int(there.get(name, 0))
-            if found < each * workers:
-                self.close()
-                raise ConfigError(
-                    f"the Ray cluster at {address} has {found} {what} for {workers} workers, which take one each: set "
-                    "simulation.workers to at most that, or add nodes",
-                    address=address,
-                    found=found,
-                )
 
     def hire(self) -> RayWorker:
         return RayWorker(self._ray, self._hired.remote())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import os
 import socket
 import subprocess
 from collections.abc import Collection
@@ -13,8 +12,8 @@ from multiprocessing.reduction import send_handle
 
 from edgefl.simulator.trainers.memory import Memory, Shared
 from edgefl.simulator.trainers.pool import Lost, RemoteWorker
-from edgefl.simulator.trainers.worker import Done, Method
-from edgefl.system.python import child_path, module_command
+from edgefl.simulator.trainers.worker import Method
+from edgefl.system.python import start_module
 
 
 class ForkedWorker:
@@ -36,10 +35,9 @@ class ForkedWorker:
 
     def answer(self) -> object:
         try:
-            answer = self.connection.recv()
+            return self.connection.recv()
         except (EOFError, OSError) as error:
             raise Lost from error
-        return answer.value if isinstance(answer, Done) else answer
 
     def close(self) -> None:
         self.connection.close()
@@ -85,14 +83,7 @@ def _template() -> socket.socket:
     """The process that workers are forked from. In a session of its own: Ctrl-C is for this one, which then ends them."""
     here, there = socket.socketpair()
     with there:
-        command = module_command("edgefl.simulator.trainers.template", str(there.fileno()))
-        process = subprocess.Popen(
-            command,
-            pass_fds=[there.fileno()],
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-            env={**os.environ, "PYTHONPATH": child_path()},
-        )
+        process = start_module("edgefl.simulator.trainers.template", there)
     atexit.register(_end, here, process)
     return here
 

@@ -1,6 +1,6 @@
 """The other side: a process or an actor that trains portions, and gives what they add as one partial sum.
 
-Whatever calls it sends (name of a method, arguments) and gets a :class:`Done` or a :class:`Failed`.
+Whatever calls it sends (name of a method, arguments) and gets what it gives, or a :class:`Failed`.
 """
 
 from __future__ import annotations
@@ -44,13 +44,6 @@ class Told:
 
 
 @dataclass(frozen=True)
-class Done:
-    """What a method gave."""
-
-    value: object
-
-
-@dataclass(frozen=True)
 class Failed:
     """The error that a method ended with."""
 
@@ -60,10 +53,10 @@ class Failed:
 class Worker:
     """Trains the clients of a simulation, for another process."""
 
-    def answer(self, method: Method, *given: object) -> Done | Failed:
-        """What ``method`` gives."""
+    def answer(self, method: Method, *given: object) -> object:
+        """Return what ``method`` gives, or its :class:`Failed`."""
         try:
-            return Done(getattr(self, method)(*given))
+            return getattr(self, method)(*given)
         except Exception as error:
             return Failed(_portable(error))
 

@@ -22,6 +22,9 @@ DTYPES = _INTEGERS | {"bool", "float16", "float32", "float64"}
 
 _CONTAINER = "edgefl-segments"
 
+Fault = tuple[str, dict[str, object]]
+"""What is wrong, and the values that an error about it has as attributes."""
+
 Role = Literal[
     "weights", "state", "carry", "batch", "data", "noise", "hyper", "update", "metric", "record", "page"
 ]
@@ -113,60 +116,39 @@ def _consistent(port: Port) -> bool:
 
 
 def check_graph(graph: Graph) -> None:
+    """Raise BundleError if the graph contradicts itself."""
+    for problem, details in _faults(graph):
+        raise BundleError(f"{problem}; export the bundle again", graph=graph.name, **details)
+
+
+def _faults(graph: Graph) -> Iterator[Fault]:
     for ports in (graph.inputs, graph.outputs):
         names = [port.name for port in ports]
-        if (
-            twice := sorted({name for name in names if names.count(name) > 1})
-            if len({*names}) < len(names)
-            else []
-        ):
-            raise BundleError(
-                f"graph {graph.name!r} has port {twice[0]!r} twice; export the bundle again",
-                graph=graph.name,
-                port=twice[0],
-            )
+        if len({*names}) < len(names):
+            twice = next(name for name in sorted(names) if names.count(name) > 1)
+            yield f"graph {graph.name!r} has port {twice!r} twice", {"port": twice}
     for port in _all_ports(graph):
         if not _consistent(port):
-            raise BundleError(
-                f"port {port.name!r} of graph {graph.name!r} is inconsistent; export the bundle again"
-            )
+            yield f"port {port.name!r} of graph {graph.name!r} is inconsistent", {"port": port.name}
     rewritten = set(graph.inputs_of("state")) & set(graph.outputs_of("state"))
-    if wrong := sorted(set(graph.in_place) - {port.name for port in rewritten}):
-        raise BundleError(
-            f"graph {graph.name!r} is to write {wrong[0]!r} in place, which it does not read and return as one state port; "
-            "export the bundle again",
-            graph=graph.name,
-            port=wrong[0],
-        )
+    for wrong in sorted(set(graph.in_place) - {port.name for port in rewritten}):
+        text = "in place, which it does not read and return as one state port"
+        yield f"graph {graph.name!r} is to write {wrong!r} {text}", {"port": wrong}
+    for variant in graph.variants:
+        if not is_sound(variant):
+            yield f"variant {variant.name!r} of graph {graph.name!r} is inconsistent", {}
     names = [variant.name for variant in graph.variants]
-    if wrong := [each.name for each in graph.variants if not is_sound(each)]:
-        raise BundleError(
-            f"variant {wrong[0]!r} of graph {graph.name!r} is inconsistent; export the bundle again",
-            graph=graph.name,
-        )
     if len(names) > MOST_VARIANTS or len({*names}) < len(names):
-        raise BundleError(
-            f"the variants of graph {graph.name!r} are called {', '.join(map(repr, names))}: each has a name of its own, "
-            f"and there are no more than {MOST_VARIANTS}; export the bundle again",
-            graph=graph.name,
-        )
+        text = f"each has a name of its own, and there are no more than {MOST_VARIANTS}"
+        yield f"the variants of graph {graph.name!r} are called {', '.join(map(repr, names))}: {text}", {}
     if graph.planned_bytes < 0:
-        raise BundleError(
-            f"graph {graph.name!r} is planned to need {graph.planned_bytes} bytes; export the bundle again",
-            graph=graph.name,
-            planned_bytes=graph.planned_bytes,
-        )
+        text = f"is planned to need {graph.planned_bytes} bytes"
+        yield f"graph {graph.name!r} {text}", {"planned_bytes": graph.planned_bytes}
     if graph.planned_outputs and (graph.format != "executorch" or graph.segments):
-        raise BundleError(
-            f"graph {graph.name!r} has planned outputs, which only a program of format executorch has, and none in "
-            "segments; export the bundle again",
-            graph=graph.name,
-        )
-    if problem := next(_disorder(graph), ""):
-        raise BundleError(
-            f"the segments of graph {graph.name!r} do not fit together: {problem}; export the bundle again",
-            graph=graph.name,
-        )
+        text = "which only a program of format executorch has, and none in segments"
+        yield f"graph {graph.name!r} has planned outputs, {text}", {}
+    for problem in _disorder(graph):
+        yield f"the segments of graph {graph.name!r} do not fit together: {problem}", {}
 
 
 def _all_ports(graph: Graph) -> Iterator[Port]:

@@ -12,13 +12,14 @@ and, when a device adapts the model to its own data, ``weights, batch, hyper -> 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
 import msgspec
 
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.formats import FormatName
-from edgefl.wire.bundle.graphs import Graph, Port, Role, check_graph
+from edgefl.wire.bundle.graphs import Fault, Graph, Port, Role, check_graph
 from edgefl.wire.bundle.readers import Reader, Sound, Text, problem_of
 from edgefl.wire.errors import BundleError
 from edgefl.wire.mqtt.messages import MALFORMED, VERSION, Message
@@ -249,64 +250,51 @@ def _check(manifest: Manifest) -> None:
     used += [chunk.graph for chunk in manifest.prefix]
     used += [name for phase in manifest.phases for name in _graphs_of(phase)]
     used += [manifest.personalize] if manifest.personalize else []
+    reader = manifest.data.reader
+    used += [reader.features] if isinstance(reader, Sound) and reader.features else []
     for name in used:
         manifest.graph(name)
+    for problem, details in _faults(manifest):
+        raise BundleError(f"{problem}; export the bundle again", **details)
+
+
+def _faults(manifest: Manifest) -> Iterator[Fault]:
     for phase in manifest.phases:
         lengths = [bucket.length for bucket in phase.shorter]
         if lengths != sorted({*lengths}) or any(length < 1 for length in lengths):
-            raise BundleError(
-                f"phase {phase.name!r} has graphs for the lengths {lengths}, which should ascend from 1 on; export the "
-                "bundle again",
-                lengths=lengths,
-            )
+            text = f"has graphs for the lengths {lengths}, which should ascend from 1 on"
+            yield f"phase {phase.name!r} {text}", {"lengths": lengths}
         if phase.over_data:
             manifest.pass_rows(phase)
     for graph in manifest.graphs:
         check_graph(graph)
-        if graph.segments and manifest.v != SEGMENTED:
-            raise BundleError(
-                f"graph {graph.name!r} has segments in a manifest of version {manifest.v}, which is {SEGMENTED} then; "
-                "export the bundle again",
-                graph=graph.name,
-            )
-        if graph.planned_outputs and manifest.v != PLANNED:
-            raise BundleError(
-                f"graph {graph.name!r} has planned outputs in a manifest of version {manifest.v}, which is {PLANNED} then; "
-                "export the bundle again",
-                graph=graph.name,
-            )
-    names = [each.name for each in manifest.data.others]
+        for there, what, version in (
+            (bool(graph.segments), "segments", SEGMENTED),
+            (graph.planned_outputs, "planned outputs", PLANNED),
+        ):
+            if there and manifest.v != version:
+                text = f"has {what} in a manifest of version {manifest.v}, which is {version} then"
+                yield f"graph {graph.name!r} {text}", {"graph": graph.name}
+    if manifest.batch <= 0 or any(phase.steps < 0 for phase in manifest.phases):
+        yield "batch and steps of a manifest must be positive", {}
+    if manifest.carry_exchanges < 0:
+        text = f"a carry cannot be good for {manifest.carry_exchanges} rounds"
+        yield text, {"carry_exchanges": manifest.carry_exchanges}
+    yield from _data_faults(manifest)
+
+
+def _data_faults(manifest: Manifest) -> Iterator[Fault]:
+    data, reader = manifest.data, manifest.data.reader
+    names = [each.name for each in data.others]
     if len({*names, *PARTS}) < len(names) + len(PARTS):
-        raise BundleError(
-            f"the inputs beside x are called {', '.join(names)}: each has a name of its own, and none is called "
-            f"{', '.join(PARTS)}; export the bundle again",
-            names=names,
-        )
-    _check_data(manifest)
-    shown = (manifest.model, manifest.program, manifest.tier, manifest.exchange, *names, *manifest.data.names)
+        text = f"each has a name of its own, and none is called {', '.join(PARTS)}"
+        yield f"the inputs beside x are called {', '.join(names)}: {text}", {"names": names}
+    if data.names and not len({*data.names}) == len(data.names) == data.classes:
+        text = f"the data have {data.classes} classes and {len({*data.names})} different names for them"
+        yield text, {"names": data.names}
+    if reader is not None and (problem := problem_of(reader)):
+        yield f"the reader of a manifest cannot be used: {problem}", {}
+    shown = (manifest.model, manifest.program, manifest.tier, manifest.exchange, *names, *data.names)
     for name in (*shown, *(graph.name for graph in manifest.graphs)):
         if not name.isprintable():
-            raise BundleError(
-                f"the name {name!r} in a manifest cannot be shown; export the bundle again", name=name
-            )
-    if manifest.batch <= 0 or any(phase.steps < 0 for phase in manifest.phases):
-        raise BundleError("batch and steps of a manifest must be positive; export the bundle again")
-    if manifest.carry_exchanges < 0:
-        raise BundleError(
-            f"a carry cannot be good for {manifest.carry_exchanges} rounds; export the bundle again",
-            carry_exchanges=manifest.carry_exchanges,
-        )
-
-
-def _check_data(manifest: Manifest) -> None:
-    data, reader = manifest.data, manifest.data.reader
-    if data.names and not len({*data.names}) == len(data.names) == data.classes:
-        raise BundleError(
-            f"the data have {data.classes} classes and {len({*data.names})} different names for them; export the bundle "
-            "again",
-            names=data.names,
-        )
-    if reader is not None and (problem := problem_of(reader)):
-        raise BundleError(f"the reader of a manifest cannot be used: {problem}; export the bundle again")
-    if isinstance(reader, Sound) and reader.features:
-        manifest.graph(reader.features)
+            yield f"the name {name!r} in a manifest cannot be shown", {"name": name}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from urllib.parse import urlencode
 
@@ -23,90 +22,68 @@ class Board:
     tables: dict[str, dict[str, Html]] = field(default_factory=dict)
 
 
-Look = Callable[[Glance], Board]
-"""What a page shows now."""
-
-
-def overview(view: View) -> Look:
+def overview(glance: Glance, view: View) -> Board:
     """The run, and the devices of ``view``."""
-
-    def look(glance: Glance) -> Board:
-        fleet = glance.fleet
-        matching = view.of(fleet)
-        pages = max(1, -(-len(matching) // PAGE))
-        page = min(max(1, view.page), pages)
-        query = urlencode({name: value for name in ("q", "tier", "state") if (value := getattr(view, name))})
-        shown = matching[(page - 1) * PAGE : page * PAGE]
-        board = _frame(glance)
-        board.pieces["versions"] = parts.versions(fleet)
-        board.pieces["pager"] = parts.pager(fleet, len(matching), page, pages, query)
-        board.tables["devices"] = {
-            device.name: parts.device(rows.device_row(fleet, device)) for device in shown
-        }
-        board.tables["rounds"] = {
-            str(row.round): parts.round_(row) for row in glance.rounds(last=ROUNDS_SHOWN)
-        }
-        board.tables["tiers"] = {row.tier: parts.tier(row) for row in glance.tiers}
-        newest = list(fleet.log)[-LOG_SHOWN:]
-        board.tables["log"] = {str(each.n): parts.entry(each) for each in reversed(newest)}
-        return board
-
-    return look
+    fleet = glance.fleet
+    matching = view.of(fleet)
+    pages = max(1, -(-len(matching) // PAGE))
+    page = min(max(1, view.page), pages)
+    query = urlencode({name: value for name in ("q", "tier", "state") if (value := getattr(view, name))})
+    shown = matching[(page - 1) * PAGE : page * PAGE]
+    board = _frame(glance)
+    board.pieces["versions"] = parts.versions(fleet)
+    board.pieces["pager"] = parts.pager(fleet, len(matching), page, pages, query)
+    board.tables["devices"] = {device.name: parts.device(rows.device_row(fleet, device)) for device in shown}
+    board.tables["rounds"] = {str(row.round): parts.round_(row) for row in glance.rounds(last=ROUNDS_SHOWN)}
+    board.tables["tiers"] = {row.tier: parts.tier(row) for row in glance.tiers}
+    newest = list(fleet.log)[-LOG_SHOWN:]
+    board.tables["log"] = {str(each.n): parts.entry(each) for each in reversed(newest)}
+    return board
 
 
-def device(name: str) -> Look:
+def device(glance: Glance, name: str) -> Board:
     """One device: where it stands, what it said of itself, its rounds and its log."""
-
-    def look(glance: Glance) -> Board:
-        board = _frame(glance)
-        found = glance.fleet.devices.get(name)
-        if found is None:
-            return board
-        row = rows.device_row(glance.fleet, found)
-        facts = found.facts
-        told: list[tuple[str, str]] = [
-            ("tier", row.tier),
-            ("state", row.state),
-            ("stage", row.stage),
-            ("reports", str(row.reports)),
-            ("missed", str(row.missed)),
+    board = _frame(glance)
+    found = glance.fleet.devices.get(name)
+    if found is None:
+        return board
+    row = rows.device_row(glance.fleet, found)
+    facts = found.facts
+    told: list[tuple[str, str]] = [
+        ("tier", row.tier),
+        ("state", row.state),
+        ("stage", row.stage),
+        ("reports", str(row.reports)),
+        ("missed", str(row.missed)),
+    ]
+    if facts is not None:
+        told += [
+            ("agent", facts.agent),
+            ("memory", parts.size_of(facts.memory_bytes)),
+            ("cores", str(facts.cores or "")),
+            ("samples", str(facts.samples)),
+            ("engines", ", ".join(f"{engine} {version}" for engine, version in facts.engines.items())),
         ]
-        if facts is not None:
-            told += [
-                ("agent", facts.agent),
-                ("memory", parts.size_of(facts.memory_bytes)),
-                ("cores", str(facts.cores or "")),
-                ("samples", str(facts.samples)),
-                ("engines", ", ".join(f"{engine} {version}" for engine, version in facts.engines.items())),
-            ]
-        told += [(f"cannot run {graph}", why) for graph, why in found.dropped.items()]
-        board.pieces["tiles"] = joined(
-            *(el("div", el("dt", key), el("dd", value or "-")) for key, value in told)
-        )
-        board.tables["parts"] = {
-            str(number): parts.part(found.parts[number]) for number in sorted(found.parts, reverse=True)[:200]
-        }
-        board.tables["log"] = {str(each.n): parts.entry(each) for each in reversed(found.log)}
-        return board
-
-    return look
+    told += [(f"cannot run {graph}", why) for graph, why in found.dropped.items()]
+    board.pieces["tiles"] = joined(*(el("div", el("dt", key), el("dd", value or "-")) for key, value in told))
+    board.tables["parts"] = {
+        str(number): parts.part(found.parts[number]) for number in sorted(found.parts, reverse=True)[:200]
+    }
+    board.tables["log"] = {str(each.n): parts.entry(each) for each in reversed(found.log)}
+    return board
 
 
-def round_(number: int) -> Look:
+def round_(glance: Glance, number: int) -> Board:
     """One round, and what became of each of its devices."""
-
-    def look(glance: Glance) -> Board:
-        board = _frame(glance)
-        found = glance.fleet.rounds.get(number)
-        if found is None:
-            return board
-        board.tables["rounds"] = {str(number): parts.round_(glance.round(number))}
-        board.tables["parts"] = {
-            name: parts.part(each, by_device=True) for name, each in sorted(found.parts.items())
-        }
+    board = _frame(glance)
+    found = glance.fleet.rounds.get(number)
+    if found is None:
         return board
-
-    return look
+    board.tables["rounds"] = {str(number): parts.round_(glance.round(number))}
+    board.tables["parts"] = {
+        name: parts.part(each, by_device=True) for name, each in sorted(found.parts.items())
+    }
+    return board
 
 
 def _frame(glance: Glance) -> Board:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 from typing import TypeAlias
 from urllib.parse import quote
@@ -42,10 +43,10 @@ def device_path(name: str) -> str:
     return f"/devices/{quote(name, safe='')}"
 
 
-class Cell(msgspec.Struct, frozen=True):
-    """Of a table. ``wide``: hidden on a narrow screen."""
+class TableColumn(msgspec.Struct, frozen=True):
+    """TableColumn of a table. ``wide``: hidden on a narrow screen."""
 
-    content: Child
+    name: str
     number: bool = False
     wide: bool = False
 
@@ -55,19 +56,15 @@ class Cell(msgspec.Struct, frozen=True):
         return " ".join(names) or None
 
 
-def row(key: str, cells: list[Cell], kind: str = "") -> Html:
-    """A row of a table that is found again by its ``key``."""
-    return el(
-        "tr",
-        *(el("td", each.content, class_=each.classes) for each in cells),
-        data_key=key,
-        class_=kind or None,
-    )
+def row(key: str, columns: list[TableColumn], cells: Sequence[Child], kind: str = "") -> Html:
+    """Return a row of a table that is found again by its ``key``, with a cell for each of the ``columns``."""
+    made = (el("td", cell, class_=column.classes) for column, cell in zip(columns, cells, strict=True))
+    return el("tr", *made, data_key=key, class_=kind or None)
 
 
-def table(name: str, caption: str, heads: list[Cell], rows: list[Html]) -> Html:
+def table(name: str, caption: str, columns: list[TableColumn], rows: list[Html]) -> Html:
     """A table that is changed by its ``name``, in a box of its own that scrolls where the screen is narrow."""
-    head = el("tr", *(el("th", each.content, scope="col", class_=each.classes) for each in heads))
+    head = el("tr", *(el("th", each.name, scope="col", class_=each.classes) for each in columns))
     body = el("tbody", *rows, id=name)
     made = el("table", el("caption", caption), el("thead", head), body)
     return el("div", made, class_="scroll", tabindex=0, role="region", aria_label=caption)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from server.dashboard.known.fleet import Fleet
 from server.dashboard.shown import parts
 from server.dashboard.shown.boards import Board
-from server.dashboard.shown.html import Cell, Html, device_path, el, joined, link, table
+from server.dashboard.shown.html import Html, device_path, el, joined, link, table
 from server.dashboard.shown.rows import STATES, View
 
 CHARTS = {
@@ -28,19 +28,19 @@ def overview(fleet: Fleet, board: Board, view: View, *, orders: bool) -> Html:
         fleet,
         board,
         el("section", *(_chart(name, text) for name, text in CHARTS.items()), class_="charts", aria_label="charts"),
-        el("section", el("h2", "Rounds"), table("rounds", "the newest rounds", parts.ROUND_HEADS, rounds)),
+        el("section", el("h2", "Rounds"), table("rounds", "the newest rounds", parts.ROUND_COLUMNS, rounds)),
         el(
             "section",
             el("h2", "Tiers"),
             table("tiers", "memory over the idle process, time and bytes of the newest reports, by tier",
-                  parts.TIER_HEADS, list(board.tables["tiers"].values())),
+                  parts.TIER_COLUMNS, list(board.tables["tiers"].values())),
         ),
         el(
             "section",
             el("h2", "Devices"),
             _filter(fleet, view),
             el("p", board.pieces["pager"], id="pager"),
-            table("devices", "devices", parts.DEVICE_HEADS, list(board.tables["devices"].values())),
+            table("devices", "devices", parts.DEVICE_COLUMNS, list(board.tables["devices"].values())),
             id="fleet",
         ),
         _log(board),
@@ -56,7 +56,11 @@ def device(fleet: Fleet, name: str, board: Board) -> Html:
     return _page(
         fleet,
         board,
-        el("section", el("h2", "Its rounds"), table("parts", f"rounds of {name}", parts.PART_HEADS, told)),
+        el(
+            "section",
+            el("h2", "Its rounds"),
+            table("parts", f"rounds of {name}", parts.PARTS_OF_DEVICE, told),
+        ),
         _log(board),
         el("p", *_downloads(f"{_api(name)}/rounds"), "; log: ", *_downloads(f"{_api(name)}/log")),
         title=name,
@@ -68,12 +72,15 @@ def round_(fleet: Fleet, number: int, board: Board) -> Html:
     """One round."""
     rounds = list(board.tables.get("rounds", {}).values())
     told = list(board.tables.get("parts", {}).values())
-    heads = [Cell("device"), *parts.PART_HEADS[1:]]
     return _page(
         fleet,
         board,
-        el("section", table("rounds", f"round {number}", parts.ROUND_HEADS, rounds)),
-        el("section", el("h2", "Its devices"), table("parts", f"devices of round {number}", heads, told)),
+        el("section", table("rounds", f"round {number}", parts.ROUND_COLUMNS, rounds)),
+        el(
+            "section",
+            el("h2", "Its devices"),
+            table("parts", f"devices of round {number}", parts.PARTS_OF_ROUND, told),
+        ),
         el("p", *_downloads(f"/api/rounds/{number}")),
         title=f"round {number}",
         live="round",

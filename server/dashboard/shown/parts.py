@@ -7,62 +7,54 @@ from urllib.parse import urlencode
 
 from edgefl.system.sizes import size
 from server.dashboard.known.fleet import Entry, Fleet, Part
-from server.dashboard.shown.html import Cell, Child, Html, device_path, el, joined, link, row
+from server.dashboard.shown.html import Child, Html, TableColumn, device_path, el, joined, link, row
 from server.dashboard.shown.rows import SILENT_S, DeviceRow, RoundRow, RunRow, TierRow
 
-DEVICE_HEADS = [
-    Cell("device"),
-    Cell("tier"),
-    Cell("state"),
-    Cell("round", number=True),
-    Cell("stage"),
-    Cell("loss", number=True),
-    Cell("ms a step", number=True, wide=True),
-    Cell("s to report", number=True, wide=True),
-    Cell("memory", number=True, wide=True),
-    Cell("down", number=True, wide=True),
-    Cell("up", number=True, wide=True),
-    Cell("reports", number=True),
-    Cell("missed", number=True, wide=True),
+
+def _texts(*names: str) -> list[TableColumn]:
+    return [TableColumn(name) for name in names]
+
+
+def _numbers(*names: str) -> list[TableColumn]:
+    return [TableColumn(name, number=True) for name in names]
+
+
+def _wide(*names: str) -> list[TableColumn]:
+    return [TableColumn(name, number=True, wide=True) for name in names]
+
+
+DEVICE_COLUMNS = [
+    *_texts("device", "tier", "state"),
+    *_numbers("round"),
+    *_texts("stage"),
+    *_numbers("loss"),
+    *_wide("ms a step", "s to report", "memory", "down", "up"),
+    *_numbers("reports"),
+    *_wide("missed"),
 ]
-ROUND_HEADS = [
-    Cell("round", number=True),
-    Cell("state"),
-    Cell("selected", number=True),
-    Cell("arrived", number=True),
-    Cell("late", number=True),
-    Cell("declined", number=True),
-    Cell("why not"),
-    Cell("score", number=True),
-    Cell("loss", number=True),
-    Cell("s", number=True),
-    Cell("down", number=True, wide=True),
-    Cell("up", number=True, wide=True),
+ROUND_COLUMNS = [
+    *_numbers("round"),
+    *_texts("state"),
+    *_numbers("selected", "arrived", "late", "declined"),
+    *_texts("why not"),
+    *_numbers("score", "loss", "s"),
+    *_wide("down", "up"),
 ]
-TIER_HEADS = [
-    Cell("tier"),
-    Cell("devices", number=True),
-    Cell("online", number=True),
-    Cell("planned", number=True),
-    Cell("measured", number=True),
-    Cell("most", number=True, wide=True),
-    Cell("of plan"),
-    Cell("ms a step", number=True),
-    Cell("s to report", number=True),
-    Cell("down", number=True, wide=True),
-    Cell("up", number=True, wide=True),
+TIER_COLUMNS = [
+    *_texts("tier"),
+    *_numbers("devices", "online", "planned", "measured"),
+    *_wide("most"),
+    *_texts("of plan"),
+    *_numbers("ms a step", "s to report"),
+    *_wide("down", "up"),
 ]
-PART_HEADS = [
-    Cell("round", number=True),
-    Cell("what became of it"),
-    Cell("s to report", number=True),
-    Cell("ms a step", number=True),
-    Cell("loss", number=True),
-    Cell("memory", number=True, wide=True),
-    Cell("down", number=True, wide=True),
-    Cell("up", number=True, wide=True),
-    Cell("versions behind", number=True, wide=True),
+_PART_FIGURES = [
+    *_texts("what became of it"),
+    *_numbers("s to report", "ms a step", "loss"),
+    *_wide("memory", "down", "up", "versions behind"),
 ]
+PARTS_OF_DEVICE = [*_numbers("round"), *_PART_FIGURES]
+PARTS_OF_ROUND = [*_texts("device"), *_PART_FIGURES]
 _MOST_REASONS = 4
 
 
@@ -101,21 +93,16 @@ def device(found: DeviceRow) -> Html:
     if found.steps and stage not in ("reported", "failed"):
         stage = f"{stage} {found.step}/{found.steps}"
     cells = [
-        Cell(link(device_path(found.device), found.device)),
-        Cell(found.tier),
-        Cell(el("span", found.state, class_=f"state {found.state}")),
-        Cell(str(found.round or ""), number=True),
-        Cell(stage),
-        Cell(_number(found.loss), number=True),
-        Cell(_number(found.step_ms or None), number=True, wide=True),
-        Cell(_number(found.seconds), number=True, wide=True),
-        Cell(size_of(found.used_bytes), number=True, wide=True),
-        Cell(size_of(found.down_bytes), number=True, wide=True),
-        Cell(size_of(found.up_bytes), number=True, wide=True),
-        Cell(str(found.reports), number=True),
-        Cell(str(found.missed), number=True, wide=True),
+        link(device_path(found.device), found.device),
+        found.tier,
+        el("span", found.state, class_=f"state {found.state}"),
+        str(found.round or ""),
+        stage,
+        *map(_number, (found.loss, found.step_ms or None, found.seconds)),
+        *map(size_of, (found.used_bytes, found.down_bytes, found.up_bytes)),
+        *map(str, (found.reports, found.missed)),
     ]
-    return row(found.device, cells)
+    return row(found.device, DEVICE_COLUMNS, cells)
 
 
 def round_(found: RoundRow) -> Html:
@@ -124,20 +111,15 @@ def round_(found: RoundRow) -> Html:
     why = "; ".join(f"{count} {reason}" for reason, count in reasons[:_MOST_REASONS])
     more = len(reasons) - _MOST_REASONS
     cells = [
-        Cell(link(f"/rounds/{found.round}", str(found.round)), number=True),
-        Cell(found.state),
-        Cell(str(found.selected), number=True),
-        Cell(str(found.arrived), number=True),
-        Cell(str(found.late), number=True),
-        Cell(str(found.declined), number=True),
-        Cell((why + (f" and {more} more" if more > 0 else "")) or found.text),
-        Cell(f"{found.metric} {score:.4g}" if score is not None else "", number=True),
-        Cell(_number(found.loss), number=True),
-        Cell(_number(found.seconds), number=True),
-        Cell(size_of(found.down_bytes), number=True, wide=True),
-        Cell(size_of(found.up_bytes), number=True, wide=True),
+        link(f"/rounds/{found.round}", str(found.round)),
+        found.state,
+        *map(str, (found.selected, found.arrived, found.late, found.declined)),
+        (why + (f" and {more} more" if more > 0 else "")) or found.text,
+        f"{found.metric} {score:.4g}" if score is not None else "",
+        *map(_number, (found.loss, found.seconds)),
+        *map(size_of, (found.down_bytes, found.up_bytes)),
     ]
-    return row(str(found.round), cells, found.state)
+    return row(str(found.round), ROUND_COLUMNS, cells, found.state)
 
 
 def tier(found: TierRow) -> Html:
@@ -149,37 +131,29 @@ def tier(found: TierRow) -> Html:
             f" {ratio:.0%}",
         )
     cells = [
-        Cell(link(f"/?{urlencode({'tier': found.tier})}#fleet", found.tier) if found.tier else "none"),
-        Cell(str(found.devices), number=True),
-        Cell(str(found.online), number=True),
-        Cell(size_of(found.planned_bytes), number=True),
-        Cell(size_of(found.used_bytes), number=True),
-        Cell(size_of(found.most_used_bytes), number=True, wide=True),
-        Cell(share),
-        Cell(_number(found.step_ms), number=True),
-        Cell(_number(found.seconds), number=True),
-        Cell(size_of(found.down_bytes), number=True, wide=True),
-        Cell(size_of(found.up_bytes), number=True, wide=True),
+        link(f"/?{urlencode({'tier': found.tier})}#fleet", found.tier) if found.tier else "none",
+        *map(str, (found.devices, found.online)),
+        *map(size_of, (found.planned_bytes, found.used_bytes, found.most_used_bytes)),
+        share,
+        *map(_number, (found.step_ms, found.seconds)),
+        *map(size_of, (found.down_bytes, found.up_bytes)),
     ]
-    return row(found.tier or "none", cells)
+    return row(found.tier or "none", TIER_COLUMNS, cells)
 
 
 def part(found: Part, *, by_device: bool = False) -> Html:
     """A device in a round: for the page of the device, or, ``by_device``, for that of the round."""
     fate = f"{found.status}: {found.reason}" if found.reason else found.status
-    first = link(device_path(found.device), found.device) if by_device else None
-    cells = [
-        Cell(first or link(f"/rounds/{found.round}", str(found.round)), number=not by_device),
-        Cell(fate),
-        Cell(_number(found.seconds), number=True),
-        Cell(_number(found.step_ms or None), number=True),
-        Cell(_number(found.loss), number=True),
-        Cell(size_of(found.used_bytes), number=True, wide=True),
-        Cell(size_of(found.down_bytes), number=True, wide=True),
-        Cell(size_of(found.up_bytes), number=True, wide=True),
-        Cell(str(found.staleness), number=True, wide=True),
+    figures = [
+        fate,
+        *map(_number, (found.seconds, found.step_ms or None, found.loss)),
+        *map(size_of, (found.used_bytes, found.down_bytes, found.up_bytes)),
+        str(found.staleness),
     ]
-    return row(found.device if by_device else str(found.round), cells)
+    if by_device:
+        return row(found.device, PARTS_OF_ROUND, [link(device_path(found.device), found.device), *figures])
+    number = str(found.round)
+    return row(number, PARTS_OF_DEVICE, [link(f"/rounds/{number}", number), *figures])
 
 
 def entry(found: Entry) -> Html:

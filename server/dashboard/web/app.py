@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -15,9 +16,10 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from server.dashboard.known.fleet import Entry, Part
 from server.dashboard.shown import api, boards, pages
-from server.dashboard.shown.api import Listing, csv_text
-from server.dashboard.shown.boards import Board, Look
+from server.dashboard.shown.api import csv_text
+from server.dashboard.shown.boards import Board
 from server.dashboard.shown.glance import Charts, Glance
 from server.dashboard.shown.html import Html
 from server.dashboard.shown.metrics import CONTENT_TYPE, exposition
@@ -27,6 +29,9 @@ from server.dashboard.web.hub import Hub
 from server.dashboard.web.upstream import feed
 
 # What open pages are sent while a run goes on: what changed since they last were told, once a second at most.
+
+Look = Callable[[Glance], Board]
+"""Returns what a page shows now."""
 
 PAUSE_S = 1.0
 _HEARTBEAT_S = 15.0
@@ -158,59 +163,57 @@ STATIC = Path(__file__).parents[1] / "static"
 _MOST_PAGE = 10**6
 _RETRY_S = "10"
 
-Answer = Callable[[Request], Awaitable[Response]]
-
 
 def application(hub: Hub, desk: Desk, *, hosts: frozenset[str] | None) -> Starlette:
     """The page of ``hub``; orders go to ``desk``. ``hosts``: names by which it may be asked for; None for any."""
 
     async def overview(request: Request) -> Response:
         view = _view(request)
-        board = boards.overview(view)(hub.glance)
+        board = boards.overview(hub.glance, view)
         return HTMLResponse(pages.overview(hub.fleet, board, view, orders=desk.open))
 
     async def device(request: Request) -> Response:
         name = request.path_params["name"]
         if name not in hub.fleet.devices:
             return HTMLResponse(pages.missing(f"There is no device {name!r}."), 404)
-        return HTMLResponse(pages.device(hub.fleet, name, boards.device(name)(hub.glance)))
+        return HTMLResponse(pages.device(hub.fleet, name, boards.device(hub.glance, name)))
 
     async def round_(request: Request) -> Response:
         number = _number(request.path_params["number"])
         if number not in hub.fleet.rounds:
             return HTMLResponse(pages.missing("There is no such round."), 404)
-        return HTMLResponse(pages.round_(hub.fleet, number, boards.round_(number)(hub.glance)))
+        return HTMLResponse(pages.round_(hub.fleet, number, boards.round_(hub.glance, number)))
 
     async def live(request: Request) -> Response:
         asked = request.query_params
-        look: Look = boards.overview(_view(request))
+        look: Look = partial(boards.overview, view=_view(request))
         if "device" in asked:
-            look = boards.device(asked["device"])
+            look = partial(boards.device, name=asked["device"])
         elif "round" in asked:
-            look = boards.round_(_number(asked["round"]))
+            look = partial(boards.round_, number=_number(asked["round"]))
         charts = not {"device", "round"} & set(asked)
         return _events(hub, stream(hub, look, charts=charts))
 
     async def listing(request: Request) -> Response:
         found = api.TABLES.get(request.path_params["table"])
-        return _listed(request, found) if found else _no_table(request)
+        if found is None:
+            return _no_table(request)
+        kind, rows = found
+        return _listed(request, kind, rows(hub.glance, _view(request)))
 
     async def of_device(request: Request) -> Response:
-        name = request.path_params["name"]
-        kind = api.log_of(name) if request.path_params["what"] == "log" else api.of_device(name)
-        return _listed(request, kind) if name in hub.fleet.devices else _no_table(request)
+        found = hub.fleet.devices.get(request.path_params["name"])
+        if found is None:
+            return _no_table(request)
+        if request.path_params["what"] == "log":
+            return _listed(request, Entry, found.log)
+        return _listed(request, Part, [found.parts[number] for number in sorted(found.parts)])
 
     async def of_round(request: Request) -> Response:
-        number = _number(request.path_params["number"])
-        return _listed(request, api.of_round(number)) if number in hub.fleet.rounds else _no_table(request)
-
-    def _listed(request: Request, listing: Listing) -> Response:
-        found = listing.of(hub.glance, _view(request))
-        if request.path_params["format"] not in ("csv", "json"):
+        found = hub.fleet.rounds.get(_number(request.path_params["number"]))
+        if found is None:
             return _no_table(request)
-        if request.path_params["format"] == "csv":
-            return Response(csv_text(listing.kind, found), media_type="text/csv; charset=utf-8")
-        return Response(msgspec.json.encode(found), media_type="application/json")
+        return _listed(request, Part, [found.parts[name] for name in sorted(found.parts)])
 
     async def metrics(_: Request) -> Response:
         return Response(exposition(hub.glance), media_type=CONTENT_TYPE)
@@ -250,6 +253,15 @@ def _events(hub: Hub, events: AsyncGenerator[bytes]) -> Response:
     return StreamingResponse(
         hub.counted(events), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"}
     )
+
+
+def _listed(request: Request, kind: type[msgspec.Struct], rows: Sequence[msgspec.Struct]) -> Response:
+    match request.path_params["format"]:
+        case "csv":
+            return Response(csv_text(kind, rows), media_type="text/csv; charset=utf-8")
+        case "json":
+            return Response(msgspec.json.encode(rows), media_type="application/json")
+    return _no_table(request)
 
 
 def _no_table(request: Request) -> Response:

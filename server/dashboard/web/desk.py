@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import time
-from typing import Protocol
+from collections.abc import Callable
 
 import msgspec
 from starlette.requests import Request
@@ -13,36 +13,26 @@ from starlette.responses import JSONResponse, Response
 
 from edgefl.wire.errors import EdgeflError
 from server.operations import mailbox
-from server.operations.mailbox import AnyOrder, Mailbox
+from server.operations.mailbox import AnyOrder
 
 _MOST_BYTES = 4096
 _PAUSE_S = 0.5
 """Behind a wrong token, so that guessing takes for ever."""
 
 
-class Givers(Protocol):
-    """Takes an order on. ``token`` is the one that it came with."""
-
-    def give(self, order: AnyOrder, token: str) -> None:
-        """OSError or EdgeflError if that cannot be."""
-
-
-class ToFolder:
-    """Into the mailbox of a run's folder."""
-
-    def __init__(self, box: Mailbox) -> None:
-        self._box = box
-
-    def give(self, order: AnyOrder, token: str) -> None:
-        self._box.give(order)
+Give = Callable[[AnyOrder, str], None]
+"""Takes an order on, with the token that it came with. OSError or EdgeflError if that cannot be."""
 
 
 class Desk:
-    """Takes orders for ``giver``. ``token``: what whoever gives them must have; "" for nobody. ``elsewhere``: the token is
-    checked by whom the order goes on to."""
+    """Takes orders, which ``give`` takes on.
 
-    def __init__(self, giver: Givers, token: str = "", *, elsewhere: bool = False) -> None:
-        self._giver = giver
+    ``token``: what whoever gives them must have; "" for nobody. ``elsewhere``: the token is checked by whom the order goes
+    on to.
+    """
+
+    def __init__(self, give: Give, token: str = "", *, elsewhere: bool = False) -> None:
+        self._give = give
         self._token = token.encode()
         self._elsewhere = elsewhere
 
@@ -77,7 +67,7 @@ class Desk:
         by = request.client.host if request.client else ""
         order = msgspec.structs.replace(order, by=by, at=time.time())
         try:
-            await asyncio.to_thread(self._giver.give, order, token)
+            await asyncio.to_thread(self._give, order, token)
         except OSError as error:
             return _said(f"the order cannot be left for the server: {error.strerror or error}", 503)
         except EdgeflError as error:

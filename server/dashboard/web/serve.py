@@ -11,7 +11,7 @@ from types import FrameType
 from starlette.applications import Starlette
 
 from edgefl.system.files import naming
-from edgefl.system.listener import WebServer
+from edgefl.system.listener import WebServer, listening
 from edgefl.wire.errors import ConfigError
 from server.dashboard.web.app import application
 from server.dashboard.web.desk import Desk
@@ -42,19 +42,9 @@ def is_loopback(host: str) -> bool:
 def bind(host: str, port: int) -> socket.socket:
     """A socket at this address; ConfigError if it is taken or none of this machine's."""
     try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        made = socket.socket(family, socket.SOCK_STREAM)
+        return listening(host, port)
     except OSError as error:
         raise _unbound(host, port, error) from error
-    try:
-        if port:  # of free ports the system would else hand out one that another process is about to take
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind((host, port))
-        made.listen(128)
-    except OSError as error:
-        made.close()
-        raise _unbound(host, port, error) from error
-    return made
 
 
 def url_of(bound: socket.socket) -> str:

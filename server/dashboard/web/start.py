@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 
 from server.dashboard.known.source import Folder, Watch
-from server.dashboard.web.desk import Desk, ToFolder
+from server.dashboard.web.desk import Desk
 from server.dashboard.web.hub import Hub
 from server.dashboard.web.serve import check_token, read_token
-from server.dashboard.web.upstream import ToUpstream, Upstream
+from server.dashboard.web.upstream import Upstream, hand_on
 from server.operations.mailbox import Mailbox
 
 TOKEN = "EDGEFL_OPERATOR_TOKEN"
@@ -28,10 +29,11 @@ def hub_of(run: Path | None, server: str, *, database: str = "", otlp: str = "")
 def desk_of(run: Path | None, server: str, token_file: Path | None) -> Desk:
     """Where orders go: into the folder with a token that is known here, or on to the page that is followed."""
     if run is None:
-        return Desk(ToUpstream(server.rstrip("/")), elsewhere=True)
+        return Desk(partial(hand_on, server.rstrip("/")), elsewhere=True)
     token = os.environ.get(TOKEN, "")
     if token_file is not None:
         token = read_token(token_file)
     elif token:
         token = check_token(token, TOKEN)
-    return Desk(ToFolder(Mailbox(run)), token)
+    box = Mailbox(run)
+    return Desk(lambda order, _: box.give(order), token)

@@ -163,22 +163,17 @@ class Upstream:
                     self._news.put((kind, line[6:].rstrip(b"\n")))
 
 
-class ToUpstream:
-    """Hands orders on to the page that is followed, which knows the token."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-
-    def give(self, order: AnyOrder, token: str) -> None:
-        request = urllib.request.Request(
-            f"{self._url}/api/orders",
-            data=_encode(order),
-            headers={"Content-Type": "application/json", "Authorization": f"Bearer {token}"},
-        )
-        try:
-            urllib.request.urlopen(request, timeout=_ANSWER_S).close()
-        except urllib.error.HTTPError as error:
-            raise EdgeflError(f"the page at {self._url} refused it: {_text_of(error.read(4096))}") from error
+def hand_on(url: str, order: AnyOrder, token: str) -> None:
+    """Hand an order on to the page at ``url``, which knows the token. OSError or EdgeflError if it does not take it."""
+    request = urllib.request.Request(
+        f"{url}/api/orders",
+        data=_encode(order),
+        headers={"Content-Type": "application/json", "Authorization": f"Bearer {token}"},
+    )
+    try:
+        urllib.request.urlopen(request, timeout=_ANSWER_S).close()
+    except urllib.error.HTTPError as error:
+        raise EdgeflError(f"the page at {url} refused it: {_text_of(error.read(4096))}") from error
 
 
 def replace_all(fleet: Fleet, other: Fleet) -> None:

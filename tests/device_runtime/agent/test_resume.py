@@ -11,7 +11,7 @@ import pytest
 
 from device_runtime.round.job import Job
 from device_runtime.round.resume import NO_CARRY, TakenUp, drop_abandoned, take_up
-from device_runtime.store.carry_rows import StoredCarry
+from device_runtime.store.carry_choice import StoredCarry
 from device_runtime.store.database import Outgoing, PastRound, Store
 from edgefl.wire import tensors
 from edgefl.wire.bundle.manifest import Manifest, PhaseSpec

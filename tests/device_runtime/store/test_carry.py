@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from device_runtime.store.carry_choice import RoundToBegin, choose
-from device_runtime.store.carry_rows import StoredCarry
+from device_runtime.store.carry_choice import RoundToBegin, StoredCarry, choose
 from device_runtime.store.database import Outgoing, PastRound, Store
 from edgefl.wire.errors import StoreError
 from tests.device_runtime import tiny

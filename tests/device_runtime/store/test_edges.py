@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from device_runtime.store import database
-from device_runtime.store.carry_choice import RoundToBegin, abandoned, choose, foreign
-from device_runtime.store.carry_rows import StoredCarry
+from device_runtime.store.carry_choice import RoundToBegin, StoredCarry, abandoned, choose, foreign
 from device_runtime.store.checkpoint_rows import Checkpoint
 from device_runtime.store.database import DECLINED, Outgoing, PastRound, Store
 from edgefl.wire.blobs import BlobRef, describe, split

@@ -13,7 +13,7 @@ from typing import cast
 import pytest
 
 from device_runtime.store import database, file
-from device_runtime.store.carry_rows import StoredCarry
+from device_runtime.store.carry_choice import StoredCarry
 from device_runtime.store.database import DECLINED, Outgoing, PastRound, Store
 from edgefl.wire.blobs import BlobRef, describe, split
 from edgefl.wire.errors import StoreError

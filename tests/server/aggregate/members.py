@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 from hypothesis import strategies as st
 
 from edgefl.wire.mqtt.messages import NO_CARRY
-from server.coordinator import machine
-from server.coordinator.machine import Close, ModelReady, Rules, State
+from server.coordinator import machine, states
 from server.coordinator.roster import TierRule
+from server.coordinator.states import Close, ModelReady, Rules, State
 
 NAMES = ("a", "b", "c")
 RULES = Rules(
@@ -40,25 +41,25 @@ def play(rules: Rules, state: State, *events: Any, now: float = 1.0) -> tuple[St
     return state, done
 
 
-def hello(*names: str) -> list[machine.Event]:
-    return [machine.DeviceHello(name, 8, 50) for name in names]
+def hello(*names: str) -> list[states.Event]:
+    return [states.DeviceHello(name, 8, 50) for name in names]
 
 
-def accepted(*names: str) -> list[machine.Event]:
-    return [machine.Answered(name, True) for name in names]
+def accepted(*names: str) -> list[states.Event]:
+    return [states.Answered(name, True) for name in names]
 
 
-def decline(state: State, name: str, reason: str = NO_CARRY) -> machine.Declined:
+def decline(state: State, name: str, reason: str = NO_CARRY) -> states.Declined:
     assert state.round is not None
-    return machine.Declined(name, state.round.assignments[name].nonce, reason)
+    return states.Declined(name, state.round.assignments[name].nonce, reason)
 
 
-def left(*names: str) -> list[machine.Event]:
-    return [machine.DeviceStatus(name, online=False) for name in names]
+def left(*names: str) -> list[states.Event]:
+    return [states.DeviceStatus(name, online=False) for name in names]
 
 
-def back(*names: str) -> list[machine.Event]:
-    return [machine.DeviceStatus(name, online=True) for name in names]
+def back(*names: str) -> list[states.Event]:
+    return [states.DeviceStatus(name, online=True) for name in names]
 
 
 def begun(position: int = 0, **changes: Any) -> tuple[Rules, State]:
@@ -76,16 +77,16 @@ def kinds(actions: list[Any]) -> list[type]:
 
 
 DEVICES = st.sampled_from("abcd")
-EVERYONE = machine.Answered("everyone", True)
+EVERYONE = states.Answered("everyone", True)
 EVENTS = st.lists(
     st.one_of(
         *[st.just(EVERYONE)] * 3,
-        st.builds(machine.DeviceHello, DEVICES, st.just(8), st.just(50)),
-        st.builds(machine.DeviceStatus, DEVICES, st.sampled_from([True, True, False])),
-        st.builds(machine.Answered, DEVICES, st.sampled_from([True, True, True, False])),
-        st.builds(machine.Declined, DEVICES, st.just("now"), st.sampled_from([NO_CARRY, NO_CARRY, "busy"])),
-        st.just(machine.Tick()),
-        st.builds(machine.Outage, st.floats(0, 5)),
+        st.builds(states.DeviceHello, DEVICES, st.just(8), st.just(50)),
+        st.builds(states.DeviceStatus, DEVICES, st.sampled_from([True, True, False])),
+        st.builds(states.Answered, DEVICES, st.sampled_from([True, True, True, False])),
+        st.builds(states.Declined, DEVICES, st.just("now"), st.sampled_from([NO_CARRY, NO_CARRY, "busy"])),
+        st.just(states.Tick()),
+        st.builds(states.Outage, st.floats(0, 5)),
     ),
     min_size=5,
     max_size=60,
@@ -98,5 +99,5 @@ def addressed(state: State, event: Any) -> list[Any]:
         return [event]
     if event == EVERYONE:
         return accepted(*(each.device for each in state.round.with_status("open")))
-    task = state.round.assignments.get(event.device) if isinstance(event, machine.Declined) else None
-    return [replace(event, nonce=task.nonce) if task else event]
+    task = state.round.assignments.get(event.device) if isinstance(event, states.Declined) else None
+    return [msgspec.structs.replace(event, nonce=task.nonce) if task else event]

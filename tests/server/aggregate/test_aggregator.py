@@ -18,7 +18,7 @@ from server.aggregate.accumulator import Accumulator, CpuAccumulator
 from server.aggregate.aggregator import Aggregator, layout_of
 from server.aggregate.cuda import TorchAccumulator
 from server.aggregate.robust import MeanRule, buffered_bytes
-from server.coordinator.machine import Rules
+from server.coordinator.states import Rules
 from tests.server.aggregate.small_model import OLD, SINGLES, SLICE, SUFFIX, WHOLE, drawn
 
 

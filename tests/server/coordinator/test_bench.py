@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from edgefl.wire.mqtt.messages import NO_CARRY
-from server.coordinator import machine
-from server.coordinator.machine import Open, OpenRound, Refuse, Rules, State, Warn
+from server.coordinator import states
+from server.coordinator.states import Open, OpenRound, Refuse, Rules, State, Warn
 from tests.server.aggregate.members import NAMES, RULES, accepted, back, begun, decline, left, play
 
 PLAIN = replace(RULES, whole=False, opening=0, rounds=40, min_devices=2, strikes=3, bench_rounds=4)
@@ -26,14 +26,14 @@ def test_a_silent_device_costs_its_deadline_a_few_times_and_is_then_left_out() -
         state, _ = play(PLAIN, state, *accepted("a", "b"), now=now)
         if opened(state).number == current.number:  # it waits for c
             now = current.deadline
-            state, _ = play(PLAIN, state, machine.Tick(), now=now)
+            state, _ = play(PLAIN, state, states.Tick(), now=now)
     assert seen == [True] * 3 + [False] * 4 + [True] + [False] * 4
 
 
 def test_a_device_that_does_well_again_is_forgiven() -> None:
     state = begun(**vars(replace(PLAIN, min_devices=3)))[1]
     for refused in (True, True, False, True, True):
-        state, _ = play(PLAIN, state, *accepted("a", "b"), machine.Answered("c", not refused))
+        state, _ = play(PLAIN, state, *accepted("a", "b"), states.Answered("c", not refused))
     assert state.strikes == {"c": 2} and "c" in opened(state).assignments
 
 
@@ -42,7 +42,7 @@ def test_where_too_few_would_remain_nobody_is_left_out() -> None:
     state = begun(**vars(rules))[1]
     for _ in range(5):
         assert set(opened(state).assignments) == set(NAMES)
-        state, _ = play(rules, state, *accepted("a", "b"), machine.Answered("c", False))
+        state, _ = play(rules, state, *accepted("a", "b"), states.Answered("c", False))
 
 
 def whole(**changes: object) -> tuple[Rules, State]:
@@ -54,7 +54,7 @@ def test_one_device_whose_updates_are_refused_does_not_end_a_method_that_can_beg
     rules, state = whole()
     warned, refused = [], []
     for _ in range(6):
-        bad = [machine.Answered("b", False)] if "b" in opened(state).assignments else []
+        bad = [states.Answered("b", False)] if "b" in opened(state).assignments else []
         state, actions = play(rules, state, *accepted("a", "c"), *bad)
         warned += [action for action in actions if isinstance(action, Warn)]
         refused += [action for action in actions if isinstance(action, Refuse)]
@@ -83,9 +83,9 @@ def test_who_wastes_turns_is_left_out_after_rounds_without_a_single_update() -> 
         seen.append("c" in current.assignments)
         if "c" in current.assignments:
             nonce = current.assignments["c"].nonce
-            state, _ = play(PLAIN, state, machine.TurnLost("c", nonce), machine.TurnLost("a", "another task"))
-        state, actions = play(PLAIN, state, *left("c"), machine.Tick(), now=current.deadline)
-        assert any(isinstance(action, machine.Abandon) for action in actions)
+            state, _ = play(PLAIN, state, states.TurnLost("c", nonce), states.TurnLost("a", "another task"))
+        state, actions = play(PLAIN, state, *left("c"), states.Tick(), now=current.deadline)
+        assert any(isinstance(action, states.Abandon) for action in actions)
         state, _ = play(PLAIN, state, *back("c"), now=current.deadline)
     assert seen == [True] * 3 + [False] * 4 and set(state.strikes) == {"c"}
 
@@ -93,5 +93,5 @@ def test_who_wastes_turns_is_left_out_after_rounds_without_a_single_update() -> 
 def test_a_slow_device_that_finishes_in_a_later_turn_has_no_strike() -> None:
     state = begun(**vars(replace(PLAIN, min_devices=3)))[1]
     nonce = opened(state).assignments["c"].nonce
-    state, _ = play(PLAIN, state, machine.TurnLost("c", nonce), *accepted("a", "b", "c"))
+    state, _ = play(PLAIN, state, states.TurnLost("c", nonce), *accepted("a", "b", "c"))
     assert opened(state).number == 2 and not state.strikes

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from edgefl.wire.errors import UpdateRejected
 from server.coordinator import machine, states
 from server.coordinator.claims import addressed
-from server.coordinator.machine import (
+from server.coordinator.fleet import Assignment
+from server.coordinator.roster import TierRule
+from server.coordinator.states import (
     Answered,
-    Assignment,
     Close,
     Declined,
     DeviceHello,
@@ -27,7 +28,6 @@ from server.coordinator.machine import (
     Rules,
     Tick,
 )
-from server.coordinator.roster import TierRule
 
 NAMES = ("a", "b", "c", "d", "e")
 RULES = Rules(
@@ -52,7 +52,7 @@ class Run:
     given: dict[str, Assignment] = field(default_factory=dict)
     fates: dict[str, str] = field(default_factory=dict)
     steps: list[tuple[str, ...]] = field(default_factory=list)
-    state: machine.State = field(default_factory=lambda: machine.initial("v0", 0.0))
+    state: states.State = field(default_factory=lambda: machine.initial("v0", 0.0))
     finished: bool = False
 
     def take(self, event: Any, *, failed: str = "") -> None:
@@ -161,7 +161,7 @@ def test_each_task_ends_in_one_way_and_each_accepted_update_is_in_one_step(
             assert min(rounds, default=run.state.round.number) >= run.state.round.number - late
 
 
-def declining(state: machine.State, event: Any) -> Any:
+def declining(state: states.State, event: Any) -> Any:
     """The event, where it is one; a device that declines means the task that it has."""
     if not isinstance(event, tuple):
         return event

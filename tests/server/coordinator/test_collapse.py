@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from edgefl.config import parse
 from edgefl.wire.errors import ConfigError
-from server.coordinator import machine
+from server.coordinator import machine, states
 from server.coordinator.collapse import Best, Rollback, best_of, collapse
-from server.coordinator.machine import DeviceHello, ModelReady, Open, Rules
 from server.coordinator.roster import TierRule
+from server.coordinator.states import DeviceHello, ModelReady, Open, Rules
 
 RULE = Rollback(accuracy=0.2, loss=3.0)
 SO_FAR = Best(accuracy=0.8, loss=0.5)
@@ -71,7 +71,7 @@ def test_rounds_that_are_undone_do_not_end_a_run_however_many() -> None:
     state, actions = machine.step(rules, machine.initial("v", 0.0), DeviceHello("d", 0, 1), 0.0)
     for number in range(1, 10):
         assert isinstance(actions[-1], Open) and actions[-1].round.number == number
-        state, _ = machine.step(rules, state, machine.Answered("d", True), 1.0)
+        state, _ = machine.step(rules, state, states.Answered("d", True), 1.0)
         state, actions = machine.step(rules, state, ModelReady("v", failed="worse", undone=True), 1.0)
         assert state.refused == 0 and state.position == 0 and state.base == 0
     assert state.phase == "done"

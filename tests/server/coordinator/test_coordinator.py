@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgefl.wire.errors import UpdateRejected
-from server.coordinator import claims, machine
-from server.coordinator.machine import (
+from server.coordinator import claims, machine, states
+from server.coordinator.roster import TierRule, sample, share, task_nonce, task_seed, tier_of
+from server.coordinator.states import (
     Abandon,
     Answered,
     Close,
@@ -22,17 +23,16 @@ from server.coordinator.machine import (
     SendTask,
     State,
 )
-from server.coordinator.roster import TierRule, sample, share, task_nonce, task_seed, tier_of
 
 TIERS = (TierRule("strong", ("strong-*",), 8), TierRule("moderate", (), 4), TierRule("weak", ("weak-*",), 1))
 RULES = Rules(run="run", seed=3, rounds=3, tiers=TIERS, deadline_s=10, ready_timeout_s=100, offline_grace_s=5)
 VERSION = "v" * 64
 
 
-def hello(rules: Rules, state: State, *names: str, now: float = 0.0) -> tuple[State, list[machine.Action]]:
-    actions: list[machine.Action] = []
+def hello(rules: Rules, state: State, *names: str, now: float = 0.0) -> tuple[State, list[states.Action]]:
+    actions: list[states.Action] = []
     for name in names:
-        state, more = machine.step(rules, state, machine.DeviceHello(name, 8, 50), now)
+        state, more = machine.step(rules, state, states.DeviceHello(name, 8, 50), now)
         actions += more
     return state, actions
 
@@ -48,8 +48,8 @@ def opened(
 
 def answer(
     rules: Rules, state: State, *names: str, accepted: bool = True, now: float = 1.0
-) -> tuple[State, list[machine.Action]]:
-    actions: list[machine.Action] = []
+) -> tuple[State, list[states.Action]]:
+    actions: list[states.Action] = []
     for name in names:
         state, more = machine.step(rules, state, Answered(name, accepted), now)
         actions += more
@@ -76,7 +76,7 @@ def test_after_the_ready_timeout_min_reports_devices_are_enough() -> None:
     state, _ = hello(rules, machine.initial(VERSION, 0.0), "strong-0")
     wake = machine.wake_at(rules, state, 0.0)
     assert wake == 100.0
-    state, actions = machine.step(rules, state, machine.Tick(), wake)
+    state, actions = machine.step(rules, state, states.Tick(), wake)
     assert isinstance(actions[0], Open)
 
 
@@ -109,15 +109,15 @@ def test_at_the_deadline_a_round_closes_with_what_it_has() -> None:
     state, _ = answer(rules, state, "weak-0")
     deadline = machine.wake_at(rules, state, 1.0)
     assert deadline == 10.0
-    assert machine.step(rules, state, machine.Tick(), deadline - 0.1)[1] == ()
-    state, actions = machine.step(rules, state, machine.Tick(), deadline)
+    assert machine.step(rules, state, states.Tick(), deadline - 0.1)[1] == ()
+    state, actions = machine.step(rules, state, states.Tick(), deadline)
     assert isinstance(actions[0], Close)
 
 
 def test_at_the_deadline_with_too_few_reports_it_is_abandoned_and_the_next_opens() -> None:
     rules, state = opened(min_reports=2)
     state, _ = answer(rules, state, "weak-0")
-    state, actions = machine.step(rules, state, machine.Tick(), 10.0)
+    state, actions = machine.step(rules, state, states.Tick(), 10.0)
     assert isinstance(actions[0], Abandon) and "1 of 3" in actions[0].text
     assert isinstance(actions[1], Open) and actions[1].round.number == 2
     assert actions[1].round.model_version == VERSION
@@ -132,48 +132,48 @@ def test_when_all_are_refused_the_round_ends_before_its_deadline() -> None:
 
 def test_a_vanished_device_blocks_until_the_deadline_only_and_is_not_selected_again() -> None:
     rules, state = opened()
-    state, _ = machine.step(rules, state, machine.DeviceStatus("weak-0", online=False), 1.0)
+    state, _ = machine.step(rules, state, states.DeviceStatus("weak-0", online=False), 1.0)
     state, actions = answer(rules, state, "strong-0", "strong-1")
     assert state.phase == "open" and not actions
-    state, actions = machine.step(rules, state, machine.Tick(), 10.0)
+    state, actions = machine.step(rules, state, states.Tick(), 10.0)
     state, actions = machine.step(rules, state, ModelReady("w" * 64), 10.0)
     assert isinstance(actions[0], Open) and set(actions[0].round.assignments) == {"strong-0", "strong-1"}
 
 
 def test_a_round_does_not_wait_longer_than_the_grace_for_devices_that_are_offline() -> None:
     rules, state = opened(deadline_s=100)
-    state, _ = machine.step(rules, state, machine.DeviceStatus("weak-0", online=False), 1.0)
+    state, _ = machine.step(rules, state, states.DeviceStatus("weak-0", online=False), 1.0)
     state, _ = answer(rules, state, "strong-0")
     assert machine.wake_at(rules, state, 1.0) == 100.0, "another device is online and has not answered"
     state, actions = answer(rules, state, "strong-1", now=2.0)
     assert not actions and machine.wake_at(rules, state, 2.0) == 6.0
-    back, _ = machine.step(rules, state, machine.DeviceStatus("weak-0", online=True), 3.0)
+    back, _ = machine.step(rules, state, states.DeviceStatus("weak-0", online=True), 3.0)
     assert machine.wake_at(rules, back, 3.0) == 100.0
-    assert machine.step(rules, state, machine.Tick(), 5.9)[1] == ()
-    state, actions = machine.step(rules, state, machine.Tick(), 6.0)  # type: ignore[assignment]
+    assert machine.step(rules, state, states.Tick(), 5.9)[1] == ()
+    state, actions = machine.step(rules, state, states.Tick(), 6.0)  # type: ignore[assignment]
     assert isinstance(actions[0], Close)
 
 
 def test_a_round_with_too_few_reports_waits_for_offline_devices_until_its_deadline() -> None:
     rules, state = opened(deadline_s=100, min_reports=3)
-    state, _ = machine.step(rules, state, machine.DeviceStatus("weak-0", online=False), 1.0)
+    state, _ = machine.step(rules, state, states.DeviceStatus("weak-0", online=False), 1.0)
     state, _ = answer(rules, state, "strong-0", "strong-1")
     assert (
         machine.wake_at(rules, state, 2.0) == 100.0
-        and machine.step(rules, state, machine.Tick(), 50.0)[1] == ()
+        and machine.step(rules, state, states.Tick(), 50.0)[1] == ()
     )
 
 
 def test_devices_that_are_offline_have_the_grace_to_come_back_after_an_outage_or_a_restart() -> None:
     rules, state = opened(deadline_s=100)
-    state, _ = machine.step(rules, state, machine.DeviceStatus("weak-0", online=False), 1.0)
+    state, _ = machine.step(rules, state, states.DeviceStatus("weak-0", online=False), 1.0)
     state, _ = answer(rules, state, "strong-0", "strong-1", now=2.0)
-    delayed, actions = machine.step(rules, state, machine.Outage(30.0), 33.0)
+    delayed, actions = machine.step(rules, state, states.Outage(30.0), 33.0)
     assert not actions and machine.wake_at(rules, delayed, 33.0) == 36.0
     assert state.round is not None
     restarted = replace(state, round=replace(state.round, deadline=60.0 + 100))
     assert (
-        machine.step(rules, restarted, machine.Tick(), 60.0)[1] == ()
+        machine.step(rules, restarted, states.Tick(), 60.0)[1] == ()
         and machine.wake_at(rules, restarted, 60.0) == 65.0
     )
 
@@ -181,7 +181,7 @@ def test_devices_that_are_offline_have_the_grace_to_come_back_after_an_outage_or
 def test_a_device_that_blinks_is_still_selected() -> None:
     rules, state = opened()
     state, _ = answer(rules, state, "strong-0", "strong-1")
-    state, _ = machine.step(rules, state, machine.DeviceStatus("strong-0", online=False), 1.0)
+    state, _ = machine.step(rules, state, states.DeviceStatus("strong-0", online=False), 1.0)
     state, _ = answer(rules, state, "weak-0")
     state, actions = machine.step(rules, state, ModelReady("w" * 64), 5.9)
     assert isinstance(actions[0], Open) and "strong-0" in actions[0].round.assignments
@@ -189,7 +189,7 @@ def test_a_device_that_blinks_is_still_selected() -> None:
 
 def test_an_outage_of_the_server_moves_the_deadline() -> None:
     rules, state = opened()
-    state, actions = machine.step(rules, state, machine.Outage(30.0), 35.0)
+    state, actions = machine.step(rules, state, states.Outage(30.0), 35.0)
     assert not actions and state.round is not None and state.round.deadline == 40.0
 
 
@@ -203,16 +203,16 @@ def test_a_device_that_says_hello_again_gets_its_task_again_until_it_has_answere
 
 
 def test_a_retained_hello_of_a_device_that_is_gone_does_not_bring_it_back() -> None:
-    gone = machine.DeviceHello("strong-0", 8, 50, online=False)
+    gone = states.DeviceHello("strong-0", 8, 50, online=False)
     state, actions = machine.step(RULES, machine.initial(VERSION, 0.0), gone, 100.0)
     assert state.phase == "waiting" and not actions
-    state, actions = machine.step(RULES, state, machine.DeviceStatus("strong-0", online=True), 101.0)  # type: ignore[assignment]
+    state, actions = machine.step(RULES, state, states.DeviceStatus("strong-0", online=True), 101.0)  # type: ignore[assignment]
     assert isinstance(actions[0], Open)
 
 
 def test_a_retained_hello_does_not_renew_the_grace_of_a_device_that_left() -> None:
     rules, state = opened()
-    state, _ = machine.step(rules, state, machine.DeviceStatus("weak-0", online=False), 1.0)
+    state, _ = machine.step(rules, state, states.DeviceStatus("weak-0", online=False), 1.0)
     state, _ = hello(rules, state, "weak-0", now=5.0)
     assert not state.devices["weak-0"].online and state.devices["weak-0"].seen == 1.0
 
@@ -222,7 +222,7 @@ def test_after_the_last_round_it_is_done() -> None:
     state, _ = answer(rules, state, "strong-0")
     state, actions = machine.step(rules, state, ModelReady("w" * 64), 1.0)
     assert state.phase == "done" and isinstance(actions[0], Finish)
-    assert machine.step(rules, state, machine.Tick(), 9e9) == (state, ())
+    assert machine.step(rules, state, states.Tick(), 9e9) == (state, ())
 
 
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def test_a_tier_is_given_by_name_then_by_memory() -> None:
 
 def test_a_device_without_a_tier_is_never_selected() -> None:
     state, actions = machine.step(
-        RULES, machine.initial(VERSION, 0.0), machine.DeviceHello("phone", 0, 5), 0.0
+        RULES, machine.initial(VERSION, 0.0), states.DeviceHello("phone", 0, 5), 0.0
     )
     assert state.phase == "waiting" and not actions
 
@@ -295,12 +295,12 @@ def test_a_sample_is_a_share_of_the_devices_whatever_their_order(
 EVENTS = st.lists(
     st.one_of(
         st.builds(
-            machine.DeviceHello, st.sampled_from(["strong-0", "weak-0", "weak-1"]), st.just(8), st.just(50)
+            states.DeviceHello, st.sampled_from(["strong-0", "weak-0", "weak-1"]), st.just(8), st.just(50)
         ),
-        st.builds(machine.DeviceStatus, st.sampled_from(["strong-0", "weak-0", "x"]), st.booleans()),
+        st.builds(states.DeviceStatus, st.sampled_from(["strong-0", "weak-0", "x"]), st.booleans()),
         st.builds(Answered, st.sampled_from(["strong-0", "weak-0", "weak-1"]), st.booleans()),
-        st.just(machine.Tick()),
-        st.builds(machine.Outage, st.floats(0, 5)),
+        st.just(states.Tick()),
+        st.builds(states.Outage, st.floats(0, 5)),
     ),
     max_size=60,
 )

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from edgefl.wire.errors import DIVERGED, DivergedError, UpdateRejected
-from server.coordinator import attendance, claims, machine, roster
-from server.coordinator.machine import Abandon, Close, Finish, Open, Refuse, Rules
+from server.coordinator import attendance, claims, machine, roster, states
 from server.coordinator.roster import Device, TierRule
+from server.coordinator.states import Abandon, Close, Finish, Open, Refuse, Rules
 from tests.server.aggregate.members import NAMES, accepted, begun, kinds, left
 from tests.server.coordinator.test_coordinator import RULES, VERSION, answer, claim, hello, opened
 
@@ -21,7 +21,7 @@ def test_a_run_takes_all_devices_and_any_report_unless_told_otherwise() -> None:
     assert (rules.deadline_s, rules.ready_timeout_s, rules.offline_grace_s) == (120.0, 120.0, 30.0)
     assert (rules.weighted, rules.samples, rules.most_samples) == (False, 0, 1 << 20)
     assert (rules.whole, rules.absent, rules.opening, rules.all_needed) == (False, "wait", 0, False)
-    assert machine.MOST_SAMPLES == 1 << 24
+    assert states.MOST_SAMPLES == 1 << 24
 
 
 def test_names_and_numbers_of_tasks_are_the_same_in_every_release() -> None:
@@ -54,7 +54,7 @@ def test_the_first_round_needs_as_many_devices_as_must_report() -> None:
     rules = replace(RULES, min_devices=1, min_reports=3)
     state, _ = hello(rules, machine.initial(VERSION, 0.0), "strong-0", "strong-1")
     assert attendance.presence(rules, state, 0.0) == attendance.Presence(2, 3)
-    assert kinds(machine.step(rules, state, machine.DeviceHello("weak-0", 8, 5), 1.0)[1]) == [Open]  # type: ignore[arg-type]
+    assert kinds(machine.step(rules, state, states.DeviceHello("weak-0", 8, 5), 1.0)[1]) == [Open]  # type: ignore[arg-type]
 
 
 def test_without_a_number_of_reports_one_is_needed() -> None:
@@ -69,8 +69,8 @@ def test_from_the_second_round_on_nobody_waits_for_min_devices() -> None:
     rules, state = opened()
     state, _ = answer(rules, state, "strong-0", "strong-1", "weak-0")
     for name in ("strong-1", "weak-0"):
-        state, _ = machine.step(rules, state, machine.DeviceStatus(name, online=False), 1.0)
-    state, actions = machine.step(rules, state, machine.ModelReady("w" * 64), 6.0)
+        state, _ = machine.step(rules, state, states.DeviceStatus(name, online=False), 1.0)
+    state, actions = machine.step(rules, state, states.ModelReady("w" * 64), 6.0)
     assert isinstance(actions[0], Open) and set(actions[0].round.assignments) == {"strong-0"}
     assert machine.wake_at(rules, replace(state, phase="waiting", round=None), 6.0) is None
 
@@ -90,14 +90,14 @@ def test_as_many_are_chosen_as_the_goal_needs_at_least(changes: Any, goal: int, 
 
 
 def test_a_round_has_its_deadline_from_when_it_opened() -> None:
-    state, _ = machine.step(RULES, machine.initial(VERSION, 0.0), machine.DeviceHello("strong-0", 8, 50), 7.0)
+    state, _ = machine.step(RULES, machine.initial(VERSION, 0.0), states.DeviceHello("strong-0", 8, 50), 7.0)
     assert state.round is not None and (state.round.opened, state.round.deadline) == (7.0, 17.0)
     assert state.round.position == 0 and not state.round.whole
 
 
 def test_a_device_without_samples_weighs_one_at_most() -> None:
     rules = replace(RULES, weighted=True)
-    state, _ = machine.step(rules, machine.initial(VERSION, 0.0), machine.DeviceHello("strong-0", 8, 0), 0.0)
+    state, _ = machine.step(rules, machine.initial(VERSION, 0.0), states.DeviceHello("strong-0", 8, 0), 0.0)
     assert state.round is not None and state.round.assignments["strong-0"].weight_limit == 1
 
 
@@ -119,72 +119,72 @@ def test_an_update_after_the_round_closes_finds_no_round_open() -> None:
 
 def test_hellos_of_a_device_that_is_there_renew_what_is_known_of_it() -> None:
     state, _ = hello(RULES, machine.initial(VERSION, 0.0), "weak-0")
-    state, _ = machine.step(RULES, state, machine.DeviceHello("weak-0", 9, 60), 3.0)
+    state, _ = machine.step(RULES, state, states.DeviceHello("weak-0", 9, 60), 3.0)
     assert state.devices["weak-0"] == Device("weak-0", "weak", 60, online=True, seen=3.0)
 
 
 def test_nobody_is_known_by_a_status_alone() -> None:
     state = machine.initial(VERSION, 0.0)
     for online in (True, False):
-        assert machine.step(RULES, state, machine.DeviceStatus("x", online), 3.0) == (state, ())
+        assert machine.step(RULES, state, states.DeviceStatus("x", online), 3.0) == (state, ())
 
 
 def test_a_device_that_was_gone_before_its_hello_was_never_seen() -> None:
-    gone = machine.DeviceHello("weak-0", 8, 50, online=False)
+    gone = states.DeviceHello("weak-0", 8, 50, online=False)
     state, actions = machine.step(RULES, machine.initial(VERSION, 0.0), gone, 50.0)
     assert state.devices == {"weak-0": Device("weak-0", "weak", 50, False, 0.0)} and not actions
 
 
 def test_a_status_that_is_no_news_changes_nothing() -> None:
     rules, state = opened()
-    state, _ = machine.step(rules, state, machine.DeviceStatus("weak-0", online=False), 1.0)
-    assert machine.step(rules, state, machine.DeviceStatus("weak-0", online=False), 3.0) == (state, ())
-    state, _ = machine.step(rules, state, machine.DeviceStatus("weak-0", online=True), 3.0)
+    state, _ = machine.step(rules, state, states.DeviceStatus("weak-0", online=False), 1.0)
+    assert machine.step(rules, state, states.DeviceStatus("weak-0", online=False), 3.0) == (state, ())
+    state, _ = machine.step(rules, state, states.DeviceStatus("weak-0", online=True), 3.0)
     assert state.devices["weak-0"].seen == 3.0
 
 
 def test_a_device_that_is_gone_for_good_has_no_grace() -> None:
     state, _ = hello(RULES, machine.initial(VERSION, 0.0), "weak-0")
-    state, _ = machine.step(RULES, state, machine.DeviceStatus("weak-0", online=False), 100.0)
+    state, _ = machine.step(RULES, state, states.DeviceStatus("weak-0", online=False), 100.0)
     assert roster.eligible(state.devices, 101.0, RULES.offline_grace_s) == ["weak-0"]
     for _ in range(2):
         state, _ = machine.step(
-            RULES, state, machine.DeviceStatus("weak-0", online=False, for_good=True), 101.0
+            RULES, state, states.DeviceStatus("weak-0", online=False, for_good=True), 101.0
         )
         assert roster.eligible(state.devices, 101.0, RULES.offline_grace_s) == []
 
 
 def test_an_outage_moves_every_clock_that_runs_and_no_other() -> None:
     rules, state = opened()
-    state, _ = machine.step(rules, state, machine.DeviceStatus("weak-0", online=False), 1.0)
-    state, _ = machine.step(rules, state, machine.Outage(30.0), 31.0)
+    state, _ = machine.step(rules, state, states.DeviceStatus("weak-0", online=False), 1.0)
+    state, _ = machine.step(rules, state, states.Outage(30.0), 31.0)
     assert state.round is not None and (state.round.opened, state.round.deadline) == (0.0, 40.0)
     assert {name: device.seen for name, device in state.devices.items()} == {
         "strong-0": 0.0,
         "strong-1": 0.0,
         "weak-0": 31.0,
     }
-    waiting, _ = machine.step(RULES, machine.initial(VERSION, 5.0), machine.Outage(30.0), 35.0)
+    waiting, _ = machine.step(RULES, machine.initial(VERSION, 5.0), states.Outage(30.0), 35.0)
     assert waiting.waiting_since == 35.0 and machine.wake_at(RULES, waiting, 35.0) == 135.0
 
 
 def test_the_first_answer_stands() -> None:
     rules, state = opened()
-    state, _ = machine.step(rules, state, machine.Answered("strong-0", False, "why"), 1.0)
-    after, actions = machine.step(rules, state, machine.Answered("strong-0", True), 1.0)
+    state, _ = machine.step(rules, state, states.Answered("strong-0", False, "why"), 1.0)
+    after, actions = machine.step(rules, state, states.Answered("strong-0", True), 1.0)
     assert after == state and not actions and state.round is not None
     assert (state.round.assignments["strong-0"].status, state.round.assignments["strong-0"].reason) == (
         "rejected",
         "why",
     )
-    assert machine.step(rules, state, machine.Answered("nobody", True), 1.0) == (state, ())
+    assert machine.step(rules, state, states.Answered("nobody", True), 1.0) == (state, ())
     # Nor that of a task that is over: the round may have ended while its device's update was refused.
-    old = machine.Answered("strong-1", False, nonce="of the round before")
+    old = states.Answered("strong-1", False, nonce="of the round before")
     assert machine.step(rules, state, old, 1.0) == (state, ())
 
 
-@pytest.mark.parametrize("event", [machine.ModelReady("w" * 64), machine.ModelReady("w" * 64, failed="why")])
-def test_a_model_that_no_round_waits_for_changes_nothing(event: machine.ModelReady) -> None:
+@pytest.mark.parametrize("event", [states.ModelReady("w" * 64), states.ModelReady("w" * 64, failed="why")])
+def test_a_model_that_no_round_waits_for_changes_nothing(event: states.ModelReady) -> None:
     rules, state = opened()
     assert machine.step(rules, state, event, 1.0) == (state, ())
 
@@ -195,14 +195,14 @@ def test_while_the_model_is_computed_answers_and_time_change_nothing() -> None:
     late = state.round.assignments["strong-1"]
     state, actions = answer(rules, state, "strong-0")
     assert kinds(actions) == [Close] and machine.wake_at(rules, state, 1.0) is None  # type: ignore[arg-type]
-    for event in (machine.Tick(), machine.Declined("strong-1", late.nonce, "busy")):
+    for event in (states.Tick(), states.Declined("strong-1", late.nonce, "busy")):
         assert machine.step(rules, state, event, 1e6) == (state, ())
 
 
 def test_what_a_round_takes_over_from_the_one_before() -> None:
     rules, state = opened(("strong-0",))
     state, _ = answer(rules, state, "strong-0")
-    state, _ = machine.step(rules, state, machine.ModelReady("w" * 64), 4.0)
+    state, _ = machine.step(rules, state, states.ModelReady("w" * 64), 4.0)
     assert (state.next_round, state.model_version, state.position, state.base) == (2, "w" * 64, 1, 1)
     assert (state.waiting_since, state.refused) == (4.0, 0)
 
@@ -216,14 +216,14 @@ def test_a_run_whose_rounds_only_began_the_method_has_trained_nothing(
     rules, state = begun(rounds - 1, rounds=rounds, opening=opening)
     for event in accepted(*NAMES):
         state, actions = machine.step(rules, state, event, 1.0)
-    state, actions = machine.step(rules, state, machine.ModelReady(VERSION), 1.0)
+    state, actions = machine.step(rules, state, states.ModelReady(VERSION), 1.0)
     assert kinds(list(actions)) == [end] and state.phase == "done"
 
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_run_in_which_no_round_closed_has_trained_nothing(whole: bool) -> None:
     rules, state = begun(whole=whole, rounds=1, opening=0)
-    state, actions = machine.step(rules, state, machine.Tick(), 100.0)
+    state, actions = machine.step(rules, state, states.Tick(), 100.0)
     assert kinds(list(actions)) == [Abandon, Refuse]
     assert "all 1 rounds are over" in actions[1].text and "only begin" not in actions[1].text  # type: ignore[union-attr]
 
@@ -232,12 +232,12 @@ def test_a_run_in_which_no_round_closed_has_trained_nothing(whole: bool) -> None
 def test_a_run_whose_updates_are_not_finite_has_diverged(rounds: int) -> None:
     """After three rounds in a row, or at the end."""
     rules, state = begun(whole=False, rounds=rounds, opening=0)
-    actions: machine.Actions = ()
+    actions: states.Actions = ()
     why = f"NaN: {DIVERGED}"
     while state.phase == "open":
         for name in NAMES:
             state, actions = machine.step(
-                rules, state, machine.Answered(name, accepted=False, reason=why), 1.0
+                rules, state, states.Answered(name, accepted=False, reason=why), 1.0
             )
         assert why in actions[0].text and "deadline" not in actions[0].text  # type: ignore[union-attr]
     refuse = actions[-1]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from server.coordinator import machine as coordinator
-from server.coordinator.machine import (
+from server.coordinator import states
+from server.coordinator.roster import TierRule
+from server.coordinator.states import (
     Answered,
     Close,
     DeviceHello,
@@ -15,12 +17,11 @@ from server.coordinator.machine import (
     State,
     Tick,
 )
-from server.coordinator.roster import TierRule
 
 RULES = Rules(run="r", seed=1, rounds=2, tiers=(TierRule("strong", ("strong-*",)),), ready_timeout_s=5.0)
 
 
-def stepped(state: State, *events: coordinator.Event, now: float = 1.0) -> tuple[State, list[str]]:
+def stepped(state: State, *events: states.Event, now: float = 1.0) -> tuple[State, list[str]]:
     told: list[str] = []
     for event in events:
         state, actions = coordinator.step(RULES, state, event, now)

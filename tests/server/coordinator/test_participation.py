@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from edgefl.wire.mqtt.messages import NO_CARRY
-from server.coordinator import attendance, machine
-from server.coordinator.machine import Abandon, Close, Open, Refuse, SendTask, Warn
+from server.coordinator import attendance, machine, states
 from server.coordinator.roster import TierRule
+from server.coordinator.states import Abandon, Close, Open, Refuse, SendTask, Warn
 from tests.server.aggregate.members import (
     NAMES,
     RULES,
@@ -30,7 +30,7 @@ from tests.server.aggregate.members import (
 
 def test_the_first_round_waits_for_all_devices_however_long_that_takes() -> None:
     state, actions = play(RULES, machine.initial(VERSION, 0.0), *hello("a", "b"), now=0.0)
-    state, more = play(RULES, state, machine.Tick(), now=1e6)
+    state, more = play(RULES, state, states.Tick(), now=1e6)
     assert not actions and not more and machine.wake_at(RULES, state, 1e6) is None
     assert attendance.presence(RULES, state, 1e6) == attendance.Presence(2, 3)
     state, actions = play(RULES, state, *hello("c"), now=1e6)
@@ -40,7 +40,7 @@ def test_the_first_round_waits_for_all_devices_however_long_that_takes() -> None
 def test_the_same_program_goes_on_with_fewer_after_the_timeout_where_partial_rounds_are_allowed() -> None:
     rules = replace(RULES, absent="partial")
     state, _ = play(rules, machine.initial(VERSION, 0.0), *hello("a", "b"), now=0.0)
-    state, actions = play(rules, state, machine.Tick(), now=20.0)
+    state, actions = play(rules, state, states.Tick(), now=20.0)
     assert kinds(actions) == [Open] and state.members == () and not actions[0].round.whole
 
 
@@ -56,7 +56,7 @@ def test_every_device_that_is_there_becomes_a_member_also_beyond_min_devices() -
 def test_a_device_that_does_not_come_back_within_the_grace_is_no_member() -> None:
     rules = replace(RULES, min_devices=2)
     state, _ = play(rules, machine.initial(VERSION, 0.0), *hello("a"), *left("a"), *hello("b", "c"), now=0.0)
-    state, actions = play(rules, state, machine.Tick(), now=5.0)
+    state, actions = play(rules, state, states.Tick(), now=5.0)
     assert kinds(actions) == [Open] and state.members == ("b", "c")
 
 
@@ -72,7 +72,7 @@ def test_no_round_opens_while_a_member_is_away_and_it_is_named() -> None:
     state, actions = play(rules, state, *accepted("a", "b"), *left("c"), *accepted("c"))
     assert kinds(actions) == [Close] and state.phase == "waiting"
     assert attendance.presence(rules, state, 1e5) == attendance.Presence(2, 3, ("c",))
-    state, actions = play(rules, state, machine.Tick(), *hello("d"), now=1e5)
+    state, actions = play(rules, state, states.Tick(), *hello("d"), now=1e5)
     assert not actions and machine.wake_at(rules, state, 1e5) is None
     state, actions = play(rules, state, *back("c"), now=2e5)
     assert kinds(actions) == [Open] and state.position == 1 and state.next_round == 2
@@ -80,7 +80,7 @@ def test_no_round_opens_while_a_member_is_away_and_it_is_named() -> None:
 
 def test_a_member_that_fits_no_tier_any_more_is_waited_for() -> None:
     rules, state = begun(tiers=(TierRule("all", (), 4),))
-    state, actions = play(rules, state, machine.DeviceHello("c", 1, 50), *accepted(*NAMES))
+    state, actions = play(rules, state, states.DeviceHello("c", 1, 50), *accepted(*NAMES))
     assert kinds(actions) == [SendTask, Close] and attendance.presence(rules, state, 1.0).missing == ("c",)
 
 
@@ -90,7 +90,7 @@ def test_a_member_that_fits_no_tier_any_more_is_waited_for() -> None:
 def test_position_and_base_follow_the_rounds_that_closed() -> None:
     rules, state = begun(2)
     assert (state.position, state.base, state.round and state.round.number) == (2, 2, 3)
-    state, actions = play(rules, state, machine.Answered("b", False))
+    state, actions = play(rules, state, states.Answered("b", False))
     assert kinds(actions) == [Abandon, Open]
     assert (state.position, state.base, state.round and state.round.number) == (2, 2, 4)
     assert state.round is not None and state.round.position == 2
@@ -100,7 +100,7 @@ def test_position_and_base_follow_the_rounds_that_closed() -> None:
 
 def test_a_program_that_takes_whoever_is_there_counts_its_exchanges_too() -> None:
     rules, state = begun(whole=False, opening=0)
-    state, actions = play(rules, state, *accepted("a", "b"), machine.Answered("c", False))
+    state, actions = play(rules, state, *accepted("a", "b"), states.Answered("c", False))
     assert kinds(actions) == [Close, Open] and (state.position, state.base, state.members) == (1, 1, ())
 
 
@@ -115,8 +115,8 @@ def test_a_declined_task_ends_the_devices_part_like_a_refusal() -> None:
 @pytest.mark.parametrize("nonce", ["?", ""])
 def test_a_decline_of_another_task_changes_nothing(nonce: str) -> None:
     rules, state = begun()
-    assert machine.step(rules, state, machine.Declined("a", nonce, NO_CARRY), 1.0) == (state, ())
-    assert machine.step(rules, state, machine.Declined("z", nonce, NO_CARRY), 1.0) == (state, ())
+    assert machine.step(rules, state, states.Declined("a", nonce, NO_CARRY), 1.0) == (state, ())
+    assert machine.step(rules, state, states.Declined("z", nonce, NO_CARRY), 1.0) == (state, ())
 
 
 def test_a_decline_after_the_answer_changes_nothing() -> None:
@@ -139,7 +139,7 @@ def test_when_all_decline_the_abandoned_round_says_so() -> None:
 def test_at_the_deadline_the_exchange_is_tried_again_and_the_missing_device_named() -> None:
     rules, state = begun(1)
     state, _ = play(rules, state, *accepted("a", "b"))
-    state, actions = play(rules, state, machine.Tick(), now=100.0)
+    state, actions = play(rules, state, states.Tick(), now=100.0)
     assert kinds(actions) == [Abandon, Open]
     assert "c (it did not report in time)" in actions[0].text and "all 3 devices" in actions[0].text
     assert (actions[1].round.number, actions[1].round.position, state.base) == (3, 1, 1)
@@ -147,7 +147,7 @@ def test_at_the_deadline_the_exchange_is_tried_again_and_the_missing_device_name
 
 def test_a_refused_update_ends_the_round_at_once() -> None:
     rules, state = begun(1)
-    _, actions = play(rules, state, machine.Answered("b", False))
+    _, actions = play(rules, state, states.Answered("b", False))
     assert kinds(actions) == [Abandon, Open] and "b (its update was refused)" in actions[0].text
 
 
@@ -155,11 +155,11 @@ def test_a_member_that_is_offline_beyond_the_grace_ends_the_round_and_it_does_no
     rules, state = begun(1)
     state, _ = play(rules, state, *accepted("a"), *left("c"), now=10.0)
     assert machine.wake_at(rules, state, 10.0) == 15.0
-    assert play(rules, state, machine.Tick(), now=14.9)[1] == []
-    state, actions = play(rules, state, machine.Tick(), now=15.0)
+    assert play(rules, state, states.Tick(), now=14.9)[1] == []
+    state, actions = play(rules, state, states.Tick(), now=15.0)
     assert kinds(actions) == [Abandon] and "c (it has been offline for over 5 s)" in actions[0].text
     for now in (16.0, 1e3, 1e6):
-        state, actions = play(rules, state, machine.Tick(), now=now)
+        state, actions = play(rules, state, states.Tick(), now=now)
         assert not actions and machine.wake_at(rules, state, now) is None
     state, actions = play(rules, state, *back("c"), now=1e6)
     assert kinds(actions) == [Open] and (state.position, actions[0].round.number) == (1, 3)
@@ -168,12 +168,12 @@ def test_a_member_that_is_offline_beyond_the_grace_ends_the_round_and_it_does_no
 def test_the_grace_of_a_round_begins_anew_after_a_restart_or_an_outage() -> None:
     rules, state = begun(1)
     state, _ = play(rules, state, *left("c"), now=10.0)
-    delayed, actions = play(rules, state, machine.Outage(30.0), now=40.0)
+    delayed, actions = play(rules, state, states.Outage(30.0), now=40.0)
     assert not actions and machine.wake_at(rules, delayed, 40.0) == 45.0
     assert state.round is not None
     resumed = replace(state, round=replace(state.round, deadline=60.0 + 100))
     assert (
-        machine.step(rules, resumed, machine.Tick(), 60.0)[1] == ()
+        machine.step(rules, resumed, states.Tick(), 60.0)[1] == ()
         and machine.wake_at(rules, resumed, 60.0) == 65.0
     )
 
@@ -194,7 +194,7 @@ def test_when_it_begins_again_it_needs_as_many_devices_as_in_the_beginning() -> 
     state, actions = play(rules, state, *left("c"), decline(state, "b"), now=2.0)
     assert kinds(actions) == [Abandon, Warn] and state.members == ()
     assert machine.wake_at(rules, state, 2.0) == 7.0
-    state, actions = play(rules, state, machine.Tick(), now=7.0)
+    state, actions = play(rules, state, states.Tick(), now=7.0)
     assert not actions and attendance.presence(rules, state, 7.0) == attendance.Presence(2, 3)
     state, actions = play(rules, state, *hello("e"), now=8.0)
     assert kinds(actions) == [Open] and state.members == ("a", "b", "e")
@@ -214,52 +214,52 @@ def test_what_cannot_be_made_again_ends_the_run(opening: int, position: int) -> 
     assert kinds(actions) == [Abandon, Refuse] and state.phase == "done"
     assert "b (it declined (no-carry))" in actions[1].text and "cannot be made again" in actions[1].text
     assert (
-        machine.step(rules, state, machine.Tick(), 1e9) == (state, ())
+        machine.step(rules, state, states.Tick(), 1e9) == (state, ())
         and machine.wake_at(rules, state, 1e9) is None
     )
 
 
 def test_why_an_update_was_refused_is_told_with_the_round_that_it_ends() -> None:
     rules, state = begun(1)
-    _, actions = play(rules, state, machine.Answered("b", False, "tensor w is not finite"))
+    _, actions = play(rules, state, states.Answered("b", False, "tensor w is not finite"))
     assert "b (its update was refused: tensor w is not finite)" in actions[0].text
 
 
 def test_three_tries_that_end_for_refused_updates_end_the_run_with_the_reason() -> None:
     rules, state = begun(1)
     for name in ("b", "c"):
-        state, actions = play(rules, state, machine.Answered(name, False, "diverged"))
+        state, actions = play(rules, state, states.Answered(name, False, "diverged"))
         assert kinds(actions) == [Abandon, Open]
-    state, actions = play(rules, state, machine.Answered("b", False, "diverged"))
+    state, actions = play(rules, state, states.Answered("b", False, "diverged"))
     assert kinds(actions) == [Abandon, Refuse] and state.phase == "done"
     assert "b (its update was refused: diverged)" in actions[1].text and "3 tries in a row" in actions[1].text
     assert (state.position, state.next_round, rules.rounds) == (1, 5, 6), "rounds were left"
-    assert machine.step(rules, state, machine.Tick(), 1e9) == (state, ())
+    assert machine.step(rules, state, states.Tick(), 1e9) == (state, ())
 
 
 @pytest.mark.parametrize("between", ["closed", "late", "offline"])
 def test_tries_that_end_otherwise_in_between_begin_the_count_anew(between: str) -> None:
     rules, state = begun(1, rounds=20)
     for _ in range(2):
-        state, _ = play(rules, state, machine.Answered("b", False))
+        state, _ = play(rules, state, states.Answered("b", False))
     match between:
         case "closed":
             state, _ = play(rules, state, *accepted(*NAMES))
         case "late":
-            state, _ = play(rules, state, machine.Tick(), now=101.0)
+            state, _ = play(rules, state, states.Tick(), now=101.0)
         case "offline":
             state, _ = play(rules, state, *left("c"), now=1.0)
-            state, _ = play(rules, state, machine.Tick(), *back("c"), now=6.0)
+            state, _ = play(rules, state, states.Tick(), *back("c"), now=6.0)
     later = 102.0 if between == "late" else 7.0
     for _ in range(2):
-        state, actions = play(rules, state, machine.Answered("b", False), now=later)
+        state, actions = play(rules, state, states.Answered("b", False), now=later)
         assert kinds(actions) == [Abandon, Open], between
-    assert kinds(play(rules, state, machine.Answered("b", False), now=later)[1]) == [Abandon, Refuse]
+    assert kinds(play(rules, state, states.Answered("b", False), now=later)[1]) == [Abandon, Refuse]
 
 
 def test_declined_tasks_count_like_refused_updates() -> None:
     rules, state = begun(1, rounds=20)
-    state, _ = play(rules, state, machine.Answered("b", False))
+    state, _ = play(rules, state, states.Answered("b", False))
     state, actions = play(rules, state, decline(state, "a", "busy"))
     assert kinds(actions) == [Abandon, Open]
     state, actions = play(rules, state, decline(state, "a", "busy"))
@@ -272,11 +272,9 @@ def test_a_server_step_that_fails_completes_no_exchange_and_ends_the_run_the_thi
     state, _ = play(rules, machine.initial(VERSION, 0.0), *hello(*NAMES))
     for tries in (1, 2, 3):
         for name in NAMES:
-            state, _ = machine.step(rules, state, machine.Answered(name, True), 1.0)
+            state, _ = machine.step(rules, state, states.Answered(name, True), 1.0)
         assert state.phase == "closing"
-        state, actions = machine.step(
-            rules, state, machine.ModelReady(VERSION, failed="the step failed"), 1.0
-        )
+        state, actions = machine.step(rules, state, states.ModelReady(VERSION, failed="the step failed"), 1.0)
         assert (state.position, state.base) == (0, 0)
         assert kinds(actions) == ([Open] if tries < 3 else [Refuse])
     assert "the step failed; it failed 3 times in a row" in actions[0].text and state.phase == "done"
@@ -285,7 +283,7 @@ def test_a_server_step_that_fails_completes_no_exchange_and_ends_the_run_the_thi
 def test_where_others_can_take_part_refused_updates_never_end_the_run() -> None:
     rules, state = begun(whole=False, opening=0, rounds=5)
     for _ in range(4):
-        state, actions = play(rules, state, *(machine.Answered(name, False) for name in NAMES))
+        state, actions = play(rules, state, *(states.Answered(name, False) for name in NAMES))
         assert kinds(actions) == [Abandon, Open]
 
 
@@ -295,8 +293,8 @@ def test_where_others_can_take_part_refused_updates_never_end_the_run() -> None:
 @pytest.mark.parametrize(
     ("event", "why"),
     [
-        (machine.Answered("b", False), "its update was refused"),
-        (machine.Tick(), "did not report in time"),
+        (states.Answered("b", False), "its update was refused"),
+        (states.Tick(), "did not report in time"),
         ("decline", "it declined"),
     ],
 )
@@ -320,9 +318,9 @@ def test_between_rounds_a_member_has_the_grace_to_come_back_before_the_run_ends(
     state, _ = play(rules, state, *accepted("a", "b"), *left("c"), now=1.0)
     state, actions = play(rules, state, *accepted("c"), now=3.0)
     assert kinds(actions) == [Close] and machine.wake_at(rules, state, 3.0) == 8.0
-    assert machine.step(rules, state, machine.Tick(), 7.9)[1] == ()
+    assert machine.step(rules, state, states.Tick(), 7.9)[1] == ()
     assert kinds(play(rules, state, *back("c"), now=7.9)[1]) == [Open]
-    state, actions = play(rules, state, machine.Tick(), now=8.0)
+    state, actions = play(rules, state, states.Tick(), now=8.0)
     assert kinds(actions) == [Refuse] and state.phase == "done"
     assert "round 3 cannot open" in actions[0].text and "c (it has been offline" in actions[0].text
 
@@ -332,7 +330,7 @@ def test_a_run_that_was_refused_and_is_started_again_gives_members_the_grace() -
     state, _ = play(rules, state, *left("c"), now=1.0)
     resumed = replace(state, phase="waiting", round=None, waiting_since=1e6)
     assert (
-        machine.step(rules, resumed, machine.Tick(), 1e6)[1] == ()
+        machine.step(rules, resumed, states.Tick(), 1e6)[1] == ()
         and machine.wake_at(rules, resumed, 1e6) == 1e6 + 5
     )
     assert kinds(play(rules, resumed, *back("c"), now=1e6 + 1)[1]) == [Open]
@@ -341,7 +339,7 @@ def test_a_run_that_was_refused_and_is_started_again_gives_members_the_grace() -
 def test_before_the_first_round_nobody_is_missing() -> None:
     rules = replace(RULES, absent="refuse")
     state, _ = play(rules, machine.initial(VERSION, 0.0), *hello("a"), *left("a"), now=0.0)
-    assert play(rules, state, machine.Tick(), now=1e6)[1] == []
+    assert play(rules, state, states.Tick(), now=1e6)[1] == []
 
 
 # -- a member is missing: partial ------------------------------------------------------------------------------
@@ -350,7 +348,7 @@ def test_before_the_first_round_nobody_is_missing() -> None:
 def test_where_partial_rounds_are_allowed_a_warning_names_once_who_is_missing() -> None:
     rules, state = begun(1, absent="partial")
     state, _ = play(rules, state, *hello("d"), *left("d"), *accepted("a"))
-    state, actions = play(rules, state, decline(state, "b"), machine.Tick(), now=100.0)
+    state, actions = play(rules, state, decline(state, "b"), states.Tick(), now=100.0)
     assert kinds(actions) == [Warn, Close, Open]
     assert "round 2 goes on without" in actions[0].text and "guarantees do not hold" in actions[0].text
     for why in ("b (it declined (no-carry))", "c (it did not report in time)", "d (it was not there)"):

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from server.coordinator import machine, rollout
 from server.coordinator.fleet import Devices
-from server.coordinator.machine import Answered, ModelReady, State, Tick, TrialCounted
 from server.coordinator.record import Turnout
 from server.coordinator.rollout import Arm, Reports, Rollout, Trial
 from server.coordinator.roster import Device
+from server.coordinator.states import Answered, ModelReady, State, Tick, TrialCounted
 from tests.server.coordinator.test_selection import RULES, fleet, names
 
 RULE = Rollout(

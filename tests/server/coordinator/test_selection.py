@@ -13,11 +13,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from edgefl.wire.mqtt.conditions import LINK, POWER, THERMAL, Conditions, understood
-from server.coordinator import attendance, machine, selection
+from server.coordinator import attendance, machine, selection, states
 from server.coordinator.eligibility import Selection, unfit
-from server.coordinator.machine import Answered, Declined, DeviceHello, ModelReady, Rules, State, Tick
 from server.coordinator.record import Participation, Record, Turnout
 from server.coordinator.roster import TierRule, sample, share
+from server.coordinator.states import Answered, Declined, DeviceHello, ModelReady, Rules, State, Tick
 
 TIERS = (TierRule("strong", ("strong-*",)), TierRule("weak", ("weak-*",)))
 RULES = Rules(
@@ -222,7 +222,7 @@ def test_who_was_cut_off_by_others_is_not_lost_and_who_went_offline_is() -> None
     rules = replace(RULES, fraction=0.5, over_selection=2.0)
     state = fleet(rules, *names(4, 0))
     state, _ = machine.step(rules, state, Tick(), 0.0)
-    state, _ = machine.step(rules, state, machine.DeviceStatus("strong-3", online=False), 1.0)
+    state, _ = machine.step(rules, state, states.DeviceStatus("strong-3", online=False), 1.0)
     for name in ("strong-0", "strong-1"):
         state, _ = machine.step(rules, state, Answered(name, True), 1.0)
     assert state.phase == "closing" and state.record.turnout(1) == {"strong": Turnout(3, 1)}

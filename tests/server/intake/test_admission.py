@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from edgefl.wire.limits import Limits
 from server.coordinator import machine
-from server.coordinator.machine import DeviceHello, DeviceLeft, State
 from server.coordinator.record import Participation, Record
+from server.coordinator.states import DeviceHello, DeviceLeft, State
 from server.intake.admission import Admission
 from tests.server.coordinator.test_selection import RULES
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from server.coordinator import machine
-from server.coordinator.machine import Abandon, Close, Finish, ModelReady, Open, Refuse, Rules
+from server.coordinator.states import Abandon, Close, Finish, ModelReady, Open, Refuse, Rules
 from tests.server.aggregate.members import EVENTS, RULES, VERSION, addressed
 
 

@@ -13,10 +13,11 @@ from edgefl.wire.errors import ConfigError
 from edgefl.wire.limits import Limits
 from server.active_round import active_round
 from server.coordinator import machine as coordinator
+from server.coordinator import states
 from server.coordinator.claims import weight_cap
 from server.coordinator.fleet import Assignments
-from server.coordinator.machine import DeviceHello, OpenRound, Rules
 from server.coordinator.roster import TierRule
+from server.coordinator.states import DeviceHello, OpenRound, Rules
 from server.publish.model import Model
 from tests.server.fleet import plan_for
 
@@ -112,7 +113,7 @@ def test_the_federation_file_has_the_same_default_and_refuses_what_cannot_be() -
     assert parse({}, source="x").round.weight_cap == RULES.weight_cap == 4
     with pytest.raises(ConfigError, match=r"round\.weight_cap"):
         parse({"round": {"weight_cap": -1}}, source="x")
-    for wrong in (0, coordinator.MOST_SAMPLES + 1):
+    for wrong in (0, states.MOST_SAMPLES + 1):
         with pytest.raises(ConfigError, match=r"round\.most_samples"):
             parse({"round": {"most_samples": wrong}}, source="x")
 

@@ -18,7 +18,7 @@ from edgefl.wire.mqtt.messages import Ack, Hello, Message, Progress, Status, Tas
 from edgefl.wire.mqtt.session import Address, Incoming
 from edgefl.wire.mqtt.topics import Topics
 from server.coordinator import roster
-from server.coordinator.machine import Tick
+from server.coordinator.states import Tick
 from server.events import DeviceLost, DeviceSeen, Event, Limited, Rejected, RoundClosed, Warned
 from server.service import Service
 from tests.server.fleet import PATIENCE_S, ScriptedDevice, chunks_of, plan_for, trained, update_for

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from edgefl.wire.mqtt.messages import NO_CARRY
 from edgefl.wire.mqtt.packets import Traffic
-from server.coordinator import machine
-from server.coordinator.machine import Abandon, Close, ModelReady, Open, Rules, State
+from server.coordinator import fleet, machine, states
+from server.coordinator.states import Abandon, Close, ModelReady, Open, Rules, State
 from server.storage.journal import Journal, Run
 from server.storage.round_rows import MethodProgress
 from server.storage.update_files import UpdateFiles
@@ -39,16 +39,16 @@ class Server:
             self._answered(current.number, task, event)
         self._do(event)
 
-    def _answered(self, number: int, task: machine.Assignment, event: Any) -> None:
+    def _answered(self, number: int, task: fleet.Assignment, event: Any) -> None:
         match event:
-            case machine.Answered(accepted=True):
+            case states.Answered(accepted=True):
                 figures = {"metrics": {}, "down": Traffic(), "up": Traffic(), "up_float32_bytes": 0}
                 update = AcceptedUpdate(task, sha256="s", weight=1, share=1.0, data=b"", **figures)
                 self.journal.accept("run", number, [update])
-            case machine.Answered():
+            case states.Answered():
                 row = "run", task.round, task.device, task.nonce, "s", "nan", ""
                 self.journal.reject(*row, step=number, final=task)
-            case machine.Declined(nonce=task.nonce):
+            case states.Declined(nonce=task.nonce):
                 self.journal.decline("run", task, event.reason)
 
     def _do(self, event: Any) -> None:
@@ -82,7 +82,7 @@ def test_after_every_event_the_journal_has_the_state(events: list[Any], absent: 
     server = Server(replace(RULES, absent=absent, opening=opening, min_devices=2, deadline_s=20, rounds=5))
     for event in events:
         server.now += 1.0
-        if not isinstance(event, machine.Outage):  # it moves deadlines, which a restart sets anew
+        if not isinstance(event, states.Outage):  # it moves deadlines, which a restart sets anew
             for each in addressed(server.state, event):
                 server.take(each)
                 assert server.resumed == server.state
@@ -96,7 +96,7 @@ def losing() -> Server:
     for event in hello(*NAMES):
         server.take(event)
     for name in NAMES * 2:
-        server.take(machine.Answered(name, accepted=True))
+        server.take(states.Answered(name, accepted=True))
     current = server.state.round
     assert current is not None
     server.journal.decline("run", current.assignments["b"], NO_CARRY)
@@ -104,7 +104,7 @@ def losing() -> Server:
 
 
 def test_a_decline_survives_and_the_round_it_ends_ends_after_the_restart(losing: Server) -> None:
-    state, actions = machine.step(RULES, losing.resumed, machine.Outage(0.0), 1.0)
+    state, actions = machine.step(RULES, losing.resumed, states.Outage(0.0), 1.0)
     told, expected = machine.step(RULES, losing.state, decline(losing.state, "b"), 1.0)
     assert (state, actions) == (told, expected) and isinstance(actions[0], Abandon) and actions[0].restart
 
@@ -120,7 +120,7 @@ def test_the_method_begins_again_when_the_round_ends_and_not_before(losing: Serv
 def test_a_round_that_was_closed_with_the_mark_of_an_earlier_one_counts_from_there(losing: Server) -> None:
     losing.take(decline(losing.state, "b"))
     for name in NAMES:
-        losing.take(machine.Answered(name, accepted=True))
+        losing.take(states.Answered(name, accepted=True))
     assert losing.journal.progress("run") == MethodProgress(1, 4, NAMES)
 
 

@@ -14,10 +14,10 @@ from edgefl.wire.mqtt.conditions import Conditions
 from edgefl.wire.mqtt.messages import Hello, encode
 from edgefl.wire.mqtt.packets import Traffic
 from edgefl.wire.mqtt.topics import NO_SHARD
-from server.coordinator.fleet import Assignments
-from server.coordinator.machine import Assignment, OpenRound
+from server.coordinator.fleet import Assignment, Assignments
 from server.coordinator.record import Participation, Turnout
 from server.coordinator.roster import Device
+from server.coordinator.states import OpenRound
 from server.storage import tables, update_files
 from server.storage.journal import Journal, Run
 from server.storage.round_rows import RoundOver

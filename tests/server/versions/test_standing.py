@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgefl.wire.mqtt.packets import Traffic
-from server.coordinator import machine
+from server.coordinator import fleet, machine, states
 from server.coordinator.fleet import Assignments
-from server.coordinator.machine import Answered, Close, Declined, ModelReady, Open, Reassign
+from server.coordinator.states import Answered, Close, Declined, ModelReady, Open, Reassign
 from server.storage.journal import Journal, Run
 from server.storage.places import store_at
 from server.storage.update_rows import AcceptedUpdate
@@ -22,7 +22,7 @@ from tests.server.coordinator.test_buffered import EVENTS, RULES, declining
 class Server:
     """A coordinator whose decisions are journaled as the service does it."""
 
-    def __init__(self, rules: machine.Rules) -> None:
+    def __init__(self, rules: states.Rules) -> None:
         self.rules, self.now = rules, 0.0
         self.state = machine.initial("v0", 0.0)
         self.folder = tempfile.TemporaryDirectory()
@@ -38,7 +38,7 @@ class Server:
             self._answered(current.number, task, event)
         self._do(event)
 
-    def _answered(self, number: int, task: machine.Assignment, event: Any) -> None:
+    def _answered(self, number: int, task: fleet.Assignment, event: Any) -> None:
         match event:
             case Answered(accepted=True):
                 figures = {"metrics": {}, "down": Traffic(), "up": Traffic(), "up_float32_bytes": 0}
@@ -81,12 +81,12 @@ class Server:
         return state.next_round, told(at_work), state.round and facts(state.round)
 
 
-def told(tasks: Any) -> dict[str, machine.Assignment]:
+def told(tasks: Any) -> dict[str, fleet.Assignment]:
     """Without when their time is over: after a restart it begins anew."""
     return {name: replace(task, until=0.0) for name, task in tasks.items()}
 
 
-def facts(opened: machine.OpenRound) -> object:
+def facts(opened: states.OpenRound) -> object:
     began = {task.round for task in opened.assignments.open.values()}
     older = {number: version for number, version in opened.older.items() if number in began}
     tasks = Assignments(dict(opened.assignments.open), accepted=opened.count("accepted"))

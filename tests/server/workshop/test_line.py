@@ -12,7 +12,7 @@ from edgefl.wire import errors
 from edgefl.wire.errors import ConfigError, EdgeflError, IdentityError, StoreError
 from server.patience import CannotGoOn
 from server.workshop.line import Line, LineEnded
-from server.workshop.messages import Failed, Move, WorkFailed
+from server.workshop.messages import Failed, Move, WorkFailed, portable
 
 
 @pytest.fixture
@@ -72,9 +72,9 @@ def test_a_line_that_others_hold_open_ends_with_the_process_at_its_end() -> None
 
 def crossed(error: Exception, ends: tuple[Line, Line]) -> Exception:
     """The error as it is on the other side."""
-    ends[0].send(Failed.of(error))
+    ends[0].send(Failed(portable(error)))
     failed: Failed = ends[1].receive()
-    return failed.error()
+    return failed.error
 
 
 def test_errors_of_ours_cross_with_class_message_and_details(ends: tuple[Line, Line]) -> None:
