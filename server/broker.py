@@ -379,6 +379,11 @@ def mosquitto_program() -> str:
     return program
 
 
+def message_bytes(memory_bytes: int = 0) -> int:
+    """Return the memory for a broker's messages: ``memory_bytes``, or a quarter of the machine's if that is 0."""
+    return memory_bytes or max(_LEAST_MEMORY, most_bytes() // 4)
+
+
 MOST_QUEUED = 500_000
 """Messages that wait at the broker for one client: all that tens of thousands of devices say when they connect."""
 
@@ -391,10 +396,9 @@ def mosquitto_base(limits: Limits = _LIMITS, memory_bytes: int = 0) -> list[str]
         memory_bytes: Memory for messages; 0 for a quarter of the machine's.
     """
     packet = 4 * max(limits.chunk_bytes, limits.announcement_bytes)
-    memory = memory_bytes or max(_LEAST_MEMORY, most_bytes() // 4)
     lines = [
         f"max_packet_size {min(packet, _LARGEST_PACKET)}",
-        f"memory_limit {memory}",
+        f"memory_limit {message_bytes(memory_bytes)}",
         "persistence false",
         "set_tcp_nodelay true",
         "max_inflight_messages 64",

@@ -241,3 +241,25 @@ def test_mosquitto_gets_a_configuration(tmp_path: Path) -> None:
     port = free_port()
     command = mosquitto_command(port, tmp_path / "broker")
     assert command[1] == "-c" and f"listener {port} 127.0.0.1" in Path(command[2]).read_text()
+
+
+def test_mosquitto_starts_again_if_its_memory_is_full_of_messages(tmp_path: Path, connect: Connect) -> None:
+    needs.require("mosquitto")
+    port = free_port()
+    command = [sys.executable, "-m", "edgefl", "broker", "--kind", "mosquitto", "--memory", "8MiB"]
+    command += ["--port", str(port), "--folder", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        while "running" not in process.stderr.readline():
+            pass
+        attacker, honest = connect(Address("127.0.0.1", port)), connect(Address("127.0.0.1", port))
+        wait_up(attacker)
+        for number in range(80):
+            attacker.publish(f"left/{number}", bytes(100_000), qos=0, retain=True)
+        while "memory is full" not in process.stderr.readline():
+            pass
+        honest.subscribe(["left/0", "honest"])
+        while honest.inbox.get(timeout=PATIENCE_S) != Incoming("honest", b"here"):
+            honest.publish("honest", b"here", qos=0)
+        process.terminate()
+        assert process.wait(60) == 0
