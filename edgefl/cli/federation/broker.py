@@ -78,7 +78,7 @@ def broker(
 
     from edgefl import mosquitto_command, serve_broker
     from edgefl.wire.errors import ConfigError
-    from server.broker_process import run_mosquitto
+    from server.broker import run_mosquitto
 
     limits = parse_limits([f"chunk_bytes={chunk_bytes}"])
     memory_bytes = parse_bytes(memory, "--memory") if memory else 0
