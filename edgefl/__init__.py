@@ -130,7 +130,7 @@ if TYPE_CHECKING:
     from exporters.device import Device
     from exporters.front.cache import BundleCache
     from server.broker import mosquitto_command
-    from server.broker import run_amqtt as serve_broker
+    from server.embedded_broker import run_amqtt as serve_broker
 
 _PLACES: dict[str, tuple[str, ...]] = {
     "edgefl.api.choices": (
@@ -248,7 +248,7 @@ _RENAMED = {
     "Adaptation": "device_runtime.personal.personalize:Wanted",
     "build_engine": "device_runtime.engine.executorch.build:build_engine",
     "catalog": "edgefl.facts:shipped",
-    "serve_broker": "server.broker:run_amqtt",
+    "serve_broker": "server.embedded_broker:run_amqtt",
     "validate": "edgefl.config.reading:checked",
 }
 _FROM = {name: f"{place}:{name}" for place, names in _PLACES.items() for name in names} | _RENAMED

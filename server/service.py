@@ -308,10 +308,11 @@ class Service:
                 self.halt()
 
     def _came(self, message: Incoming) -> None:
-        if not self._leftovers.erase(message):
+        if self._leftovers.erase(message):
+            if self._address.secure:  # such a broker binds topics to users
+                self._reception.littered(message.topic)
+        elif not (self._crew.there and self._leftovers.is_of_worker(message)):
             self._reception.take(message)
-        elif self._address.secure:  # such a broker binds topics to users
-            self._reception.littered(message.topic)
 
     def _timeout(self) -> float:
         now = self._clock()

@@ -220,7 +220,7 @@ class Amqtt(BrokerProcess):
     """The broker inside ``edgefl run``."""
 
     def _command(self) -> list[str]:
-        script = f"from server.broker import run_amqtt; run_amqtt('127.0.0.1', {self.port})"
+        script = f"from server.embedded_broker import run_amqtt; run_amqtt('127.0.0.1', {self.port})"
         return [sys.executable, "-c", script]
 
 

@@ -18,12 +18,12 @@ _ARGUMENT_0, _ARGUMENT_1 = 16, 24  # the lower halves, on little-endian processo
 _THREAD = 0x00010000  # CLONE_THREAD
 _X32 = 0x40000000  # the second set of numbers on x86-64
 
-# Each group: name, number on x86-64, number on AArch64. 0: the processor lacks the call.
+# Each group: name, number on x86-64, number on AArch64. -: the processor lacks the call.
 _SOCKETS = """
 socket 41 198, connect 42 203, accept 43 202, sendto 44 206, bind 49 200, listen 50 201, socketpair 53 199, accept4 288 242
 """
 _PROGRAMS = (
-    "fork 57 0, vfork 58 0, execve 59 221, execveat 322 281, unshare 272 97, setns 308 268, chroot 161 51"
+    "fork 57 -, vfork 58 -, execve 59 221, execveat 322 281, unshare 272 97, setns 308 268, chroot 161 51"
 )
 _OTHER_PROCESSES = """
 kill 62 129, tkill 200 130, rt_sigqueueinfo 129 138, rt_tgsigqueueinfo 297 240, ptrace 101 117, kcmp 312 272,
@@ -40,13 +40,13 @@ setpriority 141 140, ioprio_set 251 30
 _MEMORY = """
 memfd_create 319 279, memfd_secret 447 447, shmget 29 194, shmat 30 196, shmctl 31 195, shmdt 67 197, semget 64 190,
 semctl 66 191, semop 65 193, semtimedop 220 192, msgget 68 186, msgctl 71 187, msgsnd 69 189, msgrcv 70 188,
-mq_open 240 180, mq_unlink 241 181, userfaultfd 323 282, io_uring_setup 425 425
+mq_open 240 180, mq_unlink 241 181, userfaultfd 323 282, io_uring_setup 425 425, io_setup 206 0
 """
 # Landlock lets a process change these of any file that the process can name.
 _ATTRIBUTES = """
-chmod 90 0, fchmod 91 52, fchmodat 268 53, fchmodat2 452 452, chown 92 0, fchown 93 55, lchown 94 0, fchownat 260 54,
+chmod 90 -, fchmod 91 52, fchmodat 268 53, fchmodat2 452 452, chown 92 -, fchown 93 55, lchown 94 -, fchownat 260 54,
 setxattr 188 5, lsetxattr 189 6, fsetxattr 190 7, setxattrat 463 463, removexattr 197 14, lremovexattr 198 15,
-fremovexattr 199 16, removexattrat 466 466, file_setattr 469 469, utime 132 0, utimes 235 0, futimesat 261 0,
+fremovexattr 199 16, removexattrat 466 466, file_setattr 469 469, utime 132 -, utimes 235 -, futimesat 261 -,
 utimensat 280 88, truncate 76 45
 """
 _SYSTEM = """
@@ -55,11 +55,15 @@ fsopen 430 430, fsconfig 431 431, fsmount 432 432, fspick 433 433, open_by_handl
 quotactl 179 60, quotactl_fd 443 443, add_key 248 217, request_key 249 218, keyctl 250 219, bpf 321 280, acct 163 89,
 reboot 169 142, swapon 167 224, swapoff 168 225, settimeofday 164 170, clock_settime 227 112, clock_adjtime 305 266,
 adjtimex 159 171, sethostname 170 161, setdomainname 171 162, init_module 175 105, finit_module 313 273,
-delete_module 176 106, kexec_load 246 104, kexec_file_load 320 294, syslog 103 116, vhangup 153 58, iopl 172 0, ioperm 173 0
+delete_module 176 106, kexec_load 246 104, kexec_file_load 320 294, syslog 103 116, vhangup 153 58, iopl 172 -, ioperm 173 -,
+modify_ldt 154 -, personality 135 92, sync 162 81, syncfs 306 267, inotify_init 253 -, inotify_init1 294 26
 """
 _GROUPS = (_SOCKETS, _PROGRAMS, _OTHER_PROCESSES, _SCHEDULING, _MEMORY, _ATTRIBUTES, _SYSTEM)
 # TIOCSTI and TIOCLINUX type into a terminal; FS_IOC_SETFLAGS and FS_IOC_FSSETXATTR change attributes of any file.
 _REFUSED_IOCTLS = (0x5412, 0x541C, 0x40086602, 0x401C5820)
+# F_SETOWN, F_SETSIG and F_SETOWN_EX have the kernel send a signal to any process of the user; F_SETLEASE keeps others from
+# opening a file, F_NOTIFY watches a folder, F_SETPIPE_SZ takes memory of the kernel.
+_REFUSED_FCNTLS = (8, 10, 15, 1024, 1026, 1031)
 _CLONE3 = 435
 
 Instruction = tuple[int, int, int, int]
@@ -76,16 +80,17 @@ class Machine:
     prlimit64: int
     tgkill: int
     ioctl: int
+    fcntl: int
 
     def refused(self) -> tuple[int, ...]:
         """Return the numbers of the calls that are refused whatever their arguments are."""
         rows = (row.split() for group in _GROUPS for row in group.split(","))
-        return tuple(number for row in rows if (number := int(row[self.column])))
+        return tuple(int(row[self.column]) for row in rows if row[self.column] != "-")
 
 
 MACHINES = {
-    "x86_64": Machine(0xC000003E, 1, 317, 56, 302, 234, 16),
-    "aarch64": Machine(0xC00000B7, 2, 277, 220, 261, 131, 29),
+    "x86_64": Machine(0xC000003E, 1, 317, 56, 302, 234, 16, 72),
+    "aarch64": Machine(0xC00000B7, 2, 277, 220, 261, 131, 29, 25),
 }
 
 
@@ -109,8 +114,9 @@ def _instructions(machine: Machine) -> Iterator[Instruction]:
     # pid 0 is this process. A process's own number is refused too: glibc and musl never pass it here.
     yield from _on(machine.prlimit64, _ARGUMENT_0, (_JUMP_EQUAL, 0, 1, 0))
     yield from _on(machine.tgkill, _ARGUMENT_0, (_JUMP_EQUAL, 0, 1, os.getpid()))  # abort() needs it
-    for request in _REFUSED_IOCTLS:
-        yield from _unless(machine.ioctl, _ARGUMENT_1, request)
+    for call, requests in ((machine.ioctl, _REFUSED_IOCTLS), (machine.fcntl, _REFUSED_FCNTLS)):
+        for request in requests:
+            yield from _unless(call, _ARGUMENT_1, request)
     refused = machine.refused()
     yield (_JUMP_LEAST, len(refused) + 1, 0, _X32)
     yield from ((_JUMP_EQUAL, len(refused) - at, 0, number) for at, number in enumerate(refused))

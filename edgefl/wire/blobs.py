@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 
 from edgefl.wire.errors import BundleError
+from edgefl.wire.limits import MOST_CHUNK_BYTES
 
 DIGEST_BYTES = 32
 SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -52,10 +53,9 @@ class BlobRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def check(self, limit: int) -> None:
         """Raise BundleError if the reference contradicts itself or exceeds ``limit`` bytes, also unfolded."""
+        malformed = f"blob reference {self.sha256[:12]!r} is malformed; ask the server to publish it again"
         if self.size < 0 or self.chunk <= 0 or not self._consistent():
-            raise BundleError(
-                f"blob reference {self.sha256[:12]!r} is malformed; ask the server to publish it again"
-            )
+            raise BundleError(malformed)
         largest = max(self.size, self.raw)
         if largest > limit:
             raise BundleError(
@@ -64,6 +64,8 @@ class BlobRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
                 size=largest,
                 limit=limit,
             )
+        if self.chunk > MOST_CHUNK_BYTES:
+            raise BundleError(malformed)
 
 
 def describe(data: bytes, chunk: int, *, raw: int = 0) -> BlobRef:

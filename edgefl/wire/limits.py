@@ -11,6 +11,9 @@ from edgefl.wire.errors import ConfigError
 _LONGEST_S = 1e8
 """Three years. Upper bounds also keep out infinity; NaN is outside of every range."""
 
+MOST_CHUNK_BYTES = 1 << 27
+"""Half of the largest packet of MQTT."""
+
 Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 Bytes = Annotated[int, msgspec.Meta(ge=1, le=1 << 50)]
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=_LONGEST_S)]
@@ -21,7 +24,7 @@ Pause = Annotated[float, msgspec.Meta(ge=0, le=_LONGEST_S)]
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Sizes in bytes, times in seconds. Set them in the ``[limits]`` table of a federation file."""
 
-    chunk_bytes: Annotated[int, msgspec.Meta(ge=256, le=1 << 27)] = 128 * 1024
+    chunk_bytes: Annotated[int, msgspec.Meta(ge=256, le=MOST_CHUNK_BYTES)] = 128 * 1024
     """Payload of one MQTT message. 128 KiB is what the strictest hosted broker accepts; less than 256 bytes would
     leave no room for the fields around the data."""
 

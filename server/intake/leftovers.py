@@ -26,6 +26,7 @@ class Leftovers:
         self._below = f"{topics.root}/devices/"
         self._filters = topics.update_filters
         self._next = 0.0
+        self._looks_at_shards = False
 
     def subscribe(self, *, shards: bool) -> None:
         """Subscribe to updates, of ``shards`` too if no worker does.
@@ -36,15 +37,36 @@ class Leftovers:
         self._next = time.monotonic() + SWEEP_S
 
     def step(self, *, shards: bool) -> float:
-        """Subscribe again if it is time. Return the seconds until the next time."""
+        """Subscribe again if it is time. Return the seconds until the next time.
+
+        Workers subscribe to their own shards, and a device may write to others. So the server looks at all of them for a
+        moment, which brings what is retained.
+        """
+        if self._looks_at_shards and self._session.settled:
+            self._session.unsubscribe(self._filters[1:])
+            self._looks_at_shards = False
         if time.monotonic() >= self._next and self._session.settled:
             self.subscribe(shards=shards)
-        return max(0.1, self._next - time.monotonic())
+            if not shards:
+                self._session.subscribe(self._filters[1:], qos=1 | AS_PUBLISHED, standing=False)
+                self._looks_at_shards = True
+        return max(0.1, self._next - time.monotonic()) if not self._looks_at_shards else 0.1
+
+    def is_of_worker(self, message: Incoming) -> bool:
+        """Return True if the message is for a worker, and came here during a look at all shards."""
+        return message.topic.removeprefix(self._below).partition("/")[2].startswith("shards/")
 
     def erase(self, message: Incoming) -> bool:
-        """Erase ``message`` if it is retained and may not be. Return True if it was."""
+        """Erase ``message`` if it is retained and may not be. Return True if it was.
+
+        An empty one is the end of a retained message: erasing that too would come back without end.
+        """
         _, _, leaf = message.topic.removeprefix(self._below).partition("/")
-        if not message.retained or not message.topic.startswith(self._below) or leaf in _MAY_RETAIN:
+        if (
+            not (message.retained and message.payload)
+            or not message.topic.startswith(self._below)
+            or leaf in _MAY_RETAIN
+        ):
             return False
         self._session.publish(message.topic, b"", qos=0, retain=True)
         return True

@@ -6,7 +6,9 @@ queue nor the server's memory has to hold them all, and no device sends its upda
 
 A slow device, or a dishonest one, must not block the others. Two rules see to this:
 
-* A turn that takes longer than usual reserves no bytes any more, so the next device uploads at the same time.
+* A turn that takes longer than usual reserves no bytes any more, so the next device uploads at the same time. If slow
+  turns send nearly nothing, the next ones are waited for less. If they send much, more: not all are asked at once where all
+  are slow.
 * A turn is lost after a fair share of the time left, or after ``PATIENCE_S`` without a piece. Its device goes to the end of
   the line and keeps its pieces.
 """
@@ -25,22 +27,40 @@ from edgefl.wire.mqtt.messages import UpdateChunk
 PATIENCE_S = 5.0
 """Seconds without a piece after which a turn is lost, and the shortest time after which a turn with pieces is."""
 
-FIRST_SLOW_S = 1.0
-"""Seconds after which a turn reserves no bytes any more, as long as no update has come whole."""
-SHORTEST_SLOW_S = 0.1
+SHORTEST_SLOW_S = 0.05
 _SLOW = 1.5
-"""The same as a multiple of the median of the last turns. One that is slow delays the others by no more than that."""
+"""Multiple of the usual time after which a turn is slow."""
+_SLOW_OF_ROUND = 1 / 3
+"""Part of the round's age at the turn's begin, after which it is slow too: slow turns must not double a round's time."""
 _TURNS_KEPT = 16
-LOOK_S = 0.05
+_PACE_S = 0.5
+"""Seconds over which the pace of a slow turn is measured."""
+LOOK_S = 0.025
 """Seconds between two passes over the turns, so that a message costs the same however many there are."""
 
 
 @dataclass
 class _Turn:
+    """``relative_pace``: of a slow turn, its bytes a second as a part of the usual ones, at most 1."""
+
     offer: UpdateChunk
     began: float
     heard: float
+    measured: float
+    nbytes: int = 0
     is_slow: bool = False
+    relative_pace: float = 0.0
+
+    def usual_s(self, pace: float) -> float:
+        """Return the seconds that the update takes at the usual ``pace``, in bytes a second, or 0 for an unknown one."""
+        return self.offer.size / pace if pace else PATIENCE_S
+
+    def measure(self, now: float, pace: float) -> None:
+        """Set the relative pace by what came since the last call."""
+        self.relative_pace = min(
+            1.0, self.nbytes / self.offer.size * self.usual_s(pace) / (now - self.measured)
+        )
+        self.nbytes, self.measured = 0, now
 
 
 class Turns:
@@ -60,7 +80,8 @@ class Turns:
         self._sending: dict[str, float] = {}
         """Devices in the line that lost a turn and still send: the time of the last piece."""
         self._lost: list[str] = []
-        self._durations: deque[float] = deque(maxlen=_TURNS_KEPT)
+        self._paces: deque[float] = deque(maxlen=_TURNS_KEPT)
+        """Bytes a second of the last updates that came whole in one turn."""
         self._asked_bytes = 0
         self._slow = 0
         self._look_at = -math.inf
@@ -80,17 +101,18 @@ class Turns:
         turn = self._turns.get(device)
         return turn is not None and turn.offer == offer
 
-    def fed(self, device: str) -> None:
+    def fed(self, device: str, piece: UpdateChunk) -> None:
         """Note that a piece of the device's update has come."""
         if (turn := self._turns.get(device)) is not None:
             turn.heard = self._clock()
+            turn.nbytes += len(piece.data) if piece.sha256 == turn.offer.sha256 else 0
         elif device in self._sending:
             self._sending[device] = self._clock()
 
     def over(self, device: str, *, whole: bool = False) -> None:
         """Remove the device: its update is whole, or not wanted."""
         if whole and (turn := self._turns.get(device)) is not None:
-            self._durations.append(self._clock() - turn.began)
+            self._paces.append(turn.offer.size / max(1e-3, self._clock() - turn.began))
         self._waiting.pop(device, None)
         self._sending.pop(device, None)
         self._end(device)
@@ -103,20 +125,21 @@ class Turns:
         self._sending.clear()
         self._lost.clear()
 
-    def next(self, deadline: float = math.inf) -> list[tuple[str, UpdateChunk]]:
+    def next(self, opened: float, deadline: float) -> list[tuple[str, UpdateChunk]]:
         """Return the devices to ask now, with their offers: those whose turn begins, and those to be asked again.
 
         Args:
+            opened: Begin of the round.
             deadline: End of the round, so that everybody in the line gets a part of the time left.
         """
         now = self._clock()
         if self._waiting and now >= self._look_at:
-            self._look(now, deadline)
+            self._look(now, opened, deadline)
             self._look_at = now + LOOK_S
         begun, self._again = list(self._again.items()), {}
         while self._waiting and self._has_room(next(iter(self._waiting.values())).size):
             device, offer = self._waiting.popitem(last=False)
-            self._turns[device] = _Turn(offer, now, now)
+            self._turns[device] = _Turn(offer, now, now, now)
             self._asked_bytes += offer.size
             # A slow link would send what is in its queue twice.
             if now - self._sending.pop(device, -math.inf) >= PATIENCE_S:
@@ -137,16 +160,23 @@ class Turns:
     def _has_room(self, size: int) -> bool:
         return len(self._turns) == self._slow or self._asked_bytes + size <= self._nbytes
 
-    def _look(self, now: float, deadline: float) -> None:
+    def _look(self, now: float, opened: float, deadline: float) -> None:
         """Mark the turns that are slow, and end those that are lost."""
-        slow_s = FIRST_SLOW_S
-        if self._durations:
-            slow_s = min(PATIENCE_S, max(SHORTEST_SLOW_S, _SLOW * statistics.median(self._durations)))
+        pace = statistics.median(self._paces) if self._paces else 0.0
+        for turn in self._turns.values():
+            if turn.is_slow and now - turn.measured >= _PACE_S:
+                turn.measure(now, pace)
+        busy = sum(turn.relative_pace for turn in self._turns.values() if turn.is_slow)
         share = 1 / (len(self._waiting) + 1)
         for device, turn in [*self._turns.items()]:
-            # Where all are slow, not all are asked at once.
-            if not turn.is_slow and now - turn.began >= (1 + self._slow) * slow_s:
+            slow_s = max(
+                SHORTEST_SLOW_S,
+                min(PATIENCE_S, _SLOW * turn.usual_s(pace), _SLOW_OF_ROUND * (turn.began - opened)),
+            )
+            if not turn.is_slow and now - turn.began >= slow_s * (1 + busy) / (1 + self._slow - busy):
                 turn.is_slow = True
+                turn.measure(now, pace)
+                busy += turn.relative_pace
                 self._slow += 1
                 self._asked_bytes -= turn.offer.size
             longest_s = max(PATIENCE_S, share * (deadline - turn.began))

@@ -170,7 +170,7 @@ class Intake:
                 return Verdict()
             self._turns.offer(assignment.device, chunk)
             return Verdict()
-        self._turns.fed(assignment.device)
+        self._turns.fed(assignment.device, chunk)
         piece = self._assembly.add(assignment.device, chunk)
         if piece is None:
             return Verdict()
@@ -207,7 +207,7 @@ class Intake:
     def asked(self, opened: OpenRound) -> list[tuple[str, Ack]]:
         """Return the requests to devices whose turn to send their update begins."""
         acks = []
-        for device, offer in self._turns.next(opened.deadline):
+        for device, offer in self._turns.next(opened.opened, opened.deadline):
             missing = self._assembly.gaps(device, offer)
             acks.append((device, request_for(opened.assignments[device].round, offer, missing)))
         return acks

@@ -261,7 +261,7 @@ class Worker:
 
     def _take(self, message: Incoming) -> None:
         """A chunk of an update, or something else. Never raises for what was sent."""
-        if message.retained:
+        if message.retained and message.payload:
             self._session.publish(message.topic, b"", qos=0, retain=True)
             return
         device = ""

@@ -16,7 +16,8 @@ import pytest
 from edgefl.lab.ports import free_port
 from edgefl.wire.errors import BrokerError
 from edgefl.wire.mqtt.session import Address, Incoming, Session, Up, Will
-from server.broker import QUEUE_BYTES, LeanBroker, _Queue, check_port, mosquitto_command, run_amqtt
+from server.broker import check_port, mosquitto_command
+from server.embedded_broker import QUEUE_BYTES, LeanBroker, _Queue, _Room, run_amqtt
 from tests import needs
 from tests.server.fleet import PATIENCE_S
 
@@ -26,7 +27,7 @@ Connect = Callable[..., Session]
 @pytest.fixture(scope="module")
 def amqtt() -> Iterator[Address]:
     port = free_port()
-    code = f"from server.broker import run_amqtt; print('up', flush=True); run_amqtt('127.0.0.1', {port})"
+    code = f"from server.embedded_broker import run_amqtt; print('up', flush=True); run_amqtt('127.0.0.1', {port})"
     process = subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
@@ -195,11 +196,26 @@ def test_a_clean_session_ends_with_its_connection(amqtt: Address, connect: Conne
     assert received(device, 1) == [("t8/last", b"last")]
 
 
-def test_a_queue_has_a_limit() -> None:
-    queue = _Queue()
-    for _ in range(3):
-        queue.add("topic", bytes(QUEUE_BYTES // 2), 1)
-    assert len(queue.messages) == 1
+def test_what_is_held_has_limits_for_a_queue_and_in_all() -> None:
+    async def scenario() -> None:
+        broker = LeanBroker({"listeners": {"default": {"type": "tcp", "bind": "127.0.0.1:1"}}, "plugins": {}})
+        queues = [_Queue(broker._room) for _ in range(2)]
+        for _ in range(3):
+            queues[0].add("topic", bytes(QUEUE_BYTES // 2), 1)
+        assert len(queues[0].messages) == 1
+
+        broker._room = queues[1]._room = _Room(10_000)
+        for number in range(20):
+            await broker.retain_message(None, f"t/{number}", bytes(2000))
+            queues[1].add("topic", bytes(2000), 1)
+        assert (len(broker._retained_messages), len(queues[1].messages)) == (2, 1)
+        assert len(queues[1].empty()) == 1
+        for number in range(20):
+            await broker.retain_message(None, f"t/{number}", b"")
+            await broker.retain_message(None, "t/last", bytes(9000))
+        assert [*broker._retained_messages] == ["t/last"]
+
+    asyncio.run(scenario())
 
 
 def test_filters_that_nobody_holds_are_forgotten() -> None:
@@ -241,3 +257,25 @@ def test_mosquitto_gets_a_configuration(tmp_path: Path) -> None:
     port = free_port()
     command = mosquitto_command(port, tmp_path / "broker")
     assert command[1] == "-c" and f"listener {port} 127.0.0.1" in Path(command[2]).read_text()
+
+
+def test_mosquitto_starts_again_if_its_memory_is_full_of_messages(tmp_path: Path, connect: Connect) -> None:
+    needs.require("mosquitto")
+    port = free_port()
+    command = [sys.executable, "-m", "edgefl", "broker", "--kind", "mosquitto", "--memory", "8MiB"]
+    command += ["--port", str(port), "--folder", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        while "running" not in process.stderr.readline():
+            pass
+        attacker, honest = connect(Address("127.0.0.1", port)), connect(Address("127.0.0.1", port))
+        wait_up(attacker)
+        for number in range(80):
+            attacker.publish(f"left/{number}", bytes(100_000), qos=0, retain=True)
+        while "memory is full" not in process.stderr.readline():
+            pass
+        honest.subscribe(["left/0", "honest"])
+        while honest.inbox.get(timeout=PATIENCE_S) != Incoming("honest", b"here"):
+            honest.publish("honest", b"here", qos=0)
+        process.terminate()
+        assert process.wait(60) == 0

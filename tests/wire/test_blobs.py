@@ -84,6 +84,8 @@ GOOD = describe(bytes(20), 8)
         {"size": -1},
         {"chunk": 0},
         {"chunk": -8},
+        {"size": 1, "chunk": 1 << 30, "digests": b""},
+        {"size": 0, "chunk": (1 << 27) + 1, "digests": b""},
         {"sha256": "ab"},
         {"sha256": "Z" * 64},
         {"digests": b""},

@@ -37,6 +37,9 @@ TEST_CASE("blob references in both directions") {
   BlobRef wrong = three;
   wrong.digests.pop_back();
   CHECK_THROWS_AS(wrong.check(1 << 20), BundleError);
+  wrong = ref("blobref_one_chunk.bin");
+  wrong.chunk = 1 << 30;
+  CHECK_THROWS_AS(wrong.check(1 << 20), BundleError);
 }
 
 TEST_CASE("a zstd frame unfolds to what its reference says, and to nothing else") {

@@ -93,6 +93,8 @@ describe("messages", () => {
     expect(hex(encoded(BlobRef, ref))).toBe(hex(bytes(name)));
     expect(() => checkRef(ref, 2 ** 30)).not.toThrow();
     expect(() => checkRef({ ...ref, sha256: "no" }, 2 ** 30)).toThrow(BundleError);
+    const wide = { ...ref, size: 1, chunk: 2 ** 30, digests: new Uint8Array() };
+    expect(() => checkRef(wide, 2 ** 31)).toThrow(BundleError);
   });
 
   it("has the reference's topics", () => {

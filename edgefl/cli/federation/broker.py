@@ -74,11 +74,11 @@ def broker(
       edgefl broker --tls --client-certificates --websocket-port 8884 --device pi-1 --folder broker
     """
 
-    import os
     import tempfile
 
     from edgefl import mosquitto_command, serve_broker
     from edgefl.wire.errors import ConfigError
+    from server.broker import run_mosquitto
 
     limits = parse_limits([f"chunk_bytes={chunk_bytes}"])
     memory_bytes = parse_bytes(memory, "--memory") if memory else 0
@@ -105,7 +105,7 @@ def broker(
         )
         command = lab.command()
         _tell(lab)
-        os.execvp(command[0], command)
+        raise typer.Exit(run_mosquitto(command, memory_bytes))
     if device or name or client_certificates or ca_file or cert_file or key_file:
         raise ConfigError("users, names and certificates go with TLS: add --tls, or leave them out")
     port = port or 1883
@@ -116,7 +116,7 @@ def broker(
         own = folder or Path(tempfile.mkdtemp(prefix="edgefl-mosquitto-"))
         command = mosquitto_command(port, own, host, websocket_port, limits, memory_bytes)
         _say(host, port, websocket_port)
-        os.execvp(command[0], command)
+        raise typer.Exit(run_mosquitto(command, memory_bytes))
 
 
 def _whole(path: str) -> str:

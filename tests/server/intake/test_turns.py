@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from edgefl.wire.mqtt.messages import UpdateChunk
-from server.intake.turns import FIRST_SLOW_S, LOOK_S, PATIENCE_S, SHORTEST_SLOW_S, Turns
+from server.intake.turns import LOOK_S, PATIENCE_S, SHORTEST_SLOW_S, Turns
 
 
 class Clock:
@@ -20,8 +21,12 @@ def offer(size: int, nonce: str = "n") -> UpdateChunk:
     return UpdateChunk(nonce=nonce, sha256="0" * 64, index=0, count=9, size=size, data=b"")
 
 
-def names(turns: Turns, deadline: float = 1e9) -> list[str]:
-    return [device for device, _ in turns.next(deadline)]
+def piece(nbytes: int = 1) -> UpdateChunk:
+    return UpdateChunk(nonce="n", sha256="0" * 64, index=0, count=9, size=100, data=bytes(nbytes))
+
+
+def names(turns: Turns, deadline: float = 1e9, opened: float = -60.0) -> list[str]:
+    return [device for device, _ in turns.next(opened, deadline)]
 
 
 def line(*devices: str) -> tuple[Turns, Clock]:
@@ -60,11 +65,11 @@ def test_a_device_that_sends_a_little_now_and_then_loses_its_turn_and_goes_to_th
     assert names(turns, deadline) == ["trickle"]
     for pause_s in (4, 3.9):  # 24 s for three: 8 s each
         clock.now += pause_s
-        turns.fed("trickle")
+        turns.fed("trickle", piece())
     assert names(turns, deadline) == ["next"] and turns.take_lost() == []
     turns.offer("new", offer(100))
     clock.now += 0.1
-    turns.fed("trickle")
+    turns.fed("trickle", piece())
     assert names(turns, deadline) == [] and turns.take_lost() == ["trickle"]
     for device in ("next", "last", "new"):
         turns.over(device)
@@ -88,25 +93,63 @@ def test_a_slow_link_that_lost_its_turn_is_not_asked_for_what_it_is_sending() ->
     deadline = clock.now + PATIENCE_S
     names(turns, deadline)
     clock.now += PATIENCE_S
-    turns.fed("slow")
+    turns.fed("slow", piece())
     assert names(turns, deadline) == ["quick"] and turns.take_lost() == ["slow"]
-    turns.fed("slow")
+    turns.fed("slow", piece())
     turns.over("quick", whole=True)
     assert names(turns, deadline) == [] and turns.has_heard("slow", offer(100))
     turns.over("slow", whole=True)
     assert not turns.has_heard("slow", offer(100))
 
 
-def test_before_any_update_is_whole_a_slow_turn_delays_the_next_by_a_second() -> None:
+def test_a_turn_is_slow_after_a_third_of_the_rounds_age_at_the_latest() -> None:
+    turns, clock = line("slow", "next")
+    assert names(turns, opened=-0.6) == ["slow"] and turns.wait() == LOOK_S
+    clock.now += 0.19
+    assert names(turns, opened=-0.6) == []
+    clock.now += LOOK_S
+    assert names(turns, opened=-0.6) == ["next"]
+
+
+def test_where_all_are_slow_and_send_much_not_all_are_asked_at_once() -> None:
     turns, clock = line("slow", "next", "last")
-    assert names(turns) == ["slow"] and turns.wait() == LOOK_S
-    clock.now += FIRST_SLOW_S
-    turns.fed("slow")
-    assert names(turns) == ["next"]
-    clock.now += FIRST_SLOW_S  # where all are slow, not all are asked at once
-    assert names(turns) == []
-    clock.now += FIRST_SLOW_S
-    assert names(turns) == ["last"] and turns.take_lost() == []
+    assert names(turns, opened=-3.0) == ["slow"]
+    for expected in (["next"], [], [], ["last"]):
+        turns.fed("slow", piece(20))
+        clock.now += 1.0
+        assert names(turns, opened=-3.0) == expected
+    assert turns.take_lost() == []
+
+
+@pytest.mark.parametrize("attackers", [1, 3, 5])
+@pytest.mark.parametrize("sent", [0, 1, 5], ids="sends-{}-of-100".format)
+@pytest.mark.parametrize("usual_s", [0.1, 1.0])
+def test_attackers_in_front_at_most_double_the_time_of_the_others(
+    attackers: int, sent: int, usual_s: float
+) -> None:
+    """Five of twelve begin and do not finish; the others need ``usual_s`` for training and for each upload."""
+    bad = [f"bad-{index}" for index in range(attackers)]
+    good = [f"good-{index}" for index in range(7)]
+    turns, clock = line()
+    for _ in range(3):
+        opened, due = clock.now, dict[str, float]()
+        left = set(good)
+        for device in bad:
+            turns.offer(device, offer(100))
+        while left:
+            if due.keys().isdisjoint(good) and clock.now - opened >= usual_s:
+                for device in sorted(left):
+                    turns.offer(device, offer(100))
+            for device in names(turns, opened + 1000.0, opened):
+                due[device] = clock.now + usual_s
+                if device in bad:
+                    turns.fed(device, piece(sent))
+            for device in [each for each in left if due.get(each, 1e9) <= clock.now]:
+                turns.over(device, whole=True)
+                left.discard(device)
+            clock.now += usual_s / 40
+        assert clock.now - opened <= 2 * usual_s * (1 + len(good))
+        turns.clear()
 
 
 def test_a_turn_that_takes_longer_than_usual_blocks_nobody() -> None:
@@ -121,8 +164,8 @@ def test_a_turn_that_takes_longer_than_usual_blocks_nobody() -> None:
     assert names(turns) == ["slow"]
     clock.now += 0.5
     assert names(turns) == []
-    clock.now += SHORTEST_SLOW_S
-    turns.fed("slow")
+    clock.now += 2 * SHORTEST_SLOW_S
+    turns.fed("slow", piece())
     assert names(turns) == ["honest"] and turns.take_lost() == []
 
 
@@ -161,7 +204,7 @@ def test_all_come_to_their_turn(events: list[tuple[str, str, int]]) -> None:
                 turns.over(device, whole=size > 30)
                 waiting.discard(device)
             case "fed":
-                turns.fed(device)
+                turns.fed(device, piece(size))
             case "wait":
                 clock.now += size / 20
             case "clear":

@@ -4,6 +4,8 @@ import { BundleError } from "./errors";
 import { bytes, encoded, int, omitted, oneOf, type Read, required, str, struct } from "./schema";
 
 const DIGEST_BYTES = 32;
+/** Half of the largest packet of MQTT. */
+const MOST_CHUNK_BYTES = 2 ** 27;
 export const SHA256 = /^[0-9a-f]{64}$/;
 
 export const BlobRef = struct("BlobRef", {
@@ -38,9 +40,8 @@ export function sameRef(one: BlobRef, other: BlobRef | null | undefined): boolea
 export function checkRef(ref: BlobRef, limit: number): void {
   const sound = ref.size >= 0 && ref.chunk > 0 && SHA256.test(ref.sha256);
   const listed = sound && ref.digests.length === (countOf(ref) === 1 ? 0 : countOf(ref) * DIGEST_BYTES);
-  if (!listed || (ref.codec ? ref.raw <= 0 : ref.raw !== 0)) {
-    throw new BundleError(`blob reference ${ref.sha256.slice(0, 12)} is malformed; ask the server to publish it again`);
-  }
+  const malformed = `blob reference ${ref.sha256.slice(0, 12)} is malformed; ask the server to publish it again`;
+  if (!listed || (ref.codec ? ref.raw <= 0 : ref.raw !== 0)) throw new BundleError(malformed);
   const largest = Math.max(ref.size, ref.raw);
   if (largest > limit) {
     throw new BundleError(
@@ -48,6 +49,7 @@ export function checkRef(ref: BlobRef, limit: number): void {
         "limits.max_blob_bytes or give this device a smaller tier",
     );
   }
+  if (ref.chunk > MOST_CHUNK_BYTES) throw new BundleError(malformed);
 }
 
 /** `data` if its size and digest are those of `ref`, else BundleError. */
