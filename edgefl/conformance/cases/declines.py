@@ -13,7 +13,7 @@ from edgefl.conformance.play.stage import Play, Stage
 from edgefl.conformance.verdict import expect_equal
 from edgefl.wire.mqtt.messages import NO_FORMAT, NO_MEMORY, WRONG_DATA, Round
 
-DECLINES = Group.called("declines")
+DECLINES = Group("declines")
 _OTHER = {"onnx": "executorch", "executorch": "onnx"}
 
 

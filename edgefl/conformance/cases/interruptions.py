@@ -11,7 +11,7 @@ from edgefl.conformance.play.stage import Play, Received, Stage
 from edgefl.conformance.verdict import Failed, expect, expect_equal
 from edgefl.wire.mqtt.messages import UpdateChunk
 
-INTERRUPTIONS, CUTS = Group.called("interruptions"), Group.called("cuts")
+INTERRUPTIONS, CUTS = Group("interruptions"), Group("cuts")
 _TRAINING_S = 1.5
 """Of a round that is killed in the middle."""
 

@@ -15,7 +15,7 @@ from edgefl.conformance.verdict import Failed, expect, expect_equal
 from edgefl.wire.enrolment import new_token, proves
 from edgefl.wire.mqtt.messages import COME_LATER, Ack, Hello, Round, Status
 
-JOINING = Group.called("joining")
+JOINING = Group("joining")
 _LEAST_KEEPALIVE_S, _MOST_KEEPALIVE_S = 1, 60
 
 

@@ -11,7 +11,7 @@ from edgefl.conformance.play.pace import steps_that_take
 from edgefl.conformance.play.stage import Play, Stage
 from edgefl.wire.mqtt.messages import Ack
 
-ORDER = Group.called("order")
+ORDER = Group("order")
 
 
 @ORDER.case("Does nothing for a Round that the server said before another one (a lower `at`).")

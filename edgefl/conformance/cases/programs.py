@@ -13,7 +13,7 @@ from edgefl.conformance.verdict import expect, expect_equal
 from edgefl.wire.mqtt.messages import NO_CARRY, Round
 from edgefl.wire.tensors import Arrays
 
-PROGRAMS = Group.called("programs")
+PROGRAMS = Group("programs")
 
 
 @PROGRAMS.case(

@@ -15,7 +15,7 @@ from edgefl.conformance.play.stage import Play, Stage, chunk_of
 from edgefl.conformance.verdict import Failed, expect, expect_equal
 from edgefl.wire.mqtt.messages import Live, Message, Progress, Round, Task, encode
 
-ROUNDS = Group.called("rounds")
+ROUNDS = Group("rounds")
 
 
 @ROUNDS.case("Trains a round, and sends an update with the expected tensors, samples and metrics.")

@@ -12,7 +12,7 @@ from edgefl.conformance.play.stage import Stage, chunk_of
 from edgefl.conformance.verdict import Failed, expect, expect_equal
 from edgefl.wire.mqtt.messages import Ack, UpdateChunk
 
-SENDING = Group.called("sending")
+SENDING = Group("sending")
 _LEAST_DATA = 256
 
 

@@ -15,7 +15,7 @@ from edgefl.wire.keys import KeyPair, Succession, rotate
 from edgefl.wire.mqtt.envelope import Envelope, Speaker
 from edgefl.wire.mqtt.messages import Ack, Round, Task, encode
 
-TRUST = Group.called("trust")
+TRUST = Group("trust")
 
 
 @TRUST.case("Does nothing for a bare Task, as it knows the server's key.")
