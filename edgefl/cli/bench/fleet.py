@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -65,17 +65,26 @@ def fleet(
     from edgefl.bench.fleet.rows import Case, measure
     from edgefl.lab.generator.settings import Shares
 
-    shares = Shares(vanish, late, duplicate, garbage)
-
-    def case_of(devices: int, selected: int, update: str) -> Case:
-        return Case(
-            devices, selected, update, rounds, workers, deadline, fetch, train, progress_rate, away, shares
+    cases = [
+        Case(
+            connected,
+            selected=tasks,
+            update=size,
+            rounds=rounds,
+            workers=workers,
+            deadline_s=deadline,
+            fetch=fetch,
+            train_s=train,
+            progress_s=progress_rate,
+            away_s=away,
+            shares=Shares(vanish, late, duplicate, garbage),
         )
-
+        for connected, tasks, size in ([(devices, selected, update)] if devices else _CASES)
+    ]
     bench(
         "fleet",
         "rounds of a fleet",
-        [case_of(*each) for each in ([(devices, selected, update)] if devices else _CASES)],
+        cases,
         lambda case, tell: measure(case, tell, keep),
         _line,
         _columns,
@@ -212,12 +221,11 @@ def mirror(
     from edgefl.bench.mirror.rows import measure
 
     total, unit_bytes = parse_bytes(nbytes, "--bytes"), parse_bytes(unit, "--unit")
-    ways = [cast(Literal["broker", "mirror"], each.value) for each in way or Way]
     bench(
         "mirror",
         f"{nbytes} in units of {unit}",
-        ways,
-        lambda name, _: measure(name, total, unit_bytes),
+        way or Way,
+        lambda each, _: measure(each.value, total, unit_bytes),  # type: ignore[arg-type]
         _mirror_line,
         _mirror_columns,
         as_json,
