@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import queue
 import random
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +22,7 @@ from edgefl.wire.errors import BrokerError, EdgeflError
 from edgefl.wire.keys import KeyPair
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address
-from edgefl.wire.mqtt.session import Delivery, Incoming, Session
+from edgefl.wire.mqtt.session import Delivery, Event, Incoming, Session
 from edgefl.wire.mqtt.topics import Topics
 
 Target = Literal["server", "agent"]
@@ -115,7 +115,7 @@ def measure(
     growth = (0, 0)
     try:
         lab.start()
-        with MessageRecorder(lab.address, federation.federation.name) as listener:
+        with recorded(lab.address, federation.federation.name) as heard:
             watched.wait(
                 f"end of round {HEARD_ROUNDS}", lambda: len(watched.of("roundclosed")) >= HEARD_ROUNDS
             )
@@ -123,7 +123,7 @@ def measure(
             if process is not None:
                 process.send_signal(signal.SIGSTOP)
             keys = KeyPair(folder / "fuzz.key")
-            fuzzer = Fuzzer.of(federation.federation.name, keys, listener.heard(), HEARD_ROUNDS)
+            fuzzer = Fuzzer.of(federation.federation.name, keys, list(heard), HEARD_ROUNDS)
         sending = _Sending(watched, fuzzer, target, name, random.Random(seed), tell)
         with Sender(lab.address) as sender:
             sending.send(sender, min(messages, 10 * WINDOW))
@@ -251,30 +251,22 @@ _AHEAD = 64
 _WAIT_S = 30.0
 
 
-class MessageRecorder:
-    """Hears all that is sent in a federation."""
+@contextmanager
+def recorded(broker: Address, federation: str) -> Iterator[list[tuple[str, bytes]]]:
+    """Yield the list to which each message of a federation, topic and payload, is added while the block runs."""
+    messages: list[tuple[str, bytes]] = []
 
-    def __init__(self, broker: Address, federation: str) -> None:
-        self._session = Session(broker, "edgefl-fuzz-listens", limits=Limits(), clean=True)
-        self._session.subscribe([f"{Topics(federation).root}/#"])
+    def take(event: Event) -> None:
+        if isinstance(event, Incoming) and event.payload:
+            messages.append((event.topic, event.payload))
 
-    def __enter__(self) -> MessageRecorder:
-        self._session.start()
-        return self
-
-    def heard(self) -> list[tuple[str, bytes]]:
-        """Topics and payloads so far."""
-        found: list[tuple[str, bytes]] = []
-        while True:
-            try:
-                event = self._session.inbox.get_nowait()
-            except queue.Empty:
-                return found
-            if isinstance(event, Incoming) and event.payload:
-                found.append((event.topic, event.payload))
-
-    def __exit__(self, *_: object) -> None:
-        self._session.stop()
+    session = Session(broker, "edgefl-fuzz-listens", limits=Limits(), clean=True, deliver=take)
+    session.subscribe([f"{Topics(federation).root}/#"])
+    session.start()
+    try:
+        yield messages
+    finally:
+        session.stop()
 
 
 class Sender:

@@ -34,6 +34,7 @@ from edgefl.setup.one_line import parse_program
 from edgefl.simulation.federated import Client, begun, drawn
 from edgefl.simulation.round import run_round
 from edgefl.submodels.output_side.submodel import OutputSide
+from edgefl.system.structs import filled
 
 __all__ = ["ProgramRow", "ProgramSettings", "everything", "measure", "parsed"]
 
@@ -133,10 +134,10 @@ class Cost:
 
     per_step: tuple[int, int]
     per_round: tuple[int, int]
-    up: int
-    down: int
-    kept: int
-    state: int
+    up_bytes: int
+    down_bytes: int
+    kept_bytes: int
+    state_bytes: int
 
 
 def _exchanged(
@@ -163,10 +164,10 @@ def _exchanged(
         cost = Cost(
             per_step=_per_step(exchange),
             per_round=(counts.gradients, counts.products),
-            up=_bytes(result.update.values()),
-            down=_bytes(_read(exchange, "weights").values()),
-            kept=_bytes(carry.values()),
-            state=_bytes(_held(exchange).values()),
+            up_bytes=_bytes(result.update.values()),
+            down_bytes=_bytes(_read(exchange, "weights").values()),
+            kept_bytes=_bytes(carry.values()),
+            state_bytes=_bytes(_held(exchange).values()),
         )
         yield place, exchange, cost
 
@@ -227,13 +228,14 @@ def _row(
     count = parameters(spec)
     figures = FIGURES.get((program, place))
     server = FLOAT * count * len(made.server_state)
-    up, down, carry = (round(each / FLOAT / count, 4) for each in (cost.up, cost.down, cost.kept))
-    numbers = (*cost.per_step, up, down, carry)
+    moved = (cost.up_bytes, cost.down_bytes, cost.kept_bytes, cost.state_bytes)
+    up, down, kept, state = (round(each / FLOAT / count, 4) for each in moved)
+    numbers = (*cost.per_step, up, down, kept)
     wanted = figures and (figures.gradients, figures.products, figures.up, figures.down, figures.kept)
-    return ProgramRow(
-        batch=settings.batch,
-        steps=settings.steps,
-        samples=settings.samples,
+    return filled(
+        ProgramRow,
+        settings,
+        cost,
         program=program,
         exchange=place,
         gradients_per_step=cost.per_step[0],
@@ -242,18 +244,14 @@ def _row(
         products_per_round=cost.per_round[1],
         up=up,
         down=down,
-        kept=carry,
-        state=round(cost.state / FLOAT / count, 4),
+        kept=kept,
+        state=state,
         server=float(len(made.server_state)),
         spec=str(figures or ""),
         as_spec=None if figures is None else numbers == wanted,
         step_ms=timing.ms if timing else None,
         step_ratio=timing.ratio if timing else None,
         peak_over_idle_bytes=timing.peak if timing else None,
-        up_bytes=cost.up,
-        down_bytes=cost.down,
-        kept_bytes=cost.kept,
-        state_bytes=cost.state,
         server_bytes=server,
         everyone=made.whole,
         model=spec.name,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from edgefl.bench.encode.rows import EncodeRow
     from edgefl.bench.programs.rows import ProgramRow
 
-Device = StrEnum("Device", ["cpu", "cuda"])
+Device = Literal["cpu", "cuda"]
 _PARAMETERS = 10**9
 """Of a measurement in a GPU's memory, unless told."""
 
@@ -38,7 +37,7 @@ def aggregate(
     codec: _Codecs = None,
     clients: Annotated[int, typer.Option(min=1, help="updates of a round")] = 32,
     threads: Annotated[int, typer.Option(min=0, help="threads that add updates up; 0: one per core")] = 0,
-    device: Annotated[Device, typer.Option(help="where the sums are")] = Device.cpu,
+    device: Annotated[Device, typer.Option(help="where the sums are")] = "cpu",
     on_device: Annotated[
         bool,
         typer.Option(
@@ -93,7 +92,7 @@ def aggregate(
     settings = AggregateSettings(
         clients=clients,
         threads=threads,
-        device=device.value,
+        device=device,
         repeat=repeat,
         flower=flower or interpreter(peers()["flower"]) or "",
     )
@@ -150,7 +149,7 @@ def _on_device(parameters: int, clients: int, repeat: int, device: Device, as_js
     from edgefl.bench.aggregate.rows import measure_on_device
     from edgefl.wire.errors import ConfigError
 
-    if device is not Device.cuda:
+    if device != "cuda":
         raise ConfigError("--on-device measures a GPU's kernel on updates in its memory; add --device cuda")
     row = measure_on_device(parameters or _PARAMETERS, clients, repeat)
     report("aggregate", f"aggregate on {row.gpu}: {clients} clients", [row], _on_device_columns, as_json)
