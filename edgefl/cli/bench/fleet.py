@@ -86,7 +86,6 @@ def fleet(
         "rounds of a fleet",
         cases,
         lambda case, tell: measure(case, tell, keep),
-        _line,
         _columns,
         as_json,
     )
@@ -122,13 +121,6 @@ def coordinator(
     from edgefl.bench.coordinator import measure
 
     print_rows("coordinator", measure(assignments or [100, 1000, 10_000], events), as_json)
-
-
-def _line(row: FleetRow) -> str:
-    return (
-        f"{row.devices:,} devices, {row.selected:,} selected, {row.update}: {row.round_p50_s:.2f} s a round, server "
-        f"{row.server_cpu_s_per_1000:.2f} s per 1,000 updates, {mebibytes(row.server_peak_bytes)} MiB"
-    )
 
 
 def _columns(row: FleetRow) -> dict[str, Any]:
@@ -173,14 +165,9 @@ def dashboard(
         "the fleet's page",
         devices or [1000],
         lambda count, tell: measure(devices=count, rounds=rounds, seconds=seconds, tell=tell),
-        _dashboard_line,
         _dashboard_columns,
         as_json,
     )
-
-
-def _dashboard_line(row: DashboardRow) -> str:
-    return f"{row.devices} devices: first paint {row.first_paint_s:g} s, {row.cpu_share:.1%} of a core"
 
 
 def _dashboard_columns(row: DashboardRow) -> dict[str, Any]:
@@ -226,14 +213,9 @@ def mirror(
         f"{nbytes} in units of {unit}",
         way or Way,
         lambda each, _: measure(each.value, total, unit_bytes),  # type: ignore[arg-type]
-        _mirror_line,
         _mirror_columns,
         as_json,
     )
-
-
-def _mirror_line(row: MirrorRow) -> str:
-    return f"{row.way}: {row.seconds:g} s, {row.bytes / row.seconds / 1e6:.0f} MB/s"
 
 
 def _mirror_columns(row: MirrorRow) -> dict[str, Any]:
@@ -288,7 +270,7 @@ def faults(
     with FaultCampaign(broker=broker, keep=keep) as campaign:
         cases = [load_schedule(schedule)] if schedule else campaign.random(range(seed, seed + schedules))
         rows = bench(
-            "faults", "runs under faults", cases, campaign.measure, _fault_line, _fault_columns, as_json
+            "faults", "runs under faults", cases, campaign.measure, _fault_columns, as_json, _fault_line
         )
     if not all(row.same for row in rows):
         raise typer.Exit(1)
@@ -349,9 +331,9 @@ def fuzz(
                 folder=Path(folder) / each.value,
                 tell=tell,
             ),
-            _fuzz_line,
             _fuzz_columns,
             as_json,
+            _fuzz_line,
         )
     if not all(row.ok for row in rows):
         raise typer.Exit(1)

@@ -171,7 +171,6 @@ def submodels(
         f"submodels of {model}: batch {batch}",
         list(product(kind or kinds_of(spec), gammas(gamma or ()) or GAMMAS)),
         lambda case, tell: measure(spec, *case, settings, lambda text: tell(f"{model}: {text}")),
-        _submodel_line,
         _submodel_columns,
         as_json,
     )
@@ -191,13 +190,6 @@ def _memory_columns(row: MemoryRow) -> dict[str, Any]:
         "MB down": f"{row.down_bytes / 1e6:.1f}",
         "MB up": f"{row.up_bytes / 1e6:.1f}",
     }
-
-
-def _submodel_line(row: SubmodelRow) -> str:
-    return (
-        f"{row.kind}, {row.size}: {row.parameters:,} parameters, {row.step_ms:g} ms, "
-        f"memory {size(row.peak_over_idle_bytes)}, predicted {size(row.predicted_bytes)} ({row.prediction_error:+.1%})"
-    )
 
 
 def _submodel_columns(row: SubmodelRow) -> dict[str, Any]:
