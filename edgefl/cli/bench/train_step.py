@@ -144,7 +144,6 @@ def train_step(
         columns,
     )
     titles = {name: anchor.title for name, anchor in ANCHORS.items()}
-    titles["et_training"] = "ExecuTorch's training export"
     for row, (name, title) in product(rows, titles.items()):
         if problem := getattr(row, f"{name}_error"):
             text = f"{row.model}: {title} did not run: {problem}"
