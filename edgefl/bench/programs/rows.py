@@ -130,10 +130,12 @@ def _program(name: str, objective: Objective, options: Mapping[str, Any]) -> Pro
 
 @dataclass(frozen=True)
 class Cost:
-    """Cost of one exchange: derivatives as (gradients, products), the rest in bytes."""
+    """Derivatives and bytes of one exchange."""
 
-    per_step: tuple[int, int]
-    per_round: tuple[int, int]
+    gradients_per_step: int
+    products_per_step: int
+    gradients_per_round: int
+    products_per_round: int
     up_bytes: int
     down_bytes: int
     kept_bytes: int
@@ -162,8 +164,8 @@ def _exchanged(
             )
         carry = result.carry or carry
         cost = Cost(
-            per_step=_per_step(exchange),
-            per_round=(counts.gradients, counts.products),
+            *_per_step(exchange),
+            *(counts.gradients, counts.products),
             up_bytes=_bytes(result.update.values()),
             down_bytes=_bytes(_read(exchange, "weights").values()),
             kept_bytes=_bytes(carry.values()),
@@ -222,7 +224,7 @@ def _row(
     program: str,
     place: str,
     cost: Cost,
-    timing: Timing | None,
+    timing: Timing,
     settings: ProgramSettings,
 ) -> ProgramRow:
     count = parameters(spec)
@@ -230,18 +232,15 @@ def _row(
     server = FLOAT * count * len(made.server_state)
     moved = (cost.up_bytes, cost.down_bytes, cost.kept_bytes, cost.state_bytes)
     up, down, kept, state = (round(each / FLOAT / count, 4) for each in moved)
-    numbers = (*cost.per_step, up, down, kept)
+    numbers = (cost.gradients_per_step, cost.products_per_step, up, down, kept)
     wanted = figures and (figures.gradients, figures.products, figures.up, figures.down, figures.kept)
     return filled(
         ProgramRow,
         settings,
         cost,
+        timing,
         program=program,
         exchange=place,
-        gradients_per_step=cost.per_step[0],
-        products_per_step=cost.per_step[1],
-        gradients_per_round=cost.per_round[0],
-        products_per_round=cost.per_round[1],
         up=up,
         down=down,
         kept=kept,
@@ -249,9 +248,6 @@ def _row(
         server=float(len(made.server_state)),
         spec=str(figures or ""),
         as_spec=None if figures is None else numbers == wanted,
-        step_ms=timing.ms if timing else None,
-        step_ratio=timing.ratio if timing else None,
-        peak_over_idle_bytes=timing.peak if timing else None,
         server_bytes=server,
         everyone=made.whole,
         model=spec.name,
@@ -272,11 +268,11 @@ class ProgramSettings:
 
 @dataclass(frozen=True)
 class Timing:
-    """Milliseconds of a step, median; ``ratio`` is that over FedAvg's; ``peak`` is bytes of memory over the idle process."""
+    """Time and memory of a step, as in the row; nothing where it was not timed."""
 
-    ms: float
-    ratio: float
-    peak: int
+    step_ms: float | None = None
+    step_ratio: float | None = None
+    peak_over_idle_bytes: int | None = None
 
 
 def timed(
@@ -285,10 +281,10 @@ def timed(
     exchange: Program,
     settings: ProgramSettings,
     say: Callable[[str], None],
-) -> Timing | None:
-    """The last phase's step; None where nothing is to be timed. ExportError if its graph cannot be made."""
+) -> Timing:
+    """Return the figures of the last phase's step. ExportError if its graph cannot be made."""
     if not settings.repeat or not exchange.phases:
-        return None
+        return Timing()
     plain = programs.build("sgd", objective, batch=settings.batch, momentum=0.0, weight_decay=0.0)
     with tempfile.TemporaryDirectory(prefix="edgefl-bench-") as name:
         folder = Path(name)
