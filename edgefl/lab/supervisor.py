@@ -150,11 +150,7 @@ class Supervisor:
 
     def stop(self) -> None:
         """End what still runs: politely, then for good."""
-        running = [
-            child.process
-            for child in self._children.values()
-            if child.process and child.process.poll() is None
-        ]
+        running = [process for name in self._children if (process := self.running(name))]
         for process in running:
             process.send_signal(signal.SIGTERM)
         deadline = time.monotonic() + 5.0
