@@ -70,16 +70,11 @@ class FleetRow(msgspec.Struct, frozen=True, kw_only=True):
     fates: Mapping[str, int]
 
 
-def measure(case: Case, tell: Callable[[str], None], keep: Path | None = None) -> FleetRow:
-    """A broker, a server, and a fleet in this process. EdgeflError if one of them cannot go on.
-
-    ``keep``: a folder for what server and broker leave behind.
-    """
+def measure(case: Case, tell: Callable[[str], None]) -> FleetRow:
+    """A broker, a server, and a fleet in this process. EdgeflError if one of them cannot go on."""
     check_room(case.devices)
     with tempfile.TemporaryDirectory(prefix="edgefl-bench-") as name:
-        folder = keep or Path(name)
-        folder.mkdir(parents=True, exist_ok=True)
-        port = free_port()
+        folder, port = Path(name), free_port()
         with running_broker(port, folder / "broker") as broker, running_server(case, port, folder) as server:
             run = Run(case, port, broker, server, folder, tell)
             run.go()

@@ -40,7 +40,6 @@ def fleet(
     duplicate: _Share = 0.0,
     garbage: _Share = 0.0,
     away: Annotated[float, typer.Option(min=0, help="seconds until one that vanished is back")] = 30.0,
-    keep: Annotated[Path | None, typer.Option(help="folder for what server and broker leave behind")] = None,
     as_json: Json = False,
 ) -> None:
     """Rounds of many devices that are connected at once: their time, and what server and broker take for them.
@@ -85,7 +84,7 @@ def fleet(
         "fleet",
         "rounds of a fleet",
         cases,
-        lambda case, tell: measure(case, tell, keep),
+        measure,
         _columns,
         as_json,
     )
@@ -101,14 +100,8 @@ _CASES = (
 """Devices, selected, updates."""
 
 
-def coordinator(
-    assignments: Annotated[
-        list[int] | None, typer.Option(min=1, help="may be repeated; default: 100, 1000 and 10000")
-    ] = None,
-    events: Annotated[int, typer.Option(min=1, help="of each kind that are timed, at most")] = 500,
-    as_json: Json = False,
-) -> None:
-    """Time of the coordinator's step for one event, while a round with so many assignments is open.
+def coordinator(as_json: Json = False) -> None:
+    """Time of the coordinator's step for one event, while a round with 100, 1,000 and 10,000 assignments is open.
 
     Events are the answers of devices, hellos and statuses as the server takes them in between two of its ticks, and ticks.
     No broker and no process of its own is involved.
@@ -120,7 +113,7 @@ def coordinator(
 
     from edgefl.bench.coordinator import measure
 
-    print_rows("coordinator", measure(assignments or [100, 1000, 10_000], events), as_json)
+    print_rows("coordinator", measure([100, 1000, 10_000], events=500), as_json)
 
 
 def _columns(row: FleetRow) -> dict[str, Any]:
