@@ -138,10 +138,7 @@ def exchanges(stage: Stage) -> None:
     received = stage.update(play)
     left = stage.judge(received, play)
     stage.answer(received)
-    play = stage.open(stage.material("exchange"), seed=22)
-    received = stage.update(play)
-    stage.judge(received, play, left)
-    stage.answer(received)
+    stage.settle(stage.open(stage.material("exchange"), seed=22), left)
 
 
 @PROGRAMS.case(

@@ -194,8 +194,7 @@ def _round_is_ignored(stage: Stage, sealed: Callable[[Round], bytes]) -> None:
 def _ack_is_ignored(stage: Stage, sealed: Callable[[Ack], bytes]) -> None:
     """An acknowledgement, as ``sealed`` has it, does not settle an update."""
     play = stage.open()
-    received = stage.update(play)
-    stage.judge(received, play)
+    received = stage.judged(play)
     ack = Ack(round=received.round, nonce=received.nonce, status="accepted", sha256=received.sha256)
     stage.server.publish(stage.server.mine.acks, sealed(ack))
     time.sleep(stage.patient(0.3))

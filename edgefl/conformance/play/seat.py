@@ -103,24 +103,23 @@ class Seat:
             self.hello(mark)
         return self.agent
 
-    def restart(self, *, ready: bool = True) -> AgentProcess:
+    def restart(self) -> AgentProcess:
         """Kill the agent, if it runs, when it has heard what was said, and start it again as it was started."""
         if self.agent is not None:
             time.sleep(self.patient(HEARD_S))
             self.agent.kill()
-        return self.start_again(ready=ready)
+        return self.start_again()
 
     def kill(self) -> None:
         """Kill the agent, now."""
         if self.agent is not None:
             self.agent.kill()
 
-    def start_again(self, *, ready: bool = True) -> AgentProcess:
+    def start_again(self) -> AgentProcess:
         """Start the agent that was killed again, as it was started."""
         mark = self.server.log.mark()
         self.agent = AgentProcess([*self.setup.command, *self._options], self.folder / "agent.log")
-        if ready:
-            self.hello(mark)
+        self.hello(mark)
         return self.agent
 
     def ensure(self) -> None:
