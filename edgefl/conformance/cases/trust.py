@@ -8,7 +8,6 @@ from collections.abc import Callable
 import msgspec
 
 from edgefl.conformance.case import Group
-from edgefl.conformance.play.seat import HEARD_S
 from edgefl.conformance.play.server import speaker_of
 from edgefl.conformance.play.stage import Play, Stage
 from edgefl.wire.keys import KeyPair, Succession, rotate
@@ -92,7 +91,7 @@ def trust_on_first_use(stage: Stage) -> None:
     stranger = _stranger(stage)
     _task_is_ignored(stage, lambda task: stranger.seal(stage.server.mine.tasks, task))
     what, announced = stage.prepare()
-    _restarted_before(stage, stranger.seal(stage.server.topics.current_round, announced))
+    stage.restart_before(stranger.seal(stage.server.topics.current_round, announced))
     mark = stage.server.log.mark()
     task = stage.task(announced, what)
     stage.server.publish(stage.server.mine.tasks, stranger.seal(stage.server.mine.tasks, task))
@@ -114,7 +113,7 @@ def succession(stage: Stage) -> None:
     _round_is_ignored(stage, lambda announced: old.seal(stage.server.topics.current_round, announced))
     stage.server.speaker = Speaker(_without_chain(new.keys), new.numbers)
     over = msgspec.structs.replace(stage.announcement(*stage.offer(stage.material())), state="closed")
-    _restarted_before(stage, stage.server.seal(stage.server.topics.current_round, over))
+    stage.restart_before(stage.server.seal(stage.server.topics.current_round, over))
     stage.good_round()
 
 
@@ -151,14 +150,6 @@ def forged_succession(stage: Stage) -> None:
 
 
 # -- what is ignored -------------------------------------------------------------------------------------------------
-
-
-def _restarted_before(stage: Stage, payload: bytes) -> None:
-    """Kill the agent, and start it again where ``payload`` is the announcement that it meets."""
-    time.sleep(stage.patient(HEARD_S))
-    stage.kill()
-    stage.server.publish(stage.server.topics.current_round, payload, retain=True)
-    stage.start_again()
 
 
 def _task_is_heard(stage: Stage, speaker: Speaker) -> None:

@@ -89,19 +89,13 @@ class Seat:
         the server's key."""
         if not (self.folder / "data.npz").exists():
             self.write_data(*self.data)
-        place = (
-            f"ws://127.0.0.1:{self.relay.port}" if self.setup.websocket else f"127.0.0.1:{self.relay.port}"
-        )
+        place = f"{'ws://' if self.setup.websocket else ''}127.0.0.1:{self.relay.port}"
         given = ["--id", self.device, "--broker", place, "--federation", self.federation]
         given += ["--data", str(self.folder / "data.npz"), "--store", str(self.folder / "store")]
         given += ["--engine", self.setup.engine, *options]
         given += ["--server-key", self.server.key] if known else []
-        mark = self.server.log.mark()
         self._options, self._usual = given, not options
-        self.agent = AgentProcess([*self.setup.command, *given], self.folder / "agent.log")
-        if ready:
-            self.hello(mark)
-        return self.agent
+        return self.start_again(ready=ready)
 
     def restart(self) -> AgentProcess:
         """Kill the agent, if it runs, when it has heard what was said, and start it again as it was started."""
@@ -115,11 +109,19 @@ class Seat:
         if self.agent is not None:
             self.agent.kill()
 
-    def start_again(self) -> AgentProcess:
+    def restart_before(self, announcement: bytes) -> None:
+        """Kill the agent, and start it again where this is the announcement that it meets."""
+        time.sleep(self.patient(HEARD_S))
+        self.kill()
+        self.server.publish(self.server.topics.current_round, announcement, retain=True)
+        self.start_again()
+
+    def start_again(self, *, ready: bool = True) -> AgentProcess:
         """Start the agent that was killed again, as it was started."""
         mark = self.server.log.mark()
         self.agent = AgentProcess([*self.setup.command, *self._options], self.folder / "agent.log")
-        self.hello(mark)
+        if ready:
+            self.hello(mark)
         return self.agent
 
     def ensure(self) -> None:
