@@ -110,7 +110,7 @@ def measure(
     tell("the run that nobody writes to")
     calm = {
         event["round"]: event["weights_sha256"]
-        for event in events_of(lab_of(federation, folder / "calm"), _PATIENCE_S)
+        for event in events_of(lab_of(federation, folder / "calm"), 2 * _PATIENCE_S)
         if event.get("event") == "roundclosed"
     }
     watched = WatchedLab(federation, folder / target)
