@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 
 from edgefl.bench.common.machine import cpu_seconds, family
-from edgefl.bench.faults.federation import lab_of
+from edgefl.bench.faults.federation import events_of, lab_of
 from edgefl.config import parse
-from edgefl.lab.lab import Lab, Said
+from edgefl.lab.lab import Lab
 from edgefl.lab.ports import free_port
 from edgefl.setup.tiers import completed
 from edgefl.system.processes import child_process
@@ -95,14 +95,10 @@ def _watch(lab: Lab) -> tuple[list[float], list[float], tuple[int, int]]:
     seconds: list[float] = []
     cpu: list[float] = []
     moved = (0, 0)
-    lab.start()
-    try:
-        for item in lab.events():
-            if isinstance(item, Said) and item.event.get("event") == "roundclosed":
-                seconds.append(item.event["seconds"])
-                server = family(lab.supervisor.pid("server"))[:1]
-                cpu.append(cpu_seconds(server) if server else cpu[-1])
-                moved = (item.event["down_bytes"], item.event["up_bytes"])
-    finally:
-        lab.stop()
+    for event in events_of(lab):
+        if event.get("event") == "roundclosed":
+            seconds.append(event["seconds"])
+            server = family(lab.supervisor.pid("server"))[:1]
+            cpu.append(cpu_seconds(server) if server else cpu[-1])
+            moved = (event["down_bytes"], event["up_bytes"])
     return seconds, cpu, moved

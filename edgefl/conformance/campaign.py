@@ -12,7 +12,7 @@ from pathlib import Path
 
 from edgefl.conformance.case import Case
 from edgefl.conformance.catalog import chosen
-from edgefl.conformance.play.broker import Broker
+from edgefl.conformance.play.broker import running_broker
 from edgefl.conformance.play.seat import Setup
 from edgefl.conformance.play.stage import Stage
 from edgefl.conformance.verdict import Failed, Outcome, Verdict
@@ -53,7 +53,10 @@ class Campaign:
 
     def _within(self, folder: Path, cases: Sequence[Case], told: Callable[[Verdict], None]) -> list[Verdict]:
         verdicts: dict[str, Verdict] = {}
-        with Broker(folder) as broker, ThreadPoolExecutor(self.jobs, thread_name_prefix="cases") as pool:
+        with (
+            running_broker(folder) as broker,
+            ThreadPoolExecutor(self.jobs, thread_name_prefix="cases") as pool,
+        ):
             if self.websocket and not broker.websocket_port:
                 raise ConfigError("the embedded broker has no WebSocket: install mosquitto")
             setup = Setup(self.command, self.engine, broker, folder, self.patience, self.websocket)

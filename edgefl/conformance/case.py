@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from edgefl.conformance.play.stage import Stage
 
@@ -29,12 +29,7 @@ class Group:
     """Cases in the order in which they are played: ``@group.case(...)`` above each script."""
 
     name: str
-    cases: list[Case]
-
-    @classmethod
-    def called(cls, name: str) -> Group:
-        """An empty one."""
-        return cls(name, [])
+    cases: list[Case] = field(default_factory=list)
 
     def case(
         self,

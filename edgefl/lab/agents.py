@@ -88,7 +88,7 @@ def _web() -> list[str]:
             f"program by {WEB_VARIABLE}",
             kind=WEB,
         )
-    node, browser = shutil.which("node"), _chromium()
+    node, browser = shutil.which("node"), find_chromium()
     if node is None or browser is None:
         raise ConfigError(
             f"a browser agent runs in Chromium, started by Node, and there is no {'node' if node is None else 'chromium'}: "
@@ -98,7 +98,8 @@ def _web() -> list[str]:
     return [node, str(program)]
 
 
-def _chromium() -> str | None:
+def find_chromium() -> str | None:
+    """Return the path of Chromium, or None if it is not installed."""
     names = "chromium", "chromium-browser", "google-chrome"
     return next((found for name in names if (found := shutil.which(name))), None)
 

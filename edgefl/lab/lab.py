@@ -226,26 +226,18 @@ class Lab:
                 restarted = self.supervisor.check()
             except EdgeflError:
                 time.sleep(_LAST_WORDS_S)
-                for _ in range(self.supervisor.lines.qsize()):
-                    yield from self._next(0) or []
+                yield from (Said(event) for name, event in self.lines(0) if name == "server")
                 raise
             for name in restarted:
                 yield Restarted(name)
-            events = self._next(0.1)
-            if events is not None:
-                for said in events:
-                    if self._injector is not None:
-                        self._injector.told(said.event)
-                    yield said
-            elif self.supervisor.is_done("server"):
-                return
-
-    def _next(self, timeout_s: float) -> list[Said] | None:
-        """The next line of a process, as an event if the server said it; None if there is none."""
-        told = self._line(timeout_s)
-        if told is None:
-            return None
-        return [Said(event) for name, event in [told] if name == "server" and event]
+            told = self._line(0.1)
+            if told is None:
+                if self.supervisor.is_done("server"):
+                    return
+            elif told[0] == "server" and told[1]:
+                if self._injector is not None:
+                    self._injector.told(told[1])
+                yield Said(told[1])
 
     def lines(self, timeout_s: float) -> Iterator[tuple[str, dict[str, Any]]]:
         """What any process said as JSON and nobody took yet, by its name; waits ``timeout_s`` for the first."""
@@ -258,11 +250,7 @@ class Lab:
     def _line(self, timeout_s: float) -> tuple[str, dict[str, Any]] | None:
         """The next line; empty where it is no event."""
         try:
-            name, line = (
-                self.supervisor.lines.get(timeout=timeout_s)
-                if timeout_s
-                else self.supervisor.lines.get_nowait()
-            )
+            name, line = self.supervisor.lines.get(timeout=timeout_s)
             event = msgspec.json.decode(line)
             return name, event if isinstance(event, dict) else {}
         except queue.Empty:

@@ -10,8 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,11 +18,12 @@ from pathlib import Path
 
 import msgspec
 
+from edgefl.lab.agent_process import AgentProcess
 from edgefl.lab.broker import lab_broker
+from edgefl.lab.written import PASSWORD
 from edgefl.system.processes import last_line
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.signatures import Signer
-from edgefl.wire.errors import ConfigError
 from edgefl.wire.mqtt.address import Address
 from server.profiling.fleet import FleetProfiler, Wanted
 from server.profiling.rows import DeviceReport, FleetReport, by_tier
@@ -77,28 +76,35 @@ def profiled(
         options += ["--data", str(how.data), "--store", str(how.folder / "store")]
         options += ["--engine", bundle.manifest.format, "--server-key", signer.public_key]
         options += [word for name, path in _files(address).items() if path for word in (name, path)]
-        with _agent([*command, *options], how.folder / "agent.log", address.password) as process:
+        log = how.folder / "agent.log"
+        environment = {PASSWORD: address.password} if address.password else {}
+        agent = AgentProcess([*command, *options], log, environment)
+        try:
             profiler = FleetProfiler(address, wanted, signer=signer, tell=tell)
             stopping(profiler)
-            threading.Thread(target=_watch, args=(process, profiler), daemon=True).start()
+            threading.Thread(target=_watch, args=(agent, profiler), daemon=True).start()
             report = profiler.run().devices[0]
-            return report if report.profile else _explained(report, process, how.folder / "agent.log")
+            return report if report.profile else _explained(report, agent, log)
+        finally:
+            agent.terminate()
+            agent.wait(_END_S)
+            agent.kill()
 
 
 def _files(address: Address) -> dict[str, str]:
     return {"--ca-file": address.ca_file, "--cert-file": address.cert_file, "--key-file": address.key_file}
 
 
-def _watch(process: subprocess.Popen[bytes], profiler: FleetProfiler) -> None:
-    """Nobody answers any more once the agent has ended."""
-    process.wait()
+def _watch(agent: AgentProcess, profiler: FleetProfiler) -> None:
+    """Stop the profiler once the agent has ended, because nobody answers any more."""
+    agent.wait()
     time.sleep(_SETTLE_S)
     profiler.stop()
 
 
-def _explained(report: DeviceReport, process: subprocess.Popen[bytes], log: Path) -> DeviceReport:
+def _explained(report: DeviceReport, agent: AgentProcess, log: Path) -> DeviceReport:
     """``report`` with what became of the agent, where that is why it did not answer."""
-    code, last = process.poll(), _last_line(log)
+    code, last = agent.exit_code, _last_line(log)
     said = f", and its last words were: {last}" if last else ", and it wrote nothing"
     if code is not None:
         text = f"the command ended with exit code {code} before it answered{said}"
@@ -114,42 +120,6 @@ def _last_line(log: Path) -> str:
         file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
         last = last_line(file.read().decode(errors="replace"), "")
     return "".join(letter for letter in last if letter.isprintable())[:300]
-
-
-@contextlib.contextmanager
-def _agent(command: Sequence[str], log: Path, password: str) -> Iterator[subprocess.Popen[bytes]]:
-    """The agent's process, which is the head of a group: all of it ends with the block."""
-    environment = os.environ | ({"EDGEFL_BROKER_PASSWORD": password} if password else {})
-    with log.open("wb") as output:
-        try:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=environment,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise ConfigError(
-                f"cannot start {command[0]!r} ({error.strerror or error}): name a command that takes the options of "
-                "`edgefl device`",
-                command=command[0],
-            ) from error
-    try:
-        yield process
-    finally:
-        _end(process)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_END_S)
-            if number == signal.SIGKILL:
-                return
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ import msgspec
 
 from edgefl.system.files import write_whole
 from edgefl.system.parent import PARENT
+from edgefl.system.processes import last_line
 from edgefl.system.python import module_command
 from edgefl.wire.errors import EdgeflError
 
@@ -149,11 +150,7 @@ class Supervisor:
 
     def stop(self) -> None:
         """End what still runs: politely, then for good."""
-        running = [
-            child.process
-            for child in self._children.values()
-            if child.process and child.process.poll() is None
-        ]
+        running = [process for name in self._children if (process := self.running(name))]
         for process in running:
             process.send_signal(signal.SIGTERM)
         deadline = time.monotonic() + 5.0
@@ -171,12 +168,7 @@ _EXPECTED = {kind.exit_code for kind in EdgeflError.__subclasses__()}
 
 def _failed(child: SupervisedProcess, code: int) -> EdgeflError:
     """The child's own last words, with its exit code."""
-    words = _last_line(child.log).removeprefix("error: ")
+    words = last_line(child.log.read_text(errors="replace"), "it said nothing").removeprefix("error: ")
     error = EdgeflError(f"{child.name} stopped with code {code}: {words} (see {child.log})")
     error.exit_code = code if code in _EXPECTED else 1
     return error
-
-
-def _last_line(log: Path) -> str:
-    lines = log.read_text(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "it said nothing"

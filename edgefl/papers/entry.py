@@ -60,15 +60,10 @@ def curves(simulation: Simulation) -> Found:
     """Figures ``accuracy`` (mean of the last tenth of the rounds), ``final``, ``best``, ``train_loss`` (of the last tenth)
     and ``up_mb`` (of all rounds); lines ``accuracy``, ``loss`` and ``train_loss`` by round."""
     rows = simulation.history
-    lines: dict[str, Points] = {"accuracy": [], "loss": [], "train_loss": []}
-    for row in rows:
-        for name, value in (
-            ("accuracy", row.accuracy),
-            ("loss", row.loss),
-            ("train_loss", row.train_loss),
-        ):
-            if value is not None:
-                lines[name].append((float(row.round), value))
+    lines: dict[str, Points] = {
+        name: [(float(row.round), value) for row in rows if (value := getattr(row, name)) is not None]
+        for name in ("accuracy", "loss", "train_loss")
+    }
     accuracies = [value for _, value in lines["accuracy"]]
     figures = {"up_mb": sum(row.up_bytes for row in rows) / 1e6}
     if accuracies:

@@ -133,6 +133,24 @@ def not_below(
 
 
 @judge_factory
+def larger_lead(
+    results: Results,
+    one: tuple[str, str],
+    other: tuple[str, str],
+    figure: str,
+    *,
+    names: tuple[str, str] | None = None,
+) -> Judged:
+    """The lead in ``one``, the first arm over the second, is larger than in ``other``, in the paired mean. ``names`` of both
+    leads introduce their numbers."""
+    here, there = (results.lead(*arms, figure) for arms in (one, other))
+    ours = f"{told(here)} against {told(there)}"
+    if names is not None:
+        ours = f"{names[0]} {told(here)}, {names[1]} {told(there)}"
+    return Judged(bool((here - there).mean() > 0), ours)
+
+
+@judge_factory
 def ordered(
     results: Results,
     arms: Sequence[str],

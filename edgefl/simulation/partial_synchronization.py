@@ -105,7 +105,6 @@ def similarities(
     models: Sequence[Mapping[str, Tensor]],
     batches: Sequence[Tensor],
     layers: Sequence[str] = (),
-    keep: int = KEEP,
 ) -> dict[str, Similarity]:
     """Per layer, SVCCA between every two of ``models`` (weights by global name, at least two), mean over ``batches``.
 
@@ -123,7 +122,7 @@ def similarities(
     sums = {layer: torch.zeros(len(pairs), dtype=torch.float64) for layer in probed}
     probe = _Probe(spec, probed)
     for x in batches:
-        by_model = [probe.directions(weights, x, keep) for weights in models]
+        by_model = [probe.directions(weights, x) for weights in models]
         for layer in probed:
             values = [similarity(by_model[i][layer], by_model[j][layer]) for i, j in pairs]
             sums[layer] += torch.tensor(values, dtype=torch.float64)
@@ -147,9 +146,9 @@ class _Probe:
             known[layer].register_forward_hook(self._noting(layer))
 
     @torch.no_grad()
-    def directions(self, weights: Mapping[str, Tensor], x: Tensor, keep: int) -> dict[str, Tensor]:
+    def directions(self, weights: Mapping[str, Tensor], x: Tensor) -> dict[str, Tensor]:
         torch.func.functional_call(self._module, dict(weights), (x,))
-        return {layer: directions(_by_channel(out), keep) for layer, out in self._outputs.items()}
+        return {layer: directions(_by_channel(out)) for layer, out in self._outputs.items()}
 
     def _noting(self, layer: str) -> Callable[[nn.Module, object, object], None]:
         def hook(_module: nn.Module, _args: object, out: object) -> None:
@@ -225,10 +224,7 @@ def partial_sync(
     every: int = 10,
     batch: int = 32,
     lr: float = 0.1,
-    momentum: float = 0.9,
-    weight_decay: float = 1e-4,
     layers: Sequence[str] = (),
-    keep: int = KEEP,
     seed: int = 0,
 ) -> Iterator[Measurement]:
     """PARTIAL_SYNC_STUDY: all clients begin with ``spec``'s weights; in each round every one takes ``every`` local steps
@@ -238,14 +234,7 @@ def partial_sync(
     (:func:`similarities`). Momentum starts anew in each round; a client with fewer samples
     than a batch draws with replacement. Equal seeds give equal results.
     """
-    program = sgd(
-        Objective.of(OutputSide(spec, 0)),
-        batch=batch,
-        steps=every,
-        lr=lr,
-        momentum=momentum,
-        weight_decay=weight_decay,
-    )
+    program = sgd(Objective.of(OutputSide(spec, 0)), batch=batch, steps=every, lr=lr)
     models = [dict(spec.weights) for _ in clients]
     for number in range(1, rounds + 1):
         models = [
@@ -253,7 +242,7 @@ def partial_sync(
             for client, (model, samples) in enumerate(zip(models, clients, strict=True))
         ]
         models = averaged(models, regions)
-        yield Measurement(number * every, similarities(spec, models, held_out, layers, keep))
+        yield Measurement(number * every, similarities(spec, models, held_out, layers))
 
 
 def averaged(models: Sequence[Mapping[str, Tensor]], regions: Mapping[str, Region]) -> list[Tensors]:

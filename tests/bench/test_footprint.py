@@ -11,7 +11,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from edgefl.bench.footprint import rows as footprint
-from edgefl.bench.footprint.idle import Idle, device_command, edgefl_clients
+from edgefl.bench.footprint.idle import Idle, agents, device_command
 from edgefl.bench.footprint.rows import training_peak
 from edgefl.wire.errors import EdgeflError
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def idle() -> Idle:
-    (found,) = edgefl_clients(sys.executable, "onnx", 1)
+    (found,) = agents(device_command(sys.executable), "onnx", 1)
     return found
 
 
@@ -98,31 +98,6 @@ def test_a_binary_that_is_none_is_an_error(tmp_path: Path) -> None:
 
     with pytest.raises(EdgeflError, match="strip"):
         footprint.sizes(tmp_path / "agent")
-
-
-def test_the_agent_is_the_one_that_is_named_then_the_one_that_was_built_then_that_of_the_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    monkeypatch.delenv(footprint.VARIABLE, raising=False)
-    assert footprint.find_agent() is None
-
-    in_path = _program(tmp_path / "bin" / footprint.NAME)
-    assert footprint.find_agent() == in_path
-
-    built = _program(tmp_path / footprint.BUILT)
-    assert (tmp_path / str(footprint.find_agent())).samefile(built)
-
-    monkeypatch.setenv(footprint.VARIABLE, "/somewhere/agent")
-    assert footprint.find_agent() == Path("/somewhere/agent")
-
-
-def _program(path: Path) -> Path:
-    path.parent.mkdir(parents=True)
-    path.write_text("#!/bin/sh\n")
-    path.chmod(0o755)
-    return path
 
 
 @pytest.mark.slow

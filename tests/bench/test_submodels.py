@@ -42,7 +42,7 @@ def test_a_row_has_what_the_machine_and_people_ask_for() -> None:
     assert row["prediction_error"] == pytest.approx(
         row["predicted_bytes"] / row["peak_over_idle_bytes"] - 1, abs=1e-3
     )
-    assert "width, gamma 0.25: " in ran.stderr
+    assert "submodel width, gamma 0.25, " in ran.stderr
 
 
 @pytest.mark.slow

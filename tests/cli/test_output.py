@@ -53,7 +53,7 @@ def column(lines: list[str], number: int) -> str:
 
 
 def test_a_bench_row_fits_80_columns_and_loses_nothing() -> None:
-    rows = bench.for_people([row(NAME, length=0, ms=12345.6)])
+    rows = [bench.columns(row(NAME, length=0, ms=12345.6))]
 
     lines = printed("train-step", rows)
 

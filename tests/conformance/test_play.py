@@ -9,11 +9,11 @@ import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from edgefl.conformance.material.bundles import FORMATS, drawn, material, names, samples, unit_bytes
 from edgefl.conformance.play import broker
-from edgefl.conformance.play.broker import Broker
 from edgefl.conformance.play.packets import Connect, Disconnect, PacketReader, Subscribe
 from edgefl.conformance.play.relay import Relay
 from edgefl.wire import bits
@@ -84,15 +84,14 @@ def test_a_broker_that_does_not_start_is_not_left_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deaf = tmp_path / "deaf"
-    deaf.write_text("#!/bin/sh\nexec sleep 600\n")
+    deaf.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 600\n")
     deaf.chmod(0o755)
-    monkeypatch.setattr(broker, "_START_S", 0.2)
-    monkeypatch.setattr(broker, "mosquitto_program", lambda: str(deaf))
-    one = Broker(tmp_path)
+    monkeypatch.setattr(broker, "_START_S", 1.0)
+    monkeypatch.setattr(broker, "mosquitto_command", lambda *_, **__: [str(deaf)])
 
-    with pytest.raises(BrokerError, match="did not start"):
-        one.__enter__()
-    assert one._process is not None and one._process.poll() is not None
+    with pytest.raises(BrokerError, match="did not start"), broker.running_broker(tmp_path):
+        pass
+    assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
 
 
 def test_the_bundles_are_there_in_both_formats_and_small() -> None:

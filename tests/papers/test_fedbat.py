@@ -15,7 +15,6 @@ from edgefl.papers.fedbat.federations import (
     LABELS,
     ahead_at_equal_bytes,
     close,
-    loses_more,
     sooner,
 )
 from edgefl.papers.results import Results
@@ -73,11 +72,6 @@ def test_at_scale_paper_every_method_is_run_under_every_partition() -> None:
 def test_accuracies_that_are_close() -> None:
     found = _results(a=0.8, b=0.7, c=0.79)
     assert close("a", "c", 0.011)(found).held and not close("a", "b", 0.011)(found).held
-
-
-def test_what_is_lacking_under_two_partitions_is_compared() -> None:
-    found = _results(**{"s, x": 0.5, "f, x": 0.8, "s, y": 0.7, "f, y": 0.8})
-    assert loses_more("s", "f", "x", "y")(found).held and not loses_more("s", "f", "y", "x")(found).held
 
 
 def test_rounds_to_a_share_of_another_arms_accuracy() -> None:

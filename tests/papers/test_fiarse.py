@@ -15,7 +15,6 @@ from edgefl.papers.fiarse.federations import Setup, fiarse
 from edgefl.papers.fiarse.measures import (
     above_all,
     accuracies_and_exploration,
-    gains_more,
     label,
     largest_gap,
     measured,
@@ -24,7 +23,7 @@ from edgefl.papers.fiarse.measures import (
     sooner,
     steadier,
 )
-from edgefl.papers.results import Results
+from edgefl.papers.results import Results, larger_lead
 from edgefl.papers.submodel_accuracy import SubmodelAccuracy
 
 TINY = Setup(
@@ -128,7 +127,7 @@ def test_judges_hold_what_the_specification_accepts() -> None:
     assert not largest_gap("a", ("b",), "small", "large")(results).held
     assert reached("a", "cover", 0.95)(results).held and not reached("b", "cover", 0.95)(results).held
     assert sooner("a", "b", ("line",))(results).held and not sooner("b", "a", ("line",))(results).held
-    assert gains_more("a", "b", ", more", "small")(results).held
+    assert larger_lead(("a, more", "a"), ("b, more", "b"), "small")(results).held
 
 
 def test_masks_are_steadier_if_they_move_less_than_before_and_larger_ones_less() -> None:

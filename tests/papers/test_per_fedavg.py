@@ -8,11 +8,11 @@ import pytest
 from edgefl.api.federation import load_federation
 from edgefl.data.groups import groups
 from edgefl.papers.entry import SCALES, Federated, Scale
-from edgefl.papers.per_fedavg.judges import ahead, change, wider
+from edgefl.papers.per_fedavg.judges import ahead, change
 from edgefl.papers.per_fedavg.personal import AFTER
 from edgefl.papers.per_fedavg.rows import FEDAVG, HF
 from edgefl.papers.per_fedavg.table1 import ENTRY, LARGER, MNIST_4, MNIST_10, MNIST_ROWS, SINGLE
-from edgefl.papers.results import Results
+from edgefl.papers.results import Results, larger_lead
 
 CLASSES = 10
 SAMPLES = {"mnist": (5421, 892), "cifar10_jpeg": (5000, 1000)}
@@ -59,7 +59,9 @@ def test_a_method_is_ahead_in_the_rows_that_were_run_and_in_no_row_without_any()
 def test_leads_and_changes_are_compared_between_rows() -> None:
     found = results(main_FedAvg=0.4, main_HF=0.5, single_FedAvg=0.5, single_HF=0.7)
 
-    assert wider(HF, FEDAVG, SINGLE, LARGER)(found).held
-    assert not wider(HF, FEDAVG, LARGER, SINGLE)(found).held
+    single, larger = ((row.arm(HF), row.arm(FEDAVG)) for row in (SINGLE, LARGER))
+    assert larger_lead(single, larger, AFTER)(found).ours == "+20.00 against +10.00"
+    assert larger_lead(single, larger, AFTER)(found).held
+    assert not larger_lead(larger, single, AFTER)(found).held
     assert change(HF, LARGER, SINGLE, AFTER, least=0, most=1)(found).held
     assert not change(HF, LARGER, SINGLE, AFTER, least=-1, most=0)(found).held

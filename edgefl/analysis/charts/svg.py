@@ -80,22 +80,22 @@ def line_chart(
     return _document([*parts, *_legend(rows)])
 
 
-def bar_chart(values: Mapping[str, float], *, title: str, y: str, x: str = "", log_y: bool = False) -> str:
-    """One bar for each name, from 0, or from the bottom with ``log_y``; its value stands above it.
+def bar_chart(values: Mapping[str, float], *, title: str, y: str, x: str = "") -> str:
+    """Return one bar for each name, from 0; its value stands above it.
 
-    A value that is not finite (or not above 0 with ``log_y``) has no bar. ValueError where none has one.
+    A value that is not finite has no bar. ValueError where none has one.
     """
-    finite = [value for value in values.values() if _fits((0.0, value), log_y)]
+    finite = [value for value in values.values() if math.isfinite(value)]
     if not finite:
         raise ValueError(f"the chart {title!r} has no bar to show")
-    up = _Axis.over(finite, HEIGHT - BOTTOM, TOP, AMOUNT, log=log_y)
+    up = _Axis.over(finite, HEIGHT - BOTTOM, TOP, AMOUNT)
     room = (WIDTH - LEFT - RIGHT) / len(values)
-    floor = up.at(up.marks[0] if log_y else 0.0)
+    floor = up.at(0.0)
     parts = [*_frame(title, x, y, TOP), *_up(up)]
     for number, (name, value) in enumerate(values.items()):
         middle = LEFT + room * (number + 0.5)
         parts.append(_text(middle, HEIGHT - BOTTOM + 18, _cut(name, room), "middle", "small"))
-        if not _fits((0.0, value), log_y):
+        if not math.isfinite(value):
             continue
         end = up.at(value)
         parts.append(

@@ -88,15 +88,15 @@ def _change(before: Operator, after: Operator) -> Operator:
     return lambda vector: after(vector) - before(vector)
 
 
-def hessian_variance(losses: Losses, parts: Sequence[Batch], *, probes: int = PROBES, seed: int = 0) -> float:
+def hessian_variance(losses: Losses, parts: Sequence[Batch]) -> float:
     """E||Hess l - H||_F^2 over a user's samples: E over signs z of E||(Hess l - H) z||^2 (Hutchinson).
 
     Of K batches of b_k samples each, sum_k b_k ||H_k z - Hbar z||^2 / (K - 1) estimates the inner mean without bias.
     """
     at, rows = losses.start, sum(part.size for part in parts)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     total = 0.0
-    for _ in range(probes):
+    for _ in range(PROBES):
         signs = torch.randint(0, 2, at.shape, generator=generator).to(at.dtype) * 2 - 1
         images = [losses.product(at, signs, part).to(torch.float64) for part in parts]
         mean = sum(
@@ -107,7 +107,7 @@ def hessian_variance(losses: Losses, parts: Sequence[Batch], *, probes: int = PR
             part.size * float((image - mean).square().sum())
             for image, part in zip(images, parts, strict=True)
         )
-    return total / probes / (len(parts) - 1)
+    return total / PROBES / (len(parts) - 1)
 
 
 STEPS = 20
@@ -115,15 +115,13 @@ _EXHAUSTED = 1e-7
 """What is left of a product beside those before it, relative to the product, once there is nothing new in it."""
 
 
-def extremes(
-    product: Callable[[Tensor], Tensor], like: Tensor, *, steps: int = STEPS, seed: int = 0
-) -> tuple[float, float]:
+def extremes(product: Operator, like: Tensor, *, steps: int = STEPS) -> tuple[float, float]:
     """(smallest, largest) eigenvalue, as ``steps`` products tell them: never outside the true range, up to round-off.
 
     ``like`` (d,) gives the vectors' size and dtype. All directions are kept and each new one made orthogonal to them,
     so it takes ``steps`` times d numbers, and is exact for d <= ``steps``.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     direction = torch.randn(like.shape, generator=generator, dtype=like.dtype)
     direction /= direction.norm()
     basis = like.new_zeros(min(steps, like.numel()), like.numel())
@@ -149,11 +147,9 @@ def extremes(
     return float(values[0]), float(values[-1])
 
 
-def largest_magnitude(
-    product: Callable[[Tensor], Tensor], like: Tensor, *, steps: int = STEPS, seed: int = 0
-) -> float:
+def largest_magnitude(product: Operator, like: Tensor) -> float:
     """The spectral norm: the larger of the two extremes without sign."""
-    return max(map(abs, extremes(product, like, steps=steps, seed=seed)))
+    return max(map(abs, extremes(product, like)))
 
 
 class Spread:

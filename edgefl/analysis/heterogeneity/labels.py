@@ -118,10 +118,8 @@ class FeatureReport:
     rows: int
 
 
-def feature_report(
-    users: Sequence[Array], *, seed: int = 0, rows: int = ROWS, directions: int = DIRECTIONS
-) -> FeatureReport:
-    """From the users' inputs, (m_i, features) each, of which at most ``rows`` are taken at random.
+def feature_report(users: Sequence[Array], *, seed: int = 0) -> FeatureReport:
+    """From the users' inputs, (m_i, features) each, of which at most :data:`ROWS` are taken at random.
 
     The mean over features is exact one-dimensional W1; that over random unit directions (sliced W1) is a lower bound of
     W1 in all dimensions; matching equally many samples of a user and of all others is an upper one, and falls slowly with
@@ -130,10 +128,10 @@ def feature_report(
     if not users or not all(len(user) for user in users):
         raise DataError("users need a sample each to be compared: use fewer users")
     rng = np.random.default_rng(seed)
-    most = max(2, min(rows, ALL_ROWS // len(users)))
+    most = max(2, min(ROWS, ALL_ROWS // len(users)))
     samples = [user[rng.permutation(len(user))[:most]].astype(np.float64) for user in users]
     x, owner = np.concatenate(samples), np.repeat(np.arange(len(samples)), [len(own) for own in samples])
-    unit = rng.normal(size=(directions, x.shape[1]))
+    unit = rng.normal(size=(DIRECTIONS, x.shape[1]))
     unit /= np.linalg.norm(unit, axis=1, keepdims=True)
     # The shuffled users get the same directions and the same partners.
     partners = np.random.SeedSequence(int(rng.integers(1 << 32)))

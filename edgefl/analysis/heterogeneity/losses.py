@@ -98,6 +98,7 @@ class Losses:
 
     objective: Objective
     weights: Tensors
+    _specs: dict[int, Sequence[tuple[str, TensorSpec]]] = field(default_factory=dict, init=False)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -144,10 +145,6 @@ class Losses:
         if size not in self._specs:
             self._specs[size] = tuple(self.objective.noise(size).items())
         return self._specs[size]
-
-    @cached_property
-    def _specs(self) -> dict[int, Sequence[tuple[str, TensorSpec]]]:
-        return {}
 
     def _all(self, at: Tensor) -> Tensors:
         return {**self.weights, **self._named(at)}

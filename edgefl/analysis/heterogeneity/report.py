@@ -72,6 +72,13 @@ class HeterogeneityReport:
         """Mean over the users."""
         return float(np.mean(self.adaptation.kappas))
 
+    def label_bound(self, most: float) -> float:
+        """Return 4 B^2 mean TV^2, or with L that of the Hessians (eq. 14).
+
+        It is an estimate: single samples have larger gradients than the batches that B was seen of.
+        """
+        return 4 * most**2 * self.labels.mean_tv2
+
 
 def examine(
     losses: Losses,
@@ -152,11 +159,12 @@ def as_object(report: HeterogeneityReport) -> dict[str, Any]:
             "found": _means(report.features.found),
             "chance": _means(report.features.chance),
         },
-        "gradients": asdict(gradients) | {"ratio": gradients.ratio, "label_bound": _label_bound(report)},
+        "gradients": asdict(gradients)
+        | {"ratio": gradients.ratio, "label_bound": report.label_bound(report.constants.B)},
         "meta_gradients": asdict(report.adaptation)
         | {"gamma_f2_bound": theory.gamma_f2(report.constants, setting.alpha)},
         "hessians": asdict(report.curvature)
-        | {"L": report.curvature.largest, "label_bound": 4 * report.curvature.largest**2 * labels.mean_tv2},
+        | {"L": report.curvature.largest, "label_bound": report.label_bound(report.curvature.largest)},
         "theory": _theory(report),
         "kappa": {
             "mean": report.kappa,
@@ -168,17 +176,7 @@ def as_object(report: HeterogeneityReport) -> dict[str, Any]:
 
 
 def _means(distances: Distances) -> Mapping[str, float]:
-    return {
-        "per_feature": float(distances.per_feature.mean()),
-        "sliced": float(distances.sliced.mean()),
-        "matched": float(distances.matched.mean()),
-    }
-
-
-def _label_bound(report: HeterogeneityReport) -> float:
-    """4 B^2 mean TV^2 (eq. 14): an estimate, since B is the largest norm seen of a batch's gradient, and single samples have
-    larger ones."""
-    return 4 * report.constants.B**2 * report.labels.mean_tv2
+    return {name: float(each.mean()) for name, each in vars(distances).items()}
 
 
 def _theory(report: HeterogeneityReport) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def groups(report: HeterogeneityReport) -> list[Row]:
     kappas, tv = report.adaptation.kappas, report.labels.tv
     return [
         {
-            "classes": _classes(classes),
+            "classes": _ranges(classes) or "none",
             "users": _ranges(users),
             "samples each": f"{report.counts[users].sum(axis=1).mean():,.0f}",
             "TV": _number(sum(tv[users]) / len(users)),
@@ -80,12 +80,11 @@ def _inputs(report: HeterogeneityReport) -> list[Row]:
 def _gradients(report: HeterogeneityReport) -> list[Row]:
     gradients, adaptation, of = report.gradients, report.adaptation, report.constants
     bound = theory.gamma_f2(of, report.setting.alpha)
-    labelled = 4 * of.B**2 * report.labels.mean_tv2
     return [
         _row(
             "gG², plug-in",
             gradients.plug_in,
-            f"label bound 4 B² mean TV² ≈ {_number(labelled)}, B of batches",
+            f"label bound 4 B² mean TV² ≈ {_number(report.label_bound(of.B))}, B of batches",
         ),
         _row("noise floor of it", gradients.noise_floor, "what users that are alike would show"),
         _row("gG², split halves", gradients.unbiased, "without that noise; may be below 0"),
@@ -104,7 +103,6 @@ def _curvature(report: HeterogeneityReport) -> list[Row]:
     curvature, of = report.curvature, report.constants
     most = max(report.alpha_lambda)
     seen = f"{len(curvature.users)} of {len(report.counts)} users, {STEPS} Lanczos steps"
-    labelled = 4 * of.L**2 * report.labels.mean_tv2
     return [
         _row(
             "kappa, mean",
@@ -113,7 +111,11 @@ def _curvature(report: HeterogeneityReport) -> list[Row]:
             f"{_number(max(report.adaptation.kappas))} over all users",
         ),
         _row("alpha * lambda_max", most, f"above 1 FO climbs; {seen}"),
-        _row("gH²", curvature.gamma_h2, f"label bound 4 L² mean TV² ≈ {_number(labelled)}; {seen}"),
+        _row(
+            "gH²",
+            curvature.gamma_h2,
+            f"label bound 4 L² mean TV² ≈ {_number(report.label_bound(of.L))}; {seen}",
+        ),
     ]
 
 
@@ -145,11 +147,7 @@ def _number(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:.4g}"
 
 
-def _classes(classes: tuple[int, ...]) -> str:
-    return _ranges(list(classes)) or "none"
-
-
-def _ranges(numbers: list[int]) -> str:
+def _ranges(numbers: Sequence[int]) -> str:
     """0-4, 7, 9-10"""
     runs: list[list[int]] = []
     for number in numbers:

@@ -152,7 +152,8 @@ def evaluate_user(adapter: Adapter, user: User, setting: Setting) -> UserReport:
         if done in setting.curve:
             points.append(_judged(adapter.program.evaluate, now, judged, done))
         if done < setting.curve[-1] and setting.alpha > 0:
-            now = now | _stepped(adapter.step(batches.feeds(now, done)))
+            stepped = select(adapter.step(batches.feeds(now, done)), "weights")
+            now = now | prefixed("weights", stepped)
     return UserReport(
         number=user.number,
         name=user.name or str(user.number),
@@ -230,7 +231,3 @@ def _judged(evaluate: Function, weights: Tensors, judged: Rows, steps: int) -> P
         batch |= {"mask": torch.ones(len(rows), dtype=dtype)}
         sums = added(sums, arrays(select(evaluate(own | prefixed("batch.0", batch)), "metric")))
     return point_of(steps, evaluate.metrics, sums)
-
-
-def _stepped(outputs: Tensors) -> Tensors:
-    return prefixed("weights", select(outputs, "weights"))

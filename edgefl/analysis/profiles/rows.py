@@ -294,18 +294,11 @@ def _beside(profiles: Sequence[BundleProfile], names: Sequence[str], accuracy: A
     """Memory of each tier against its accuracy, or, without a run, against how much of the model it trains."""
     known = accuracy.by_tier if accuracy else {}
     if accuracy and any(profile.tier in known for profile in profiles):
-        points = {
-            name: [(profile.peak_bytes / MIB, known[profile.tier])]
-            for name, profile in zip(names, profiles, strict=True)
-            if profile.tier in known
-        }
+        heights = [known.get(profile.tier) for profile in profiles]
         what, y, note = "accuracy", accuracy.axis, accuracy.note
     else:
         most = max(profile.parameters for profile in profiles) or 1
-        points = {
-            name: [(profile.peak_bytes / MIB, profile.parameters / most)]
-            for name, profile in zip(names, profiles, strict=True)
-        }
+        heights = [profile.parameters / most for profile in profiles]
         what, y = "what is trained", "trained parameters, of the largest tier's"
         why = (
             f"The run knows other tiers: {', '.join(known)}."
@@ -313,6 +306,11 @@ def _beside(profiles: Sequence[BundleProfile], names: Sequence[str], accuracy: A
             else "No run told the accuracy of the tiers."
         )
         note = f"{why} So memory stands against how much of the model each trains."
+    points = {
+        name: [(profile.peak_bytes / MIB, height)]
+        for name, profile, height in zip(names, profiles, heights, strict=True)
+        if height is not None
+    }
     title = f"Memory against {what}, by tier"
     x = "peak memory over the idle process, MiB"
     chart = line_chart(points, title=title, x=x, y=y, x_span=AMOUNT, y_span=SHARE)

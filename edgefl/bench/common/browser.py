@@ -12,13 +12,13 @@ import itertools
 import json
 import os
 import shlex
-import shutil
 import subprocess
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+from edgefl.lab.agents import find_chromium
 from edgefl.system.processes import end_process
 from edgefl.wire.errors import ConfigError
 
@@ -48,9 +48,7 @@ class Browser:
         self._flags = flags
 
     def __enter__(self) -> Browser:
-        program = (
-            shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-        )
+        program = find_chromium()
         if program is None:
             raise ConfigError(
                 "a page is opened in a real browser, and there is none: apt-get install chromium"

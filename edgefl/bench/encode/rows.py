@@ -21,6 +21,7 @@ from edgefl.bench.common.worker import Worker
 from edgefl.contract.program import Function, Program
 from edgefl.contract.tensors import prefixed
 from edgefl.models.spec import ModelSpec
+from edgefl.system.structs import filled
 from edgefl.wire.update.size import update_size
 
 __all__ = ["CODECS", "EncodeRow", "EncodeSettings", "measure"]
@@ -90,7 +91,9 @@ def measure(
         first_ms = _race(workers, settings, lambda text: say(f"{codec}: {text}"))
     encode, sgd = workers["encode"], workers["sgd"]
     step = workers.get("step", sgd)
-    return EncodeRow(
+    return filled(
+        EncodeRow,
+        settings,
         codec=codec,
         encode_ms=encode.median_ms,
         step_ms=step.median_ms,
@@ -106,8 +109,6 @@ def measure(
         program=model.program.name,
         model=spec.name,
         parameters=sum(array.size for array in model.weights.values()),
-        batch=settings.batch,
-        threads=settings.threads,
         calls=len(encode.times),
     )
 

@@ -16,6 +16,7 @@ from edgefl.config import Federation
 from edgefl.lab.faults.schedule import Fault, Schedule, random_schedule
 from edgefl.lab.lab import Restarted, Said
 from edgefl.setup.tiers import device_names
+from edgefl.system.structs import filled
 from edgefl.wire.errors import EdgeflError
 
 _MOST_REFUSALS = 5
@@ -81,11 +82,10 @@ def disturbed(
             if len(ran.refusals) >= _MOST_REFUSALS:
                 why = f"it ended {len(ran.refusals)} times: {error.message}"
     why = why or _difference(ran, calm)
-    return FaultRow(
-        seed=schedule.seed,
-        faults=schedule.faults,
-        happened=ran.happened,
-        restarts=ran.restarts,
+    return filled(
+        FaultRow,
+        schedule,
+        ran,
         broker=federation.broker.kind,
         rounds=len(ran.digests),
         same=not why,

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from edgefl.bench.common.machine import quiet_environment
 from edgefl.config import Federation, parse
-from edgefl.lab.lab import Lab
+from edgefl.lab.lab import Lab, Said
 from edgefl.setup.data import open_data, partition
 from edgefl.setup.tiers import completed
 
@@ -31,12 +32,11 @@ def small_federation(
     broker: str,
     rounds: int = ROUNDS,
     devices: int = DEVICES,
-    seed: int = 1,
     limits: dict[str, Any] | None = None,
 ) -> Federation:
     """Every device takes part in every round, so that faults may cost time and nothing else."""
     tables: dict[str, Any] = {
-        "federation": {"name": "faults", "rounds": rounds, "seed": seed},
+        "federation": {"name": "faults", "rounds": rounds, "seed": 1},
         "model": {"name": "mlp", "options": {"hidden": [8]}},
         "program": {"batch": 8, "steps": 120},
         "data": {"name": "digits", "train_samples": 30 * devices, "test_samples": 50},
@@ -69,3 +69,14 @@ def lab_of(federation: Federation, folder: Path, policies: Mapping[str, Path] | 
     folder.mkdir(parents=True, exist_ok=True)
     lab.prepare(dataset, partition(federation, dataset, len(lab.devices)))
     return lab
+
+
+def events_of(lab: Lab, patience_s: float = math.inf) -> Iterator[dict[str, Any]]:
+    """Start ``lab`` and yield the server's events until it is done. The lab is stopped at the end."""
+    try:
+        lab.start()
+        for news in lab.events(patience_s):
+            if isinstance(news, Said):
+                yield news.event
+    finally:
+        lab.stop()

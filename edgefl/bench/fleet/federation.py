@@ -6,7 +6,7 @@ import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from device_runtime.memory import status_bytes
 from edgefl.bench.common.machine import family, quiet_environment, resident_bytes
 from edgefl.config import Federation, parse
 from edgefl.config.text import dump
-from edgefl.lab.generator.settings import Shares
+from edgefl.lab.generator.settings import Load
 from edgefl.setup.tiers import completed
 from edgefl.system.files import write_text
 from edgefl.system.parent import PARENT
@@ -49,26 +49,24 @@ UPDATES: dict[str, dict[str, Any]] = {
 """Tables of a federation by the size of its updates: 1.1 MB and 37 KB (ResNet-20), 321 KB and 3 KB (dense layers)."""
 
 
-@dataclass(frozen=True)
-class Case:
-    """``devices`` connect, ``selected`` of them get a task in each of ``rounds`` rounds, after ``uncounted`` others.
+@dataclass(frozen=True, kw_only=True)
+class Case(Load):
+    """A load of which ``selected`` devices get a task in each of ``rounds`` rounds, after ``uncounted`` others.
 
-    ``workers`` are the server's; all else is of the devices, as in :class:`edgefl.lab.generator.settings.Load`.
+    ``workers`` are the server's.
     """
 
-    devices: int
+    federation: str = NAME
+    prefix: str = f"{TIER}-"
+    until_done: bool = False
     selected: int = 0
     update: str = "dense"
     rounds: int = 5
     workers: int = 1
     deadline_s: float = 120.0
-    fetch: bool = False
-    train_s: float = 0.0
-    progress_s: float = 0.0
-    away_s: float = 30.0
-    shares: Shares = field(default_factory=Shares)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.update not in UPDATES:
             raise ConfigError(
                 f"no update {self.update!r}; there are: {', '.join(UPDATES)}", update=self.update

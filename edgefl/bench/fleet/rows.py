@@ -10,9 +10,9 @@ from pathlib import Path
 
 import msgspec
 
-from edgefl.bench.fleet.federation import NAME, TIER, Case, running_broker, running_server
+from edgefl.bench.fleet.federation import Case, running_broker, running_server
 from edgefl.bench.fleet.run import FleetFigures, Run
-from edgefl.lab.generator.settings import Load, quantile
+from edgefl.lab.generator.settings import quantile
 from edgefl.lab.ports import check_room, free_port
 from edgefl.system.structs import filled
 
@@ -70,29 +70,13 @@ class FleetRow(msgspec.Struct, frozen=True, kw_only=True):
     fates: Mapping[str, int]
 
 
-def measure(case: Case, tell: Callable[[str], None], keep: Path | None = None) -> FleetRow:
-    """A broker, a server, and a fleet in this process. EdgeflError if one of them cannot go on.
-
-    ``keep``: a folder for what server and broker leave behind.
-    """
+def measure(case: Case, tell: Callable[[str], None]) -> FleetRow:
+    """A broker, a server, and a fleet in this process. EdgeflError if one of them cannot go on."""
     check_room(case.devices)
     with tempfile.TemporaryDirectory(prefix="edgefl-bench-") as name:
-        folder = keep or Path(name)
-        folder.mkdir(parents=True, exist_ok=True)
-        port = free_port()
+        folder, port = Path(name), free_port()
         with running_broker(port, folder / "broker") as broker, running_server(case, port, folder) as server:
-            load = Load(
-                federation=NAME,
-                devices=case.devices,
-                prefix=f"{TIER}-",
-                until_done=False,
-                fetch=case.fetch,
-                train_s=case.train_s,
-                progress_s=case.progress_s,
-                away_s=case.away_s,
-                shares=case.shares,
-            )
-            run = Run(case, load, port, broker, server, folder, tell)
+            run = Run(case, port, broker, server, folder, tell)
             run.go()
             return _row(case, run.measured, run)
 
@@ -124,12 +108,7 @@ def _row(case: Case, measured: FleetFigures, run: Run) -> FleetRow:
         broker_cpu_s=round(broker_s, 3),
         generator_cpu_s=round(generator_s, 3),
         generator_cpu_s_per_1000=round(generator_s * per_thousand, 3),
-        server_start_bytes=measured.start_bytes,
-        server_idle_bytes=measured.idle_bytes,
-        server_rest_bytes=measured.rest_bytes,
-        server_peak_bytes=measured.peak_bytes,
-        idle_device_bytes=max(0, measured.idle_bytes - measured.start_bytes) // case.devices,
+        idle_device_bytes=max(0, measured.server_idle_bytes - measured.server_start_bytes) // case.devices,
         ack_p50_s=round(quantile(acks, 0.5), 4),
         ack_p99_s=round(quantile(acks, 0.99), 4),
-        dropped_messages=measured.dropped,
     )

@@ -15,7 +15,6 @@ from edgefl.bench.fleet.federation import Case, MeasuredProcess, last_words
 from edgefl.lab.generator import packets
 from edgefl.lab.generator.connection import READ, Connection, Loop, Target
 from edgefl.lab.generator.fleet import Fleet
-from edgefl.lab.generator.settings import Load
 from edgefl.wire.errors import EdgeflError
 from edgefl.wire.mqtt.address import Address
 
@@ -51,12 +50,12 @@ class FleetFigures:
     """What was seen so far; by round ``seconds``, ``reports`` and ``outcomes``."""
 
     connect_s: float = 0.0
-    start_bytes: int = 0
-    idle_bytes: int = 0
-    peak_bytes: int = 0
-    rest_bytes: int = 0
+    server_start_bytes: int = 0
+    server_idle_bytes: int = 0
+    server_peak_bytes: int = 0
+    server_rest_bytes: int = 0
     broker_peak_bytes: int = 0
-    dropped: int = 0
+    dropped_messages: int = 0
     journal_bytes: int = 0
     out_bytes: int = 0
     seconds: list[float] = field(default_factory=list)
@@ -76,7 +75,7 @@ class _Counters:
         self.connection.subscribe([_DROPPED], qos=0)
 
     def on_message(self, topic: str, payload: bytes) -> None:
-        self._measured.dropped = int(payload)
+        self._measured.dropped_messages = int(payload)
 
     def on_down(self, reason: str) -> None:
         pass
@@ -88,7 +87,6 @@ class Run:
     def __init__(
         self,
         case: Case,
-        load: Load,
         port: int,
         broker: MeasuredProcess,
         server: MeasuredProcess,
@@ -111,7 +109,7 @@ class Run:
         self._target = Target(2, ("127.0.0.1", port))
         self._hold = min(1, case.devices - 1)
         self.fleet = Fleet(
-            load,
+            case,
             Address("127.0.0.1", port),
             loop=self._loop,
             say=lambda text: tell(f"{case}: {text}"),
@@ -170,14 +168,14 @@ class Run:
                 self._finish()
 
     def _begin(self) -> None:
-        self.measured.start_bytes = self._server.resident_bytes()
+        self.measured.server_start_bytes = self._server.resident_bytes()
         self._counters = _Counters(self._loop, self._target, self.measured)
         self._began = time.monotonic()
         self._tell(f"{self.case}: connecting")
         self.fleet.begin()
 
     def _release(self) -> None:
-        self.measured.idle_bytes = self._server.resident_bytes()
+        self.measured.server_idle_bytes = self._server.resident_bytes()
         self._server.forget_peak()
         self._broker.forget_peak()
         self.fleet.release()
@@ -186,7 +184,7 @@ class Run:
         """The server ends by itself; the broker tells its counters once more."""
         self._over = True
         self._mark()
-        self.measured.peak_bytes = self._server.peak_bytes()
+        self.measured.server_peak_bytes = self._server.peak_bytes()
         self.measured.broker_peak_bytes = self._broker.peak_bytes()
         self._loop.later(_SETTLE_S + _LOOK_S, self._loop.stop)
 
@@ -212,7 +210,7 @@ class Run:
         measured.out_bytes = max(measured.out_bytes, whole)
         if measured.seconds and not self._over:
             resident = self._server.resident_bytes()
-            measured.rest_bytes = min(measured.rest_bytes or resident, resident)
+            measured.server_rest_bytes = min(measured.server_rest_bytes or resident, resident)
         if self._broker.process.poll() is not None:
             self._fail(last_words(self._folder / "broker" / "log", "broker"))
         if time.monotonic() - self._heard > _STALLED_S:

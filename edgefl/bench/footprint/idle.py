@@ -24,7 +24,7 @@ from edgefl.system.processes import end_process, last_line
 from edgefl.wire.errors import EdgeflError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address
-from edgefl.wire.mqtt.session import Incoming, Session, Up
+from edgefl.wire.mqtt.session import Event, Incoming, Session, Up
 from edgefl.wire.mqtt.topics import Topics
 
 HOST, FEDERATION, SAMPLES = "127.0.0.1", "bench-footprint", 32
@@ -61,12 +61,8 @@ def agents(command: Sequence[str], engine: str, repeat: int) -> Iterator[Idle]:
                 yield _started([*command, *options, "--engine", engine], heard, hello)
 
 
-def edgefl_clients(python: str, engine: str, repeat: int) -> Iterator[Idle]:
-    """``edgefl device``, by an interpreter."""
-    return agents(device_command(python), engine, repeat)
-
-
 def device_command(python: str) -> list[str]:
+    """Return the command of ``edgefl device`` in the environment of an interpreter."""
     return [python, "-m", "edgefl", "device"]
 
 
@@ -156,25 +152,20 @@ def _until(heard: queue.Queue[str], wanted: str) -> None:
 def _ear(port: int, topics: Sequence[str]) -> Iterator[queue.Queue[str]]:
     """The topics of messages on ``topics``, as they come in."""
     heard: queue.Queue[str] = queue.Queue()
-    session = Session(Address(HOST, port), f"{FEDERATION}-ear", limits=Limits())
+    up = threading.Event()
+
+    def take(event: Event) -> None:
+        if isinstance(event, Up):
+            up.set()
+        elif isinstance(event, Incoming):
+            heard.put(event.topic)
+
+    session = Session(Address(HOST, port), f"{FEDERATION}-ear", limits=Limits(), deliver=take)
     session.subscribe(topics)
     session.start()
-    ended, up = threading.Event(), threading.Event()
-
-    def listen() -> None:
-        while not ended.is_set():
-            with contextlib.suppress(queue.Empty):
-                event = session.inbox.get(timeout=0.1)
-                if isinstance(event, Up):
-                    up.set()
-                elif isinstance(event, Incoming):
-                    heard.put(event.topic)
-
-    threading.Thread(target=listen, daemon=True).start()
     try:
         if not up.wait(PATIENCE_S):
             raise _Silent
         yield heard
     finally:
-        ended.set()
         session.stop()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import statistics
 import subprocess
 import sys
@@ -30,7 +29,6 @@ from edgefl.bench.footprint.idle import (
     Idle,
     agents,
     device_command,
-    edgefl_clients,
     flower_clients,
 )
 from edgefl.bench.footprint.idle import (
@@ -39,12 +37,13 @@ from edgefl.bench.footprint.idle import (
 from edgefl.bench.memory.rows import SAMPLES_PER_DEVICE
 from edgefl.config import Federation, parse
 from edgefl.config.text import dump
+from edgefl.lab import agents as lab_agents
 from edgefl.lab.broker import lab_broker
 from edgefl.setup.data import open_data, partition
 from edgefl.setup.tiers import completed
-from edgefl.system.processes import last_line
+from edgefl.system.processes import child_process, last_line
 from edgefl.system.python import module_command
-from edgefl.wire.errors import EdgeflError
+from edgefl.wire.errors import ConfigError, EdgeflError
 from edgefl.wire.keys import KeyPair
 
 CPP = "agent-cpp"
@@ -106,11 +105,14 @@ class ClientKind:
 _WITHOUT_ONNX = tuple(name for name in DEVICE if name != "onnxruntime")
 KINDS = (
     ClientKind(
-        "edgefl-onnx", lambda python, repeat: edgefl_clients(python, "onnx", repeat), DEVICE, engine="onnx"
+        "edgefl-onnx",
+        lambda python, repeat: agents(device_command(python), "onnx", repeat),
+        DEVICE,
+        engine="onnx",
     ),
     ClientKind(
         "edgefl-executorch",
-        lambda python, repeat: edgefl_clients(python, "executorch", repeat),
+        lambda python, repeat: agents(device_command(python), "executorch", repeat),
         (*_WITHOUT_ONNX, "executorch!"),
         (*DEVICE, "executorch"),
         engine="executorch",
@@ -131,12 +133,13 @@ def measure(
     for kind in KINDS:
         say(f"{kind.what}: {repeat} processes, one after the other")
         rows.append(_row(kind, python if kind.ours else flower, repeat))
-    if agent := find_agent():
-        say(f"{CPP}: {repeat} processes of {agent}, one after the other")
-        rows.append(_cpp_row(agent, repeat))
-    else:
-        say(f"{CPP} is left out: there is no {NAME}; build it, or name it by {VARIABLE}")
-    return rows
+    try:
+        (agent,) = lab_agents.command_of(lab_agents.CPP)
+    except ConfigError as error:
+        say(f"{CPP} is left out: {error.message}")
+        return rows
+    say(f"{CPP}: {repeat} processes of {agent}, one after the other")
+    return [*rows, _cpp_row(Path(agent), repeat)]
 
 
 def _cpp_row(agent: Path, repeat: int) -> FootprintRow:
@@ -242,26 +245,12 @@ def own_bytes() -> int:
 _OURS = ("edgefl", "device_runtime", "exporters", "server")
 
 
-VARIABLE = "EDGEFL_AGENT_CPP"
-BUILT = Path("build/agents/cpp/edgefl-agent")
-NAME = "edgefl-agent"
 _SYSTEM = re.compile(r"^(ld-linux.*|linux-vdso|libc|libm|libdl|libpthread|librt|libgcc_s|libstdc\+\+)\.")
 """What every system has that runs a C++ program at all."""
 _RUNTIME = "libexecutorch.so"
 _OPENED = ("libexecutorch_kernels_optimized.so", "libexecutorch_backend_xnnpack.so")
 """What the engine opens beside its runtime when it starts: nothing names it in the binary."""
 _LOADED = re.compile(r"^\s*(\S+) => (/\S+) \(", re.MULTILINE)
-
-
-def find_agent() -> Path | None:
-    """The binary that ``EDGEFL_AGENT_CPP`` names, else one that was built below this folder, else that of the path."""
-    named = os.environ.get(VARIABLE)
-    if named:
-        return Path(named)
-    if BUILT.exists():
-        return BUILT
-    found = shutil.which(NAME)
-    return Path(found) if found else None
 
 
 def sizes(agent: Path) -> Mapping[str, int]:
@@ -319,17 +308,12 @@ def training_peak(agent: Sequence[str], engine: str) -> int:
         options += ["--broker", f"{HOST}:{port}", "--data", str(folder / "data.npz"), "--engine", engine]
         options += ["--store", str(folder / "store"), "--server-key", KeyPair(folder / "key").public_key]
         environment = os.environ | quiet_environment()
-        with (folder / "log").open("wb") as log:
-            serving, training = (
-                subprocess.Popen(command, stdout=log, stderr=log, env=environment)
-                for command in (server, [*agent, *options])
-            )
-        try:
-            return _watched(serving, training, folder / "log")
-        finally:
-            for process in (serving, training):
-                process.kill()
-                process.wait()
+        log = stack.enter_context((folder / "log").open("wb"))
+        serving, training = (
+            stack.enter_context(child_process(command, stdout=log, stderr=log, env=environment))
+            for command in (server, [*agent, *options])
+        )
+        return _watched(serving, training, folder / "log")
 
 
 def _federation(engine: str, port: int) -> Federation:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-import queue
 import random
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 import psutil
 
-from edgefl.bench.faults.federation import lab_of, small_federation
+from edgefl.bench.faults.federation import events_of, lab_of, small_federation
 from edgefl.bench.fuzz.corpus import Fuzzer
 from edgefl.config import Federation
 from edgefl.lab.lab import Lab
@@ -22,7 +23,7 @@ from edgefl.wire.errors import BrokerError, EdgeflError
 from edgefl.wire.keys import KeyPair
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address
-from edgefl.wire.mqtt.session import Delivery, Incoming, Session
+from edgefl.wire.mqtt.session import Delivery, Event, Incoming, Session
 from edgefl.wire.mqtt.topics import Topics
 
 Target = Literal["server", "agent"]
@@ -72,18 +73,18 @@ class WatchedLab:
 
     def __init__(self, federation: Federation, folder: Path) -> None:
         self.lab: Lab = lab_of(federation, folder)
-        self.events: list[tuple[str, dict[str, Any]]] = []
+        self.events: list[dict[str, Any]] = []
         self.crashes = 0
         self.refused = 0
 
     def look(self, timeout_s: float = 0.05) -> None:
         """Take what was said, and see who ended. EdgeflError if one cannot go on."""
         self.crashes += len(self.lab.supervisor.check())
-        for name, event in self.lab.lines(timeout_s):
+        for _, event in self.lab.lines(timeout_s):
             if event.get("event") in ("rejected", "refused"):
                 self.refused += 1
             elif event.get("event") in ("roundopened", "roundclosed", "finished"):
-                self.events.append((name, event))
+                self.events.append(event)
 
     def wait(self, what: str, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + _PATIENCE_S
@@ -93,7 +94,7 @@ class WatchedLab:
                 raise EdgeflError(f"no {what} in {_PATIENCE_S:g} s; see {self.lab.folder / 'logs'}")
 
     def of(self, kind: str) -> list[dict[str, Any]]:
-        return [event for _, event in self.events if event["event"] == kind]
+        return [event for event in self.events if event["event"] == kind]
 
 
 def measure(
@@ -107,7 +108,11 @@ def measure(
         limits={"round_deadline_s": 1e6, "offline_grace_s": 1e6},
     )
     tell("the run that nobody writes to")
-    calm = _calm(federation, folder / "calm")
+    calm = {
+        event["round"]: event["weights_sha256"]
+        for event in events_of(lab_of(federation, folder / "calm"), 2 * _PATIENCE_S)
+        if event.get("event") == "roundclosed"
+    }
     watched = WatchedLab(federation, folder / target)
     lab = watched.lab
     name = "server" if target == "server" else lab.devices[0]
@@ -115,7 +120,7 @@ def measure(
     growth = (0, 0)
     try:
         lab.start()
-        with MessageRecorder(lab.address, federation.federation.name) as listener:
+        with recorded(lab.address, federation.federation.name) as heard:
             watched.wait(
                 f"end of round {HEARD_ROUNDS}", lambda: len(watched.of("roundclosed")) >= HEARD_ROUNDS
             )
@@ -123,7 +128,7 @@ def measure(
             if process is not None:
                 process.send_signal(signal.SIGSTOP)
             keys = KeyPair(folder / "fuzz.key")
-            fuzzer = Fuzzer.of(federation.federation.name, keys, listener.heard(), HEARD_ROUNDS)
+            fuzzer = Fuzzer.of(federation.federation.name, keys, list(heard), HEARD_ROUNDS)
         sending = _Sending(watched, fuzzer, target, name, random.Random(seed), tell)
         with Sender(lab.address) as sender:
             sending.send(sender, min(messages, 10 * WINDOW))
@@ -170,33 +175,20 @@ def measure(
     )
 
 
-def _calm(federation: Federation, folder: Path) -> dict[int, str]:
-    watched = WatchedLab(federation, folder)
-    try:
-        watched.lab.start()
-        watched.wait("end of the run", lambda: watched.lab.supervisor.is_done("server"))
-        watched.look(0.2)
-    finally:
-        watched.lab.stop()
-    return {event["round"]: event["weights_sha256"] for event in watched.of("roundclosed")}
-
-
+@dataclass
 class _Sending:
     """Sends windows of messages, each when the target has read the last; or after a while, if it does not say so."""
 
-    def __init__(
-        self,
-        watched: WatchedLab,
-        fuzzer: Fuzzer,
-        target: Target,
-        name: str,
-        rng: random.Random,
-        tell: Callable[[str], None],
-    ) -> None:
-        self._watched, self._fuzzer, self._target, self._name = watched, fuzzer, target, name
-        self._rng, self._tell = rng, tell
-        self._windows = self.sent = self.answered = 0
-        self.seconds = 0.0
+    _watched: WatchedLab
+    _fuzzer: Fuzzer
+    _target: Target
+    _name: str
+    _rng: random.Random
+    _tell: Callable[[str], None]
+    _windows: int = 0
+    sent: int = 0
+    answered: int = 0
+    seconds: float = 0.0
 
     def send(self, sender: Sender, count: int) -> None:
         began = time.monotonic()
@@ -239,11 +231,12 @@ def _size(lab: Lab, name: str) -> tuple[int, int]:
     if process is None:
         return 0, 0
     folder = lab.folder if name == "server" else lab.folder / "devices" / name
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    if name == "server":
-        files = [
-            path for path in files if path.relative_to(folder).parts[0] not in ("devices", "broker", "logs")
-        ]
+    others = ("devices", "broker", "logs") if name == "server" else ()
+    files = [
+        path
+        for path in folder.rglob("*")
+        if path.is_file() and path.relative_to(folder).parts[0] not in others
+    ]
     return psutil.Process(process.pid).memory_info().rss, sum(path.stat().st_size for path in files)
 
 
@@ -251,30 +244,22 @@ _AHEAD = 64
 _WAIT_S = 30.0
 
 
-class MessageRecorder:
-    """Hears all that is sent in a federation."""
+@contextmanager
+def recorded(broker: Address, federation: str) -> Iterator[list[tuple[str, bytes]]]:
+    """Yield the list to which each message of a federation, topic and payload, is added while the block runs."""
+    messages: list[tuple[str, bytes]] = []
 
-    def __init__(self, broker: Address, federation: str) -> None:
-        self._session = Session(broker, "edgefl-fuzz-listens", limits=Limits(), clean=True)
-        self._session.subscribe([f"{Topics(federation).root}/#"])
+    def take(event: Event) -> None:
+        if isinstance(event, Incoming) and event.payload:
+            messages.append((event.topic, event.payload))
 
-    def __enter__(self) -> MessageRecorder:
-        self._session.start()
-        return self
-
-    def heard(self) -> list[tuple[str, bytes]]:
-        """Topics and payloads so far."""
-        found: list[tuple[str, bytes]] = []
-        while True:
-            try:
-                event = self._session.inbox.get_nowait()
-            except queue.Empty:
-                return found
-            if isinstance(event, Incoming) and event.payload:
-                found.append((event.topic, event.payload))
-
-    def __exit__(self, *_: object) -> None:
-        self._session.stop()
+    session = Session(broker, "edgefl-fuzz-listens", limits=Limits(), clean=True, deliver=take)
+    session.subscribe([f"{Topics(federation).root}/#"])
+    session.start()
+    try:
+        yield messages
+    finally:
+        session.stop()
 
 
 class Sender:

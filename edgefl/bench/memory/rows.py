@@ -14,10 +14,9 @@ from typing import Any
 import msgspec
 
 from edgefl.bench.common.machine import running, worker_of
-from edgefl.bench.faults.federation import lab_of
+from edgefl.bench.faults.federation import events_of, lab_of
 from edgefl.config import Federation, parse
 from edgefl.data.dataset import Dataset
-from edgefl.lab.lab import Said
 from edgefl.setup.data import open_data
 from edgefl.setup.model import federation_model
 from edgefl.setup.tiers import completed
@@ -155,12 +154,7 @@ def _federation(model: str, batch: int, steps: int, engine: str, outputs: Output
 def _one_round(federation: Federation, *, timed: bool) -> _Round:
     dataset = open_data(federation)
     with tempfile.TemporaryDirectory(prefix="edgefl-bench-") as folder:
-        lab = lab_of(federation, Path(folder))
-        lab.start()
-        try:
-            events = [item.event for item in lab.events() if isinstance(item, Said)]
-        finally:
-            lab.stop()
+        events = list(events_of(lab_of(federation, Path(folder))))
         bundles, planned = {}, {}
         for path in sorted((Path(folder) / "bundles").rglob("*.efl")):
             manifest = read_bundle(path).manifest

@@ -18,6 +18,7 @@ from edgefl.bench.mirror.told import Fetched, Published, Trial, Way
 from edgefl.lab.ports import free_port
 from edgefl.system.processes import child_process, last_line
 from edgefl.system.python import module_command
+from edgefl.system.structs import filled
 from edgefl.wire.errors import EdgeflError
 from server.broker import mosquitto_command
 
@@ -66,7 +67,10 @@ def measure(way: Way, nbytes: int, unit_bytes: int = UNIT_BYTES) -> MirrorRow:
         own = msgspec.structs.replace(trial, folder=str(folder / "store"))
         device = stack.enter_context(_side("device", own, folder))
         fetched = _told(device, Fetched, folder / "device-side.log")
-        return MirrorRow(
+        return filled(
+            MirrorRow,
+            published,
+            fetched,
             way=way,
             bytes=nbytes,
             units=len(trial.units),
@@ -76,10 +80,6 @@ def measure(way: Way, nbytes: int, unit_bytes: int = UNIT_BYTES) -> MirrorRow:
             server_peak_bytes=_peak(server),
             broker_peak_bytes=_peak(broker),
             mirror_peak_bytes=_peak(mirror) if mirror is not None else 0,
-            message_bytes=published.message_bytes,
-            page_bytes=published.page_bytes,
-            broker_bytes=fetched.broker_bytes,
-            mirror_bytes=fetched.mirror_bytes,
         )
 
 

@@ -34,6 +34,7 @@ from edgefl.setup.one_line import parse_program
 from edgefl.simulation.federated import Client, begun, drawn
 from edgefl.simulation.round import run_round
 from edgefl.submodels.output_side.submodel import OutputSide
+from edgefl.system.structs import filled
 
 __all__ = ["ProgramRow", "ProgramSettings", "everything", "measure", "parsed"]
 
@@ -129,14 +130,16 @@ def _program(name: str, objective: Objective, options: Mapping[str, Any]) -> Pro
 
 @dataclass(frozen=True)
 class Cost:
-    """Cost of one exchange: derivatives as (gradients, products), the rest in bytes."""
+    """Derivatives and bytes of one exchange."""
 
-    per_step: tuple[int, int]
-    per_round: tuple[int, int]
-    up: int
-    down: int
-    kept: int
-    state: int
+    gradients_per_step: int
+    products_per_step: int
+    gradients_per_round: int
+    products_per_round: int
+    up_bytes: int
+    down_bytes: int
+    kept_bytes: int
+    state_bytes: int
 
 
 def _exchanged(
@@ -161,12 +164,12 @@ def _exchanged(
             )
         carry = result.carry or carry
         cost = Cost(
-            per_step=_per_step(exchange),
-            per_round=(counts.gradients, counts.products),
-            up=_bytes(result.update.values()),
-            down=_bytes(_read(exchange, "weights").values()),
-            kept=_bytes(carry.values()),
-            state=_bytes(_held(exchange).values()),
+            *_per_step(exchange),
+            *(counts.gradients, counts.products),
+            up_bytes=_bytes(result.update.values()),
+            down_bytes=_bytes(_read(exchange, "weights").values()),
+            kept_bytes=_bytes(carry.values()),
+            state_bytes=_bytes(_held(exchange).values()),
         )
         yield place, exchange, cost
 
@@ -221,39 +224,30 @@ def _row(
     program: str,
     place: str,
     cost: Cost,
-    timing: Timing | None,
+    timing: Timing,
     settings: ProgramSettings,
 ) -> ProgramRow:
     count = parameters(spec)
     figures = FIGURES.get((program, place))
     server = FLOAT * count * len(made.server_state)
-    up, down, carry = (round(each / FLOAT / count, 4) for each in (cost.up, cost.down, cost.kept))
-    numbers = (*cost.per_step, up, down, carry)
+    moved = (cost.up_bytes, cost.down_bytes, cost.kept_bytes, cost.state_bytes)
+    up, down, kept, state = (round(each / FLOAT / count, 4) for each in moved)
+    numbers = (cost.gradients_per_step, cost.products_per_step, up, down, kept)
     wanted = figures and (figures.gradients, figures.products, figures.up, figures.down, figures.kept)
-    return ProgramRow(
-        batch=settings.batch,
-        steps=settings.steps,
-        samples=settings.samples,
+    return filled(
+        ProgramRow,
+        settings,
+        cost,
+        timing,
         program=program,
         exchange=place,
-        gradients_per_step=cost.per_step[0],
-        products_per_step=cost.per_step[1],
-        gradients_per_round=cost.per_round[0],
-        products_per_round=cost.per_round[1],
         up=up,
         down=down,
-        kept=carry,
-        state=round(cost.state / FLOAT / count, 4),
+        kept=kept,
+        state=state,
         server=float(len(made.server_state)),
         spec=str(figures or ""),
         as_spec=None if figures is None else numbers == wanted,
-        step_ms=timing.ms if timing else None,
-        step_ratio=timing.ratio if timing else None,
-        peak_over_idle_bytes=timing.peak if timing else None,
-        up_bytes=cost.up,
-        down_bytes=cost.down,
-        kept_bytes=cost.kept,
-        state_bytes=cost.state,
         server_bytes=server,
         everyone=made.whole,
         model=spec.name,
@@ -274,11 +268,11 @@ class ProgramSettings:
 
 @dataclass(frozen=True)
 class Timing:
-    """Milliseconds of a step, median; ``ratio`` is that over FedAvg's; ``peak`` is bytes of memory over the idle process."""
+    """Time and memory of a step, as in the row; nothing where it was not timed."""
 
-    ms: float
-    ratio: float
-    peak: int
+    step_ms: float | None = None
+    step_ratio: float | None = None
+    peak_over_idle_bytes: int | None = None
 
 
 def timed(
@@ -287,10 +281,10 @@ def timed(
     exchange: Program,
     settings: ProgramSettings,
     say: Callable[[str], None],
-) -> Timing | None:
-    """The last phase's step; None where nothing is to be timed. ExportError if its graph cannot be made."""
+) -> Timing:
+    """Return the figures of the last phase's step. ExportError if its graph cannot be made."""
     if not settings.repeat or not exchange.phases:
-        return None
+        return Timing()
     plain = programs.build("sgd", objective, batch=settings.batch, momentum=0.0, weight_decay=0.0)
     with tempfile.TemporaryDirectory(prefix="edgefl-bench-") as name:
         folder = Path(name)

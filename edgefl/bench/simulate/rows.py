@@ -25,9 +25,9 @@ from edgefl.bench.common.machine import family, import_path, resident_bytes
 from edgefl.bench.common.peers import make, peers
 from edgefl.bench.simulate.models import MODELS
 from edgefl.bench.simulate.tasks import Task, edgefl_arguments, edgefl_result
-from edgefl.config.simulation import SimulationTable
 from edgefl.system.cores import cores
 from edgefl.system.processes import last_line
+from edgefl.system.structs import filled
 from edgefl.wire.errors import ConfigError, EdgeflError
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -78,8 +78,7 @@ def engines() -> dict[str, Engine]:
         Engine("pfl-1-thread", module="pfl", peer="pfl", environment=one),
         Engine("flower", module="flower", peer="flower-simulation"),
     ]
-    known = SimulationTable.model_fields
-    return {each.name: each for each in found if not {*each.simulation} - {*known}}
+    return {each.name: each for each in found}
 
 
 def chosen(names: list[str]) -> list[Engine]:
@@ -112,9 +111,9 @@ def measure(
             found: dict[str, Any] = json.loads(told[-1].text)
         else:
             found = edgefl_result(folder, [line.moment for line in told])
-    return SimulateRow(
-        clients=task.clients,
-        per_round=task.per_round,
+    return filled(
+        SimulateRow,
+        task,
         task=task.name,
         engine=engine.name,
         clients_per_s=round(task.per_round * found["rounds"] / found["seconds"], 2),

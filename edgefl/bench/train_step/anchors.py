@@ -11,7 +11,7 @@ from typing import Any
 
 from edgefl.bench.common.machine import import_path, quiet_environment
 from edgefl.bench.common.worker import Worker, WorkerFailed
-from edgefl.bench.train_step import jax_graph, onnxsim_training, ort_training
+from edgefl.bench.train_step import et_training, jax_graph, onnxsim_training, ort_training
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.system.python import module_command
 from edgefl.wire.errors import ConfigError, EdgeflError
@@ -41,11 +41,13 @@ Start = Callable[[contextlib.ExitStack, Job], Worker]
 
 @dataclass(frozen=True)
 class Anchor:
-    """``title`` is for people. ``same``: it makes eager's very step, so that its losses must be eager's."""
+    """``title`` is for people. ``same``: it makes eager's very step, so that its losses must be eager's. ``alone``: so many
+    steps are timed after the race, since others would wait for them too long."""
 
     title: str
     start: Start
     same: bool
+    alone: int = 0
 
 
 @dataclass(frozen=True)
@@ -71,11 +73,14 @@ def opened(stack: contextlib.ExitStack, name: str, job: Job, eager: Worker) -> O
     anchor = ANCHORS[name]
     try:
         worker = stack.enter_context(anchor.start(stack, job))
-        worker.run(FIRST, count=False)
+        worker.run(1 if anchor.alone else FIRST, count=False)
+        if anchor.alone:
+            worker.run(anchor.alone)
         compared = anchor.same and not job.noisy
         difference = loss_error(worker.values, eager.values) if compared else None
     except Exception as error:  # software of others, and ours around it: the rest goes on
-        why = error.log.strip() if isinstance(error, WorkerFailed) and name == "ort_training" else ""
+        whole = name in ("ort_training", "et_training")
+        why = error.log.strip() if whole and isinstance(error, WorkerFailed) else ""
         return Outcome(problem=why[-_LONGEST:] or _line(error)[:_LONGEST])
     return Outcome(worker, loss_error=difference)
 
@@ -96,23 +101,27 @@ def _line(error: Exception) -> str:
     return " ".join(text.split())
 
 
-def _torch(job: Job, mode: str, more: Mapping[str, str] | None = None) -> Worker:
-    command = module_command("edgefl.bench.train_step.eager")
-    arguments = [str(job.folder), str(job.settings.threads), mode]
-    return Worker([*command, *arguments], {**job.settings.environment, **(more or {})})
+def _here(job: Job, module: str, *arguments: str, **more: str) -> Worker:
+    command = module_command(f"edgefl.bench.train_step.{module}", str(job.folder), str(job.settings.threads))
+    return Worker([*command, *arguments], {**job.settings.environment, **more})
 
 
 def _compile(stack: contextlib.ExitStack, job: Job) -> Worker:
     # In one process, so that no pool of compilers is left beside the race; from nothing, so that every run does the same.
     cache = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(job.folder / "inductor")}
-    return _torch(job, "compile", cache)
+    return _here(job, "eager", "compile", **cache)
 
 
 def _channels_last(stack: contextlib.ExitStack, job: Job) -> Worker:
     shape = job.submodel.boundary.shape
     if len(shape) != 3:
         raise EdgeflError(f"only images have channels that can lie last; a sample here has the shape {shape}")
-    return _torch(job, "channels_last")
+    return _here(job, "eager", "channels_last")
+
+
+def _et_training(stack: contextlib.ExitStack, job: Job) -> Worker:
+    et_training.prepare(job.folder, job.submodel)
+    return _here(job, "et_training")
 
 
 def _elsewhere(setting: str, prepare: Callable[[Path, OutputSide, int], None], module: str) -> Start:
@@ -136,6 +145,9 @@ ANCHORS: Mapping[str, Anchor] = {
     "jax": Anchor("JAX", _JAX, same=True),
     "onnxsim": Anchor("onnxsim's training loop", _ONNXSIM, same=True),  # but for the weights' decay, of 1e-4
     "channels_last": Anchor("torch with channels last", _channels_last, same=True),
+    "et_training": Anchor(  # it has no optimizer, and a step of convolutions takes many seconds
+        "ExecuTorch's training export", _et_training, same=False, alone=2
+    ),
 }
 """By the name of their setting, which begins their fields of a row."""
 

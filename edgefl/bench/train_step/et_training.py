@@ -8,9 +8,8 @@ of batch norm, which flatters it a little.
 from __future__ import annotations
 
 import sys
-import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -19,18 +18,15 @@ import torch
 from torch import Tensor, nn
 
 from edgefl.bench.common.as_written import as_written
-from edgefl.bench.common.worker import Worker, WorkerFailed, serve
+from edgefl.bench.common.worker import serve
 from edgefl.bench.train_step.model import read_batches
 from edgefl.models.losses.as_torch import loss_as_torch
-from edgefl.system.python import module_command
 
 if TYPE_CHECKING:
     from executorch.extension.training import TrainingModule
 
     from edgefl.submodels.output_side.submodel import OutputSide
 
-STEPS = 2
-"""That are timed, after one that is not: a step of a convolutional network takes many seconds."""
 _PROGRAM = "training.pte"
 
 
@@ -60,32 +56,6 @@ class WithLoss(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         return self.loss(self.module(x), y)
-
-
-def run(
-    folder: Path,
-    submodel: OutputSide,
-    threads: int,
-    environment: Mapping[str, str],
-    say: Callable[[str], None],
-) -> tuple[Worker | None, str | None]:
-    """The worker with its timed steps, or why there is none: an experiment of others must not end the benchmark."""
-    try:
-        say("ExecuTorch's training export, which may take minutes")
-        start = time.perf_counter()
-        prepare(folder, submodel)
-        took = f"exported in {time.perf_counter() - start:.0f} s"
-        command = module_command("edgefl.bench.train_step.et_training", str(folder), str(threads))
-        with Worker(command, environment) as worker:
-            say(f"ExecuTorch's training export: {took}, warming up")
-            worker.run(1, count=False)
-            for number in range(1, STEPS + 1):
-                say(f"ExecuTorch's training export: {took}, step {number} of {STEPS}")
-                worker.run(1)
-    except Exception as error:
-        why = error.log.strip() if isinstance(error, WorkerFailed) else ""
-        return None, (why or f"{type(error).__name__}: {error}")[-1000:]
-    return worker, None
 
 
 def prepare(folder: Path, submodel: OutputSide) -> None:

@@ -6,6 +6,7 @@ whatever else the machine does hits all of them.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import statistics
@@ -22,7 +23,6 @@ from edgefl.bench.common.as_written import check_as_written
 from edgefl.bench.common.device_graph import worker, write_arrays, write_graph
 from edgefl.bench.common.machine import processor, running, take_turns, worker_of
 from edgefl.bench.common.worker import Worker
-from edgefl.bench.train_step import et_training
 from edgefl.bench.train_step.anchors import ANCHORS, FIRST, Job, Outcome, TrainStepSettings, opened
 from edgefl.bench.train_step.model import built
 from edgefl.bench.train_step.tuned import take_fastest
@@ -148,7 +148,6 @@ def measure(model: str, settings: TrainStepSettings, say: Callable[[str], None] 
         noisy = any(role_of(input) == "noise" for input in captured.inputs)
         job = Job(model, folder, submodel, settings, noisy=noisy)
         device, eager, others = _race(job, lambda text: say(f"{model}: {text}"))
-        training = _et_training(job, lambda text: say(f"{model}: {text}"))
     return filled(
         StepRow,
         settings,
@@ -179,7 +178,6 @@ def measure(model: str, settings: TrainStepSettings, say: Callable[[str], None] 
         eager_cpu_ms=_median(eager.cpu_ms),
         ort_training_peak_over_idle_bytes=ort.worker.peak if (ort := others["ort_training"]).worker else None,
         **_beside(others),
-        **training.fields("et_training"),
     )
 
 
@@ -228,20 +226,16 @@ def _race(job: Job, say: Callable[[str], None]) -> tuple[Worker, Worker, dict[st
     device = worker(job.folder, threads)
     eager = worker_of("edgefl.bench.train_step.eager", job.folder, threads, threads=threads)
     others = {name: Outcome() for name in ANCHORS}
+    asked = [name for name in ANCHORS if getattr(job.settings, name)]
     with running((device, eager), repr(job.model)) as stack:
         eager.run(FIRST, count=False)
-        for name in (name for name in ANCHORS if getattr(job.settings, name)):
+        for name in (name for name in asked if not ANCHORS[name].alone):
             say(f"preparing {ANCHORS[name].title}")
             others[name] = opened(stack, name, job, eager)
         measured = [other.worker for other in others.values() if other.worker]
         take_turns([device, eager, *measured], job.settings.repeat, say)
+    for name in (name for name in asked if ANCHORS[name].alone):
+        say(f"{ANCHORS[name].title}, which may take minutes")
+        with contextlib.ExitStack() as stack:
+            others[name] = opened(stack, name, job, eager)
     return device, eager, others
-
-
-def _et_training(job: Job, say: Callable[[str], None]) -> Outcome:
-    """ExecuTorch's own training export, after the race: a step takes so long that the others would wait for it."""
-    if not job.settings.et_training:
-        return Outcome()
-    settings = job.settings
-    worker, why = et_training.run(job.folder, job.submodel, settings.threads, settings.environment, say)
-    return Outcome(worker, why)

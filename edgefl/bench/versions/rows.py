@@ -9,9 +9,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from edgefl.bench.faults.federation import broker_kind, lab_of
+from edgefl.bench.faults.federation import broker_kind, events_of, lab_of
 from edgefl.config import Federation, parse
-from edgefl.lab.lab import Said
 from edgefl.setup.tiers import completed
 from edgefl.simulator.row import Row
 
@@ -106,19 +105,13 @@ def _real(federation: Federation, folder: Path) -> Iterator[VersionReport]:
         f"duty = {0.1 / SLOWER}\n"
     )  # beside its steps a device has things to do that take no longer
     slow = {f"slow-{number}": policy for number in range(federation.tiers["slow"].count)}
-    lab = lab_of(federation, folder, slow)
     began = 0.0
-    try:
-        lab.start()
-        for news in lab.events(patience_s=_PATIENCE_S):
-            event = news.event if isinstance(news, Said) else {}
-            if event.get("event") == "roundopened":
-                began = began or time.monotonic()
-            elif event.get("event") == "roundclosed":
-                accuracy, late = event["accuracy"] or 0.0, event["staleness"]
-                yield VersionReport(time.monotonic() - began, accuracy, event["reports"], late)
-    finally:
-        lab.stop()
+    for event in events_of(lab_of(federation, folder, slow), _PATIENCE_S):
+        if event.get("event") == "roundopened":
+            began = began or time.monotonic()
+        elif event.get("event") == "roundclosed":
+            accuracy, late = event["accuracy"] or 0.0, event["staleness"]
+            yield VersionReport(time.monotonic() - began, accuracy, event["reports"], late)
 
 
 Mode = Literal["synchronous", "over-selected", "buffered"]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from edgefl.cli.bench.report import Json, bench, measured, report
+from edgefl.cli.bench.report import Json, as_line, bench, measured, report
 from edgefl.cli.options import ModelOptions, model_options
 from edgefl.cli.output import errors, progress
 
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from edgefl.bench.encode.rows import EncodeRow
     from edgefl.bench.programs.rows import ProgramRow
 
-Device = StrEnum("Device", ["cpu", "cuda"])
+Device = Literal["cpu", "cuda"]
 _PARAMETERS = 10**9
 """Of a measurement in a GPU's memory, unless told."""
 
@@ -38,7 +37,7 @@ def aggregate(
     codec: _Codecs = None,
     clients: Annotated[int, typer.Option(min=1, help="updates of a round")] = 32,
     threads: Annotated[int, typer.Option(min=0, help="threads that add updates up; 0: one per core")] = 0,
-    device: Annotated[Device, typer.Option(help="where the sums are")] = Device.cpu,
+    device: Annotated[Device, typer.Option(help="where the sums are")] = "cpu",
     on_device: Annotated[
         bool,
         typer.Option(
@@ -93,13 +92,15 @@ def aggregate(
     settings = AggregateSettings(
         clients=clients,
         threads=threads,
-        device=device.value,
+        device=device,
         repeat=repeat,
         flower=flower or interpreter(peers()["flower"]) or "",
     )
     spec = build(model, parameters, model_options(option or ()))
     rows, failed = measured(
-        codec or CODECS, lambda name, say: measure(spec, name, settings, say), _aggregated
+        codec or CODECS,
+        lambda name, say: measure(spec, name, settings, say),
+        _aggregate_columns,
     )
     for problem in sorted({row.flower_error for row in rows if row.flower_error}):
         errors.print(f"Flower did not run: {problem}", style="yellow")
@@ -140,7 +141,6 @@ def encode(
         f"encode: {spec.name}, batch {batch}, threads {threads}",
         codec or CODECS,
         lambda name, say: measure(spec, name, settings, say),
-        _encoded,
         _encode_columns,
         as_json,
     )
@@ -150,18 +150,10 @@ def _on_device(parameters: int, clients: int, repeat: int, device: Device, as_js
     from edgefl.bench.aggregate.rows import measure_on_device
     from edgefl.wire.errors import ConfigError
 
-    if device is not Device.cuda:
+    if device != "cuda":
         raise ConfigError("--on-device measures a GPU's kernel on updates in its memory; add --device cuda")
     row = measure_on_device(parameters or _PARAMETERS, clients, repeat)
     report("aggregate", f"aggregate on {row.gpu}: {clients} clients", [row], _on_device_columns, as_json)
-
-
-def _aggregated(row: AggregateRow) -> str:
-    flower = "-" if row.flower_updates_per_s is None else f"{row.flower_updates_per_s:g}"
-    return (
-        f"{row.codec}: {row.updates_per_s:g} updates/s, {row.copy_fraction:.0%} of a copy, Flower {flower}; a whole round "
-        f"{row.round_updates_per_s:g} updates/s"
-    )
 
 
 def _aggregate_columns(row: AggregateRow) -> dict[str, Any]:
@@ -187,10 +179,6 @@ def _on_device_columns(row: OnDeviceRow) -> dict[str, Any]:
         "GB/s of a copy": row.copy_bytes_per_s / 1e9,
         "of a copy": f"{row.copy_fraction:.0%}",
     }
-
-
-def _encoded(row: EncodeRow) -> str:
-    return f"{row.codec}: {row.encode_ms:g} ms, step {row.step_ms:g} ms, ratio {row.ratio:g}"
 
 
 def _encode_columns(row: EncodeRow) -> dict[str, Any]:
@@ -260,35 +248,17 @@ def programs(
                 continue
             rows += program_rows
             for row in program_rows:
-                errors.print(_program_line(row), soft_wrap=True)
+                errors.print(as_line(_program_columns(row)), soft_wrap=True)
     title = f"programs: {model}, batch {batch}, {steps} steps; per parameter of {rows[0].parameters if rows else 0:,}"
     report("programs", title, rows, _program_columns, as_json, failed)
-
-
-def _program_line(row: ProgramRow) -> str:
-    """What a run that is cut short leaves."""
-    time = "" if row.step_ms is None else f", step {row.step_ms:g} ms, {row.step_ratio:g} of FedAvg's"
-    return (
-        f"{row.program}, {row.exchange}: {_derivatives(row)} per step, {row.up:g} up, {row.down:g} down, {row.kept:g} kept"
-        f"{time}; {_specified(row)}"
-    )
-
-
-def _derivatives(row: ProgramRow) -> str:
-    return f"{row.gradients_per_step}" + (f"+{row.products_per_step} HVP" if row.products_per_step else "")
-
-
-def _specified(row: ProgramRow) -> str:
-    if row.as_spec is None:
-        return "no figures specified"
-    return f"{'as' if row.as_spec else 'NOT as'} specified: {row.spec}"
 
 
 def _program_columns(row: ProgramRow) -> dict[str, Any]:
     """The columns that fit 80 characters; ``--json`` has them all."""
     return {
         "program": row.program if row.exchange == "round" else f"{row.program}, {row.exchange}",
-        "grad": _derivatives(row),
+        "grad": f"{row.gradients_per_step}"
+        + (f"+{row.products_per_step} HVP" if row.products_per_step else ""),
         "up": f"{row.up:g}",
         "down": f"{row.down:g}",
         "kept": f"{row.kept:g}",

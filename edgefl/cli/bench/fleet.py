@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -40,7 +40,6 @@ def fleet(
     duplicate: _Share = 0.0,
     garbage: _Share = 0.0,
     away: Annotated[float, typer.Option(min=0, help="seconds until one that vanished is back")] = 30.0,
-    keep: Annotated[Path | None, typer.Option(help="folder for what server and broker leave behind")] = None,
     as_json: Json = False,
 ) -> None:
     """Rounds of many devices that are connected at once: their time, and what server and broker take for them.
@@ -65,19 +64,27 @@ def fleet(
     from edgefl.bench.fleet.rows import Case, measure
     from edgefl.lab.generator.settings import Shares
 
-    shares = Shares(vanish, late, duplicate, garbage)
-
-    def case_of(devices: int, selected: int, update: str) -> Case:
-        return Case(
-            devices, selected, update, rounds, workers, deadline, fetch, train, progress_rate, away, shares
+    cases = [
+        Case(
+            connected,
+            selected=tasks,
+            update=size,
+            rounds=rounds,
+            workers=workers,
+            deadline_s=deadline,
+            fetch=fetch,
+            train_s=train,
+            progress_s=progress_rate,
+            away_s=away,
+            shares=Shares(vanish, late, duplicate, garbage),
         )
-
+        for connected, tasks, size in ([(devices, selected, update)] if devices else _CASES)
+    ]
     bench(
         "fleet",
         "rounds of a fleet",
-        [case_of(*each) for each in ([(devices, selected, update)] if devices else _CASES)],
-        lambda case, tell: measure(case, tell, keep),
-        _line,
+        cases,
+        measure,
         _columns,
         as_json,
     )
@@ -93,14 +100,8 @@ _CASES = (
 """Devices, selected, updates."""
 
 
-def coordinator(
-    assignments: Annotated[
-        list[int] | None, typer.Option(min=1, help="may be repeated; default: 100, 1000 and 10000")
-    ] = None,
-    events: Annotated[int, typer.Option(min=1, help="of each kind that are timed, at most")] = 500,
-    as_json: Json = False,
-) -> None:
-    """Time of the coordinator's step for one event, while a round with so many assignments is open.
+def coordinator(as_json: Json = False) -> None:
+    """Time of the coordinator's step for one event, while a round with 100, 1,000 and 10,000 assignments is open.
 
     Events are the answers of devices, hellos and statuses as the server takes them in between two of its ticks, and ticks.
     No broker and no process of its own is involved.
@@ -112,14 +113,7 @@ def coordinator(
 
     from edgefl.bench.coordinator import measure
 
-    print_rows("coordinator", measure(assignments or [100, 1000, 10_000], events), as_json)
-
-
-def _line(row: FleetRow) -> str:
-    return (
-        f"{row.devices:,} devices, {row.selected:,} selected, {row.update}: {row.round_p50_s:.2f} s a round, server "
-        f"{row.server_cpu_s_per_1000:.2f} s per 1,000 updates, {mebibytes(row.server_peak_bytes)} MiB"
-    )
+    print_rows("coordinator", measure([100, 1000, 10_000], events=500), as_json)
 
 
 def _columns(row: FleetRow) -> dict[str, Any]:
@@ -164,14 +158,9 @@ def dashboard(
         "the fleet's page",
         devices or [1000],
         lambda count, tell: measure(devices=count, rounds=rounds, seconds=seconds, tell=tell),
-        _dashboard_line,
         _dashboard_columns,
         as_json,
     )
-
-
-def _dashboard_line(row: DashboardRow) -> str:
-    return f"{row.devices} devices: first paint {row.first_paint_s:g} s, {row.cpu_share:.1%} of a core"
 
 
 def _dashboard_columns(row: DashboardRow) -> dict[str, Any]:
@@ -212,20 +201,14 @@ def mirror(
     from edgefl.bench.mirror.rows import measure
 
     total, unit_bytes = parse_bytes(nbytes, "--bytes"), parse_bytes(unit, "--unit")
-    ways = [cast(Literal["broker", "mirror"], each.value) for each in way or Way]
     bench(
         "mirror",
         f"{nbytes} in units of {unit}",
-        ways,
-        lambda name, _: measure(name, total, unit_bytes),
-        _mirror_line,
+        way or Way,
+        lambda each, _: measure(each.value, total, unit_bytes),  # type: ignore[arg-type]
         _mirror_columns,
         as_json,
     )
-
-
-def _mirror_line(row: MirrorRow) -> str:
-    return f"{row.way}: {row.seconds:g} s, {row.bytes / row.seconds / 1e6:.0f} MB/s"
 
 
 def _mirror_columns(row: MirrorRow) -> dict[str, Any]:
@@ -280,7 +263,7 @@ def faults(
     with FaultCampaign(broker=broker, keep=keep) as campaign:
         cases = [load_schedule(schedule)] if schedule else campaign.random(range(seed, seed + schedules))
         rows = bench(
-            "faults", "runs under faults", cases, campaign.measure, _fault_line, _fault_columns, as_json
+            "faults", "runs under faults", cases, campaign.measure, _fault_columns, as_json, _fault_line
         )
     if not all(row.same for row in rows):
         raise typer.Exit(1)
@@ -341,9 +324,9 @@ def fuzz(
                 folder=Path(folder) / each.value,
                 tell=tell,
             ),
-            _fuzz_line,
             _fuzz_columns,
             as_json,
+            _fuzz_line,
         )
     if not all(row.ok for row in rows):
         raise typer.Exit(1)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from enum import StrEnum
 from itertools import product
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from edgefl.bench.submodels import SubmodelRow
     from edgefl.wire.bundle.formats import Outputs as OutputsName
 
-Match = StrEnum("Match", ["parameters", "macs"])
+Match = Literal["parameters", "macs"]
 
 _HELP = """
 Measure speed, memory and size on this machine, on real processes.
@@ -142,7 +141,7 @@ def submodels(
     batch: Annotated[int, typer.Option(min=1, help="samples per step")] = 32,
     match: Annotated[
         Match, typer.Option(help="what a size is a share of, for all kinds alike")
-    ] = Match.parameters,
+    ] = "parameters",
     steps: Annotated[int, typer.Option(min=1, help="steps that are timed, after one that is not")] = 5,
     threads: Annotated[int, typer.Option(min=1, help="threads of the engine; a device's default is 1")] = 1,
     option: ModelOptions = None,
@@ -162,18 +161,16 @@ def submodels(
     """
 
     from edgefl.bench.submodels import GAMMAS, SubmodelSettings, kinds_of, measure
-    from edgefl.bench.submodels import Match as Share
     from edgefl.cli.models.plan import gammas
     from edgefl.models.zoo.catalog import build_model
 
-    settings = SubmodelSettings(batch=batch, steps=steps, threads=threads, match=cast(Share, match.value))
+    settings = SubmodelSettings(batch=batch, steps=steps, threads=threads, match=match)
     spec = build_model(model, **model_options(option or ()))
     bench(
         "submodels",
         f"submodels of {model}: batch {batch}",
         list(product(kind or kinds_of(spec), gammas(gamma or ()) or GAMMAS)),
         lambda case, tell: measure(spec, *case, settings, lambda text: tell(f"{model}: {text}")),
-        _submodel_line,
         _submodel_columns,
         as_json,
     )
@@ -193,13 +190,6 @@ def _memory_columns(row: MemoryRow) -> dict[str, Any]:
         "MB down": f"{row.down_bytes / 1e6:.1f}",
         "MB up": f"{row.up_bytes / 1e6:.1f}",
     }
-
-
-def _submodel_line(row: SubmodelRow) -> str:
-    return (
-        f"{row.kind}, {row.size}: {row.parameters:,} parameters, {row.step_ms:g} ms, "
-        f"memory {size(row.peak_over_idle_bytes)}, predicted {size(row.predicted_bytes)} ({row.prediction_error:+.1%})"
-    )
 
 
 def _submodel_columns(row: SubmodelRow) -> dict[str, Any]:
@@ -238,7 +228,7 @@ def footprint(
     needs that package's libraries and nothing that it requires (pip install --no-deps executorch); --json has the size with
     all of it, too, and the bytecode that Python adds. Training is the peak of a round of ResNet-20's weak tier.
 
-    The C++ agent has a row where there is one: EDGEFL_AGENT_CPP names it, or it lies in build/agents/cpp or in the path. Its
+    The C++ agent has a row where there is one: EDGEFL_AGENT_CPP names it, or it lies in the path or in build/agents/cpp. Its
     size is the sum of the stripped binary and the libraries that it loads.
 
     Examples:

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from edgefl.cli.output import errors, print_json, print_table, progress
+from edgefl.cli.output import errors, human, print_json, print_table, progress
 
 if TYPE_CHECKING:
     from edgefl.wire.errors import EdgeflError
 
 Case = TypeVar("Case")
 Row = TypeVar("Row")
+Columns = Callable[[Row], dict[str, Any]]
 Json = Annotated[bool, typer.Option("--json", help="one JSON object: bench, machine, results")]
 BrokerKind = Annotated[str, typer.Option(help="auto (mosquitto where it is installed), mosquitto or amqtt")]
 
@@ -23,12 +24,12 @@ def bench(
     title: str,
     cases: Iterable[Case],
     measure: Callable[[Case, Callable[[str], None]], Row],
-    line: Callable[[Row], str],
-    columns: Callable[[Row], dict[str, Any]],
+    columns: Columns[Row],
     as_json: bool,
+    line: Callable[[Row], str] | None = None,
 ) -> list[Row]:
-    """Measure each case, report the rows and return them."""
-    rows, failed = measured(cases, measure, line)
+    """Measure each case, report the rows and return them. ``line``: more than the columns, to print at once."""
+    rows, failed = measured(cases, measure, columns, line)
     report(name, title, rows, columns, as_json, failed)
     return rows
 
@@ -36,7 +37,8 @@ def bench(
 def measured(
     cases: Iterable[Case],
     measure: Callable[[Case, Callable[[str], None]], Row],
-    line: Callable[[Row], str],
+    columns: Columns[Row],
+    line: Callable[[Row], str] | None = None,
 ) -> tuple[list[Row], list[EdgeflError]]:
     """Return a row for each case that can be measured, and the errors of the others. Prints each line at once."""
     from edgefl.wire.errors import EdgeflError
@@ -47,18 +49,24 @@ def measured(
         for case in cases:
             try:
                 rows.append(measure(case, tell))
-                errors.print(line(rows[-1]), soft_wrap=True)
+                told = line(rows[-1]) if line else as_line(columns(rows[-1]))
+                errors.print(told, soft_wrap=True)
             except EdgeflError as error:  # the other cases are worth measuring all the same
                 failed.append(error)
                 errors.print(f"error: {error.message}", style="red", soft_wrap=True)
     return rows, failed
 
 
+def as_line(columns: dict[str, Any]) -> str:
+    """Return what a run that is cut short leaves of a row."""
+    return ", ".join(f"{name} {human(value)}" for name, value in columns.items())
+
+
 def report(
     name: str,
     title: str,
     rows: list[Row],
-    columns: Callable[[Row], dict[str, Any]],
+    columns: Columns[Row],
     as_json: bool,
     failed: Sequence[EdgeflError] = (),
 ) -> None:

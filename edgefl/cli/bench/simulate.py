@@ -73,17 +73,9 @@ def simulate(
         for each in (wanted if name != TaskName.linear else [one for one in wanted if one.name == "edgefl"])
         for size in TASKS[name]
     ]
-    rows, failed = measured(cases, lambda case, tell: measure(*case, rounds=rounds, say=tell), _line)
+    rows, failed = measured(cases, lambda case, tell: measure(*case, rounds=rounds, say=tell), _columns)
     # A peer that cannot be had here is told, and is no failure.
     report("simulate", "simulate", rows, _columns, as_json, () if rows else failed)
-
-
-def _line(row: SimulateRow) -> str:
-    """What a run that is cut short leaves."""
-    return (
-        f"{row.task}, {row.engine} {row.version}: {row.clients_per_s:g} clients/s of {row.clients:,}, "
-        f"{mebibytes(row.peak_rss_bytes)} MiB, accuracy {row.final_accuracy:.3f}"
-    )
 
 
 def _columns(row: SimulateRow) -> dict[str, Any]:
@@ -162,15 +154,9 @@ def buffered(
                 broker=broker,
                 tell=tell,
             ),
-            _buffered_line,
             _buffered_columns,
             as_json,
         )
-
-
-def _buffered_line(row: VersionsRow) -> str:
-    took = "never" if row.seconds is None else f"{row.seconds:g} s"
-    return f"{row.mode}, {row.where}, seed {row.seed}: {took}, {row.versions} versions, {row.updates} updates"
 
 
 def _buffered_columns(row: VersionsRow) -> dict[str, Any]:

@@ -141,10 +141,9 @@ def train_step(
     rows, failed = measured(
         list(product(model or MODELS, [*tokens[:-1], 0], budgets)),
         lambda case, tell: measure(case[0], replace(settings, length=case[1], memory_budget=case[2]), tell),
-        _line,
+        columns,
     )
     titles = {name: anchor.title for name, anchor in ANCHORS.items()}
-    titles["et_training"] = "ExecuTorch's training export"
     for row, (name, title) in product(rows, titles.items()):
         if problem := getattr(row, f"{name}_error"):
             text = f"{row.model}: {title} did not run: {problem}"
@@ -153,7 +152,7 @@ def train_step(
         print_rows("train-step", rows, as_json)
     else:
         title = f"train-step: batch {batch}, threads {threads}"
-        print_table(title, for_people(rows), _caption(rows))
+        print_table(title, [columns(row) for row in rows], _caption(rows))
         if others := beside(rows):
             print_table("beside torch eager", others)
     if failed:
@@ -176,14 +175,6 @@ def _lengths(text: str) -> list[int]:
     return found
 
 
-def _line(row: StepRow) -> str:
-    """What a run that is cut short leaves."""
-    return (
-        f"{row.model}: {row.ms:g} ms, torch {row.eager_ms:g} ms, ratio {row.ratio:g}, error {row.max_rel_error:.2g}, "
-        f"memory {size(row.peak_over_idle_bytes)}, torch {size(row.eager_peak_over_idle_bytes)}"
-    )
-
-
 _BESIDE = {
     "ort_training": "ort training",
     "et_training": "et training",
@@ -194,20 +185,17 @@ _BESIDE = {
 }
 
 
-def for_people(rows: Sequence[StepRow]) -> list[dict[str, Any]]:
+def columns(row: StepRow) -> dict[str, Any]:
     """The columns that fit 80 characters; ``--json`` has them all."""
-    return [
-        {
-            "model": _name(row) + (f", {row.variant}" if row.variant != "default" else ""),
-            "ms": row.ms,
-            "eager ms": row.eager_ms,
-            "ratio": f"{row.ratio:.2f}",
-            "error": f"{row.max_rel_error:.0e}",
-            "memory MiB": mebibytes(row.peak_over_idle_bytes),
-            "eager MiB": mebibytes(row.eager_peak_over_idle_bytes),
-        }
-        for row in rows
-    ]
+    return {
+        "model": _name(row) + (f", {row.variant}" if row.variant != "default" else ""),
+        "ms": row.ms,
+        "eager ms": row.eager_ms,
+        "ratio": f"{row.ratio:.2f}",
+        "error": f"{row.max_rel_error:.0e}",
+        "memory MiB": mebibytes(row.peak_over_idle_bytes),
+        "eager MiB": mebibytes(row.eager_peak_over_idle_bytes),
+    }
 
 
 def beside(rows: Sequence[StepRow]) -> list[dict[str, Any]]:
@@ -275,7 +263,6 @@ def web(
         f"a step in Chromium, batch {batch}",
         [(*case, count) for count in threads or _usual() for case in chosen],
         lambda case, tell: measure(*case[:2], batch=batch, threads=case[2], repeat=repeat, say=tell),
-        _web_line,
         _web_columns,
         as_json,
     )
@@ -283,13 +270,6 @@ def web(
 
 def _usual() -> list[int]:
     return [1, 2] if (os.cpu_count() or 1) > 1 else [1]
-
-
-def _web_line(row: WebRow) -> str:
-    return (
-        f"{row.model}, {row.tier}, {row.threads} threads: {row.ms_min:g} ms, native {row.native_ms_min:g} ms, "
-        f"ratio {row.ratio:g}, memory {size(row.peak_over_idle_bytes)}, native {size(row.native_peak_over_idle_bytes)}"
-    )
 
 
 def _web_columns(row: WebRow) -> dict[str, Any]:

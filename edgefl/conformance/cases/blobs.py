@@ -20,7 +20,7 @@ from edgefl.wire.compression import packed
 from edgefl.wire.mqtt.messages import Round
 from edgefl.wire.tensors import Arrays
 
-BLOBS = Group.called("blobs")
+BLOBS = Group("blobs")
 _SMALL = 700
 _SCALES = "/scales"
 

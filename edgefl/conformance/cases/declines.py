@@ -13,7 +13,7 @@ from edgefl.conformance.play.stage import Play, Stage
 from edgefl.conformance.verdict import expect_equal
 from edgefl.wire.mqtt.messages import NO_FORMAT, NO_MEMORY, WRONG_DATA, Round
 
-DECLINES = Group.called("declines")
+DECLINES = Group("declines")
 _OTHER = {"onnx": "executorch", "executorch": "onnx"}
 
 
@@ -187,17 +187,12 @@ def _refused(stage: Stage, change: Any = None, **fields: Any) -> None:
     """No update comes by such a manifest; the agent is there for the next round."""
     stage.ensure()
     what = stage.material()
-    offer, units = stage.offer(what)
+    _, units = stage.offer(what)
     manifest = msgspec.msgpack.decode(msgspec.msgpack.encode(stage.published[-1]))
     if change is not None:
         change(manifest)
     manifest |= fields
-    ref = stage.server.put(msgspec.msgpack.encode(manifest))
-    tier = what.manifest.tier
-    wrong = msgspec.structs.replace(
-        offer, bundles={tier: ref}, signatures={tier: stage.server.sign_bundle(ref)}
-    )
-    announced = stage.announcement(wrong, units)
+    announced = stage.announcement(stage.offered(what.manifest.tier, manifest), units)
     play = stage.give(announced, stage.task(announced, what), what)
     stage.quiet(play.mark, "no update by a bundle that has to be refused")
     time.sleep(stage.patient(0.1))

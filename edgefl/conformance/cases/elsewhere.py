@@ -59,7 +59,7 @@ def mirrored(blobs: Mapping[str, bytes], tls: ssl.SSLContext | None = None) -> c
     return closing(BlobMirror(blobs, tls))
 
 
-ELSEWHERE = Group.called("elsewhere")
+ELSEWHERE = Group("elsewhere")
 _MIRRORED_S = 8.0
 
 

@@ -11,7 +11,7 @@ from edgefl.conformance.play.stage import Play, Received, Stage
 from edgefl.conformance.verdict import Failed, expect, expect_equal
 from edgefl.wire.mqtt.messages import UpdateChunk
 
-INTERRUPTIONS, CUTS = Group.called("interruptions"), Group.called("cuts")
+INTERRUPTIONS, CUTS = Group("interruptions"), Group("cuts")
 _TRAINING_S = 1.5
 """Of a round that is killed in the middle."""
 
@@ -31,9 +31,7 @@ def killed_in_training(stage: Stage) -> None:
     early = stage.server.log.since(play.mark, "updates")
     expect(not early, "an agent that can be killed in training", "one that had finished it")
     _again(stage, play)
-    received = stage.update(play, 60.0)
-    stage.answer(received)
-    stage.judge(received, play)
+    received = stage.settle(play, within_s=60.0)
     undisturbed = stage.open(slow, seed=77)
     other = stage.update(undisturbed, 60.0)
     stage.answer(other)
@@ -46,7 +44,7 @@ def killed_in_sending(stage: Stage) -> None:
     stage.kill()
     stage.relay.release()
     mark = stage.server.log.mark()
-    _again(stage, play, say=False)
+    stage.start_again()
     _sent_whole(stage, play, sha256, mark)
 
 
@@ -56,11 +54,10 @@ def killed_in_sending(stage: Stage) -> None:
 def killed_in_waiting(stage: Stage) -> None:
     stage.ensure()
     play = stage.open()
-    received = stage.update(play)
-    stage.judge(received, play)
+    received = stage.judged(play)
     stage.kill()
     mark = stage.server.log.mark()
-    _again(stage, play, say=False)
+    stage.start_again()
     again = stage.update(play, since=mark)
     expect_equal("SHA-256 of the update", received.sha256, again.sha256)
     stage.answer(again)
@@ -142,17 +139,15 @@ def _half_sent(stage: Stage) -> tuple[Play, str]:
 
 def _sent_whole(stage: Stage, play: Play, sha256: str, since: int) -> None:
     """Wait for the update with this digest, judge it, and accept it."""
-    received = stage.update(play, since=since)
+    received = stage.judged(play, since=since)
     expect_equal("SHA-256 of the update", sha256, received.sha256)
-    stage.judge(received, play)
     stage.answer(received)
 
 
-def _again(stage: Stage, play: Play, *, say: bool = True) -> None:
+def _again(stage: Stage, play: Play) -> None:
     """Start the agent again; a server gives the task once more after a hello."""
     stage.start_again()
-    if say:
-        stage.server.say(play.task)
+    stage.server.say(play.task)
 
 
 def _same(undisturbed: Received, interrupted: Received) -> None:

@@ -15,7 +15,7 @@ from edgefl.conformance.verdict import Failed, expect, expect_equal
 from edgefl.wire.enrolment import new_token, proves
 from edgefl.wire.mqtt.messages import COME_LATER, Ack, Hello, Round, Status
 
-JOINING = Group.called("joining")
+JOINING = Group("joining")
 _LEAST_KEEPALIVE_S, _MOST_KEEPALIVE_S = 1, 60
 
 
@@ -221,8 +221,7 @@ def leaves(stage: Stage) -> None:
 def done(stage: Stage) -> None:
     agent = stage.start("--until-done")
     play = stage.open()
-    received = stage.update(play)
-    stage.judge(received, play)
+    received = stage.judged(play)
     mark = stage.server.log.mark()
     stage.server.say(_done(play.announced))
     time.sleep(stage.patient(0.7))
@@ -251,8 +250,7 @@ def another_run_is_done(stage: Stage) -> None:
 def earlier_run_is_done(stage: Stage) -> None:
     agent = stage.start()
     play = stage.open()
-    received = stage.update(play)
-    stage.judge(received, play)
+    received = stage.judged(play)
     mark = stage.server.log.mark()
     stage.answer(received)
     agent.terminate()

@@ -15,7 +15,7 @@ from edgefl.wire.errors import ProtocolError
 from edgefl.wire.mqtt.messages import encode
 from edgefl.wire.mqtt.profile_messages import ProfileAnswer, ProfileOffer, ProfileRequest
 
-PROFILES = Group.called("profiles")
+PROFILES = Group("profiles")
 _CHUNK = 1 << 16
 _WITHIN_S = 60.0
 

@@ -13,7 +13,7 @@ from edgefl.conformance.verdict import expect, expect_equal
 from edgefl.wire.mqtt.messages import NO_CARRY, Round
 from edgefl.wire.tensors import Arrays
 
-PROGRAMS = Group.called("programs")
+PROGRAMS = Group("programs")
 
 
 @PROGRAMS.case(
@@ -138,10 +138,7 @@ def exchanges(stage: Stage) -> None:
     received = stage.update(play)
     left = stage.judge(received, play)
     stage.answer(received)
-    play = stage.open(stage.material("exchange"), seed=22)
-    received = stage.update(play)
-    stage.judge(received, play, left)
-    stage.answer(received)
+    stage.settle(stage.open(stage.material("exchange"), seed=22), left)
 
 
 @PROGRAMS.case(

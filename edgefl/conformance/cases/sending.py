@@ -12,7 +12,7 @@ from edgefl.conformance.play.stage import Stage, chunk_of
 from edgefl.conformance.verdict import Failed, expect, expect_equal
 from edgefl.wire.mqtt.messages import Ack, UpdateChunk
 
-SENDING = Group.called("sending")
+SENDING = Group("sending")
 _LEAST_DATA = 256
 
 
@@ -21,8 +21,7 @@ _LEAST_DATA = 256
 )
 def chunks(stage: Stage) -> None:
     play = stage.open(stage.material("big"))
-    received = stage.update(play)
-    stage.judge(received, play)
+    received = stage.judged(play)
     parts = [said.message for said in received.chunks]
     expect(len(parts) > 1, "several chunks", len(parts))
     sizes = []
@@ -46,8 +45,7 @@ def chunks(stage: Stage) -> None:
 )
 def answer_is_lost(stage: Stage) -> None:
     play = stage.open()
-    received = stage.update(play)
-    stage.judge(received, play)
+    received = stage.judged(play)
     stage.sent_again(play, received)
     stage.answer(received)
 
@@ -55,8 +53,7 @@ def answer_is_lost(stage: Stage) -> None:
 @SENDING.case("Sends the chunks that are missing, and those alone, whatever else the list holds.")
 def missing_chunks(stage: Stage) -> None:
     play = stage.open(stage.material("big"))
-    received = stage.update(play)
-    stage.judge(received, play)
+    received = stage.judged(play)
     mark = stage.server.log.mark()
     stage.answer(received, "missing", missing=[3, 1, 999, 1])
     stage.chunks(play, mark, {1, 3})
@@ -96,8 +93,7 @@ def rejected_is_final(stage: Stage) -> None:
 @SENDING.case("Sends below the shard that the task names.")
 def shard(stage: Stage) -> None:
     play = stage.open(change_task=lambda task: msgspec.structs.replace(task, shard=3))
-    received = stage.update(play)
-    stage.judge(received, play)
+    received = stage.judged(play)
     for said in received.chunks:
         expect_equal("numbers in the topic", (3, play.task.round), said.numbers[:2])
     stage.answer(received)
@@ -131,8 +127,7 @@ def offer(stage: Stage) -> None:
 
 def _final(stage: Stage, status: str, **fields: object) -> None:
     play = stage.open()
-    received = stage.update(play)
-    stage.judge(received, play)
+    received = stage.judged(play)
     stage.answer(received, status, **fields)
     time.sleep(stage.patient(0.3))
     mark = stage.server.log.mark()

@@ -8,14 +8,13 @@ from collections.abc import Callable
 import msgspec
 
 from edgefl.conformance.case import Group
-from edgefl.conformance.play.seat import HEARD_S
 from edgefl.conformance.play.server import speaker_of
 from edgefl.conformance.play.stage import Play, Stage
 from edgefl.wire.keys import KeyPair, Succession, rotate
 from edgefl.wire.mqtt.envelope import Envelope, Speaker
 from edgefl.wire.mqtt.messages import Ack, Round, Task, encode
 
-TRUST = Group.called("trust")
+TRUST = Group("trust")
 
 
 @TRUST.case("Does nothing for a bare Task, as it knows the server's key.")
@@ -92,7 +91,7 @@ def trust_on_first_use(stage: Stage) -> None:
     stranger = _stranger(stage)
     _task_is_ignored(stage, lambda task: stranger.seal(stage.server.mine.tasks, task))
     what, announced = stage.prepare()
-    _restarted_before(stage, stranger.seal(stage.server.topics.current_round, announced))
+    stage.restart_before(stranger.seal(stage.server.topics.current_round, announced))
     mark = stage.server.log.mark()
     task = stage.task(announced, what)
     stage.server.publish(stage.server.mine.tasks, stranger.seal(stage.server.mine.tasks, task))
@@ -114,7 +113,7 @@ def succession(stage: Stage) -> None:
     _round_is_ignored(stage, lambda announced: old.seal(stage.server.topics.current_round, announced))
     stage.server.speaker = Speaker(_without_chain(new.keys), new.numbers)
     over = msgspec.structs.replace(stage.announcement(*stage.offer(stage.material())), state="closed")
-    _restarted_before(stage, stage.server.seal(stage.server.topics.current_round, over))
+    stage.restart_before(stage.server.seal(stage.server.topics.current_round, over))
     stage.good_round()
 
 
@@ -153,14 +152,6 @@ def forged_succession(stage: Stage) -> None:
 # -- what is ignored -------------------------------------------------------------------------------------------------
 
 
-def _restarted_before(stage: Stage, payload: bytes) -> None:
-    """Kill the agent, and start it again where ``payload`` is the announcement that it meets."""
-    time.sleep(stage.patient(HEARD_S))
-    stage.kill()
-    stage.server.publish(stage.server.topics.current_round, payload, retain=True)
-    stage.start_again()
-
-
 def _task_is_heard(stage: Stage, speaker: Speaker) -> None:
     """A task that ``speaker`` signed, in a round of the server's, is worked on."""
     what, announced = stage.prepare()
@@ -194,8 +185,7 @@ def _round_is_ignored(stage: Stage, sealed: Callable[[Round], bytes]) -> None:
 def _ack_is_ignored(stage: Stage, sealed: Callable[[Ack], bytes]) -> None:
     """An acknowledgement, as ``sealed`` has it, does not settle an update."""
     play = stage.open()
-    received = stage.update(play)
-    stage.judge(received, play)
+    received = stage.judged(play)
     ack = Ack(round=received.round, nonce=received.nonce, status="accepted", sha256=received.sha256)
     stage.server.publish(stage.server.mine.acks, sealed(ack))
     time.sleep(stage.patient(0.3))

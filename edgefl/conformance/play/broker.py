@@ -1,74 +1,53 @@
-"""A real broker for the time of a campaign: Mosquitto where it is installed, else the embedded one."""
+"""Broker of a campaign: Mosquitto if it is installed, otherwise the embedded one."""
 
 from __future__ import annotations
 
-import socket
 import subprocess
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
+from edgefl.lab.broker import listens
 from edgefl.lab.ports import free_port
-from edgefl.system.files import write_text
-from edgefl.system.processes import end_process
+from edgefl.system.processes import child_process
 from edgefl.system.python import module_command
 from edgefl.wire.errors import BrokerError
 from edgefl.wire.mqtt.address import Address
-from server.broker import mosquitto_base, mosquitto_program
+from server.broker import mosquitto_command
 
 _START_S = 20.0
 
 
+@dataclass(frozen=True)
 class Broker:
-    """Started when it is entered, ended when it is left. ``address`` is for MQTT over TCP; ``websocket_port`` is where it
-    speaks through WebSocket, 0 where it cannot."""
+    """Ports of a running broker: ``port`` for MQTT over TCP, ``websocket_port`` for WebSocket, 0 without that."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._process: subprocess.Popen[bytes] | None = None
-        self.port = free_port()
-        self.websocket_port = 0
-        self.name = "mosquitto"
+    name: str
+    port: int
+    websocket_port: int = 0
 
     @property
     def address(self) -> Address:
         """Address of MQTT over TCP."""
         return Address("127.0.0.1", self.port, mqtt="auto" if self.name == "mosquitto" else "3.1.1")
 
-    def __enter__(self) -> Broker:
-        try:
-            command = self._mosquitto()
-        except BrokerError:
-            self.name = "amqtt"
-            command = module_command("edgefl", "broker", "--kind", "amqtt", "--port", str(self.port))
-        with (self._folder / "broker.log").open("wb") as log:
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        try:
-            self._wait()
-        except BaseException:  # nobody leaves what was not entered
-            end_process(self._process)
-            raise
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        if self._process is not None:
-            end_process(self._process)
-
-    def _mosquitto(self) -> list[str]:
-        program = mosquitto_program()
-        self.websocket_port = free_port()
-        lines = ["allow_anonymous true", *mosquitto_base(), f"listener {self.port} 127.0.0.1"]
-        lines += [f"listener {self.websocket_port} 127.0.0.1", "protocol websockets"]
-        config = self._folder / "mosquitto.conf"
-        write_text(config, "\n".join(lines) + "\n")
-        return [program, "-c", str(config)]
-
-    def _wait(self) -> None:
-        until = time.monotonic() + _START_S
-        while time.monotonic() < until and self._process is not None and self._process.poll() is None:
-            try:
-                socket.create_connection(("127.0.0.1", self.port), timeout=1.0).close()
-                return
-            except OSError:
-                time.sleep(0.05)
-        log = (self._folder / "broker.log").read_text(errors="replace")[-300:]
-        raise BrokerError(f"the broker ({self.name}) did not start on port {self.port}: {log}")
+@contextmanager
+def running_broker(folder: Path) -> Iterator[Broker]:
+    """Run a broker while the block runs. Raises BrokerError if it does not start."""
+    broker = Broker("mosquitto", free_port(), free_port())
+    try:
+        command = mosquitto_command(broker.port, folder, websocket_port=broker.websocket_port)
+    except BrokerError:
+        broker = Broker("amqtt", broker.port)
+        command = module_command("edgefl", "broker", "--kind", "amqtt", "--port", str(broker.port))
+    output = folder / "broker.log"
+    with (
+        output.open("wb") as log,
+        child_process(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log) as process,
+    ):
+        if not listens(broker.port, process, _START_S):
+            last = output.read_text(errors="replace")[-300:]
+            raise BrokerError(f"the broker ({broker.name}) did not start on port {broker.port}: {last}")
+        yield broker

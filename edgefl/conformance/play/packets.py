@@ -50,15 +50,15 @@ class PacketReader:
         """The packets that end in ``data``."""
         self._rest += data
         found: list[Packet] = []
-        while (ends := _ends(self._rest)) is not None:
-            start, end = ends
+        while (ends := _length(self._rest, 1)) is not None and sum(ends) <= len(self._rest):
+            start, end = ends[0], sum(ends)
             packet = bytes(self._rest[start:end])
-            kind, flags = self._rest[0] >> 4, self._rest[0] & 15
+            kind = self._rest[0] >> 4
             del self._rest[:end]
-            found += self._read(kind, flags, packet)
+            found += self._read(kind, packet)
         return found
 
-    def _read(self, kind: int, _flags: int, body: bytes) -> list[Packet]:
+    def _read(self, kind: int, body: bytes) -> list[Packet]:
         if kind == _CONNECT:
             connect = _connect(_Fields(body))
             self._version = connect.version
@@ -87,14 +87,8 @@ class _Fields:
         return self.data().decode("utf-8", "replace")
 
     def skip_properties(self) -> None:
-        size, shift = 0, 0
-        while True:
-            byte = self.number(1)
-            size += (byte & ~_MORE) << shift
-            shift += 7
-            if not byte & _MORE:
-                break
-        self.take(size)
+        start, size = _length(self._body, self._at) or (self._at, 0)
+        self._at = start + size
 
     @property
     def left(self) -> bool:
@@ -134,12 +128,11 @@ def _subscribe(fields: _Fields, version: int) -> list[Subscribe]:
     return found
 
 
-def _ends(data: bytearray) -> tuple[int, int] | None:
-    """Where the body of the first packet begins and ends; None while it is not whole."""
-    size, at = 0, 1
-    while at < len(data):
-        size += (data[at] & ~_MORE) << 7 * (at - 1)
-        at += 1
-        if not data[at - 1] & _MORE:
-            return (at, at + size) if at + size <= len(data) else None
+def _length(data: bytes | bytearray, first: int) -> tuple[int, int] | None:
+    """Return where what has its length at ``first`` begins, and that length; None while it is not whole."""
+    size = 0
+    for at in range(first, len(data)):
+        size += (data[at] & ~_MORE) << 7 * (at - first)
+        if not data[at] & _MORE:
+            return at + 1, size
     return None

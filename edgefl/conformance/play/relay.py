@@ -40,12 +40,8 @@ class Relay:
     def cut(self) -> None:
         """Every connection breaks, without a goodbye."""
         with self._lock:
-            sockets, self._sockets = self._sockets, set()
-        for sock in sockets:
-            with suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads; closing alone does not
-            with suppress(OSError):
-                sock.close()
+            sockets = list(self._sockets)
+        self._end(*sockets)
 
     def close_door(self) -> None:
         """New connections break at once, until :meth:`open_door`."""
@@ -144,6 +140,6 @@ class Relay:
             with self._lock:
                 self._sockets.discard(sock)
             with suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
+                sock.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads; closing alone does not
             with suppress(OSError):
                 sock.close()

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import secrets
-import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,59 +17,10 @@ from edgefl.conformance.play.relay import Relay
 from edgefl.conformance.play.said import Said
 from edgefl.conformance.play.server import Server
 from edgefl.conformance.verdict import Failed
-from edgefl.wire.errors import ConfigError
+from edgefl.lab.agent_process import AgentProcess
 from edgefl.wire.mqtt.messages import Hello, Status
 from edgefl.wire.printable import printable
 from edgefl.wire.tensors import Array
-
-# The agent: a command that becomes a process, with options as `edgefl device` has them.
-
-_KILL_S = 10.0
-
-
-class AgentProcess:
-    """One process, in a group of its own, so that what it starts ends with it. ``log`` takes what it prints."""
-
-    def __init__(self, command: Sequence[str], log: Path) -> None:
-        self.command = list(command)
-        try:
-            with log.open("ab") as output:
-                self._process = subprocess.Popen(
-                    self.command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                    env={**os.environ, "PYTHONUNBUFFERED": "1"},
-                )
-        except OSError as error:
-            raise ConfigError(
-                f"the agent's command cannot be run ({error.strerror}: {command[0]}); name one behind --, such as "
-                "`-- edgefl device`"
-            ) from error
-
-    @property
-    def exit_code(self) -> int | None:
-        """None while it runs."""
-        return self._process.poll()
-
-    def kill(self) -> None:
-        """At once, as a power cut does, with all that it started."""
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-
-    def terminate(self) -> None:
-        """Ask it to leave (SIGTERM)."""
-        self._process.terminate()
-
-    def wait(self, within_s: float) -> int | None:
-        """Its exit code; None if it still runs then."""
-        try:
-            return self._process.wait(within_s)
-        except subprocess.TimeoutExpired:
-            return None
-
 
 _MOST_PRINTED = 300
 HEARD_S = 0.3
@@ -142,31 +89,32 @@ class Seat:
         the server's key."""
         if not (self.folder / "data.npz").exists():
             self.write_data(*self.data)
-        place = (
-            f"ws://127.0.0.1:{self.relay.port}" if self.setup.websocket else f"127.0.0.1:{self.relay.port}"
-        )
+        place = f"{'ws://' if self.setup.websocket else ''}127.0.0.1:{self.relay.port}"
         given = ["--id", self.device, "--broker", place, "--federation", self.federation]
         given += ["--data", str(self.folder / "data.npz"), "--store", str(self.folder / "store")]
         given += ["--engine", self.setup.engine, *options]
         given += ["--server-key", self.server.key] if known else []
-        mark = self.server.log.mark()
         self._options, self._usual = given, not options
-        self.agent = AgentProcess([*self.setup.command, *given], self.folder / "agent.log")
-        if ready:
-            self.hello(mark)
-        return self.agent
+        return self.start_again(ready=ready)
 
-    def restart(self, *, ready: bool = True) -> AgentProcess:
+    def restart(self) -> AgentProcess:
         """Kill the agent, if it runs, when it has heard what was said, and start it again as it was started."""
         if self.agent is not None:
             time.sleep(self.patient(HEARD_S))
             self.agent.kill()
-        return self.start_again(ready=ready)
+        return self.start_again()
 
     def kill(self) -> None:
         """Kill the agent, now."""
         if self.agent is not None:
             self.agent.kill()
+
+    def restart_before(self, announcement: bytes) -> None:
+        """Kill the agent, and start it again where this is the announcement that it meets."""
+        time.sleep(self.patient(HEARD_S))
+        self.kill()
+        self.server.publish(self.server.topics.current_round, announcement, retain=True)
+        self.start_again()
 
     def start_again(self, *, ready: bool = True) -> AgentProcess:
         """Start the agent that was killed again, as it was started."""

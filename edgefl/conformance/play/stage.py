@@ -114,14 +114,17 @@ class Stage(Seat):
         )
         published = msgspec.structs.replace(manifest, graphs=graphs)
         self.published.append(published)
-        ref = self.server.put(msgspec.msgpack.encode(published), chunk)
-        signature = {manifest.tier: self.server.sign_bundle(ref)}
         units: dict[str, tuple[BlobRef, ...]] = {
             name: (self.server.put(unit_bytes(part), chunk, zstd=zstd),)
             for name, part in what.units.items()
             if name != but
         }
-        return Offer(bundles={manifest.tier: ref}, signatures=signature), units
+        return self.offered(manifest.tier, published, chunk), units
+
+    def offered(self, tier: str, manifest: object, chunk: int = CHUNK_BYTES) -> Offer:
+        """Publish a manifest, of whatever form, and return the offer of it, signed."""
+        ref = self.server.put(msgspec.msgpack.encode(manifest), chunk)
+        return Offer(bundles={tier: ref}, signatures={tier: self.server.sign_bundle(ref)})
 
     def line(self, what: Material, unit: str) -> tuple[BlobRef, ...]:
         """Publish the weights of a unit; gives what an announcement says of them."""
@@ -258,10 +261,17 @@ class Stage(Seat):
         ack = Ack(round=received.round, nonce=received.nonce, status="accepted", sha256=received.sha256)
         self.server.say(msgspec.structs.replace(ack, status=status, **fields))
 
-    def settle(self, play: Play, carry: Arrays | None = None) -> Received:
-        """Wait for the update of a task, judge it, and accept it."""
-        received = self.update(play)
+    def judged(
+        self, play: Play, carry: Arrays | None = None, within_s: float = 30.0, *, since: int | None = None
+    ) -> Received:
+        """Wait for the update of a task as :meth:`update` does, and judge it."""
+        received = self.update(play, within_s, since=since)
         self.judge(received, play, carry)
+        return received
+
+    def settle(self, play: Play, carry: Arrays | None = None, within_s: float = 30.0) -> Received:
+        """Wait for the update of a task, judge it, and accept it."""
+        received = self.judged(play, carry, within_s)
         self.answer(received)
         return received
 

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import heapq
-import itertools
 import os
 import resource
 import signal
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -26,7 +22,7 @@ _Work = Callable[[], None]
 
 
 class Injector:
-    """Begins and ends faults, on a thread of its own. ``told`` is given each event of the server.
+    """Begins and ends faults, on the thread of the links. ``told`` is given each event of the server.
 
     Processes reach the broker by :attr:`ports`, and are started with :meth:`environment`.
     """
@@ -47,15 +43,9 @@ class Injector:
         self._links = Links(self._names, broker, schedule.seed, elsewhere)
         self.ports: Mapping[str, int] = self._links.ports
         self._armed: set[int] = set()
-        self._due: list[tuple[float, int, _Work]] = []
-        self._undo: dict[int, _Work] = {}
-        self._numbers = itertools.count()
-        self._changed = threading.Condition()
-        self._stopping = False
+        self._undo: set[_Work] = set()
         self.happened = 0
         """Faults that were begun, of links or of a process that was there."""
-        self._thread = threading.Thread(target=self._run, name="faults", daemon=True)
-        self._thread.start()
 
     def environment(self, name: str) -> dict[str, str]:
         """What a process needs to have a clock that can jump."""
@@ -73,52 +63,25 @@ class Injector:
         self._armed.add(number)
         for fault in self._schedule.faults:
             if fault.round == number:
-                self._at(time.monotonic() + fault.after_s, lambda fault=fault: self._begin(fault))  # type: ignore[misc]
+                self._links.later(fault.after_s, self._begin, fault)
 
     def stop(self) -> None:
-        """End all faults, and the links."""
-        with self._changed:
-            self._stopping = True
-            self._changed.notify()
-        self._thread.join()
-        for undo in self._undo.values():
-            undo()
+        """End the links, with whose thread no more faults begin, and all faults."""
         self._links.stop()
-
-    # -- when ------------------------------------------------------------------------------------------------
-
-    def _at(self, when: float, work: _Work) -> None:
-        with self._changed:
-            heapq.heappush(self._due, (when, next(self._numbers), work))
-            self._changed.notify()
-
-    def _run(self) -> None:
-        while (work := self._next()) is not None:
-            work()
-
-    def _next(self) -> _Work | None:
-        """The work that is due, once it is; None at the end."""
-        with self._changed:
-            while not self._stopping:
-                wait = self._due[0][0] - time.monotonic() if self._due else None
-                if wait is not None and wait <= 0:
-                    return heapq.heappop(self._due)[2]
-                self._changed.wait(wait)
-        return None
+        for undo in self._undo:
+            undo()
 
     def _begin(self, fault: Fault) -> None:
-        number = next(self._numbers)
         of_links = fault.kind in get_args(LinkFault)
         self.happened += of_links or any(self._supervisor.running(name) for name in self._targets(fault))
         undo = self._link_fault(fault) if of_links else self._process_fault(fault)
         if undo is not None:
-            self._undo[number] = undo
-            self._at(time.monotonic() + fault.seconds, lambda: self._end(number))
+            self._undo.add(undo)
+            self._links.later(fault.seconds, self._end, undo)
 
-    def _end(self, number: int) -> None:
-        self._undo.pop(number)()
-
-    # -- what ------------------------------------------------------------------------------------------------
+    def _end(self, undo: _Work) -> None:
+        self._undo.discard(undo)
+        undo()
 
     def _targets(self, fault: Fault) -> tuple[str, ...]:
         return self._names if fault.target == EVERYBODY else (fault.target,)

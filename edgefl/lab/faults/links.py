@@ -103,6 +103,10 @@ class Links:
 
     # -- faults ----------------------------------------------------------------------------------------------
 
+    def later(self, seconds: float, work: Callable[..., None], *arguments: object) -> None:
+        """Call ``work`` on the thread of the links, unless they are stopped before."""
+        self._loop.call_soon_threadsafe(self._loop.call_later, seconds, work, *arguments)
+
     def begin(self, names: Iterable[str], fault: Fault) -> None:
         self._change(names, lambda link: _begin(link, fault))
 

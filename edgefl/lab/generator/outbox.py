@@ -9,7 +9,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from edgefl.lab.generator.connection import Connection, Loop, Timer
 from edgefl.lab.generator.settings import Manner, Tally
@@ -173,14 +172,6 @@ class Outbox:
 _QOS = 0
 
 
-class Line(Protocol):
-    """The part of a connection that fetching needs."""
-
-    def subscribe(self, topics: Sequence[str], qos: int) -> None: ...
-
-    def unsubscribe(self, topics: Sequence[str]) -> None: ...
-
-
 class Fetch:
     """Brings ``refs`` by a connection and calls ``done`` with their bytes, or with none where they are not to be kept.
 
@@ -209,9 +200,9 @@ class Fetch:
         self._asked: dict[str, tuple[BlobRef, int]] = {}
         self._kept: dict[str, dict[int, bytes]] = {ref.sha256: {} for ref in refs}
         self._timer: Timer | None = None
-        self._line: Line | None = None
+        self._line: Connection | None = None
 
-    def begin(self, line: Line) -> None:
+    def begin(self, line: Connection) -> None:
         """On a connection that is up; again on the next one where it broke."""
         self._line = line
         if self._asked:

@@ -110,10 +110,10 @@ def _held_out(data: Dataset, seed: int, count: int) -> torch.Tensor:
 
 
 @judge_factory
-def _higher(results: Results, one: tuple[str, str], other: tuple[str, str], *, by: float = 0.0) -> Judged:
+def _higher(results: Results, one: tuple[str, str], other: tuple[str, str]) -> Judged:
     """Figures (arm, side); the mean of the paired differences, and every seed's sign."""
     a, b = results.of(*one), results.of(*other)
-    return Judged(bool((a - b).mean() > by), f"{a.mean():.3f}, {b.mean():.3f}")
+    return Judged(bool((a - b).mean() > 0), f"{a.mean():.3f}, {b.mean():.3f}")
 
 
 def _is_one(results: Results) -> Judged:

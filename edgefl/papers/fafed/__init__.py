@@ -5,7 +5,6 @@ from __future__ import annotations
 from edgefl.papers.entry import Entry
 from edgefl.papers.fafed import counterexample, preconditioner, speedup, table2, text
 
-ENTRIES: tuple[Entry, ...] = (
-    *(module.ENTRY for module in (counterexample, table2, preconditioner, speedup, text)),
-    preconditioner.CIFAR_ENTRY,
+ENTRIES: tuple[Entry, ...] = tuple(
+    module.ENTRY for module in (counterexample, table2, preconditioner, speedup, text)
 )

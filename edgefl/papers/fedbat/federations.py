@@ -116,14 +116,6 @@ def close(results: Results, one: str, other: str, within: float) -> Judged:
 
 
 @judge_factory
-def loses_more(results: Results, arm: str, full: str, skewed: str, alike: str) -> Judged:
-    """What ``arm`` lacks to ``full`` is more under partition ``skewed`` than under ``alike``; arms are named so."""
-    lacks = [results.lead(f"{full}, {each}", f"{arm}, {each}", FIGURE) for each in (skewed, alike)]
-    held = bool((lacks[0] - lacks[1]).mean() > 0)
-    return Judged(held, f"{told(lacks[0])} against {told(lacks[1])}")
-
-
-@judge_factory
 def sooner(
     results: Results, arm: str, others: Sequence[str], reference: str, share: float, *, slack: float = 0.0
 ) -> Judged:

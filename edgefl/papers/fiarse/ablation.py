@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from edgefl.papers.entry import Arm, Chart, Claim, Entry, Federated, Scale, percent, shares
 from edgefl.papers.fiarse.federations import REPEATED, fiarse, heterofl, structured
-from edgefl.papers.fiarse.measures import above_all, by_size, gains_more, label, measured
-from edgefl.papers.results import above
+from edgefl.papers.fiarse.measures import above_all, by_size, label, measured
+from edgefl.papers.results import above, larger_lead
 
 BOTH, BIAS, REMASKED, GREEDY = "FIARSE", "bias alone", "re-masking alone", "pruning-greedy"
 LAYERS, CHANNELS = "FIARSE, layer-wise", "FIARSE by channels"
@@ -140,7 +140,7 @@ PARTICIPATION_ENTRY = Entry(
             "H9",
             "locally FIARSE gains more from twice the participants than HeteroFL",
             "+2.61 against +1.05",
-            gains_more(FIARSE, HETEROFL, TWICE, "local"),
+            larger_lead((FIARSE + TWICE, FIARSE), (HETEROFL + TWICE, HETEROFL), "local"),
             "low",
             doubt="15 rounds are the steep part of both curves, where any more training helps, and HeteroFL, which begins "
             "slower, the more",

@@ -227,10 +227,3 @@ def sooner(results: Results, arm: str, other: str, lines: Sequence[str]) -> Judg
         held &= float(np.mean(mine)) <= float(np.mean(theirs))
         said.append(f"{name}: round {np.mean(mine):.0f} against {np.mean(theirs):.0f}")
     return Judged(held, ", ".join(said))
-
-
-@judge_factory
-def gains_more(results: Results, arm: str, other: str, after: str, figure: str) -> Judged:
-    """``arm`` gains more than ``other`` from arms of their names and ``after``, in the paired mean."""
-    mine, theirs = (results.lead(f"{name}{after}", name, figure) for name in (arm, other))
-    return Judged(bool((mine - theirs).mean() > 0), f"{told(mine)} against {told(theirs)}")

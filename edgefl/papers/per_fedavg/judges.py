@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from edgefl.papers.entry import Claim
 from edgefl.papers.per_fedavg.personal import AFTER
 from edgefl.papers.per_fedavg.rows import FEDAVG, FO, HF, METHODS, Row
-from edgefl.papers.results import Judged, Results, judge_factory, told
-from edgefl.wire.tensors import Array
+from edgefl.papers.results import Judged, Results, judge_factory, larger_lead, told
 
 
 @judge_factory
@@ -16,22 +15,12 @@ def ahead(results: Results, better: str, worse: str, rows: Sequence[Row], *, by:
     """``better`` is more than ``by`` ahead of ``worse`` after a step, in every row of ``rows`` that was run, in the mean of
     the paired differences."""
     leads = {
-        row.name: lead(results, row, better, worse) for row in rows if row.arm(better) in results.figures
+        row.name: results.lead(row.arm(better), row.arm(worse), AFTER)
+        for row in rows
+        if row.arm(better) in results.figures
     }
     held = bool(leads) and all(each.mean() > by for each in leads.values())
     return Judged(held, "; ".join(f"{name}: {told(each)}" for name, each in leads.items()))
-
-
-def lead(results: Results, row: Row, better: str, worse: str) -> Array:
-    """float64 (seeds,), of accuracy after a step."""
-    return results.lead(row.arm(better), row.arm(worse), AFTER)
-
-
-@judge_factory
-def wider(results: Results, better: str, worse: str, row: Row, than: Row) -> Judged:
-    """The lead of ``better`` over ``worse`` is larger in ``row`` than in ``than``."""
-    here, there = (lead(results, each, better, worse) for each in (row, than))
-    return Judged(bool((here - there).mean() > 0), f"{told(here)} against {told(there)}")
 
 
 @judge_factory
@@ -67,7 +56,7 @@ def claims_of_single_class(
         "4",
         "a single class in half B widens HF's lead over FedAvg",
         lead,
-        wider(HF, FEDAVG, single, than),
+        larger_lead((single.arm(HF), single.arm(FEDAVG)), (than.arm(HF), than.arm(FEDAVG)), AFTER),
         doubt=doubt,
     )
     return (

@@ -115,7 +115,7 @@ def test_a_command_that_is_not_there_is_refused(bundle: Path) -> None:
     done = profile(bundle, "--device-command", "no-such-agent --fast")
 
     assert done.returncode == ConfigError.exit_code
-    assert "cannot start 'no-such-agent'" in done.stderr
+    assert "cannot be run (No such file or directory: 'no-such-agent')" in done.stderr
 
 
 @pytest.mark.slow
