@@ -14,8 +14,6 @@ import torch
 from onnxscript import evaluator
 from onnxscript import opset18 as op
 
-from exporters.decompositions.rule import Rules
-
 Value = Any  # a tensor of the graph under construction
 
 # ONNX Scan from a step written as a plain function: the one place that builds a graph within a graph.
@@ -200,7 +198,7 @@ def _present(d_states: Value | None) -> Values:
 
 _ops = torch.ops.edgefl
 
-TRANSLATIONS: Rules = {
+TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     _ops.lstm_cells.default: lstm,
     _ops.lstm_cells_backward.default: lstm_backward,
     _ops.gru_cells.default: gru,

@@ -7,7 +7,7 @@ arguments of the aten op it stands for.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -17,7 +17,6 @@ from onnxscript import opset18 as op
 from exporters.decompositions import recurrent
 from exporters.decompositions.convolution.moves import per_axis
 from exporters.decompositions.pooling import end_padding
-from exporters.decompositions.rule import Rules
 from exporters.named import named
 from exporters.ordering import AFTER, POSITIVE
 
@@ -252,7 +251,7 @@ def expm1(x: Value) -> Value:
     return op.Mul(op.Tanh(op.Mul(x, _scalar(x, 0.5))), op.Add(op.Exp(x), _scalar(x, 1.0)))
 
 
-TRANSLATIONS: Rules = {
+TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     **dict.fromkeys(named("view _unsafe_view reshape"), view),
     _aten.expand.default: expand,
     _aten.slice.Tensor: slice_,
