@@ -187,7 +187,7 @@ def _files(path: Path, policy: Policy) -> Files:
 
 
 def _advice(paths: Sequence[Path]) -> str:
-    """Return what was found in place of data, and what to do with it; empty if it is of no known kind."""
+    """Return the first file or folder that holds no data, and what to do with it; empty if no kind is known."""
     for path in paths:
         for endings, advice in _CONVERSIONS.items():
             if path.suffix.lower() in endings and path.is_file():

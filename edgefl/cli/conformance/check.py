@@ -10,6 +10,7 @@ import typer
 
 from edgefl.cli.options import Engine
 from edgefl.cli.output import console, errors, print_json, print_table, progress
+from edgefl.cli.paths import writable_folder
 
 if TYPE_CHECKING:
     from edgefl.conformance.verdict import Verdict
@@ -137,7 +138,9 @@ def _summary(counts: dict[str, int], engine: str) -> str:
 
 
 def vectors(
-    out: Annotated[Path, typer.Option(help="folder to write into")] = Path("conformance"),
+    out: Annotated[Path, typer.Option(callback=writable_folder, help="folder to write into")] = Path(
+        "conformance"
+    ),
     engine: Annotated[
         list[Engine] | None, typer.Option(help="engine to run the rounds by; may be repeated; default: both")
     ] = None,

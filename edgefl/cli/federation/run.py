@@ -15,6 +15,7 @@ from edgefl.cli.federation.beside import Dashboard, page_beside
 from edgefl.cli.federation.web import Web, WebBroker, WebCert, WebKey, WebOptions, web_beside
 from edgefl.cli.options import Engine, ModelName, Seed
 from edgefl.cli.output import console, errors, print_json, progress
+from edgefl.cli.paths import writable_folder
 from edgefl.wire.metric_text import shown
 
 if TYPE_CHECKING:
@@ -26,9 +27,9 @@ Downlink = StrEnum("Downlink", ["float32", "float16", "int8"])
 
 def run(
     config: Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="federation file (TOML)")] = None,
-    out: Annotated[Path, typer.Option(help="folder for everything the run leaves behind")] = Path(
-        "runs/latest"
-    ),
+    out: Annotated[
+        Path, typer.Option(callback=writable_folder, help="folder for everything the run leaves behind")
+    ] = Path("runs/latest"),
     rounds: Annotated[int | None, typer.Option(min=1, help="rounds to train")] = None,
     seed: Seed = None,
     data: Annotated[Path | None, typer.Option(help="folder with the dataset's standard files")] = None,
@@ -126,8 +127,10 @@ def run(
     """
 
     from edgefl.config.reading import check_names
+    from edgefl.lab.agents import parse_agents
     from edgefl.lab.faults.schedule import load_schedule
     from edgefl.setup.one_line import parse_loss, parse_named, parse_program
+    from edgefl.setup.tier_text import check_tiers
     from edgefl.setup.torch_start import without_dynamo
 
     page = WebOptions(web, web_cert, web_key, web_broker)
@@ -147,16 +150,16 @@ def run(
     }
     chosen = {key: value for key, value in overrides.items() if value is not None}
     schedule = None if faults is None else load_schedule(faults)
+    counts = parse_agents(agents) if agents else {}
     check_names(config, chosen)  # torch, which all that follows loads, takes seconds
+    check_tiers(tiers or "")
     without_dynamo()
     from edgefl.api.federation import demo_federation, load_federation
     from edgefl.api.run import prepare
-    from edgefl.lab.agents import parse_agents, with_agents
+    from edgefl.lab.agents import with_agents
     from edgefl.setup.evaluation import perplexity_to_beat
     from edgefl.setup.tier_text import parse_tiers
     from edgefl.setup.tiers import completed, with_guests
-
-    counts = parse_agents(agents) if agents else {}
 
     def read(settings: Mapping[str, object]) -> Federation:
         return load_federation(config, settings) if config else demo_federation(settings)

@@ -13,6 +13,7 @@ import typer
 
 from edgefl.cli.options import add_group
 from edgefl.cli.output import console, print_json, print_table
+from edgefl.cli.paths import writable_file
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.mqtt.topics import checked_name
 
@@ -94,7 +95,7 @@ def token(
 
 def request(
     device: Device,
-    out: Annotated[Path, typer.Option(help="file for the request")],
+    out: Annotated[Path, typer.Option(callback=writable_file, help="file for the request")],
     federation: Federation = "demo",
     store: Annotated[
         Path | None, typer.Option(help="folder of the device's store; default: ~/.edgefl/FEDERATION/ID")

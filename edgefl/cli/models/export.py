@@ -11,6 +11,7 @@ import typer
 
 from edgefl.cli.options import Activations, Engine, ModelName, ModelOptions, Outputs, named_model
 from edgefl.cli.output import errors, print_json, print_table, progress
+from edgefl.cli.paths import writable_folder
 from edgefl.system.collecting import built_to_stay
 from edgefl.system.forks import processes_for
 from edgefl.system.sizes import size
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 
 def export(
     config: Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="federation file (TOML)")] = None,
-    out: Annotated[Path, typer.Option(help="folder for the bundles")] = Path("bundles"),
+    out: Annotated[Path, typer.Option(callback=writable_folder, help="folder for the bundles")] = Path(
+        "bundles"
+    ),
     model: ModelName = None,
     option: ModelOptions = None,
     tier: Annotated[list[str] | None, typer.Option(help="only this tier; may be repeated")] = None,

@@ -23,6 +23,7 @@ from edgefl.cli.options import (
     address,
 )
 from edgefl.cli.output import console, errors, print_json, print_table, progress
+from edgefl.cli.paths import writable_file
 from edgefl.system.files import write_text
 
 if TYPE_CHECKING:
@@ -49,7 +50,9 @@ def profile(
     ] = 0,
     tier: Annotated[list[str] | None, typer.Option(help="only this tier; may be repeated")] = None,
     run: Annotated[Path | None, typer.Option(help="folder of a run, for the accuracy of each tier")] = None,
-    html: Annotated[Path | None, typer.Option(help="write a page with pictures to this file")] = None,
+    html: Annotated[
+        Path | None, typer.Option(callback=writable_file, help="write a page with pictures to this file")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="a JSON list, one entry a bundle")] = False,
     fleet: Annotated[
         bool, typer.Option("--fleet", help="ask the devices of a federation, not this machine")
@@ -61,7 +64,10 @@ def profile(
         ),
     ] = "",
     record: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="write what was measured, for --import elsewhere")
+        Path | None,
+        typer.Option(
+            callback=writable_file, metavar="FILE", help="write what was measured, for --import elsewhere"
+        ),
     ] = None,
     imported: Annotated[
         list[Path] | None,
