@@ -15,7 +15,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def similar(path: Path) -> str:
-    """Return ``; did you mean 'runs/first'?`` for the file or folder that is there and most like ``path``."""
+    """Return ``; did you mean 'runs/first'?`` for the existing file or folder most similar to ``path``."""
     try:
         there = [str(path.with_name(each.name)) for each in path.parent.iterdir()]
     except (OSError, ValueError):
