@@ -108,7 +108,10 @@ def _alone(arguments: list[str]) -> typer.Typer | None:
 
         register(alone)
     else:
-        alone.command()(getattr(import_module(f"edgefl.cli.{_MODULES[name]}.{name}"), name))
+        from edgefl.cli.options import help_of
+
+        command = getattr(import_module(f"edgefl.cli.{_MODULES[name]}.{name}"), name)
+        alone.command(help=help_of(command))(command)
     return alone
 
 

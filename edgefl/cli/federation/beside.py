@@ -12,7 +12,7 @@ import typer
 
 from edgefl.cli.federation.web import DEFAULT as WEB_DEFAULT
 from edgefl.cli.federation.web import FLAG as WEB_FLAG
-from edgefl.cli.federation.web import page_process
+from edgefl.cli.federation.web import PAGES, page_process
 from edgefl.cli.output import errors
 
 FLAG = "--dashboard"
@@ -23,6 +23,7 @@ Dashboard = Annotated[
     str,
     typer.Option(
         FLAG,
+        rich_help_panel=PAGES,
         metavar="[HOST:PORT]",
         help=f"show the fleet in a browser meanwhile (`edgefl dashboard`); by default at {DEFAULT}",
     ),

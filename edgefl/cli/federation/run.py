@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgefl.cli.federation.beside import Dashboard, page_beside
-from edgefl.cli.federation.web import Web, WebBroker, WebCert, WebKey, WebOptions, web_beside
+from edgefl.cli.federation.web import PAGES, Web, WebBroker, WebCert, WebKey, WebOptions, web_beside
 from edgefl.cli.options import Engine, ModelName, Seed
 from edgefl.cli.output import console, errors, print_json, progress
 from edgefl.cli.paths import writable_folder
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from edgefl.api.run import News, Prepared
     from edgefl.config import Federation
 
+METHOD, MACHINE = "Method", "Broker, data and agents"
 Downlink = StrEnum("Downlink", ["float32", "float16", "int8"])
 
 
@@ -41,7 +42,9 @@ def run(
     loss: Annotated[
         str | None,
         typer.Option(
-            help="NAME[:KEY=VALUE,...], what training minimises; `edgefl ls losses` lists them, FILE.py:FUNCTION is your own"
+            rich_help_panel=METHOD,
+            help="NAME[:KEY=VALUE,...], what training minimises; `edgefl ls losses` lists them, "
+            "FILE.py:FUNCTION is your own",
         ),
     ] = None,
     program: Annotated[
@@ -52,7 +55,10 @@ def run(
     ] = None,
     optimizer: Annotated[
         str | None,
-        typer.Option(help="NAME[:KEY=VALUE,...] at the server; `edgefl ls optimizers` lists them"),
+        typer.Option(
+            rich_help_panel=METHOD,
+            help="NAME[:KEY=VALUE,...] at the server; `edgefl ls optimizers` lists them",
+        ),
     ] = None,
     engine: Annotated[
         Engine | None, typer.Option(help="runtime of every device; default: as each tier of the file says")
@@ -62,18 +68,31 @@ def run(
         typer.Option(help="NAME[:KEY=VALUE,...], how updates become bytes; `edgefl ls codecs` lists them"),
     ] = None,
     downlink: Annotated[
-        Downlink | None, typer.Option(help="how weights travel to the devices; int8: what changed in them")
+        Downlink | None,
+        typer.Option(
+            rich_help_panel=METHOD, help="how weights travel to the devices; int8: what changed in them"
+        ),
     ] = None,
-    broker: Annotated[str | None, typer.Option(help="amqtt (embedded) or mosquitto")] = None,
-    download: Annotated[bool, typer.Option(help="fetch the dataset if no folder has it")] = False,
+    broker: Annotated[
+        str | None, typer.Option(rich_help_panel=MACHINE, help="amqtt (embedded) or mosquitto")
+    ] = None,
+    download: Annotated[
+        bool, typer.Option(rich_help_panel=MACHINE, help="fetch the dataset if no folder has it")
+    ] = False,
     faults: Annotated[
-        Path | None, typer.Option(help="faults on purpose: bad links, killed processes, ... (TOML or JSON)")
+        Path | None,
+        typer.Option(
+            rich_help_panel=MACHINE, help="faults on purpose: bad links, killed processes, ... (TOML or JSON)"
+        ),
     ] = None,
     fresh: Annotated[bool, typer.Option(help="discard what an earlier run left in --out")] = False,
     dashboard: Dashboard = "",
     web: Web = "",
     web_devices: Annotated[
-        int, typer.Option(min=0, help="with --web: browsers that the first round waits for")
+        int,
+        typer.Option(
+            rich_help_panel=PAGES, min=0, help="with --web: browsers that the first round waits for"
+        ),
     ] = 1,
     web_cert: WebCert = "",
     web_key: WebKey = "",
@@ -81,6 +100,7 @@ def run(
     agents: Annotated[
         str,
         typer.Option(
+            rich_help_panel=MACHINE,
             metavar="KIND:COUNT,...",
             help="which agents are the devices, in place of the tiers' counts: python, cpp, web, like python:2,cpp:2,web:2",
         ),
@@ -97,33 +117,17 @@ def run(
 
       edgefl run federation.toml --rounds 20 --seed 1 --out runs/second
 
-      edgefl run --rounds 5 --out runs/third --json
-
       edgefl run --tiers "strong,weak,half=width:1/4,sparse=importance:1/16" --out runs/mixed
 
-    Methods:
-
-      edgefl run --program per_fedavg:mode=hf,alpha=0.03 --out runs/personal      (`edgefl ls programs` lists them)
+      edgefl run --program per_fedavg:mode=hf,alpha=0.03 --codec fedbat --out runs/one-bit
 
       edgefl run --program my/file.py:mine:lr=0.1 --out runs/own      (docs/tutorials/new-method.md)
 
-    Engines:
+      edgefl run --engine executorch --out runs/phones      (needs 'edgefl-tiers\\[executorch]')
 
-      edgefl run --engine executorch --out runs/phones   (needs 'edgefl-tiers\\[executorch]'; per tier: engine in the file)
+      edgefl run --agents python:2,cpp:2,web:2 --faults faults.toml      (docs/security/faults.md has a schedule)
 
-    Browsers:
-
-      edgefl run --dashboard --out runs/watched      (the fleet in a browser, docs/fleets/dashboard.md)
-
-      edgefl run --web --out runs/phones      (phones scan a QR code and join, docs/agents/web.md)
-
-    Agents, faults and codecs:
-
-      edgefl run --agents python:2,cpp:2,web:2 --out runs/kinds      (agents of `make agents`)
-
-      edgefl run --faults faults.toml --out runs/disturbed      (docs/security/faults.md has such a schedule)
-
-      edgefl run --codec fedbat --out runs/one-bit      (also fedpaq:bits=3, ...; `edgefl ls codecs` lists them)
+      edgefl run --dashboard --web --out runs/watched      (phones scan a QR code and join, docs/agents/web.md)
     """
 
     from edgefl.config.reading import check_names

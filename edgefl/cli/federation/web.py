@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from edgefl.wire.mqtt.address import Address
 
 FLAG = "--web"
+PAGES = "Pages for browsers"
 DEFAULT = "0.0.0.0:8091"
 _END_S = 5.0
 _LOOK_S = 0.05
@@ -32,6 +33,7 @@ Web = Annotated[
     str,
     typer.Option(
         FLAG,
+        rich_help_panel=PAGES,
         metavar="[HOST:PORT]",
         help=f"let phones and browsers join by a page, whose QR code is shown (docs/agents/web.md); by default at {DEFAULT}",
     ),
@@ -39,14 +41,16 @@ Web = Annotated[
 WebCert = Annotated[
     str,
     typer.Option(
-        help="certificate of the page (PEM), for https: phones give threads and a lit screen to such pages only"
+        rich_help_panel=PAGES,
+        help="certificate of the page (PEM), for https: phones give threads and a lit screen to such pages only",
     ),
 ]
-WebKey = Annotated[str, typer.Option(help="its key (PEM, without a password)")]
+WebKey = Annotated[str, typer.Option(rich_help_panel=PAGES, help="its key (PEM, without a password)")]
 WebBroker = Annotated[
     str,
     typer.Option(
-        help="WebSocket URL of the broker that browsers use, like wss://broker.lan:8884/mqtt; default: through the page"
+        rich_help_panel=PAGES,
+        help="WebSocket URL of the broker that browsers use, like wss://broker.lan:8884/mqtt; default: through the page",
     ),
 ]
 
