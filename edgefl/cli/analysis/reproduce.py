@@ -99,7 +99,7 @@ def _show(summary: Summary, out: Path) -> None:
     if rows:
         print_table(summary.entry, rows)
     place = out / summary.entry / "README.md"
-    console.print(f"{summary.entry}: {place}", soft_wrap=True)
+    console.print(f"{summary.entry}: {place}")
 
 
 class _Watch:

@@ -125,9 +125,9 @@ def _tell(verdict: Verdict) -> None:
     line = f"{verdict.outcome:<8} {verdict.group}: {verdict.name}  ({verdict.seconds:.1f} s)"
     console.print(line, style=style)
     if verdict.outcome in ("failed", "missing"):
-        errors.print(f"         checks:   {verdict.says}", soft_wrap=True)
-        errors.print(f"         expected: {verdict.expected}", soft_wrap=True)
-        errors.print(f"         found:    {verdict.found}", soft_wrap=True)
+        errors.print(f"         checks:   {verdict.says}")
+        errors.print(f"         expected: {verdict.expected}")
+        errors.print(f"         found:    {verdict.found}")
 
 
 def _summary(counts: dict[str, int], engine: str) -> str:

@@ -156,7 +156,7 @@ def spread(
             f"; classes: {few} to {many}; total variation from the mean {found.distance_to_mean:.2f}, "
             f"between devices {found.distance_between:.2f}"
         )
-    console.print(summary, soft_wrap=True)
+    console.print(summary)
     for what, path in (("picture", svg), ("table", as_csv)):
         if path is not None:
-            console.print(f"{what}: {path}", soft_wrap=True)
+            console.print(f"{what}: {path}")

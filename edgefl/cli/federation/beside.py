@@ -66,5 +66,5 @@ def page_beside(listen: str, folder: Path, database: str = "") -> Iterator[None]
     own = {"EDGEFL_DATABASE": database} if database else {}
     open_to_all = "" if is_loopback(host) else ", which anybody who reaches this machine may read"
     with page_process(arguments, folder / "logs" / "dashboard.log", "the fleet's page", b"", **own):
-        errors.print(f"the fleet's page: {url}{open_to_all}", soft_wrap=True)
+        errors.print(f"the fleet's page: {url}{open_to_all}")
         yield

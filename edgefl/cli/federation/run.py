@@ -123,6 +123,8 @@ def run(
 
       edgefl run --program my/file.py:mine:lr=0.1 --out runs/own      (docs/tutorials/new-method.md)
 
+    Engines, agents and pages:
+
       edgefl run --engine executorch --out runs/phones      (needs 'edgefl-tiers\\[executorch]')
 
       edgefl run --agents python:2,cpp:2,web:2 --faults faults.toml      (docs/security/faults.md has a schedule)

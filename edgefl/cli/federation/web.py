@@ -136,7 +136,7 @@ def page_process(
         yield
     finally:
         if (page.poll() or 0) > 0:
-            errors.print(f"{title} ended early; {log_file} says why", soft_wrap=True)
+            errors.print(f"{title} ended early; {log_file} says why")
         end_process(page, _END_S)
 
 
@@ -176,10 +176,9 @@ def _tell(address: str, *, secure: bool, code: bool) -> None:
 
     if code:
         sys.stderr.write(in_terminal(address))
-    errors.print(f"phones join at {address}", soft_wrap=True)
+    errors.print(f"phones join at {address}")
     if not secure:
         errors.print(
-            "over http, phones train on one thread and their screens may go dark: --web-cert and --web-key make it https",
-            soft_wrap=True,
+            "over http, phones train on one thread and their screens may go dark: --web-cert and --web-key make it https"
         )
     sys.stderr.flush()

@@ -90,7 +90,7 @@ def token(
     if as_json:
         print_json({"device": device, "federation": federation, "token": made.text, "until": until})
     else:
-        console.print(made.text, soft_wrap=True)
+        console.print(made.text)
 
 
 def request(
@@ -198,7 +198,7 @@ def _say(told: dict[str, Any], as_json: bool) -> None:
         print_json(told)
     else:
         text = ", ".join(f"{name} {value}" for name, value in told.items())
-        console.print(text, soft_wrap=True)
+        console.print(text)
 
 
 def show(
@@ -229,4 +229,4 @@ def _tell_key(file: Path, public_key: str, *, as_json: bool) -> None:
     if as_json:
         print_json({"file": str(file), "public_key": public_key})
     else:
-        console.print(public_key, soft_wrap=True)
+        console.print(public_key)

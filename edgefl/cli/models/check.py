@@ -111,4 +111,4 @@ def _print(verdict: Verdict) -> None:
     if rows:
         title = f"{verdict.model}: {verdict.parameters:,} parameters, {verdict.loss}, units {', '.join(verdict.units)}"
         print_table(title, rows)
-    console.print(str(verdict), soft_wrap=True)
+    console.print(str(verdict))

@@ -164,7 +164,7 @@ def _tell_cache(rows: list[dict[str, Any]]) -> None:
 
     compiled, cache = sum(row["compiled"] for row in rows), BundleCache.of_user()
     text = told(compiled=compiled, reused=len(rows) - compiled, folder=cache.folder, nbytes=cache.nbytes)
-    errors.print(text, soft_wrap=True)
+    errors.print(text)
 
 
 def _export_fitting(
@@ -221,7 +221,7 @@ def _export_fitting(
             rows.append(_facts(written(bundle, out)))
     _tell_cache(rows)
     rows = [{key: value for key, value in row.items() if key in _telling(rows)} for row in rows]
-    errors.print(f"chosen: {made.reason()}", soft_wrap=True)
+    errors.print(f"chosen: {made.reason()}")
     facts = {
         "kind": best.kind,
         "options": best.options,

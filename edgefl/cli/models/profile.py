@@ -200,7 +200,7 @@ def profile(
 
         title = f"Profile of {', '.join(dict.fromkeys(each.model for each in profiles))}"
         write_text(html, page(title, profiles, accuracy))
-        errors.print(f"page: {html}", soft_wrap=True)
+        errors.print(f"page: {html}")
 
 
 def _check_single(devices: Sequence[str]) -> None:
