@@ -176,8 +176,9 @@ def _files(path: Path, policy: Policy) -> Files:
             entries += [Entry(file, folder.name) for file in inside if _is_data(file)]
             nested += [each for each in inside if each.is_dir() and any(map(_is_data, each.iterdir()))]
     if not entries:
+        problem = f"{path} is no training data" if path.exists() else f"there is no file or folder {path}"
         raise DataError(
-            f"{path} is no training data: give an .npz with arrays x and y, a folder with x.npy and y.npy, a folder with "
+            f"{problem}: give an .npz with arrays x and y, a folder with x.npy and y.npy, a folder with "
             "idx files, a folder with one sub-folder of files per class (.npy, .png, .jpg, .wav, .txt, .csv), or .csv, "
             f".jsonl, .tsv or .txt{_advice(others)}",
             path=str(path),

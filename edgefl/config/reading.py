@@ -134,7 +134,9 @@ def _read(path: Path) -> dict[str, Any]:
         ) from error
     except OSError as error:
         raise ConfigError(f"the federation file {path} cannot be read: {error.strerror or error}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not valid TOML: it is no text in UTF-8; save it as UTF-8") from error
+    except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
 
 

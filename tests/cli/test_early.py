@@ -41,6 +41,9 @@ WRONG = {
     "export --model mpl": (2, "did you mean 'mlp'?"),
     "check mpl": (2, "did you mean 'mlp'?"),
     "check mlp --option clases=3": (2, "did you mean 'classes'?"),
+    "check mymodl.py:make": (2, "there is no file mymodl.py; did you mean 'mymodel.py'?"),
+    "check file.npz:make": (2, "file.npz is no file of Python code"),
+    "run wide.toml": (2, "wide.toml is not valid TOML: it is no text in UTF-8"),
     "check mlp --data cifar11": (2, "did you mean 'cifar10'?"),
     "check mlp --data fil.npz": (3, "did you mean 'file.npz'?"),
     "deploy --weights file.npy": (3, "did you mean 'file.npz'?"),
@@ -78,6 +81,8 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str,
     folder = tmp_path_factory.mktemp("early")
     (folder / "folder").mkdir()
     (folder / "file.npz").touch()
+    (folder / "mymodel.py").touch()
+    (folder / "wide.toml").write_text("a = 1", "utf-16")
     (folder / "federation.toml").write_text('[program]\nname = "sdg"\n')
     return dict(zip(WRONG, _tried(folder, list(WRONG)), strict=True))
 
