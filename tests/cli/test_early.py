@@ -41,6 +41,8 @@ WRONG = {
     "export --model mpl": (2, "did you mean 'mlp'?"),
     "check mpl": (2, "did you mean 'mlp'?"),
     "check mlp --option clases=3": (2, "did you mean 'classes'?"),
+    "profile resnet9": (2, "did you mean 'resnet"),
+    "profile federaton.toml": (2, "did you mean 'federation.toml'?"),
     "check mymodl.py:make": (2, "there is no file mymodl.py; did you mean 'mymodel.py'?"),
     "check file.npz:make": (2, "file.npz is no file of Python code"),
     "run wide.toml": (2, "wide.toml is not valid TOML: it is no text in UTF-8"),

@@ -135,6 +135,8 @@ def profile(
 
     chosen = _Chosen(batch, engine.value if engine else "", tuple(tier or ()))
     targets = list(files_of(bundles or ()))
+    for target in targets:
+        _check_target(target)
     _check_places(html, run)
     others = tuple(report for path in imported or () for report in read_recorded(path))
     if not targets and (fleet or device_command or not others):
@@ -201,6 +203,16 @@ def profile(
         title = f"Profile of {', '.join(dict.fromkeys(each.model for each in profiles))}"
         write_text(html, page(title, profiles, accuracy))
         errors.print(f"page: {html}")
+
+
+def _check_target(target: str) -> None:
+    """Raise ConfigError for a federation file or a model that is not there, before torch is loaded for it."""
+    if _is_bundle(target):
+        return
+    from edgefl.config.reading import check_names
+
+    file = Path(target) if target.endswith(".toml") else None
+    check_names(file, {} if file else {"model.name": target})
 
 
 def _check_single(devices: Sequence[str]) -> None:
