@@ -119,6 +119,8 @@ def run(
 
       edgefl run --tiers "strong,weak,half=width:1/4,sparse=importance:1/16" --out runs/mixed
 
+    Methods:
+
       edgefl run --program per_fedavg:mode=hf,alpha=0.03 --codec fedbat --out runs/one-bit
 
       edgefl run --program my/file.py:mine:lr=0.1 --out runs/own      (docs/tutorials/new-method.md)
