@@ -4,28 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from zipfile import is_zipfile
 
 import numpy as np
 
 from device_runtime.config import Policy, Source
 from device_runtime.data.samples import LocalData
+from edgefl.wire.array_files import native, read_idx, read_npz, unreadable
 from edgefl.wire.errors import DataError
-from edgefl.wire.idx import read_idx
 from edgefl.wire.tensors import Array
 
 
 def load(path: Path, policy: Policy) -> LocalData | None:
     """Samples and labels at ``path``: an npz with x and y, a folder of x.npy and y.npy, or a folder with a pair of idx
     files, which stay on the disk where they can. None if there is none of these, DataError for damaged ones."""
-    if path.suffix == ".npz":
+    if path.suffix.lower() == ".npz":
         return archive(path, policy)
     if (path / "x.npy").is_file():
         if not (path / "y.npy").is_file():
             raise DataError(
                 f"{path} has x.npy and no y.npy: save the labels of the samples there", path=str(path)
             )
-        arrays = {file.stem: np.load(file, mmap_mode="r") for file in sorted(path.glob("*.npy"))}
+        arrays = {file.stem: _mapped(file) for file in sorted(path.glob("*.npy"))}
         return LocalData(arrays.pop("x"), np.asarray(arrays.pop("y")), str(path), arrays, policy)
     if path.is_dir() and (images := _idx_file(path, "images-idx3-ubyte")):
         labels = _idx_file(path, "labels-idx1-ubyte")
@@ -33,6 +32,16 @@ def load(path: Path, policy: Policy) -> LocalData | None:
             raise DataError(f"{path} has {images.name} but no labels-idx1-ubyte file beside it")
         return LocalData(read_idx(images), read_idx(labels), str(path), policy=policy)
     return None
+
+
+def _mapped(file: Path) -> Array:
+    """Return the array of an npy, which stays on the disk unless its bytes are in another machine's order."""
+    try:
+        return native(np.load(file, mmap_mode="r"))
+    except ValueError as error:
+        raise DataError(
+            f"{file} cannot be read as training data: {unreadable(error, '')}", path=str(file)
+        ) from error
 
 
 def given(source: Source, policy: Policy) -> LocalData:
@@ -62,29 +71,21 @@ def given(source: Source, policy: Policy) -> LocalData:
 
 def _array(part: object, key: str, name: str) -> Array:
     try:
-        return np.asarray(part)
+        return native(np.asarray(part))
     except ValueError as error:  # lists of unequal lengths
         raise DataError(f"{name}() gives {key} that is no array: {error}") from error
 
 
 def archive(path: Path, policy: Policy = "refuse") -> LocalData:
     """The arrays of an npz, not looked at. DataError for what is none."""
-    if not path.is_file():
-        raise DataError(f"there is no file {path}: name the .npz with this device's samples", path=str(path))
-    if not is_zipfile(path):
+    found = read_npz(path, "write one with numpy.savez(file, x=samples, y=labels)")
+    if missing := {"x", "y"} - found.keys():
         raise DataError(
-            f"{path} is no .npz archive: write one with numpy.savez(file, x=samples, y=labels)",
+            f"{path} has no array {' and no array '.join(sorted(missing))}; it has {', '.join(found) or 'none'}: "
+            "samples are called x, their labels y",
             path=str(path),
         )
-    with np.load(path, allow_pickle=False) as found:
-        if missing := {"x", "y"} - set(found.files):
-            raise DataError(
-                f"{path} has no array {' and no array '.join(sorted(missing))}; it has {', '.join(found.files)}: "
-                "samples are called x, their labels y",
-                path=str(path),
-            )
-        others = {name: found[name] for name in found.files if name not in ("x", "y")}
-        return LocalData(found["x"], found["y"], str(path), others, policy)
+    return LocalData(found.pop("x"), found.pop("y"), str(path), found, policy)
 
 
 def _idx_file(folder: Path, ending: str) -> Path | None:

@@ -9,6 +9,7 @@ import numpy as np
 from device_runtime.data.problems import BadRow
 from device_runtime.data.reading import Entry, Reading, Samples
 from device_runtime.data.samples import as_read
+from edgefl.wire.array_files import native, unreadable
 from edgefl.wire.bundle.manifest import DataSpec
 from edgefl.wire.tensors import Array
 
@@ -20,9 +21,9 @@ def read(reading: Reading, entries: tuple[Entry, ...]) -> Samples:
 def _sample(path: Path, spec: DataSpec) -> Array:
     """As the model reads it: files may hold integers and floats, and only integers are scaled."""
     try:
-        found: Array = np.load(path, allow_pickle=False)
+        found = native(np.load(path, allow_pickle=False))
     except Exception as error:  # numpy raises unrelated types for damaged files
-        raise BadRow(f"cannot be read: {error}") from error
+        raise BadRow(f"cannot be read: {unreadable(error, '')}") from error
     if spec.shape not in (found.shape, (1, *found.shape)):
         raise BadRow(f"the sample has shape {found.shape}, the model takes {spec.shape}")
     if found.dtype.kind not in "iu" and found.dtype != np.dtype(spec.dtype):

@@ -67,6 +67,8 @@ class Reading:
     def number(self, value: object) -> float:
         """A label as it stands in a file, as a class number or, where labels are floats, as a number. BadRow if it is
         none."""
+        if value is None or value == "":
+            raise BadRow("the label is empty")
         return finite(value, "the label", self.label.dtype) if self.label.floats else self.class_number(value)
 
     def class_number(self, value: object) -> int:
@@ -80,7 +82,7 @@ class Reading:
             for each in (written, _WHOLE.sub("", written)):
                 if each in alike:
                     return alike.index(each)
-            raise BadRow(f"no class is called {shown(text)}; the federation's are {_listed(names)}")
+            raise BadRow(f"no class is called {shown(text)}; the federation's are {listed(names)}")
         digits = _WHOLE.sub("", text)
         if digits.isdecimal() and len(digits) <= _DIGITS and int(digits) < self.spec.classes:
             return int(digits)
@@ -99,7 +101,7 @@ class Reading:
         if outside := [each.path.name for each in entries if not each.folder]:
             raise DataError(
                 f"{self.source} has {len(outside)} files that are in no folder, such as {outside[0]}: put the files of each "
-                f"class in a folder that is called as the class is ({_listed(self.spec.names) or 'its number'})"
+                f"class in a folder that is called as the class is ({listed(self.spec.names) or 'its number'})"
             )
         numbers: dict[str, int | None] = {}
         for folder in dict.fromkeys(each.folder for each in entries):
@@ -169,6 +171,7 @@ def is_text(text: str) -> bool:
 NO_TEXT = "it is no text in UTF-8"
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """Return the first of ``names``, and how many there are if that is not all."""
     more = f", ... ({len(names)} in all)" if len(names) > _NAMED else ""
     return ", ".join(names[:_NAMED]) + more

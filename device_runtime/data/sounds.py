@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO
 
@@ -50,14 +51,16 @@ def wave_of(path: Path, reader: Sound) -> Array:
     try:
         with path.open("rb") as file:
             heard = _heard(file, reader)
-    except (OSError, struct.error) as error:
-        raise BadRow(f"is no WAV that can be read: {error or 'it ends too early'}") from error
+    except struct.error as error:
+        raise BadRow("is no WAV that can be read: it ends too early") from error
+    except OSError as error:
+        raise BadRow(f"is no WAV that can be read: {error}") from error
     padded = np.zeros(reader.length, np.float32)
     padded[: len(heard)] = heard
     return padded
 
 
-def _heard(file: BinaryIO, reader: Sound) -> Array:
+def _heard(file: BufferedReader, reader: Sound) -> Array:
     """Return float64, at most the reader's length, the mean of all channels."""
     start = file.read(12)
     if start[:4] != b"RIFF" or start[8:] != b"WAVE":
@@ -85,7 +88,7 @@ def _heard(file: BinaryIO, reader: Sound) -> Array:
         )
     if rate != reader.rate:
         raise BadRow(f"has {rate} samples a second, the federation's have {reader.rate}: convert it")
-    piped = size >= _UNKNOWN_BYTES or (not size and struct.unpack_from("<L", start, 4)[0] in (0, 0xFFFFFFFF))
+    piped = size >= _UNKNOWN_BYTES or (not size and not _is_chunk(file.peek(8)[:8]))
     wanted = reader.length * frame if piped else min(size // frame, reader.length) * frame
     content = file.read(wanted)
     if not content:
@@ -104,6 +107,11 @@ def _chunks(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
         begin = file.tell()
         yield name, size
         file.seek(begin + size + size % 2)
+
+
+def _is_chunk(head: bytes) -> bool:
+    """Return True for the head of another chunk, and at the end of the file."""
+    return not head or (head[:4].isascii() and head[:4].decode().isprintable())
 
 
 def _numbers(content: bytes, width: int, kind: int) -> Array:

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -25,9 +25,10 @@ from device_runtime.data.samples import ONE_CLASS, FittedData, LabelSpec, Local,
 from edgefl.wire.bundle.manifest import DataSpec
 from edgefl.wire.bundle.readers import Image, Reader, Series, Sound, Table, Text
 from edgefl.wire.errors import DataError
+from edgefl.wire.pictures import SUFFIXES, UNREAD
 
 _PIECE = 1 << 20
-_IMAGES = (".png", ".jpg", ".jpeg")
+_IMAGES = (*SUFFIXES, *UNREAD)
 _LINES = (*tables.RECORDS, ".tsv", ".txt")
 _SUFFIXES = (".npy", ".wav", *_IMAGES, *_LINES)
 _READ: dict[type, tuple[tuple[str, ...], Callable[[Reading, tuple[Entry, ...]], Samples]]] = {
@@ -39,6 +40,16 @@ _READ: dict[type, tuple[tuple[str, ...], Callable[[Reading, tuple[Entry, ...]], 
     Text: (_LINES, texts.read),
 }
 """What each reader reads (none: arrays): the endings of files, and how they become samples."""
+_CONVERSIONS = {
+    (".gz", ".bz2", ".xz", ".zst", ".zip", ".7z", ".tar", ".tgz"): "unpack it",
+    (".json", ".ndjson"): "write one object a line, as .jsonl",
+    (".parquet", ".feather", ".arrow", ".orc", ".xlsx", ".xls", ".ods", ".db", ".sqlite"): "write it as .csv",
+    (".npy", ".pkl", ".pt", ".pth", ".h5", ".hdf5", ".mat", ".safetensors", ".tfrecord"): (
+        "write its arrays by numpy.savez(file, x=samples, y=labels)"
+    ),
+    (".mp3", ".flac", ".ogg", ".opus", ".m4a", ".aac", ".aif", ".aiff", ".wma"): "write it as .wav",
+}
+"""What to do with files of kinds that are not read, by their endings."""
 
 
 def load(data: Path | Source, policy: Policy = "refuse") -> Local:
@@ -78,6 +89,8 @@ class Files:
     policy: Policy
     unknown: tuple[str, ...] = ()
     """Endings of the other files there, and the folders in those of classes."""
+    nested: tuple[Path, ...] = ()
+    """Folders with data inside of those of classes."""
     _last: dict[str, FittedData] = field(default_factory=dict)
 
     @cached_property
@@ -109,6 +122,11 @@ class Files:
                 f"{self.source} has {self._found}, and the federation's samples are read of {', '.join(suffixes)}: convert "
                 "the files, or give arrays",
                 found=self._found,
+            )
+        for folder in self.nested:
+            files = sum(map(_is_data, folder.iterdir()))
+            reading.problems.add(
+                str(folder), "is a folder inside of a class's folder; move its files up", files
             )
         samples = read(reading, entries)
         check_some(len(samples.y), reading.problems, self.source)
@@ -144,7 +162,8 @@ class Files:
 
 def _files(path: Path, policy: Policy) -> Files:
     entries: list[Entry] = []
-    others: list[Path] = []
+    others: list[Path] = [path]
+    nested: list[Path] = []
     if path.is_file() and path.suffix.lower() in _LINES:
         entries = [Entry(path)]
     elif path.is_dir():
@@ -155,15 +174,28 @@ def _files(path: Path, policy: Policy) -> Files:
             inside = _visible(folder)
             others += inside
             entries += [Entry(file, folder.name) for file in inside if _is_data(file)]
+            nested += [each for each in inside if each.is_dir() and any(map(_is_data, each.iterdir()))]
     if not entries:
+        problem = f"{path} is no training data" if path.exists() else f"there is no file or folder {path}"
         raise DataError(
-            f"{path} is no training data: give an .npz with arrays x and y, a folder with x.npy and y.npy, a folder with "
+            f"{problem}: give an .npz with arrays x and y, a folder with x.npy and y.npy, a folder with "
             "idx files, a folder with one sub-folder of files per class (.npy, .png, .jpg, .wav, .txt, .csv), or .csv, "
-            ".jsonl, .tsv or .txt",
+            f".jsonl, .tsv or .txt{_advice(others)}",
             path=str(path),
         )
-    unknown = tuple(_kind(each) for each in others if not _is_data(each))
-    return Files(str(path), tuple(entries), policy, unknown)
+    unknown = tuple(_kind(each) for each in others if not _is_data(each) and each not in nested)
+    return Files(str(path), tuple(entries), policy, unknown, tuple(nested))
+
+
+def _advice(paths: Sequence[Path]) -> str:
+    """Return the first file or folder that holds no data, and what to do with it; empty if no kind is known."""
+    for path in paths:
+        for endings, advice in _CONVERSIONS.items():
+            if path.suffix.lower() in endings and path.is_file():
+                return f"; found {path.name}: {advice}"
+        if path.is_dir():
+            return f"; found the folder {path.name} inside of {path.parent.name}: name the folder above those of the classes"
+    return ""
 
 
 def _visible(folder: Path) -> list[Path]:
@@ -171,7 +203,8 @@ def _visible(folder: Path) -> list[Path]:
 
 
 def _is_data(path: Path) -> bool:
-    return path.suffix.lower() in _SUFFIXES and path.is_file()
+    """Return True for a file of a kind that is read, and for a link to one that is gone."""
+    return path.suffix.lower() in _SUFFIXES and (path.is_file() or path.is_symlink())
 
 
 def _kind(path: Path) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from device_runtime.data.problems import BadRow, shown
-from device_runtime.data.reading import NO_TEXT, Entry, Reading, Samples, finite, is_text
+from device_runtime.data.reading import NO_TEXT, Entry, Reading, Samples, finite, is_text, listed
 from device_runtime.data.spool import Spool
 from edgefl.wire.bundle.manifest import Input
 from edgefl.wire.bundle.readers import Series, Table, Text
@@ -168,7 +168,7 @@ def _columns_of(reader: Table, wanted: Input) -> tuple[str, ...]:
 
 
 def _check_columns(path: Path, found: Sequence[str], needed: Sequence[str]) -> None:
-    if not all(map(is_text, found)):
+    if not all(is_text(name) and "\0" not in name for name in found):  # UTF-16 has zeros
         raise DataError(f"{path} cannot be read as text (UTF-8): convert it", path=str(path))
     if missing := [name for name in needed if name not in found]:
         separators = [each for each in (";", "\t", "|") if len(found) == 1 and each in found[0]]
@@ -179,8 +179,8 @@ def _check_columns(path: Path, found: Sequence[str], needed: Sequence[str]) -> N
                 path=str(path),
             )
         raise DataError(
-            f"{path} has no column {missing[0]!r}; it has {', '.join(found) or 'none'}: columns are called as the "
-            "federation calls them, in the first line",
+            f"{path} has no column {missing[0]!r}; it has {listed(list(map(repr, found))) or 'none'}: columns are called as "
+            "the federation calls them, in the first line",
             missing=missing,
         )
     if twice := [name for name in needed if list(found).count(name) > 1]:

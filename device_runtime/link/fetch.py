@@ -162,7 +162,9 @@ class Fetcher:
                     ref, index = next(iter(window.asked.values()))
                     raise BundleError(
                         f"{LOST_CHUNK}: chunk {index} of blob {ref.sha256[:12]} did not arrive in {silences} attempts of "
-                        f"{self._limits.fetch_timeout_s:g} s; is the server up?"
+                        f"{self._limits.fetch_timeout_s:g} s: is the server up, and does the broker take messages of "
+                        f"{self._largest} bytes? With MQTT 3.1.1, Mosquitto drops larger ones than its message_size_limit "
+                        "without an error; raise that, or set limits.chunk_bytes of the federation lower"
                     )
         finally:
             self._largest = -1

@@ -16,6 +16,7 @@ from edgefl.lab.written import CONFIG_NAME, PASSWORD, without_password
 from edgefl.models.user_factory import refuse_while_loading
 from edgefl.setup.digests import UNDECIDING
 from edgefl.setup.places import found_from_anywhere, held
+from edgefl.setup.processor import check_device
 from edgefl.system.files import write_text
 from edgefl.wire import folders
 from edgefl.wire.bundle.signatures import Signer
@@ -66,6 +67,7 @@ class Server:
         workshop: Workshop | None = None,
     ) -> None:
         refuse_while_loading("start a server")
+        check_device(device)
         read = federation if isinstance(federation, Federation) else load(Path(federation))
         folder = Path(out)
         self._lock = held(folder, SERVER_LOCK, "server")

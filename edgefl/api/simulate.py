@@ -21,6 +21,7 @@ from edgefl.lab.written import without_password
 from edgefl.models.user_factory import refuse_while_loading
 from edgefl.setup.data import open_data, own_data, partition
 from edgefl.setup.places import found_from_anywhere, held
+from edgefl.setup.processor import processor
 from edgefl.setup.tiers import completed, device_names
 from edgefl.setup.updates import update_sizes
 from edgefl.simulator.clients import ClientData, Own, Spread
@@ -213,6 +214,7 @@ def prepare_simulation(
     ConfigError if ``out`` holds another simulation, or is not to be gone on with.
     """
     refuse_while_loading("start a simulation")
+    processor(device)  # now, not once the data are read
     read = federation if isinstance(federation, Federation) else load_federation(federation)
     whole = _trained_by(without_password(found_from_anywhere(completed(read))), workers, ray)
     folder = Path(out).resolve()

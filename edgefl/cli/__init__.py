@@ -1,6 +1,6 @@
 """The command line: a thin layer over the Python API. Each command imports what it needs when it runs.
 
-``edgefl device``, ``edgefl server`` and ``edgefl dashboard`` load no other command; :mod:`edgefl.cli.commands` has them all.
+Most commands load no other one; :mod:`edgefl.cli.commands` has them all.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from edgefl.cli import isolated
@@ -89,32 +90,28 @@ def _run(arguments: list[str]) -> None:
 
 def _read(arguments: list[str], told: object = None) -> None:
     """Read the options and run the command, or tell who is to run it."""
-    alone = _alone(arguments)
-    if alone is None or arguments[0] == "server":
+    if arguments[:1] not in (["device"], ["dashboard"]):
         from edgefl.cli.federation.beside import with_place
 
         arguments = with_place(arguments)
-    (alone or __getattr__("app"))(arguments, obj=told)
+    (_alone(arguments) or __getattr__("app"))(arguments, obj=told)
 
 
 def _alone(arguments: list[str]) -> typer.Typer | None:
-    """The command line with one command alone, where others need packages or memory that this one does without."""
+    """Return the command line with the called command alone: it needs no package, memory or time of the others."""
     name = arguments[0] if arguments else ""
-    if name not in ("device", "dashboard", "server"):
+    if name != "device" and name not in _MODULES:
         return None
     alone = bare_app()
     if name == "device":
         from edgefl.cli.device.agent import register
 
         register(alone)
-    elif name == "dashboard":
-        from edgefl.cli.federation.dashboard import dashboard
-
-        alone.command()(dashboard)
     else:
-        from edgefl.cli.federation.server import server
+        from edgefl.cli.options import help_of
 
-        alone.command()(server)
+        command = getattr(import_module(f"edgefl.cli.{_MODULES[name]}.{name}"), name)
+        alone.command(help=help_of(command))(command)
     return alone
 
 
@@ -153,6 +150,12 @@ def _fail(message: str, code: int = 1) -> None:
     sys.exit(code)
 
 
+_MODULES = {
+    **dict.fromkeys(("heterogeneity", "personalize", "reproduce"), "analysis"),
+    **dict.fromkeys(("dashboard", "run", "server", "simulate"), "federation"),
+    **dict.fromkeys(("check", "deploy", "export", "plan", "profile", "verify"), "models"),
+}
+"""The folder of each command whose module has its name and no other command."""
 _SERVER = ("torch", "onnx", "onnxscript", "amqtt", "sqlalchemy", "pydantic", "psutil", "exporters", "server")
 _EXTRAS = {
     **dict.fromkeys(_SERVER, "server"),

@@ -12,6 +12,7 @@ from edgefl.cli.device import data, tune
 from edgefl.cli.federation import broker, dashboard, load, replay, run, server, simulate
 from edgefl.cli.identity import enroll
 from edgefl.cli.models import check, deploy, export, plan, profile, verify
+from edgefl.cli.options import help_of
 
 TRAIN, COMPILE, INSPECT, DEVICES, STUDY = (
     "Train a federation",
@@ -48,7 +49,7 @@ for command, panel in (
     (personalize.personalize, STUDY),
     (reproduce.reproduce, STUDY),
 ):
-    app.command(rich_help_panel=panel)(command)
+    app.command(rich_help_panel=panel, help=help_of(command))(command)
 for group, panel in (
     (replay, TRAIN),
     (device, DEVICES),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
@@ -83,11 +84,22 @@ ModelOptions = Annotated[
 Seed = Annotated[int | None, typer.Option(min=0, help="decides weights, partition, batches and noise")]
 
 
+def help_of(command: Callable[..., None]) -> str:
+    """Return the help text of a command: a paragraph is one line, and no blank line is between examples."""
+    shown: list[str] = []
+    for paragraph in inspect.cleandoc(command.__doc__ or "").split("\n\n"):
+        if paragraph.startswith(" "):
+            shown[-1] += f"\n{paragraph}"
+        else:
+            shown.append(" ".join(paragraph.split()))
+    return "\n\n".join(shown)
+
+
 def add_group(app: typer.Typer, name: str, help: str, *commands: Callable[..., None]) -> None:
     """Add the commands to ``app`` as ``edgefl NAME COMMAND``, named as their functions."""
     group = typer.Typer(help=help, no_args_is_help=True, rich_markup_mode="rich")
     for command in commands:
-        group.command(command.__name__)(command)
+        group.command(command.__name__, help=help_of(command))(command)
     app.add_typer(group, name=name)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 import time
@@ -28,11 +29,18 @@ class CleanConsole(Console):
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(cleaned(segment.text), segment.style)
 
+    def print(self, *objects: Any, soft_wrap: bool | None = None, **options: Any) -> None:
+        """Print ``objects``; text is left to the terminal to wrap, so that a path or a digest in it can be copied."""
+        if soft_wrap is None:
+            soft_wrap = all(isinstance(each, str) for each in objects)
+        super().print(*objects, soft_wrap=soft_wrap, **options)
+
 
 console = CleanConsole(emoji=False, markup=False, highlight=False)
 errors = CleanConsole(stderr=True, emoji=False, markup=False, highlight=False)
 
 _WIDEST = 1 << 16
+_DIGEST = re.compile(r"[0-9a-f]{32,}")
 _FIRST_S, _PAUSE_S = 0.5, 2.0
 """Off a terminal: until the first line of progress, and between two of them."""
 
@@ -44,8 +52,16 @@ def print_json(value: Any) -> None:
 
 
 def print_table(title: str, rows: list[dict[str, Any]], caption: str = "") -> None:
-    """Rows with equal keys as a table."""
-    console.print(table(title, rows, caption))
+    """Print rows with equal keys as a table; where that is too wide, digests are whole in lines below it."""
+    made, digests = table(title, rows, caption), list[str]()
+    if made.box is SIMPLE_HEAD:
+        digests = [name for name in rows[0] if any(_DIGEST.fullmatch(str(row[name])) for row in rows)]
+        others = [{name: row[name] for name in row if name not in digests} for row in rows]
+        made = table(title, others, caption)
+    console.print(made)
+    for name in digests:
+        for row in rows:
+            console.print(f"{name} of {human(next(iter(row.values())))}: {row[name]}")
 
 
 def table(title: str, rows: list[dict[str, Any]], caption: str = "") -> Table:

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from edgefl.config.nearest import nearest
+from edgefl.config.nearest import nearest, similar
 from edgefl.facts import problem_of, shipped
 from edgefl.facts.combinations import WHOLE, combination_hint, works
 from edgefl.system.python import folder_last
@@ -193,10 +193,15 @@ def _options(key: str, what: str, accepted: Mapping[str, Any], options: Mapping[
 
 def _missing(what: str, place: str) -> Iterator[str]:
     """The file or the module of a model or a program of the user's own, if it is not there."""
-    if not place.endswith(".py"):
+    if not place.endswith(".py") and Path(place).is_file():
+        yield f"{what}.name: {place} is no file of Python code; name one that ends in .py"
+    elif not place.endswith(".py"):
         yield from _missing_module(f"{what}.name", what, place)
     elif not Path(place).is_file():
-        yield f"{what}.name: there is no file {place}; give its path from the working directory, or absolute"
+        yield (
+            f"{what}.name: there is no file {place}{similar(Path(place))}; give its path from the working directory, or "
+            "absolute"
+        )
 
 
 def _missing_module(key: str, what: str, module: str) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from pathlib import Path
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -11,3 +12,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
     names = {each.lower(): each for each in known}
     found = get_close_matches(name.lower(), names, n=1, cutoff=0.6)
     return f"; did you mean {names[found[0]]!r}?" if found else ""
+
+
+def similar(path: Path) -> str:
+    """Return ``; did you mean 'runs/first'?`` for the existing file or folder most similar to ``path``."""
+    try:
+        there = [str(path.with_name(each.name)) for each in path.parent.iterdir()]
+    except (OSError, ValueError):
+        return ""
+    return nearest(str(path), there)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,9 @@ from pydantic import BaseModel, ValidationError
 
 from edgefl.config.federation import Federation
 from edgefl.config.names import name_problems
-from edgefl.config.nearest import nearest
+from edgefl.config.nearest import nearest, similar
 from edgefl.config.tables import TierTable
-from edgefl.wire.errors import ConfigError
+from edgefl.wire.errors import ConfigError, DataError
 
 
 def load(path: Path | None, overrides: Mapping[str, object] | None = None) -> Federation:
@@ -39,11 +39,34 @@ def check_names(path: Path | None, overrides: Mapping[str, object]) -> None:
     tables = _read(path) if path else {}
     for key, value in overrides.items():
         _assign(tables, key, value)
-    parse(tables, source=str(path) if path else "the command line", problems=name_problems(_plain(tables)))
+    source = str(path) if path else "the command line"
+    _check_places(parse(tables, source=source, problems=name_problems(_plain(tables)), given=overrides))
 
 
-def parse(tables: Mapping[str, Any], *, source: str, problems: Sequence[str] = ()) -> Federation:
-    """Check plain tables; ConfigError names each wrong key and what it should be, and all other ``problems``."""
+def _check_places(federation: Federation) -> None:
+    """Raise DataError for a file or a folder of data that is not there and will not be made."""
+    table = federation.data
+    fetched = table.download or table.name in ("digits", "random", "file")
+    places = {
+        "data.file": table.file if table.name == "file" else "",
+        "data.devices_dir": table.devices_dir,
+        "data.dir": "" if fetched else table.dir,
+    }
+    for key, place in places.items():
+        if place and not Path(place).exists():
+            raise DataError(
+                f"{key}: there is no file or folder {place}{similar(Path(place))}; correct the path",
+                path=place,
+            )
+
+
+def parse(
+    tables: Mapping[str, Any], *, source: str, problems: Sequence[str] = (), given: Iterable[str] = ()
+) -> Federation:
+    """Check plain tables; ConfigError names each wrong key and what it should be, and all other ``problems``.
+
+    Keys that are ``given`` on the command line are not blamed on the ``source``.
+    """
     try:
         federation = Federation.model_validate(_plain(tables))
         lines, cause = list(problems), None
@@ -52,8 +75,12 @@ def parse(tables: Mapping[str, Any], *, source: str, problems: Sequence[str] = (
         said = {_key(problem) for problem in error.errors()}
         lines += [line for line in problems if line.partition(":")[0] not in said]
     if lines:
+        blamed: dict[str, list[str]] = {}
+        for line in lines:
+            own = any(f"{line.partition(':')[0]}.".startswith(f"{key}.") for key in given)
+            blamed.setdefault("the command line" if own else source, []).append(f"\n  - {line}")
         raise ConfigError(
-            f"{source} cannot be used:\n" + "\n".join(f"  - {line}" for line in lines)
+            "\n".join(f"{each} cannot be used:{''.join(found)}" for each, found in blamed.items())
         ) from cause
     return federation
 
@@ -73,6 +100,9 @@ def _explain(problem: Any) -> str:
         known = sorted(_known_keys(problem["loc"][:-1]))
         close = nearest(str(problem["loc"][-1]), known)
         return f"{key}: unknown key; this table knows {', '.join(known)}{close}"
+    if problem["type"] == "literal_error" and isinstance(problem["input"], str):
+        known = problem["ctx"]["expected"].replace("'", "").replace(" or ", ", ").split(", ")
+        return f"{key}: {problem['msg']} (found {problem['input']!r}){nearest(problem['input'], known)}"
     return f"{key}: {problem['msg']} (found {problem['input']!r})" if problem["loc"] else f"{problem['msg']}"
 
 
@@ -100,9 +130,13 @@ def _read(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError as error:
         raise ConfigError(
-            f"there is no federation file {path}; `edgefl validate --template` prints one"
+            f"there is no federation file {path}{similar(path)}; `edgefl validate --template` prints one"
         ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise ConfigError(f"the federation file {path} cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not valid TOML: it is no text in UTF-8; save it as UTF-8") from error
+    except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
 
 

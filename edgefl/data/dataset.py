@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgefl.system.files import replacing
+from edgefl.wire.array_files import read_npz
 from edgefl.wire.bundle.readers import Reader
 from edgefl.wire.errors import DataError
 
@@ -135,6 +136,8 @@ class Dataset:
             return cls(name, train_x, y[0], test_x, y[1], 1.0, 0.0, count, below=below, **more)
         if train_x.dtype.kind == "f" or test_x.dtype.kind == "f":
             x = [each.astype(np.float32) for each in (train_x, test_x)]
+            for part, rows in zip(_ARRAYS[::2], x, strict=True):
+                _check_finite(f"{name}: {part}", rows)
             return cls(name, x[0], y[0], x[1], y[1], 1.0, 0.0, count, **more)
         if test_x.dtype != np.uint8 or test_x.ndim not in (3, 4):
             raise DataError(
@@ -173,8 +176,8 @@ class Dataset:
             arrays = [parts[key] for key in _ARRAYS]
         except KeyError as error:
             raise DataError(
-                f"{path} has no array {error}: it needs test_x and test_y, and train_x and train_y too where its samples "
-                "are spread over devices",
+                f"{path} has no array {error}; it has {', '.join(parts) or 'none'}: it needs test_x and test_y, and train_x "
+                "and train_y too where its samples are spread over devices",
                 path=str(path),
             ) from error
         try:
@@ -325,7 +328,21 @@ def write_client(path: Path, x: Array, y: Array, **others: Array) -> None:
 def _labels(y: Array, name: str) -> Array:
     if y.dtype.kind not in "biuf":
         raise DataError(f"{name}: labels are numbers, found {y.dtype} {y.shape}; give each class a number")
-    return y.astype(np.float32 if y.dtype.kind == "f" else np.int64)
+    if y.dtype.kind != "f":
+        return y.astype(np.int64)
+    floats = y.astype(np.float32)
+    _check_finite(f"{name}: labels", floats)
+    return floats
+
+
+def _check_finite(what: str, rows: Array) -> None:
+    """Raise DataError where a row has a value that is NaN or infinite, or beyond float32."""
+    if len(wrong := np.flatnonzero(~np.isfinite(rows).reshape(len(rows), -1).all(axis=1))):
+        raise DataError(
+            f"{what}: expected finite numbers, found NaN or infinite ones in {len(wrong)} rows, first in row {wrong[0]}; "
+            "repair or remove these rows (rows count from 0)",
+            row=int(wrong[0]),
+        )
 
 
 def _classes(labels: Sequence[Array], ignored: int | None) -> int:
@@ -349,13 +366,8 @@ def _check_range(what: str, arrays: Sequence[Array], below: int, counted: str) -
 
 def _read(path: str | Path) -> dict[str, Array]:
     """The arrays of an npz; those to test on alone stand for all."""
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            parts = {key: archive[key] for key in archive.files}
-    except FileNotFoundError as error:
-        raise DataError(f"there is no file {path}; `Dataset.save` writes one", path=str(path)) from error
-    except Exception as error:  # numpy, zipfile and zlib raise unrelated types for damaged files
-        raise DataError(f"{path} cannot be read as a dataset: {error}", path=str(path)) from error
+    remedy = "`Dataset.save` writes one; a folder of photos for each class is read too"
+    parts = read_npz(Path(path), remedy)
     if not parts.keys() & {"train_x", "train_y"} and parts.keys() >= {"test_x", "test_y"}:
         parts |= {"train_x": parts["test_x"][:0], "train_y": parts["test_y"][:0]}
     return parts

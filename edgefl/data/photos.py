@@ -10,7 +10,7 @@ import numpy as np
 
 from edgefl.data.dataset import Array, Dataset
 from edgefl.wire.errors import DataError
-from edgefl.wire.pictures import SUFFIXES, PictureError, library, pixels_of
+from edgefl.wire.pictures import SUFFIXES, UNREAD, PictureError, library, pixels_of
 
 _TEST_SHARE = 0.2
 _TESTS = ("test", "val", "valid", "validation")
@@ -20,12 +20,13 @@ def load(folder: Path, size: int, seed: int = 0) -> Dataset:
     """Load the photos of a folder with one sub-folder for each class, or with such folders in ``train`` and ``test``.
 
     Args:
-        folder: the folder; hidden files and other files than PNG and JPEG are ignored.
+        folder: the folder; hidden files and those that are no pictures are ignored.
         size: pixels of a side, to which photos are stretched.
         seed: decides which fifth of each class the server evaluates on, where there is no folder ``test``.
 
     Raises:
-        DataError: for a photo that cannot be read, or a folder without photos in folders of classes.
+        DataError: for a photo that cannot be read, a folder inside of a class's folder, classes of one photo each, or a
+            folder without photos in folders of classes.
     """
     test_folder = next((folder / name for name in _TESTS if (folder / name).is_dir()), None)
     if test_folder is not None and (folder / "train").is_dir():
@@ -47,10 +48,14 @@ def _by_class(folder: Path) -> dict[str, list[Path]]:
     found: dict[str, list[Path]] = {}
     for child in sorted(folder.iterdir()):
         if child.is_dir() and not child.name.startswith("."):
-            photos = [
-                path for path in sorted(child.iterdir()) if path.suffix.lower() in SUFFIXES and path.is_file()
-            ]
-            if photos := [path for path in photos if not path.name.startswith(".")]:
+            inside = [path for path in sorted(child.iterdir()) if not path.name.startswith(".")]
+            if nested := [path for path in inside if path.is_dir() and any(map(_is_photo, path.iterdir()))]:
+                raise DataError(
+                    f"{nested[0]} is a folder of photos inside of {child}: expected one folder for each class; move its "
+                    "photos up, or name the folder whose folders are the classes",
+                    path=str(nested[0]),
+                )
+            if photos := [path for path in inside if _is_photo(path)]:
                 found[unicodedata.normalize("NFC", child.name)] = photos
     if len(found) < 2:
         raise DataError(
@@ -61,6 +66,10 @@ def _by_class(folder: Path) -> dict[str, list[Path]]:
     return found
 
 
+def _is_photo(path: Path) -> bool:
+    return path.suffix.lower() in (*SUFFIXES, *UNREAD) and not path.is_dir()
+
+
 def _split(photos: dict[str, list[Path]], seed: int) -> tuple[dict[str, list[Path]], dict[str, list[Path]]]:
     """Return a part to train on and a part to test on of each class."""
     generator = np.random.Generator(np.random.Philox(seed))
@@ -69,6 +78,11 @@ def _split(photos: dict[str, list[Path]], seed: int) -> tuple[dict[str, list[Pat
         order = [paths[place] for place in generator.permutation(len(paths))]
         count = min(max(1, round(_TEST_SHARE * len(order))), len(order) - 1)
         train[name], test[name] = sorted(order[count:]), sorted(order[:count])
+    if not any(test.values()):
+        raise DataError(
+            "expected at least 2 photos of a class, one of them to test on, found 1 of each; add photos, or folders train "
+            "and test"
+        )
     return train, test
 
 
@@ -79,6 +93,6 @@ def _arrays(photos: Sequence[Sequence[Path]], size: int) -> tuple[Array, Array]:
         try:
             rows.append(np.moveaxis(pixels_of(pillow, path, "RGB", (size, size)), 2, 0))
         except PictureError as error:
-            raise DataError(f"{path} {error}; repair or remove it", path=str(path)) from error
+            raise DataError(f"{path}: {error}; repair or remove it", path=str(path)) from error
     labels = np.repeat(np.arange(len(photos)), [len(paths) for paths in photos])
     return np.array(rows, np.uint8).reshape(-1, 3, size, size), labels.astype(np.int64)

@@ -7,8 +7,8 @@ import hashlib
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
@@ -71,11 +71,28 @@ def remember(files: Mapping[Path, bytes]) -> None:
     _remembered.update(files)
 
 
-def importing_for(name: str) -> AbstractContextManager[None]:
-    """Let the code of the factory ``name`` import the modules beside its file, or below the working folder, as a script
-    there could. Installed modules of the same name go first."""
+@contextmanager
+def importing_for(name: str) -> Iterator[None]:
+    """Let the code of the factory ``name`` import the modules beside its file, those of the packages that the file is in,
+    and those below the working folder. Installed modules of the same name go first."""
     place = name.rpartition(":")[0]
-    return folder_last(str(Path(place).resolve().parent if _is_file(place) else Path.cwd()))
+    folders = [Path.cwd()]
+    if _is_file(place):
+        folder = Path(place).resolve().parent
+        folders = [folder, folder.joinpath(*[".."] * len(_packages(folder))).resolve(), *folders]
+    with ExitStack() as stack:
+        for each in dict.fromkeys(map(str, folders)):
+            stack.enter_context(folder_last(each))
+        yield
+
+
+def _packages(folder: Path) -> list[str]:
+    """Return the names of the packages that ``folder`` is, from the outermost in."""
+    names: list[str] = []
+    while (folder / "__init__.py").is_file() and folder.name.isidentifier():
+        names.insert(0, folder.name)
+        folder = folder.parent
+    return names
 
 
 def _source(path: Path) -> bytes:
@@ -115,7 +132,7 @@ def _of_file(path: Path, source: bytes) -> ModuleType:
     It is compiled from ``source``: Python's own cache takes a file for unchanged by its second and size.
     """
     digest = hashlib.sha256(str(path).encode() + b"\0" + source).hexdigest()
-    name = f"{path.stem}_{digest[:16]}"
+    name = ".".join([*_packages(path.parent), f"{path.stem}_{digest[:16]}"])  # for relative imports
     if name in sys.modules:
         return sys.modules[name]
     loader = SourceFileLoader(name, str(path))

@@ -2,11 +2,34 @@
 
 from __future__ import annotations
 
+import re
+
+from edgefl.wire.errors import ConfigError
+
+_NAME = re.compile(r"auto|cpu|cuda(:\d+)?")
+
+
+def check_device(device: str) -> None:
+    """Raise ConfigError unless ``device`` is ``auto``, ``cpu``, ``cuda`` or ``cuda:N``. Loads no torch."""
+    if not _NAME.fullmatch(device):
+        raise ConfigError(
+            f"expected the device auto, cpu or cuda, found {device!r}; choose one of them", device=device
+        )
+
 
 def processor(device: str) -> str:
-    """``auto`` is CUDA where there is one, else ``cpu``; every other device is itself."""
-    if device != "auto":
+    """Return the torch device: ``auto`` is CUDA where there is one, else ``cpu``.
+
+    ConfigError for another name, and for CUDA where torch finds none.
+    """
+    check_device(device)
+    if device == "cpu":
         return device
     import torch
 
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    there = torch.cuda.is_available()
+    if device != "auto" and not there:
+        raise ConfigError(
+            f"the device is {device}, and torch finds no NVIDIA GPU here; choose auto or cpu", device=device
+        )
+    return device if device != "auto" else "cuda" if there else "cpu"

@@ -7,10 +7,31 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
+from edgefl.config.nearest import nearest
+from edgefl.facts import shipped
 from edgefl.wire.errors import ConfigError
 
 GRAMMAR = "[NAME=]KIND[:SIZE][*DEVICES], separated by commas"
+_PRESETS = ("strong", "moderate", "weak")
 _ITEM = re.compile(r"(?:(?P<name>[^=:*,]+)=)?(?P<kind>[^=:*,]+)(?::(?P<size>[^=:*,]+))?(?:\*(?P<count>\d+))?")
+
+
+def check_tiers(text: str) -> None:
+    """Raise ConfigError for tiers that no model has. Loads no model, and no torch."""
+    known = ("full", *_PRESETS, *sorted(shipped().kinds))
+    for item in text.split(",") if text else ():
+        kind = _matched(item)["kind"].strip()
+        if kind not in known:
+            raise ConfigError(
+                f"no tier {kind!r}; there are {', '.join(known)}{nearest(kind, known)}", tier=kind
+            )
+
+
+def _matched(item: str) -> re.Match[str]:
+    match = _ITEM.fullmatch(item.strip())
+    if match is None:
+        raise ConfigError(f"cannot read the tier {item.strip()!r}; tiers are {GRAMMAR}", tier=item)
+    return match
 
 
 def parse_tiers(text: str, model: str, *, count: int = 1) -> dict[str, dict[str, Any]]:
@@ -26,9 +47,7 @@ def parse_tiers(text: str, model: str, *, count: int = 1) -> dict[str, dict[str,
     presets = TIERS.get(model, {})
     tables: dict[str, dict[str, Any]] = {}
     for item in text.split(","):
-        match = _ITEM.fullmatch(item.strip())
-        if match is None:
-            raise ConfigError(f"cannot read the tier {item.strip()!r}; tiers are {GRAMMAR}", tier=item)
+        match = _matched(item)
         kind, size = match["kind"].strip(), (match["size"] or "").strip()
         name = (match["name"] or kind).strip().replace("_", "-")
         if name in tables and match["name"]:

@@ -11,6 +11,8 @@ from edgefl.wire.errors import ConfigError
 from edgefl.wire.tensors import Array
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
+UNREAD = (".gif", ".webp", ".bmp", ".tif", ".tiff", ".heic", ".heif", ".avif", ".jfif", ".ppm", ".svg")
+"""Endings of pictures that are refused, so that none is left out silently."""
 _LARGER = 2
 """A large JPEG is decoded at a smaller size right away, which is at least this many times what is asked for."""
 _MOST_PIXELS = 1 << 26
@@ -31,8 +33,11 @@ def pixels_of(pillow: Any, path: Path, mode: str, size: tuple[int, int]) -> Arra
         size: width and height.
 
     Raises:
-        PictureError: for a file that cannot be read, is too large, or has pixels of more than 8 bits.
+        PictureError: for a file that is neither PNG nor JPEG, cannot be read, is too large, or has pixels of more than 8
+            bits.
     """
+    if path.suffix.lower() in UNREAD:
+        raise PictureError(f"is no PNG or JPEG but {path.suffix}: convert it")
     try:
         with pillow.Image.open(path) as image:
             longest = max(size)  # an image that lies on its side has width and height swapped here

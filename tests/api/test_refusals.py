@@ -254,3 +254,18 @@ def test_a_device_takes_sizes_and_rates_as_people_write_them() -> None:
     for wrong in ({"memory": "64"}, {"uplink": "fast"}):
         with pytest.raises(ConfigError, match=f"argument `{next(iter(wrong))}`"):
             edgefl.Device(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("device", "message"), [("gpu", "auto, cpu or cuda, found 'gpu'"), ("cuda:99x", "cuda:99x")]
+)
+def test_a_wrong_device_is_named_before_anything_is_compiled(
+    tmp_path: Path, device: str, message: str
+) -> None:
+    federation = edgefl.federation("mlp", data="digits")
+
+    with pytest.raises(ConfigError, match=message):
+        edgefl.Server(federation, tmp_path / "out", device=device)
+    with pytest.raises(ConfigError, match=message):
+        edgefl.simulate(federation, tmp_path / "out", device=device)
+    assert not (tmp_path / "out").exists()

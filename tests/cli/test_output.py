@@ -182,3 +182,14 @@ def test_a_notebook_shows_a_line_for_each_round(capsys: pytest.CaptureFixture[st
         print_round(Said(event))
 
     assert capsys.readouterr().out == "round 3: accuracy 50.0%, 2 reports\n"
+
+
+def test_what_people_copy_is_not_folded(monkeypatch: pytest.MonkeyPatch) -> None:
+    narrow = output.CleanConsole(width=40, record=True, markup=False, file=StringIO())
+    monkeypatch.setattr(output, "console", narrow)
+    digest, path = "0123456789abcdef" * 4, "/runs" * 20
+    output.print_table("bundles", [{"tier": "weak", "digest": digest}, {"tier": "half", "digest": digest}])
+    narrow.print(path)
+    shown = narrow.export_text()
+
+    assert f"digest of weak: {digest}\ndigest of half: {digest}\n{path}\n" in shown

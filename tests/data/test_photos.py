@@ -47,7 +47,7 @@ def test_folders_for_training_and_tests_are_taken_as_they_are(tmp_path: Path) ->
 def test_a_photo_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     written(folder_of(tmp_path) / "dog" / "x.jpg", b"no photo")
 
-    with pytest.raises(DataError, match=r"dog/x\.jpg is no image that can be read"):
+    with pytest.raises(DataError, match=r"dog/x\.jpg: is no image that can be read"):
         photos.load(tmp_path, 8)
 
 

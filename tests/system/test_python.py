@@ -79,7 +79,7 @@ def test_own_code_imports_the_modules_beside_it(folder: Path) -> None:
     (folder / "file.py").write_text("import besides_the_package, queue\nfrom ownpackage.net import make\n")
     before = list(sys.path)
 
-    for name in ("ownpackage.net:make", f"{folder / 'file.py'}:make"):
+    for name in ("ownpackage.net:make", f"{folder / 'file.py'}:make", "ownpackage/net.py:make"):
         assert build_model(name, sample_shape=(4,), classes=2).name == name
     assert not name_problems({"model": {"name": "ownpackage.net:make"}})
     assert sys.path == before

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgefl.cli.output import console, print_json, print_table, progress
+from edgefl.cli.paths import existing, writable_file
 from edgefl.system.files import write_text
 
 if TYPE_CHECKING:
@@ -31,7 +32,9 @@ def heterogeneity(
     ] = 0,
     samples: Annotated[int, typer.Option(min=0, help="most samples of a user; 0: all")] = 0,
     data: Annotated[Path | None, typer.Option(help="folder with the dataset's standard files")] = None,
-    html: Annotated[Path | None, typer.Option(help="write one page with pictures here")] = None,
+    html: Annotated[
+        Path | None, typer.Option(callback=writable_file, help="write one page with pictures here")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
 ) -> None:
     """Measure how different the users of a federation are: in their labels, inputs, gradients and Hessians, at one model.
@@ -54,6 +57,13 @@ def heterogeneity(
       edgefl heterogeneity federation.toml --devices 50 --weights runs/first/checkpoints/round-0010.safetensors
     """
 
+    from edgefl.config.reading import check_names
+
+    settings: dict[str, object] = {"data.dir": str(data)} if data else {}
+    if source is None or source.suffix == ".toml":
+        check_names(source, settings)  # torch, which all that follows loads, takes seconds
+    else:
+        existing(source)
     from edgefl.analysis.heterogeneity import tables
     from edgefl.analysis.heterogeneity.report import as_object, reading
     from edgefl.analysis.heterogeneity.tables import page

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgefl.cli.output import console, print_json, print_table, progress
+from edgefl.cli.paths import existing, writable_file
 from edgefl.system.files import write_text
 from edgefl.wire.metric_text import number
 
@@ -20,7 +21,10 @@ _WORST = 10
 
 
 def personalize(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="folder of a finished run or simulation")],
+    folder: Annotated[
+        Path,
+        typer.Argument(callback=existing, metavar="RUN", help="folder of a finished run or simulation"),
+    ],
     protocol: Annotated[
         list[Protocol] | None,
         typer.Option(help="what is adapted to and what judges; may be repeated. Default: all three"),
@@ -31,7 +35,7 @@ def personalize(
     batch: Annotated[int, typer.Option(min=1, help="samples per step")] = 40,
     seed: Annotated[int, typer.Option(min=0, help="decides splits, batches and noise")] = 0,
     data: Annotated[Path | None, typer.Option(help="folder with the dataset's standard files")] = None,
-    html: Annotated[Path | None, typer.Option(help="a page with charts")] = None,
+    html: Annotated[Path | None, typer.Option(callback=writable_file, help="a page with charts")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object with every user")] = False,
 ) -> None:
     """Adapt the model of a finished run or simulation to each of its devices' data, and report the metric of its task before

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgefl.cli.output import console, errors, print_json, print_table
+from edgefl.cli.paths import writable_folder
 
 if TYPE_CHECKING:
     from edgefl.papers.record import Summary
@@ -22,7 +23,9 @@ def reproduce(
     everything: Annotated[bool, typer.Option("--all", help="all entries")] = False,
     scale: Annotated[str, typer.Option(help="smoke, cpu or paper")] = "smoke",
     seeds: Annotated[int, typer.Option(min=0, help="seeds of each arm; 0: as many as the entry says")] = 0,
-    out: Annotated[Path, typer.Option(help="folder for tables, pictures and runs")] = Path("reproductions"),
+    out: Annotated[
+        Path, typer.Option(callback=writable_folder, help="folder for tables, pictures and runs")
+    ] = Path("reproductions"),
     jobs: Annotated[int, typer.Option(min=0, help="runs at a time; 0: one for each processor")] = 0,
     fresh: Annotated[bool, typer.Option("--fresh", help="run again what is finished")] = False,
     strict: Annotated[
@@ -96,7 +99,7 @@ def _show(summary: Summary, out: Path) -> None:
     if rows:
         print_table(summary.entry, rows)
     place = out / summary.entry / "README.md"
-    console.print(f"{summary.entry}: {place}", soft_wrap=True)
+    console.print(f"{summary.entry}: {place}")
 
 
 class _Watch:

@@ -244,11 +244,11 @@ def programs(
             except EdgeflError as error:  # the other programs are worth measuring all the same
                 failed += [error] if program else []  # of all programs, some are for other models
                 word = "error" if program else f"left out {name}"
-                errors.print(f"{word}: {error.message}", style="red", soft_wrap=True)
+                errors.print(f"{word}: {error.message}", style="red")
                 continue
             rows += program_rows
             for row in program_rows:
-                errors.print(as_line(_program_columns(row)), soft_wrap=True)
+                errors.print(as_line(_program_columns(row)))
     title = f"programs: {model}, batch {batch}, {steps} steps; per parameter of {rows[0].parameters if rows else 0:,}"
     report("programs", title, rows, _program_columns, as_json, failed)
 

@@ -104,7 +104,7 @@ def models(
         try:
             for done in as_completed(trials):
                 row = done.result()
-                errors.print(_line(row), soft_wrap=True)
+                errors.print(_line(row))
                 rows[row.path] = rows[row.path].with_more(row) if row.path in rows else row
                 if out:
                     write(out, rows)

@@ -49,11 +49,10 @@ def measured(
         for case in cases:
             try:
                 rows.append(measure(case, tell))
-                told = line(rows[-1]) if line else as_line(columns(rows[-1]))
-                errors.print(told, soft_wrap=True)
+                errors.print(line(rows[-1]) if line else as_line(columns(rows[-1])))
             except EdgeflError as error:  # the other cases are worth measuring all the same
                 failed.append(error)
-                errors.print(f"error: {error.message}", style="red", soft_wrap=True)
+                errors.print(f"error: {error.message}", style="red")
     return rows, failed
 
 

@@ -195,7 +195,7 @@ def peer(
     if name and name not in known:
         raise ConfigError(f"no peer {name!r}; there are: {', '.join(known)}", name=name)
     if name:
-        make(known[name], lambda text: errors.print(text, soft_wrap=True))
+        make(known[name], errors.print)
     rows = [
         {
             "name": each.name,

@@ -147,7 +147,7 @@ def train_step(
     for row, (name, title) in product(rows, titles.items()):
         if problem := getattr(row, f"{name}_error"):
             text = f"{row.model}: {title} did not run: {problem}"
-            errors.print(text, style="yellow", soft_wrap=True)
+            errors.print(text, style="yellow")
     if as_json:
         print_rows("train-step", rows, as_json)
     else:

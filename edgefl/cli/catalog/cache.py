@@ -43,7 +43,7 @@ def cache(
             print_json({"folder": str(kept.folder), "removed": removed, "bytes": nbytes})
         else:
             text = f"removed {_counted(removed)}, {size(nbytes)}, from {short(kept.folder)}"
-            console.print(text, soft_wrap=True)
+            console.print(text)
         return
     entries = kept.entries()
     if as_json:
@@ -51,8 +51,7 @@ def cache(
         return
     console.print(
         f"{short(kept.folder)}: {_counted(len(entries))}, {size(sum(each.nbytes for each in entries))} of at most "
-        f"{size(kept.limit)}",
-        soft_wrap=True,
+        f"{size(kept.limit)}"
     )
     if entries:
         print_table("bundles", [_row(each) for each in entries])

@@ -187,7 +187,7 @@ def _show(bundle: Bundle) -> None:
         console.print(f"forward {number}   {', '.join(chunk.units)}")
     phases = ", ".join(f"{phase.steps} x {phase.name}" for phase in manifest.phases)
     console.print(f"train       {', '.join(manifest.suffix)} ({phases}, batch {manifest.batch})")
-    console.print(f"update      {_update(manifest)}", soft_wrap=True)
+    console.print(f"update      {_update(manifest)}")
     rows = [
         {
             "graph": graph.name,

@@ -10,6 +10,7 @@ import typer
 
 from edgefl.cli.options import Engine
 from edgefl.cli.output import console, errors, print_json, print_table, progress
+from edgefl.cli.paths import writable_folder
 
 if TYPE_CHECKING:
     from edgefl.conformance.verdict import Verdict
@@ -124,9 +125,9 @@ def _tell(verdict: Verdict) -> None:
     line = f"{verdict.outcome:<8} {verdict.group}: {verdict.name}  ({verdict.seconds:.1f} s)"
     console.print(line, style=style)
     if verdict.outcome in ("failed", "missing"):
-        errors.print(f"         checks:   {verdict.says}", soft_wrap=True)
-        errors.print(f"         expected: {verdict.expected}", soft_wrap=True)
-        errors.print(f"         found:    {verdict.found}", soft_wrap=True)
+        errors.print(f"         checks:   {verdict.says}")
+        errors.print(f"         expected: {verdict.expected}")
+        errors.print(f"         found:    {verdict.found}")
 
 
 def _summary(counts: dict[str, int], engine: str) -> str:
@@ -137,7 +138,9 @@ def _summary(counts: dict[str, int], engine: str) -> str:
 
 
 def vectors(
-    out: Annotated[Path, typer.Option(help="folder to write into")] = Path("conformance"),
+    out: Annotated[Path, typer.Option(callback=writable_folder, help="folder to write into")] = Path(
+        "conformance"
+    ),
     engine: Annotated[
         list[Engine] | None, typer.Option(help="engine to run the rounds by; may be repeated; default: both")
     ] = None,

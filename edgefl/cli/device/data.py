@@ -9,6 +9,7 @@ import typer
 
 from edgefl.cli.options import add_group
 from edgefl.cli.output import console, human, print_json, print_table
+from edgefl.cli.paths import writable_file
 from edgefl.system.files import write_text
 from edgefl.wire.errors import DataError
 
@@ -96,9 +97,10 @@ def spread(
     devices: Annotated[int, typer.Option(min=0, help="0: as many as the tiers have")] = 0,
     seed: Annotated[int | None, typer.Option(help="in place of the federation's")] = None,
     data: Annotated[Path | None, typer.Option(help="folder with the dataset's standard files")] = None,
-    svg: Annotated[Path | None, typer.Option(help="write a picture here")] = None,
+    svg: Annotated[Path | None, typer.Option(callback=writable_file, help="write a picture here")] = None,
     as_csv: Annotated[
-        Path | None, typer.Option("--csv", help="write a table here, a row for each device")
+        Path | None,
+        typer.Option("--csv", callback=writable_file, help="write a table here, a row for each device"),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
 ) -> None:
@@ -118,6 +120,9 @@ def spread(
 
     import msgspec
 
+    from edgefl.config.reading import check_names
+
+    check_names(config, {"data.dir": str(data)} if data else {})  # torch, loaded below, takes seconds
     from edgefl.analysis.spread import picture, table
     from edgefl.api.spread import spread as spread_of
 
@@ -151,7 +156,7 @@ def spread(
             f"; classes: {few} to {many}; total variation from the mean {found.distance_to_mean:.2f}, "
             f"between devices {found.distance_between:.2f}"
         )
-    console.print(summary, soft_wrap=True)
+    console.print(summary)
     for what, path in (("picture", svg), ("table", as_csv)):
         if path is not None:
-            console.print(f"{what}: {path}", soft_wrap=True)
+            console.print(f"{what}: {path}")

@@ -25,6 +25,7 @@ from edgefl.cli.options import (
     parse_limits,
 )
 from edgefl.cli.output import console, print_json, print_table
+from edgefl.cli.paths import writable_file
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.metric_text import number
 
@@ -52,7 +53,9 @@ def personalize(
     curve: Annotated[bool, typer.Option("--curve", help="also after 0, 1, 2, 5 and 10 steps")] = False,
     alpha: Annotated[float | None, typer.Option(help="size of a step; default: the round's own")] = None,
     seed: Annotated[int, typer.Option(min=0, help="decides the split, the batches and noise")] = 0,
-    out: Annotated[Path | None, typer.Option(help="file for the adapted weights (safetensors)")] = None,
+    out: Annotated[
+        Path | None, typer.Option(callback=writable_file, help="file for the adapted weights (safetensors)")
+    ] = None,
     bundle: Annotated[Path | None, typer.Option(help="a bundle file, in place of the broker's")] = None,
     weights: Annotated[
         Path | None,

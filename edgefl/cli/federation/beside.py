@@ -12,7 +12,7 @@ import typer
 
 from edgefl.cli.federation.web import DEFAULT as WEB_DEFAULT
 from edgefl.cli.federation.web import FLAG as WEB_FLAG
-from edgefl.cli.federation.web import page_process
+from edgefl.cli.federation.web import PAGES, page_process
 from edgefl.cli.output import errors
 
 FLAG = "--dashboard"
@@ -23,6 +23,7 @@ Dashboard = Annotated[
     str,
     typer.Option(
         FLAG,
+        rich_help_panel=PAGES,
         metavar="[HOST:PORT]",
         help=f"show the fleet in a browser meanwhile (`edgefl dashboard`); by default at {DEFAULT}",
     ),
@@ -65,5 +66,5 @@ def page_beside(listen: str, folder: Path, database: str = "") -> Iterator[None]
     own = {"EDGEFL_DATABASE": database} if database else {}
     open_to_all = "" if is_loopback(host) else ", which anybody who reaches this machine may read"
     with page_process(arguments, folder / "logs" / "dashboard.log", "the fleet's page", b"", **own):
-        errors.print(f"the fleet's page: {url}{open_to_all}", soft_wrap=True)
+        errors.print(f"the fleet's page: {url}{open_to_all}")
         yield

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgefl.cli.options import CaFile, CertFile, KeyFile, parse_bytes, parse_limits
+from edgefl.cli.paths import writable_folder
 
 if TYPE_CHECKING:
     from server.lab_broker import LabBroker
@@ -160,7 +161,9 @@ def acl(
     server: Annotated[str, typer.Option(help="user of the server")] = "server",
     asker: Annotated[str, typer.Option(help="user of whoever asks for profiles")] = "asker",
     aws: Annotated[str, typer.Option(help="REGION:ACCOUNT, for aws")] = "REGION:ACCOUNT",
-    out: Annotated[Path | None, typer.Option(help="folder for the files; default: print them")] = None,
+    out: Annotated[
+        Path | None, typer.Option(callback=writable_folder, help="folder for the files; default: print them")
+    ] = None,
 ) -> None:
     """Write who may read and write which topic, as a broker reads it: the server, askers (`edgefl profile --fleet`), and
     each device, whose user, or whose certificate's common name, is its name.

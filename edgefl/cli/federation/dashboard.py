@@ -74,11 +74,10 @@ def dashboard(
         print_json({"event": "listening", "url": url, "orders": desk.open})
     else:
         orders = "takes orders with the token" if desk.open else "read-only"
-        errors.print(f"the fleet's page: {url} ({orders})", soft_wrap=True)
+        errors.print(f"the fleet's page: {url} ({orders})")
     if not is_loopback(host):
         errors.print(
             f"warning: {host} can be reached from other machines, and the page shows the fleet to anybody who does, without "
-            "a token: put a proxy that asks for a password before it, or listen at 127.0.0.1",
-            soft_wrap=True,
+            "a token: put a proxy that asks for a password before it, or listen at 127.0.0.1"
         )
     serve(hub, desk, bound, host)

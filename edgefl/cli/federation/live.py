@@ -78,14 +78,14 @@ class View:
     def _say_plainly(self, lines: Console, closed: dict[str, Any] | None) -> None:
         """Without a terminal: each new stage of the start, a line per round, and whom a round waits for."""
         if closed is not None:
-            lines.print(_round_line(closed, self._coded), soft_wrap=True)
+            lines.print(_round_line(closed, self._coded))
             return
         for note in self._notes[self._notes_said :]:
-            lines.print(note, style="yellow", soft_wrap=True)
+            lines.print(note, style="yellow")
         self._notes_said = len(self._notes)
         stage = self._stage if self._waits else self._stage.partition(": ")[0]  # a path may have a colon
         if (self._waits or not self._rounds) and stage != self._said_stage:
-            lines.print(stage, style="dim", soft_wrap=True)
+            lines.print(stage, style="dim")
             self._said_stage = stage
 
     def _said(self, event: dict[str, Any]) -> dict[str, Any] | None:
@@ -138,15 +138,15 @@ class View:
         if score := headline(self._final):
             console.print(f"final {score}", style="bold green")
         if caveat := self._final.get("text"):
-            console.print(f"warning: {caveat}", style="yellow", soft_wrap=True)
+            console.print(f"warning: {caveat}", style="yellow")
         for line in self._uplink():
             console.print(line)
         console.print(f"trained model   {self._final.get('model', folder / 'model.safetensors')}")
         # The last by name is the weakest of the usual tiers.
         for path in sorted((folder / "bundles").glob("*.efl"))[-1:]:
             tier = path.name.partition(".")[0]
-            console.print(f"what a {tier} device downloads:  edgefl inspect {path}", soft_wrap=True)
-        console.print(f"what each process said:        {folder}/logs", soft_wrap=True)
+            console.print(f"what a {tier} device downloads:  edgefl inspect {path}")
+        console.print(f"what each process said:        {folder}/logs")
         console.print("your own model and data:       edgefl validate --template > federation.toml")
 
     def _uplink(self) -> list[str]:

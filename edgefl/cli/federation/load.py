@@ -87,7 +87,7 @@ def load(
         fleet = Fleet(
             wanted,
             address(broker, password_file=password_file),
-            say=lambda text: errors.print(text, soft_wrap=True),
+            say=errors.print,
         )
         fleet.watch(tell)
         summary = fleet.run(seconds)
@@ -131,7 +131,7 @@ def mirror(
         if as_json:
             print_json({"event": event, "text": text})
         else:
-            console.print(text, soft_wrap=True)
+            console.print(text)
 
     cached = (
         Upstream(Mirror.parse(upstream), parse_bytes(most, "--most"), upstream_ca_file) if upstream else None

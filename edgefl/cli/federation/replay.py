@@ -57,7 +57,7 @@ def replay(
         done = repeat(folder, config, database=database, data=data, device=device, watch=told)
     if not as_json:
         print_table(f"{folder}, repeated", [{**row, "weights_sha256": _short(row)} for row in rows])
-        console.print(_verdict(done), soft_wrap=True)
+        console.print(_verdict(done))
     if not done.same:
         raise typer.Exit(1)
 
@@ -123,11 +123,10 @@ def verify(
         print_json(found)
     else:
         for problem in found.problems:
-            console.print(problem, soft_wrap=True)
+            console.print(problem)
         state = "is not as it was written" if found.problems else "is whole"
         console.print(
-            f"{folder} {state}: {found.lines} lines, {found.rounds} rounds, {found.updates} updates, last hash {found.head}",
-            soft_wrap=True,
+            f"{folder} {state}: {found.lines} lines, {found.rounds} rounds, {found.updates} updates, last hash {found.head}"
         )
     if found.problems:
         raise typer.Exit(1)

@@ -12,23 +12,25 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgefl.cli.federation.beside import Dashboard, page_beside
-from edgefl.cli.federation.web import Web, WebBroker, WebCert, WebKey, WebOptions, web_beside
+from edgefl.cli.federation.web import PAGES, Web, WebBroker, WebCert, WebKey, WebOptions, web_beside
 from edgefl.cli.options import Engine, ModelName, Seed
 from edgefl.cli.output import console, errors, print_json, progress
+from edgefl.cli.paths import writable_folder
 from edgefl.wire.metric_text import shown
 
 if TYPE_CHECKING:
     from edgefl.api.run import News, Prepared
     from edgefl.config import Federation
 
+METHOD, MACHINE = "Method", "Broker, data and agents"
 Downlink = StrEnum("Downlink", ["float32", "float16", "int8"])
 
 
 def run(
     config: Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="federation file (TOML)")] = None,
-    out: Annotated[Path, typer.Option(help="folder for everything the run leaves behind")] = Path(
-        "runs/latest"
-    ),
+    out: Annotated[
+        Path, typer.Option(callback=writable_folder, help="folder for everything the run leaves behind")
+    ] = Path("runs/latest"),
     rounds: Annotated[int | None, typer.Option(min=1, help="rounds to train")] = None,
     seed: Seed = None,
     data: Annotated[Path | None, typer.Option(help="folder with the dataset's standard files")] = None,
@@ -40,7 +42,9 @@ def run(
     loss: Annotated[
         str | None,
         typer.Option(
-            help="NAME[:KEY=VALUE,...], what training minimises; `edgefl ls losses` lists them, FILE.py:FUNCTION is your own"
+            rich_help_panel=METHOD,
+            help="NAME[:KEY=VALUE,...], what training minimises; `edgefl ls losses` lists them, "
+            "FILE.py:FUNCTION is your own",
         ),
     ] = None,
     program: Annotated[
@@ -51,7 +55,10 @@ def run(
     ] = None,
     optimizer: Annotated[
         str | None,
-        typer.Option(help="NAME[:KEY=VALUE,...] at the server; `edgefl ls optimizers` lists them"),
+        typer.Option(
+            rich_help_panel=METHOD,
+            help="NAME[:KEY=VALUE,...] at the server; `edgefl ls optimizers` lists them",
+        ),
     ] = None,
     engine: Annotated[
         Engine | None, typer.Option(help="runtime of every device; default: as each tier of the file says")
@@ -61,18 +68,31 @@ def run(
         typer.Option(help="NAME[:KEY=VALUE,...], how updates become bytes; `edgefl ls codecs` lists them"),
     ] = None,
     downlink: Annotated[
-        Downlink | None, typer.Option(help="how weights travel to the devices; int8: what changed in them")
+        Downlink | None,
+        typer.Option(
+            rich_help_panel=METHOD, help="how weights travel to the devices; int8: what changed in them"
+        ),
     ] = None,
-    broker: Annotated[str | None, typer.Option(help="amqtt (embedded) or mosquitto")] = None,
-    download: Annotated[bool, typer.Option(help="fetch the dataset if no folder has it")] = False,
+    broker: Annotated[
+        str | None, typer.Option(rich_help_panel=MACHINE, help="amqtt (embedded) or mosquitto")
+    ] = None,
+    download: Annotated[
+        bool, typer.Option(rich_help_panel=MACHINE, help="fetch the dataset if no folder has it")
+    ] = False,
     faults: Annotated[
-        Path | None, typer.Option(help="faults on purpose: bad links, killed processes, ... (TOML or JSON)")
+        Path | None,
+        typer.Option(
+            rich_help_panel=MACHINE, help="faults on purpose: bad links, killed processes, ... (TOML or JSON)"
+        ),
     ] = None,
     fresh: Annotated[bool, typer.Option(help="discard what an earlier run left in --out")] = False,
     dashboard: Dashboard = "",
     web: Web = "",
     web_devices: Annotated[
-        int, typer.Option(min=0, help="with --web: browsers that the first round waits for")
+        int,
+        typer.Option(
+            rich_help_panel=PAGES, min=0, help="with --web: browsers that the first round waits for"
+        ),
     ] = 1,
     web_cert: WebCert = "",
     web_key: WebKey = "",
@@ -80,6 +100,7 @@ def run(
     agents: Annotated[
         str,
         typer.Option(
+            rich_help_panel=MACHINE,
             metavar="KIND:COUNT,...",
             help="which agents are the devices, in place of the tiers' counts: python, cpp, web, like python:2,cpp:2,web:2",
         ),
@@ -96,38 +117,28 @@ def run(
 
       edgefl run federation.toml --rounds 20 --seed 1 --out runs/second
 
-      edgefl run --rounds 5 --out runs/third --json
-
       edgefl run --tiers "strong,weak,half=width:1/4,sparse=importance:1/16" --out runs/mixed
 
     Methods:
 
-      edgefl run --program per_fedavg:mode=hf,alpha=0.03 --out runs/personal      (`edgefl ls programs` lists them)
+      edgefl run --program per_fedavg:mode=hf,alpha=0.03 --codec fedbat --out runs/one-bit
 
       edgefl run --program my/file.py:mine:lr=0.1 --out runs/own      (docs/tutorials/new-method.md)
 
-    Engines:
+    Engines, agents and pages:
 
-      edgefl run --engine executorch --out runs/phones   (needs 'edgefl-tiers\\[executorch]'; per tier: engine in the file)
+      edgefl run --engine executorch --out runs/phones      (needs 'edgefl-tiers\\[executorch]')
 
-    Browsers:
+      edgefl run --agents python:2,cpp:2,web:2 --faults faults.toml      (docs/security/faults.md has a schedule)
 
-      edgefl run --dashboard --out runs/watched      (the fleet in a browser, docs/fleets/dashboard.md)
-
-      edgefl run --web --out runs/phones      (phones scan a QR code and join, docs/agents/web.md)
-
-    Agents, faults and codecs:
-
-      edgefl run --agents python:2,cpp:2,web:2 --out runs/kinds      (agents of `make agents`)
-
-      edgefl run --faults faults.toml --out runs/disturbed      (docs/security/faults.md has such a schedule)
-
-      edgefl run --codec fedbat --out runs/one-bit      (also fedpaq:bits=3, ...; `edgefl ls codecs` lists them)
+      edgefl run --dashboard --web --out runs/watched      (phones scan a QR code and join, docs/agents/web.md)
     """
 
     from edgefl.config.reading import check_names
+    from edgefl.lab.agents import parse_agents
     from edgefl.lab.faults.schedule import load_schedule
     from edgefl.setup.one_line import parse_loss, parse_named, parse_program
+    from edgefl.setup.tier_text import check_tiers
     from edgefl.setup.torch_start import without_dynamo
 
     page = WebOptions(web, web_cert, web_key, web_broker)
@@ -147,16 +158,16 @@ def run(
     }
     chosen = {key: value for key, value in overrides.items() if value is not None}
     schedule = None if faults is None else load_schedule(faults)
+    counts = parse_agents(agents) if agents else {}
     check_names(config, chosen)  # torch, which all that follows loads, takes seconds
+    check_tiers(tiers or "")
     without_dynamo()
     from edgefl.api.federation import demo_federation, load_federation
     from edgefl.api.run import prepare
-    from edgefl.lab.agents import parse_agents, with_agents
+    from edgefl.lab.agents import with_agents
     from edgefl.setup.evaluation import perplexity_to_beat
     from edgefl.setup.tier_text import parse_tiers
     from edgefl.setup.tiers import completed, with_guests
-
-    counts = parse_agents(agents) if agents else {}
 
     def read(settings: Mapping[str, object]) -> Federation:
         return load_federation(config, settings) if config else demo_federation(settings)

@@ -11,13 +11,19 @@ from edgefl.cli.federation.beside import Dashboard
 from edgefl.cli.federation.web import Web, WebBroker, WebCert, WebKey
 from edgefl.cli.isolated import SettingsPipe
 from edgefl.cli.options import Broker, CaFile, CertFile, InsecurePassword, KeyFile, PasswordFile, Processor
+from edgefl.cli.paths import writable_folder
 from edgefl.wire.mqtt.address import Address, read_secret
 
 
 def server(
     ctx: typer.Context,
     config: Annotated[Path, typer.Option(help="federation file (TOML)")],
-    out: Annotated[Path, typer.Option(help="folder for journal, checkpoints, bundles and the trained model")],
+    out: Annotated[
+        Path,
+        typer.Option(
+            callback=writable_folder, help="folder for journal, checkpoints, bundles and the trained model"
+        ),
+    ],
     broker: Broker = "",
     ca_file: CaFile = "",
     cert_file: CertFile = "",

@@ -10,6 +10,7 @@ import typer
 
 from edgefl.cli.options import Processor, Seed, model_options
 from edgefl.cli.output import console, errors, print_json, print_table, progress
+from edgefl.cli.paths import writable_folder
 from edgefl.wire.metric_text import shown
 
 if TYPE_CHECKING:
@@ -19,9 +20,10 @@ if TYPE_CHECKING:
 
 def simulate(
     config: Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="federation file (TOML)")] = None,
-    out: Annotated[Path, typer.Option(help="folder for everything the simulation leaves behind")] = Path(
-        "simulations/latest"
-    ),
+    out: Annotated[
+        Path,
+        typer.Option(callback=writable_folder, help="folder for everything the simulation leaves behind"),
+    ] = Path("simulations/latest"),
     rounds: Annotated[int | None, typer.Option(min=1, help="rounds to train")] = None,
     seed: Seed = None,
     data: Annotated[Path | None, typer.Option(help="folder with the dataset's standard files")] = None,

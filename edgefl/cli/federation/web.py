@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from edgefl.wire.mqtt.address import Address
 
 FLAG = "--web"
+PAGES = "Pages for browsers"
 DEFAULT = "0.0.0.0:8091"
 _END_S = 5.0
 _LOOK_S = 0.05
@@ -32,6 +33,7 @@ Web = Annotated[
     str,
     typer.Option(
         FLAG,
+        rich_help_panel=PAGES,
         metavar="[HOST:PORT]",
         help=f"let phones and browsers join by a page, whose QR code is shown (docs/agents/web.md); by default at {DEFAULT}",
     ),
@@ -39,14 +41,16 @@ Web = Annotated[
 WebCert = Annotated[
     str,
     typer.Option(
-        help="certificate of the page (PEM), for https: phones give threads and a lit screen to such pages only"
+        rich_help_panel=PAGES,
+        help="certificate of the page (PEM), for https: phones give threads and a lit screen to such pages only",
     ),
 ]
-WebKey = Annotated[str, typer.Option(help="its key (PEM, without a password)")]
+WebKey = Annotated[str, typer.Option(rich_help_panel=PAGES, help="its key (PEM, without a password)")]
 WebBroker = Annotated[
     str,
     typer.Option(
-        help="WebSocket URL of the broker that browsers use, like wss://broker.lan:8884/mqtt; default: through the page"
+        rich_help_panel=PAGES,
+        help="WebSocket URL of the broker that browsers use, like wss://broker.lan:8884/mqtt; default: through the page",
     ),
 ]
 
@@ -132,7 +136,7 @@ def page_process(
         yield
     finally:
         if (page.poll() or 0) > 0:
-            errors.print(f"{title} ended early; {log_file} says why", soft_wrap=True)
+            errors.print(f"{title} ended early; {log_file} says why")
         end_process(page, _END_S)
 
 
@@ -172,10 +176,9 @@ def _tell(address: str, *, secure: bool, code: bool) -> None:
 
     if code:
         sys.stderr.write(in_terminal(address))
-    errors.print(f"phones join at {address}", soft_wrap=True)
+    errors.print(f"phones join at {address}")
     if not secure:
         errors.print(
-            "over http, phones train on one thread and their screens may go dark: --web-cert and --web-key make it https",
-            soft_wrap=True,
+            "over http, phones train on one thread and their screens may go dark: --web-cert and --web-key make it https"
         )
     sys.stderr.flush()

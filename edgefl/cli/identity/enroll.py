@@ -13,6 +13,7 @@ import typer
 
 from edgefl.cli.options import add_group
 from edgefl.cli.output import console, print_json, print_table
+from edgefl.cli.paths import writable_file
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.mqtt.topics import checked_name
 
@@ -89,12 +90,12 @@ def token(
     if as_json:
         print_json({"device": device, "federation": federation, "token": made.text, "until": until})
     else:
-        console.print(made.text, soft_wrap=True)
+        console.print(made.text)
 
 
 def request(
     device: Device,
-    out: Annotated[Path, typer.Option(help="file for the request")],
+    out: Annotated[Path, typer.Option(callback=writable_file, help="file for the request")],
     federation: Federation = "demo",
     store: Annotated[
         Path | None, typer.Option(help="folder of the device's store; default: ~/.edgefl/FEDERATION/ID")
@@ -197,7 +198,7 @@ def _say(told: dict[str, Any], as_json: bool) -> None:
         print_json(told)
     else:
         text = ", ".join(f"{name} {value}" for name, value in told.items())
-        console.print(text, soft_wrap=True)
+        console.print(text)
 
 
 def show(
@@ -228,4 +229,4 @@ def _tell_key(file: Path, public_key: str, *, as_json: bool) -> None:
     if as_json:
         print_json({"file": str(file), "public_key": public_key})
     else:
-        console.print(public_key, soft_wrap=True)
+        console.print(public_key)

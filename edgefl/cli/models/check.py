@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgefl.cli.options import Engines, ModelOptions, model_options
+from edgefl.cli.options import Engines, ModelOptions, model_options, named_model
 from edgefl.cli.output import console, print_json, print_table, progress
+from edgefl.cli.paths import existing
 from edgefl.system.sizes import size
 
 if TYPE_CHECKING:
@@ -52,11 +54,17 @@ def check(
       edgefl check resnet20 --json
     """
 
-    from edgefl import check as checked
-    from edgefl.contract.choice import LossChoice
+    from edgefl.config.reading import check_names
     from edgefl.setup.one_line import parse_loss
 
     options = model_options(option or ())
+    table = None if loss is None else parse_loss(loss)
+    where = {} if data is None or Path(data).exists() else _place_of(data)
+    # torch, which all that follows loads, takes seconds
+    check_names(None, named_model(model, option or ()) | where | ({} if table is None else {"loss": table}))
+    from edgefl import check as checked
+    from edgefl.contract.choice import LossChoice
+
     layout: dict[str, Any] = {}
     if ":" in model and data is None:
         layout = {key: options.pop(name) for key, name in _LAYOUT.items() if name in options}
@@ -65,7 +73,7 @@ def check(
             model,
             data=data,
             options=options or None,
-            loss=None if loss is None else LossChoice(**parse_loss(loss)),
+            loss=None if table is None else LossChoice(**table),
             batch=batch,
             engines=[each.value for each in engine or ()],
             progress=say,
@@ -76,6 +84,13 @@ def check(
     else:
         _print(verdict)
     raise typer.Exit(0 if verdict.ok else 1)
+
+
+def _place_of(data: str) -> dict[str, object]:
+    """Return the setting for data that are no file: the name of a dataset. DataError if it is the name of a file."""
+    if Path(data).suffix or len(Path(data).parts) > 1:
+        existing(Path(data))
+    return {"data.name": data}
 
 
 _LAYOUT = {"sample": "sample_shape", "classes": "classes"}
@@ -96,4 +111,4 @@ def _print(verdict: Verdict) -> None:
     if rows:
         title = f"{verdict.model}: {verdict.parameters:,} parameters, {verdict.loss}, units {', '.join(verdict.units)}"
         print_table(title, rows)
-    console.print(str(verdict), soft_wrap=True)
+    console.print(str(verdict))

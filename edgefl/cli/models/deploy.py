@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from edgefl.cli.output import console, print_json, print_table, progress
+from edgefl.cli.paths import existing, writable_file
 from edgefl.system.sizes import size
 from edgefl.wire.metric_text import number
 
@@ -23,7 +24,8 @@ def deploy(
     weights: Annotated[
         Path,
         typer.Option(
-            help="the trained model: folder of a run or simulation, its model.safetensors, or a checkpoint"
+            callback=existing,
+            help="the trained model: folder of a run or simulation, its model.safetensors, or a checkpoint",
         ),
     ],
     config: Annotated[
@@ -39,7 +41,7 @@ def deploy(
         typer.Option(help="option of the kind as in a federation file, like 'min_keep=4'; may be repeated"),
     ] = None,
     data: Annotated[Path | None, typer.Option(help="folder with the dataset's standard files")] = None,
-    out: Annotated[Path, typer.Option(help="the ONNX file")] = Path("model.onnx"),
+    out: Annotated[Path, typer.Option(callback=writable_file, help="the ONNX file")] = Path("model.onnx"),
     bn_eval: Annotated[
         BnEvals,
         typer.Option(
@@ -74,6 +76,8 @@ def deploy(
       edgefl deploy --weights runs/x/model.safetensors --kind width --gamma 1/16 --bn-eval batch --batch 500
     """
 
+    share, options = _share(gamma), _options(option or [])
+    _check(config, weights, tier, kind, options)  # torch, which all that follows loads, takes seconds
     from edgefl.api.deploy import deploy as deployed
     from edgefl.contract.choice import SubmodelChoice
     from edgefl.lab.deployment import checked_file
@@ -84,8 +88,8 @@ def deploy(
             weights,
             SubmodelChoice(kind) if kind else None,
             tier=tier,
-            gamma=_share(gamma),
-            options=_options(option or []),
+            gamma=share,
+            options=options,
             federation=config,
             data=data,
             bn_eval=cast("BnEval", bn_eval.value),
@@ -99,6 +103,24 @@ def deploy(
         print_json(facts)
     else:
         _print(facts, file.with_suffix(".json"))
+
+
+def _check(
+    config: Path | None, weights: Path, tier: str | None, kind: str | None, options: dict[str, Any]
+) -> None:
+    """Raise ConfigError for a name that is in no catalog, and for a tier that the federation file lacks."""
+    from edgefl.config.names import name_problems
+    from edgefl.config.nearest import nearest
+    from edgefl.config.reading import checked
+    from edgefl.wire.errors import ConfigError
+
+    if kind and (problems := name_problems({"tiers": {kind: {"kind": kind, "options": options}}})):
+        raise ConfigError("; ".join(problem.removeprefix(f"tiers.{kind}.") for problem in problems))
+    tiers = checked(config).tiers if config else {}
+    if tier and tiers and tier not in tiers:
+        raise ConfigError(
+            f"{config} has no tier {tier!r}; it has {', '.join(tiers)}{nearest(tier, tiers)}", tier=tier
+        )
 
 
 def _share(text: str | None) -> float | None:

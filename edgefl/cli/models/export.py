@@ -11,6 +11,7 @@ import typer
 
 from edgefl.cli.options import Activations, Engine, ModelName, ModelOptions, Outputs, named_model
 from edgefl.cli.output import errors, print_json, print_table, progress
+from edgefl.cli.paths import writable_folder
 from edgefl.system.collecting import built_to_stay
 from edgefl.system.forks import processes_for
 from edgefl.system.sizes import size
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 
 def export(
     config: Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="federation file (TOML)")] = None,
-    out: Annotated[Path, typer.Option(help="folder for the bundles")] = Path("bundles"),
+    out: Annotated[Path, typer.Option(callback=writable_folder, help="folder for the bundles")] = Path(
+        "bundles"
+    ),
     model: ModelName = None,
     option: ModelOptions = None,
     tier: Annotated[list[str] | None, typer.Option(help="only this tier; may be repeated")] = None,
@@ -161,7 +164,7 @@ def _tell_cache(rows: list[dict[str, Any]]) -> None:
 
     compiled, cache = sum(row["compiled"] for row in rows), BundleCache.of_user()
     text = told(compiled=compiled, reused=len(rows) - compiled, folder=cache.folder, nbytes=cache.nbytes)
-    errors.print(text, soft_wrap=True)
+    errors.print(text)
 
 
 def _export_fitting(
@@ -218,7 +221,7 @@ def _export_fitting(
             rows.append(_facts(written(bundle, out)))
     _tell_cache(rows)
     rows = [{key: value for key, value in row.items() if key in _telling(rows)} for row in rows]
-    errors.print(f"chosen: {made.reason()}", soft_wrap=True)
+    errors.print(f"chosen: {made.reason()}")
     facts = {
         "kind": best.kind,
         "options": best.options,

@@ -138,8 +138,8 @@ def _show(model: str, made: Fit) -> None:
     large = len(made.offers) - len(made.fitting)
     print_table(f"{model}: {len(rows)} submodels fit, {large} do not", rows, "; ".join(sorted(notes)))
     for line in _left_out(made):
-        console.print(line, soft_wrap=True)
-    console.print(f"recommended: {made.reason()}", soft_wrap=True)
+        console.print(line)
+    console.print(f"recommended: {made.reason()}")
 
 
 def _left_out(made: Fit) -> list[str]:

@@ -23,6 +23,7 @@ from edgefl.cli.options import (
     address,
 )
 from edgefl.cli.output import console, errors, print_json, print_table, progress
+from edgefl.cli.paths import writable_file
 from edgefl.system.files import write_text
 
 if TYPE_CHECKING:
@@ -49,7 +50,9 @@ def profile(
     ] = 0,
     tier: Annotated[list[str] | None, typer.Option(help="only this tier; may be repeated")] = None,
     run: Annotated[Path | None, typer.Option(help="folder of a run, for the accuracy of each tier")] = None,
-    html: Annotated[Path | None, typer.Option(help="write a page with pictures to this file")] = None,
+    html: Annotated[
+        Path | None, typer.Option(callback=writable_file, help="write a page with pictures to this file")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="a JSON list, one entry a bundle")] = False,
     fleet: Annotated[
         bool, typer.Option("--fleet", help="ask the devices of a federation, not this machine")
@@ -61,7 +64,10 @@ def profile(
         ),
     ] = "",
     record: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="write what was measured, for --import elsewhere")
+        Path | None,
+        typer.Option(
+            callback=writable_file, metavar="FILE", help="write what was measured, for --import elsewhere"
+        ),
     ] = None,
     imported: Annotated[
         list[Path] | None,
@@ -129,6 +135,8 @@ def profile(
 
     chosen = _Chosen(batch, engine.value if engine else "", tuple(tier or ()))
     targets = list(files_of(bundles or ()))
+    for target in targets:
+        _check_target(target)
     _check_places(html, run)
     others = tuple(report for path in imported or () for report in read_recorded(path))
     if not targets and (fleet or device_command or not others):
@@ -194,7 +202,17 @@ def profile(
 
         title = f"Profile of {', '.join(dict.fromkeys(each.model for each in profiles))}"
         write_text(html, page(title, profiles, accuracy))
-        errors.print(f"page: {html}", soft_wrap=True)
+        errors.print(f"page: {html}")
+
+
+def _check_target(target: str) -> None:
+    """Raise ConfigError for a federation file or a model that is not there, before torch is loaded for it."""
+    if _is_bundle(target):
+        return
+    from edgefl.config.reading import check_names
+
+    file = Path(target) if target.endswith(".toml") else None
+    check_names(file, {} if file else {"model.name": target})
 
 
 def _check_single(devices: Sequence[str]) -> None:

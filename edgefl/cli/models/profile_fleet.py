@@ -103,7 +103,7 @@ def show(report: FleetReport, of: str, options: ProfileOptions) -> None:
         _print(report, of)
     if options.html and report.answered:
         _write_page(report, of, options.html)
-        errors.print(f"page: {options.html}", soft_wrap=True)
+        errors.print(f"page: {options.html}")
 
 
 def _asked(bundles: Sequence[BundleArchive], options: ProfileOptions) -> FleetReport:

@@ -44,6 +44,10 @@ def verify(
       edgefl verify bundles/weak.efl federation.toml --json
     """
 
+    from edgefl.config.reading import check_names
+
+    if config:
+        check_names(config, {"model.name": model} if model else {})  # torch, loaded below, takes seconds
     from edgefl.api.bundle import Bundle
     from edgefl.config import load
 

@@ -71,7 +71,7 @@ def test_inputs_beside_x_and_numbers_as_labels(tmp_path: Path) -> None:
 
 def test_a_missing_column_is_named_with_those_there_are(tmp_path: Path) -> None:
     path = written(tmp_path / "d.csv", "age,buys\n3,yes\n")
-    text = r"d\.csv has no column 'height'; it has age, buys"
+    text = r"d\.csv has no column 'height'; it has 'age', 'buys'"
 
     with pytest.raises(DataError, match=text):
         fitted(path, TABLE)

@@ -1,0 +1,75 @@
+"""Files of arrays, read by the device's data loader and by the server's datasets: npz, and idx of the MNIST family."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from pathlib import Path
+from zipfile import is_zipfile
+
+import numpy as np
+
+from edgefl.wire.errors import DataError
+from edgefl.wire.tensors import Array
+
+_TYPES: dict[int, str] = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+
+
+def read_npz(path: Path, remedy: str) -> dict[str, Array]:
+    """Return the arrays of an npz by name, in native byte order.
+
+    Args:
+        path: the file.
+        remedy: what to do if it is no npz.
+
+    Raises:
+        DataError: for another kind of file, a damaged one, and an array of Python objects.
+    """
+    arrays: dict[str, Array] = {}
+    name = ""
+    try:
+        if not is_zipfile(path):
+            path.open("rb").close()
+            raise DataError(f"{path} is no .npz archive; {remedy}", path=str(path))
+        with np.load(path, allow_pickle=False) as archive:
+            for name in archive.files:
+                arrays[name] = native(archive[name])
+    except FileNotFoundError as error:
+        raise DataError(f"there is no file {path}; {remedy}", path=str(path)) from error
+    except DataError:
+        raise
+    except Exception as error:  # numpy, zipfile and zlib raise unrelated types for damaged files
+        raise DataError(f"{path} cannot be read: {unreadable(error, name)}", path=str(path)) from error
+    return arrays
+
+
+def native(array: Array) -> Array:
+    """Return ``array`` in the byte order of this machine; a copy where it has another."""
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def unreadable(error: Exception, name: str) -> str:
+    """Return why numpy cannot read the array ``name``."""
+    if isinstance(error, ValueError) and ("allow_pickle" in str(error) or "Python objects" in str(error)):
+        what = f"array {name!r}" if name else "it"
+        return f"{what} holds Python objects; write it as numbers, all rows of one length"
+    return str(error)
+
+
+def read_idx(path: Path) -> Array:
+    """The array of an idx file, gzipped or not, in native byte order; DataError if it is none or is cut short."""
+    try:
+        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path} cannot be read: {error}; fetch it again", path=str(path)) from error
+    if len(data) < 4 or data[:2] != b"\0\0" or data[2] not in _TYPES:
+        raise DataError(f"{path} is not an idx file (magic {data[:4].hex()})", path=str(path))
+    stored, header = np.dtype(_TYPES[data[2]]), 4 + 4 * data[3]
+    shape = tuple(np.frombuffer(data[4:header], ">u4").tolist())
+    if len(shape) != data[3] or len(data) != header + stored.itemsize * int(np.prod(shape, dtype=np.int64)):
+        raise DataError(
+            f"{path} announces shape {shape} and holds {len(data) - header} bytes; fetch it again",
+            path=str(path),
+        )
+    array = np.frombuffer(data, stored, offset=header).reshape(shape)
+    return array.astype(stored.newbyteorder("="), copy=False)
