@@ -15,6 +15,10 @@ from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt import connection
 from edgefl.wire.mqtt.address import Address
 
+_NO_QOS_1 = "takes no messages of QoS 1 (Mosquitto: max_qos); allow them"
+_NO_RETAINED = "takes no retained messages (Mosquitto: retain_available); allow them"
+_RETAIN_NOT_SUPPORTED, _QOS_NOT_SUPPORTED = 154, 155
+"""Reason codes of MQTT 5."""
 _ANSWER_S = 10.0
 _QUIET_S = 0.5
 """Mosquitto acknowledges a message that is too large to a client of MQTT 3.1.1, and hangs up then."""
@@ -23,12 +27,16 @@ _LONGER = 4
 """Times as long as a refused trial lasted: each of six short connections beside a long one is no chance."""
 
 
-def announced_limit(properties: object) -> str:
-    """Return the limit in a CONNACK of MQTT 5 with which no federation can run; empty if there is none."""
-    if getattr(properties, "MaximumQoS", 1) == 0:
-        return "takes no messages of QoS 1 (Mosquitto: max_qos); allow them"
-    if getattr(properties, "RetainAvailable", 1) == 0:
-        return "takes no retained messages (Mosquitto: retain_available); allow them"
+def announced_limit(code: object, properties: object) -> str:
+    """Return the limit in a CONNACK of MQTT 5 with which no federation can run; empty if there is none.
+
+    A broker that retains nothing refuses whoever comes with a retained will.
+    """
+    value = getattr(code, "value", 0)
+    if value == _QOS_NOT_SUPPORTED or getattr(properties, "MaximumQoS", 1) == 0:
+        return _NO_QOS_1
+    if value == _RETAIN_NOT_SUPPORTED or getattr(properties, "RetainAvailable", 1) == 0:
+        return _NO_RETAINED
     return ""
 
 
@@ -64,8 +72,8 @@ def find_limit(address: Address, version: str, client_id: str, topic: str, nbyte
     taken = None
     for message, limit in (
         (_Message(0, 0, False), ""),
-        (_Message(0, 1, False), "takes no messages of QoS 1 (Mosquitto: max_qos); allow them"),
-        (_Message(0, 1, True), "takes no retained messages (Mosquitto: retain_available); allow them"),
+        (_Message(0, 1, False), _NO_QOS_1),
+        (_Message(0, 1, True), _NO_RETAINED),
         (_Message(nbytes, 1, False), size_limit(nbytes)),
     ):
         lived_s = prober.lifetime(message, _QUIET_S)

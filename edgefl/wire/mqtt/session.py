@@ -237,12 +237,9 @@ class Session:
     def _on_connect(
         self, _client: object, _data: object, flags: object, code: object, properties: object
     ) -> None:
-        if getattr(code, "is_failure", False):
-            self._refusal = connection.reason_of(code, properties)
-            return
-        self._limit = announced_limit(properties)
-        if self._limit:
-            self._refusal = self._limit
+        self._limit = announced_limit(code, properties)
+        if self._limit or getattr(code, "is_failure", False):
+            self._refusal = self._limit or connection.reason_of(code, properties)
             return
         resumed = bool(getattr(flags, "session_present", False))
         inflight = min(self._limits.max_inflight, connection.receive_maximum(properties))

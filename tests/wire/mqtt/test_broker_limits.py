@@ -18,15 +18,17 @@ from edgefl.wire.mqtt.session import Down, Refused, Session
 from tests.conftest import Mosquitto
 
 
-class _Limited(Mosquitto):
+class LimitedBroker(Mosquitto):
     """Mosquitto with one more line in its configuration."""
 
-    line = ""
+    def __init__(self, folder: Path, line: str) -> None:
+        super().__init__(folder)
+        self._line = line
 
     def _command(self) -> list[str]:
         program, option, config = super()._command()
         with Path(config).open("a") as file:
-            file.write(f"{self.line}\n")
+            file.write(f"{self._line}\n")
         return [program, option, config]
 
 
@@ -44,8 +46,7 @@ class _Limited(Mosquitto):
 def test_a_limit_of_the_broker_is_named(
     tmp_path: Path, limits: Limits, line: str, version: Version, named: str
 ) -> None:
-    broker = _Limited(tmp_path)
-    broker.line = line
+    broker = LimitedBroker(tmp_path, line)
     broker.start()
     session = Session(replace(broker.address, mqtt=version), "edgefl:server:limits", limits=limits)
     try:
