@@ -115,7 +115,7 @@ class BoundedClient(paho.Client):
 
 def most_bytes(limits: Limits) -> int:
     """Return the size of the largest packet to read."""
-    return max(limits.max_message_bytes, limits.chunk_bytes, limits.announcement_bytes) + _HEADER_BYTES
+    return limits.readable_bytes + _HEADER_BYTES
 
 
 def make_client(
