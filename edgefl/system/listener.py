@@ -1,6 +1,6 @@
 """Web server with bounded connections, for every page that this package serves.
 
-A connection is *pending* while nobody answers a request on it, or its client reads nothing of what was sent: either ends it
+A connection is *pending* while no request on it is answered, or its client reads nothing of what was sent: either ends it
 after ``REQUEST_S``. A WebSocket is pending except within :func:`kept`. The server has fewer connections than descriptors. If
 it has no room it ends the connection that is pending longest, so a request that comes at once is answered beside any number
 of idle connections.
@@ -31,7 +31,7 @@ _BACKLOG = 1024
 _ENDING = 64
 """Connections that were told to end and still have a descriptor: the loop closes them before it accepts more."""
 _TICKS = 5
-_CONNECTION = "edgefl.connection"
+_CONNECTION = "client_socket"
 """Its key in the state of an ASGI scope."""
 _LOG_S = 60.0
 _NOT_ACCEPTED = "socket.accept() out of system resource"

@@ -71,10 +71,10 @@ def find_limit(address: Address, version: str, client_id: str, topic: str, nbyte
     prober = _Prober(address, version, name, f"{topic}/probe")
     taken = None
     for message, limit in (
-        (_Message(0, 0, False), ""),
-        (_Message(0, 1, False), _NO_QOS_1),
-        (_Message(0, 1, True), _NO_RETAINED),
-        (_Message(nbytes, 1, False), size_limit(nbytes)),
+        (_ProbeMessage(0, 0, False), ""),
+        (_ProbeMessage(0, 1, False), _NO_QOS_1),
+        (_ProbeMessage(0, 1, True), _NO_RETAINED),
+        (_ProbeMessage(nbytes, 1, False), size_limit(nbytes)),
     ):
         lived_s = prober.lifetime(message, _QUIET_S)
         if lived_s is None:
@@ -85,7 +85,7 @@ def find_limit(address: Address, version: str, client_id: str, topic: str, nbyte
     return ""
 
 
-class _Message(NamedTuple):
+class _ProbeMessage(NamedTuple):
     """Message of one trial."""
 
     nbytes: int
@@ -102,7 +102,7 @@ class _Prober:
     name: str
     topic: str
 
-    def is_limit(self, refused: _Message, taken: _Message) -> bool:
+    def is_limit(self, refused: _ProbeMessage, taken: _ProbeMessage) -> bool:
         """Return True if the broker always ends the connection at ``refused`` and never at ``taken``."""
         for _ in range(_TRIALS):
             lived_s = self.lifetime(refused, _QUIET_S)
@@ -113,7 +113,7 @@ class _Prober:
                 return False
         return True
 
-    def lifetime(self, message: _Message, quiet_s: float) -> float | None:
+    def lifetime(self, message: _ProbeMessage, quiet_s: float) -> float | None:
         """Publish ``message`` and wait for ``quiet_s`` after its acknowledgement.
 
         Returns:

@@ -69,7 +69,7 @@ class BoundedClient(paho.Client):
     hung_up = ""
 
     def say_goodbye(self) -> None:
-        """Disconnect and close the socket. Without a word the broker believes us alive until the keep-alive runs out."""
+        """Disconnect and close the socket. Without the packet the broker believes us alive until the keep-alive runs out."""
         self.disconnect()
         with suppress(Exception):  # of paho's parser
             for _ in range(20):
