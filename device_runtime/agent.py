@@ -45,6 +45,7 @@ from edgefl.wire.errors import (
     StoreError,
 )
 from edgefl.wire.mqtt.client_ids import client_id
+from edgefl.wire.mqtt.events import check_limit
 from edgefl.wire.mqtt.messages import Ack, Message, Round, Status, Task
 from edgefl.wire.mqtt.session import Delivery, Down, Incoming, Refused, Session, Up, Will
 from edgefl.wire.mqtt.topics import Topics
@@ -184,7 +185,7 @@ class Agent:
     # -- the inbox -------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Serve until done or stopped."""
+        """Serve until done or stopped. BrokerError if the broker does not take what a device has to send."""
         return_memory_early()
         self._rest()
         sandbox.rest(self._engine)
@@ -285,6 +286,7 @@ class Agent:
                 self._rest()  # of what checking and making signatures took
             return
         self._quiet_at = time.monotonic() + _QUIET_S
+        check_limit(event, self._config.broker)
         if isinstance(event, Up):
             self._greet()
         elif isinstance(event, Down):

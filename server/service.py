@@ -17,10 +17,11 @@ from pathlib import Path
 from edgefl.setup.processor import processor
 from edgefl.system.clock import steady_time
 from edgefl.wire.bundle.signatures import Signer
-from edgefl.wire.errors import BrokerError, StoreError
+from edgefl.wire.errors import StoreError
 from edgefl.wire.mqtt import session as broker
 from edgefl.wire.mqtt.client_ids import client_id
 from edgefl.wire.mqtt.envelope import Sequence, Speaker
+from edgefl.wire.mqtt.events import check_limit
 from edgefl.wire.mqtt.inbox import Inbox
 from edgefl.wire.mqtt.messages import Ack
 from edgefl.wire.mqtt.neighbours import Lookout, Neighbours, look
@@ -281,8 +282,7 @@ class Service:
         self._handle(event)
 
     def _handle(self, event: InboxEvent) -> None:
-        if isinstance(event, Down | Refused) and event.limit:  # no retry passes it
-            raise BrokerError(f"the broker at {self._address} {event.limit}")
+        check_limit(event, self._address)
         match event:
             case Incoming() if event.topic == self._topics.current_round:
                 self._watch.came(event.payload, retained=event.retained)

@@ -14,9 +14,9 @@ from device_runtime.link.mirrors import Mirrors
 from device_runtime.store.database import Place, Store
 from edgefl.wire.blobs import BlobRef, verified
 from edgefl.wire.compression import unpacked
-from edgefl.wire.errors import BundleError, RoundAborted
+from edgefl.wire.errors import BundleError, RoundAborted, RoundDeclined
 from edgefl.wire.limits import Limits
-from edgefl.wire.mqtt.messages import LOST_CHUNK
+from edgefl.wire.mqtt.messages import LARGE_CHUNKS, LOST_CHUNK
 from edgefl.wire.mqtt.packets import Traffic
 from edgefl.wire.mqtt.topics import Topics
 
@@ -110,7 +110,7 @@ class Fetcher:
         """The blobs ``refs``, whole and checked: all are in the store before this returns, and are read one by one.
 
         BundleError if nobody gives the right bytes, or if they do not unfold to what they should. RoundDeclined where they
-        are at mirrors only, and the device may use none.
+        are at mirrors only, and the device may use none, or if chunks are larger than what the device reads.
         """
         limit = self._limits.max_blob_bytes
         for ref in refs:
@@ -128,7 +128,19 @@ class Fetcher:
         self.mirrors.bring(once, self._store, self._aborted)
         if missing := self._store.missing(once):
             self.mirrors.check_broker()
+            self._check_chunks([ref for ref, _ in missing])
             self._collect(_Window(waiting=missing))
+
+    def _check_chunks(self, refs: Sequence[BlobRef]) -> None:
+        """RoundDeclined if a message of the broker with a chunk of ``refs`` would end the connection."""
+        most = self._limits.readable_bytes
+        for ref in refs:
+            if (largest := min(ref.chunk, ref.size)) > most:
+                raise RoundDeclined(
+                    LARGE_CHUNKS,
+                    f"expected chunks of {most} bytes at most (limits.max_message_bytes), found {largest} in blob "
+                    f"{ref.sha256[:12]}; raise it, or set limits.chunk_bytes of the federation lower",
+                )
 
     def _whole(self, ref: BlobRef, beside: Sequence[BlobRef]) -> bytes:
         """The blob as it travels. If it has to be fetched again, those ``beside`` it stay."""

@@ -120,7 +120,7 @@ class Federation(tables.Table):
             except ConfigError as error:
                 problems.append(error.message)
         try:
-            msgspec.convert(self.limits, Limits, strict=False)
+            problems += self.wire_limits.unreadable()
         except msgspec.ValidationError as error:
             problems.append(f"limits: {error}")
         if self.round.count == "nonzero" and self.aggregate.rule != "mean":

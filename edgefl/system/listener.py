@@ -1,8 +1,9 @@
 """Web server with bounded connections, for every page that this package serves.
 
-A connection is *pending* while its request is not whole, or its client does not read the answer: either ends it after
-``REQUEST_S``. The server has fewer connections than descriptors. If it has no room it ends the connection that is pending
-longest, so a request that comes at once is answered beside any number of idle connections.
+A connection is *pending* while no request on it is answered, or its client reads nothing of what was sent: either ends it
+after ``REQUEST_S``. A WebSocket is pending except within :func:`kept`. The server has fewer connections than descriptors. If
+it has no room it ends the connection that is pending longest, so a request that comes at once is answered beside any number
+of idle connections.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import socket
 import ssl
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import h11
@@ -30,7 +32,11 @@ _BACKLOG = 1024
 _ENDING = 64
 """Connections that were told to end and still have a descriptor: the loop closes them before it accepts more."""
 _TICKS = 5
+_CONNECTION = "client_socket"
+"""Its key in the state of an ASGI scope."""
 _LOG_S = 60.0
+_NOT_ACCEPTED = "socket.accept() out of system resource"
+"""How asyncio's message begins."""
 _MOST_MESSAGES = 100
 
 
@@ -79,10 +85,43 @@ def certificate_fault(cert_file: str, key_file: str, names: str) -> str:
 
 
 class _ClientSocket(socket.socket):
-    """A client's connection. ``pending_since``: since when the client is awaited; None while it is answered."""
+    """A client's connection.
 
-    pending_since: float | None = None
+    Attributes:
+        idle_since: Since when no request is answered; None while one is.
+        unread_since: Since when the client takes nothing of what is sent; None if it took everything.
+        is_kept: Whether it is a WebSocket in use.
+    """
+
+    idle_since: float | None = None
+    unread_since: float | None = None
+    is_kept = False
     accepted_by: _BoundedSocket | None = None
+
+    @property
+    def pending_since(self) -> float | None:
+        """Since when the client is awaited; None while it is not."""
+        if self.is_kept:
+            return None
+        return self.idle_since if self.unread_since is None else self.unread_since
+
+    def send(self, data: Any, flags: int = 0, /) -> int:
+        """Send, and note whether the client takes it."""
+        return self._sent(len(data), super().send, data, flags)
+
+    def sendmsg(self, buffers: Iterable[Any], *options: Any) -> int:
+        """Send several buffers, and note whether the client takes them."""
+        pieces = list(buffers)
+        return self._sent(sum(map(len, pieces)), super().sendmsg, pieces, *options)
+
+    def _sent(self, nbytes: int, send: Callable[..., int], *arguments: Any) -> int:
+        try:
+            taken = send(*arguments)
+        except BlockingIOError:
+            self.unread_since = self.unread_since or time.monotonic()
+            raise
+        self.unread_since = time.monotonic() if taken < nbytes else None
+        return taken
 
     def close(self) -> None:
         """Close it, and make room for another one."""
@@ -92,9 +131,22 @@ class _ClientSocket(socket.socket):
 
     def end(self) -> None:
         """Have the event loop close it."""
-        self.pending_since = None
+        self.idle_since = self.unread_since = None
         with suppress(OSError):
             self.shutdown(socket.SHUT_RDWR)
+
+
+@contextmanager
+def kept(scope: MutableMapping[str, Any]) -> Iterator[None]:
+    """Have the server keep the WebSocket of this ASGI scope as long as the context is open."""
+    connection = scope.get("state", {}).get(_CONNECTION)
+    if isinstance(connection, _ClientSocket):
+        connection.is_kept = True
+    try:
+        yield
+    finally:
+        if isinstance(connection, _ClientSocket):
+            connection.is_kept = False
 
 
 class _BoundedSocket(socket.socket):
@@ -118,10 +170,12 @@ class _BoundedSocket(socket.socket):
             if len(self.open) >= self._most + _ENDING or not self._poll.poll(0):
                 raise BlockingIOError
             if not self._make_room():
-                raise OSError(errno.EMFILE, "there is no room for another connection")
+                raise OSError(
+                    errno.EMFILE, f"each of {self._most} is being answered; it tries again each second"
+                )
         accepted, address = super().accept()
         connection = _ClientSocket(fileno=accepted.detach())
-        connection.pending_since, connection.accepted_by = time.monotonic(), self
+        connection.idle_since, connection.accepted_by = time.monotonic(), self
         self.open[connection] = None
         return connection, address
 
@@ -141,7 +195,7 @@ class _BoundedSocket(socket.socket):
 
 
 class _Http(H11Protocol):
-    """HTTP on a connection that knows whether its request is whole."""
+    """HTTP on a connection that knows whether a request is answered."""
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -151,26 +205,30 @@ class _Http(H11Protocol):
         super().on_response_complete()
         self._note()
 
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._note(is_pending=True)
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        self.app_state = {**self.app_state, _CONNECTION: self._connection()}
+        super().handle_websocket_upgrade(event)
 
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._note()
-
-    def _note(self, *, is_pending: bool = False) -> None:
+    def _connection(self) -> _ClientSocket | None:
         connection = getattr(self.transport.get_extra_info("socket"), "_sock", None)
-        if not isinstance(connection, _ClientSocket):
+        return connection if isinstance(connection, _ClientSocket) else None
+
+    def _note(self) -> None:
+        connection = self._connection()
+        if connection is None:
             return
-        if not is_pending and self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
-            connection.pending_since = None
-        elif connection.pending_since is None:
-            connection.pending_since = time.monotonic()
+        is_whole = self.conn.their_state not in (h11.IDLE, h11.SEND_BODY)
+        if is_whole and self.cycle is not None and not self.cycle.response_complete:
+            connection.idle_since = None
+        elif connection.idle_since is None:
+            connection.idle_since = time.monotonic()
 
 
 class _OnceAMinute(logging.Filter):
-    """Drops a message that was logged within the last minute: clients must not fill the log."""
+    """Drops a message that was logged within the last minute: clients must not fill the log.
+
+    It makes one line of asyncio's report that no connection can be accepted.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -178,6 +236,13 @@ class _OnceAMinute(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return True if the record is to be logged."""
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, OSError) and str(record.msg).startswith(_NOT_ACCEPTED):
+            record.msg, record.args, record.exc_info = (
+                f"a web server accepts no connection now: {error}",
+                (),
+                None,
+            )
         key, now = str(record.msg)[:200], record.created
         if abs(now - self._logged.get(key, -_LOG_S)) < _LOG_S:
             return False

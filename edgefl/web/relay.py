@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from edgefl.system.listener import most_connections
+from edgefl.system.listener import kept, most_connections
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.mqtt.address import Address
 
@@ -62,7 +62,8 @@ class Relay:
         if is_full:
             oldest = next(iter(self._greeting))
             del self._greeting[oldest]
-            oldest.reschedule(0.0)
+            if not oldest.expired():  # else its time ends in this moment
+                oldest.reschedule(0.0)
         self.open += 1
         try:
             await self._connected(browser)
@@ -86,7 +87,8 @@ class Relay:
         writer.write(greeting)
         both = [asyncio.create_task(_up(browser, writer)), asyncio.create_task(_down(reader, browser))]
         try:
-            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            with kept(browser.scope):
+                await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in both:
                 task.cancel()

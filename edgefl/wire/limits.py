@@ -180,6 +180,22 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     profiles_an_hour: Count = 20
     """Requests for a profile that a device takes within an hour."""
 
+    @property
+    def readable_bytes(self) -> int:
+        """Size of the largest message that either side reads."""
+        return max(self.max_message_bytes, self.chunk_bytes, self.announcement_bytes)
+
+    def unreadable(self) -> list[str]:
+        """Return one line for each kind of message of this server that is larger than its devices read."""
+        most = max(self.max_message_bytes, Limits().max_message_bytes)
+        sizes = {"chunk_bytes": self.chunk_bytes, "announcement_bytes": self.announcement_bytes}
+        return [
+            f"limits.{name}: expected {most} at most, the largest message that devices read, found {size}; set it lower, or "
+            "raise limits.max_message_bytes here and on each device"
+            for name, size in sizes.items()
+            if size > most
+        ]
+
 
 SEED_MAX = 2**63 - 1
 """Largest seed: the largest integer of a TOML file, and torch's generators, which take one bit more, also get the numbers

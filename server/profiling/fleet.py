@@ -24,6 +24,7 @@ from edgefl.wire.errors import BrokerError, BundleError, IdentityError, Protocol
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.client_ids import client_id
 from edgefl.wire.mqtt.envelope import Sequence, Speaker, bare, open_message
+from edgefl.wire.mqtt.events import check_limit
 from edgefl.wire.mqtt.messages import AnyMessage, Hello, Status, decode, encode
 from edgefl.wire.mqtt.profile_messages import ProfileAnswer, ProfileOffer, ProfileRequest
 from edgefl.wire.mqtt.refusals import shown
@@ -148,6 +149,7 @@ class FleetProfiler:
             self._tell(self.report())
 
     def _handle(self, event: Event) -> None:
+        check_limit(event, self._address)
         match event:
             case Up():
                 self._up()

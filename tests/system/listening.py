@@ -1,6 +1,7 @@
 """A web server with few descriptors as a process: ``python -m tests.system.listening DESCRIPTORS BROKER_PORT [CERT KEY]``.
 
-It prints its port. ``/`` answers ``here``; ``/large`` with 64 MiB; ``/mqtt`` leads to the broker.
+It prints its port. ``/`` answers ``here``, ``/large`` with 64 MiB in pieces, ``/whole`` with 4 MiB in one; ``/never`` does
+not answer; ``/mqtt`` leads to the broker.
 """
 
 from __future__ import annotations
@@ -31,6 +32,18 @@ async def large(_request: Request) -> Response:
     return StreamingResponse(repeat(bytes(1 << 20), 64))
 
 
+async def never(request: Request) -> Response:
+    """Answer when the client is gone."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    return Response()
+
+
+async def whole(_request: Request) -> Response:
+    """Answer with more than the buffers of a connection hold."""
+    return Response(bytes(1 << 22))
+
+
 def main() -> None:
     descriptors, broker, *certificate = sys.argv[1:]
     resource.setrlimit(resource.RLIMIT_NOFILE, (int(descriptors), int(descriptors)))
@@ -39,6 +52,8 @@ def main() -> None:
         routes=[
             Route("/", here, methods=["GET", "POST"]),
             Route("/large", large),
+            Route("/whole", whole),
+            Route("/never", never),
             WebSocketRoute("/mqtt", relay.serve),
         ]
     )

@@ -9,6 +9,7 @@ import ssl
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -33,6 +34,10 @@ ATTACKS = {
     "half-body": b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nhalf",
     "one-answer-and-half": b"GET / HTTP/1.1\r\nHost: x\r\n\r\nGET / HTTP/1.1\r\n",
     "unread-answer": b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n",
+    "unread-last-answer": b"GET /whole HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
+    "read-last-answer": b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
+    "no-http": b"\x00\r\n\r\n",
+    "websocket-elsewhere": MQTT.replace(b"/mqtt", b"/none"),
     "websocket": MQTT,
     "half-connect": MQTT + b"\x82\x85" + bytes(4) + CONNECT[:5],
     "whole-connect": MQTT + bytes([0x82, 0x80 | len(CONNECT)]) + bytes(4) + CONNECT,
@@ -100,7 +105,10 @@ def ask(port: int, context: ssl.SSLContext | None = None) -> bytes:
 
 def hold(stack: ExitStack, port: int, sent: bytes) -> None:
     for _ in range(IDLE):
-        idle = stack.enter_context(socket.create_connection(("127.0.0.1", port), PATIENCE_S))
+        idle = stack.enter_context(socket.socket())
+        idle.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        idle.settimeout(PATIENCE_S)
+        idle.connect(("127.0.0.1", port))
         with suppress(OSError):  # it made room already
             idle.sendall(sent)
 
@@ -125,7 +133,7 @@ def test_an_honest_request_is_answered_beside_idle_ones(attack: str, port: int, 
     assert log.stat().st_size < 10_000
 
 
-def test_an_honest_browser_reaches_the_broker_beside_websockets_that_say_nothing(port: int) -> None:
+def test_an_honest_browser_reaches_the_broker_and_stays_beside_idle_ones(port: int) -> None:
     with ExitStack() as stack:
         hold(stack, port, MQTT)
         browser = stack.enter_context(socket.create_connection(("127.0.0.1", port), PATIENCE_S))
@@ -137,7 +145,24 @@ def test_an_honest_browser_reaches_the_broker_beside_websockets_that_say_nothing
         for piece in (CONNECT[:4], CONNECT[4:]):
             browser.sendall(b"\x82" + bytes([0x80 | len(piece)]) + bytes(4) + piece)
         assert file.read(6) == b"\x82\x04" + CONNACK
+        hold(stack, port, b"")
+        assert ask(port) == b"here"
+        browser.setblocking(False)
+        with pytest.raises(BlockingIOError):  # nothing came, not even its end
+            browser.recv(1)
         file.close()
+
+
+def test_a_server_that_answers_as_many_as_it_can_logs_one_line(tmp_path: Path) -> None:
+    with served(tmp_path / "log") as port:
+        with ExitStack() as stack:
+            hold(stack, port, b"GET /never HTTP/1.1\r\nHost: x\r\n\r\n")
+            while not (tmp_path / "log").stat().st_size:
+                time.sleep(0.02)
+        assert ask(port) == b"here"
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert len(lines) == 1
+    assert "each of 36 is being answered" in lines[0]
 
 
 def test_the_same_holds_where_no_handshake_of_tls_comes(tmp_path: Path) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from pydantic import ValidationError
 
 from edgefl.cli.options import parse_limits
+from edgefl.config.federation import Federation
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.limits import Limits
 
@@ -27,6 +29,14 @@ def test_a_limit_out_of_range_is_refused_by_name(name: str, value: float | str) 
 def test_a_chunk_too_small_for_the_fields_around_it_is_refused() -> None:
     with pytest.raises(msgspec.ValidationError, match="chunk_bytes"):
         msgspec.convert({"chunk_bytes": 255}, Limits, strict=False)
+
+
+@pytest.mark.parametrize("name", ["chunk_bytes", "announcement_bytes"])
+def test_a_message_that_no_device_reads_is_refused(name: str) -> None:
+    limits = {name: 6 << 20}
+    with pytest.raises(ValidationError, match=f"limits.{name}: expected 4194304 at most.*found 6291456"):
+        Federation.model_validate({"limits": limits})
+    Federation.model_validate({"limits": {**limits, "max_message_bytes": 6 << 20}})
 
 
 def test_the_defaults_are_within_their_ranges() -> None:

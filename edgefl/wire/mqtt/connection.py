@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 import ssl
+from contextlib import suppress
 from functools import lru_cache
 
 import paho.mqtt.client as paho
@@ -67,6 +68,16 @@ class BoundedClient(paho.Client):
     most_bytes = 0
     hung_up = ""
 
+    def say_goodbye(self) -> None:
+        """Disconnect and close the socket. Without the packet the broker believes us alive until the keep-alive runs out."""
+        self.disconnect()
+        with suppress(Exception):  # of paho's parser
+            for _ in range(20):
+                if self.socket() is None:
+                    return
+                self.loop(timeout=0.05)
+        self._sock_close()
+
     def _sock_recv(self, bufsize: int) -> bytes:
         """Read for paho, which calls this for each part of a packet."""
         packet = self._in_packet
@@ -104,7 +115,7 @@ class BoundedClient(paho.Client):
 
 def most_bytes(limits: Limits) -> int:
     """Return the size of the largest packet to read."""
-    return max(limits.max_message_bytes, limits.chunk_bytes, limits.announcement_bytes) + _HEADER_BYTES
+    return limits.readable_bytes + _HEADER_BYTES
 
 
 def make_client(

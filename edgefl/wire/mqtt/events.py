@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from edgefl.wire.errors import BrokerError
 from edgefl.wire.mqtt.address import Address
 
 
@@ -72,6 +73,12 @@ class Refused:
 @dataclass(frozen=True)
 class Woken:
     """Something in this process changed: whoever reads the events looks around (:meth:`Session.wake`)."""
+
+
+def check_limit(event: object, address: Address) -> None:
+    """Raise BrokerError if ``event`` names a limit of the broker: no retry passes it."""
+    if isinstance(event, Down | Refused) and event.limit:
+        raise BrokerError(f"the broker at {address} {event.limit}")
 
 
 Event = Up | Down | Incoming | Refused | Woken

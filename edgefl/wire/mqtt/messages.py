@@ -301,6 +301,9 @@ POLICY = "policy"
 TOO_MUCH = "too-much-work"
 """Why a device declines: the round has more steps, takes more time or more of the disk than the device gives."""
 
+LARGE_CHUNKS = "large-chunks"
+"""Why a device declines: the chunks of the round's blobs are larger than the messages that it reads."""
+
 CRASHED = "crashed"
 """Why a device declines: the work on the round ended its process, or its engine's."""
 
@@ -314,8 +317,8 @@ LOST_CHUNK = "no good chunk"
 class Decline(Message, frozen=True, kw_only=True):
     """``devices/<id>/declines``: the device sends no update for this task. ``reason`` is a short code; ``text`` stays empty.
 
-    Reasons are :data:`NO_CARRY`, :data:`NO_FORMAT`, :data:`NO_MEMORY`, :data:`WRONG_DATA`, :data:`POLICY`, :data:`TOO_MUCH`
-    and :data:`CRASHED`; a server takes others as they are.
+    Reasons are :data:`NO_CARRY`, :data:`NO_FORMAT`, :data:`NO_MEMORY`, :data:`WRONG_DATA`, :data:`POLICY`, :data:`TOO_MUCH`,
+    :data:`LARGE_CHUNKS` and :data:`CRASHED`; a server takes others as they are.
     """
 
     round: int

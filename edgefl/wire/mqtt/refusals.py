@@ -21,6 +21,8 @@ TEXTS = {
     messages.WRONG_DATA: f"the device's data do not fit the model, or have rows that cannot be read; {_IN_LOG}",
     messages.POLICY: f"the policy of the device does not allow it, or not now; {_IN_LOG}",
     messages.TOO_MUCH: f"the work takes more steps, time or disk than the device gives; {_IN_LOG}",
+    messages.LARGE_CHUNKS: "the chunks of a blob are larger than the messages that the device reads: raise the device's "
+    "limits.max_message_bytes, or set limits.chunk_bytes of the federation lower",
     messages.CRASHED: f"the work ended the process of the device or of its engine; {_IN_LOG}",
     messages.LOST_CHUNK: "neither the broker nor a mirror has all the blobs of the round",
     BUNDLE: f"the bundle or the announcement cannot be used; {_IN_LOG}",

@@ -150,6 +150,7 @@ class Session:
     def _run(self) -> None:
         attempt = -1  # the first pause is the shortest, whether or not there ever was a connection
         moments = 0
+        found: str | None = ""
         while not self._stopping.is_set():
             reason = self._connect_and_loop()
             was_up = self._connected.is_set()
@@ -157,13 +158,17 @@ class Session:
             if self._stopping.is_set():
                 return
             moments = moments + 1 if was_up and time.monotonic() - self._up_since < _MOMENT_S else 0
-            rival = moments >= _RIVAL_AFTER
-            limit = self._limit
-            if rival and "taken over" not in self._ended and self._largest[1]:
-                limit = find_limit(self._address, self._version, self._id, *self._largest)
+            is_brief = moments >= _RIVAL_AFTER
+            found = found if is_brief else ""
+            if is_brief and not found and "taken over" not in self._ended and self._largest[1]:
+                found = find_limit(self._address, self._version, self._id, *self._largest)
+            if found is None:  # the link breaks, whoever speaks
+                moments = 0
+            rival = is_brief and found is not None
             # Whoever fights for a name at full speed leaves neither side the time to work.
             attempt = 0 if was_up and not rival else attempt + 1
             pause = self._pause(attempt)
+            limit = self._limit or found or ""
             if limit:
                 reason = f"the broker at {self._address} {limit}"
             self._deliver(Down(reason, pause, rival and not limit, limit))
@@ -218,7 +223,7 @@ class Session:
             if not self._connected.is_set() and time.monotonic() > answer_by:
                 break  # the next attempt closes this connection
         if self._stopping.is_set():
-            self._say_goodbye()
+            self._client.say_goodbye()
         if self._refusal:
             return connection.refused(address, self._refusal)
         if not self._connected.is_set():
@@ -227,25 +232,14 @@ class Session:
         why = self._client.hung_up or self._ended or paho.error_string(code).rstrip(".")
         return f"connection to the broker at {address} lost: {why}"
 
-    def _say_goodbye(self) -> None:
-        """Without it the socket stays open, and the broker believes us alive until the keep-alive runs out."""
-        self._client.disconnect()
-        for _ in range(20):
-            if self._client.socket() is None:
-                return
-            self._client.loop(timeout=0.05)
-
     # -- callbacks, on the network thread --------------------------------------------------------------------
 
     def _on_connect(
         self, _client: object, _data: object, flags: object, code: object, properties: object
     ) -> None:
-        if getattr(code, "is_failure", False):
-            self._refusal = connection.reason_of(code, properties)
-            return
-        self._limit = announced_limit(properties)
-        if self._limit:
-            self._refusal = self._limit
+        self._limit = announced_limit(code, properties)
+        if self._limit or getattr(code, "is_failure", False):
+            self._refusal = self._limit or connection.reason_of(code, properties)
             return
         resumed = bool(getattr(flags, "session_present", False))
         inflight = min(self._limits.max_inflight, connection.receive_maximum(properties))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from device_runtime.link.identity import KEY_FILE
+from edgefl.wire.errors import BrokerError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt import messages
 from edgefl.wire.mqtt.messages import Ack
@@ -19,6 +20,7 @@ from tests.device_runtime.agent.scripted import DEVICE, RunningAgent, ScriptedSe
 from tests.device_runtime.tiny import World
 from tests.secure import SecureBroker
 from tests.wire.mqtt.events import wait_up
+from tests.wire.mqtt.test_broker_limits import LimitedBroker
 from tests.wire.mqtt.test_neighbours import announce
 
 
@@ -43,6 +45,25 @@ def test_a_device_with_another_federation_s_name_tells_who_is_there(
         assert agent.event("alone").text == told
     finally:
         agent.stop()
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("retain_available false", "takes no retained messages"),
+        ("max_packet_size 280", "280 at most"),
+    ],
+)
+def test_a_device_ends_at_a_limit_that_no_retry_passes(
+    tmp_path: Path, soon: Limits, line: str, named: str
+) -> None:
+    broker = LimitedBroker(tmp_path, line)
+    broker.start()
+    agent = RunningAgent("a", broker.address, tmp_path, soon)
+    error = agent.ended()
+    broker.stop()
+    assert isinstance(error, BrokerError)
+    assert named in error.message
 
 
 def test_where_nobody_is_the_device_says_that_it_waits_and_works_once_its_server_is_there(

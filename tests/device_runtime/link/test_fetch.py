@@ -19,7 +19,7 @@ from device_runtime.round.graphs import Graphs
 from device_runtime.store.database import Store
 from edgefl.wire import tensors
 from edgefl.wire.blobs import BlobRef, describe
-from edgefl.wire.errors import BundleError, RoundAborted, StoreError
+from edgefl.wire.errors import BundleError, RoundAborted, RoundDeclined, StoreError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.session import Session
 from edgefl.wire.mqtt.topics import Topics
@@ -341,3 +341,10 @@ def test_a_broker_restarted_in_the_middle_costs_at_most_a_window(
     assert restarted
     assert len(device.inbox.chunks) <= len(INDICES) + limits.fetch_window
     device.close()
+
+
+def test_a_blob_with_larger_chunks_than_the_device_reads_is_declined(device: Device) -> None:
+    small = {"max_message_bytes": 1000, "chunk_bytes": 512, "announcement_bytes": 1000}
+    device.limits = msgspec.structs.replace(device.limits, **small)
+    with pytest.raises(RoundDeclined, match=r"1000 bytes at most \(limits\.max_message_bytes\), found 1001"):
+        device.fetcher().get(describe(bytes(1001), 2000))
