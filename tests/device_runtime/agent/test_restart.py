@@ -141,7 +141,7 @@ def test_a_task_whose_update_is_settled_while_the_agent_looks_for_it_is_not_done
     agent._rounds.task = world.task()
     agent._store.finish_job(Outgoing("run", 1, "n1", b"update"), None, "")
     agent._store.close()
-    agent._store = agent._rounds._store = SettledMeanwhile(
+    agent._store = agent._rounds.store = SettledMeanwhile(
         tmp_path / "state", limit_bytes=1 << 20, history_rounds=5
     )
 

@@ -244,7 +244,7 @@ def test_an_agent_whose_engine_crashes_declines_the_round_and_takes_the_next(
 def test_an_agent_whose_engine_is_confined_measures_in_confined_processes(
     start: StartAgent, boxed: SandboxedEngine
 ) -> None:
-    measure = start(engine=boxed).agent._profiles._measure
+    measure = start(engine=boxed).agent._profiles.measure
     child = measure.__self__  # type: ignore[attr-defined]
     assert child.confinement == boxed.confinement and child.confinement.memory_bytes
     assert sandbox.confinement(open_engine("onnx")) is None

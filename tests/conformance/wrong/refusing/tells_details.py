@@ -11,6 +11,6 @@ from edgefl.wire.mqtt.messages import Decline
 def plant() -> None:
     def sent(self: desk.RoundDesk, past: desk.PastRound) -> None:
         decline = Decline(round=past.round, nonce=past.nonce, reason=past.reason)
-        self._send(msgspec.structs.replace(decline, text=past.text))
+        self.send(msgspec.structs.replace(decline, text=past.text))
 
     desk.RoundDesk._send_decline = sent  # type: ignore[method-assign]

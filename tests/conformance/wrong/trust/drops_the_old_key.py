@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from device_runtime.link import identity
+from edgefl.wire import keys
 
 
 def plant() -> None:
-    known_after = identity.known_after
+    known_after = keys.known_after
 
-    def newest(known: dict[bytes, int], said: tuple[identity.Succession, ...]) -> dict[bytes, int]:
-        return {key: until for key, until in known_after(known, said).items() if until == identity.FOREVER}
+    def newest(known: dict[bytes, int], said: tuple[keys.Succession, ...]) -> dict[bytes, int]:
+        return {key: until for key, until in known_after(known, said).items() if until == keys.FOREVER}
 
-    identity.known_after = newest  # type: ignore[assignment]
+    keys.known_after = newest  # type: ignore[assignment]

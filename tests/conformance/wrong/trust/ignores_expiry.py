@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from device_runtime.link import identity
+from edgefl.wire import keys
 
 
 def plant() -> None:
-    known_after = identity.known_after
-    identity.known_after = lambda known, said: dict.fromkeys(known_after(known, said), identity.FOREVER)
+    known_after = keys.known_after
+    keys.known_after = lambda known, said: dict.fromkeys(known_after(known, said), keys.FOREVER)
