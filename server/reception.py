@@ -188,7 +188,7 @@ class Reception:
         """Refuse the update of a device that left a retained message on a topic of its own, where none may be.
 
         A broker may let others write there, and they may have copies of what the device sent in earlier rounds. So only
-        what it signed itself, and what has not come before, counts against it.
+        a message counts against it that it signed itself, and that is new.
         """
         try:
             device, leaf, numbers = self._topics.parse_device(message.topic)

@@ -88,7 +88,7 @@ def records(path: Path, needed: Sequence[str]) -> Iterator[tuple[int, Record]]:
                         yield number, _object(line)
                 return
             csv.field_size_limit(_LONGEST_FIELD)
-            lines = _Lines(path, file)
+            lines = _CsvLines(path, file)
             head = lines.head(needed)
             for number, fields in lines.rows(head, needed):
                 yield number, fields if isinstance(fields, str) else _record(head, fields)
@@ -97,8 +97,8 @@ def records(path: Path, needed: Sequence[str]) -> Iterator[tuple[int, Record]]:
 
 
 @dataclass
-class _Lines:
-    """The lines of a CSV. ``number`` counts those that were read, ``last`` are those of the record at hand."""
+class _CsvLines:
+    """The lines of a CSV. ``number`` counts the lines read, ``last`` holds the lines of the current record."""
 
     path: Path
     file: Iterator[str]
@@ -113,7 +113,7 @@ class _Lines:
             yield line
 
     def head(self, needed: Sequence[str]) -> list[str]:
-        """Read the names of the columns, without blanks around them. DataError where not all the ``needed`` are there."""
+        """Read the names of the columns, without blanks around them. DataError if one of the ``needed`` is missing."""
         names = self._first()
         if _SEPARATOR_LINE.fullmatch(",".join(names)):
             self.last.clear()
@@ -177,7 +177,7 @@ def _hides_rows(
 ) -> bool:
     """Return True if most lines in a quoted field are rows by themselves, judged by rows that are ``known``.
 
-    Columns that have to be numbers, or one of a few labels, tell a row from a line of text with as many commas.
+    Columns that have to be numbers, or one of a few labels, distinguish a row from a line of text with as many commas.
     """
     first, *others = (next(csv.reader([line]), []) for line in lines)
     places = [place for name in needed if (place := head.index(name)) != len(first) - 1]

@@ -80,7 +80,7 @@ def reproduce(
 
 
 def _check(chosen: Sequence[str], entries: Sequence[str], scale: str) -> None:
-    """Check names and scale before torch is loaded for what they stand for. ConfigError for a wrong one."""
+    """Check names and scale before torch is loaded. ConfigError for a wrong one."""
     if scale not in _SCALES:
         raise ConfigError(
             f"no scale {scale!r}; there are: {', '.join(_SCALES)}{nearest(scale, _SCALES)}", scale=scale
