@@ -295,10 +295,10 @@ def _begin_again(
 
 
 def _refused(state: State, current: OpenRound, text: str, remedy: str, now: float) -> tuple[State, Actions]:
-    ended, diverged = replace(_between_rounds(state, current, now), phase="done"), words.all_diverged(current)
+    ended = replace(_between_rounds(state, current, now), phase="done")
     return ended, (
         states.Abandon(current, text),
-        states.Refuse(f"{text}; {words.DIVERGED_RUN if diverged else remedy}", diverged),
+        states.Refuse(f"{text}; {remedy}", words.all_diverged(current)),
     )
 
 
