@@ -184,12 +184,23 @@ class Reception:
             case messages.Decline():
                 self._declined(device, said)
 
-    def littered(self, topic: str) -> None:
-        """Refuse the update of a device that left a retained message on a topic of its own, where none may be."""
-        device = topic.removeprefix(f"{self._topics.root}/devices/").partition("/")[0]
-        opened = self._state.round
+    def littered(self, message: Incoming) -> None:
+        """Refuse the update of a device that left a retained message on a topic of its own, where none may be.
+
+        A broker may let others write there, and they may have copies of what the device sent in earlier rounds. So only
+        a message counts against it that it signed itself, and that is new.
+        """
+        try:
+            device, leaf, numbers = self._topics.parse_device(message.topic)
+        except ProtocolError:
+            return
+        opened, kind = self._state.round, _KINDS.get(leaf)
         task = opened.assignments.get(device) if opened is not None else None
-        if opened is None or task is None or task.status != "open":
+        if opened is None or task is None or task.status != "open" or kind is None:
+            return
+        if len(numbers) != _NUMBERS.get(leaf, 0) or (numbers and numbers[-2] < opened.number):
+            return
+        if not self.door.is_first_sent(kind, device, message.topic, message.payload):
             return
         text = "it leaves retained messages at the broker, which fill its memory"
         refused = events.Rejected(device=device, round=opened.number, reason="retained", text=text)

@@ -308,10 +308,12 @@ class Service:
                 self.halt()
 
     def _came(self, message: Incoming) -> None:
-        if self._leftovers.erase(message):
-            if self._address.secure:  # such a broker binds topics to users
-                self._reception.littered(message.topic)
-        elif not (self._crew.there and self._leftovers.is_of_worker(message)):
+        erased = self._leftovers.erase(message)
+        if self._crew.there and self._leftovers.is_of_worker(message):
+            return  # what a worker heard live is not known here
+        if erased:
+            self._reception.littered(message)
+        else:
             self._reception.take(message)
 
     def _timeout(self) -> float:

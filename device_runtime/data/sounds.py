@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from io import BufferedReader
+from os import fstat
 from pathlib import Path
 from typing import BinaryIO
 
@@ -65,33 +66,38 @@ def _heard(file: BufferedReader, reader: Sound) -> Array:
     start = file.read(12)
     if start[:4] != b"RIFF" or start[8:] != b"WAVE":
         raise BadRow("is no WAV that can be read: it does not begin with RIFF and WAVE")
-    kind = channels = rate = frame = 0
+    kind = channels = rate = frame = bits = 0
     for name, size in _chunks(file):
         if name == b"fmt ":
             fields = file.read(size)
-            kind, channels, rate, _, frame, _ = struct.unpack_from("<HHLLHH", fields)
+            kind, channels, rate, _, frame, bits = struct.unpack_from("<HHLLHH", fields)
             if kind == _EXTENSIBLE:  # the code is in the first bytes of a GUID
                 kind = struct.unpack_from("<H", fields, 24)[0]
         elif name == b"data":
             break
     else:
         raise BadRow("is no WAV that can be read: it has no samples")
-    width = frame // channels if channels else 0
+    width = -(-bits // 8)
     if not channels or (kind, width) not in {
         *((_INTEGERS, each) for each in _FULL),
         (_FLOATS, 4),
         (_FLOATS, 8),
     }:
         raise BadRow(
-            f"is no WAV that can be read: its samples are of format {kind:#x} with {8 * width} bits; convert them to "
+            f"is no WAV that can be read: its samples are of format {kind:#x} with {bits} bits; convert them to "
             "integers of 8, 16, 24 or 32 bits (PCM)"
+        )
+    if frame != channels * width:
+        raise BadRow(
+            f"is damaged: a sample of each of its {channels} channels, of {bits} bits, takes {frame} bytes, expected "
+            f"{channels * width}; write the file anew"
         )
     if rate != reader.rate:
         raise BadRow(f"has {rate} samples a second, the federation's have {reader.rate}: convert it")
-    piped = size >= _UNKNOWN_BYTES or (not size and not _is_chunk(file.peek(8)[:8]))
+    piped = size >= _UNKNOWN_BYTES or (not size and not _is_chunk(file))
     wanted = reader.length * frame if piped else min(size // frame, reader.length) * frame
     content = file.read(wanted)
-    if not content:
+    if len(content) < frame:
         raise BadRow("is damaged: it is shorter than it says" if wanted and not piped else "holds no sound")
     if not piped and len(content) < wanted:
         raise BadRow("is damaged: it is shorter than it says")
@@ -109,9 +115,14 @@ def _chunks(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
         file.seek(begin + size + size % 2)
 
 
-def _is_chunk(head: bytes) -> bool:
-    """Return True for the head of another chunk, and at the end of the file."""
-    return not head or (head[:4].isascii() and head[:4].decode().isprintable())
+def _is_chunk(file: BufferedReader) -> bool:
+    """Return True if another chunk follows that has room in the file, and at the end of the file."""
+    head = file.peek(8)[:8]
+    if len(head) < 8:
+        return not head
+    name, size = struct.unpack("<4sL", head)
+    room = fstat(file.fileno()).st_size - file.tell() - 8
+    return bool(name.isascii() and name.decode().isprintable() and size <= room)
 
 
 def _numbers(content: bytes, width: int, kind: int) -> Array:

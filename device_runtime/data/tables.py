@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
+import re
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -22,6 +24,12 @@ from edgefl.wire.tensors import Array
 RECORDS = (".csv", ".jsonl")
 _LONGEST_FIELD = 1 << 26
 """Characters of one field of a CSV."""
+_UNCLOSED = "unexpected end of data"
+"""What ``csv`` says of a quotation mark that is open at the end of the file."""
+_SEPARATOR_LINE = re.compile(r"sep=.", re.IGNORECASE)
+"""Excel's word on what separates columns, before their names."""
+_KNOWN = 100
+"""Rows that others are compared to."""
 TOGETHER = 4096
 """Rows that are kept as Python has them until they become arrays."""
 
@@ -80,43 +88,115 @@ def records(path: Path, needed: Sequence[str]) -> Iterator[tuple[int, Record]]:
                         yield number, _object(line)
                 return
             csv.field_size_limit(_LONGEST_FIELD)
-            table = csv.reader(file, strict=True)
-            head = next(_lines(path, table))[1]
-            assert not isinstance(head, str)
-            _check_columns(path, head, needed)
-            for number, fields in _lines(path, table, skip=True):
+            lines = _CsvLines(path, file)
+            head = lines.head(needed)
+            for number, fields in lines.rows(head, needed):
                 yield number, fields if isinstance(fields, str) else _record(head, fields)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error}", path=str(path)) from error
 
 
-def _lines(path: Path, table: Any, *, skip: bool = False) -> Iterator[tuple[int, list[str] | str]]:
-    """Yield (line, fields) of a CSV, blank lines left out; with ``skip`` a text for a line that cannot be read.
+@dataclass
+class _CsvLines:
+    """The lines of a CSV. ``number`` counts the lines read, ``last`` holds the lines of the current record."""
 
-    DataError if a quotation mark is open at the end of the file, which hides all the lines behind it.
-    """
-    while True:
-        line = table.line_num + 1
+    path: Path
+    file: Iterator[str]
+    number: int = 0
+    last: list[str] = dataclasses.field(default_factory=list)
+    spaced: bool = False
+
+    def __iter__(self) -> Iterator[str]:
+        for line in self.file:
+            self.number += 1
+            self.last.append(line)
+            yield line
+
+    def head(self, needed: Sequence[str]) -> list[str]:
+        """Read the names of the columns, without blanks around them. DataError if one of the ``needed`` is missing."""
+        names = self._first()
+        if _SEPARATOR_LINE.fullmatch(",".join(names)):
+            self.last.clear()
+            names = self._first()
+        stripped = [name if name in needed else name.strip() for name in names]
+        self.spaced = stripped[1:] != names[1:]
+        if not set(needed) <= set(stripped) and len("".join(names).splitlines()) > 1:
+            raise self._open_quote(self.number - len(self.last) + 1)
+        _check_columns(self.path, stripped, needed)
+        return stripped
+
+    def rows(self, head: Sequence[str], needed: Sequence[str]) -> Iterator[tuple[int, list[str] | str]]:
+        """Yield (line, fields), blank lines left out, with a text instead for a line that cannot be read.
+
+        DataError for a quotation mark that hides the rows behind it: it is open at the end of the file, or closed by that
+        of a later row.
+        """
+        table, known = csv.reader(self, strict=True, skipinitialspace=self.spaced), list[list[str]]()
+        while True:
+            self.last.clear()
+            line, wrong = self.number + 1, ""
+            try:
+                fields = next(table, None)
+            except csv.Error as error:
+                fields, wrong = [], str(error)
+                if wrong == _UNCLOSED:
+                    raise self._open_quote(line, wrong) from error
+            if fields is None:
+                return
+            if len(self.last) > 1 and _hides_rows(self.last, head, needed, known):
+                raise self._open_quote(line)
+            if wrong:
+                yield (
+                    line,
+                    f"it is no line of a CSV ({wrong}); quote the field, and double quotation marks inside of it",
+                )
+            elif fields:
+                if len(known) < _KNOWN and len(self.last) == 1:
+                    known.append(fields)
+                yield line, fields
+
+    def _first(self) -> list[str]:
         try:
-            fields = next(table, None)
+            return next(filter(None, csv.reader(self, strict=True)), [])
         except csv.Error as error:
-            text = str(error)
-            if text == "unexpected end of data" or not skip:
-                what = "a quotation mark is opened here and never closed" if skip else text
-                raise DataError(
-                    f"{path}, line {line}: {what}; close it, or double it inside of a field", path=str(path)
-                ) from error
-            yield (
-                line,
-                f"it is no line of a CSV ({text}); quote the field, and double quotation marks inside of it",
-            )
-            continue
-        if fields is None:
-            if not skip:
-                yield line, []
-            return
-        if fields:
-            yield line, fields
+            raise self._open_quote(1, str(error)) from error
+
+    def _open_quote(self, line: int, wrong: str = "") -> DataError:
+        what = wrong
+        if wrong == _UNCLOSED:
+            what = "a quotation mark is opened here and never closed"
+        elif not wrong:
+            what = f"a quotation mark is opened here and closed in line {self.number}, and what is in between are rows"
+        return DataError(
+            f"{self.path}, line {line}: {what}; close it, or double it inside of a field", path=str(self.path)
+        )
+
+
+def _hides_rows(
+    lines: Sequence[str], head: Sequence[str], needed: Sequence[str], known: Sequence[Sequence[str]]
+) -> bool:
+    """Return True if most lines in a quoted field are rows by themselves, judged by rows that are ``known``.
+
+    Columns that have to be numbers, or one of a few labels, distinguish a row from a line of text with as many commas.
+    """
+    first, *others = (next(csv.reader([line]), []) for line in lines)
+    places = [place for name in needed if (place := head.index(name)) != len(first) - 1]
+    kind = _kind if len(places) > 1 else str.strip
+    earlier = [*known, first]
+    kinds = {place: {kind(row[place]) for row in earlier if place < len(row)} for place in places}
+    inside = [row for row in others if row]
+    rows = [row for row in inside if len(row) == len(head)]
+    alike = [row for row in rows if places and all(kind(row[place]) in kinds[place] for place in places)]
+    return bool(rows) and (2 * len(alike) >= len(inside) or 3 <= len(inside) == len(rows))
+
+
+def _kind(text: str) -> str:
+    """Return the same for all numbers, and else the text itself."""
+    try:
+        float(text)
+    except ValueError:
+        return text.strip()
+    return "0"
 
 
 def field(record: Record, name: str) -> object:

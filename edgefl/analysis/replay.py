@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from edgefl.config import Federation, load, without_devices
-from edgefl.lab.written import CONFIG_NAME
+from edgefl.lab.written import config_of, journal_of
 from edgefl.setup.data import open_data
 from edgefl.simulator.plan import Plan
 from edgefl.simulator.replay import Replay, ReplayedRound, differences
@@ -64,7 +64,7 @@ def replay(
     """
     path = Path(folder).resolve()
     whole = without_devices(_federation(path, federation, data))
-    url = database or journal_at(_journal_of(path))
+    url = database or journal_at(journal_of(path))
     updates = place_of(whole.server.updates, whole.federation.name, path)
     with (
         closing(Journal(url, whole.federation.name, store_at(updates))) as journal,
@@ -95,24 +95,8 @@ def _federation(
 ) -> Federation:
     if isinstance(federation, Federation):
         return federation
-    path = Path(federation) if federation else folder / CONFIG_NAME
-    if not path.is_file():
-        raise ConfigError(
-            f"there is no {path}: name the federation that the run was made with (`federation`)",
-            path=str(path),
-        )
+    path = Path(federation) if federation else config_of(folder)
     return load(path, {"data.dir": str(Path(data).resolve())} if data else {})
-
-
-def _journal_of(folder: Path) -> Path:
-    path = folder / "journal.sqlite"
-    if not path.is_file():
-        raise ConfigError(
-            f"{folder} is not the folder of a run: it has no {path.name}; where the journal lies in another database, name "
-            "that (`database`)",
-            path=str(folder),
-        )
-    return path
 
 
 def _differ(weights: Arrays, checkpoint: Path) -> dict[str, int]:

@@ -9,6 +9,7 @@ from itertools import chain, cycle, zip_longest
 from pathlib import Path
 
 from edgefl.config import Federation
+from edgefl.config.nearest import nearest
 from edgefl.setup.tiers import own_tiers
 from edgefl.system.python import module_command
 from edgefl.wire.errors import ConfigError
@@ -29,7 +30,7 @@ def parse_agents(text: str) -> dict[str, int]:
         if kind not in COMMANDS or not 1 <= count <= _MOST or kind in counts:
             raise ConfigError(
                 f"agents are KIND:COUNT by commas, each kind once, like python:2,cpp:1,web:1, found {part.strip()!r}; kinds "
-                f"are {', '.join(COMMANDS)}",
+                f"are {', '.join(COMMANDS)}{nearest(kind, COMMANDS) if kind not in COMMANDS else ''}",
                 agents=text,
             )
         counts[kind] = count

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -18,20 +18,32 @@ _ITEM = re.compile(r"(?:(?P<name>[^=:*,]+)=)?(?P<kind>[^=:*,]+)(?::(?P<size>[^=:
 
 def check_tiers(text: str) -> None:
     """Raise ConfigError for tiers that no model has. Loads no model, and no torch."""
-    known = ("full", *_PRESETS, *sorted(shipped().kinds))
-    for item in text.split(",") if text else ():
-        kind = _matched(item)["kind"].strip()
+    kinds = sorted(shipped().kinds)
+    for _, kind, size, _ in _items(text) if text else ():
+        known = kinds if size else ("full", *_PRESETS, *kinds)
         if kind not in known:
+            what = f"{kind!r} with a size" if size else repr(kind)
             raise ConfigError(
-                f"no tier {kind!r}; there are {', '.join(known)}{nearest(kind, known)}", tier=kind
+                f"no tier {what}; there are {', '.join(known)}{nearest(kind, known)}", tier=kind
             )
+        if size:
+            _sized(kind, size)
 
 
-def _matched(item: str) -> re.Match[str]:
-    match = _ITEM.fullmatch(item.strip())
-    if match is None:
-        raise ConfigError(f"cannot read the tier {item.strip()!r}; tiers are {GRAMMAR}", tier=item)
-    return match
+def _items(text: str) -> Iterator[tuple[str, str, str, int | None]]:
+    """Yield (name, kind, size, devices) of each tier. ConfigError for one that cannot be read, or a name given twice."""
+    names: set[str] = set()
+    for item in text.split(","):
+        match = _ITEM.fullmatch(item.strip())
+        if match is None:
+            raise ConfigError(f"cannot read the tier {item.strip()!r}; tiers are {GRAMMAR}", tier=item)
+        kind = match["kind"].strip()
+        name = (match["name"] or kind).strip().replace("_", "-")
+        if name in names and match["name"]:
+            raise ConfigError(f"two tiers are called {name!r}; give each its own name", tier=name)
+        name = name if name not in names else f"{name}{len(names) + 1}"
+        names.add(name)
+        yield name, kind, (match["size"] or "").strip(), int(match["count"]) if match["count"] else None
 
 
 def parse_tiers(text: str, model: str, *, count: int = 1) -> dict[str, dict[str, Any]]:
@@ -46,19 +58,13 @@ def parse_tiers(text: str, model: str, *, count: int = 1) -> dict[str, dict[str,
 
     presets = TIERS.get(model, {})
     tables: dict[str, dict[str, Any]] = {}
-    for item in text.split(","):
-        match = _matched(item)
-        kind, size = match["kind"].strip(), (match["size"] or "").strip()
-        name = (match["name"] or kind).strip().replace("_", "-")
-        if name in tables and match["name"]:
-            raise ConfigError(f"two tiers are called {name!r}; give each its own name", tier=name)
-        name = name if name not in tables else f"{name}{len(tables) + 1}"
+    for name, kind, size, devices in _items(text):
         table = _preset(presets, kind) if not size else None
         if table is None:
             if kind not in KINDS:
                 raise _unknown(kind, model, ["full", *presets], sorted(KINDS))
             table = _sized(kind, size)
-        tables[name] = table | {"count": int(match["count"] or count)}
+        tables[name] = table | {"count": count if devices is None else devices}
     return tables
 
 

@@ -5,8 +5,9 @@ versions wait for nobody), or if it says that it lost what the program needs. On
 of its own, spoils nothing: the round goes on without it at once, or after the grace. Where no device did well, the round is
 to blame, and none of this counts.
 
-A device that had a turn to upload, lost it while others waited, and never finished, spoils the round in any case. Otherwise
-it could keep all others from doing well, and no round would be judged.
+A device that had a turn to upload, lost it while others waited, and never finished, spoils the round too, unless others did
+well and it is offline by now or declined: its link broke. Where no device did well there is no such excuse. Otherwise it
+could keep all others from doing well, and no round would be judged.
 """
 
 from __future__ import annotations
@@ -27,7 +28,11 @@ def judged(rules: Rules, state: State, ended: OpenRound, now: float) -> State:
         if assignment.status == "accepted":
             strikes.pop(name, None)
             benched.pop(name, None)
-        elif _wasted_turn(ended, assignment) or (judges_all and _spoiled(state, ended, assignment, now)):
+        elif (
+            _spoiled(state, ended, assignment, now) or _wasted_turn(state, ended, assignment)
+            if judges_all
+            else _lost_turn(ended, assignment)
+        ):
             strikes[name] = strikes.get(name, 0) + 1
             if strikes[name] >= rules.strikes:
                 benched[name] = ended.number + 1 + rules.bench_rounds
@@ -51,9 +56,15 @@ def may_go_on_without(rules: Rules, state: State, names: Collection[str]) -> boo
     return rules.absent == "wait" and left >= max(1, rules.min_devices, rules.min_reports)
 
 
-def _wasted_turn(ended: OpenRound, assignment: Assignment) -> bool:
+def _lost_turn(ended: OpenRound, assignment: Assignment) -> bool:
     still_works = ended.buffered and assignment.status == "open"
     return assignment.lost_turn and not still_works
+
+
+def _wasted_turn(state: State, ended: OpenRound, assignment: Assignment) -> bool:
+    device = state.devices.get(assignment.device)
+    has_left = device is None or not device.online or assignment.status == "declined"
+    return _lost_turn(ended, assignment) and not has_left
 
 
 def _spoiled(state: State, ended: OpenRound, assignment: Assignment, now: float) -> bool:

@@ -205,8 +205,10 @@ def _too_few(rules: Rules, state: State, current: OpenRound, now: float) -> tupl
     lost = attendance.without_carry(current)
     if rules.whole and len(lost) == len(current.assignments) and _may_begin_again(rules, current):
         return _begin_again(state, current, lost, now)
-    refused, text = state.refused + 1 if words.all_diverged(current) else 0, words.too_few(rules, current)
-    if refused < MOST_REFUSED:
+    text, refused = words.too_few(rules, current), state.refused
+    if current.count("accepted") or current.count("rejected"):
+        refused = refused + 1 if words.diverged(current) else 0
+    if refused < MOST_REFUSED or not words.all_diverged(current):
         return replace(_between_rounds(state, current, now), refused=refused), (
             states.Abandon(current, text),
         )
@@ -216,7 +218,8 @@ def _too_few(rules: Rules, state: State, current: OpenRound, now: float) -> tupl
 def _maybe_finish(rules: Rules, state: State, current: OpenRound, now: float) -> tuple[State, Actions]:
     """A version that waits for nobody: its devices are looked after until it has enough updates."""
     if current.count("accepted") < current.goal:
-        if words.all_diverged(current) and len(current.assignments) >= min(MOST_REFUSED, len(state.devices)):
+        enough = len(current.assignments) >= min(MOST_REFUSED, len(state.devices))
+        if enough and not current.count("open") and words.all_diverged(current):
             return _refused(state, current, words.too_few(rules, current), words.DIVERGED_RUN, now)
         return buffered.gone_on(rules, state, current, now)
     after = noted(bench.judged(rules, state, current, now), current, now)

@@ -29,8 +29,8 @@ COME_BACK = (
     "limits.round_deadline_s, or with round.absent set to wait or partial"
 )
 DIVERGED_RUN = (
-    "training diverged on all devices, whose updates are not finite; lower the learning rate (program.lr), or bring the "
-    "data near 0 to 1, and start over in another `out`"
+    "training diverged on all devices that sent an update, none of which is finite; lower the learning rate (program.lr), "
+    "or bring the data near 0 to 1, and start over in another `out`"
 )
 
 
@@ -52,10 +52,20 @@ def too_few(rules: Rules, current: OpenRound) -> str:
     ).removesuffix("; ")
 
 
+def diverged(current: OpenRound) -> bool:
+    """Return True if updates came, and none of them is finite. Devices that sent none say nothing of it."""
+    refused = current.with_status("rejected")
+    return (
+        not current.count("accepted") and bool(refused) and all(DIVERGED in each.reason for each in refused)
+    )
+
+
 def all_diverged(current: OpenRound) -> bool:
-    """Return True if all devices answered with an update that is not finite."""
-    answers = current.assignments.values()
-    return bool(answers) and all(each.status == "rejected" and DIVERGED in each.reason for each in answers)
+    """Return True if the updates of half of the devices or more came, and none of them is finite.
+
+    A few devices that send NaN while all others are away must not end a run.
+    """
+    return diverged(current) and 2 * current.count("rejected") >= len(current.assignments)
 
 
 def nothing_trained(rules: Rules, *, diverged: bool) -> Refuse:

@@ -117,6 +117,7 @@ class Door:
         entry = None
         if known is None and isinstance(message, Hello):
             entry = self._entry(device, topic, message, envelope, keys, most_devices)
+        # Of chunks the task's nonce and the digest decide: pieces are sent again, in any order.
         again = not issubclass(kind, UpdateChunk) and self._is_copy(kind, device, envelope, known)
         return Visitor(device, message, envelope, known, entry, again)
 
@@ -130,8 +131,16 @@ class Door:
             self._welcome(visitor.device, visitor.envelope.key, visitor.entry)
             if self._enrolled or visitor.entry.source != "first-use":  # else its status was let in
                 self._newcomers[visitor.device] = visitor.envelope.key
-        if not isinstance(visitor.message, UpdateChunk):  # of these the task's nonce and the digest decide
-            self._note_number(type(visitor.message), visitor.device, visitor.envelope, visitor.known)
+        self._note_number(type(visitor.message), visitor.device, visitor.envelope, visitor.known)
+
+    def is_first_sent(self, kind: type[Message], device: str, topic: str, payload: bytes) -> bool:
+        """Return True if the device signed this, and nothing as new came of it yet: anybody may send a copy again."""
+        try:
+            visitor = self.check(kind, device, topic, payload)
+        except (IdentityError, ProtocolError):
+            return False
+        envelope = visitor.envelope
+        return envelope is not None and envelope.at > self._heard.get((device, envelope.key, kind), 0)
 
     def vouches_for(self, device: str) -> bool:
         """Whether the device is of a list: nobody can make its name up."""
@@ -252,7 +261,7 @@ class Door:
             kind,
         )  # equal: of thousands one copy is kept
         news = at > max(self._heard.get(place, 0), _stored(kind, known))
-        self._heard[place] = at
+        self._heard[place] = max(at, self._heard.get(place, 0))
         self._heard.move_to_end(place)
         if len(self._heard) > _MOST_HEARD:
             self._heard.popitem(last=False)

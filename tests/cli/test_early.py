@@ -54,6 +54,20 @@ WRONG = {
     "heterogeneity nothing": (3, "there is no file or folder nothing"),
     "heterogeneity federaton.toml": (2, "did you mean 'federation.toml'?"),
     "personalize nothing": (3, "there is no file or folder nothing"),
+    "reproduce WRONG": (2, "no reproduction 'WRONG'; there are: embracingfl/"),
+    "reproduce fafed/counterexmple": (2, "did you mean 'fafed/counterexample'?"),
+    "reproduce fafed --scale huge": (2, "no scale 'huge'; there are: smoke, cpu, paper"),
+    "replay nofolder": (3, "there is no file or folder nofolder"),
+    "replay folder": (2, "there is no folder/run.toml"),
+    "replay folder --config none.toml": (2, "there is no federation file none.toml"),
+    "replay folder --config empty.toml": (2, "folder is not the folder of a run: it has no journal.sqlite"),
+    "run --tiers strong=1,weka:1/4": (2, "no tier '1'"),
+    "run --tiers one=strong,weka:1/4": (2, "no tier 'weka'"),
+    "run --tiers one=strong:1/4": (2, "no tier 'strong' with a size"),
+    "run --tiers half=width:x": (2, "the size of width is a share"),
+    "run --tiers strong,strong=weak": (2, "two tiers are called 'strong'"),
+    "run --agents pyhton=2": (2, "kinds are python, cpp, web"),
+    "run --agents pyhton:2": (2, "did you mean 'python'?"),
     "data spread none.toml": (2, "there is no federation file none.toml"),
     "verify some.efl none.toml": (2, "there is no federation file none.toml"),
     "run none.toml": (2, "there is no federation file none.toml"),
@@ -83,6 +97,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str,
     folder = tmp_path_factory.mktemp("early")
     (folder / "folder").mkdir()
     (folder / "file.npz").touch()
+    (folder / "empty.toml").touch()
     (folder / "mymodel.py").touch()
     (folder / "wide.toml").write_text("a = 1", "utf-16")
     (folder / "federation.toml").write_text('[program]\nname = "sdg"\n')

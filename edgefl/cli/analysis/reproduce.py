@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,10 +11,16 @@ import typer
 
 from edgefl.cli.output import console, errors, print_json, print_table
 from edgefl.cli.paths import writable_folder
+from edgefl.config.nearest import nearest
+from edgefl.facts import shipped
+from edgefl.wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from edgefl.papers.record import Summary
     from edgefl.papers.reproduce import TaskEvent
+
+
+_SCALES = ("smoke", "cpu", "paper")
 
 
 def reproduce(
@@ -52,15 +59,15 @@ def reproduce(
       edgefl reproduce --all --scale smoke
     """
 
-    from edgefl.papers.reproduce import reproduce as run_again
-    from edgefl.papers.reproduce import reproductions
-
-    entries = {each.name: each.what for each in reproductions()}
+    rows = shipped().rows["reproductions"]
     if not names and not everything:
-        rows: list[dict[str, object]] = [{"name": name, "what": what} for name, what in entries.items()]
         print_json(rows) if as_json else print_table("reproductions", rows)
         return
-    chosen = list(entries) if everything else names or []
+    entries = [str(row["name"]) for row in rows]
+    chosen = entries if everything else names or []
+    _check(chosen, entries, scale)
+    from edgefl.papers.reproduce import reproduce as run_again
+
     watch = _Watch()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -70,6 +77,22 @@ def reproduce(
         errors.print("stopped; the same command goes on where it was")
         raise typer.Exit(130) from None
     conclude(found, out, strict=strict, as_json=as_json)
+
+
+def _check(chosen: Sequence[str], entries: Sequence[str], scale: str) -> None:
+    """Check names and scale before torch is loaded. ConfigError for a wrong one."""
+    if scale not in _SCALES:
+        raise ConfigError(
+            f"no scale {scale!r}; there are: {', '.join(_SCALES)}{nearest(scale, _SCALES)}", scale=scale
+        )
+    papers = list(dict.fromkeys(name.partition("/")[0] for name in entries))
+    for name in chosen:
+        if name not in entries and name.rstrip("/") not in papers:
+            raise ConfigError(
+                f"no reproduction {name!r}; there are: {', '.join(entries)}, or a paper for all of its own "
+                f"({', '.join(papers)}){nearest(name, [*papers, *entries])}",
+                name=name,
+            )
 
 
 def conclude(found: list[Summary], out: Path, *, strict: bool, as_json: bool) -> None:

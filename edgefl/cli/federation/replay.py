@@ -9,6 +9,7 @@ import typer
 
 from edgefl.cli.options import add_group
 from edgefl.cli.output import console, print_json, print_table, progress
+from edgefl.cli.paths import existing
 
 if TYPE_CHECKING:
     from edgefl.analysis.replay import Replayed
@@ -17,7 +18,10 @@ if TYPE_CHECKING:
 
 def replay(
     folder: Annotated[
-        Path, typer.Argument(help="folder of the run: --out of `edgefl run`, or of `edgefl server`")
+        Path,
+        typer.Argument(
+            callback=existing, help="folder of the run: --out of `edgefl run`, or of `edgefl server`"
+        ),
     ],
     config: Annotated[
         Path | None, typer.Option(help="federation file (TOML); default: the one in the folder")
@@ -25,7 +29,9 @@ def replay(
     database: Annotated[
         str, typer.Option(help="SQLAlchemy URL of the journal; default: SQLite in the folder")
     ] = "",
-    data: Annotated[Path | None, typer.Option(help="folder with the dataset's standard files")] = None,
+    data: Annotated[
+        Path | None, typer.Option(callback=existing, help="folder with the dataset's standard files")
+    ] = None,
     device: Annotated[str, typer.Option(help="where to average: auto, cpu or cuda")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object per round, nothing else")] = False,
 ) -> None:
@@ -41,6 +47,13 @@ def replay(
       edgefl replay runs/fleet --config federation.toml --json      (a server's folder)
     """
 
+    from edgefl.config.reading import check_names
+    from edgefl.lab.written import config_of, journal_of
+
+    # Torch, which all that follows loads, takes seconds.
+    check_names(config or config_of(folder), {"data.dir": str(data.resolve())} if data else {})
+    if not database:
+        journal_of(folder)
     from edgefl.analysis.replay import replay as repeat
 
     rows: list[dict[str, object]] = []

@@ -55,10 +55,15 @@ def test_samples_of_every_width_have_the_same_scale(tmp_path: Path, width: int, 
 
 
 def _wav(
-    content: bytes, kind: int = 1, width: int = 2, size: int | None = None, whole: int | None = None
+    content: bytes,
+    kind: int = 1,
+    width: int = 2,
+    size: int | None = None,
+    whole: int | None = None,
+    head: bytes = b"",
 ) -> bytes:
     """A WAV as programs write it: extensible for ``kind`` 0xFFFE, after a chunk of odd length."""
-    head = struct.pack("<HHLLHH", kind, 1, 8000, 8000 * width, width, 8 * width)
+    head = head or struct.pack("<HHLLHH", kind, 1, 8000, 8000 * width, width, 8 * width)
     if kind == 0xFFFE:
         guid = b"\x01\x00\x00\x00\x00\x00\x10\x00\x80\x00\x00\xaa\x00\x38\x9b\x71"
         head += struct.pack("<HHL", 22, 8 * width, 4) + guid
@@ -90,6 +95,25 @@ def test_another_format_is_named(tmp_path: Path) -> None:
 
     with pytest.raises(DataError, match=r"a\.wav: .* format 0x2 with 16 bits; convert them"):
         fitted(tmp_path, SOUND)
+
+
+@pytest.mark.parametrize(("channels", "bits", "frame"), [(2, 16, 2), (1, 16, 1), (2, 16, 5), (1, 16, 0)])
+def test_a_frame_that_is_not_all_channels_of_a_sample_is_refused(
+    tmp_path: Path, channels: int, bits: int, frame: int
+) -> None:
+    head = struct.pack("<HHLLHH", 1, channels, 8000, 8000 * frame, frame, bits)
+    written(tmp_path / "on" / "a.wav", _wav(WAVE.tobytes(), head=head))
+
+    with pytest.raises(
+        DataError, match=rf"a\.wav: .*{bits} bits, takes {frame} bytes, expected {channels * 2}"
+    ):
+        fitted(tmp_path, SOUND)
+
+
+def test_samples_from_a_pipe_that_look_like_text_are_no_chunk(tmp_path: Path) -> None:
+    written(tmp_path / "on" / "a.wav", _wav(b"  " * 6, size=0, whole=36))
+
+    np.testing.assert_allclose(every(fitted(tmp_path, SOUND))[0, 0], [0x2020 / 32768] * 6)
 
 
 def test_another_rate_is_refused_with_both_or_left_out(tmp_path: Path) -> None:

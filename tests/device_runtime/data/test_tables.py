@@ -175,11 +175,54 @@ def test_a_quotation_mark_that_is_left_open_is_told(tmp_path: Path) -> None:
         (CSV.replace(",", ";").replace("1.75", "1,75"), r"separates its columns by ';', expected commas"),
         (CSV.replace(",", "\t"), r"separates its columns by '\\t', expected commas"),
         ("", r"d\.csv has no column 'age'; it has none"),
+        (f'"{CSV}', "line 1: a quotation mark is opened here and never closed"),
+        (
+            f'{CSV[:7]}"{CSV[7:]}1,2,Eve",no\n',
+            "line 1: a quotation mark is opened here and closed in line 4",
+        ),
+        (f"sep=;\n{CSV.replace(',', ';')}", r"separates its columns by ';', expected commas"),
     ],
 )
 def test_what_is_no_csv_is_named_with_its_line(tmp_path: Path, content: str, text: str) -> None:
     with pytest.raises(DataError, match=text):
         fitted(written(tmp_path / "d.csv", content), TABLE)
+
+
+@pytest.mark.parametrize(
+    ("opened", "closed"),
+    [
+        ('1.7,30,"Eve,yes', '1.8,9,Dan",no'),
+        ('1.7,30,"Eve,yes', '1.8,9,"Dan",no'),
+        ('1.7,"30,Eve,yes', '1.8,"9",Dan,no'),
+        ('1.7,30,Eve,"yes', '1.8,9,Dan,no"'),
+    ],
+)
+@pytest.mark.parametrize("between", [0, 1, 40])
+def test_a_quotation_mark_that_a_later_row_closes_hides_no_rows(
+    tmp_path: Path, opened: str, closed: str, between: int
+) -> None:
+    content = CSV + "\n".join([opened, *["1.5,8,Lee,no"] * between, closed])
+
+    with pytest.raises(
+        DataError, match=rf"line 4: a quotation mark is opened here and closed in line {5 + between}"
+    ):
+        fitted(written(tmp_path / "d.csv", content), TABLE, policy="skip")
+
+
+def test_text_of_several_lines_with_commas_is_no_row(tmp_path: Path) -> None:
+    letters = '1.7,30,"Dear Eve,\nthank you, Bo, and Dan, too,\nbye\n\nAda, Lee, Kim, Jo",yes\n'
+    data = fitted(written(tmp_path / "d.csv", CSV + letters), TABLE)
+
+    np.testing.assert_array_equal(data.y, [1, 0, 1])
+
+
+def test_a_line_for_excel_and_blanks_around_names_are_no_part_of_the_table(tmp_path: Path) -> None:
+    blank = ' height, age ,name, buys\n1.75, 41, "Ada, Lee", yes\n'
+    for first in ("sep=,\n", '"sep=,"\r\n', "SEP=;\n", ""):
+        data = fitted(written(tmp_path / "d.csv", first + blank), TABLE)
+        np.testing.assert_allclose(every(data), [[41, 1.75]])
+    with pytest.raises(DataError, match="line 3: column 'age' is 'x'"):
+        fitted(written(tmp_path / "d.csv", f"sep=,\n{blank.splitlines()[0]}\n1,x,Ada,yes\n"), TABLE)
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])

@@ -50,6 +50,23 @@ def test_texts_and_their_classes(tmp_path: Path, form: str) -> None:
     )
 
 
+@pytest.mark.parametrize("between", [0, 1, 900])
+def test_a_quotation_mark_in_a_text_that_a_later_one_closes_hides_no_texts(
+    tmp_path: Path, between: int
+) -> None:
+    rows = ["label,text", "bad,no", 'good,"he said', *["good,fine"] * between, 'bad,a tube of 5"', "good,yes"]
+    path = written(tmp_path / "d.csv", "\n".join(rows))
+
+    with pytest.raises(DataError, match=f"line 3: a quotation mark is .* closed in line {4 + between}"):
+        fitted(path, MASKED, policy="skip")
+
+
+def test_a_text_of_two_lines_with_commas_is_one_text(tmp_path: Path) -> None:
+    path = written(tmp_path / "d.csv", 'label,text\ngood,"Dear Bo,\n12, Main Street"\nbad,"a\nb\nc, d"\n')
+
+    np.testing.assert_array_equal(fitted(path, MASKED).y, [1, 0])
+
+
 @pytest.mark.parametrize(
     ("line", "text"),
     [

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from edgefl.wire.mqtt.messages import NO_CARRY
 from server.coordinator import states
@@ -95,3 +98,14 @@ def test_a_slow_device_that_finishes_in_a_later_turn_has_no_strike() -> None:
     nonce = opened(state).assignments["c"].nonce
     state, _ = play(PLAIN, state, states.TurnLost("c", nonce), *accepted("a", "b", "c"))
     assert opened(state).number == 2 and not state.strikes
+
+
+@pytest.mark.parametrize("excuse", ["offline", "declined", "none"])
+def test_who_loses_a_turn_by_a_broken_link_has_no_strike_where_others_do_well(excuse: str) -> None:
+    state = begun(**vars(replace(PLAIN, min_devices=3)))[1]
+    current = opened(state)
+    after: dict[str, list[Any]] = {"offline": left("c"), "declined": [decline(state, "c", "busy")], "none": []}
+    events = [states.TurnLost("c", current.assignments["c"].nonce), *after[excuse], *accepted("a", "b")]
+    state, _ = play(PLAIN, state, *events)
+    state, _ = play(PLAIN, state, states.Tick(), now=current.deadline)
+    assert opened(state).number == 2 and state.strikes == ({"c": 1} if excuse == "none" else {})

@@ -11,7 +11,7 @@ from edgefl.wire.errors import DIVERGED, DivergedError, UpdateRejected
 from server.coordinator import attendance, claims, machine, roster, states
 from server.coordinator.roster import Device, TierRule
 from server.coordinator.states import Abandon, Close, Finish, Open, Refuse, Rules
-from tests.server.aggregate.members import NAMES, accepted, begun, kinds, left
+from tests.server.aggregate.members import NAMES, accepted, begun, kinds, left, play
 from tests.server.coordinator.test_coordinator import RULES, VERSION, answer, claim, hello, opened
 
 
@@ -243,6 +243,40 @@ def test_a_run_whose_updates_are_not_finite_has_diverged(rounds: int) -> None:
     refuse = actions[-1]
     assert isinstance(refuse, Refuse) and isinstance(refuse.error, DivergedError)
     assert state.next_round == min(rounds, 3) + 1
+
+
+@pytest.mark.parametrize("rounds", [5, 20])
+def test_devices_that_are_away_hide_no_divergence(rounds: int) -> None:
+    """One of three is away in each round, and in every third round all are."""
+    rules, state = begun(whole=False, rounds=rounds, opening=0)
+    actions: list[Any] = []
+    while (current := state.round) is not None:
+        there = NAMES[: -1 if current.number % 3 else 0]
+        diverged = [states.Answered(name, accepted=False, reason=DIVERGED) for name in there]
+        state, _ = play(rules, state, *diverged, now=current.opened)
+        state, actions = play(rules, state, states.Tick(), now=current.deadline)
+    refuse = actions[-1]
+    assert isinstance(refuse, Refuse) and isinstance(refuse.error, DivergedError)
+    assert state.next_round == 5
+
+
+def test_versions_that_wait_for_nobody_end_where_all_but_one_that_is_away_diverge() -> None:
+    rules, state = begun(whole=False, rounds=9, opening=0, buffer=2, concurrency=3)
+    state, _ = play(rules, state, *left("c"), now=1.0)
+    state, _ = play(rules, state, states.Tick(), now=7.0)
+    diverged = [states.Answered(name, accepted=False, reason=DIVERGED) for name in ("a", "b")]
+    state, actions = play(rules, state, *diverged, now=8.0)
+    assert isinstance(actions[-1], Refuse) and isinstance(actions[-1].error, DivergedError)
+
+
+def test_one_device_that_sends_nan_while_others_are_away_ends_no_run() -> None:
+    rules, state = begun(whole=False, rounds=9, opening=0)
+    for _ in range(6):
+        assert state.round is not None
+        now = state.round.deadline
+        nan = states.Answered("a", accepted=False, reason=DIVERGED)
+        state, _ = play(rules, state, nan, states.Tick(), now=now)
+    assert state.phase == "open"
 
 
 def test_a_message_names_twenty_devices_and_counts_the_others() -> None:
