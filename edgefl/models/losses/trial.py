@@ -13,7 +13,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from edgefl.contract.tensors import TensorSpec
-from edgefl.models.losses.state import snapshot
+from edgefl.models.caches import Snapshot, kept
+from edgefl.models.references import References
 from edgefl.models.user_code import blamed, defined_at, place
 from edgefl.wire.errors import ModelError
 
@@ -61,13 +62,13 @@ def _tried(function: _Function, name: str, out: TensorSpec, labels: TensorSpec, 
     given = [(outputs.clone().requires_grad_().clone(), y.clone()) for _ in range(3)]
     poisoned = torch.cat((outputs[:1], torch.full_like(outputs[1:], torch.nan)))
     failed = f"the loss {name!r} failed on outputs {out.shape} and labels {labels.shape}"
-    with torch.enable_grad(), _Traceable(name), _NoDraws(name):
+    with kept(Snapshot(References(function))), torch.enable_grad(), _Traceable(name), _NoDraws(name):
         with blamed(failed, defined_at(function)):
             # The first call may fill caches, such as weights that are made once.
             _check_result(function(*given[0]), name, rows)
-            before = snapshot(function)
+            before = Snapshot(References(function))
             values = function(*given[1])
-            _check_state(name, before, snapshot(function))
+            _check_state(name, before)
             again = function(*given[2])
         if not torch.equal(values.detach().nan_to_num(), again.detach().nan_to_num()):
             raise ModelError(
@@ -127,8 +128,8 @@ def _check_result(values: object, name: str, rows: int) -> None:
         )
 
 
-def _check_state(name: str, before: dict[str, object], after: dict[str, object]) -> None:
-    changed = [path.lstrip(".") for path in before | after if before.get(path) != after.get(path)]
+def _check_state(name: str, before: Snapshot) -> None:
+    changed = [each.path for each in before.changes()]
     if changed:
         raise ModelError(
             f"the loss {name!r} changes {changed[0]} each time it runs: expected a function of outputs and labels alone, "
