@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable
 from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -15,6 +17,8 @@ from torch.nn import functional as F
 
 from edgefl.comparison import torch_side
 from edgefl.comparison.compare import compared
+from edgefl.contract.tensors import TensorSpec
+from edgefl.models.losses.own import OwnLoss
 from edgefl.models.split import split
 from edgefl.wire.errors import ModelError
 from tests.comparison.test_compare import SAMPLE, Net, seeded
@@ -180,6 +184,11 @@ def test_torch_leaves_everything_that_it_reaches_as_it_was() -> None:
         torch.testing.assert_close(each, before[name], rtol=0, atol=0)
 
 
+class Weighted(Net):
+    def loss(self, out: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(out, y, weight=torch.arange(1.0, 4.0))
+
+
 class Staged(Net):
     """Changes a member of an enumeration, and holds a tensor that decides late."""
 
@@ -216,3 +225,16 @@ def test_a_result_is_not_used_after_a_change(changed: str, monkeypatch: pytest.M
 
     with pytest.raises(ModelError):
         compared(split(module, sample=SAMPLE, classes=3))
+
+
+def test_nothing_holds_a_module_that_was_compared_with_a_loss_of_its_own() -> None:
+    module = seeded(Weighted)
+    alive = ref(module)
+    for _ in range(2):  # a bound method is another object each time
+        compared(
+            split(module, sample=SAMPLE, classes=3, loss=OwnLoss(module.loss, TensorSpec((), torch.int64, 3)))
+        )
+    del module
+    gc.collect()
+
+    assert alive() is None

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import MethodType
 from typing import Any
+from weakref import finalize
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +33,7 @@ class Trial:
     separable: bool
 
 
-_trials: dict[tuple[int, TensorSpec, TensorSpec], tuple[_Function, Trial]] = {}
+_trials: dict[tuple[object, ...], tuple[_Function | None, Trial]] = {}
 
 
 def try_loss(function: _Function, name: str, out: TensorSpec, labels: TensorSpec, alone: _Function) -> Trial:
@@ -48,10 +50,18 @@ def try_loss(function: _Function, name: str, out: TensorSpec, labels: TensorSpec
         ModelError: The function fails, returns something else than a loss, has no gradient, keeps state, draws random
             numbers, holds trained parameters, or takes values out of tensors.
     """
-    key = (id(function), out, labels)
+    # A bound method is another object each time.
+    owner, code = (
+        (function.__self__, function.__func__) if isinstance(function, MethodType) else (function, None)
+    )
+    key = (id(owner), id(code), out, labels)
     if key not in _trials:
-        # The function itself is kept, so that no other object gets its id.
-        _trials[key] = (function, _tried(function, name, out, labels, alone))
+        trial, held = _tried(function, name, out, labels, alone), None
+        try:
+            finalize(owner, _trials.pop, key, None).atexit = False
+        except TypeError:  # nothing tells when it goes, so it is kept, for no other object to get its id
+            held = function
+        _trials[key] = held, trial
     return _trials[key][1]
 
 
