@@ -26,7 +26,7 @@ from edgefl.models.draws.generators import watched
 from edgefl.models.losses.loss import Loss
 from edgefl.models.modes import enter_training
 from edgefl.models.source import Source
-from edgefl.models.spaces import ArraySpace, IteratorSpace, SequenceSpace, SetSpace, bytes_of, is_restorable
+from edgefl.models.spaces import ArraySpace, IteratorSpace, SequenceSpace, SetSpace, bytes_of
 from edgefl.wire.errors import EdgeflError, ModelError
 
 COMPARED = 3
@@ -111,10 +111,8 @@ class _Evolution:
     def in_a_row(self) -> tuple[str, str] | None:
         """Return the path of state that decides within many calls, and when; None if there is none."""
         for each in self._changes:
-            if isinstance(each.space, IteratorSpace) and not all(
-                map(is_restorable, each.space.read().values())
-            ):
-                return each.path, "a generator, which cannot be put back"
+            if isinstance(each.space, IteratorSpace) and not each.space.is_replaceable():
+                return each.path, "an iterator that cannot be put back"
         other = self._first_other(CALLS if any(each.steers for each in self._changes) else OF_TENSORS)
         if not other:
             return None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import random
 import sys
+import threading
 from array import array
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
@@ -32,25 +33,16 @@ from edgefl.models.spaces import (
     SlotSpace,
     Space,
     is_iterator,
+    iterated,
     slots_of,
 )
 
 _FOREIGN = frozenset({"torch", "numpy", "edgefl", "builtins", *sys.stdlib_module_names}) - {"__main__"}
-# What these libraries keep belongs to threads and traces, and decides nothing that a module computes.
+# Objects of these libraries belong to threads, files and traces.
 _MACHINERY = frozenset(
-    {
-        "_thread",
-        "abc",
-        "asyncio",
-        "concurrent",
-        "edgefl",
-        "exporters",
-        "logging",
-        "multiprocessing",
-        "threading",
-        "weakref",
-    }
+    {"_io", "_thread", "abc", "asyncio", "concurrent", "edgefl", "exporters", "io", "logging"}
 )
+_MACHINERY |= {"multiprocessing", "queue", "socket", "subprocess", "threading"}
 _TORCH_MACHINERY = ("torch._", "torch.fx", "torch.jit")
 # Torch manages these attributes of a module itself. The mode is not one of them.
 _OWN = frozenset(nn.Module().__dict__) - {"training"}
@@ -84,6 +76,7 @@ class References:
         self.caches: list[LruCache[Any]] = []
         # The objects themselves, because the id of a collected object can be reused.
         self._seen: dict[int, object] = {}
+        self._movable: dict[int, object] = {}
         self._affixes: dict[int, tuple[str, str]] = {}
         self._globals: dict[int, set[str]] = {}
         self._mentioned: set[str] = set()
@@ -111,26 +104,37 @@ class References:
             self._visit_function(value, depth)
         elif issubclass(kind, type):
             self._visit_class(value, depth)
-        elif issubclass(kind, LruCache):
+        elif issubclass(
+            kind, LruCache | MethodType | staticmethod | classmethod | property | functools.partial
+        ):
+            self._visit_wrapper(path, value, depth)
+        elif issubclass(kind, dict | list | tuple | set | deque | bytearray | array | np.ndarray):
+            self._visit_container(path, value, depth)
+        elif is_iterator(value):
+            if id(value) not in self._movable:
+                self._note(IteratorSpace(None, value), path)
+            self._add(((path, each) for each in iterated(value)), depth)
+        elif not issubclass(kind, ModuleType | random.Random):
+            self._visit_object(path, value, depth)
+
+    def _visit_wrapper(self, path: str, value: Any, depth: int) -> None:
+        if isinstance(value, LruCache):
             if not _is_foreign(value.__module__):
                 self.caches.append(value)
             self._add([(path, value.__wrapped__)], depth)
-        elif issubclass(kind, MethodType):
+        elif isinstance(value, MethodType):
             self._add([(path, value.__func__), (_joined(path, "self"), value.__self__)], depth)
-        elif issubclass(kind, staticmethod | classmethod | property):
-            self._add([(path, value.fget if issubclass(kind, property) else value.__func__)], depth)
-        elif issubclass(kind, functools.partial):
+        elif isinstance(value, functools.partial):
             self._add([(path, value.func), (f"{path}.args", value.args)], depth)
             self._hold(DictSpace(value.keywords), depth, f"{path}.keywords[", "]")
-        elif issubclass(kind, dict | list | tuple | set | deque | bytearray | array | np.ndarray):
-            self._visit_container(path, value, depth)
-        elif not issubclass(kind, ModuleType | random.Random):
-            self._visit_object(path, value, depth)
+        else:
+            self._add([(path, value.fget if isinstance(value, property) else value.__func__)], depth)
 
     def _visit_container(self, path: str, value: Any, depth: int) -> None:
         if isinstance(value, np.ndarray):
             if value.nbytes <= _BYTES and value.flags.writeable:
-                self._hold(ArraySpace(value), depth, path)
+                affixes = (f"{path}[", "]") if value.dtype.hasobject else (path,)
+                self._hold(ArraySpace(value), depth, *affixes)
         elif len(value) > _ENTRIES:
             return
         elif isinstance(value, dict):
@@ -148,13 +152,12 @@ class References:
             for name in _TENSOR_HOOKS:
                 if hooks := getattr(value, name, None):
                     self._hold(DictSpace(hooks), depth, f"{path}.{name}[", "]")
-            if value.__dict__:
-                self._hold(DictSpace(value.__dict__), depth, f"{path}.")
+            self._hold(DictSpace(value.__dict__), depth, f"{path}.")
 
     def _visit_object(self, path: str, value: Any, depth: int) -> None:
         kind, prefix = type(value), _joined(path, "")
         is_module = isinstance(value, nn.Module)
-        if not is_module and _is_machinery(kind.__module__):
+        if not is_module and _is_machinery(kind.__module__) and not isinstance(value, threading.local):
             return
         if slots_of(kind):
             self._hold(SlotSpace(value), depth, prefix)
@@ -234,6 +237,7 @@ class References:
         values = space.read()
         for key, value in values.items():
             if is_iterator(value):
+                self._movable[id(value)] = value
                 self.spaces.append(iterator := IteratorSpace(space, key))
                 self._affixes[id(iterator)] = self.path(space, key), ""
         return values

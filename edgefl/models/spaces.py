@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copyreg
 from collections import OrderedDict, deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from types import AsyncGeneratorType, CellType, FunctionType, GeneratorType, ModuleType
 from typing import Any, ClassVar, Protocol
@@ -179,17 +179,22 @@ class ArraySpace:
 
 
 class IteratorSpace:
-    """Position of an iterator, which ``owner`` keeps under ``place``.
+    """Position of an iterator, which ``owner`` keeps under ``place``; without an owner it is ``place`` itself.
 
-    The position cannot be set, so that an iterator at the earlier position replaces it. That of a generator has none.
+    No position can be set, so that an iterator at the earlier position replaces it. A generator cannot be replaced, nor an
+    iterator in a tuple.
     """
 
-    def __init__(self, owner: Space, place: object) -> None:
+    def __init__(self, owner: Space | None, place: object) -> None:
         self._owner, self._place = owner, place
+
+    def is_replaceable(self) -> bool:
+        """Return True if an iterator can be made for the position of now."""
+        return self._owner is not None and _is_restorable(tuple(self.read().values()))
 
     def read(self) -> dict[str, Any]:
         """Return the position of now."""
-        value = self._owner.read().get(self._place)
+        value = self._place if self._owner is None else self._owner.read().get(self._place)
         return {"": _position(value)} if is_iterator(value) else {}
 
     def write(self, key: str, value: object) -> None:
@@ -197,7 +202,9 @@ class IteratorSpace:
 
     def restore(self, before: Mapping[str, Any]) -> None:
         """Make the position that of ``before``."""
-        if before and is_restorable(before[""]) and not is_equal(self.read(), before):
+        if self._owner is None or not _is_restorable(tuple(before.values())):
+            return
+        if before and not is_equal(self.read(), before):
             self._owner.write(self._place, _at((_NESTED, *before[""])))
 
 
@@ -207,9 +214,21 @@ def is_iterator(value: object) -> bool:
     return kind.__module__ in ("builtins", "itertools") and hasattr(kind, "__next__")
 
 
-def is_restorable(position: tuple[Any, ...]) -> bool:
-    """Return True if an iterator can be made at ``position``."""
-    return all(each is not _MISSING and (type(each) is not tuple or is_restorable(each)) for each in position)
+def iterated(iterator: Any) -> Iterator[Any]:
+    """Return what an iterator reads, such as a list or a function."""
+    waiting = [*_position(iterator)]
+    while waiting:
+        value = waiting.pop()
+        if type(value) is tuple:
+            waiting += value
+        elif value is not _MISSING and value is not _NESTED:
+            yield value
+
+
+def _is_restorable(position: tuple[Any, ...]) -> bool:
+    return all(
+        each is not _MISSING and (type(each) is not tuple or _is_restorable(each)) for each in position
+    )
 
 
 _NESTED = object()

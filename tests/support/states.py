@@ -152,8 +152,8 @@ class Stateful(nn.Module):
         return out
 
 
-def stateful(seed: int) -> tuple[str, Stateful]:
-    """Return the module of ``seed`` and what is drawn; those of odd seeds only log their state."""
+def stateful(seed: int) -> tuple[str, Stateful, bool]:
+    """Return what is drawn for ``seed``, its module, and whether the state decides; that of odd seeds is only logged."""
     random = Random(seed)
     name = random.choice([*FORMS])
     holder, place, when = (
@@ -170,4 +170,4 @@ def stateful(seed: int) -> tuple[str, Stateful]:
     is_late = begins[when] if seed % 2 == 0 else lambda calls: False
     torch.manual_seed(seed)
     module = Stateful(FORMS[name], holder, place, lambda calls: 0.1 if is_late(calls) else 1.0)
-    return f"{name} in {holder}, {place}, {when} {at}", module
+    return f"{name} in {holder}, {place}, {when} {at}", module, seed % 2 == 0
