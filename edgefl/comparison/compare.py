@@ -11,13 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from edgefl.comparison import graph_side, torch_side
-from edgefl.comparison.conduct import Conduct, check_state
+from edgefl.comparison.conduct import Conduct
 from edgefl.comparison.diagnosis import diagnosed
+from edgefl.comparison.evolution import check_state
 from edgefl.comparison.graph_side import GradientStep
 from edgefl.comparison.inputs import ATTEMPTS, Samples, batches
 from edgefl.comparison.key import key_of
 from edgefl.comparison.torch_side import STORED, Trained, largest, widened
 from edgefl.contract.tensors import Tensors
+from edgefl.models.caches import kept, state_of
 from edgefl.models.source import Source
 from edgefl.models.spec import ModelSpec
 from edgefl.models.user_code import blamed, innermost
@@ -81,7 +83,8 @@ def compared(spec: ModelSpec, data: Samples | None = None, seed: int = 0) -> Mod
         return spec
     known, key = _agreed.setdefault(source.module, {}), key_of(spec, source, data)
     if key not in known:
-        known[key] = _whole_only(spec, source, data, seed)
+        with kept(state_of(source.module, spec.loss)):
+            known[key] = _whole_only(spec, source, data, seed)
     return _whole(spec, source) if known[key] else spec
 
 
@@ -120,9 +123,12 @@ def _whole(spec: ModelSpec, source: Source) -> ModelSpec:
 def _compare(spec: ModelSpec, source: Source, data: Samples | None, seed: int) -> None:
     rows = _MANY if sum(each.numel() for each in source.module.parameters()) < _SMALL else _FEW
     step = graph_side.step_of(spec, rows)
-    with suppress(ExportError):  # it is raised again below: what torch's code refuses to do is said first
+    with (
+        suppress(ExportError),
+        kept(state_of(source.module, spec.loss)),
+    ):  # it is raised again below: what torch's code refuses to do is said first
         _ = step.joint  # before any result is held, because tracing takes memory
-    conduct = Conduct(source.module)
+    conduct = Conduct(source.module, spec.loss)
     found: tuple[Difference, Tensors, Trained] | None = None
     finite = False
     for attempt in range(ATTEMPTS):
@@ -137,8 +143,8 @@ def _compare(spec: ModelSpec, source: Source, data: Samples | None, seed: int) -
         judge = _TorchTraining(source, samples, by_torch, seed)
         differences, certain = judge.differences(spec, step, by_graph)
         if not differences:
-            judge.check_inference(spec, step, by_graph)
             check_state(source, spec.loss, samples[0], seed, conduct)
+            judge.check_inference(spec, step, by_graph)
             return
         found = found or (_first(differences), samples[0], by_torch)
         if certain:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable
+from types import MethodType
 from weakref import ref
 
 from torch import Tensor
 
 from edgefl.comparison import torch_side
 from edgefl.comparison.inputs import Samples
+from edgefl.contract.tensors import TensorSpec
 from edgefl.models.hooks import described_hooks
 from edgefl.models.references import References
 from edgefl.models.source import Source
@@ -29,17 +31,14 @@ def key_of(spec: ModelSpec, source: Source, data: Samples | None) -> object:
         tuple((str(key), _known(value)) for key, value in space.read().items() if not _is_own(key))
         for space in References(source.module).spaces
     )
-    loss = type(spec.loss), spec.loss if _is_hashable(spec.loss) else _Identity(spec.loss)
+    # Losses of edgefl are equal if what they hold is. A loss of the user's may refer to the module.
+    of_edgefl = type(spec.loss).__module__.startswith("edgefl.")
+    loss = (
+        type(spec.loss),
+        *map(_known, vars(spec.loss).values() if of_edgefl else [spec.loss]),
+    )
     asked = request.cuts, request.units, request.output, request.classes, data is None
     return inputs, asked, loss, parts, learns, state
-
-
-def _is_hashable(value: object) -> bool:
-    try:
-        hash(value)
-    except TypeError:
-        return False
-    return True
 
 
 def _is_own(key: object) -> bool:
@@ -50,6 +49,10 @@ def _known(value: object) -> Hashable:
     """Return what a value is compared by later. The items of a container are values of another space."""
     if value is None or isinstance(value, bool | int | float | complex | str | bytes):
         return type(value), value
+    if isinstance(value, TensorSpec):
+        return value
+    if isinstance(value, MethodType):  # another object each time
+        return _Identity(value.__self__), _Identity(value.__func__)
     if isinstance(value, tuple):
         return tuple(map(_known, value))
     if isinstance(value, Tensor):  # training moves its values

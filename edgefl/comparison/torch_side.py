@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from edgefl.comparison.inputs import batches
 from edgefl.contract.tensors import Tensors, TensorSpec
-from edgefl.models.caches import forgotten
+from edgefl.models.caches import forgotten, kept, state_of
 from edgefl.models.draws.reading import call_with_draws
 from edgefl.models.draws.rules import Draw, dropped
 from edgefl.models.draws.steering import OnePath, without_masking
@@ -172,7 +172,7 @@ def train(
         batches: inputs and labels of each step by name.
         seed: of the numbers that the module draws.
         rate: the learning rate; by default one that moves the weights by two per cent in the first step.
-        around: makes a context for the forward pass and the loss of a step.
+        around: makes a context for the forward pass, the loss and the backward pass of a step.
         double: compute in float64.
 
     Raises:
@@ -181,6 +181,7 @@ def train(
     """
     module, trained = source.module, Trained()
     with restored(module) as before, warnings.catch_warnings(), ExitStack() as stack:
+        stack.enter_context(kept(state_of(module, loss)))
         warnings.simplefilter("ignore")
         enter_training(module)
         stack.enter_context(_widened(module) if double else nullcontext())
@@ -188,14 +189,10 @@ def train(
         samples = [widened(batch) for batch in batches] if double else batches
         for number, batch in enumerate(samples):
             stream = Stream(seed + number)
-            with (
-                double_precision() if double else nullcontext(),
-                around(),
-                Drawing(stream),
-                torch.enable_grad(),
-            ):
-                value = _loss(source, loss, batch)
-            value.backward()
+            with around():
+                with double_precision() if double else nullcontext(), Drawing(stream), torch.enable_grad():
+                    value = loss_of_batch(source, loss, batch)
+                value.backward()
             trained.losses.append(float(value.detach()))
             trained.streams.append(stream)
             if not trained.rate:
@@ -237,13 +234,13 @@ def torch_step_ms(spec: ModelSpec, batch: int, seed: int) -> float:
     threads, times = torch.get_num_threads(), []
     torch.set_num_threads(1)
     try:
-        with restored(source.module):
+        with kept(state_of(source.module, spec.loss)), restored(source.module):
             enter_training(source.module)
             optimizer = torch.optim.SGD([p for p in source.module.parameters() if p.requires_grad], lr=1e-6)
             for _ in range(_WARM_UP + _TIMED):
                 start = time.perf_counter()
                 optimizer.zero_grad(set_to_none=True)
-                _loss(source, spec.loss, samples).backward()
+                loss_of_batch(source, spec.loss, samples).backward()
                 optimizer.step()
                 times.append(1e3 * (time.perf_counter() - start))
     finally:
@@ -251,7 +248,8 @@ def torch_step_ms(spec: ModelSpec, batch: int, seed: int) -> float:
     return median(times[_WARM_UP:])
 
 
-def _loss(source: Source, loss: Loss, batch: Mapping[str, Tensor]) -> Tensor:
+def loss_of_batch(source: Source, loss: Loss, batch: Mapping[str, Tensor]) -> Tensor:
+    """Return the loss that torch minimises, by one call of the module."""
     if source.returned_loss is None:
         return loss_as_torch(loss)(_output(source, batch, {}), batch["y"])
     return _output(source, batch, {source.returned_loss.labels: batch["y"]})

@@ -1,20 +1,22 @@
-"""Restoring of Python state that a module's code changes while it is traced or runs on tensors without values."""
+"""Snapshots of Python state, and restoring of what a module's code changes while it is traced or trained by torch."""
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
 from edgefl.models.references import LruCache, References
-from edgefl.models.spaces import Space
+from edgefl.models.spaces import DictSpace, SequenceSpace, SetSpace, Space, bytes_of, is_equal
 
 # A result may be a tuple or dictionary of tensors.
 _LEVELS = 4
 _PLAIN = (dict, list, tuple, set, frozenset)
+_STEERLESS = (Tensor, type(None))
 Held = tuple[Space, dict[Any, Any]]
 
 
@@ -40,6 +42,103 @@ def forgotten(module: nn.Module) -> Iterator[list[Held]]:
         for space, values in before:
             space.restore(values)
         _clear(found.caches)
+
+
+@dataclass(frozen=True)
+class StateChange:
+    """A value that is another one than before.
+
+    Attributes:
+        path: what people know it by.
+        space: where it is kept; None for the entries of a tensor.
+        key: its key there.
+        tensor: the tensor whose entries changed.
+        steers: False for tensors, which Python cannot branch on.
+    """
+
+    path: str
+    space: Space | None = None
+    key: object = None
+    tensor: Tensor | None = None
+    steers: bool = True
+
+    def value(self) -> object:
+        """Return the value of now."""
+        return self.tensor if self.space is None else self.space.read().get(self.key)
+
+
+class Snapshot:
+    """Values of all state that ``references`` found, without the parameters and buffers of ``module`` itself."""
+
+    def __init__(self, references: References, module: nn.Module | None = None) -> None:
+        self._path = references.path
+        parts = [] if module is None else list(module.modules())
+        own = {id(each) for part in parts for each in (*part._parameters.values(), *part._buffers.values())}
+        self._held = [
+            (space, space.read())
+            for space in references.spaces
+            if not (isinstance(space, DictSpace) and any(space.is_of(part._buffers) for part in parts))
+        ]
+        self._tensors = [
+            (path, each, each.data, each.detach().clone(), each.grad, each.requires_grad)
+            for path, each in references.tensors
+            if id(each) not in own and each.is_leaf and bytes_of(each) is not None
+        ]
+
+    def changes(self) -> list[StateChange]:
+        """Return what differs now."""
+        found = [
+            StateChange(path, tensor=each, steers=False)
+            for path, each, _, values, *_ in self._tensors
+            if not is_equal(each.detach(), values)
+        ]
+        for space, before in self._held:
+            now = space.read()
+            for key in {**before, **now}:
+                known = key in before and key in now
+                if not _is_managed(key) and not (known and is_equal(before[key], now[key])):
+                    path = self._path(space, key)
+                    if not known and isinstance(
+                        space, SequenceSpace | SetSpace
+                    ):  # the list changed, not an item
+                        path = path.rpartition("[")[0]
+                    plain = isinstance(before.get(key), _STEERLESS) and isinstance(now.get(key), _STEERLESS)
+                    found.append(StateChange(path, space, key, steers=not (known and plain)))
+        return found
+
+    def restore(self) -> None:
+        """Make everything as it was, in place."""
+        for space, before in self._held:
+            space.restore(before)
+        for _, each, data, values, gradient, learns in self._tensors:
+            each.grad = gradient
+            if each.requires_grad != learns:
+                each.requires_grad_(learns)
+            if each.data_ptr() != data.data_ptr() or each.shape != data.shape:
+                each.data = data
+            if not is_equal(each.detach(), values):
+                each.data.copy_(values)
+
+
+def state_of(module: nn.Module, loss: object) -> Snapshot:
+    """Return a snapshot of what the code of a module and of a loss can change beside the tensors of the module."""
+    # The losses of edgefl hold those of the user.
+    roots = [("loss", each) for each in (loss, *getattr(loss, "__dict__", {}).values())]
+    return Snapshot(References(module, roots), module)
+
+
+@contextmanager
+def kept(snapshot: Snapshot) -> Iterator[None]:
+    """Restore on exit what ``snapshot`` holds."""
+    try:
+        yield
+    finally:
+        snapshot.restore()
+
+
+def _is_managed(key: object) -> bool:
+    """Return True for attributes that torch or edgefl sets."""
+    return isinstance(key, str) and (key == "training" or key.startswith(("edgefl_", "_flat_weight")))
 
 
 def move_to_meta(held: list[Held]) -> list[tuple[Tensor, Tensor]]:

@@ -1,174 +1,259 @@
 """Search for the Python state that a module's code can read or change.
 
-The search starts at the parts of a module and follows the names in the code of their methods: attributes, class attributes,
-globals, closures, default arguments, and the functions and objects found there. Code of torch, numpy, Python's library and
-edgefl is not followed.
+The search starts at the parts of a module, or at a function, and follows the names in the code of their methods:
+attributes, class attributes, globals, closures, default arguments, hooks, and the functions and objects found there.
+Objects of every class can hold state. Code and class attributes of torch, numpy, Python's library and edgefl are left out.
 """
 
 from __future__ import annotations
 
 import functools
+import random
 import sys
+import threading
+from array import array
 from collections import defaultdict, deque
-from collections.abc import Iterable
-from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from collections.abc import Iterable, Mapping
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 
 from edgefl.models.spaces import (
+    ArraySpace,
     CellSpace,
     ClassSpace,
     DefaultsSpace,
     DictSpace,
+    IteratorSpace,
     SequenceSpace,
     SetSpace,
     SlotSpace,
     Space,
+    is_iterator,
+    iterated,
     slots_of,
 )
 
 _FOREIGN = frozenset({"torch", "numpy", "edgefl", "builtins", *sys.stdlib_module_names}) - {"__main__"}
+# Objects of these libraries belong to threads, files and traces.
+_MACHINERY = frozenset(
+    {"_io", "_thread", "abc", "asyncio", "concurrent", "edgefl", "exporters", "io", "logging"}
+)
+_MACHINERY |= {"multiprocessing", "queue", "socket", "subprocess", "threading"}
+_TORCH_MACHINERY = ("torch._", "torch.fx", "torch.jit")
 # Torch manages these attributes of a module itself. The mode is not one of them.
 _OWN = frozenset(nn.Module().__dict__) - {"training"}
 _HOOKS = tuple(name for name in nn.Module().__dict__ if name.startswith(("_forward_", "_backward_")))
-# A longer container holds data, such as the words of a vocabulary.
+_TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+# A longer container holds data, such as the words of a vocabulary, and a larger array the samples.
 _ENTRIES = 4096
+_BYTES = 1 << 26
 _DEPTH = 8
-_LEAVES = (str, bytes, int, float, complex, type(None), Tensor, range, slice)
+_LEAVES = (str, bytes, int, float, complex, type(None), range, slice, np.generic)
 _HEAP_TYPE = 1 << 9
 LruCache = functools._lru_cache_wrapper
 
 
 class References:
-    """Spaces of names and functions with a cache that the code of ``module`` can reach."""
+    """Spaces of names, tensors, and functions with a cache that code can reach.
 
-    def __init__(self, module: nn.Module) -> None:
+    Args:
+        root: a module, or a function.
+        others: further objects, by the path that they have in errors.
+
+    Attributes:
+        spaces: places of values.
+        tensors: tensors with their path, parameters and buffers among them.
+        caches: functions with a cache.
+    """
+
+    def __init__(self, root: object, others: Iterable[tuple[str, object]] = ()) -> None:
         self.spaces: list[Space] = []
+        self.tensors: list[tuple[str, Tensor]] = []
         self.caches: list[LruCache[Any]] = []
         # The objects themselves, because the id of a collected object can be reused.
         self._seen: dict[int, object] = {}
+        self._movable: dict[int, object] = {}
+        self._affixes: dict[int, tuple[str, str]] = {}
         self._globals: dict[int, set[str]] = {}
         self._mentioned: set[str] = set()
-        self._waiting: defaultdict[str, list[object]] = defaultdict(list)
-        self._queue: deque[tuple[object, int]] = deque((part, 0) for part in module.modules())
+        self._waiting: defaultdict[str, list[tuple[str, object]]] = defaultdict(list)
+        parts = root.named_modules() if isinstance(root, nn.Module) else [("", root)]
+        self._queue: deque[tuple[str, object, int]] = deque(
+            (path, part, 0) for path, part in (*parts, *others)
+        )
         while self._queue:
             self._visit(*self._queue.popleft())
 
-    def _visit(self, value: Any, depth: int) -> None:
+    def path(self, space: Space, key: object) -> str:
+        """Return the path of a value for errors, such as ``args.step`` or ``seen[0]``."""
+        prefix, suffix = self._affixes[id(space)]
+        return f"{prefix}{key!r}{suffix}" if suffix else f"{prefix}{key}".removesuffix(".")
+
+    def _visit(self, path: str, value: Any, depth: int) -> None:
         kind = type(value)
         if issubclass(kind, _LEAVES) or depth > _DEPTH or id(value) in self._seen:
             return
         self._seen[id(value)] = value
-        if issubclass(kind, FunctionType):
+        if issubclass(kind, Tensor):
+            self._visit_tensor(path, value, depth)
+        elif issubclass(kind, FunctionType):
             self._visit_function(value, depth)
         elif issubclass(kind, type):
             self._visit_class(value, depth)
-        elif issubclass(kind, LruCache):
+        elif issubclass(
+            kind, LruCache | MethodType | staticmethod | classmethod | property | functools.partial
+        ):
+            self._visit_wrapper(path, value, depth)
+        elif issubclass(kind, dict | list | tuple | set | deque | bytearray | array | np.ndarray):
+            self._visit_container(path, value, depth)
+        elif is_iterator(value):
+            if id(value) not in self._movable:
+                self._note(IteratorSpace(None, value), path)
+            self._add(((path, each) for each in iterated(value)), depth)
+        elif not issubclass(kind, ModuleType | random.Random):
+            self._visit_object(path, value, depth)
+
+    def _visit_wrapper(self, path: str, value: Any, depth: int) -> None:
+        if isinstance(value, LruCache):
             if not _is_foreign(value.__module__):
                 self.caches.append(value)
-            self._add([value.__wrapped__], depth)
-        elif issubclass(kind, MethodType):
-            self._add([value.__func__, value.__self__], depth)
-        elif issubclass(kind, staticmethod | classmethod):
-            self._add([value.__func__], depth)
-        elif issubclass(kind, property):
-            self._add([value.fget], depth)
-        elif issubclass(kind, functools.partial):
-            self._add([value.func, *value.args, *value.keywords.values()], depth)
-        elif issubclass(kind, dict | list | tuple | set | deque):
-            self._visit_container(value, depth)
-        elif not issubclass(kind, ModuleType):
-            self._visit_object(value, depth)
-
-    def _visit_container(self, value: Any, depth: int) -> None:
-        if len(value) > _ENTRIES:
-            return
-        if isinstance(value, dict):
-            self._hold(DictSpace(value), depth)
-        elif isinstance(value, list | deque):
-            self._hold(SequenceSpace(value), depth)
-        elif isinstance(value, set):
-            self.spaces.append(SetSpace(value))
+            self._add([(path, value.__wrapped__)], depth)
+        elif isinstance(value, MethodType):
+            self._add([(path, value.__func__), (_joined(path, "self"), value.__self__)], depth)
+        elif isinstance(value, functools.partial):
+            self._add([(path, value.func), (f"{path}.args", value.args)], depth)
+            self._hold(DictSpace(value.keywords), depth, f"{path}.keywords[", "]")
         else:
-            self._add(value, depth)
+            self._add([(path, value.fget if isinstance(value, property) else value.__func__)], depth)
 
-    def _visit_object(self, value: Any, depth: int) -> None:
-        kind = type(value)
-        if (isinstance(value, nn.Module) or _is_followed(kind)) and slots_of(kind):
-            self._hold(SlotSpace(value), depth)
-        if isinstance(value, nn.Module):
-            self._hold(DictSpace(value.__dict__, hidden=_OWN), depth)
-            self.spaces += [DictSpace(value._buffers), SetSpace(value._non_persistent_buffers_set)]
+    def _visit_container(self, path: str, value: Any, depth: int) -> None:
+        if isinstance(value, np.ndarray):
+            if value.nbytes <= _BYTES and value.flags.writeable:
+                affixes = (f"{path}[", "]") if value.dtype.hasobject else (path,)
+                self._hold(ArraySpace(value), depth, *affixes)
+        elif len(value) > _ENTRIES:
+            return
+        elif isinstance(value, dict):
+            self._hold(DictSpace(value), depth, f"{path}[", "]")
+        elif isinstance(value, set):
+            self._hold(SetSpace(value), depth, f"{path}[", "]")
+        elif isinstance(value, tuple):
+            self._add(((f"{path}[{place}]", each) for place, each in enumerate(value)), depth)
+        else:
+            self._hold(SequenceSpace(value), depth, f"{path}[", "]")
+
+    def _visit_tensor(self, path: str, value: Tensor, depth: int) -> None:
+        self.tensors.append((path, value))
+        if type(value) in (Tensor, nn.Parameter):
+            for name in _TENSOR_HOOKS:
+                if hooks := getattr(value, name, None):
+                    self._hold(DictSpace(hooks), depth, f"{path}.{name}[", "]")
+            self._hold(DictSpace(value.__dict__), depth, f"{path}.")
+
+    def _visit_object(self, path: str, value: Any, depth: int) -> None:
+        kind, prefix = type(value), _joined(path, "")
+        is_module = isinstance(value, nn.Module)
+        if not is_module and _is_machinery(kind.__module__) and not isinstance(value, threading.local):
+            return
+        if slots_of(kind):
+            self._hold(SlotSpace(value), depth, prefix)
+        names = getattr(value, "__dict__", None)
+        if type(names) is dict:
+            self._hold(DictSpace(names, hidden=_OWN if is_module else frozenset()), depth, prefix)
+        if is_module:
+            self._hold(DictSpace(value._buffers), depth, prefix)
+            self._hold(
+                SetSpace(value._non_persistent_buffers_set),
+                depth,
+                f"{prefix}_non_persistent_buffers_set[",
+                "]",
+            )
+            for held in (value._parameters, value._modules):
+                self._add(((_joined(path, name), each) for name, each in held.items()), depth)
             for name in _HOOKS:  # code may add hooks in its first forward pass
                 if isinstance(hooks := value.__dict__.get(name), dict):
-                    self._hold(DictSpace(hooks), depth)
-            self._add([kind], 0)
-        elif _is_followed(kind):
-            names = getattr(value, "__dict__", None)
-            if type(names) is dict:
-                self._hold(DictSpace(names), depth)
-            self._add([kind], depth)
+                    self._hold(DictSpace(hooks), depth, f"{prefix}{name}[", "]")
+        if is_module or _is_followed(kind):
+            self._add([(kind.__name__, kind)], 0 if is_module else depth)
 
     def _visit_class(self, kind: type, depth: int) -> None:
         for each in kind.__mro__:
             if not _is_followed(each) or (each is not kind and id(each) in self._seen):
                 continue
             self._seen[id(each)] = each
-            space = ClassSpace(each)
-            self.spaces.append(space)
+            self._note(ClassSpace(each), f"{each.__name__}.")
             for name, value in vars(each).items():
+                named = f"{each.__name__}.{name}", value
                 if not _is_code(value) or name in self._mentioned or _is_implicit(name, each):
-                    self._add([value], depth)
+                    self._add([named], depth)
                 else:
-                    self._waiting[name].append(value)
+                    self._waiting[name].append(named)
 
     def _visit_function(self, function: FunctionType, depth: int) -> None:
         names = function.__globals__
         if _is_foreign(names.get("__name__")) and names.get("__name__") != "builtins":
             return
-        for each in function.__closure__ or ():
-            self._visit_cell(each, depth)
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            if id(cell) not in self._seen:
+                self._seen[id(cell)] = cell
+                self._hold(CellSpace(cell), depth, "" if name == "self" else name)
         if function.__defaults__:
-            self._hold(DefaultsSpace(function), depth)
+            self._hold(DefaultsSpace(function), depth, f"{function.__name__}.__defaults__[", "]")
         if function.__kwdefaults__:
-            self._hold(DictSpace(function.__kwdefaults__), depth)
-        self._hold(DictSpace(function.__dict__), depth)
+            self._hold(DictSpace(function.__kwdefaults__), depth, f"{function.__name__}.__kwdefaults__[", "]")
+        self._hold(DictSpace(function.__dict__), depth, f"{function.__name__}.")
         mentioned = _names(function.__code__)
         # Also names that are not there yet: the code may make them.
         self._globals_of(names).update(mentioned)
         for name in mentioned & names.keys():
-            self._visit_global(names[name], mentioned, depth)
+            self._visit_global(name, names[name], mentioned, depth)
         for name in mentioned - self._mentioned:
             self._mentioned.add(name)
             self._add(self._waiting.pop(name, ()), depth)
 
-    def _visit_global(self, value: object, mentioned: frozenset[str], depth: int) -> None:
+    def _visit_global(self, name: str, value: object, mentioned: frozenset[str], depth: int) -> None:
         if not isinstance(value, ModuleType):
-            self._add([value], depth)
+            self._add([(name, value)], depth)
         elif not _is_foreign(value.__name__):
             names = vars(value)
             self._globals_of(names).update(mentioned & names.keys())
-            self._add([names[name] for name in mentioned & names.keys()], depth)
+            self._add([(f"{name}.{each}", names[each]) for each in mentioned & names.keys()], depth)
 
     def _globals_of(self, names: dict[str, Any]) -> set[str]:
         """Return the names that belong to the space of the globals ``names``, to add more."""
         if id(names) not in self._globals:
             self._globals[id(names)] = set()
-            self.spaces.append(DictSpace(names, names=self._globals[id(names)]))
+            self._note(DictSpace(names, names=self._globals[id(names)]), "")
         return self._globals[id(names)]
 
-    def _visit_cell(self, cell: CellType, depth: int) -> None:
-        if id(cell) not in self._seen:
-            self._seen[id(cell)] = cell
-            self._hold(CellSpace(cell), depth)
-
-    def _hold(self, space: Space, depth: int) -> None:
+    def _note(self, space: Space, prefix: str, suffix: str = "") -> Mapping[Any, Any]:
+        """Add a space, and one for each iterator in it; return its values."""
         self.spaces.append(space)
-        self._add(space.read().values(), depth)
+        self._affixes[id(space)] = prefix, suffix
+        values = space.read()
+        for key, value in values.items():
+            if is_iterator(value):
+                self._movable[id(value)] = value
+                self.spaces.append(iterator := IteratorSpace(space, key))
+                self._affixes[id(iterator)] = self.path(space, key), ""
+        return values
 
-    def _add(self, values: Iterable[object], depth: int) -> None:
-        self._queue.extend((value, depth + 1) for value in values if not isinstance(value, _LEAVES))
+    def _hold(self, space: Space, depth: int, prefix: str, suffix: str = "") -> None:
+        values = self._note(space, prefix, suffix)
+        self._add(((self.path(space, key), value) for key, value in values.items()), depth)
+
+    def _add(self, values: Iterable[tuple[str, object]], depth: int) -> None:
+        self._queue.extend(
+            (path, value, depth + 1) for path, value in values if not isinstance(value, _LEAVES)
+        )
+
+
+def _joined(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
 
 
 @functools.cache
@@ -190,6 +275,11 @@ def _is_followed(kind: type) -> bool:
     return made and (kind.__module__ == "builtins" or not _is_foreign(kind.__module__))
 
 
+@functools.cache
+def _is_machinery(name: str) -> bool:
+    return name.partition(".")[0] in _MACHINERY or name.startswith(_TORCH_MACHINERY)
+
+
 def _is_code(value: object) -> bool:
     return isinstance(value, FunctionType | staticmethod | classmethod | property | LruCache)
 
@@ -198,4 +288,6 @@ def _is_implicit(name: str, kind: type) -> bool:
     """Return True for methods that run without being named in code."""
     if issubclass(kind, nn.Module):
         return name in ("forward", "__call__", "__getattr__")
+    if issubclass(kind, torch.autograd.Function):
+        return True  # torch calls all of them
     return name.startswith("__")

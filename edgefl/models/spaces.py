@@ -1,4 +1,4 @@
-"""Places where Python keeps values by name: dictionaries, lists, classes, closures and default arguments.
+"""Places where Python keeps values by name: dictionaries, lists, arrays, classes, closures and default arguments.
 
 Each can be read, written to, and restored to what was read before.
 """
@@ -7,9 +7,14 @@ from __future__ import annotations
 
 import copyreg
 from collections import OrderedDict, deque
-from collections.abc import Mapping
-from types import CellType, FunctionType, ModuleType
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from types import AsyncGeneratorType, CellType, FunctionType, GeneratorType, ModuleType
 from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
 
 _MISSING = object()
 
@@ -122,9 +127,9 @@ def slots_of(kind: type) -> list[str]:
 
 
 class SequenceSpace:
-    """A list or deque."""
+    """A list, deque, bytearray or array."""
 
-    def __init__(self, holder: list[Any] | deque[Any]) -> None:
+    def __init__(self, holder: Any) -> None:
         self._holder = holder
 
     def read(self) -> dict[int, Any]:
@@ -137,9 +142,128 @@ class SequenceSpace:
 
     def restore(self, before: Mapping[int, Any]) -> None:
         """Make the items those of ``before``."""
-        if not _is_same(self.read(), before):
+        if _is_same(self.read(), before):
+            return
+        if isinstance(self._holder, deque):
             self._holder.clear()
-            self._holder.extend(before.values())
+        else:
+            del self._holder[:]
+        self._holder.extend(before.values())
+
+
+class ArraySpace:
+    """Entries of a numpy array, as bytes; one by one if they are objects."""
+
+    def __init__(self, holder: np.ndarray[Any, Any]) -> None:
+        self.holder = holder
+
+    def read(self) -> dict[Any, Any]:
+        """Return the entries of now."""
+        return (
+            dict(enumerate(self.holder.flat)) if self.holder.dtype.hasobject else {"": self.holder.tobytes()}
+        )
+
+    def write(self, key: Any, value: Any) -> None:
+        """Replace one entry; all, by their bytes, if they are no objects."""
+        if self.holder.dtype.hasobject:
+            self.holder.flat[key] = value
+        else:
+            self.holder[...] = np.frombuffer(value, self.holder.dtype).reshape(self.holder.shape)
+
+    def restore(self, before: Mapping[Any, Any]) -> None:
+        """Make the entries those of ``before``."""
+        now = self.read()
+        for key, value in before.items():
+            if now[key] is not value and (self.holder.dtype.hasobject or now[key] != value):
+                self.write(key, value)
+
+
+class IteratorSpace:
+    """Position of an iterator, which ``owner`` keeps under ``place``; without an owner it is ``place`` itself.
+
+    No position can be set, so that an iterator at the earlier position replaces it. A generator cannot be replaced, nor an
+    iterator in a tuple.
+    """
+
+    def __init__(self, owner: Space | None, place: object) -> None:
+        self._owner, self._place = owner, place
+
+    def is_replaceable(self) -> bool:
+        """Return True if an iterator can be made for the position of now."""
+        return self._owner is not None and _is_restorable(tuple(self.read().values()))
+
+    def read(self) -> dict[str, Any]:
+        """Return the position of now."""
+        value = self._place if self._owner is None else self._owner.read().get(self._place)
+        return {"": _position(value)} if is_iterator(value) else {}
+
+    def write(self, key: str, value: object) -> None:
+        """Do nothing, because no other value can be a position."""
+
+    def restore(self, before: Mapping[str, Any]) -> None:
+        """Make the position that of ``before``."""
+        if self._owner is None or not _is_restorable(tuple(before.values())):
+            return
+        if before and not is_equal(self.read(), before):
+            self._owner.write(self._place, _at((_NESTED, *before[""])))
+
+
+def is_iterator(value: object) -> bool:
+    """Return True for an iterator of Python itself; those of other classes are objects with attributes."""
+    kind = type(value)
+    return kind.__module__ in ("builtins", "itertools") and hasattr(kind, "__next__")
+
+
+def iterated(iterator: Any) -> Iterator[Any]:
+    """Return what an iterator reads, such as a list or a function."""
+    waiting = [*_position(iterator)]
+    while waiting:
+        value = waiting.pop()
+        if type(value) is tuple:
+            waiting += value
+        elif value is not _MISSING and value is not _NESTED:
+            yield value
+
+
+def _is_restorable(position: tuple[Any, ...]) -> bool:
+    return all(
+        each is not _MISSING and (type(each) is not tuple or _is_restorable(each)) for each in position
+    )
+
+
+_NESTED = object()
+"""First entry of the position of an iterator that another one reads."""
+
+
+def _position(iterator: Any) -> tuple[Any, ...]:
+    """Return what makes the iterator, its arguments, and what is set afterwards."""
+    if isinstance(iterator, GeneratorType | AsyncGeneratorType):
+        frame = getattr(iterator, "gi_frame", None)
+        return _MISSING, (), frame and (frame.f_lasti, tuple(map(id, frame.f_locals.values())))
+    try:
+        made, *rest = iterator.__reduce__()
+    except TypeError:
+        return _MISSING, (), None
+    return made, *map(_positions, rest)
+
+
+def _positions(value: Any) -> Any:
+    if type(value) is tuple:
+        return tuple(map(_positions, value))
+    return (_NESTED, *_position(value)) if is_iterator(value) else value
+
+
+def _at(position: Any) -> Any:
+    """Return an iterator at ``position``; other values as they are."""
+    if type(position) is not tuple:
+        return position
+    if position[:1] == (_NESTED,):
+        made, arguments, *state = position[1:]
+        iterator = made(*_at(arguments))
+        if state and state[0] is not None:
+            iterator.__setstate__(_at(state[0]))
+        return iterator
+    return tuple(map(_at, position))
 
 
 class SetSpace:
@@ -225,3 +349,31 @@ def _is_same(now: Mapping[Any, Any], before: Mapping[Any, Any]) -> bool:
     return len(now) == len(before) and all(
         a is b and now[a] is before[b] for a, b in zip(now, before, strict=True)
     )
+
+
+def is_equal(one: Any, other: Any, depth: int = 4) -> bool:
+    """Return True if two values are known to be equal: the same object, equal numbers and texts, or made of such."""
+    if one is other or type(one) is not type(other):
+        return one is other
+    if isinstance(one, Tensor):
+        return one.shape == other.shape and one.dtype == other.dtype and bytes_of(one) == bytes_of(other)
+    if isinstance(one, np.ndarray):
+        return one.shape == other.shape and is_equal(ArraySpace(one).read(), ArraySpace(other).read(), depth)
+    if depth and isinstance(one, list | tuple | deque):
+        one, other = dict(enumerate(one)), dict(enumerate(other))
+    if depth and isinstance(one, dict):
+        return one.keys() == other.keys() and all(
+            is_equal(each, other[key], depth - 1) for key, each in one.items()
+        )
+    with suppress(Exception):  # objects of the user's may compare as they like
+        return bool(one == other) or bool(one != one and other != other)  # noqa: PLR0124 NaN differs from itself
+    return False
+
+
+def bytes_of(tensor: Tensor) -> bytes | None:
+    """Return the values of a tensor as bytes; None if it has none that can be read."""
+    with torch._C.DisableTorchFunction():
+        try:
+            return tensor.detach().cpu().flatten().contiguous().view(torch.uint8).numpy().tobytes()
+        except (NotImplementedError, RuntimeError, TypeError):
+            return None

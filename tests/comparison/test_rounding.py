@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from queue import SimpleQueue
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -73,16 +75,17 @@ def test_training_in_float64_draws_the_same_numbers() -> None:
 
 def test_training_in_float64_leaves_the_module_as_it_was() -> None:
     module = shifted(0.0, nn.ReLU())
-    heard: list[torch.dtype] = []
-    handle = module.get_parameter("6.weight").register_hook(lambda slope: heard.append(slope.dtype))
+    heard = SimpleQueue[torch.dtype]()  # what a list of the hook's holds would be restored, too
+    handle = module.get_parameter("6.weight").register_hook(lambda slope: heard.put(slope.dtype))
     spec = cut(module)
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     before = {name: (each.data_ptr(), each.detach().clone()) for name, each in tensors.items()}
     assert spec.source is not None
-    heard.clear()
+    while not heard.empty():
+        heard.get()
     torch_side.train(spec.source, spec.loss, batches(spec, 6, 2, SEED, attempt=1), SEED, double=True)
     handle.remove()
-    assert heard == [torch.float64] * 2
+    assert [heard.get_nowait() for _ in range(heard.qsize())] == [torch.float64] * 2
     for name, each in {**dict(module.named_parameters()), **dict(module.named_buffers())}.items():
         assert each is tensors[name]
         assert (each.data_ptr(), each.dtype) == (before[name][0], before[name][1].dtype)

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from http import HTTPStatus
+from typing import Any
+from weakref import ref
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from edgefl.comparison import torch_side
 from edgefl.comparison.compare import compared
+from edgefl.contract.tensors import TensorSpec
+from edgefl.models.losses.own import OwnLoss
 from edgefl.models.split import split
 from edgefl.wire.errors import ModelError
 from tests.comparison.test_compare import SAMPLE, Net, seeded
+from tests.support.states import stateful
 
 
 class Merging(Net):
@@ -125,6 +135,80 @@ def test_modules_that_go_wrong_later_are_refused(make: Callable[[], nn.Module], 
         compared(split(seeded(make), sample=SAMPLE, classes=3))
 
 
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("seed", range(24))
+def test_state_may_be_logged_and_may_not_decide(seed: int) -> None:
+    form, module, decides = stateful(seed)
+    before = str(vars(module)), str(vars(module.box)), str(vars(type(module)).get("held"))
+
+    with pytest.raises(ModelError, match=r"keeps Python state: '[\w.]*held") if decides else nullcontext():
+        compared(split(module, sample=SAMPLE, classes=3))
+
+    assert (str(vars(module)), str(vars(module.box)), str(vars(type(module)).get("held"))) == before, form
+
+
+class Hidden(Net):
+    """Keeps tensors and modules in plain containers, and logs from hooks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen, self.moved = list[int](), torch.zeros(2)
+        self.teachers: list[Any] = [nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 6))]
+        self.second.register_full_backward_hook(lambda *_: self.seen.append(1))
+        self.first.weight.register_hook(lambda _: self.seen.append(2))
+
+    def between(self, h: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.moved += 1
+            for each in self.teachers[0][1].parameters():
+                each.mul_(0.5)
+        self.teachers[0](h.detach()).sum().backward()
+        return h
+
+
+def test_torch_leaves_everything_that_it_reaches_as_it_was() -> None:
+    module = seeded(Hidden)
+    teacher = module.teachers[0]
+    before = {name: each.clone() for name, each in teacher.state_dict().items()}
+    batch = {"x": torch.randn(6, 4), "y": torch.arange(6) % 3}
+    spec = split(seeded(Net), sample=SAMPLE, classes=3)
+    assert spec.source is not None
+
+    trained = torch_side.train(replace(spec.source, module=module), spec.loss, [batch, batch], 0)
+
+    assert len(trained.losses) == 2
+    assert (module.seen, module.moved.tolist(), teacher[1].weight.grad) == ([], [0.0, 0.0], None)
+    for name, each in teacher.state_dict().items():
+        torch.testing.assert_close(each, before[name], rtol=0, atol=0)
+
+
+class Weighted(Net):
+    def loss(self, out: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(out, y, weight=torch.arange(1.0, 4.0))
+
+
+class Staged(Net):
+    """Changes a member of an enumeration, and holds a tensor that decides late."""
+
+    stage, step = HTTPStatus.OK, torch.tensor(0)
+
+    def between(self, h: Tensor) -> Tensor:
+        self.stage = HTTPStatus.CREATED
+        return h
+
+
+class Late(Staged):
+    def between(self, h: Tensor) -> Tensor:
+        self.step = self.step + 1
+        return torch.where(self.step > 200, 2 * h, h)
+
+
+def test_a_member_of_an_enumeration_may_change_and_a_tensor_may_not() -> None:
+    compared(split(seeded(Staged), sample=SAMPLE, classes=3))
+    with pytest.raises(ModelError, match="keeps Python state: 'step'"):
+        compared(split(seeded(Late), sample=SAMPLE, classes=3))
+
+
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("changed", ["how", "act", "between"])
 def test_a_result_is_not_used_after_a_change(changed: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,3 +223,16 @@ def test_a_result_is_not_used_after_a_change(changed: str, monkeypatch: pytest.M
 
     with pytest.raises(ModelError):
         compared(split(module, sample=SAMPLE, classes=3))
+
+
+def test_nothing_holds_a_module_that_was_compared_with_a_loss_of_its_own() -> None:
+    module = seeded(Weighted)
+    alive = ref(module)
+    for _ in range(2):  # a bound method is another object each time
+        compared(
+            split(module, sample=SAMPLE, classes=3, loss=OwnLoss(module.loss, TensorSpec((), torch.int64, 3)))
+        )
+    del module
+    gc.collect()
+
+    assert alive() is None

@@ -19,12 +19,14 @@ from typing import Any, NamedTuple
 
 from edgefl.api.choices import loss_of
 from edgefl.api.model import model_spec
+from edgefl.contract.tensors import TensorSpec
 from edgefl.wire.errors import EdgeflError
 from tests.support.case import Outcome
 from tests.support.isolated import LIMIT_S, isolated
 from tests.support.modules import generated
 from tests.support.oracle import judge
 from tests.support.run import warm_up
+from tests.support.states import stateful
 
 COMPARISON = "edgefl.comparison"
 RESULTS = Path("build/module-fuzzing.jsonl")
@@ -52,6 +54,18 @@ def compared(seed: int) -> Outcome:
     return Outcome("agrees")
 
 
+def with_state(seed: int) -> Outcome:
+    """Compare one module that keeps Python state: it has to be refused if the state decides, and accepted if not."""
+    form, module, decides = stateful(seed)
+    try:
+        model_spec(module, sample=TensorSpec((4,)), classes=3)
+    except EdgeflError as error:
+        return Outcome("refused" if decides else "wrong", f"{form}: {error.message}")
+    except Exception as error:
+        return Outcome("raised", f"{form}: {type(error).__name__}: {error}")
+    return Outcome("wrong" if decides else "agrees", form)
+
+
 def judged(target: str, seed: int) -> Outcome:
     """Judge one module in an engine."""
     return judge(generated(seed), target)
@@ -61,6 +75,7 @@ def stages(options: argparse.Namespace) -> Iterator[Stage]:
     """Return the stages that can run: edgefl's own comparison only where this version has one."""
     if find_spec(COMPARISON) is not None:
         yield Stage("compared", options.compared, compared)
+        yield Stage("state", options.state, with_state)
     else:
         print(f"skipped: there is no {COMPARISON} in this version", file=sys.stderr)
     yield Stage("onnx", options.onnx, partial(judged, "onnx"))
@@ -111,7 +126,7 @@ WORDS = ("agrees", "refused", "wrong", "raised", "undecided")
 def page(lines: dict[tuple[str, int], dict[str, Any]]) -> str:
     """Return the summary page."""
     rows, faults = [], []
-    for stage in ("compared", "onnx", "executorch"):
+    for stage in ("compared", "state", "onnx", "executorch"):
         own = {seed: line for (name, seed), line in sorted(lines.items()) if name == stage}
         if own:
             counts = Counter(line["word"] for line in own.values())
@@ -143,6 +158,8 @@ _HEAD = (
     "",
     "A seed decides a module: layers, shapes, modes, frozen parts, hooks, parametrizations, buffers and a loss "
     "(`tests/support/modules.py`). `compared` trains the module and its exported form in torch by edgefl's own comparison. "
+    "`state` compares modules whose Python state decides late, or is only logged: its type, place, direction and period are "
+    "drawn (`tests/support/states.py`). "
     "`onnx` and `executorch` compile it, run three training steps in the engine, and compare every parameter and moving "
     "buffer with plain torch on the unedited module (`tests/support/oracle.py`, independent of edgefl's comparison).",
     "",
@@ -161,6 +178,7 @@ def main() -> int:
     """Run all stages; exit code 1 where a module was wrong or raised."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--compared", type=int, default=2000)
+    parser.add_argument("--state", type=int, default=400)
     parser.add_argument("--onnx", type=int, default=200)
     parser.add_argument("--executorch", type=int, default=60)
     parser.add_argument("--jobs", type=int, default=1)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import MethodType
 from typing import Any
+from weakref import finalize
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +15,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from edgefl.contract.tensors import TensorSpec
-from edgefl.models.losses.state import snapshot
+from edgefl.models.caches import Snapshot, kept
+from edgefl.models.references import References
 from edgefl.models.user_code import blamed, defined_at, place
 from edgefl.wire.errors import ModelError
 
@@ -30,7 +33,7 @@ class Trial:
     separable: bool
 
 
-_trials: dict[tuple[int, TensorSpec, TensorSpec], tuple[_Function, Trial]] = {}
+_trials: dict[tuple[object, ...], tuple[_Function | None, Trial]] = {}
 
 
 def try_loss(function: _Function, name: str, out: TensorSpec, labels: TensorSpec, alone: _Function) -> Trial:
@@ -47,10 +50,18 @@ def try_loss(function: _Function, name: str, out: TensorSpec, labels: TensorSpec
         ModelError: The function fails, returns something else than a loss, has no gradient, keeps state, draws random
             numbers, holds trained parameters, or takes values out of tensors.
     """
-    key = (id(function), out, labels)
+    # A bound method is another object each time.
+    owner, code = (
+        (function.__self__, function.__func__) if isinstance(function, MethodType) else (function, None)
+    )
+    key = (id(owner), id(code), out, labels)
     if key not in _trials:
-        # The function itself is kept, so that no other object gets its id.
-        _trials[key] = (function, _tried(function, name, out, labels, alone))
+        trial, held = _tried(function, name, out, labels, alone), None
+        try:
+            finalize(owner, _trials.pop, key, None).atexit = False
+        except TypeError:  # nothing tells when it goes, so it is kept, for no other object to get its id
+            held = function
+        _trials[key] = held, trial
     return _trials[key][1]
 
 
@@ -61,13 +72,13 @@ def _tried(function: _Function, name: str, out: TensorSpec, labels: TensorSpec, 
     given = [(outputs.clone().requires_grad_().clone(), y.clone()) for _ in range(3)]
     poisoned = torch.cat((outputs[:1], torch.full_like(outputs[1:], torch.nan)))
     failed = f"the loss {name!r} failed on outputs {out.shape} and labels {labels.shape}"
-    with torch.enable_grad(), _Traceable(name), _NoDraws(name):
+    with kept(Snapshot(References(function))), torch.enable_grad(), _Traceable(name), _NoDraws(name):
         with blamed(failed, defined_at(function)):
             # The first call may fill caches, such as weights that are made once.
             _check_result(function(*given[0]), name, rows)
-            before = snapshot(function)
+            before = Snapshot(References(function))
             values = function(*given[1])
-            _check_state(name, before, snapshot(function))
+            _check_state(name, before)
             again = function(*given[2])
         if not torch.equal(values.detach().nan_to_num(), again.detach().nan_to_num()):
             raise ModelError(
@@ -127,8 +138,8 @@ def _check_result(values: object, name: str, rows: int) -> None:
         )
 
 
-def _check_state(name: str, before: dict[str, object], after: dict[str, object]) -> None:
-    changed = [path.lstrip(".") for path in before | after if before.get(path) != after.get(path)]
+def _check_state(name: str, before: Snapshot) -> None:
+    changed = [each.path for each in before.changes()]
     if changed:
         raise ModelError(
             f"the loss {name!r} changes {changed[0]} each time it runs: expected a function of outputs and labels alone, "

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -266,18 +267,27 @@ class Centres(nn.Module):
         return (out - self.centres[y]).square().mean()
 
 
-STEPS = [0]
+SETTINGS = SimpleNamespace(step=0)
 
 
-def counting_in_a_global(out: Tensor, y: Tensor) -> Tensor:
-    STEPS[0] += 1
+def counting_in_a_namespace(out: Tensor, y: Tensor) -> Tensor:
+    SETTINGS.step += 1
     return F.cross_entropy(out, y)
+
+
+class CountingInItsClass:
+    t = 0
+
+    def __call__(self, out: Tensor, y: Tensor) -> Tensor:
+        CountingInItsClass.t += 1
+        return F.cross_entropy(out, y)
 
 
 REFUSED: dict[str, tuple[Function, str]] = {
     "counter": (Warming(), "loss 'Warming' changes t each time it runs"),
     "counter of a method": (Warming().__call__, "changes self.t each time it runs"),
-    "global": (counting_in_a_global, r"changes STEPS\[0\] each time it runs"),
+    "global": (counting_in_a_namespace, r"changes SETTINGS\.step each time it runs"),
+    "class": (CountingInItsClass(), r"changes CountingInItsClass\.t each time it runs"),
     "buffer": (Moving(), "loss 'Moving' changes mean each time it runs"),
     "parameters": (
         Centres(),
@@ -302,6 +312,7 @@ def test_a_loss_that_no_graph_can_hold_is_refused_by_name(name: str) -> None:
     function, message = REFUSED[name]
     with pytest.raises(ModelError, match=message):
         own_loss(function, CLASS).label(LOGITS)
+    assert (SETTINGS.step, CountingInItsClass.t) == (0, 0)
 
 
 @pytest.mark.parametrize("name", TRAINED)

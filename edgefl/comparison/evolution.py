@@ -1,0 +1,342 @@
+"""Check that state that changes from call to call decides nothing: many further calls compute what the third one did."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from decimal import Decimal
+from fractions import Fraction
+from functools import cache, partial
+from itertools import cycle, islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd.function import BackwardCFunction
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from edgefl.comparison.conduct import Conduct
+from edgefl.comparison.torch_side import Drawing, Stream, loss_of_batch, restored
+from edgefl.contract.tensors import Tensors
+from edgefl.models.caches import Snapshot, StateChange, kept, state_of
+from edgefl.models.draws.generators import watched
+from edgefl.models.losses.loss import Loss
+from edgefl.models.modes import enter_training
+from edgefl.models.source import Source
+from edgefl.models.spaces import ArraySpace, IteratorSpace, SequenceSpace, SetSpace, bytes_of
+from edgefl.wire.errors import EdgeflError, ModelError
+
+COMPARED = 3
+"""Calls that were compared with torch by their numbers: the last of them is what later calls have to equal."""
+CALLS, OF_TENSORS = 100, 6
+"""Further calls in a row; fewer if only tensors change, because Python cannot branch on these."""
+LONGER = 1000
+_UNSET = re.compile("empty|resize")
+_MOVES: Sequence[tuple[int, Callable[[Any], Any]]] = (
+    # These calls pass a round number, as ``step % 1000 == 0`` asks for.
+    (8, lambda number: 1_000 - 4),
+    (8, lambda number: 1_000_000 - 4),
+    (2, lambda number: number + 150),
+    (2, lambda number: number + 10_000),
+    (2, lambda number: number - 1_000_000),
+    (2, lambda number: number / 1_000_000),
+)
+"""Numbers late in a long training, by those of its third step, and how many calls begin with them."""
+
+
+def check_state(source: Source, loss: Loss, batch: Tensors, seed: int, conduct: Conduct) -> None:
+    """Raise ModelError if state that changes from call to call decides what the module or its loss computes.
+
+    The module runs again for as many calls as a short training has, and then from numbers as they are late in a long one.
+    Calls are compared by the operations that lead to the loss, and by their arguments. A counter that is only logged
+    changes none of these.
+
+    Args:
+        source: the module.
+        loss: what to minimise, unless the module returns its loss itself.
+        batch: inputs and labels by name.
+        seed: of the numbers that the module draws.
+        conduct: what the module did in training by torch.
+    """
+    if not conduct.changed:
+        return
+    module = source.module
+    with kept(state_of(module, loss)), restored(module), warnings.catch_warnings(), watched(module):
+        warnings.simplefilter("ignore")
+        enter_training(module)
+        evolution = _Evolution(source, loss, batch, seed, conduct)
+        found = evolution.in_a_row() or evolution.moved()
+    if found is not None:
+        path, when = found
+        raise ModelError(
+            f"{type(module).__name__} keeps Python state: {path!r} changes from call to call and decides what is computed "
+            f"({when}), and a graph would have its first value in every step; expected the same computation in each call. "
+            "Keep numbers in float buffers (register_buffer) and compute with tensors, or pass them as inputs",
+            attribute=path,
+            refused=True,
+        )
+
+
+class _Evolution:
+    """Calls of a module and its loss, from its present state on."""
+
+    def __init__(self, source: Source, loss: Loss, batch: Tensors, seed: int, conduct: Conduct) -> None:
+        self._source, self._loss, self._batch, self._seed = source, loss, batch, seed
+        self._numbers: dict[object, int] = {}
+        self._backward = conduct.hooked
+        for part in source.module.modules():
+            self._backward |= bool(part._backward_hooks)
+        for parameter in source.module.parameters():
+            self._backward |= bool(parameter._backward_hooks)
+        self._changes: list[StateChange] = []
+        self._begin = self._state()
+        self._compare(conduct)
+        if not all(each.steers for each in self._changes):  # now it is known which tensors change
+            self._begin.restore()
+            self._compare(conduct)
+        self._begin = self._state()
+
+    def _compare(self, conduct: Conduct) -> None:
+        """Repeat the calls that were compared with torch."""
+        self._wanted = self._call()
+        first, changes = self._state(), dict[str, StateChange]()
+        for _ in range(COMPARED - 1):
+            self._wanted = self._call()
+            changes |= {each.path: each for each in first.changes()}
+        self._changes = list(changes.values()) or list(conduct.changed.values())
+
+    def in_a_row(self) -> tuple[str, str] | None:
+        """Return the path of state that decides within many calls, and when; None if there is none."""
+        for each in self._changes:
+            if isinstance(each.space, IteratorSpace) and not each.space.is_replaceable():
+                return each.path, "an iterator that cannot be put back"
+        other = self._first_other(CALLS if any(each.steers for each in self._changes) else OF_TENSORS)
+        if not other:
+            return None
+        self._begin.restore()
+        for _ in range(other - 1):
+            self._call()
+        late = {each.path: partial(_put, each, each.space.read()) for each in self._changes if each.space}
+        guilty = self._guilty(late, 1) or self._changes[0].path
+        return guilty, f"call {COMPARED + other} is the first that computes something else"
+
+    def moved(self) -> tuple[str, str] | None:
+        """Return the path of state that decides late in a long training, and when; None if there is none."""
+        for calls, move in _MOVES:
+            moves = {each.path: partial(_move, each, move) for each in self._changes}
+            self._begin.restore()
+            for each in moves.values():
+                each()
+            # Numbers that never occur together may make the code fail, so that each is tried alone.
+            if self._first_other(calls) and (guilty := self._guilty(moves, calls)):
+                return guilty, "late in a long training"
+        return None
+
+    def _guilty(self, changes: Mapping[str, Callable[[], None]], calls: int) -> str | None:
+        """Return the path of the change that decides what the next calls compute."""
+        for path, change in changes.items():
+            self._begin.restore()
+            change()
+            if self._first_other(calls, failing=False):
+                return path
+        return None
+
+    def _first_other(self, calls: int, *, failing: bool = True) -> int:
+        """Return the number of the first call that computes something else, or fails if ``failing``; 0 if none does."""
+        for number in range(1, calls + 1):
+            try:
+                found = self._call()
+            except EdgeflError:
+                raise
+            except Exception:  # such as an index that runs out
+                return number if failing else 0
+            if found != self._wanted:
+                return number
+        return 0
+
+    def _state(self) -> Snapshot:
+        return state_of(self._source.module, self._loss)
+
+    def _call(self) -> tuple[int, ...]:
+        """Run the module, its loss, and hooks if there are any; return what the loss and all tensors are computed by."""
+        module, labels = self._source.module, _Labels(self._numbers)
+        for name, each in (*module.named_parameters(), *module.named_buffers(), *self._batch.items()):
+            labels.name(each, name)
+        for change in self._changes:
+            if isinstance(value := change.value(), Tensor):
+                labels.name(value, "")
+        with torch.enable_grad(), labels:
+            with Drawing(Stream(self._seed)):
+                value = loss_of_batch(self._source, self._loss, self._batch)
+            if self._backward or _has_functions(value):
+                value.backward()
+        found = [labels.of(value)]
+        for each in (*module.parameters(), *module.buffers()):
+            found.append(labels.of(each))
+            if each.is_leaf and each.grad is not None:
+                found.append(labels.of(each.grad))
+                each.grad = None
+        return tuple(found)
+
+
+def _has_functions(value: Tensor) -> bool:
+    """Return True if a function of the user's own, or a backward hook of a module, computes gradients."""
+    waiting, seen = [value.grad_fn], set[object]()
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, BackwardCFunction):
+            return True
+        if node is not None and node not in seen:
+            seen.add(node)
+            waiting += [each for each, _ in node.next_functions]
+    return False
+
+
+class _Labels(TorchDispatchMode):
+    """Mode that labels each tensor by the operations that compute it.
+
+    Operations on constants give a constant, labelled by its values: a cache that is filled anew equals the filled one.
+
+    Args:
+        numbers: the label of each operation with its arguments; filled.
+    """
+
+    def __init__(self, numbers: dict[object, int]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._numbers = numbers
+        self._storages: dict[int, int] = {}
+        self._constants: set[int] = set()
+        # A storage that is gone would leave its address to another one.
+        self._alive: list[Tensor] = []
+
+    def name(self, tensor: Tensor, name: str) -> None:
+        """Label ``tensor`` by its name, and what is computed from it by operations; without a name, by its values."""
+        self._alive.append(tensor)
+        if name:
+            self._storages[_storage(tensor)] = self._number(("name", name))
+        elif _storage(tensor) not in self._storages:
+            self._hold_values(tensor)
+            self._constants.discard(_storage(tensor))
+
+    def of(self, tensor: Tensor) -> int:
+        """Return the label of ``tensor``: that of its storage, and where in it."""
+        storage = _storage(tensor)
+        if storage not in self._storages:
+            self._alive.append(tensor)
+            self._hold_values(tensor)
+        place = (tensor.storage_offset(), tensor.stride()) if tensor.layout == torch.strided else ()
+        return self._number(
+            (
+                self._storages[storage],
+                place,
+                tensor.shape,
+                tensor.dtype,
+                tensor.requires_grad,
+                tensor.is_conj(),
+            )
+        )
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        # Drawing, which is on, would take part in each look at a tensor.
+        with torch._C.DisableTorchFunction():
+            given: list[Tensor] = []
+            called = func, self._frozen(args, given), self._frozen(kwargs, given)
+            written, is_set = _effects(func)
+            free = is_set and all(_storage(each) in self._constants for each in given)
+            result = func(*args, **kwargs)
+            changed = [args[place] if place < len(args) else kwargs.get(name) for place, name in written]
+            for place, each in enumerate((*_tensors(changed), *_tensors(result))):
+                storage = _storage(each)
+                if written or storage not in self._storages:
+                    self._alive.append(each)
+                    if free:
+                        self._hold_values(each)
+                    else:
+                        self._constants.discard(storage)
+                        self._storages[storage] = self._number((called, place))
+        return result
+
+    def _hold_values(self, tensor: Tensor) -> None:
+        """Label ``tensor`` by its values."""
+        storage = _storage(tensor)
+        whole = tensor
+        if tensor.layout == torch.strided and not tensor.is_meta:
+            whole = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+        self._constants.add(storage)
+        self._storages[storage] = self._number(("values", hash(bytes_of(whole))))
+
+    def _number(self, label: object) -> int:
+        return self._numbers.setdefault(label, len(self._numbers))
+
+    def _frozen(self, value: Any, tensors: list[Tensor]) -> object:
+        """Return an argument as it can be compared, and add the tensors in it to ``tensors``."""
+        if isinstance(value, Tensor):
+            tensors.append(value)
+            return self.of(value)
+        if isinstance(value, list | tuple):
+            return tuple([self._frozen(each, tensors) for each in value])
+        if isinstance(value, dict):
+            return tuple([(key, self._frozen(each, tensors)) for key, each in value.items()])
+        if isinstance(value, float | torch.Generator):
+            value = repr(value) if isinstance(value, float) else None  # NaN differs from itself
+        return type(value), value  # 1 and True are equal
+
+
+@cache
+def _effects(func: Any) -> tuple[list[tuple[int, str]], bool]:
+    """Return the arguments that an operation writes, and whether equal arguments give equal values."""
+    written = [
+        (place, each.name)
+        for place, each in enumerate(func._schema.arguments)
+        if each.alias_info is not None and each.alias_info.is_write
+    ]
+    return written, torch.Tag.nondeterministic_seeded not in func.tags and not _UNSET.search(func.__name__)
+
+
+def _tensors(value: object) -> list[Tensor]:
+    """Return the tensors among the results of an operation."""
+    if isinstance(value, Tensor):
+        return [value]
+    return [each for part in value for each in _tensors(part)] if isinstance(value, list | tuple) else []
+
+
+def _storage(tensor: Tensor) -> int:
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError):
+        return id(tensor)
+
+
+def _put(change: StateChange, late: Mapping[Any, Any]) -> None:
+    """Give a value what it was late in a row of calls."""
+    space = change.space
+    if isinstance(space, ArraySpace | IteratorSpace | SequenceSpace | SetSpace):
+        space.restore(late)
+    elif space is not None and change.key in late:
+        space.write(change.key, late[change.key])
+
+
+def _move(change: StateChange, move: Callable[[Any], Any]) -> None:
+    """Move a number, the numbers of an array or a tuple, or lengthen a list that grows."""
+    space = change.space
+    values = {} if space is None else space.read()
+    if isinstance(space, SequenceSpace) and not change.path.endswith("]"):
+        space.restore(dict(enumerate(islice(cycle(values.values()), LONGER))))
+    elif isinstance(space, ArraySpace) and np.issubdtype(space.holder.dtype, np.number):
+        with suppress(ArithmeticError):
+            space.holder[...] = move(space.holder)
+    elif space is not None and change.key in values:
+        space.write(change.key, _moved(values[change.key], move))
+
+
+def _moved(value: Any, move: Callable[[Any], Any]) -> Any:
+    if type(value) is tuple:
+        return tuple(_moved(each, move) for each in value)
+    if type(value) in (int, float, Fraction, Decimal) or isinstance(value, np.number):
+        with suppress(ArithmeticError, ValueError):
+            return type(value)(move(value))
+    return value
