@@ -33,27 +33,19 @@ def reshaped(what: str, before: Tensor, now: Tensor, at: str = "") -> ModelError
 
 @contextmanager
 def without_new(module: nn.Module) -> Iterator[None]:
-    """Raise ModelError if code inside gives ``module`` a parameter or buffer that it did not have."""
-    before = _names(module)
+    """Raise ModelError if code inside gives ``module`` a parameter that it did not have. A buffer may be a cached constant."""
+    before = {name for name, _ in module.named_parameters(remove_duplicate=False)}
     try:
         yield
     finally:
-        made = [f"{word} {name!r}" for name, word in _names(module).items() if name not in before]
-        if made:
-            raise ModelError(
-                f"{type(module).__name__} makes the {made[0]} in forward; expected all "
-                "parameters and buffers in __init__; make it there, or use a lazy layer such as nn.LazyLinear",
-                made=tuple(made),
-                refused=True,
-            ) from None
-
-
-def _names(module: nn.Module) -> dict[str, str]:
-    parameters = module.named_parameters(remove_duplicate=False)
-    buffers = module.named_buffers(remove_duplicate=False)
-    return dict.fromkeys((name for name, _ in parameters), "parameter") | dict.fromkeys(
-        (name for name, _ in buffers), "buffer"
-    )
+        for name, _ in module.named_parameters(remove_duplicate=False):
+            if name not in before:
+                raise ModelError(
+                    f"{type(module).__name__} makes the parameter {name!r} in forward; expected all parameters in __init__; "
+                    "make it there, or use a lazy layer such as nn.LazyLinear",
+                    parameter=name,
+                    refused=True,
+                ) from None
 
 
 def _described(tensor: Tensor) -> str:

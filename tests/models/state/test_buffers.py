@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from edgefl.comparison.compare import compared
 from edgefl.comparison.torch_side import restored
 from edgefl.models.split import split
-from edgefl.wire.errors import ModelError
+from edgefl.wire.errors import EdgeflError, ModelError
 from tests.comparison.test_compare import SAMPLE, Net, seeded
 
 
@@ -140,3 +140,44 @@ def test_restored_gives_a_buffer_its_memory_and_shape() -> None:
 
     assert all(torch.equal(each, before[name]) for name, each in module.named_buffers())
     assert module.other.data_ptr() == place
+
+
+def _lazy(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    class Lazy(Net):
+        """Makes a part in its first call."""
+
+        part: nn.Module
+
+        def between(self, h: Tensor) -> Tensor:
+            if not hasattr(self, "part"):
+                self.part = make()
+            out: Tensor = self.part(h)
+            return out
+
+    return lambda: nn.Sequential(Lazy())
+
+
+class Teacher(Net):
+    """Moves the weights of a copy that no attribute registers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.teacher = [nn.Linear(4, 6).requires_grad_(False)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.teacher[0].weight.mul_(0.9).add_(self.first.weight, alpha=0.1)
+        out: Tensor = super().forward(x) + self.teacher[0](x)[:, :3]
+        return out
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (_lazy(lambda: nn.Linear(6, 6)), r"makes the parameter '(0\.)?part.weight' in forward; expected all"),
+        (Teacher, r"a write to a tensor that the module does not know.*test_buffers\.py.*register_buffer"),
+    ],
+)
+def test_what_no_module_registers_is_refused(make: Callable[[], nn.Module], message: str) -> None:
+    with pytest.raises(EdgeflError, match=message):
+        compared(split(seeded(make), sample=SAMPLE, classes=3))
