@@ -33,7 +33,7 @@ def reshaped(what: str, before: Tensor, now: Tensor, at: str = "") -> ModelError
 
 @contextmanager
 def without_new(module: nn.Module) -> Iterator[None]:
-    """Raise ModelError if code inside gives ``module`` a parameter that it did not have. A buffer may be a cached constant."""
+    """Raise ModelError if code inside gives ``module`` another parameter. A buffer may be a constant that it caches."""
     before = {name for name, _ in module.named_parameters(remove_duplicate=False)}
     try:
         yield
