@@ -12,7 +12,7 @@ import torch
 from edgefl.comparison.torch_side import Trained, widened
 from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
-from edgefl.models.draws.storage import reshaped
+from edgefl.models.layers.storage import reshaped
 from edgefl.models.spec import ModelSpec
 from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective

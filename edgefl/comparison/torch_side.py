@@ -23,9 +23,9 @@ from edgefl.models.caches import forgotten
 from edgefl.models.draws.reading import call_with_draws
 from edgefl.models.draws.rules import Draw
 from edgefl.models.draws.steering import OnePath, without_masking
-from edgefl.models.draws.storage import reshaped
 from edgefl.models.graph.output import tensor_of
 from edgefl.models.layers.given import first_input
+from edgefl.models.layers.storage import reshaped
 from edgefl.models.losses.as_torch import loss_as_torch
 from edgefl.models.losses.loss import Loss
 from edgefl.models.modes import enter_training, keeping_modes

@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from edgefl.models.draws import storage
-from edgefl.models.layers import normalised, torch_recurrent
+from edgefl.models.layers import normalised, storage, torch_recurrent
 
 
 def embedding_bag(

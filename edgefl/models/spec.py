@@ -17,8 +17,8 @@ from edgefl.models.caches import forgotten, move_to_meta
 from edgefl.models.copies import copy_module
 from edgefl.models.counters import BufferWatch, restore_counters
 from edgefl.models.draws.steering import Steered
-from edgefl.models.draws.storage import without_new
 from edgefl.models.layers.given import given
+from edgefl.models.layers.storage import without_new
 from edgefl.models.losses.classes import CROSS_ENTROPY
 from edgefl.models.losses.loss import Loss, metrics_of
 from edgefl.models.modes import set_mode

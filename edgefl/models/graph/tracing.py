@@ -31,7 +31,6 @@ from edgefl.contract.tensors import TensorSpec
 from edgefl.models.caches import forgotten
 from edgefl.models.draws.generators import watched
 from edgefl.models.draws.steering import Steered
-from edgefl.models.draws.storage import reshaped, without_new
 from edgefl.models.graph.calls import (
     OPERATOR,
     Call,
@@ -45,6 +44,7 @@ from edgefl.models.graph.calls import (
 )
 from edgefl.models.graph.output import Output, giving
 from edgefl.models.graph.plain import arguments, cleaned, free_fillings
+from edgefl.models.layers.storage import reshaped, without_new
 from edgefl.models.layers.torch_recurrent import recurring
 from edgefl.models.own_gradients import differentiable
 from edgefl.models.user_code import NO_VALUES, blamed, place
