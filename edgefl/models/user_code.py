@@ -47,8 +47,8 @@ NO_VALUES = (
 
 
 def cause_of(text: str) -> str:
-    """Return what was expected, what was found and what to do for torch's error about a gradient that code inside of
-    forward asks for, or about a write to a tensor from outside; empty for other errors."""
+    """Return what is wrong and what to do, for torch's error about a gradient inside of forward or a write to a tensor from
+    outside. Empty for other errors."""
     if _GRADIENT.search(text):
         return _NO_GRADIENT
     return _NO_WRITE if _CAPTURED.search(text) else ""
