@@ -12,6 +12,7 @@ import torch
 from edgefl.comparison.torch_side import Trained, widened
 from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
+from edgefl.models.layers.storage import reshaped
 from edgefl.models.spec import ModelSpec
 from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
@@ -55,9 +56,14 @@ def step_of(spec: ModelSpec, rows: int) -> GradientStep:
     noise = dict(objective.noise(rows))
     batch = {"x": objective.batch(rows), "y": objective.labels(rows), **objective.others(rows)}
 
+    names = {ours: name for name, ours in spec.global_names.items()}
+
     def step(tensors: Tensors) -> Tensors:
         weights = select(tensors, "weights")
         loss, _, gradients, moved = gradient(objective, weights, tensors)
+        for name, value in moved.items():
+            if value.shape != weights[name].shape:
+                raise reshaped(f"buffer {names.get(name, name)!r}", weights[name], value)
         return {"metric.loss": loss, **prefixed("update", gradients), **prefixed("state.weights", moved)}
 
     inputs = {

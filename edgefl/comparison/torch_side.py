@@ -17,13 +17,15 @@ import torch
 from torch import Tensor, nn
 
 from edgefl.comparison.inputs import batches
+from edgefl.comparison.stacked import LAYERS, layer_by_layer
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.models.caches import forgotten, kept, state_of
 from edgefl.models.draws.reading import call_with_draws
-from edgefl.models.draws.rules import Draw, dropped
+from edgefl.models.draws.rules import Draw
 from edgefl.models.draws.steering import OnePath, without_masking
 from edgefl.models.graph.output import tensor_of
 from edgefl.models.layers.given import first_input
+from edgefl.models.layers.storage import reshaped
 from edgefl.models.losses.as_torch import loss_as_torch
 from edgefl.models.losses.loss import Loss
 from edgefl.models.modes import enter_training, keeping_modes
@@ -71,51 +73,10 @@ class Drawing(OnePath):
         self._draw = draw
 
     def _called(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
-        if name in _STACKED:
-            result = _layer_by_layer(_STACKED[name], self._draw, *args)
+        if name in LAYERS:
+            result = layer_by_layer(LAYERS[name], self._draw, *args)
             return func(*args, **kwargs) if result is NotImplemented else result
         return call_with_draws(self, self._draw, func, args, kwargs)
-
-
-_STACKED: Mapping[str, Callable[..., Any]] = {
-    "lstm": torch.lstm,
-    "gru": torch.gru,
-    "rnn_tanh": torch.rnn_tanh,
-    "rnn_relu": torch.rnn_relu,
-}
-
-
-def _layer_by_layer(layer: Callable[..., Any], draw: Draw, *args: Any) -> Any:
-    """Run stacked recurrent layers of torch with dropout between them by ``draw``; NotImplemented without dropout."""
-    packed = (
-        isinstance(args[1], Tensor)
-        and args[1].dim() == 1
-        and len(args) == 9
-        and not isinstance(args[2], bool)
-    )
-    packed = packed and isinstance(args[3], list | tuple)
-    if packed:
-        data, batch_sizes, state, weights, biases, layers, rate, training, both = args
-        lead: tuple[Any, ...] = (batch_sizes,)
-        last: tuple[Any, ...] = ()
-    else:
-        data, state, weights, biases, layers, rate, training, both, batch_first = args
-        data, lead, last = data.transpose(0, 1) if batch_first else data, (), (False,)
-    if not training or not rate or layers == 1:
-        return NotImplemented
-    states = (state,) if isinstance(state, Tensor) else tuple(state)
-    ends = 2 if both else 1
-    count = len(weights) // layers
-    finals: list[tuple[Tensor, ...]] = []
-    for number in range(layers):
-        data = dropped(draw, data, rate) if number else data
-        own = weights[number * count : (number + 1) * count]
-        first = tuple(each[number * ends : (number + 1) * ends] for each in states)
-        given = first[0] if isinstance(state, Tensor) else first
-        data, *final = layer(data, *lead, given, own, biases, 1, 0.0, training, both, *last)
-        finals.append(tuple(final))
-    out = data.transpose(0, 1) if not packed and batch_first else data
-    return out, *(torch.cat(each) for each in zip(*finals, strict=True))
 
 
 MAX_RATE, RELATIVE_STEP = 0.1, 0.02
@@ -176,7 +137,7 @@ def train(
         double: compute in float64.
 
     Raises:
-        ModelError: if a random number of Python's or numpy's is computed with.
+        ModelError: if a random number of Python's or numpy's is computed with, or a buffer changes its shape.
         Exception: whatever the module raises.
     """
     module, trained = source.module, Trained()
@@ -186,12 +147,16 @@ def train(
         enter_training(module)
         stack.enter_context(_widened(module) if double else nullcontext())
         parameters = dict(module.named_parameters())
+        shapes = {name: each.detach() for name, each in module.named_buffers()}
         samples = [widened(batch) for batch in batches] if double else batches
         for number, batch in enumerate(samples):
             stream = Stream(seed + number)
             with around():
                 with double_precision() if double else nullcontext(), Drawing(stream), torch.enable_grad():
                     value = loss_of_batch(source, loss, batch)
+                for name, each in module.named_buffers():
+                    if name in shapes and each.shape != shapes[name].shape:
+                        raise reshaped(f"buffer {name!r}", shapes[name], each)
                 value.backward()
             trained.losses.append(float(value.detach()))
             trained.streams.append(stream)
@@ -310,7 +275,7 @@ def restored(module: nn.Module) -> Iterator[Mapping[int, Tensor]]:
     """
     tensors = _tensors(module)
     values = {key: each.detach().clone() for key, each in tensors.items()}
-    data = {key: each.data for key, each in tensors.items() if isinstance(each, nn.Parameter)}
+    data = {key: each.data for key, each in tensors.items() if each.is_leaf}
     gradients = {key: each.grad for key, each in tensors.items() if each.is_leaf}
     learns = {key: each.requires_grad for key, each in tensors.items() if each.is_leaf}
     groups = [(part, dict(part._parameters), dict(part._buffers)) for part in module.modules()]
@@ -329,17 +294,24 @@ def restored(module: nn.Module) -> Iterator[Mapping[int, Tensor]]:
             for part, parameters, buffers in groups:
                 _refill(part._parameters, parameters)
                 _refill(part._buffers, buffers)
-            with torch.no_grad():
-                for key, each in tensors.items():
-                    if each.is_leaf:
-                        each.requires_grad_(False)
-                        if key in data:
-                            each.data = data[key]
-                        each.copy_(values[key])
-                        each.requires_grad_(learns[key])
-                        each.grad = gradients[key]
             random.setstate(generators[0])
             np.random.set_state(generators[1])
+            for key, each in tensors.items():
+                if key in data:
+                    each.data = data[key]  # the memory that it had
+                    _write(each.data, values[key])
+                    if each.requires_grad != learns[key]:
+                        each.requires_grad_(learns[key])
+                    each.grad = gradients[key]
+
+
+@torch.inference_mode()  # which may write to tensors that were made in it
+def _write(tensor: Tensor, values: Tensor) -> None:
+    """Write ``values`` into ``tensor``, which may be expanded: torch writes to no entry that lies at several places."""
+    if tensor.layout is torch.strided:
+        distinct = tuple(slice(None) if stride else slice(1) for stride in tensor.stride())
+        tensor, values = tensor[distinct], values[distinct]
+    tensor.copy_(values)
 
 
 def largest(tensor: Tensor) -> float:

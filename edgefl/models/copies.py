@@ -9,7 +9,7 @@ from types import CellType, FunctionType, MethodType
 from typing import Any, TypeVar, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
 from edgefl.models.spaces import SlotSpace
@@ -48,6 +48,17 @@ def _state(self: nn.RNNBase) -> dict[str, Any]:
     state = self.__dict__.copy()
     del state["_flat_weight_refs"]
     return state | {"_flat_weights": [None] * len(self._flat_weights_names)}
+
+
+def _copy_traced(self: fx.GraphModule, memo: dict[int, Any]) -> fx.GraphModule:
+    """Copy an fx module as any other: torch's own copy loses hooks, attributes, and all of them in submodules whose tensors
+    the graph reads."""
+    made = type(self).__new__(type(self))
+    memo[id(self)] = made
+    attributes = {name: value for name, value in self.__dict__.items() if name != "_graph"}
+    made.__dict__.update(copy.deepcopy(attributes, memo))
+    made.graph = copy.deepcopy(self.graph, memo)
+    return made
 
 
 # A reference to nothing: torch gathers the weights when the layer is called next.
@@ -127,5 +138,10 @@ class _Detaching(TorchFunctionMode):
 
 _copying: Swap = Swap(
     (nn.RNNBase, "__getstate__", heeding(lambda: _copying, nn.RNNBase.__getstate__, _state)),
+    (
+        fx.GraphModule,
+        "__deepcopy__",
+        heeding(lambda: _copying, fx.GraphModule.__deepcopy__, _copy_traced),
+    ),
     (_Dispatch(), "functions", _copy_function),
 )

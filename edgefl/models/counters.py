@@ -39,7 +39,7 @@ def moved_buffers(module: nn.Module, run: Any, sample: TensorSpec) -> frozenset[
             run(module, sample, watch)
     except Exception:  # whoever traces the module next meets the failure
         return frozenset()
-    return frozenset(watch.written & watch.read)
+    return frozenset((watch.written | watch.rebound()) & watch.read)
 
 
 class BufferWatch(TorchDispatchMode):
@@ -50,15 +50,22 @@ class BufferWatch(TorchDispatchMode):
         self.written: set[str] = set()
         self.read: set[str] = set()
         self._buffers = buffers
+        self._tensors: Tensors = {}
+        self._before: Tensors = {}
         # Buffers that a tensor was computed from, and those whose memory it is.
         self._sources: Any = WeakTensorKeyDictionary()
         self._memory: Any = WeakTensorKeyDictionary()
 
     def following(self, tensors: Tensors) -> Self:
         """Return the mode for a run with these ``tensors`` by name."""
+        self._tensors, self._before = tensors, dict(tensors)
         for name in self._buffers:
             self._sources[tensors[name]] = self._memory[tensors[name]] = frozenset({name})
         return self
+
+    def rebound(self) -> set[str]:
+        """Return the buffers that now are other tensors: ``functional_call`` puts these among the tensors it was given."""
+        return {name for name in self._buffers if self._tensors[name] is not self._before[name]}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         tensors = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, Tensor)]

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from edgefl.models.layers import normalised, torch_recurrent
+from edgefl.models.layers import normalised, storage, torch_recurrent
 
 
 def embedding_bag(
@@ -152,6 +152,32 @@ def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -
     return torch.where(fits, torch.where(is_class, kept.unsqueeze(-1), 0.0).sum(0), math.nan)
 
 
+def indexed(tensor: Tensor, index: Any) -> Any:
+    """Rule for an index with integers that are tensors, such as ``table[counter % 5]``: torch reads their values. Lists and
+    masks beside them are left to torch."""
+    parts = index if type(index) is tuple else (index,)
+    if not any(map(_is_number, parts)) or any(isinstance(each, list) or _is_mask(each) for each in parts):
+        return NotImplemented
+    sized = [each for each in parts if each is not None and each is not Ellipsis]
+    dim = 0
+    for each in parts:
+        if _is_number(each):
+            tensor = tensor.index_select(dim, (each % tensor.shape[dim]).reshape(1))
+        dim += 0 if each is None else tensor.dim() - len(sized) if each is Ellipsis else 1
+    return tensor[tuple(0 if _is_number(each) else each for each in parts)]
+
+
+def _is_number(part: object) -> bool:
+    return isinstance(part, Tensor) and not part.dim() and part.dtype in _INTEGERS
+
+
+def _is_mask(part: object) -> bool:
+    return isinstance(part, bool) or (isinstance(part, Tensor) and part.dtype in (torch.bool, torch.uint8))
+
+
+_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
+
+
 def deepcopied(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
     """Return a detached copy, as ``copy.deepcopy`` does for a weight; while a graph is traced, weights are no leaves."""
     return tensor.detach().clone()
@@ -162,6 +188,7 @@ RULES: Mapping[Callable[..., Any], Callable[..., Any]] = {
     F.one_hot: one_hot,
     F.rrelu: rrelu,
     Tensor.__deepcopy__: deepcopied,
+    Tensor.__getitem__: indexed,
     Tensor.bincount: bincount,
     torch.bincount: bincount,
     torch.bucketize: bucketize,
@@ -169,6 +196,7 @@ RULES: Mapping[Callable[..., Any], Callable[..., Any]] = {
     torch.cdist: cdist,
     **normalised.RULES,
     **torch_recurrent.RULES,
+    **storage.RULES,
 }
 """Rules by function."""
 

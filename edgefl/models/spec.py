@@ -18,6 +18,7 @@ from edgefl.models.copies import copy_module
 from edgefl.models.counters import BufferWatch, restore_counters
 from edgefl.models.draws.steering import Steered
 from edgefl.models.layers.given import given
+from edgefl.models.layers.storage import without_new
 from edgefl.models.losses.classes import CROSS_ENTROPY
 from edgefl.models.losses.loss import Loss, metrics_of
 from edgefl.models.modes import set_mode
@@ -186,7 +187,8 @@ def without_values(module: nn.Module) -> Iterator[None]:
     with torch.no_grad(), torch.device("meta"), Steered() as steered, _autocast(), forgotten(module) as held:
         for tensor, original in move_to_meta(held):
             steered.know(tensor, original)
-        yield
+        with without_new(module):
+            yield
 
 
 def run_fake(module: nn.Module, sample: TensorSpec, watch: BufferWatch | None = None) -> object:

@@ -236,7 +236,10 @@ def _sketch(module: nn.Module, sample: TensorSpec, output: Output) -> Traced:
 
     try:
         return trace(module, sample, layers, output, sketched=True)
-    except ModelError:  # a batch of any size says better what is wrong
+    except ModelError as error:
+        if error.details.get("refused"):
+            raise
+        # A batch of any size says better what is wrong.
         return trace(module, sample, layers, output)
 
 

@@ -27,12 +27,18 @@ _VALUELESS = re.compile(r"on meta tensors|register_meta function")
 _GRADIENT = re.compile(
     r"does not require grad and does not have a grad_fn|Tensor\.requires_grad_\(\)|create_graph"
     r"|appears to not have been used in the graph|Trying to backward through the graph"
+    r"|backward\(\) called inside a functorch transform"
 )
-NO_GRADIENT = (
+# A write to what is no input of the function whose gradient is taken.
+_CAPTURED = re.compile(r"mutate a captured Tensor|mutating directly with `?\.data")
+_NO_GRADIENT = (
     "expected code without autograd, found a gradient computed by torch.autograd.grad, backward() or requires_grad_(); "
-    "compute it by torch.func.grad or torch.func.vjp"
+    "compute it by torch.func.grad or torch.func.vjp, and stack weights by torch.stack instead of stack_module_state"
 )
-"""What to write where code asks autograd for a gradient."""
+_NO_WRITE = (
+    "expected forward to write only to buffers and to tensors that it made, found a write to a tensor that the module does "
+    "not know; register the tensor by register_buffer, and keep modules in attributes or an nn.ModuleList"
+)
 NO_VALUES = (
     "Neither values of tensors nor the batch size may steer Python or be read by it; write that with torch.where and "
     "sizes of -1"
@@ -40,9 +46,12 @@ NO_VALUES = (
 """What to do where code asks for what no graph has."""
 
 
-def asks_autograd(text: str) -> bool:
-    """Return True for torch's error about a gradient that code inside of forward asks for."""
-    return bool(_GRADIENT.search(text))
+def cause_of(text: str) -> str:
+    """Return what is wrong and what to do, for torch's error about a gradient inside of forward or a write to a tensor from
+    outside. Empty for other errors."""
+    if _GRADIENT.search(text):
+        return _NO_GRADIENT
+    return _NO_WRITE if _CAPTURED.search(text) else ""
 
 
 @contextmanager
@@ -61,8 +70,8 @@ def blamed(what: str, otherwise: str = "") -> Iterator[None]:
             text = f'it exits or parses arguments{at}; put that below `if __name__ == "__main__":`'
         if _VALUELESS.search(text):
             text = f"it asks for the values of a tensor{at}. {NO_VALUES}"
-        elif asks_autograd(text):
-            text = f"{NO_GRADIENT}{at}"
+        elif cause := cause_of(text):
+            text = f"{cause}{at}"
         raise ModelError(f"{what}: {text}", source=source) from error
 
 

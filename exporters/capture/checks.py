@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from edgefl.contract.program import Function
 from edgefl.models.spec import CONSTANT
-from edgefl.models.user_code import NO_GRADIENT, asks_autograd, innermost
+from edgefl.models.user_code import cause_of, innermost
 from edgefl.wire.errors import ExportError
 from exporters.capture.instead import DECOMPOSITION, FORMLESS, name_of
 from exporters.capture.locate import is_compiler, locate, refusal
@@ -200,9 +200,9 @@ def untraceable(function: Function, error: Exception) -> ExportError:
         remedy = (
             "a graph computes with tensors only; use torch.where, or make the value an input (role hyper)"
         )
-    elif asks_autograd(str(error)):
+    elif cause := cause_of(str(error)):
         place = _line(error)
-        text, _, remedy = NO_GRADIENT.partition("; ")
+        text, _, remedy = cause.partition("; ")
     elif isinstance(error, torch.linalg.LinAlgError):  # type: ignore[attr-defined]
         name, place = _decomposition(function, error)
         text = f"op {name} has no form for any engine"

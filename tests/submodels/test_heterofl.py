@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,13 +12,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import parametrizations, prune, weight_norm
 
 from device_runtime.data.samples import Batches, LabelSpec, LocalData, noise
 from edgefl.contract.program import Function, Phase, Program
-from edgefl.contract.tensors import Tensors, role_of, select
+from edgefl.contract.tensors import Tensors, TensorSpec, role_of, select
+from edgefl.models.copies import copy_module
 from edgefl.models.losses import CrossEntropy, SequenceCrossEntropy, SquaredError
 from edgefl.models.losses.loss import without_absent
 from edgefl.models.spec import ModelSpec
+from edgefl.models.split import split
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.programs import catalog as programs
@@ -96,6 +99,40 @@ def test_in_training_every_hidden_layer_s_output_is_divided_by_the_ratio(name: s
     plain, _, _ = Objective.of(Width(spec, RATIO))(params, {}, x, y)
     # A batch norm behind each layer takes the scale out again.
     assert torch.allclose(loss, plain, atol=1e-6) == (name == "resnet8")
+
+
+def _pruned(layer: nn.Linear) -> nn.Module:
+    prune.random_unstructured(layer, "weight", 0.3)
+    return layer
+
+
+@pytest.mark.parametrize("form", [weight_norm, parametrizations.weight_norm, _pruned])
+def test_the_scaler_divides_layers_that_compute_their_weight(form: Callable[[nn.Linear], nn.Module]) -> None:
+    layers = nn.Linear(4, 8), nn.ReLU(), form(nn.Linear(8, 8)), nn.ReLU(), nn.Linear(8, 3)
+    spec = split(nn.Sequential(*layers), sample=TensorSpec((4,)), classes=3)
+    part, (x, _) = width(spec, ratio=0.5, scaler=True), batch(spec)
+    carrier = part.carrier
+    assert carrier is not None
+    read = carrier.effective(local(part), {}, {}, training=True)
+
+    scaled = copy_module(part.suffix)
+    scaled.load_state_dict(local(part))
+    for path in ("0", "2"):
+        scaled.get_submodule(path).register_forward_hook(lambda layer, args, out: out / 0.5)
+
+    torch.testing.assert_close(torch.func.functional_call(part.suffix, read, (x,)), scaled(x))
+
+
+def test_the_scaler_refuses_a_hidden_layer_that_no_tensor_scales() -> None:
+    layers = nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)
+    parametrizations.spectral_norm(layers[4])
+    sequence = nn.Sequential(*layers)
+    spec = split(sequence, sample=TensorSpec((4,)), classes=3)
+    assert width(spec, ratio=0.5, scaler=True).carrier is not None
+
+    parametrizations.spectral_norm(layers[2])
+    with pytest.raises(ModelError, match=r"layer '2' computes its weight .*leave scaler off"):
+        width(split(sequence, sample=TensorSpec((4,)), classes=3), ratio=0.5, scaler=True)
 
 
 def test_inference_and_the_update_know_of_no_scaler() -> None:

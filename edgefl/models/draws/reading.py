@@ -25,6 +25,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.caches import forgotten
+from edgefl.models.counters import as_integers, counters
 from edgefl.models.draws.generators import watched
 from edgefl.models.draws.rules import RULES, Draw
 from edgefl.models.draws.steering import OnePath, Steered
@@ -107,6 +108,7 @@ def drawn(module: nn.Module, weights: Mapping[str, TensorSpec], x: TensorSpec) -
 
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         tensors = {name: torch.empty(spec.shape, dtype=spec.dtype) for name, spec in weights.items()}
+        tensors |= as_integers(tensors, counters(module))
         try:
             with _paths(module, running), watched(module), forgotten(module), Reading(draw):
                 torch.func.functional_call(module, tensors, (torch.empty(x.shape, dtype=x.dtype),))

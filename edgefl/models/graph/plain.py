@@ -22,10 +22,32 @@ _FILLINGS = {
 
 
 def cleaned(module: fx.GraphModule) -> fx.Graph:
-    """The graph of ``module`` in place: regions inlined, dead operations gone."""
+    """The graph of ``module`` in place: regions inlined, positions left in their tensors, dead operations gone."""
     _inline_regions(module)
+    _select_by_tensors(module.graph)
     _drop_unused(module.graph)
     return module.graph
+
+
+def _select_by_tensors(graph: fx.Graph) -> None:
+    """Replace each index that torch.export reads out of a tensor, as in ``table[counter % 5]``, by one that stays in it."""
+    aten = torch.ops.aten
+    for node in [node for node in graph.nodes if node.target is aten.select.int]:
+        tensor, dim, number = arguments(node)
+        if not isinstance(number, fx.Node) or number.target is not aten.item.default:
+            continue
+        (position,) = arguments(number)
+        value, size = position.meta["val"], tensor.meta["val"].shape[dim]
+        if not isinstance(size, int):
+            continue
+        with graph.inserting_before(node):  # a negative position counts from the end
+            place = graph.call_function(aten.remainder.Scalar, (position, size))
+            row = graph.call_function(aten.unsqueeze.default, (place, 0))
+            made = graph.call_function(aten.index_select.default, (tensor, dim, row))
+        results = (place, value), (row, value.unsqueeze(0)), (made, node.meta["val"].unsqueeze(dim))
+        for each, result in results:
+            each.meta.update(told_by(node), val=result)
+        node.target, node.args = aten.squeeze.dim, (made, dim)
 
 
 def arguments(node: fx.Node) -> tuple[Any, ...]:

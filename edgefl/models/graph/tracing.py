@@ -44,6 +44,7 @@ from edgefl.models.graph.calls import (
 )
 from edgefl.models.graph.output import Output, giving
 from edgefl.models.graph.plain import arguments, cleaned, free_fillings
+from edgefl.models.layers.storage import reshaped, without_new
 from edgefl.models.layers.torch_recurrent import recurring
 from edgefl.models.own_gradients import differentiable
 from edgefl.models.user_code import NO_VALUES, blamed, place
@@ -144,7 +145,15 @@ def exported(root: nn.Module, *samples: TensorSpec, sketched: bool = False) -> E
     inputs = tuple(torch.zeros((rows, *sample.shape), dtype=sample.dtype) for sample in samples)
     dynamic = None if sketched else _dynamic(root, len(inputs))
     what = f"cannot trace {type(root).__name__} on samples of shape {samples[0].shape}"
-    with _told(what), _quiet(), collecting_later(), watched(root), forgotten(root), _Unhooked():
+    with (
+        _told(what),
+        _quiet(),
+        collecting_later(),
+        watched(root),
+        forgotten(root),
+        without_new(root),
+        _Unhooked(),
+    ):
         return torch.export.export(root, inputs, dynamic_shapes=dynamic, strict=False)
 
 
@@ -230,6 +239,22 @@ def _traced(root: nn.Module, program: ExportedProgram, recorder: Recorder) -> Tr
             constants[node] = root.get_buffer(str(spec.target))
         else:
             constants[node] = program.constants[str(spec.target)]
+    buffers = {
+        placeholders[spec.arg.name]: str(spec.target)
+        for spec in program.graph_signature.input_specs
+        if spec.kind is InputKind.BUFFER
+    }
+    for node in graph.nodes:
+        if node.target is torch.ops.aten.copy_.default and node.args[0] in buffers:
+            before, now = (each.meta["val"] for each in arguments(node)[:2])
+            if not _fits(now.shape, before.shape):
+                raise reshaped(f"buffer {buffers[node.args[0]]!r}", before, now)
     assert source is not None
     free_fillings(graph, source)
     return Traced(root, graph, source, result, state, constants, tuple(recorder.calls), recorder.asked_mode)
+
+
+def _fits(shape: torch.Size, room: torch.Size) -> bool:
+    """Return True if values of ``shape`` can be written to a buffer of the shape ``room``."""
+    sizes = zip(reversed(shape), reversed(room), strict=False)
+    return len(shape) <= len(room) and all(type(size) is int and size in (1, whole) for size, whole in sizes)

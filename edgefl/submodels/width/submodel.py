@@ -10,9 +10,10 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations, parametrize
 
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.models.spec import ModelSpec
@@ -144,11 +145,37 @@ class Scaler(Whole):
 
 def _divided(module: nn.Sequential, hidden: Hidden) -> Iterator[str]:
     for path, layer in module.named_modules():
+        start = f"{path}." if path else ""
         for weight, bias, outputs in _linear(layer):
-            name = f"{path}.{weight}" if path else weight
-            if getattr(layer, weight) is not None and hidden(name, outputs):
-                yield name
-                yield f"{path}.{bias}" if path else bias
+            outside = bias in layer.state_dict() and not hidden(start + bias, 0)
+            if outside or getattr(layer, weight) is None:
+                continue
+            scaled, shaped = _stored(path, layer, weight)
+            if hidden(start + shaped, outputs):
+                yield start + scaled
+                if getattr(layer, bias) is not None:
+                    yield start + _stored(path, layer, bias)[0]
+
+
+def _stored(path: str, layer: nn.Module, name: str) -> tuple[str, str]:
+    """Return the names in the state of ``layer`` of the tensor that is proportional to ``name``, and of one of its shape.
+
+    ModelError if none is, as with spectral norm.
+    """
+    known = layer.state_dict().keys()
+    forms = [(name, name), (f"{name}_g", f"{name}_v"), (f"{name}_orig", f"{name}_mask")]
+    applied: Any = layer.parametrizations if parametrize.is_parametrized(layer, name) else {name: ()}
+    if [type(each) for each in applied[name]] == [parametrizations._WeightNorm]:
+        forms.append((f"parametrizations.{name}.original0", f"parametrizations.{name}.original1"))
+    for form in forms:
+        if known >= set(form):
+            return form
+    raise ModelError(
+        f"layer {path!r} computes its {name} from other tensors, or shares it with another layer: expected one that scaler "
+        "can divide; leave scaler off, or the parametrization",
+        layer=path,
+        tensor=name,
+    )
 
 
 def _linear(layer: nn.Module) -> tuple[tuple[str, str, int], ...]:

@@ -1,0 +1,105 @@
+"""Changes of a module's tensors that no graph has: other memory, another shape or type, tensors made in forward."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from edgefl.models.user_code import place
+from edgefl.wire.errors import ModelError
+
+
+def reshaped(what: str, before: Tensor, now: Tensor, at: str = "") -> ModelError:
+    """Return the error for a buffer that has another shape or type after a step.
+
+    Args:
+        what: the word and the name for it.
+        before: the buffer before the step.
+        now: the buffer after it.
+        at: the place of the user's code.
+    """
+    how = "shape" if now.shape != before.shape else "type"
+    return ModelError(
+        f"{what} changes its {how} in forward: expected {_described(before)} in every step, found {_described(now)}{at}; "
+        "register a buffer of the final shape and type, and write its entries by copy_",
+        refused=True,
+    )
+
+
+@contextmanager
+def without_new(module: nn.Module) -> Iterator[None]:
+    """Raise ModelError if code inside gives ``module`` another parameter. A buffer may be a constant that it caches."""
+    before = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+    try:
+        yield
+    finally:
+        for name, _ in module.named_parameters(remove_duplicate=False):
+            if name not in before:
+                raise ModelError(
+                    f"{type(module).__name__} makes the parameter {name!r} in forward; expected all parameters in __init__; "
+                    "make it there, or use a lazy layer such as nn.LazyLinear",
+                    parameter=name,
+                    refused=True,
+                ) from None
+
+
+def _described(tensor: Tensor) -> str:
+    shape = str(tuple(size if type(size) is int else "batch" for size in tensor.shape)).replace("'", "")
+    return f"{shape} {str(tensor.dtype).removeprefix('torch.')}"
+
+
+def _assigned(tensor: Tensor, value: Any = None, *rest: Any, **options: Any) -> Any:
+    """Write the values that ``tensor.data = value`` and ``tensor.set_(value)`` give: in a graph no tensor gets memory."""
+    if rest or options or not isinstance(value, Tensor):
+        return NotImplemented
+    if value.shape != tensor.shape or value.dtype != tensor.dtype:
+        raise reshaped(_name_of(tensor) or "a tensor", tensor, value, place())
+    if tensor.requires_grad and not _name_of(tensor):
+        raise ModelError(
+            f"expected tensors that keep the values their gradient belongs to, found new ones by .data{place()}; compute "
+            "another tensor, such as h = h.clamp(max=1)",
+            refused=True,
+        )
+    with torch.no_grad():
+        return tensor.copy_(value.detach())
+
+
+def _keeping(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the rule for a function that changes the shape of its first argument: buffers keep theirs."""
+
+    def rule(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if name := _name_of(tensor):
+            now = func(tensor.detach().clone(), *args, **kwargs)
+            if now.shape != tensor.shape:
+                raise reshaped(name, tensor, now, place())
+        return NotImplemented
+
+    return rule
+
+
+def _name_of(tensor: Tensor) -> str:
+    """Return the word and the name for a tensor that the innermost running module holds; empty if none does."""
+    for frame, _ in traceback.walk_stack(None):
+        module = frame.f_locals.get("self")
+        if isinstance(module, nn.Module):
+            for word, named in (("buffer", module.named_buffers()), ("parameter", module.named_parameters())):
+                if name := next((name for name, each in named if each is tensor), ""):
+                    return f"{word} {name!r}"
+    return ""
+
+
+_RESHAPING = (
+    Tensor.resize_, Tensor.resize_as_, Tensor.unsqueeze_, Tensor.squeeze_, Tensor.t_, Tensor.transpose_, Tensor.swapaxes_,
+    Tensor.swapdims_, Tensor.as_strided_,
+)  # fmt: skip
+RULES: Mapping[Callable[..., Any], Callable[..., Any]] = {
+    Tensor.data.__set__: _assigned,  # type: ignore[attr-defined]
+    Tensor.set_: _assigned,
+    **{func: _keeping(func) for func in _RESHAPING},
+}
+"""Rules by function, as those of :mod:`edgefl.models.rewritten`."""
