@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from difflib import SequenceMatcher
 from statistics import median
 from typing import Any
 
@@ -16,12 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from edgefl.comparison.drawing import Drawing, Stream
 from edgefl.comparison.inputs import batches
 from edgefl.contract.tensors import Tensors, TensorSpec
-from edgefl.models.caches import forgotten
-from edgefl.models.draws.reading import call_with_draws
-from edgefl.models.draws.rules import Draw, dropped
-from edgefl.models.draws.steering import OnePath, without_masking
+from edgefl.models.caches import Held, forgotten
+from edgefl.models.draws.steering import without_masking
 from edgefl.models.graph.output import tensor_of
 from edgefl.models.layers.given import first_input
 from edgefl.models.losses.as_torch import loss_as_torch
@@ -30,93 +28,6 @@ from edgefl.models.modes import enter_training, keeping_modes
 from edgefl.models.source import Source
 from edgefl.models.spec import ModelSpec
 from exporters.verify.rounding import double_precision
-
-
-class Stream:
-    """Uniform numbers of one training step; ``drawn`` holds them in the order of the draws."""
-
-    def __init__(self, seed: int) -> None:
-        self._generator = torch.Generator().manual_seed(seed)
-        self.drawn: list[Tensor] = []
-
-    def __call__(self, shape: Sequence[int]) -> Tensor:
-        # In float64 torch draws other numbers.
-        with torch._C.DisableTorchFunction():
-            numbers = torch.rand(tuple(shape), generator=self._generator, dtype=torch.float32)
-        self.drawn.append(numbers)
-        return numbers
-
-    def ports(self, ports: Mapping[str, TensorSpec]) -> Tensors:
-        """Return numbers for the draws of another run: for a draw of the same shape at the same place the same ones.
-
-        Args:
-            ports: shape of each draw of the other run, in order.
-        """
-        mine = [tuple(each.shape) for each in self.drawn]
-        others = [spec.shape for spec in ports.values()]
-        known: dict[int, Tensor] = {}
-        for here, there, length in SequenceMatcher(None, mine, others, autojunk=False).get_matching_blocks():
-            known |= {there + at: self.drawn[here + at] for at in range(length)}
-        return {
-            name: known[at] if at in known else torch.rand(spec.shape, generator=self._generator)
-            for at, (name, spec) in enumerate(ports.items())
-        }
-
-
-class Drawing(OnePath):
-    """Mode in which torch's functions compute as always, but get the numbers that they draw from ``draw``."""
-
-    def __init__(self, draw: Draw) -> None:
-        super().__init__()
-        self._draw = draw
-
-    def _called(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
-        if name in _STACKED:
-            result = _layer_by_layer(_STACKED[name], self._draw, *args)
-            return func(*args, **kwargs) if result is NotImplemented else result
-        return call_with_draws(self, self._draw, func, args, kwargs)
-
-
-_STACKED: Mapping[str, Callable[..., Any]] = {
-    "lstm": torch.lstm,
-    "gru": torch.gru,
-    "rnn_tanh": torch.rnn_tanh,
-    "rnn_relu": torch.rnn_relu,
-}
-
-
-def _layer_by_layer(layer: Callable[..., Any], draw: Draw, *args: Any) -> Any:
-    """Run stacked recurrent layers of torch with dropout between them by ``draw``; NotImplemented without dropout."""
-    packed = (
-        isinstance(args[1], Tensor)
-        and args[1].dim() == 1
-        and len(args) == 9
-        and not isinstance(args[2], bool)
-    )
-    packed = packed and isinstance(args[3], list | tuple)
-    if packed:
-        data, batch_sizes, state, weights, biases, layers, rate, training, both = args
-        lead: tuple[Any, ...] = (batch_sizes,)
-        last: tuple[Any, ...] = ()
-    else:
-        data, state, weights, biases, layers, rate, training, both, batch_first = args
-        data, lead, last = data.transpose(0, 1) if batch_first else data, (), (False,)
-    if not training or not rate or layers == 1:
-        return NotImplemented
-    states = (state,) if isinstance(state, Tensor) else tuple(state)
-    ends = 2 if both else 1
-    count = len(weights) // layers
-    finals: list[tuple[Tensor, ...]] = []
-    for number in range(layers):
-        data = dropped(draw, data, rate) if number else data
-        own = weights[number * count : (number + 1) * count]
-        first = tuple(each[number * ends : (number + 1) * ends] for each in states)
-        given = first[0] if isinstance(state, Tensor) else first
-        data, *final = layer(data, *lead, given, own, biases, 1, 0.0, training, both, *last)
-        finals.append(tuple(final))
-    out = data.transpose(0, 1) if not packed and batch_first else data
-    return out, *(torch.cat(each) for each in zip(*finals, strict=True))
-
 
 MAX_RATE, RELATIVE_STEP = 0.1, 0.02
 STORED = 5e-7
@@ -185,13 +96,14 @@ def train(
         enter_training(module)
         stack.enter_context(_widened(module) if double else nullcontext())
         parameters = dict(module.named_parameters())
+        states: set[bytes] = set()
         samples = [widened(batch) for batch in batches] if double else batches
         for number, batch in enumerate(samples):
             stream = Stream(seed + number)
             with (
                 double_precision() if double else nullcontext(),
                 around(),
-                Drawing(stream),
+                Drawing(stream, states),
                 torch.enable_grad(),
             ):
                 value = _loss(source, loss, batch)
@@ -323,7 +235,8 @@ def restored(module: nn.Module) -> Iterator[Mapping[int, Tensor]]:
     with ExitStack() as stack:
         stack.enter_context(keeping_modes(module))
         stack.enter_context(torch.random.fork_rng(devices=[]))
-        stack.enter_context(forgotten(module))
+        held = stack.enter_context(forgotten(module))
+        stack.enter_context(_generators(held))
         stack.enter_context(_announced(module))
         try:
             yield values
@@ -373,6 +286,18 @@ def _tensors(module: nn.Module) -> dict[int, Tensor]:
     """Return the parameters and buffers of all parts by their identity."""
     parts = ((*part._parameters.values(), *part._buffers.values()) for part in module.modules())
     return {id(each): each for held in parts for each in held if each is not None}
+
+
+@contextmanager
+def _generators(held: list[Held]) -> Iterator[None]:
+    """Restore the states of torch's generators among the values of ``held``."""
+    values = (each for _, values in held for each in values.values())
+    before = [(each, each.get_state()) for each in values if isinstance(each, torch.Generator)]
+    try:
+        yield
+    finally:
+        for each, state in before:
+            each.set_state(state)
 
 
 def _refill(now: dict[str, Any], before: Mapping[str, Any]) -> None:

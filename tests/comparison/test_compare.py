@@ -308,7 +308,7 @@ def test_a_draw_of_one_side_alone_is_named(monkeypatch: pytest.MonkeyPatch) -> N
             return call(*arguments)
 
     monkeypatch.setattr(reading, "RULES", {**right, "dropout": _seldom})
-    monkeypatch.setattr("edgefl.comparison.torch_side.call_with_draws", torch_draws)
+    monkeypatch.setattr("edgefl.comparison.drawing.call_with_draws", torch_draws)
     with pytest.raises(
         ModelError, match=r"begins in the output of submodule '1' \(Dropout\).*random numbers"
     ):

@@ -1,0 +1,133 @@
+"""Random numbers of training by torch: from a stream of each step, so that the graph gets the same ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from difflib import SequenceMatcher
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from edgefl.contract.tensors import Tensors, TensorSpec
+from edgefl.models.draws.reading import call_with_draws
+from edgefl.models.draws.rules import Draw, dropped
+from edgefl.models.draws.steering import OnePath
+from edgefl.models.user_code import place
+from edgefl.wire.errors import ModelError
+
+
+class Stream:
+    """Uniform numbers of one training step; ``drawn`` holds them in the order of the draws."""
+
+    def __init__(self, seed: int) -> None:
+        self._generator = torch.Generator().manual_seed(seed)
+        self.drawn: list[Tensor] = []
+
+    def __call__(self, shape: Sequence[int]) -> Tensor:
+        # In float64 torch draws other numbers.
+        with torch._C.DisableTorchFunction():
+            numbers = torch.rand(tuple(shape), generator=self._generator, dtype=torch.float32)
+        self.drawn.append(numbers)
+        return numbers
+
+    def ports(self, ports: Mapping[str, TensorSpec]) -> Tensors:
+        """Return numbers for the draws of another run: for a draw of the same shape at the same place the same ones.
+
+        Args:
+            ports: shape of each draw of the other run, in order.
+        """
+        mine = [tuple(each.shape) for each in self.drawn]
+        others = [spec.shape for spec in ports.values()]
+        known: dict[int, Tensor] = {}
+        for here, there, length in SequenceMatcher(None, mine, others, autojunk=False).get_matching_blocks():
+            known |= {there + at: self.drawn[here + at] for at in range(length)}
+        return {
+            name: known[at] if at in known else torch.rand(spec.shape, generator=self._generator)
+            for at, (name, spec) in enumerate(ports.items())
+        }
+
+
+class Drawing(OnePath):
+    """Mode in which torch's functions compute as always, but get the numbers that they draw from ``draw``.
+
+    Each draw moves torch's generator on, so that one that starts from a state of an earlier draw was seeded in between:
+    torch would give it the same numbers again.
+
+    Args:
+        draw: gives the numbers.
+        states: states of generators at earlier draws, to be shared by the steps of a training.
+
+    Raises:
+        ModelError: if a draw starts from one of ``states``.
+    """
+
+    def __init__(self, draw: Draw, states: set[bytes] | None = None) -> None:
+        super().__init__()
+        self._draw = draw
+        self._states: set[bytes] = set() if states is None else states
+
+    def _called(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        given = (each for each in (*args, *kwargs.values()) if isinstance(each, torch.Generator))
+        draw = partial(self._numbers, next(given, torch.default_generator))
+        if name in _STACKED:
+            result = _layer_by_layer(_STACKED[name], draw, *args)
+            return func(*args, **kwargs) if result is NotImplemented else result
+        return call_with_draws(self, draw, func, args, kwargs)
+
+    def _numbers(self, generator: torch.Generator, shape: Sequence[int]) -> Tensor:
+        with torch._C.DisableTorchFunction():
+            state = generator.get_state().numpy().tobytes()
+            torch.rand((), generator=generator)
+        if state in self._states:
+            raise ModelError(
+                f"the model draws numbers that it drew before{place()}: its generator is set to the same state again "
+                "(manual_seed, set_state, fork_rng, or a torch.Generator made in forward), and a device draws new numbers "
+                "for each draw. Draw them once in __init__ and keep them by register_buffer, or use one result twice; for "
+                "new numbers in each step leave the generator alone in forward",
+                refused=True,
+            )
+        self._states.add(state)
+        return self._draw(shape)
+
+
+_STACKED: Mapping[str, Callable[..., Any]] = {
+    "lstm": torch.lstm,
+    "gru": torch.gru,
+    "rnn_tanh": torch.rnn_tanh,
+    "rnn_relu": torch.rnn_relu,
+}
+
+
+def _layer_by_layer(layer: Callable[..., Any], draw: Draw, *args: Any) -> Any:
+    """Run stacked recurrent layers of torch with dropout between them by ``draw``; NotImplemented without dropout."""
+    packed = (
+        isinstance(args[1], Tensor)
+        and args[1].dim() == 1
+        and len(args) == 9
+        and not isinstance(args[2], bool)
+    )
+    packed = packed and isinstance(args[3], list | tuple)
+    if packed:
+        data, batch_sizes, state, weights, biases, layers, rate, training, both = args
+        lead: tuple[Any, ...] = (batch_sizes,)
+        last: tuple[Any, ...] = ()
+    else:
+        data, state, weights, biases, layers, rate, training, both, batch_first = args
+        data, lead, last = data.transpose(0, 1) if batch_first else data, (), (False,)
+    if not training or not rate or layers == 1:
+        return NotImplemented
+    states = (state,) if isinstance(state, Tensor) else tuple(state)
+    ends = 2 if both else 1
+    count = len(weights) // layers
+    finals: list[tuple[Tensor, ...]] = []
+    for number in range(layers):
+        data = dropped(draw, data, rate) if number else data
+        own = weights[number * count : (number + 1) * count]
+        first = tuple(each[number * ends : (number + 1) * ends] for each in states)
+        given = first[0] if isinstance(state, Tensor) else first
+        data, *final = layer(data, *lead, given, own, biases, 1, 0.0, training, both, *last)
+        finals.append(tuple(final))
+    out = data.transpose(0, 1) if not packed and batch_first else data
+    return out, *(torch.cat(each) for each in zip(*finals, strict=True))

@@ -1,0 +1,144 @@
+"""Draws of a module: numbers that torch repeats are refused, all others become new numbers of each step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from edgefl.comparison.compare import compared
+from edgefl.comparison.drawing import Drawing, Stream
+from edgefl.models.split import split
+from edgefl.wire.errors import ModelError
+from tests.comparison.test_compare import SAMPLE, Net
+
+Draws = Callable[[Tensor], Tensor]
+OWN = torch.Generator().manual_seed(7)
+KEPT = OWN.get_state()
+
+
+def made(h: Tensor) -> Tensor:
+    return h * torch.rand(6, generator=torch.Generator().manual_seed(0))
+
+
+def unseeded(h: Tensor) -> Tensor:
+    return h + torch.randn(6, generator=torch.Generator())
+
+
+def seeded(h: Tensor) -> Tensor:
+    return h + torch.randn(6, generator=OWN.manual_seed(7))
+
+
+def put_back(h: Tensor) -> Tensor:
+    OWN.set_state(KEPT)
+    return torch.empty_like(h).bernoulli_(0.5, generator=OWN)
+
+
+def process_wide(h: Tensor) -> Tensor:
+    torch.manual_seed(0)
+    return F.dropout(h)
+
+
+def of_c(h: Tensor) -> Tensor:
+    torch.default_generator.manual_seed(0)
+    return F.dropout(h)
+
+
+def forked(h: Tensor) -> Tensor:
+    with torch.random.fork_rng(devices=[]):
+        torch.random.manual_seed(0)
+        return nn.init.normal_(torch.empty_like(h))
+
+
+def between_layers(h: Tensor) -> Tensor:
+    torch.manual_seed(0)
+    out: Tensor = nn.GRU(6, 6, 2, dropout=0.5)(h)[0]
+    return out
+
+
+def shared(h: Tensor) -> Tensor:
+    """One mask for two tensors, as reversible layers draw it, and another one in the next step."""
+    state = torch.get_rng_state()
+    first = F.dropout(h)
+    torch.set_rng_state(state)
+    return first + F.dropout(2 * h)
+
+
+def fresh(h: Tensor) -> Tensor:
+    return F.dropout(h) + torch.rand(6, generator=OWN)
+
+
+def anew(h: Tensor) -> Tensor:
+    OWN.seed()
+    torch.seed()
+    return fresh(h)
+
+
+def run(draws: Draws) -> list[Tensor]:
+    """Return the results of two steps, and leave all generators as they were."""
+    before, states = OWN.get_state(), set[bytes]()
+    results = []
+    with torch.random.fork_rng(devices=[]):
+        for step in range(2):
+            with Drawing(Stream(step), states):
+                results.append(draws(torch.ones(4, 6)))
+    OWN.set_state(before)
+    return results
+
+
+@pytest.mark.parametrize(
+    "draws", [made, unseeded, seeded, put_back, process_wide, of_c, forked, between_layers, shared]
+)
+def test_numbers_that_torch_repeats_are_refused(draws: Draws) -> None:
+    with pytest.raises(ModelError, match=r"draws numbers that it drew before.*register_buffer"):
+        run(draws)
+
+
+@pytest.mark.parametrize("draws", [fresh, anew])
+def test_numbers_that_torch_draws_anew_are_others_in_each_step(draws: Draws) -> None:
+    one, other = run(draws)
+    assert not torch.equal(one, other)
+
+
+class Generating(Net):
+    """Draws from a generator of its own, which ``seed`` sets in each call."""
+
+    def __init__(self, seed: int | None = None) -> None:
+        super().__init__()
+        self.source, self.seed = torch.Generator().manual_seed(3), seed
+
+    def between(self, h: Tensor) -> Tensor:
+        if self.training and self.seed is not None:
+            self.source.manual_seed(self.seed)
+        return h + torch.randn(6, generator=self.source) if self.training else h
+
+
+def test_a_generator_of_a_module_is_judged_and_put_back() -> None:
+    module = Generating()
+    before = module.source.get_state()
+    compared(split(module, sample=SAMPLE, classes=3))
+    assert torch.equal(module.source.get_state(), before)
+    with pytest.raises(ModelError, match=r"drew before \(at .*test_drawing"):
+        compared(split(Generating(3), sample=SAMPLE, classes=3))
+
+
+class Initialising(Net):
+    """Draws noise by the functions that people initialise weights with."""
+
+    def between(self, h: Tensor) -> Tensor:
+        if not self.training:
+            return h
+        normal, uniform = torch.empty_like(h), torch.empty(6)
+        nn.init.uniform_(uniform, 0.5, b=1.5)
+        return (
+            h * uniform
+            + nn.init.kaiming_uniform_(h.new_empty(6, 6)).mean(0)
+            + nn.init.normal_(normal, std=0.1)
+        )
+
+
+def test_functions_of_nn_init_draw_numbers_of_each_step() -> None:
+    compared(split(Initialising(), sample=SAMPLE, classes=3))
