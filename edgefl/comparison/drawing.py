@@ -49,24 +49,60 @@ class Stream:
         }
 
 
+class Generators:
+    """States of torch's generators at the draws of a training.
+
+    Each draw moves its generator on. One that starts from a state of an earlier draw was seeded in between: torch would
+    give it the same numbers again.
+
+    Attributes:
+        is_seeded: True if a draw started from another state than the draw before left, so that a later one may repeat.
+    """
+
+    def __init__(self) -> None:
+        self.is_seeded = False
+        self._seen: set[bytes] = set()
+        self._next: dict[torch.Generator, bytes] = {}
+        self._step = 0
+
+    def begin_step(self) -> None:
+        self._step += 1
+
+    def move(self, generator: torch.Generator) -> None:
+        """Move ``generator`` on by a draw; ModelError if that starts from the state of an earlier one."""
+        with torch._C.DisableTorchFunction():
+            state = generator.get_state().numpy().tobytes()
+            torch.rand((), generator=generator)
+            after = generator.get_state().numpy().tobytes()
+        if state in self._seen:
+            raise ModelError(
+                f"the model draws numbers that it drew before{place()}: its generator is set to the same state again "
+                "(manual_seed, set_state, fork_rng, or a torch.Generator made in forward), and a device draws new numbers "
+                "for each draw. Draw them once in __init__ and keep them by register_buffer, or use one result twice; for "
+                "new numbers in each step leave the generator alone in forward",
+                refused=True,
+            )
+        self.is_seeded |= self._next.get(generator, state if self._step <= 1 else None) != state
+        self._seen.add(state)
+        self._next[generator] = after
+
+
 class Drawing(OnePath):
     """Mode in which torch's functions compute as always, but get the numbers that they draw from ``draw``.
 
-    Each draw moves torch's generator on, so that one that starts from a state of an earlier draw was seeded in between:
-    torch would give it the same numbers again.
-
     Args:
         draw: gives the numbers.
-        states: states of generators at earlier draws, to be shared by the steps of a training.
+        generators: what the earlier steps of the training drew from.
 
     Raises:
-        ModelError: if a draw starts from one of ``states``.
+        ModelError: if torch would draw numbers a second time.
     """
 
-    def __init__(self, draw: Draw, states: set[bytes] | None = None) -> None:
+    def __init__(self, draw: Draw, generators: Generators | None = None) -> None:
         super().__init__()
         self._draw = draw
-        self._states: set[bytes] = set() if states is None else states
+        self._generators = generators or Generators()
+        self._generators.begin_step()
 
     def _called(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         given = (each for each in (*args, *kwargs.values()) if isinstance(each, torch.Generator))
@@ -77,18 +113,7 @@ class Drawing(OnePath):
         return call_with_draws(self, draw, func, args, kwargs)
 
     def _numbers(self, generator: torch.Generator, shape: Sequence[int]) -> Tensor:
-        with torch._C.DisableTorchFunction():
-            state = generator.get_state().numpy().tobytes()
-            torch.rand((), generator=generator)
-        if state in self._states:
-            raise ModelError(
-                f"the model draws numbers that it drew before{place()}: its generator is set to the same state again "
-                "(manual_seed, set_state, fork_rng, or a torch.Generator made in forward), and a device draws new numbers "
-                "for each draw. Draw them once in __init__ and keep them by register_buffer, or use one result twice; for "
-                "new numbers in each step leave the generator alone in forward",
-                refused=True,
-            )
-        self._states.add(state)
+        self._generators.move(generator)
         return self._draw(shape)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from edgefl.comparison.drawing import Drawing, Stream
+from edgefl.comparison.drawing import Drawing, Generators, Stream
 from edgefl.comparison.inputs import batches
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.models.caches import Held, forgotten
@@ -27,12 +27,15 @@ from edgefl.models.losses.loss import Loss
 from edgefl.models.modes import enter_training, keeping_modes
 from edgefl.models.source import Source
 from edgefl.models.spec import ModelSpec
+from edgefl.wire.errors import EdgeflError
 from exporters.verify.rounding import double_precision
 
 MAX_RATE, RELATIVE_STEP = 0.1, 0.02
 STORED = 5e-7
 """Rounding of a stored weight in three steps, relative to the largest of its tensor."""
 _WARM_UP, _TIMED = 2, 5
+_PERIOD = 64
+"""Steps within which a seed of a generator may come again."""
 
 
 @dataclass
@@ -96,14 +99,14 @@ def train(
         enter_training(module)
         stack.enter_context(_widened(module) if double else nullcontext())
         parameters = dict(module.named_parameters())
-        states: set[bytes] = set()
+        generators = Generators()
         samples = [widened(batch) for batch in batches] if double else batches
         for number, batch in enumerate(samples):
             stream = Stream(seed + number)
             with (
                 double_precision() if double else nullcontext(),
                 around(),
-                Drawing(stream, states),
+                Drawing(stream, generators),
                 torch.enable_grad(),
             ):
                 value = _loss(source, loss, batch)
@@ -121,7 +124,22 @@ def train(
         }
         with double_precision() if double else nullcontext(), suppress(Exception):
             trained.output = _inferred(source, samples[-1], Stream(seed))
+        if generators.is_seeded and not double:
+            _draw_on(source, loss, samples[-1], generators)
     return trained
+
+
+def _draw_on(source: Source, loss: Loss, batch: Tensors, generators: Generators) -> None:
+    """Run more forward passes of a module that seeds generators; ModelError if it draws the same numbers again."""
+    enter_training(source.module)
+    try:
+        for _ in range(_PERIOD):
+            with Drawing(Stream(0), generators):
+                _loss(source, loss, batch)
+    except EdgeflError:
+        raise
+    except Exception:  # such as of Python state that runs out, about which the steps say more
+        return
 
 
 @torch.no_grad()

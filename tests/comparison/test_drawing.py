@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from edgefl.comparison.compare import compared
-from edgefl.comparison.drawing import Drawing, Stream
+from edgefl.comparison.drawing import Drawing, Generators, Stream
 from edgefl.models.split import split
 from edgefl.wire.errors import ModelError
 from tests.comparison.test_compare import SAMPLE, Net
@@ -79,11 +79,11 @@ def anew(h: Tensor) -> Tensor:
 
 def run(draws: Draws) -> list[Tensor]:
     """Return the results of two steps, and leave all generators as they were."""
-    before, states = OWN.get_state(), set[bytes]()
+    before, generators = OWN.get_state(), Generators()
     results = []
     with torch.random.fork_rng(devices=[]):
         for step in range(2):
-            with Drawing(Stream(step), states):
+            with Drawing(Stream(step), generators):
                 results.append(draws(torch.ones(4, 6)))
     OWN.set_state(before)
     return results
@@ -104,25 +104,33 @@ def test_numbers_that_torch_draws_anew_are_others_in_each_step(draws: Draws) -> 
 
 
 class Generating(Net):
-    """Draws from a generator of its own, which ``seed`` sets in each call."""
+    """Draws from a generator of its own, which it seeds by the number of the call, again after ``period`` calls."""
 
-    def __init__(self, seed: int | None = None) -> None:
+    def __init__(self, period: int | None = None) -> None:
         super().__init__()
-        self.source, self.seed = torch.Generator().manual_seed(3), seed
+        self.source, self.period, self.step = torch.Generator().manual_seed(3), period, 0
 
     def between(self, h: Tensor) -> Tensor:
-        if self.training and self.seed is not None:
-            self.source.manual_seed(self.seed)
-        return h + torch.randn(6, generator=self.source) if self.training else h
+        if not self.training:
+            return h
+        if self.period is not None:
+            self.step += 1
+            self.source.manual_seed(self.step % self.period)
+        return h + torch.randn(6, generator=self.source)
 
 
-def test_a_generator_of_a_module_is_judged_and_put_back() -> None:
-    module = Generating()
+@pytest.mark.parametrize("period", [None, 10**6])
+def test_a_generator_of_a_module_draws_new_numbers_and_is_put_back(period: int | None) -> None:
+    module = Generating(period)
     before = module.source.get_state()
     compared(split(module, sample=SAMPLE, classes=3))
     assert torch.equal(module.source.get_state(), before)
+
+
+@pytest.mark.parametrize("period", [1, 7])
+def test_a_generator_that_a_module_seeds_alike_is_refused(period: int) -> None:
     with pytest.raises(ModelError, match=r"drew before \(at .*test_drawing"):
-        compared(split(Generating(3), sample=SAMPLE, classes=3))
+        compared(split(Generating(period), sample=SAMPLE, classes=3))
 
 
 class Initialising(Net):
