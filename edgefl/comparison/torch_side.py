@@ -25,6 +25,7 @@ from edgefl.models.layers.given import first_input
 from edgefl.models.losses.as_torch import loss_as_torch
 from edgefl.models.losses.loss import Loss
 from edgefl.models.modes import enter_training, keeping_modes
+from edgefl.models.own_gradients import differentiable
 from edgefl.models.source import Source
 from edgefl.models.spec import ModelSpec
 from edgefl.wire.errors import EdgeflError
@@ -106,6 +107,7 @@ def train(
             with (
                 double_precision() if double else nullcontext(),
                 around(),
+                differentiable(),
                 Drawing(stream, generators),
                 torch.enable_grad(),
             ):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from edgefl.comparison.compare import compared
 from edgefl.comparison.drawing import Drawing, Generators, Stream
@@ -150,3 +151,22 @@ class Initialising(Net):
 
 def test_functions_of_nn_init_draw_numbers_of_each_step() -> None:
     compared(split(Initialising(), sample=SAMPLE, classes=3))
+
+
+class Checkpointed(Net):
+    """Dropout and a batch norm, recomputed in the backward pass by all forms of torch.utils.checkpoint."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.drop = nn.BatchNorm1d(6), nn.Dropout(0.4)
+        self.stack = nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.3))
+
+    def between(self, h: Tensor) -> Tensor:
+        h = checkpoint(lambda x: F.dropout(self.norm(x), 0.2, self.training), h, use_reentrant=False)
+        h = checkpoint(self.drop, h, use_reentrant=True)
+        out: Tensor = checkpoint_sequential(self.stack, 2, h, use_reentrant=False)
+        return out
+
+
+def test_checkpointing_is_a_plain_call() -> None:
+    compared(split(Checkpointed(), sample=SAMPLE, classes=3))
