@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from edgefl.comparison.drawing import Drawing, Generators, Stream
 from edgefl.comparison.inputs import batches
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.models.caches import Held, forgotten
+from edgefl.models.draws.generators import watched
 from edgefl.models.draws.steering import without_masking
 from edgefl.models.graph.output import tensor_of
 from edgefl.models.layers.given import first_input
@@ -239,6 +239,8 @@ def _is_moved_by_sgd(now: Tensor, before: Tensor | None, gradient: Tensor | None
 def restored(module: nn.Module) -> Iterator[Mapping[int, Tensor]]:
     """Restore everything of ``module`` afterwards: attributes, modes, tensors, gradients, and torch's generators.
 
+    Inside, this thread draws nothing from the generators of Python and numpy.
+
     Yields:
         the values of parameters and buffers before, by the identity of the tensor.
     """
@@ -248,13 +250,13 @@ def restored(module: nn.Module) -> Iterator[Mapping[int, Tensor]]:
     gradients = {key: each.grad for key, each in tensors.items() if each.is_leaf}
     learns = {key: each.requires_grad for key, each in tensors.items() if each.is_leaf}
     groups = [(part, dict(part._parameters), dict(part._buffers)) for part in module.modules()]
-    generators = random.getstate(), np.random.get_state()
     for each in tensors.values():
         if each.is_leaf:
             each.grad = None
     with ExitStack() as stack:
         stack.enter_context(keeping_modes(module))
         stack.enter_context(torch.random.fork_rng(devices=[]))
+        stack.enter_context(watched(module))
         held = stack.enter_context(forgotten(module))
         stack.enter_context(_generators(held))
         stack.enter_context(_announced(module))
@@ -273,8 +275,6 @@ def restored(module: nn.Module) -> Iterator[Mapping[int, Tensor]]:
                         each.copy_(values[key])
                         each.requires_grad_(learns[key])
                         each.grad = gradients[key]
-            random.setstate(generators[0])
-            np.random.set_state(generators[1])
 
 
 def largest(tensor: Tensor) -> float:

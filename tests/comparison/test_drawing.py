@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -132,6 +134,35 @@ def test_a_generator_of_a_module_draws_new_numbers_and_is_put_back(period: int |
 def test_a_generator_that_a_module_seeds_alike_is_refused(period: int) -> None:
     with pytest.raises(ModelError, match=r"drew before \(at .*test_drawing"):
         compared(split(Generating(period), sample=SAMPLE, classes=3))
+
+
+class Dropping(Net):
+    """Weakens a layer now and then by a generator of its own."""
+
+    def __init__(self, rate: float, seed: bool = False) -> None:
+        super().__init__()
+        self.source, self.kept, self.rate, self.seed = random.Random(0), np.random.default_rng(0), rate, seed
+
+    def between(self, h: Tensor) -> Tensor:
+        if self.seed:
+            self.source.seed(0)
+        if self.training and (self.source.random() < self.rate or self.kept.random() < self.rate):
+            return 0.5 * h
+        return h
+
+
+def test_generators_of_python_and_numpy_steer_both_sides_alike_and_stay() -> None:
+    module = Dropping(0.3)
+    before = module.source.getstate(), str(module.kept.bit_generator.state)
+    with pytest.warns(UserWarning, match="steers Python"):
+        compared(split(module, sample=SAMPLE, classes=3))
+    assert (module.source.getstate(), str(module.kept.bit_generator.state)) == before
+    assert isinstance(vars(module)["kept"], np.random.Generator)
+
+
+def test_a_seed_for_a_generator_of_python_is_refused() -> None:
+    with pytest.raises(ModelError, match=r"seeds Python's .*test_drawing.*register_buffer"):
+        compared(split(Dropping(0.6, seed=True), sample=SAMPLE, classes=3))
 
 
 class Initialising(Net):
