@@ -250,7 +250,7 @@ class _TorchTraining:
         in float32 by ``FACTOR`` times torch's own distance from float64. In deep models rounding decides at many kinks, of a
         ReLU or a maximum, in every sample, and each side decides otherwise: if torch's own gradients differ between float32
         and float64 beyond the tolerance, float64 decides about all gradients. The loss has no kinks. For code that works in
-        float32 alone, samples that differ by rounding stand for float64.
+        float32 alone, samples that differ by rounding replace float64.
         """
         by_torch = self.by_torch
         found = _differences(spec, by_torch, by_graph, {})

@@ -29,6 +29,13 @@ class Stream:
         # In float64 torch draws other numbers.
         with torch._C.DisableTorchFunction():
             numbers = torch.rand(tuple(shape), generator=self._generator, dtype=torch.float32)
+        if torch._C._functorch.is_batchedtensor(numbers):
+            raise ModelError(
+                f"the model draws numbers for each sample inside of torch.vmap{place()}: expected numbers that all samples "
+                "share (randomness='same'), or draws outside of it; draw them for all samples before, and map over them "
+                "by in_dims",
+                refused=True,
+            )
         self.drawn.append(numbers)
         return numbers
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from edgefl.comparison.drawing import Drawing, Generators, Stream
 from edgefl.comparison.inputs import batches
 from edgefl.contract.tensors import Tensors, TensorSpec
-from edgefl.models.caches import Held, forgotten
+from edgefl.models.caches import forgotten
 from edgefl.models.draws.generators import watched
 from edgefl.models.draws.steering import without_masking
 from edgefl.models.graph.output import tensor_of
@@ -257,8 +257,7 @@ def restored(module: nn.Module) -> Iterator[Mapping[int, Tensor]]:
         stack.enter_context(keeping_modes(module))
         stack.enter_context(torch.random.fork_rng(devices=[]))
         stack.enter_context(watched(module))
-        held = stack.enter_context(forgotten(module))
-        stack.enter_context(_generators(held))
+        stack.enter_context(forgotten(module))
         stack.enter_context(_announced(module))
         try:
             yield values
@@ -306,18 +305,6 @@ def _tensors(module: nn.Module) -> dict[int, Tensor]:
     """Return the parameters and buffers of all parts by their identity."""
     parts = ((*part._parameters.values(), *part._buffers.values()) for part in module.modules())
     return {id(each): each for held in parts for each in held if each is not None}
-
-
-@contextmanager
-def _generators(held: list[Held]) -> Iterator[None]:
-    """Restore the states of torch's generators among the values of ``held``."""
-    values = (each for _, values in held for each in values.values())
-    before = [(each, each.get_state()) for each in values if isinstance(each, torch.Generator)]
-    try:
-        yield
-    finally:
-        for each, state in before:
-            each.set_state(state)
 
 
 def _refill(now: dict[str, Any], before: Mapping[str, Any]) -> None:

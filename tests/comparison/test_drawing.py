@@ -106,6 +106,14 @@ def test_numbers_that_torch_draws_anew_are_others_in_each_step(draws: Draws) -> 
     assert not torch.equal(one, other)
 
 
+def test_numbers_of_each_sample_in_vmap_are_refused() -> None:
+    def dropped(h: Tensor) -> Tensor:
+        return torch.vmap(F.dropout, randomness="different")(h)
+
+    with pytest.raises(ModelError, match=r"inside of torch\.vmap \(at .*test_drawing"):
+        run(dropped)
+
+
 class Generating(Net):
     """Draws from a generator of its own, which it seeds by the number of the call, again after ``period`` calls."""
 
@@ -126,7 +134,9 @@ class Generating(Net):
 def test_a_generator_of_a_module_draws_new_numbers_and_is_put_back(period: int | None) -> None:
     module = Generating(period)
     before = module.source.get_state()
-    compared(split(module, sample=SAMPLE, classes=3))
+    spec = split(module, sample=SAMPLE, classes=3)
+    assert torch.equal(module.source.get_state(), before)
+    compared(spec)
     assert torch.equal(module.source.get_state(), before)
 
 
