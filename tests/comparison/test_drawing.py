@@ -203,6 +203,7 @@ class Checkpointed(Net):
         self.stack = nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.3))
 
     def between(self, h: Tensor) -> Tensor:
+        h.requires_grad_(True)  # as transformers does for the reentrant form
         h = checkpoint(lambda x: F.dropout(self.norm(x), 0.2, self.training), h, use_reentrant=False)
         h = checkpoint(self.drop, h, use_reentrant=True)
         out: Tensor = checkpoint_sequential(self.stack, 2, h, use_reentrant=False)
