@@ -23,8 +23,9 @@ def forgotten(module: nn.Module) -> Iterator[list[Held]]:
     """Restore on exit the Python state that the code of ``module`` can change.
 
     Restored are the attributes and buffers of all parts, and the globals, class attributes, closures, default arguments
-    and plain objects that their code mentions, with the lists, dictionaries, sets and torch's generators in them. The
-    state is of a run without values or on other weights, so a tensor or a counter from it must not reach the next run.
+    and plain objects that their code mentions, with the lists, dictionaries and sets in them. Torch's generators among
+    them go back to their states. The state is of a run without values or on other weights, so a tensor or a counter from
+    it must not reach the next run.
 
     ``functools.lru_cache`` caches with tensors are cleared before and after: a tensor from outside does not fit a run
     without values, nor the other way round.
