@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -25,6 +26,7 @@ from edgefl.models.spec import ModelSpec
 from edgefl.models.user_code import blamed, innermost
 from edgefl.system.given_back import release_freed
 from edgefl.wire.errors import EdgeflError, ExportError, ModelError
+from exporters.verify.rounding import nudged
 
 STEPS = 3
 """Steps of training: what a step leaves in the module shows in the next ones."""
@@ -48,7 +50,8 @@ class Difference:
 
     Attributes:
         tensor: its name in the user's module; ``loss`` for the loss.
-        size: the largest difference, relative to the largest update of the tensor.
+        size: the largest difference, relative to the largest update of the tensor. Infinity if torch does not train it,
+            NaN if the graph gives no finite values.
         allowed: the largest allowed difference, relative in the same way.
         follows: True for a loss that agrees in the first step, so that another difference came first.
     """
@@ -252,24 +255,35 @@ class _TorchTraining:
         If there are any, both sides train again in float64. A difference there is real. If they agree, a tensor may differ
         in float32 by ``FACTOR`` times torch's own distance from float64. In deep models rounding decides at many kinks, of a
         ReLU or a maximum, in every sample, and each side decides otherwise: if torch's own gradients differ between float32
-        and float64 beyond the tolerance, float64 decides about all gradients. The loss has no kinks.
+        and float64 beyond the tolerance, float64 decides about all gradients. The loss has no kinks. For code that works in
+        float32 alone, samples that differ by rounding replace float64.
         """
         by_torch = self.by_torch
         found = _differences(spec, by_torch, by_graph, {})
         if not found:
             return [], True
+        is_single = False
         try:
             exact = self._again(spec, double=True)
             strayed = _strayed(self._again(spec), exact)
             graph = graph_side.train(spec, step, self.samples, exact, double=True)
-        except Exception:  # code that works in float32 alone: the samples are drawn again
-            return found, False
-        if real := _differences(spec, exact, graph, {}):
-            return real, exact.is_finite
+        except Exception:  # any code may come
+            is_single, strayed = True, self._strayed_by_rounding(spec)
+        else:
+            if real := _differences(spec, exact, graph, {}):
+                return real, exact.is_finite
         left = _differences(spec, by_torch, by_graph, strayed, of_model=ROUNDED)
         if left and left[0].tensor != "loss" and by_graph.is_finite and _is_kinked(by_torch, strayed):
             return [], True
-        return left, False
+        return left, is_single
+
+    def _strayed_by_rounding(self, spec: ModelSpec) -> Mapping[str, float]:
+        """Return how far each tensor of torch moves if the samples change by rounding."""
+        rounded = [nudged(batch, number) for number, batch in enumerate(self.samples)]
+        try:
+            return _strayed(self._again(spec), replace(self, samples=rounded)._again(spec))
+        except Exception:  # such as for whole numbers in float32
+            return {}
 
 
 def _strayed(by_torch: Trained, exact: Trained) -> Mapping[str, float]:
@@ -284,7 +298,7 @@ def _is_kinked(by_torch: Trained, strayed: Mapping[str, float]) -> bool:
     """Return True if torch's own rounding changes a gradient by more than the tolerance."""
     most = max(by_torch.sizes.values(), default=0.0)
     return any(
-        strayed[f"gradients.{name}"] > TOLERANCE * size + OF_MODEL * most
+        strayed.get(f"gradients.{name}", 0.0) > TOLERANCE * size + OF_MODEL * most
         for name, size in by_torch.sizes.items()
     )
 
@@ -308,10 +322,10 @@ def _differences(
     found: list[Difference] = []
     floor = of_model * max(by_torch.sizes.values(), default=0.0)
     for number, (mine, its) in enumerate(zip(by_torch.losses, by_graph.losses, strict=True)):
-        unit = max(abs(mine), 1e-30)
-        allowed = max(TOLERANCE * unit + 1e-6, FACTOR * strayed.get("loss", 0.0))
+        allowed = max(TOLERANCE * abs(mine) + 1e-6, FACTOR * strayed.get("loss", 0.0))
         if not abs(mine - its) <= allowed:
-            found.append(Difference("loss", abs(mine - its) / unit, allowed / unit, follows=number > 0))
+            size = _relative(abs(mine - its), abs(mine))
+            found.append(Difference("loss", size, _relative(allowed, abs(mine)), follows=number > 0))
             break
     initial = spec.weights
     for name, ours in spec.global_names.items():
@@ -340,5 +354,12 @@ def _judged(name: str, error: float, size: float, floor: float, excused: float) 
     allowed = max(TOLERANCE * size + floor, excused)
     if error <= allowed:
         return None
-    unit = max(size, 1e-30)
-    return Difference(name, error / unit, allowed / unit)
+    unit = size if size > floor else 0.0  # what is smaller is rounding of a gradient that is zero
+    return Difference(name, _relative(error, unit), _relative(allowed, unit))
+
+
+def _relative(error: float, unit: float) -> float:
+    """Return the part of ``unit`` that ``error`` is; infinity if there is no unit, NaN if the error is not finite."""
+    if not math.isfinite(error):
+        return math.nan
+    return error / unit if unit else math.inf

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -51,11 +52,10 @@ def diagnosed(
     reason = _reason(source.module, path, step, by_torch, conduct, where)
     part = source.module.get_submodule(path) if path else source.module
     begins = f"submodule {path!r} ({type(part).__name__})" if path else type(part).__name__
-    told, unit = ("the loss", "its value") if tensor == "loss" else (f"{tensor!r}", "its largest update")
     likely = f"; likely reason: {_NAMES[reason]}" if reason else ""
     return ModelError(
-        f"{type(source.module).__name__} would not be trained as torch trains it: after three steps {told} differs by "
-        f"{size:.1%} of {unit} (allowed {allowed:.1%}). The difference begins in {where} of {begins}{likely}. "
+        f"{type(source.module).__name__} would not be trained as torch trains it: after three steps "
+        f"{_amount(tensor, size, allowed)}. The difference begins in {where} of {begins}{likely}. "
         f"Instead, {_REMEDIES[reason]}",
         tensor=tensor,
         size=size,
@@ -64,6 +64,15 @@ def diagnosed(
         where=where,
         reason=reason,
     )
+
+
+def _amount(tensor: str, size: float, allowed: float) -> str:
+    name, unit = ("the loss", "its value") if tensor == "loss" else (f"{tensor!r}", "its largest update")
+    if math.isnan(size):
+        return f"{name} is finite in torch, and infinite or NaN on devices"
+    if math.isinf(size):
+        return f"{name} {'is 0' if tensor == 'loss' else 'stays as it is'} in torch alone, not on devices"
+    return f"{name} differs by {size:.1%} of {unit} (allowed {allowed:.1%})"
 
 
 _NAMES = {

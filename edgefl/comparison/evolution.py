@@ -19,7 +19,8 @@ from torch.autograd.function import BackwardCFunction
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from edgefl.comparison.conduct import Conduct
-from edgefl.comparison.torch_side import Drawing, Stream, loss_of_batch, restored
+from edgefl.comparison.drawing import Drawing, Stream
+from edgefl.comparison.torch_side import loss_of_batch, restored
 from edgefl.contract.tensors import Tensors
 from edgefl.models.caches import Snapshot, StateChange, kept, state_of
 from edgefl.models.draws.generators import watched

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import random
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from difflib import SequenceMatcher
 from statistics import median
 from typing import Any
 
@@ -16,73 +14,30 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from edgefl.comparison.drawing import Drawing, Generators, Stream
 from edgefl.comparison.inputs import batches
-from edgefl.comparison.stacked import LAYERS, layer_by_layer
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.models.caches import forgotten, kept, state_of
-from edgefl.models.draws.reading import call_with_draws
-from edgefl.models.draws.rules import Draw
-from edgefl.models.draws.steering import OnePath, without_masking
+from edgefl.models.draws.generators import watched
+from edgefl.models.draws.steering import without_masking
 from edgefl.models.graph.output import tensor_of
 from edgefl.models.layers.given import first_input
 from edgefl.models.layers.storage import reshaped
 from edgefl.models.losses.as_torch import loss_as_torch
 from edgefl.models.losses.loss import Loss
 from edgefl.models.modes import enter_training, keeping_modes
+from edgefl.models.own_gradients import differentiable
 from edgefl.models.source import Source
 from edgefl.models.spec import ModelSpec
+from edgefl.wire.errors import EdgeflError
 from exporters.verify.rounding import double_precision
-
-
-class Stream:
-    """Uniform numbers of one training step; ``drawn`` holds them in the order of the draws."""
-
-    def __init__(self, seed: int) -> None:
-        self._generator = torch.Generator().manual_seed(seed)
-        self.drawn: list[Tensor] = []
-
-    def __call__(self, shape: Sequence[int]) -> Tensor:
-        # In float64 torch draws other numbers.
-        with torch._C.DisableTorchFunction():
-            numbers = torch.rand(tuple(shape), generator=self._generator, dtype=torch.float32)
-        self.drawn.append(numbers)
-        return numbers
-
-    def ports(self, ports: Mapping[str, TensorSpec]) -> Tensors:
-        """Return numbers for the draws of another run: for a draw of the same shape at the same place the same ones.
-
-        Args:
-            ports: shape of each draw of the other run, in order.
-        """
-        mine = [tuple(each.shape) for each in self.drawn]
-        others = [spec.shape for spec in ports.values()]
-        known: dict[int, Tensor] = {}
-        for here, there, length in SequenceMatcher(None, mine, others, autojunk=False).get_matching_blocks():
-            known |= {there + at: self.drawn[here + at] for at in range(length)}
-        return {
-            name: known[at] if at in known else torch.rand(spec.shape, generator=self._generator)
-            for at, (name, spec) in enumerate(ports.items())
-        }
-
-
-class Drawing(OnePath):
-    """Mode in which torch's functions compute as always, but get the numbers that they draw from ``draw``."""
-
-    def __init__(self, draw: Draw) -> None:
-        super().__init__()
-        self._draw = draw
-
-    def _called(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
-        if name in LAYERS:
-            result = layer_by_layer(LAYERS[name], self._draw, *args)
-            return func(*args, **kwargs) if result is NotImplemented else result
-        return call_with_draws(self, self._draw, func, args, kwargs)
-
 
 MAX_RATE, RELATIVE_STEP = 0.1, 0.02
 STORED = 5e-7
 """Rounding of a stored weight in three steps, relative to the largest of its tensor."""
 _WARM_UP, _TIMED = 2, 5
+_PERIOD = 64
+"""Steps within which a seed of a generator may come again."""
 
 
 @dataclass
@@ -148,11 +103,17 @@ def train(
         stack.enter_context(_widened(module) if double else nullcontext())
         parameters = dict(module.named_parameters())
         shapes = {name: each.detach() for name, each in module.named_buffers()}
+        generators = Generators()
         samples = [widened(batch) for batch in batches] if double else batches
         for number, batch in enumerate(samples):
             stream = Stream(seed + number)
             with around():
-                with double_precision() if double else nullcontext(), Drawing(stream), torch.enable_grad():
+                with (
+                    double_precision() if double else nullcontext(),
+                    differentiable(),
+                    Drawing(stream, generators),
+                    torch.enable_grad(),
+                ):
                     value = loss_of_batch(source, loss, batch)
                 for name, each in module.named_buffers():
                     if name in shapes and each.shape != shapes[name].shape:
@@ -171,7 +132,22 @@ def train(
         }
         with double_precision() if double else nullcontext(), suppress(Exception):
             trained.output = _inferred(source, samples[-1], Stream(seed))
+        if generators.is_seeded and not double:
+            _draw_on(source, loss, samples[-1], generators)
     return trained
+
+
+def _draw_on(source: Source, loss: Loss, batch: Tensors, generators: Generators) -> None:
+    """Run more forward passes of a module that seeds generators; ModelError if it draws the same numbers again."""
+    enter_training(source.module)
+    try:
+        for _ in range(_PERIOD):
+            with Drawing(Stream(0), generators):
+                loss_of_batch(source, loss, batch)
+    except EdgeflError:
+        raise
+    except Exception:  # such as of Python state that runs out, about which the steps say more
+        return
 
 
 @torch.no_grad()
@@ -270,6 +246,8 @@ def _is_moved_by_sgd(now: Tensor, before: Tensor | None, gradient: Tensor | None
 def restored(module: nn.Module) -> Iterator[Mapping[int, Tensor]]:
     """Restore everything of ``module`` afterwards: attributes, modes, tensors, gradients, and torch's generators.
 
+    Inside, this thread draws nothing from the generators of Python and numpy.
+
     Yields:
         the values of parameters and buffers before, by the identity of the tensor.
     """
@@ -279,13 +257,13 @@ def restored(module: nn.Module) -> Iterator[Mapping[int, Tensor]]:
     gradients = {key: each.grad for key, each in tensors.items() if each.is_leaf}
     learns = {key: each.requires_grad for key, each in tensors.items() if each.is_leaf}
     groups = [(part, dict(part._parameters), dict(part._buffers)) for part in module.modules()]
-    generators = random.getstate(), np.random.get_state()
     for each in tensors.values():
         if each.is_leaf:
             each.grad = None
     with ExitStack() as stack:
         stack.enter_context(keeping_modes(module))
         stack.enter_context(torch.random.fork_rng(devices=[]))
+        stack.enter_context(watched(module))
         stack.enter_context(forgotten(module))
         stack.enter_context(_announced(module))
         try:
@@ -294,8 +272,6 @@ def restored(module: nn.Module) -> Iterator[Mapping[int, Tensor]]:
             for part, parameters, buffers in groups:
                 _refill(part._parameters, parameters)
                 _refill(part._buffers, buffers)
-            random.setstate(generators[0])
-            np.random.set_state(generators[1])
             for key, each in tensors.items():
                 if key in data:
                     each.data = data[key]  # the memory that it had

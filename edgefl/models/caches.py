@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
 from edgefl.models.references import LruCache, References
 from edgefl.models.spaces import DictSpace, SequenceSpace, SetSpace, Space, bytes_of, is_equal
@@ -25,8 +25,9 @@ def forgotten(module: nn.Module) -> Iterator[list[Held]]:
     """Restore on exit the Python state that the code of ``module`` can change.
 
     Restored are the attributes and buffers of all parts, and the globals, class attributes, closures, default arguments
-    and plain objects that their code mentions, with the lists, dictionaries and sets in them. The state is of a run
-    without values or on other weights, so a tensor or a counter from it must not reach the next run.
+    and plain objects that their code mentions, with the lists, dictionaries and sets in them. Torch's generators among
+    them go back to their states. The state is of a run without values or on other weights, so a tensor or a counter from
+    it must not reach the next run.
 
     ``functools.lru_cache`` caches with tensors are cleared before and after: a tensor from outside does not fit a run
     without values, nor the other way round.
@@ -35,10 +36,14 @@ def forgotten(module: nn.Module) -> Iterator[list[Held]]:
     """
     found = References(module)
     before = [(space, space.read()) for space in found.spaces]
+    held = (each for _, values in before for each in values.values())
+    states = [(each, each.get_state()) for each in held if isinstance(each, Generator)]
     _clear(found.caches)
     try:
         yield before
     finally:
+        for generator, state in states:
+            generator.set_state(state)
         for space, values in before:
             space.restore(values)
         _clear(found.caches)

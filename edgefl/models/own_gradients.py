@@ -2,7 +2,7 @@
 
 ``torch.func`` differentiates those alone that keep ``forward`` and ``setup_context`` apart. One of the older form,
 ``forward(ctx, ...)``, gets a twin that does: its ``forward`` runs once for the values, and once more for what it saves.
-Checkpointing of the older form is a plain call: what is kept for the backward pass is the compiler's to choose.
+Checkpointing is a plain call: what is kept for the backward pass is the compiler's to choose.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import nn
 from torch.autograd import Function
-from torch.utils.checkpoint import CheckpointFunction
+from torch.utils import checkpoint
 
-from edgefl.models.swapped import Swap
+from edgefl.models.swapped import Swap, heeding
 
 Kind = type[Function]
 Observer = Callable[[Kind, tuple[Any, ...]], Any]
@@ -53,7 +53,7 @@ class Applied(nn.Module):
 
 
 def _apply(kind: Kind, *args: Any, **kwargs: Any) -> Any:
-    if kind is CheckpointFunction:
+    if kind is checkpoint.CheckpointFunction:
         run, _keeps_random_state, *given = args
         return run(*given)
     if kwargs:  # which those of the newer form may be given
@@ -70,7 +70,24 @@ def _apply(kind: Kind, *args: Any, **kwargs: Any) -> Any:
     return _original.__get__(None, kind)(*args)
 
 
-_ours = Swap((Function, "apply", classmethod(_apply)))
+def _uncheckpointed(
+    fn: Callable[..., Any],
+    preserve_rng_state: bool = True,
+    context_fn: Callable[[], tuple[Any, Any]] = checkpoint.noop_context_fn,
+    *others: Any,
+    **named: Any,
+) -> Iterator[None]:
+    """Checkpointing without recomputation: the caller runs ``fn`` between the steps of the iterator."""
+    with context_fn()[0]:
+        yield
+
+
+_CHECKPOINTING = "_checkpoint_without_reentrant_generator"
+_checkpointing: Any = getattr(checkpoint, _CHECKPOINTING)
+_ours: Swap = Swap(
+    (Function, "apply", classmethod(_apply)),
+    (checkpoint, _CHECKPOINTING, heeding(lambda: _ours, _checkpointing, _uncheckpointed)),
+)
 
 
 class _Unheard:

@@ -25,7 +25,7 @@ _STANDARD = Path(sysconfig.get_path("stdlib"))
 _VALUELESS = re.compile(r"on meta tensors|register_meta function")
 # A gradient inside of forward: autograd is off there, or belongs to the training step around it.
 _GRADIENT = re.compile(
-    r"does not require grad and does not have a grad_fn|Tensor\.requires_grad_\(\)|create_graph"
+    r"does not require grad\b|Tensor\.requires_grad_\(\)|create_graph"
     r"|appears to not have been used in the graph|Trying to backward through the graph"
     r"|backward\(\) called inside a functorch transform"
 )

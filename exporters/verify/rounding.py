@@ -7,7 +7,7 @@ models with batch norm two right float32 results can so differ by a percent, and
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import Any
 
@@ -124,14 +124,40 @@ class _Double(TorchFunctionMode):
         if getattr(func, "__name__", "") in ("__get__", "__set__", "requires_grad_"):
             return func(*args, **(kwargs or {}))
         args, kwargs = pytree.tree_map(_doubled, (args, dict(kwargs or {})))
-        return (Tensor.double if func is Tensor.float else func)(*args, **kwargs)
+        if func is Tensor.float:
+            func = Tensor.double
+        result = func(*args, **kwargs)
+        if not any(map(_is_narrow, pytree.tree_leaves(result))):
+            return result
+        # Made of Python's numbers or of integers, in the default dtype. It is the whole process's, so it stays.
+        with suppress(Exception):
+            result = _made_wide(func, args, kwargs)
+        return pytree.tree_map(_doubled, result)
+
+
+def _made_wide(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Call a function again, in float64 where its numbers would be rounded to float32."""
+    leaves = pytree.tree_leaves((args, kwargs))
+    if not any(isinstance(each, Tensor) for each in leaves):
+        return func(*args, **{**kwargs, "dtype": torch.float64})
+    args, kwargs = pytree.tree_map(_of_integers, (args, kwargs))
+    return func(*args, **kwargs)
+
+
+def _is_narrow(value: object) -> bool:
+    return isinstance(value, Tensor) and value.dtype in _WIDER
+
+
+def _of_integers(value: Any) -> Any:
+    is_whole = isinstance(value, Tensor) and not value.is_floating_point() and not value.is_complex()
+    return value.double() if is_whole and value.dtype != torch.bool else value
 
 
 _WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 
 
 def _doubled(value: Any) -> Any:
-    if isinstance(value, Tensor) and value.dtype in _WIDER:
+    if _is_narrow(value):
         with torch._C.DisableTorchFunction():
             return value.to(_WIDER[value.dtype])
     return _WIDER.get(value, value) if isinstance(value, torch.dtype) else value
@@ -145,14 +171,9 @@ def exactly(function: Function, example: Tensors) -> Tensors:
 
 @contextmanager
 def double_precision() -> Iterator[None]:
-    """Compute in float64 inside, whatever float32 tensors torch's functions are given."""
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        with _Double():
-            yield
-    finally:
-        torch.set_default_dtype(default)
+    """Compute in float64 in this thread, whatever float32 tensors torch's functions are given."""
+    with _Double():
+        yield
 
 
 def nudged(example: Tensors, seed: int) -> Tensors:

@@ -234,6 +234,13 @@ def _unweighted(_loss: OwnLoss, out: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(out, y)
 
 
+def stopped() -> nn.Module:
+    """A module with a weight that a hook on its gradient keeps as it is."""
+    module = Net()
+    module.second.weight.register_hook(lambda slope: 0.0 * slope)
+    return module
+
+
 def _no_hook(tensor: Tensor, _hooks: object) -> Tensor:
     return tensor
 
@@ -252,6 +259,13 @@ FAULTS: dict[str, tuple[Callable[[], nn.Module], str, Any, dict[str, Any], str]]
         _no_hook,
         {},
         r"'second\.weight' differs.* begins in the gradient of submodule 'second'",
+    ),
+    "size": (
+        stopped,
+        "edgefl.objective.objective.apply_gradient_hooks",
+        _no_hook,
+        {},
+        r"'second\.weight' stays as it is in torch alone, not on devices\. The difference begins",
     ),
     "loss": (
         Net,
@@ -308,7 +322,7 @@ def test_a_draw_of_one_side_alone_is_named(monkeypatch: pytest.MonkeyPatch) -> N
             return call(*arguments)
 
     monkeypatch.setattr(reading, "RULES", {**right, "dropout": _seldom})
-    monkeypatch.setattr("edgefl.comparison.torch_side.call_with_draws", torch_draws)
+    monkeypatch.setattr("edgefl.comparison.drawing.call_with_draws", torch_draws)
     with pytest.raises(
         ModelError, match=r"begins in the output of submodule '1' \(Dropout\).*random numbers"
     ):

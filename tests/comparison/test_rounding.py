@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from queue import SimpleQueue
 
 import pytest
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 import edgefl
 from edgefl.comparison import torch_side
-from edgefl.comparison.compare import compared
+from edgefl.comparison.compare import STEPS, compared
 from edgefl.comparison.inputs import batches
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.spec import ModelSpec
@@ -59,6 +60,32 @@ def test_a_difference_among_many_kinks_is_named(offset: float) -> None:
     module.get_submodule("2.2").register_forward_hook(lambda _m, _a, out: out + offset)
     with pytest.raises(ModelError, match=r"would not be trained as torch trains it"):
         compared(spec)
+
+
+class Single(nn.Module):
+    """A layer with code that runs in float32 alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dtype != torch.float32:
+            raise TypeError(f"expected float32, found {x.dtype}")
+        out: Tensor = self.layer(x)
+        return out
+
+
+def test_samples_that_differ_are_not_forgiven_where_float64_fails() -> None:
+    torch.manual_seed(SEED)
+    module, calls = Single(), count()
+    spec = cut(nn.Sequential(module, nn.Linear(8, 3)), ("1",))
+    # A fault of the first samples; those that are drawn after them would agree.
+    handle = module.layer.register_forward_hook(lambda _m, _a, out: 2 * out if next(calls) < STEPS else out)
+    with pytest.raises(ModelError, match="would not be trained as torch trains it"):
+        compared(spec)
+    handle.remove()
+    compared(spec)
 
 
 def test_training_in_float64_draws_the_same_numbers() -> None:

@@ -37,6 +37,16 @@ def refused() -> ModelError:
     )
 
 
+def seeded() -> ModelError:
+    """Return the error for a generator of Python's or numpy's that forward seeds, so that it repeats its numbers."""
+    return ModelError(
+        f"the model seeds Python's or numpy's generator while it trains{place()}, and so draws the same numbers in every "
+        "step. Draw them once in __init__ and keep them by register_buffer, or draw new ones with torch, such as torch.rand",
+        chance=True,
+        refused=True,
+    )
+
+
 class Chance:
     """A drawn number: to compare, also after sums and products with numbers, and to be refused as anything else."""
 

@@ -16,13 +16,14 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from edgefl.models.draws.chance import Chance, refused
+from edgefl.models.draws.chance import Chance, refused, seeded
 from edgefl.models.references import References
 from edgefl.models.swapped import Place, Swap, heeding
 
 _GENERATORS = (random.Random, np.random.RandomState, np.random.Generator)
 _UNIFORM = frozenset({"random", "rand", "random_sample", "sample", "ranf"})
-_OTHER = frozenset({"seed", "getstate", "setstate", "get_state", "set_state", "spawn", "bit_generator"})
+_OTHER = frozenset({"getstate", "get_state", "spawn", "bit_generator"})
+_SEEDING = frozenset({"seed", "setstate", "set_state"})
 _NUMPY: Any = np.random.mtrand
 _PYTHON: Any = random
 
@@ -56,7 +57,7 @@ def _drawing(original: Callable[..., Any], name: str) -> Callable[..., Any]:
             return Chance(0.5)
         if not named and name == "uniform" and len(arguments) == 2 and all(map(_is_number, arguments)):
             return Chance(sum(arguments) / 2)
-        raise refused()
+        raise seeded() if name in _SEEDING else refused()
 
     return heeding(lambda: middled, original, drawn)
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from types import FunctionType
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ from edgefl.models.draws.rules import RULES, Draw
 from edgefl.models.draws.steering import OnePath, Steered
 from edgefl.wire.errors import ModelError
 
+_IN_PYTHON = ("torch.nn.functional", "torch.nn.init")
 _ASKING = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 
 
@@ -64,23 +65,25 @@ class Reading(Steered):
 
 def call_with_draws(mode: OnePath, draw: Draw, func: Any, args: Any, kwargs: Any) -> Any:
     """Call a function of torch, which gets the numbers that it draws from ``draw``; ``mode`` handles what it calls."""
-    rule, body = RULES.get(getattr(func, "__name__", "")), _body(func)
-    if body is not None:
+    if (body := _body(func)) is not None:
         with mode:
             return body(*args, **kwargs)
+    rule = RULES.get(getattr(func, "__name__", ""))
     result = NotImplemented if rule is None else rule(draw, *args, **kwargs)
     return func(*args, **kwargs) if result is NotImplemented else result
 
 
 @cache
 def _body(func: Any) -> FunctionType | None:
-    """``func``, written in Python in ``torch.nn.functional``, as a function that a mode is not asked about: but about
-    what it calls. None for all others."""
-    if not isinstance(func, FunctionType) or func.__module__ != "torch.nn.functional":
+    """``func``, written in Python in ``torch.nn.functional`` or ``torch.nn.init``, as a function that a mode is not asked
+    about: but about what it calls. None for all others."""
+    if not isinstance(func, FunctionType) or func.__module__ not in _IN_PYTHON:
         return None
     if not set(_ASKING) & set(func.__code__.co_names):
         return None
-    names = func.__globals__ | dict.fromkeys(_ASKING, lambda *_: False)
+    never = dict.fromkeys(_ASKING, lambda *_: False)
+    overrides = SimpleNamespace(**vars(torch.overrides) | never)
+    names = func.__globals__ | never | {"torch": SimpleNamespace(**vars(torch) | {"overrides": overrides})}
     body = FunctionType(func.__code__, names, func.__name__, func.__defaults__, func.__closure__)
     body.__kwdefaults__ = func.__kwdefaults__
     return body

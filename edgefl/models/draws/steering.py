@@ -150,6 +150,8 @@ class Steered(OnePath):
     def _run(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         if func is Tensor.register_hook and not args[0].requires_grad:
             return RemovableHandle(OrderedDict())  # in inference there is no gradient to change
+        if func is Tensor.requires_grad_ and torch._C._are_functorch_transforms_active():
+            return args[0]  # gradients of weights are the same, and code that asks for others calls autograd
         args = self._known.numbers(name, args)
         if (rule := REWRITTEN.get(func)) is not None:
             with self:  # for the draws of the rule itself

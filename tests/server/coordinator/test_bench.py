@@ -104,7 +104,11 @@ def test_a_slow_device_that_finishes_in_a_later_turn_has_no_strike() -> None:
 def test_who_loses_a_turn_by_a_broken_link_has_no_strike_where_others_do_well(excuse: str) -> None:
     state = begun(**vars(replace(PLAIN, min_devices=3)))[1]
     current = opened(state)
-    after: dict[str, list[Any]] = {"offline": left("c"), "declined": [decline(state, "c", "busy")], "none": []}
+    after: dict[str, list[Any]] = {
+        "offline": left("c"),
+        "declined": [decline(state, "c", "busy")],
+        "none": [],
+    }
     events = [states.TurnLost("c", current.assignments["c"].nonce), *after[excuse], *accepted("a", "b")]
     state, _ = play(PLAIN, state, *events)
     state, _ = play(PLAIN, state, states.Tick(), now=current.deadline)

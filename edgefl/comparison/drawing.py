@@ -1,0 +1,125 @@
+"""Random numbers of training by torch: from a stream of each step, so that the graph gets the same ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from difflib import SequenceMatcher
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from edgefl.comparison.stacked import LAYERS, layer_by_layer
+from edgefl.contract.tensors import Tensors, TensorSpec
+from edgefl.models.draws.reading import call_with_draws
+from edgefl.models.draws.rules import Draw
+from edgefl.models.draws.steering import OnePath
+from edgefl.models.user_code import place
+from edgefl.wire.errors import ModelError
+
+
+class Stream:
+    """Uniform numbers of one training step; ``drawn`` holds them in the order of the draws."""
+
+    def __init__(self, seed: int) -> None:
+        self._generator = torch.Generator().manual_seed(seed)
+        self.drawn: list[Tensor] = []
+
+    def __call__(self, shape: Sequence[int]) -> Tensor:
+        # In float64 torch draws other numbers.
+        with torch._C.DisableTorchFunction():
+            numbers = torch.rand(tuple(shape), generator=self._generator, dtype=torch.float32)
+        if torch._C._functorch.is_batchedtensor(numbers):
+            raise ModelError(
+                f"the model draws numbers for each sample inside of torch.vmap{place()}: expected numbers that all samples "
+                "share (randomness='same'), or draws outside of it; draw them for all samples before, and map over them "
+                "by in_dims",
+                refused=True,
+            )
+        self.drawn.append(numbers)
+        return numbers
+
+    def ports(self, ports: Mapping[str, TensorSpec]) -> Tensors:
+        """Return numbers for the draws of another run: for a draw of the same shape at the same place the same ones.
+
+        Args:
+            ports: shape of each draw of the other run, in order.
+        """
+        mine = [tuple(each.shape) for each in self.drawn]
+        others = [spec.shape for spec in ports.values()]
+        known: dict[int, Tensor] = {}
+        for here, there, length in SequenceMatcher(None, mine, others, autojunk=False).get_matching_blocks():
+            known |= {there + at: self.drawn[here + at] for at in range(length)}
+        return {
+            name: known[at] if at in known else torch.rand(spec.shape, generator=self._generator)
+            for at, (name, spec) in enumerate(ports.items())
+        }
+
+
+class Generators:
+    """States of torch's generators at the draws of a training.
+
+    Each draw moves its generator on. One that starts from a state of an earlier draw was seeded in between: torch would
+    give it the same numbers again.
+
+    Attributes:
+        is_seeded: True if a draw started from another state than the draw before left, so that a later one may repeat.
+    """
+
+    def __init__(self) -> None:
+        self.is_seeded = False
+        self._seen: set[bytes] = set()
+        self._next: dict[torch.Generator, bytes] = {}
+        self._step = 0
+
+    def begin_step(self) -> None:
+        self._step += 1
+
+    def move(self, generator: torch.Generator) -> None:
+        """Move ``generator`` on by a draw; ModelError if that starts from the state of an earlier one."""
+        with torch._C.DisableTorchFunction():
+            state = generator.get_state().numpy().tobytes()
+            torch.rand((), generator=generator)
+            after = generator.get_state().numpy().tobytes()
+        if state in self._seen:
+            raise ModelError(
+                f"the model draws numbers that it drew before{place()}: its generator is set to the same state again "
+                "(manual_seed, set_state, fork_rng, or a torch.Generator made in forward), and a device draws new numbers "
+                "for each draw. Draw them once in __init__ and keep them by register_buffer, or use one result twice; for "
+                "new numbers in each step leave the generator alone in forward",
+                refused=True,
+            )
+        self.is_seeded |= self._next.get(generator, state if self._step <= 1 else None) != state
+        self._seen.add(state)
+        self._next[generator] = after
+
+
+class Drawing(OnePath):
+    """Mode in which torch's functions compute as always, but get the numbers that they draw from ``draw``.
+
+    Args:
+        draw: gives the numbers.
+        generators: what the earlier steps of the training drew from.
+
+    Raises:
+        ModelError: if torch would draw numbers a second time.
+    """
+
+    def __init__(self, draw: Draw, generators: Generators | None = None) -> None:
+        super().__init__()
+        self._draw = draw
+        self._generators = generators or Generators()
+        self._generators.begin_step()
+
+    def _called(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        given = (each for each in (*args, *kwargs.values()) if isinstance(each, torch.Generator))
+        draw = partial(self._numbers, next(given, torch.default_generator))
+        if name in LAYERS:
+            result = layer_by_layer(LAYERS[name], draw, *args)
+            return func(*args, **kwargs) if result is NotImplemented else result
+        return call_with_draws(self, draw, func, args, kwargs)
+
+    def _numbers(self, generator: torch.Generator, shape: Sequence[int]) -> Tensor:
+        self._generators.move(generator)
+        return self._draw(shape)
