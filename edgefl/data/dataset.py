@@ -337,7 +337,7 @@ def _labels(y: Array, name: str) -> Array:
 
 def _check_finite(what: str, rows: Array) -> None:
     """Raise DataError where a row has a value that is NaN or infinite, or beyond float32."""
-    if len(wrong := np.flatnonzero(~np.isfinite(rows).reshape(len(rows), -1).all(axis=1))):
+    if len(wrong := np.flatnonzero(~np.isfinite(rows).all(axis=tuple(range(1, rows.ndim))))):
         raise DataError(
             f"{what}: expected finite numbers, found NaN or infinite ones in {len(wrong)} rows, first in row {wrong[0]}; "
             "repair or remove these rows (rows count from 0)",
