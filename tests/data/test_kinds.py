@@ -35,7 +35,6 @@ REFUSED_RECORDS: dict[str, tuple[str | bytes, str]] = {
     "t.parquet": (b"PAR1", "found t.parquet: write it as .csv"),
     "t.json": ("[]", "found t.json: write one object a line, as .jsonl"),
     "short.csv": ("a,b,y\n1,2,no\n3,4\n", "line 3: the label is empty"),
-    "spaces.csv": ("a, b, y\n1,2,no\n", "no column 'b'; it has 'a', ' b', ' y'"),
     "wide.csv": (ROWS.encode("utf-16-be"), r"cannot be read as text \(UTF-8\)"),
     "none.jsonl": ('{"a": 1, "b": 2}\n', "line 1: the label is empty"),
 }
