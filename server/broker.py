@@ -160,7 +160,7 @@ def run_mosquitto(command: Sequence[str], memory_bytes: int = 0) -> int:
                     return process.wait(_LOOK_S)
         print(
             f"the broker's memory is full of messages ({most >> 20} MiB): it starts again without them. If that repeats, "
-            "find the client that leaves retained messages, or raise --memory",
+            "find the client that leaves retained messages, or give it more (`--memory`)",
             file=sys.stderr,
             flush=True,
         )

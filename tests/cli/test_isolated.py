@@ -21,7 +21,7 @@ def called(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (("--id", "x", "--data", "/nonexistent"), 3, "is no training data"),
+        (("--id", "x", "--data", "/nonexistent"), 3, "there is no file or folder /nonexistent"),
         (("--id", "x", "--data", ".", "--broker", "a:b"), 7, "should read host:port"),
         (("--id", "x", "--data", ".", "--limit", "a=b"), 2, "--limit"),
         slow(("--id", "x"), 2, "Missing option"),

@@ -79,7 +79,7 @@ def test_the_runtime_names_no_method() -> None:
             "from edgefl.wire.mqtt.address import Address\n"
             "told = dict(federation='f', device='d', broker=Address('h', 1), data='/nonexistent', folder=sys.argv[1])\n"
             "try: process.load(); process.run(process.DeviceSettings(**told))\n"
-            "except Exception as error: assert 'training data' in str(error), error",
+            "except Exception as error: assert 'there is no file' in str(error), error",
             False,
         ),
     ],

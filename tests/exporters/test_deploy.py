@@ -404,9 +404,7 @@ def test_options_that_cannot_be_used_are_told(
 
 def test_weights_that_cannot_be_used_are_told(tmp_path: Path) -> None:
     weights = trained(tmp_path)
-    with pytest.raises(
-        DataError, match=r"there is no file .*; a run leaves model\.safetensors in its folder"
-    ):
+    with pytest.raises(DataError, match=r"there is no file or folder .*; did you mean .*model\.safetensors"):
         command(tmp_path, "--weights", str(tmp_path / "other.safetensors"))
     (tmp_path / "run.toml").rename(tmp_path / "elsewhere.toml")
     with pytest.raises(ConfigError, match=r"expected run\.toml of a run or config\.toml .* found neither"):

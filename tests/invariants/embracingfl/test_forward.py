@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
+from queue import SimpleQueue
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from edgefl.models.zoo.resnet import resnet20
@@ -95,27 +95,36 @@ def test_i2_evaluation_of_the_record_equals_evaluation_of_the_raw_rows(name: str
 @pytest.mark.parametrize("steps", [1, 5])
 def test_i12_each_prefix_unit_sees_each_row_once_whatever_the_number_of_steps(steps: int) -> None:
     spec = tiny("resnet20")
-    # An array, because dictionaries of a hook are restored after each run.
-    rows = np.zeros(len(spec.units), np.int64)
+    # A queue, because what a hook keeps in containers and arrays is restored after each run.
+    seen: SimpleQueue[tuple[int, int]] = SimpleQueue()
     for number, name in enumerate(spec.units):
-        spec.module.get_submodule(name).register_forward_hook(_count_rows(rows, number))
+        spec.module.get_submodule(name).register_forward_hook(_count_rows(seen, number))
     submodel = tiers("resnet20")["weak"].of(spec)
     chunks = [chunk_forward(chunk.module, chunk.sample, batch=8) for chunk in submodel.prefix]
     program = sgd(Objective.of(submodel), batch=4, steps=steps)
     x, y = samples(spec, 24)
-    rows[:] = 0
+    _rows(seen, len(spec.units))
 
     kept = multi_step_forward(chunks, spec.weights, x)
     run_round(program, spec.weights, walk(kept, y, 4))
 
-    assert rows.tolist() == [24] * 7 + [4 * steps] * 4
+    assert _rows(seen, len(spec.units)) == [24] * 7 + [4 * steps] * 4
 
 
-def _count_rows(rows: NDArray[np.int64], number: int):  # type: ignore[no-untyped-def]
+def _count_rows(seen: SimpleQueue[tuple[int, int]], number: int):  # type: ignore[no-untyped-def]
     def hook(_unit: nn.Module, args: tuple[Tensor], _out: Tensor) -> None:
-        rows[number] += len(args[0])
+        seen.put((number, len(args[0])))
 
     return hook
+
+
+def _rows(seen: SimpleQueue[tuple[int, int]], units: int) -> list[int]:
+    """Return the rows that went through each unit since the last call."""
+    rows = [0] * units
+    while not seen.empty():
+        number, count = seen.get()
+        rows[number] += count
+    return rows
 
 
 def test_i1_the_paper_s_chunks_of_the_weak_tier() -> None:

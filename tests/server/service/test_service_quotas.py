@@ -243,8 +243,8 @@ def test_copies_of_what_a_device_said_cost_it_nothing_and_change_nothing(
 def test_what_others_send_in_a_devices_name_keeps_no_answer_from_it(flooded: Any, tmp_path: Path) -> None:
     server = flooded(rounds=2, min_devices=2, min_reports=2)
     said: list[Ack] = []
-    server.service._reception._tellers = replace(
-        server.service._reception._tellers, answer=lambda _device, ack: said.append(ack)
+    server.service._reception.tellers = replace(
+        server.service._reception.tellers, answer=lambda _device, ack: said.append(ack)
     )
     speaker, mine = speaker_in(tmp_path / "device.key"), server.topics.device("strong-0")
     server.hear("strong-0", "hello", speaker.seal(mine.hello, hello()))
