@@ -27,14 +27,22 @@ Connect = Callable[..., Session]
 @pytest.fixture(scope="module")
 def amqtt() -> Iterator[Address]:
     port = free_port()
-    code = f"from server.embedded_broker import run_amqtt; print('up', flush=True); run_amqtt('127.0.0.1', {port})"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    )
-    assert process.stdout is not None and process.stdout.readline() == b"up\n"
+    code = f"from server.embedded_broker import run_amqtt; run_amqtt('127.0.0.1', {port})"
+    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
+    wait_listening(port)
     yield Address("127.0.0.1", port)
     process.terminate()
     process.wait(60)
+
+
+def wait_listening(port: int) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return socket.create_connection(("127.0.0.1", port)).close()
+        except ConnectionRefusedError:
+            assert time.monotonic() < end, "the broker does not listen"
+            time.sleep(0.02)
 
 
 def received(session: Session, count: int) -> list[tuple[str, bytes]]:
