@@ -33,6 +33,7 @@ print(sorted({"torch", "onnx", "executorch", "pandas"} & set(sys.modules)))
 """
 
 
+@pytest.mark.slow
 def test_the_shipped_facts_are_those_of_the_catalogs() -> None:
     live = msgspec.json.decode(encode(live_facts()))
     told = "the catalogs have changed: `make facts` writes the file anew"

@@ -97,10 +97,10 @@ def by_hand(norm: str, dataset: Dataset, weights: Arrays, *, estimated: bool) ->
         ("batch", IMPORTANCE, True),
         ("batch", WIDTH | IMPORTANCE | WEAK, True),
         pytest.param("instance", IMPORTANCE, True, marks=pytest.mark.slow),
-        ("functional", WIDTH | WEAK, True),
+        pytest.param("functional", WIDTH | WEAK, True, marks=pytest.mark.slow),
         ("static", {}, True),
         pytest.param("group", WIDTH | IMPORTANCE, False, marks=pytest.mark.slow),
-        ("none", IMPORTANCE | WEAK, False),
+        pytest.param("none", IMPORTANCE | WEAK, False, marks=pytest.mark.slow),
     ],
     ids=lambda value: "-".join(value) or "full" if isinstance(value, dict) else str(value),
 )

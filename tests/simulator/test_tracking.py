@@ -76,6 +76,7 @@ def test_mlflow_has_every_round_and_the_configuration(tmp_path: Path, store: str
     assert run.info.status == "FINISHED" and run.info.run_name == "out"
 
 
+@pytest.mark.slow
 def test_a_server_is_told_over_http_and_our_output_stays_ours(tmp_path: Path) -> None:
     """What travels, of MLflow's REST API 2.0: https://mlflow.org/docs/latest/api_reference/rest-api.html."""
     with Served() as served:

@@ -191,6 +191,7 @@ def test_a_workshop_that_nobody_needs_ends() -> None:
         wait_until_gone(pid)
 
 
+@pytest.mark.slow
 def test_a_workshop_ends_with_a_server_that_is_killed() -> None:
     code = "from server.workshop.process import Process\nprint(Process().pid, flush=True)\nimport time\ntime.sleep(600)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as server:
