@@ -20,6 +20,7 @@ PACKAGES = {
     "node": "nodejs npm",
     "npm": "nodejs npm",
     "strace": "strace",
+    "strip": "binutils",
     "systemd-analyze": "systemd",
 }
 """Debian's package for each program."""

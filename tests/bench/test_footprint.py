@@ -83,6 +83,7 @@ def test_our_own_packages_are_small_beside_what_they_need() -> None:
 # -- the C++ agent ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.needs("strip")
 def test_a_binary_is_counted_with_the_libraries_that_it_loads_and_without_the_systems() -> None:
     python = Path(sys.executable).resolve()
 

@@ -143,6 +143,7 @@ def test_no_text_steers_the_terminal(evil: str, capsys: pytest.CaptureFixture[st
 
 def test_on_a_terminal_progress_is_one_line_that_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = StringIO()
+    monkeypatch.setenv("TERM", "xterm")  # a dumb one has no line that goes
     monkeypatch.setattr(output, "errors", Console(file=shown, force_terminal=True, width=80))
 
     with output.progress() as tell:
