@@ -20,6 +20,7 @@ from edgefl.wire.bundle.signatures import Signer
 from edgefl.wire.errors import StoreError
 from edgefl.wire.mqtt import session as broker
 from edgefl.wire.mqtt.client_ids import client_id
+from edgefl.wire.mqtt.connection import Delivery
 from edgefl.wire.mqtt.envelope import Sequence, Speaker
 from edgefl.wire.mqtt.events import check_limit
 from edgefl.wire.mqtt.inbox import Inbox
@@ -188,6 +189,7 @@ class Service:
         )
         self._operations = Operations(out, self, self._rounds, self._inbox, self._emit)
         self._stopped = False
+        self._last_answer = Delivery(None)
         around = Around(
             course=self._decisions,
             tellers=tellers,
@@ -347,7 +349,8 @@ class Service:
         # A device that does not get it sends again, and is answered again.
         topic, expires_s = self._topics.device(device).acks, self._spec.limits.round_deadline_s
         sealed = self._speaker.seal(topic, ack)
-        self._operations.sent(self._session.publish(topic, sealed, expires_s=expires_s))
+        self._last_answer = self._session.publish(topic, sealed, expires_s=expires_s)
+        self._operations.sent(self._last_answer)
 
     def _write_devices(self, *, quiet: bool) -> None:
         """Journal what is new of devices: at once while it is quiet, else now and then, many of them in one step."""
@@ -361,6 +364,7 @@ class Service:
         refused = self._decisions.refused
         finished = self._rounds.finish() if refused is None else None
         self._publisher.wait_delivered(_FAREWELL_S)
+        self._last_answer.wait(_FAREWELL_S)  # workers may have taken updates until the end of the last round
         self._session.unsubscribe(self._topics.server_filters)
         if refused is not None:
             raise refused

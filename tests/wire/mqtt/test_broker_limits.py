@@ -6,6 +6,7 @@ import gc
 import socket
 import threading
 from collections.abc import Container, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -94,17 +95,19 @@ class _Link:
                 self._threads[-1].start()
 
     def _up(self, number: int, client: socket.socket, broker: socket.socket) -> None:
-        while piece := client.recv(65536):
-            if number in self._breaks and self.sent[number]:
-                client.shutdown(socket.SHUT_RDWR)
-                break
-            self.sent[number] += piece
-            broker.sendall(piece)
-        broker.shutdown(socket.SHUT_RDWR)
+        with suppress(OSError):  # either end may be gone
+            while piece := client.recv(65536):
+                if number in self._breaks and self.sent[number]:
+                    client.shutdown(socket.SHUT_RDWR)
+                    break
+                self.sent[number] += piece
+                broker.sendall(piece)
+            broker.shutdown(socket.SHUT_RDWR)
 
     def _down(self, _number: int, client: socket.socket, broker: socket.socket) -> None:
-        while piece := broker.recv(65536):
-            client.sendall(piece)
+        with suppress(OSError):
+            while piece := broker.recv(65536):
+                client.sendall(piece)
 
     def stop(self) -> None:
         """Stop accepting, and wait until each connection is closed."""
