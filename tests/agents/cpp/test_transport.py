@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from edgefl.conformance.cases.elsewhere import BlobMirror, mirrored
+from edgefl.wire.blobs import BlobRef
 from edgefl.wire.mqtt.address import read_secret
 from edgefl.wire.mqtt.envelope import peek
-from edgefl.wire.mqtt.messages import Hello
+from edgefl.wire.mqtt.messages import Hello, Offer
 from edgefl.wire.mqtt.session import Session
 from edgefl.wire.mqtt.topics import Topics
 from tests.agents.cpp.build import embedded
@@ -26,7 +27,7 @@ from tests.device_runtime.agent.scripted import DEVICE, ScriptedServer, write_da
 from tests.device_runtime.tiny import World
 from tests.secure import SecureBroker
 from tests.wire.mqtt.events import wait_message, wait_up
-from tests.wire.mqtt.test_hostile_broker import ATTACKS, Attack, HostileBroker
+from tests.wire.mqtt.test_hostile_broker import ANSWERED, ATTACKS, Attack, HostileBroker
 
 FEDERATION = "orchard"
 OTHER = "other"
@@ -73,7 +74,13 @@ def test_a_broker_of_another_authority_is_not_spoken_to(tmp_path: Path, broker: 
     assert agent.stop() == 0
 
 
-@pytest.mark.parametrize(("attack", "text"), [(ATTACKS[0], "QoS 2"), (ATTACKS[2], "a packet of more than")])
+UNREAD: Attack = ("acknowledgements", "3.1.1", ANSWERED, ANSWERED, "")
+
+
+@pytest.mark.parametrize(
+    ("attack", "text"),
+    [(ATTACKS[0], "QoS 2"), (ATTACKS[2], "a packet of more than"), (UNREAD, "reads none of")],
+)
 def test_a_broker_that_sends_what_no_honest_one_does_costs_no_memory(
     tmp_path: Path, attack: Attack, text: str
 ) -> None:
@@ -89,6 +96,22 @@ def test_a_broker_that_sends_what_no_honest_one_does_costs_no_memory(
     finally:
         broker.stop()
         assert agent.stop() == 0
+
+
+def test_chunks_that_would_end_the_connection_are_declined(
+    tmp_path: Path, connect: SessionFactory, mosquitto: BrokerProcess
+) -> None:
+    world, federation = World(tiny.make_bundle()), "large-chunks"
+    large = BlobRef(sha256="0" * 64, size=(4 << 20) + 1, chunk=8 << 20)
+    offers = {"onnx": Offer(bundles={world.bundle.manifest.tier: large})}
+    server = ScriptedServer(connect(mosquitto.address), federation)
+    agent = CppAgent.of(federation, mosquitto.address, write_data(tmp_path), tmp_path / "store")
+    server.hello()
+    server.announce(msgspec.structs.replace(world.announcement(), offers=offers))
+    server.assign(world.task())
+    assert server.decline().reason == "large-chunks"
+    assert "at most (limits.max_message_bytes), found 4194305" in agent.event("declined")["text"]
+    assert agent.stop() == 0
 
 
 class Server(ScriptedServer):

@@ -31,6 +31,8 @@ def packet(first: int, body: bytes) -> bytes:
 
 
 QOS_2 = b"".join(packet(0x34, b"\x00\x03a/b" + mid.to_bytes(2) + _PIECE) for mid in range(1, 65))
+ANSWERED = b"".join(packet(0x32, b"\x00\x03a/b" + mid.to_bytes(2)) for mid in range(1, 20_001))
+"""Messages that are acknowledged, one by one."""
 PROPERTIES = b"\x26\x00\x00\x00\x00" * 200_000  # empty user properties
 Attack = tuple[str, Literal["5", "3.1.1"], bytes, bytes, str]
 ATTACKS: list[Attack] = [

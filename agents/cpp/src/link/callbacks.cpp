@@ -43,13 +43,14 @@ void Session::on_disconnect(int code) {
   if (code >= kFailure) ended_ = "the broker ended it: " + reason_of(code);
 }
 
-void Session::on_message(const char* topic, const void* payload, int size) {
-  const int64_t bytes = size + static_cast<int64_t>(std::strlen(topic));
+void Session::on_message(const mosquitto_message& message) {
+  const int64_t bytes = message.payloadlen + static_cast<int64_t>(std::strlen(message.topic));
   delivered_ += bytes + bytes / 64 + 256;  // with what is around it
+  unread_ += message.qos;  // each of QoS 1 is acknowledged
   Event event;
   event.kind = Event::Kind::message;
-  event.topic = topic;
-  if (size > 0) event.payload.assign(static_cast<const char*>(payload), static_cast<size_t>(size));
+  event.topic = message.topic;
+  if (message.payloadlen > 0) event.payload.assign(static_cast<const char*>(message.payload), static_cast<size_t>(message.payloadlen));
   inbox_.put(std::move(event));
 }
 

@@ -77,6 +77,11 @@ void Fetcher::bring(const std::vector<BlobRef>& refs) {
   window.waiting = missing(once);
   if (window.waiting.empty()) return;
   mirrors_.check_broker();
+  for (const BlobRef& ref : once)
+    if (const int64_t largest = std::min(ref.chunk, ref.size); largest > limits_.readable_bytes() && !missing({ref}).empty())
+      throw RoundDeclined("large-chunks", "expected chunks of " + std::to_string(limits_.readable_bytes()) + " bytes at most (limits.max_message_bytes), found " +
+                                              std::to_string(largest) + " in blob " + ref.sha256.substr(0, 12) +
+                                              "; raise it, or set limits.chunk_bytes of the federation lower");
   collect(std::move(window));
 }
 

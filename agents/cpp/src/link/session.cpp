@@ -18,7 +18,7 @@ namespace edgefl {
 namespace {
 
 constexpr double kMomentS = 5.0, kAnswerS = 10.0, kLeaveS = 0.25;
-constexpr int kRivalAfter = 3, kSessionS = 7 * 24 * 3600;
+constexpr int kRivalAfter = 3, kSessionS = 7 * 24 * 3600, kMostUnread = 50'000;
 constexpr const char* kUnanswered = "unanswered";
 constexpr const char* kUntrusted = "certificate verify failed";  // as OpenSSL says it
 
@@ -54,7 +54,7 @@ void set_callbacks(mosquitto* client) {
     quietly(session, [&](Session& each) { each.on_disconnect(code); });
   });
   mosquitto_message_v5_callback_set(client, [](mosquitto*, void* session, const mosquitto_message* message, Properties) {
-    quietly(session, [&](Session& each) { each.on_message(message->topic, message->payload, message->payloadlen); });
+    quietly(session, [&](Session& each) { each.on_message(*message); });
   });
   mosquitto_publish_v5_callback_set(client, [](mosquitto*, void* session, int mid, int code, Properties) {
     quietly(session, [&](Session& each) { each.on_publish(mid, code); });
@@ -212,7 +212,7 @@ std::string Session::attempt() {
   ended_.clear();
   logged_.clear();
   unsupported_ = qos_2_ = false;
-  delivered_ = 0;
+  delivered_ = unread_ = 0;
   const bool fifth = version_ == "5";
   mosquitto_int_option(client_, MOSQ_OPT_PROTOCOL_VERSION, fifth ? MQTT_PROTOCOL_V5 : MQTT_PROTOCOL_V311);
   if (will_) {
@@ -222,7 +222,7 @@ std::string Session::attempt() {
   }
   mosquitto_property* properties = nullptr;
   if (fifth && !clean_) mosquitto_property_add_int32(&properties, MQTT_PROP_SESSION_EXPIRY_INTERVAL, kSessionS);
-  const int64_t most = std::max(limits_.max_message_bytes, limits_.chunk_bytes) + kAround;
+  const int64_t most = limits_.readable_bytes() + kAround;
   if (fifth) mosquitto_property_add_int32(&properties, MQTT_PROP_MAXIMUM_PACKET_SIZE, static_cast<uint32_t>(std::min<int64_t>(most, INT32_MAX)));
   int code = mosquitto_connect_bind_v5(client_, address_.host.c_str(), address_.port, static_cast<int>(limits_.keepalive_s), nullptr, properties);
   const int number = errno;
@@ -232,10 +232,12 @@ std::string Session::attempt() {
   const Watch watch(mosquitto_socket(client_), most, delivered_);
   bool hung_up = false;
   while (code == MOSQ_ERR_SUCCESS && !stopping_) {
+    if (!mosquitto_want_write(client_)) unread_ = 0;
     code = mosquitto_loop(client_, 500, 1);
-    if ((hung_up = qos_2_ || watch.ended())) {
-      ended_ = qos_2_ ? "the broker sent a message of QoS 2, which nobody asked for"
-                      : "the broker sent a packet of more than " + std::to_string(most) + " bytes, which is the most that is read";
+    if ((hung_up = qos_2_ || watch.ended() || unread_ > kMostUnread)) {
+      ended_ = qos_2_                   ? "the broker sent a message of QoS 2, which nobody asked for"
+               : unread_ > kMostUnread ? "the broker reads none of " + std::to_string(kMostUnread) + " acknowledgements"
+                                       : "the broker sent a packet of more than " + std::to_string(most) + " bytes, which is the most that is read";
       forget();
       break;
     }

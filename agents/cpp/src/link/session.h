@@ -20,6 +20,7 @@
 #include "wire/mqtt/address.h"
 
 struct mosquitto;
+struct mosquitto_message;
 
 namespace edgefl {
 
@@ -52,7 +53,7 @@ class Session {
   // For the library's callbacks, on the network thread.
   void on_connect(int code, int most_bytes);
   void on_disconnect(int code);
-  void on_message(const char* topic, const void* payload, int size);
+  void on_message(const mosquitto_message& message);
   void on_publish(int message, int code);
   void on_subscribe(int count, const int* granted);
   void on_log(const char* text) { logged_ = text; }
@@ -97,6 +98,7 @@ class Session {
   std::string refusal_, ended_, logged_;
   bool unsupported_ = false, qos_2_ = false;
   std::atomic<int64_t> delivered_{0};  // bytes of this connection that were messages, about
+  int unread_ = 0;                     // acknowledgements since the broker last read all that we sent
   int older_ = 0;
   double up_since_ = 0, ask_again_at_ = 0;
 };

@@ -2,12 +2,13 @@
 import type { BlobStore } from "../store/blobs";
 import { accepts, type BlobRef, checkRef, verified } from "../wire/blobs";
 import { unpacked } from "../wire/compression";
-import { BundleError, LOST_CHUNK, RoundAborted } from "../wire/errors";
+import { BundleError, LOST_CHUNK, RoundAborted, RoundDeclined } from "../wire/errors";
 import type { Limits } from "../wire/limits";
 import { publishBytes, type Topics } from "../wire/topics";
 import { Mailbox } from "./mailbox";
 import type { Mirrors } from "./mirrors";
 import type { Session } from "./session";
+import { readableBytes } from "./watch";
 
 /** Windows of chunks that may wait to be looked at: some are sent twice. */
 const WINDOWS = 4;
@@ -78,7 +79,20 @@ export class Fetcher {
     const missing = await this.missing(once);
     if (!missing.length) return;
     this.mirrors.checkBroker();
+    for (const [ref] of missing) this.checkChunks(ref);
     await this.collect({ waiting: missing, asked: new Map(), bad: new Map(), finished: [] });
+  }
+
+  /** RoundDeclined if a message of the broker with a chunk of `ref` would end the connection. */
+  private checkChunks(ref: BlobRef): void {
+    const most = readableBytes(this.limits);
+    const largest = Math.min(ref.chunk, ref.size);
+    if (largest <= most) return;
+    throw new RoundDeclined(
+      "large-chunks",
+      `expected chunks of ${most} bytes at most (limits.max_message_bytes), found ${largest} in blob ` +
+        `${ref.sha256.slice(0, 12)}; set limits.chunk_bytes of the federation lower`,
+    );
   }
 
   private async missing(refs: readonly BlobRef[]): Promise<Chunk[]> {

@@ -6,9 +6,14 @@ const QOS_2 = 4;
 /** Room for what is around a payload. No packet but a PUBLISH is larger. */
 const HEADER_BYTES = 64 * 1024;
 
+/** Size of the largest message to read. */
+export function readableBytes(limits: Limits): number {
+  return Math.max(limits.max_message_bytes, limits.chunk_bytes);
+}
+
 /** Size of the largest packet to read. */
 export function mostBytes(limits: Limits): number {
-  return Math.max(limits.max_message_bytes, limits.chunk_bytes) + HEADER_BYTES;
+  return readableBytes(limits) + HEADER_BYTES;
 }
 
 export class PacketWatch {

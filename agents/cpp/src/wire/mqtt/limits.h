@@ -1,6 +1,7 @@
 // Every timeout, size and limit of a device (docs/protocol.md, Limits). Sizes in bytes, times in seconds.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 
@@ -34,6 +35,9 @@ struct Limits {
   double max_step_s = 600.0;
   double max_round_s = 86400.0;
   int64_t attempts = 10;
+
+  // Size of the largest message that the agent reads.
+  int64_t readable_bytes() const { return std::max(max_message_bytes, chunk_bytes); }
 
   // "fetch_window=4"; ConfigError names an entry that is none, or beyond its range. Those of a server are passed over.
   void set(const std::string& entry);
