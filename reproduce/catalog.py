@@ -18,7 +18,7 @@ NAMES = tuple(f"{paper}/{entry}" for paper, entries in ENTRIES_BY_PAPER.items() 
 
 
 def expand(names: Sequence[str]) -> list[str]:
-    """Return the entries of ``names``, each once. The name of a paper stands for all its entries.
+    """Return the entries of ``names``, each once. The name of a paper selects all its entries.
 
     Raises:
         ConfigError: if there is neither an entry nor a paper of a name.
