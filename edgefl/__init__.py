@@ -124,7 +124,6 @@ if TYPE_CHECKING:
     from edgefl.models.losses.own import own_loss
     from edgefl.models.spec import ModelSpec
     from edgefl.models.split import split
-    from edgefl.papers.reproduce import reproduce
     from edgefl.setup.updates import update_sizes
     from edgefl.wire.errors import EdgeflError
     from exporters.device import Device
@@ -230,7 +229,6 @@ _PLACES: dict[str, tuple[str, ...]] = {
     "edgefl.models.split": ("split",),
     "edgefl.setup.updates": ("update_sizes",),
     "edgefl.wire.errors": ("EdgeflError",),
-    "edgefl.papers.reproduce": ("reproduce",),
     "exporters.device": ("Device",),
     "exporters.front.cache": ("BundleCache",),
     "device_runtime.round.runner": ("RoundResult",),
@@ -356,7 +354,6 @@ __all__ = [
     "prepare",
     "prepare_simulation",
     "replay",
-    "reproduce",
     "run",
     "serve_broker",
     "simulate",

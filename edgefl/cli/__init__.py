@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -54,10 +56,21 @@ def main() -> None:
     """Run a command; an expected error becomes one clear line and its exit code."""
     end_by_signal()
     os.environ["PYTHONSAFEPATH"] = "1"  # children of libraries import nothing from the user's folder either
-    try:
+    with reported_errors(lambda: _alone(sys.argv[1:]) or __getattr__("app")):
         _run(sys.argv[1:])
+
+
+@contextmanager
+def reported_errors(command: Callable[[], typer.Typer]) -> Iterator[None]:
+    """Print an expected error of the block as one line, and exit with its code.
+
+    Args:
+        command: returns the command line whose flags replace the names of arguments in a message.
+    """
+    try:
+        yield
     except EdgeflError as error:
-        _fail(_in_flags(error.message), error.exit_code)
+        _fail(_in_flags(error.message, command), error.exit_code)
     except OSError as error:
         _fail(_told(error), StoreError.exit_code)
     except ModuleNotFoundError as error:
@@ -127,7 +140,7 @@ def _server_module() -> ProcessModule:
     return serving
 
 
-def _in_flags(message: str) -> str:
+def _in_flags(message: str, command: Callable[[], typer.Typer]) -> str:
     """As :func:`edgefl.cli.options.in_flags`; only a message that names an argument loads the commands."""
     if "`" not in message:
         return message
@@ -135,9 +148,7 @@ def _in_flags(message: str) -> str:
 
     from edgefl.cli.options import in_flags
 
-    arguments = sys.argv[1:]
-    known = _alone(arguments) or __getattr__("app")
-    return in_flags(message, typer.main.get_command(known), arguments)
+    return in_flags(message, typer.main.get_command(command()), sys.argv[1:])
 
 
 def _fail(message: str, code: int = 1) -> None:
@@ -151,7 +162,7 @@ def _fail(message: str, code: int = 1) -> None:
 
 
 _MODULES = {
-    **dict.fromkeys(("heterogeneity", "personalize", "reproduce"), "analysis"),
+    **dict.fromkeys(("heterogeneity", "personalize"), "analysis"),
     **dict.fromkeys(("dashboard", "run", "server", "simulate"), "federation"),
     **dict.fromkeys(("check", "deploy", "export", "plan", "profile", "verify"), "models"),
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edgefl.cli import bare_app
-from edgefl.cli.analysis import heterogeneity, personalize, reproduce
+from edgefl.cli.analysis import heterogeneity, personalize
 from edgefl.cli.bench import measure as bench
 from edgefl.cli.catalog import cache, inspection
 from edgefl.cli.conformance import check as conformance
@@ -47,7 +47,6 @@ for command, panel in (
     (load.load, STUDY),
     (heterogeneity.heterogeneity, STUDY),
     (personalize.personalize, STUDY),
-    (reproduce.reproduce, STUDY),
 ):
     app.command(rich_help_panel=panel, help=help_of(command))(command)
 for group, panel in (

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("edgefl", "exporters", "device_runtime", "server")
+PACKAGES = ("edgefl", "exporters", "device_runtime", "server", "reproduce")
 _QUOTED = re.compile(rf"[\"'](?:{'|'.join(PACKAGES)})\.")
 _MODULE = re.compile(rf"({'|'.join(PACKAGES)})(\.[a-z_][a-z0-9_]*)+(:[A-Za-z_]\w*)?")
 

@@ -56,7 +56,6 @@ API = {
     "cache": "edgefl.BundleCache",
     "heterogeneity": "edgefl.heterogeneity",
     "personalize": "edgefl.personalize",
-    "reproduce": "edgefl.reproduce",
     "bench memory": "edgefl.bench.memory.rows.measure",
     "bench round": "edgefl.bench.round_time.measure",
     "bench fleet": "edgefl.bench.fleet.rows.measure",

@@ -42,7 +42,7 @@ def test_messages_of_the_library_name_arguments_and_no_flags() -> None:
     """But for commands that they advise to run, which stand in back quotes."""
     found = [
         f"{path.relative_to(ROOT)}:{line}: {text.strip()[:80]}"
-        for room in ("edgefl", "exporters", "device_runtime", "server")
+        for room in ("edgefl", "exporters", "device_runtime", "server", "reproduce")
         for path in sorted((ROOT / room).rglob("*.py"))
         if not path.is_relative_to(ROOT / "edgefl" / "cli")
         and not path.is_relative_to(ROOT / "edgefl" / "bench")

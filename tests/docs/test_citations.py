@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SPECS = ROOT / "docs" / "specs"
-FOLDERS = ("edgefl", "exporters", "device_runtime", "server", "tests", "examples")
+FOLDERS = ("edgefl", "exporters", "device_runtime", "server", "reproduce", "tests", "examples")
 PAPERS = {
     "EmbracingFL": "embracingfl",
     "FAFED": "fafed",

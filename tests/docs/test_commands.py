@@ -1,4 +1,4 @@
-"""Every `edgefl` command in a document has that name and those options, and every `make` target exists."""
+"""Every command in a document has that name and those options, and every `make` target exists."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import pytest
 import typer.main
 
 from edgefl.cli.commands import app
+from reproduce.__main__ import app as reproduce_app
+from reproduce.catalog import expand
 from tests.docs.documents import DOCS, DOCUMENTS, ROOT, commands
 
 PAGES = [page for page in DOCUMENTS if any(commands(page, "edgefl"))]
@@ -51,6 +53,16 @@ def test_a_wrong_command_and_a_wrong_option_are_seen() -> None:
     assert list(unknown(["train", "--out", "x"])) == ["edgefl train"]
     assert list(unknown(["device", "--id", "x", "--tls"])) == ["edgefl device --tls"]
     assert list(unknown(["device", "personalize", "--curve"])) == []
+
+
+def test_reproductions_exist_with_their_options() -> None:
+    known = {name for each in typer.main.get_command(reproduce_app).params for name in each.opts}
+    lines = [
+        words[1:] for page in DOCUMENTS for words in commands(page, "python") if "reproduce" in words[:2]
+    ]
+
+    assert {word for words in lines for word in words if word.startswith("--")} <= known | {"--help"}
+    assert expand([word for words in lines for word in words[1:2] if not word.startswith("--")])
 
 
 def test_the_page_of_commands_has_them_all() -> None:

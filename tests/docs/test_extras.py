@@ -15,7 +15,7 @@ TEXTS = [
     *(ROOT / "docs").rglob("*.md"),
     *(
         file
-        for name in ("edgefl", "exporters", "device_runtime", "server")
+        for name in ("edgefl", "exporters", "device_runtime", "server", "reproduce")
         for file in (ROOT / name).rglob("*.py")
     ),
 ]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from edgefl.bench.device_table.rows import EMBRACING, TIERS, WIDTH, Times
-from edgefl.papers.embracingfl import device
-from edgefl.papers.results import Judged, Results
+from reproduce.embracingfl import device
+from reproduce.results import Judged, Results
 
 
 def times(weak: float = 20.0) -> list[Times]:

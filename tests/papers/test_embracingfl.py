@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from edgefl.api.federation import load_federation
-from edgefl.papers.embracingfl import ENTRIES, counts, heterogeneity, mixes, theory
-from edgefl.papers.embracingfl.small_models import pooled_resnet8
-from edgefl.papers.entry import SCALES, Entry, Federated, Found, Scale, Work
-from edgefl.papers.results import Results
 from edgefl.submodels.output_side import accounting
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.submodels.width.submodel import Width
+from reproduce.embracingfl import ENTRIES, counts, heterogeneity, mixes, theory
+from reproduce.embracingfl.small_models import pooled_resnet8
+from reproduce.entry import SCALES, Entry, Federated, Found, Scale, Work
+from reproduce.results import Results
 
 TRAINED = [entry for entry in ENTRIES if any(isinstance(arm, Federated) for arm in entry.arms("smoke"))]
 

@@ -11,8 +11,8 @@ from xml.etree import ElementTree
 import pytest
 
 from edgefl.api.federation import load_federation
-from edgefl.papers.entry import SCALES, Federated, Scale
-from edgefl.papers.reproduce import ENTRIES, reproduce
+from reproduce.campaign import ENTRIES, reproduce
+from reproduce.entry import SCALES, Federated, Scale
 
 
 @pytest.mark.parametrize("scale", SCALES)

@@ -12,10 +12,11 @@ import pytest
 import edgefl
 from edgefl.api.federation import load_federation
 from edgefl.api.simulate import Simulation
-from edgefl.papers.entry import SCALES, Entry, Federated, Scale
-from edgefl.papers.fafed import ENTRIES, speedup
-from edgefl.papers.fafed.federations import FAFED, FEDAVG, METHODS, Options, Setup, Tuned
-from edgefl.papers.fafed.measures import (
+from edgefl.simulation.batched_clients import together
+from reproduce.entry import SCALES, Entry, Federated, Scale
+from reproduce.fafed import ENTRIES, speedup
+from reproduce.fafed.federations import FAFED, FEDAVG, METHODS, Options, Setup, Tuned
+from reproduce.fafed.measures import (
     GRADIENTS,
     MEGABYTES,
     OBJECTIVE,
@@ -29,8 +30,7 @@ from edgefl.papers.fafed.measures import (
     sends,
     smoother,
 )
-from edgefl.papers.results import Results
-from edgefl.simulation.batched_clients import together
+from reproduce.results import Results
 
 DIGITS: Options = {"name": "digits", "train_samples": 400, "test_samples": 100}
 TINY = Setup(

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from edgefl.api.federation import load_federation
-from edgefl.papers.entry import SCALES, Entry, Federated, Scale
-from edgefl.papers.fedbat import ENTRIES, main, one_bit, theory
-from edgefl.papers.fedbat.federations import (
+from reproduce.entry import SCALES, Entry, Federated, Scale
+from reproduce.fedbat import ENTRIES, main, one_bit, theory
+from reproduce.fedbat.federations import (
     DIRICHLET,
     IID,
     LABELS,
@@ -17,7 +17,7 @@ from edgefl.papers.fedbat.federations import (
     close,
     sooner,
 )
-from edgefl.papers.results import Results
+from reproduce.results import Results
 
 FLAT = [(1.0, 0.5), (2.0, 0.6)]
 

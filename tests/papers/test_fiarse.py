@@ -9,10 +9,10 @@ import pytest
 
 import edgefl
 from edgefl.api.federation import load_federation
-from edgefl.papers.entry import SCALES, Entry, Federated, Scale
-from edgefl.papers.fiarse import ENTRIES
-from edgefl.papers.fiarse.federations import Setup, fiarse
-from edgefl.papers.fiarse.measures import (
+from reproduce.entry import SCALES, Entry, Federated, Scale
+from reproduce.fiarse import ENTRIES
+from reproduce.fiarse.federations import Setup, fiarse
+from reproduce.fiarse.measures import (
     above_all,
     accuracies_and_exploration,
     label,
@@ -23,8 +23,8 @@ from edgefl.papers.fiarse.measures import (
     sooner,
     steadier,
 )
-from edgefl.papers.results import Results, larger_lead
-from edgefl.papers.submodel_accuracy import SubmodelAccuracy
+from reproduce.results import Results, larger_lead
+from reproduce.submodel_accuracy import SubmodelAccuracy
 
 TINY = Setup(
     (1 / 4, 1.0),

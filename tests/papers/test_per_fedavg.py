@@ -7,12 +7,12 @@ import pytest
 
 from edgefl.api.federation import load_federation
 from edgefl.data.groups import groups
-from edgefl.papers.entry import SCALES, Federated, Scale
-from edgefl.papers.per_fedavg.judges import ahead, change
-from edgefl.papers.per_fedavg.personal import AFTER
-from edgefl.papers.per_fedavg.rows import FEDAVG, HF
-from edgefl.papers.per_fedavg.table1 import ENTRY, LARGER, MNIST_4, MNIST_10, MNIST_ROWS, SINGLE
-from edgefl.papers.results import Results, larger_lead
+from reproduce.entry import SCALES, Federated, Scale
+from reproduce.per_fedavg.judges import ahead, change
+from reproduce.per_fedavg.personal import AFTER
+from reproduce.per_fedavg.rows import FEDAVG, HF
+from reproduce.per_fedavg.table1 import ENTRY, LARGER, MNIST_4, MNIST_10, MNIST_ROWS, SINGLE
+from reproduce.results import Results, larger_lead
 
 CLASSES = 10
 SAMPLES = {"mnist": (5421, 892), "cifar10_jpeg": (5000, 1000)}

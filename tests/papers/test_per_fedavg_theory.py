@@ -12,10 +12,10 @@ from torch import Tensor
 from edgefl.analysis.heterogeneity.labels import label_report
 from edgefl.data.groups import groups
 from edgefl.data.partition import histograms
-from edgefl.papers.per_fedavg import bounds
-from edgefl.papers.per_fedavg.bounds import ALPHA, EXACT, FO, HF, Meta, local, whole
-from edgefl.papers.per_fedavg.heterogeneity import exchanged
-from edgefl.papers.per_fedavg.logistic import LANDSCAPE, USERS, Users, starting_point
+from reproduce.per_fedavg import bounds
+from reproduce.per_fedavg.bounds import ALPHA, EXACT, FO, HF, Meta, local, whole
+from reproduce.per_fedavg.heterogeneity import exchanged
+from reproduce.per_fedavg.logistic import LANDSCAPE, USERS, Users, starting_point
 
 
 @pytest.fixture(scope="module")

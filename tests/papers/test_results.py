@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from edgefl.papers.entry import Claim, Column, Computed, Entry, Federated, Found, percent
-from edgefl.papers.page import overview, summaries, write_entry
-from edgefl.papers.record import Record, read_record, run_arm, summed_up
-from edgefl.papers.reproduce import ENTRIES, campaign, named, selected, tasks
-from edgefl.papers.results import Results, above, ahead_of_each, not_below, ordered
-from edgefl.papers.withdrawn import _TABLE, ERRORS, withdrawn
 from edgefl.wire.errors import ConfigError
+from reproduce.campaign import ENTRIES, campaign, selected, tasks
+from reproduce.entry import Claim, Column, Computed, Entry, Federated, Found, percent
+from reproduce.page import overview, summaries, write_entry
+from reproduce.record import Record, read_record, run_arm, summed_up
+from reproduce.results import Results, above, ahead_of_each, not_below, ordered
+from reproduce.withdrawn import _TABLE, ERRORS, withdrawn
 
 RESULTS = Results(
     [0, 1, 2],
@@ -93,7 +93,7 @@ def test_a_table_has_means_beside_the_papers_numbers_and_what_did_not_hold(tmp_p
     assert "| H1: one is ahead | +10 | +27.50 (+15.00 to +40.00) | yes | - |" in page
     assert "**no**: it is not" in page and "1 of 2 claims held" in overview([summary])
     assert "picture.svg" in {file.name for file in files}
-    assert summary.command == "edgefl reproduce paper/table --scale smoke --seeds 2" and not summary.broken
+    assert summary.command == "python -m reproduce paper/table --scale smoke --seeds 2" and not summary.broken
 
 
 def test_each_row_of_the_withdrawn_claims_meets_a_published_claim_and_the_page_marks_it() -> None:
@@ -131,7 +131,7 @@ def test_a_run_that_goes_on_counts_the_rounds_before(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_campaign_runs_what_is_not_there_and_keeps_what_is(tmp_path: Path) -> None:
-    wanted = tasks(named("fafed/counterexample"), "smoke", 1, tmp_path)
+    wanted = tasks(ENTRIES["fafed/counterexample"], "smoke", 1, tmp_path)
     (first,) = campaign(wanted, jobs=1)
     kept: list[bool] = []
     (again,) = campaign(wanted, tell=lambda told: kept.append(told.kept))

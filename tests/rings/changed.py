@@ -34,6 +34,7 @@ LOOKED_AT_BY = {
     "edgefl/wire": ("tests/e2e",),
     "device_runtime": ("tests/parity", "tests/e2e"),
     "exporters": ("tests/parity", "tests/web"),
+    "reproduce": ("tests/papers", "tests/invariants"),
     "server": ("tests/e2e",),
 }
 

@@ -58,7 +58,7 @@ def test_children_find_a_scripts_modules_after_the_librarys(
 
 
 def test_every_python_child_is_started_by_the_function_that_adds_the_option() -> None:
-    rooms = ("edgefl", "server", "device_runtime", "exporters")
+    rooms = ("edgefl", "server", "device_runtime", "exporters", "reproduce")
     files = [path for room in rooms for path in (ROOT / room).rglob("*.py")]
     found = [path for path in files if 'sys.executable, "-m"' in path.read_text(encoding="utf-8")]
 

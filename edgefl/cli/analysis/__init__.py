@@ -1,1 +1,1 @@
-"""Commands about results: heterogeneity, personalization, reproduced tables."""
+"""Commands about results: heterogeneity and personalization."""

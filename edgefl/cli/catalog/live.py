@@ -26,7 +26,6 @@ from edgefl.models.losses import LOSSES
 from edgefl.models.zoo.catalog import MODELS, build_model
 from edgefl.objective.objective import Objective
 from edgefl.optimizers import OPTIMIZERS
-from edgefl.papers.reproduce import reproductions
 from edgefl.programs.catalog import PROGRAMS
 from edgefl.setup.training import program_of
 from edgefl.setup.versions import why_not
@@ -58,7 +57,6 @@ def live_facts() -> Facts:
             "optimizers": optimizer_rows(),
             "codecs": codec_rows(),
             "combinations": combination_rows(),
-            "reproductions": [{"name": each.name, "what": each.what} for each in reproductions()],
         },
         models=_options_of(MODELS, upon=0),
         losses=_options_of(LOSSES, upon=0),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from edgefl.papers.embracingfl import theory
 from edgefl.wire.errors import ConfigError
+from reproduce.embracingfl import theory
 
 
 def _bound(

@@ -12,8 +12,11 @@ import torch
 
 from edgefl.contract.program import Program
 from edgefl.contract.tensors import Tensors
-from edgefl.papers.fafed import three_clients
-from edgefl.papers.fafed.counterexample import (
+from edgefl.programs.adaptive.naive_adaptive import naive_adaptive
+from edgefl.simulation.batched_clients import together
+from edgefl.simulation.federated import Completed, Standing, federated
+from reproduce.fafed import three_clients
+from reproduce.fafed.counterexample import (
     BETAS,
     ETAS,
     drift,
@@ -23,9 +26,6 @@ from edgefl.papers.fafed.counterexample import (
     theory,
     walked,
 )
-from edgefl.programs.adaptive.naive_adaptive import naive_adaptive
-from edgefl.simulation.batched_clients import together
-from edgefl.simulation.federated import Completed, Standing, federated
 from tests.invariants.fafed.tiny import Bowls, X, traced, whole
 from tests.rings.rows import mostly_slow
 

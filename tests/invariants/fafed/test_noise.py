@@ -15,12 +15,12 @@ from edgefl.contract.program import Function, Program
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
 from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
-from edgefl.papers.fafed.three_clients import Itself
 from edgefl.programs.adaptive.fafed import fafed
 from edgefl.programs.adaptive.stem import stem
 from edgefl.simulation.federated import Client
 from edgefl.simulation.round import Feed
 from edgefl.submodels.output_side.submodel import OutputSide
+from reproduce.fafed.three_clients import Itself
 from tests.invariants.embracingfl.tiny import tiny
 from tests.invariants.fafed.tiny import X, traced, with_step
 from tests.rings.rows import mostly_slow

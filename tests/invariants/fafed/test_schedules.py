@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from edgefl.contract.program import Program
-from edgefl.papers.fafed import three_clients
 from edgefl.programs.adaptive.fafed import fafed
 from edgefl.programs.adaptive.schedules import Constant, Decaying, Theory
 from edgefl.programs.adaptive.stem import stem
 from edgefl.simulation.federated import federated
 from edgefl.wire.errors import ConfigError
+from reproduce.fafed import three_clients
 from tests.invariants.fafed.tiny import GOLDEN, Bowls, X, close, whole
 
 PAPER = Theory(smoothness=2.0, devices=20, steps=10, batch=50, rho=1.0)

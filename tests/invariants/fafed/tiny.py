@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from edgefl.contract.program import Program
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed
 from edgefl.objective.objective import Objective
-from edgefl.papers.fafed.three_clients import Itself
 from edgefl.programs.adaptive.storm import scaled, stepped
 from edgefl.simulation.federated import Client, Completed, MakeFeed, Standing, federated
 from edgefl.simulation.round import Feed
+from reproduce.fafed.three_clients import Itself
 
 X = "point.x"
 Rows = Sequence[Sequence[float]]
