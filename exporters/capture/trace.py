@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, fx
+from torch._export.verifier import SpecViolationError
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram, ModuleCallEntry, ModuleCallSignature
 from torch.export.graph_signature import (
@@ -32,7 +33,7 @@ from edgefl.contract.program import INPUT_ROLES, OUTPUT_ROLES, Function
 from edgefl.contract.tensors import Tensors, TensorSpec, role_of
 from edgefl.submodels.channels.trace import plain_attention
 from edgefl.wire.errors import EdgeflError, ExportError
-from exporters.capture.checks import check_constants, check_ops, drop_outside_writes, untraceable
+from exporters.capture.checks import check_constants, check_ops, drop_outside_writes, untraceable, written_by
 from exporters.capture.complex_pairs import NoComplexFormError, without_complex
 from exporters.capture.gradients import rewrite_gradients
 from exporters.capture.graph import Table, graph_of
@@ -133,6 +134,7 @@ def capture(function: Function, table: Table | None = None, joint: Joint | None 
     check_ops(function, module)
     drop_outside_writes(function, module)
     table = core_table() if table is None else table
+    _lift_written_constants(module.graph)
     rewrite_gradients(module, table)
     # Nothing runs there: what the arguments hold is never read.
     arguments = tuple(torch.empty(spec.shape, dtype=spec.dtype) for spec in function.inputs.values())
@@ -152,6 +154,26 @@ def capture(function: Function, table: Table | None = None, joint: Joint | None 
         outputs=outputs,
         unused=tuple(name for name in function.inputs if name not in used),
     )
+
+
+def _lift_written_constants(graph: fx.Graph) -> None:
+    """Let the second pass follow writes into values that are made of constants, such as a clone of a mask.
+
+    It makes writes functional where the tensor comes from an input, or out of this operation.
+    """
+    reached = [written for node in graph.nodes for written in written_by(node)]
+    seen: set[fx.Node] = set()
+    while reached:
+        node = reached.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        reached += node.all_input_nodes
+        if node.op == "get_attr":
+            with graph.inserting_after(node):
+                lifted = graph.call_function(_aten.lift_fresh.default, (node,))
+            lifted.meta = dict(node.meta)
+            node.replace_all_uses_with(lifted, delete_user_cb=lambda user, own=lifted: user is not own)
 
 
 def joint_graph(function: Function) -> Joint:
@@ -210,15 +232,22 @@ def exported_program(captured: Captured) -> ExportedProgram:
     )
     _as_fake(nodes)
     values = {target: getattr(captured.module, target) for target in constants.values()}
-    return ExportedProgram(
-        root=torch.nn.Module(),
-        graph=graph,
-        graph_signature=signature,
-        state_dict={},
-        range_constraints={},
-        module_call_graph=[_call_entry(signature, len(captured.inputs), len(outputs))],
-        constants=values,
-    )
+    try:
+        return ExportedProgram(
+            root=torch.nn.Module(),
+            graph=graph,
+            graph_signature=signature,
+            state_dict={},
+            range_constraints={},
+            module_call_graph=[_call_entry(signature, len(captured.inputs), len(outputs))],
+            constants=values,
+        )
+    except SpecViolationError as error:
+        raise ExportError(
+            f"function {captured.name!r} cannot be exported: expected operations that make new tensors, found one that "
+            f"writes in place ({error}); write into a clone of the tensor, such as one by torch.where or torch.cat",
+            function=captured.name,
+        ) from error
 
 
 def _as_fake(placeholders: list[fx.Node]) -> None:

@@ -8,6 +8,7 @@ mask, because the code then applies it.
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable
@@ -71,6 +72,9 @@ class OnePath(TorchFunctionMode):
     def __enter__(self) -> Self:
         self._entered.append(ExitStack())
         self._entered[-1].enter_context(middled())
+        if "torch._dynamo" in sys.modules:
+            # It would compile code of ours, and set the state of Python's generator at each compilation.
+            self._entered[-1].enter_context(torch.compiler.set_stance("force_eager"))
         self._prepare(self._entered[-1])
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
@@ -150,7 +154,7 @@ class Steered(OnePath):
     def _run(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         if func is Tensor.register_hook and not args[0].requires_grad:
             return RemovableHandle(OrderedDict())  # in inference there is no gradient to change
-        if func is Tensor.requires_grad_ and torch._C._are_functorch_transforms_active():
+        if func is Tensor.requires_grad_ and _is_traced():
             return args[0]  # gradients of weights are the same, and code that asks for others calls autograd
         args = self._known.numbers(name, args)
         if (rule := REWRITTEN.get(func)) is not None:
@@ -173,6 +177,14 @@ class Steered(OnePath):
 
     def _answer(self, asked: Tensor) -> bool:
         return _value(asked) if self._answers[asked] is None else super()._answer(asked)
+
+
+def _is_traced() -> bool:
+    """Return True inside of a transform of torch.func that is not one of the gradients of the user's own code."""
+    return (
+        torch._C._are_functorch_transforms_active()
+        and not torch._C._functorch.get_inplace_requires_grad_allowed()
+    )
 
 
 def _to_cpu(name: str, args: Any, kwargs: Any) -> bool:

@@ -192,8 +192,12 @@ class Flow:
 
     @cached_property
     def _carried(self) -> frozenset[fx.Node]:
-        """Operations that depend on the input, on chance, or on a tensor that such an operation is written into."""
+        """Operations that depend on the input, on chance, or on a tensor that such an operation is written into, and those
+        that write state, which each step moves."""
         operations = {self.traced.source}
+        for group in self._written:
+            if not self.traced.state.keys().isdisjoint(group):
+                operations.update(node for node in group if writes(node))
         while True:
             before = len(operations)
             for node in self.nodes:

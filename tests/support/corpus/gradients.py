@@ -348,3 +348,25 @@ class TeacherBeforeStudent(Net):
         with torch.no_grad():
             soft = self.teacher(x).softmax(-1)
         return self.b(self.a(x).tanh()) + soft
+
+
+@_.case("i-functional")
+def gradient_as_feature():
+    class Feature(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.energy = nn.Linear(8, 4)
+
+        def forward(self, h):
+            return h + torch.func.grad(lambda z: (self.energy(z) ** 2).sum())(h)
+
+    return Net(Feature())
+
+
+@_.case("i-functional")
+def jacobian_as_feature():
+    class Feature(nn.Module):
+        def forward(self, h):
+            return h + torch.func.vmap(torch.func.jacrev(torch.tanh))(h).sum(1)
+
+    return Net(Feature())

@@ -248,3 +248,31 @@ class LoadOfExperts(nn.Module):
         counts = torch.bincount(x.flatten(), minlength=11)
         shares = x.flatten().bincount(x.flatten() * 0.1, 11)
         return self.a((self.embed(x) * (counts[x] + shares[x]).unsqueeze(-1) / x.numel()).sum(1))
+
+
+@_.case("l-constants", sample=SEQUENCE)
+class CausalAttention(nn.Module):
+    # torch writes into a copy of the mask.
+    def __init__(self):
+        super().__init__()
+        self.a, self.head = nn.MultiheadAttention(8, 2, batch_first=True), nn.Linear(8, 3)
+        self.register_buffer("mask", torch.triu(torch.ones(5, 5, dtype=torch.bool), 1))
+
+    def forward(self, x):
+        return self.head(self.a(x, x, x, attn_mask=self.mask)[0].mean(1))
+
+
+@_.case("l-constants")
+def shifted_index():
+    class Shuffle(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("order", torch.arange(8))
+
+        def forward(self, h):
+            order = self.order.clone()
+            order[0] = 7
+            order += 1
+            return h[:, order % 8]
+
+    return Net(Shuffle())

@@ -285,7 +285,7 @@ class NonPersistentMovingBuffer(Net):
         return h + 2 * self.running
 
 
-@_.case("c-buffer")
+@_.case("c-pointer")
 class RingBufferQueue(Net):
     # MoCo's queue: rows at a moving pointer are replaced.
     def __init__(self):

@@ -229,33 +229,7 @@ def data_parallel_inside():
     return nn.Sequential(nn.DataParallel(nn.Linear(8, 8)), nn.ReLU(), nn.Linear(8, 3))
 
 
-@_.case("p-root")
-def compiled_root():
-    return torch.compile(dense(), backend="eager")
-
-
-@_.case("p-root")
-def compiled_in_place():
-    # module.compile() leaves the class and changes the call.
-    model = dense()
-    model.compile(backend="eager")
-    return model
-
-
-@_.case("p-root")
-def compiled_submodule():
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.b = torch.compile(nn.Linear(8, 8), backend="eager"), nn.Linear(8, 3)
-
-        def forward(self, x):
-            return self.b(self.a(x).relu())
-
-    return Model()
-
-
-@_.case("p-root")
+@_.case("p-compiled")
 def compiled_function_inside():
     @torch.compile(backend="eager")
     def act(h):
@@ -268,6 +242,32 @@ def compiled_function_inside():
 
         def forward(self, x):
             return self.b(act(self.a(x)))
+
+    return Model()
+
+
+@_.case("p-compiled")
+def compiled_root():
+    return torch.compile(dense(), backend="eager")
+
+
+@_.case("p-compiled")
+def compiled_in_place():
+    # module.compile() leaves the class and changes the call.
+    model = dense()
+    model.compile(backend="eager")
+    return model
+
+
+@_.case("p-compiled")
+def compiled_submodule():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = torch.compile(nn.Linear(8, 8), backend="eager"), nn.Linear(8, 3)
+
+        def forward(self, x):
+            return self.b(self.a(x).relu())
 
     return Model()
 
