@@ -170,10 +170,12 @@ def _lift_written_constants(graph: fx.Graph) -> None:
         seen.add(node)
         reached += node.all_input_nodes
         if node.op == "get_attr":
+            readers = list(node.users)
             with graph.inserting_after(node):
                 lifted = graph.call_function(_aten.lift_fresh.default, (node,))
             lifted.meta = dict(node.meta)
-            node.replace_all_uses_with(lifted, delete_user_cb=lambda user, own=lifted: user is not own)
+            for reader in readers:
+                reader.replace_input_with(node, lifted)
 
 
 def joint_graph(function: Function) -> Joint:
