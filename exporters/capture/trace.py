@@ -131,6 +131,7 @@ def capture(function: Function, table: Table | None = None, joint: Joint | None 
     """
     first = joint or joint_graph(function)
     module, outputs = first.module, first.outputs
+    module.graph.eliminate_dead_code(is_impure_node=_is_kept)  # draws that inference does not read, too
     check_ops(function, module)
     drop_outside_writes(function, module)
     table = core_table() if table is None else table
@@ -154,6 +155,10 @@ def capture(function: Function, table: Table | None = None, joint: Joint | None 
         outputs=outputs,
         unused=tuple(name for name in function.inputs if name not in used),
     )
+
+
+def _is_kept(node: fx.Node) -> bool:
+    return node.op in ("placeholder", "output") or bool(written_by(node))
 
 
 def _lift_written_constants(graph: fx.Graph) -> None:
