@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -73,6 +74,11 @@ class ModelSpec:
         """Units ``start:stop`` (0-based) under their global names; the modules are shared, not copied."""
         return sequential((name, self.module.get_submodule(name)) for name in self.units[start:stop])
 
+    @cached_property
+    def _boundaries(self) -> dict[int, TensorSpec]:
+        """The results of :meth:`boundary`, each of which takes a run of the units."""
+        return {}
+
     def boundary(self, cut: int) -> TensorSpec:
         """One sample of the tensor that crosses after ``cut`` units; ``boundary(0)`` is the raw input."""
         if not 0 <= cut <= len(self.units):
@@ -81,7 +87,9 @@ class ModelSpec:
                 cut=cut,
                 units=self.units,
             )
-        return output_spec(self.part(0, cut), self.sample)
+        if cut not in self._boundaries:
+            self._boundaries[cut] = output_spec(self.part(0, cut), self.sample)
+        return self._boundaries[cut]
 
     def shortened(self, length: int) -> ModelSpec:
         """The same model for samples of which only the first ``length`` entries count: tokens of a sequence.

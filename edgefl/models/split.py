@@ -115,13 +115,14 @@ def _split(module: nn.Module, request: Request) -> ModelSpec:
     made = shared(made)
     names = _names(state, made)
     note_counters(made, [names[each] for each in moved if each in names])
+    output_sample = output_spec(made, sample)
     spec = ModelSpec(
         request.name,
         made,
         sample,
         request.classes,
         request.accounting_batch,
-        loss=fitted(loss, output_spec(made, sample), request.labels, sample),
+        loss=fitted(loss, output_sample, request.labels, sample),
         global_names=names,
         again=lambda length: _split(
             module,
@@ -132,6 +133,7 @@ def _split(module: nn.Module, request: Request) -> ModelSpec:
         ),
         source=Source(shaped_module, request, _split),
     )
+    spec._boundaries[len(made)] = output_sample
     check_classes(spec)
     return spec
 

@@ -130,10 +130,5 @@ def _ours() -> tuple[Path, ...]:
 
 def place() -> str:
     """Where the user's code is that runs now, in brackets; empty if none does."""
-    frames = reversed(list(traceback.walk_stack(None)))
-    places = [
-        f"{frame.f_code.co_filename}:{line}"
-        for frame, line in frames
-        if is_user_code(Path(frame.f_code.co_filename))
-    ]
-    return f" (at {places[-1]})" if places else ""
+    frames = ((frame.f_code.co_filename, line) for frame, line in traceback.walk_stack(None))
+    return next((f" (at {file}:{line})" for file, line in frames if is_user_code(Path(file))), "")

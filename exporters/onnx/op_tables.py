@@ -47,6 +47,7 @@ _REGISTRY: Any = getattr(_private("exporter._registration"), "ONNXRegistry", Non
 _PROMOTION = _private("fx.passes.type_promotion")
 _INTERPRETER: Any = getattr(_PROMOTION, "_TypePromotionInterpreter", None)
 _CORE = _private("exporter._core")
+_SCHEMAS = _private("exporter._schemas")
 _CONVERTER = _module("onnxscript.version_converter")
 _TRACED: Any = getattr(_module("onnxscript.values"), "TracedOnnxFunction", None)
 _SIGNATURE: Any = getattr(getattr(ir, "schemas", None), "OpSignature", None)
@@ -55,6 +56,7 @@ _collect: Any = getattr(_DECOMPOSITIONS, _COLLECT, None)
 _from_torchlib: Any = getattr(_REGISTRY, "from_torchlib", None)
 _run_node: Any = getattr(_INTERPRETER, "run_node", None)
 _from_op_schema: Any = getattr(_SIGNATURE, "from_op_schema", None)
+_from_function: Any = getattr(_SCHEMAS, "op_signature_from_function", None)
 _convert_version: Any = getattr(_CONVERTER, "convert_version", None)
 _recompile = fx.GraphModule.recompile
 _listed_attrs: Any = getattr(typing, "_get_protocol_attrs", None)
@@ -69,6 +71,7 @@ def protocols() -> Patch:
 def patches(decomposed: bool) -> Iterator[Patch]:
     """For one export, which has its own registry; ``decomposed``: of a graph of core ops."""
     yield Patch(_SIGNATURE, "from_op_schema", staticmethod(_signature))
+    yield Patch(_SCHEMAS, "op_signature_from_function", _function_signature)
     yield Patch(_CORE, "_set_node_metadata", lambda node, ir_node: None)
     yield Patch(_CONVERTER, "convert_version", _converted)
     if decomposed:
@@ -151,3 +154,9 @@ def _signature(schema: onnx.defs.OpSchema) -> Any:
     if key not in _signatures:
         _signatures[key] = _from_op_schema(schema)
     return _signatures[key]
+
+
+@functools.cache
+def _function_signature(function: Callable[..., Any], *names: str, **options: Any) -> Any:
+    """Return the signature of an op's function. torch.onnx reads those of our translations again for each export."""
+    return _from_function(function, *names, **options)

@@ -54,7 +54,10 @@ def test_messages_of_the_library_name_arguments_and_no_flags() -> None:
 
 def _messages(path: Path) -> list[tuple[int, str]]:
     """Sentences in the code: no docstrings, and no single words, which are arguments of processes."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    source = path.read_text(encoding="utf-8")
+    if not FLAG.search(source):
+        return []
+    tree = ast.parse(source)
     whole = [node for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)]
     parts = {id(each) for node in whole for each in node.values}
     parts |= {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fuzz.corpus import golden, wrong
@@ -12,7 +12,6 @@ from tests.fuzz.targets import TARGETS
 
 @pytest.mark.sample(6)
 @pytest.mark.parametrize("name", TARGETS)
-@settings(max_examples=150)
 @given(st.data())
 def test_wrong_bytes_raise_errors_of_ours_only(name: str, data: st.DataObject) -> None:
     target, genuine = TARGETS[name]

@@ -94,7 +94,7 @@ def by_hand(norm: str, dataset: Dataset, weights: Arrays, *, estimated: bool) ->
     [
         ("batch", WEAK, False),
         pytest.param("batch", WIDTH, True, marks=pytest.mark.slow),
-        ("batch", IMPORTANCE, True),
+        pytest.param("batch", IMPORTANCE, True, marks=pytest.mark.slow),
         ("batch", WIDTH | IMPORTANCE | WEAK, True),
         pytest.param("instance", IMPORTANCE, True, marks=pytest.mark.slow),
         pytest.param("functional", WIDTH | WEAK, True, marks=pytest.mark.slow),

@@ -78,7 +78,7 @@ def test_one_that_was_stopped_before_anything_was_saved_begins_again(tmp_path: P
     assert [row.weights_sha256 for row in halves.history] == [row.weights_sha256 for row in whole.history]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("program", ["sgd", "scaffold", "per_fedavg", "fafed"])
 def test_clients_together_are_the_clients_one_by_one(program: str, tmp_path: Path) -> None:
     tiers: dict[str, object] = {"all": {"count": 5}}

@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edgefl.models.spec import ModelSpec
@@ -92,7 +92,6 @@ def _axes(depth: int) -> st.SearchStrategy[Axis]:
     return st.one_of(leaf, inner.map(Product), inner.map(Concat))
 
 
-@settings(max_examples=100, deadline=None)
 @given(axis=_axes(2), data=st.data())
 def test_the_normal_form_keeps_sizes_and_the_order_of_indices(axis: Axis, data: st.DataObject) -> None:
     normal = resolve(axis)

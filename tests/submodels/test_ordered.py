@@ -96,7 +96,7 @@ def inside(name: str, region: Region, shape: torch.Size) -> Tensor:
     return held.reshape(shape)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     draw=st.floats(0.0, 1.0, exclude_max=True, width=32),
     seed=st.integers(0, 99),

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -110,7 +110,6 @@ def test_the_costs_are_those_of_the_model_that_is_left() -> None:
     assert macs(part.suffix, part.boundary) < multiplications
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 999),
     sizes=st.lists(st.floats(0.06, 1.0), min_size=2, max_size=4),

@@ -19,7 +19,7 @@ COMPILED = 4
 @pytest.mark.skipif(
     importlib.util.find_spec(fuzz.COMPARISON) is None, reason="this version has no comparison of its own"
 )
-@pytest.mark.parametrize("count", [8, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [4, pytest.param(40, marks=pytest.mark.slow)])
 def test_edgefl_trains_generated_modules_as_they_came(count: int) -> None:
     outcomes = {seed: fuzz.compared(seed) for seed in range(count)}
 

@@ -7,7 +7,7 @@ import gc
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from device_runtime.engine.executorch import ExecuTorchEngine
@@ -112,7 +112,6 @@ def test_a_program_cut_short_is_refused_by_name(program: bytes) -> None:
             ENGINE.load(_train(), artifact)
 
 
-@settings(deadline=None, max_examples=100)
 @given(place=st.integers(0, 1 << 20), flipped=st.integers(1, 255))
 def test_a_damaged_program_is_refused_before_the_runtime_sees_it(
     program: bytes, place: int, flipped: int

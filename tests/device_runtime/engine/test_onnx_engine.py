@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from device_runtime import libraries
@@ -220,7 +220,6 @@ def test_bytes_that_are_no_graph_are_refused_by_name(artifact: bytes) -> None:
         ENGINE.load(TRAIN, artifact)
 
 
-@settings(deadline=None, max_examples=60)
 @given(place=st.integers(0, len(TRAIN_BYTES) - 1), value=st.integers(0, 255))
 def test_a_damaged_graph_raises_nothing_but_bundle_error(place: int, value: int) -> None:
     damaged = TRAIN_BYTES[:place] + bytes([value]) + TRAIN_BYTES[place + 1 :]

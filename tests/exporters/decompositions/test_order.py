@@ -88,5 +88,9 @@ def test_entries_reduced_by_place(reduce: str, engine: str) -> None:
 
         agree(engine, reduced, EQUALS * 1.3, EQUALS[:2, 1:].flip(1) + 0.1, gradients=True)
         agree(engine, reduced, EQUALS * 1.3, EQUALS[1:].flip(1))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_entries_added_and_written_by_place(engine: str) -> None:
     agree(engine, lambda x, y: x.scatter_add(1, PLACES, y), EQUALS, EQUALS)
     agree(engine, lambda x, y: x.scatter(0, PLACES[:, :1], y), EQUALS, EQUALS.flip(0))

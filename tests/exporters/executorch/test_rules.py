@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -54,7 +54,6 @@ def _convolutions(draw: st.DrawFn) -> dict[str, object]:
     return case
 
 
-@settings(max_examples=60, deadline=None)
 @given(_convolutions(), st.integers(0, 2**16), st.sampled_from([1, 200, 2**20]))
 def test_a_convolution_and_its_gradients_are_those_of_torch(
     case: dict[str, object], seed: int, most: int
@@ -75,7 +74,6 @@ def test_a_convolution_and_its_gradients_are_those_of_torch(
         _close(convolution.convolution_backward(*rest), _aten.convolution_backward(*rest))
 
 
-@settings(max_examples=30, deadline=None)
 @given(_convolutions(), st.integers(0, 2**16))
 def test_a_transposed_convolution_and_its_gradients_are_those_of_torch(
     case: dict[str, object], seed: int

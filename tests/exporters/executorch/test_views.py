@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from executorch.backends.xnnpack.serialization import xnnpack_graph_schema as xnn
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
@@ -124,7 +124,6 @@ def _joined(factors: list[int], cuts: set[int]) -> tuple[int, ...]:
     return tuple(math.prod(factors[first:last]) for first, last in pairwise(edges))
 
 
-@settings(max_examples=40, deadline=None)
 @given(_readings(), st.booleans())
 def test_arithmetic_on_any_view_is_that_of_torch(
     reading: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]], turned: bool

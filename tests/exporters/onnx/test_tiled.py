@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 from torch import Tensor, nn
@@ -223,7 +223,6 @@ UNARY = ("Exp", "Neg", "Tanh", "Abs", "Sigmoid")
 BINARY = ("Add", "Sub", "Mul", "Max")
 
 
-@settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_any_graph_of_ops_by_entry_computes_the_same(data: st.DataObject) -> None:
     """Whatever reads what, and wherever sums over all rows stand between."""

@@ -6,7 +6,7 @@ from queue import SimpleQueue
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -43,7 +43,6 @@ def test_i1_one_shot_prefix_forward_in_inference_mode_gives_the_same_record(name
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None)
 @given(cut=st.integers(1, 9), rows=st.integers(2, 9), batch=st.integers(1, 12), data=st.data())
 def test_i1_forward_batch_size_does_not_matter_on_resnet20(
     cut: int, rows: int, batch: int, data: st.DataObject

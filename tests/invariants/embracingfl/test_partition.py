@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edgefl.data.dataset import Array
@@ -19,7 +19,6 @@ def labels() -> Array:
     return load("auto").train_y
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     clients=st.integers(1, 20),
     alpha=st.sampled_from([0.1, 0.5, 1.0, 100.0]),

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -23,14 +23,12 @@ def rotation(channels: int, seed: int) -> Tensor:
     return torch.linalg.qr(noise(channels, channels, seed).double()).Q
 
 
-@settings(max_examples=30, deadline=None)
 @given(channels=st.integers(1, 9), columns=st.integers(12, 40), seed=st.integers(0, 10_000))
 def test_i15_identical_inputs_give_one(channels: int, columns: int, seed: int) -> None:
     rows = noise(channels, columns, seed)
     assert svcca(rows, rows) == pytest.approx(1.0, abs=1e-9)
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     channels=st.integers(5, 9),
     scale=st.floats(1e-3, 1e3),
@@ -47,7 +45,6 @@ def test_i15_invariant_to_rotation_of_channels_and_to_a_positive_scale(
     assert svcca(a, turned) == pytest.approx(svcca(a, b), abs=1e-6)
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     channels=st.lists(st.integers(1, 8), min_size=2, max_size=2),
     seed=st.integers(0, 10_000),

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edgefl.config import parse
@@ -42,7 +42,6 @@ def test_21_twenty_clients_of_equal_size_share_all_samples(name: str, counts: tu
         assert set(held) == {10 if name == "medium" else 5}
 
 
-@settings(max_examples=25, deadline=None)
 @given(st.integers(1, 12), st.integers(0, 2**32 - 1), st.sampled_from([0.1, 0.5, 1.0, 10.0]))
 def test_21_medium_of_any_labels_has_every_class_at_every_client(pairs: int, seed: int, alpha: float) -> None:
     labels = np.random.default_rng(seed).integers(0, 10, 2000)
@@ -61,7 +60,6 @@ def test_21_medium_raises_small_shares_so_that_no_client_has_a_class_by_a_single
     assert (raw < 0.01).mean() > 0.4
 
 
-@settings(max_examples=25, deadline=None)
 @given(st.integers(1, 12), st.integers(0, 2**32 - 1))
 def test_21_high_of_any_labels_has_complementary_halves_at_each_pair(pairs: int, seed: int) -> None:
     labels = np.random.default_rng(seed).integers(0, 10, 2000)

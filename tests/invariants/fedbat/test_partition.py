@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edgefl.config import Federation, parse
@@ -29,7 +29,6 @@ def ownable(draw: st.DrawFn) -> tuple[Array, int, int, int]:
     return labels, clients, per_client, seed
 
 
-@settings(max_examples=60, deadline=None)
 @given(ownable())
 def test_labels_partition_is_a_disjoint_cover_of_few_labels_each(case: tuple[Array, int, int, int]) -> None:
     labels, clients, per_client, seed = case
@@ -42,7 +41,6 @@ def test_labels_partition_is_a_disjoint_cover_of_few_labels_each(case: tuple[Arr
     assert all(known[client % len(known)] in own for client, own in enumerate(held))
 
 
-@settings(max_examples=30, deadline=None)
 @given(ownable())
 def test_labels_partition_divides_each_class_evenly_over_its_owners(
     case: tuple[Array, int, int, int],
@@ -54,7 +52,6 @@ def test_labels_partition_divides_each_class_evenly_over_its_owners(
         assert not len(shares) or shares.max() - shares.min() <= 1
 
 
-@settings(max_examples=30, deadline=None)
 @given(ownable())
 def test_labels_partition_is_decided_by_its_seed(case: tuple[Array, int, int, int]) -> None:
     labels, clients, per_client, seed = case

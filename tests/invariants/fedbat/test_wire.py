@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edgefl.codecs.packing import pack_codes
@@ -78,7 +78,6 @@ def test_i20_update_with_moving_statistics_is_28_times_smaller_than_float32(
     assert 28 < 4 * sum(sizes.values()) / coded < 32
 
 
-@settings(max_examples=60)
 @given(
     bits=st.integers(1, 8),
     lengths=st.lists(st.integers(1, 40), min_size=1, max_size=4),

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -44,7 +44,6 @@ def cut_model(spec: ModelSpec, gamma: float, guards: Guards = NO_GUARDS, kind: s
 # 28. Exploration
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     seed=st.integers(0, 999),
     rounds=st.lists(st.sets(st.sampled_from(SIZES)), min_size=1, max_size=8),

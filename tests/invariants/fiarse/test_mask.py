@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from edgefl.models.spec import ModelSpec
@@ -41,7 +41,6 @@ def resnet() -> ModelSpec:
 # 1. Count
 
 
-@settings(max_examples=60, deadline=None)
 @given(weights=small_models(), gamma=gammas)
 def test_inv01_each_group_keeps_exactly_its_count_with_duplicates_and_zeros(weights, gamma) -> None:
     for groups in groupings(weights):
@@ -93,7 +92,6 @@ def test_inv01_the_paper_s_sizes_are_squares_of_the_widths_of_slices() -> None:
 # 2. Magnitude
 
 
-@settings(max_examples=60, deadline=None)
 @given(weights=small_models(), gamma=gammas)
 def test_inv02_nothing_kept_is_smaller_than_anything_dropped_and_theta_is_the_smallest_kept(
     weights, gamma
@@ -160,7 +158,6 @@ def test_inv03_ties_across_tensors_go_to_the_earlier_tensor() -> None:
 # 4. Nesting
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     weights=small_models(),
     sizes=st.tuples(gammas, gammas).map(sorted),
@@ -181,7 +178,6 @@ def test_inv04_a_smaller_submodel_lies_inside_a_larger_one(weights, sizes, guard
 # 5. Scale and sign
 
 
-@settings(max_examples=60, deadline=None)
 @given(weights=small_models(), gamma=gammas, factor=st.sampled_from([0.125, 2.0, 1024.0]))
 def test_inv05_neither_scale_nor_sign_changes_the_mask(weights, gamma, factor) -> None:
     scaled = {name: array * np.float32(factor) for name, array in weights.items()}
@@ -209,7 +205,6 @@ def test_inv06_the_full_size_keeps_everything_at_threshold_zero() -> None:
 # 7. Layer-wise
 
 
-@settings(max_examples=60, deadline=None)
 @given(weights=small_models(), gamma=gammas)
 def test_inv07_each_layer_keeps_its_own_share_and_one_group_is_model_wise(weights, gamma) -> None:
     layers = cut(weights, gamma, tuple((name,) for name in weights))

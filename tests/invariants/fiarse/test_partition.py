@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edgefl.config import parse
@@ -26,7 +26,6 @@ def test_a_hundred_clients_have_five_hundred_samples_each_and_mixes_as_skewed_as
     assert 0.0 < (shares == 0.0).mean() < 0.5
 
 
-@settings(max_examples=25, deadline=None)
 @given(st.integers(1, 30), st.integers(0, 2**32 - 1), st.sampled_from([1e-6, 0.1, 1.0, 100.0]))
 def test_every_row_is_used_once_and_sizes_are_equal(clients: int, seed: int, alpha: float) -> None:
     labels = np.random.default_rng(seed).integers(0, 7, 200) ** 2

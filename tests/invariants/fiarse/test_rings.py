@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -101,7 +101,6 @@ def test_inv24_the_paper_s_coefficients_as_the_chance_that_one_of_25_holders_of_
 # 25. Rings
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     x=hnp.arrays(
         np.float32, st.integers(1, 40), elements=st.sampled_from([0.0, 0.5, -0.5, 1.0, -2.0, 0.125])

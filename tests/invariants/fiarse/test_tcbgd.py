@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -72,7 +72,6 @@ def test_inv09_the_factor_by_how_far_an_entry_lies_above_the_threshold() -> None
 # 10. Bounds of the factor
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     theta=st.floats(2.0**-99, 2.0**60, width=32),
     ratios=st.lists(st.floats(1, 2.0**20, width=32), min_size=2, max_size=20),

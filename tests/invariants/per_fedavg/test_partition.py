@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edgefl.config import Federation, parse
@@ -40,7 +40,6 @@ def expected(per_group: int, a: int, single_class: bool) -> Array:
     return np.repeat(np.array(half_a + half_b), per_group, axis=0)
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.integers(1, 4), st.integers(1, 6), st.booleans(), st.integers(0, 2**32 - 1))
 def test_28_every_user_has_the_classes_of_its_group_and_shards_are_disjoint(
     per_group: int, half: int, single_class: bool, seed: int

@@ -7,7 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edgefl.wire.errors import ConfigError, UpdateRejected
@@ -67,7 +67,6 @@ def realised(choices: list[tuple[int, int, int]]) -> list[tuple[Arrays, dict[str
 
 
 @given(CHOICES, st.randoms(use_true_random=False))
-@settings(max_examples=60, deadline=None)
 def test_the_order_of_arrival_changes_no_bit(choices: list[tuple[int, int, int]], random: object) -> None:
     updates = realised(choices)
     shuffled = list(updates)
@@ -78,7 +77,6 @@ def test_the_order_of_arrival_changes_no_bit(choices: list[tuple[int, int, int]]
 
 @pytest.mark.parametrize("how", ["holders", "changed", "median"])
 @given(CHOICES, st.integers(1, 4))
-@settings(max_examples=40, deadline=None)
 def test_partial_sums_of_disjoint_shares_come_together_to_the_same_bits(
     how: str, choices: list[tuple[int, int, int]], shares: int
 ) -> None:
@@ -109,7 +107,6 @@ def test_partial_sums_of_disjoint_shares_come_together_to_the_same_bits(
 
 
 @given(CHOICES)
-@settings(max_examples=60, deadline=None)
 def test_each_entry_is_the_weighted_mean_over_the_updates_that_hold_it(
     choices: list[tuple[int, int, int]],
 ) -> None:
@@ -121,7 +118,6 @@ def test_each_entry_is_the_weighted_mean_over_the_updates_that_hold_it(
 
 
 @given(CHOICES, st.randoms(use_true_random=False))
-@settings(max_examples=60, deadline=None)
 def test_with_a_base_each_entry_is_the_mean_over_the_updates_that_changed_it_in_any_order(
     choices: list[tuple[int, int, int]], random: object
 ) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import server.aggregate.cuda
@@ -64,7 +64,6 @@ def test_torch_adds_every_encoding_as_the_processor_does(
 
 
 @given(st.data(), st.sampled_from(sorted(REGIONS)), st.integers(1, 9), st.integers(0, 2**32))
-@settings(max_examples=40, deadline=None)
 def test_torch_adds_any_form_of_any_regions_as_the_processor_does(
     data: st.DataObject, kind: str, clients: int, seed: int
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edgefl.wire.regions import Block, Entries, Region
@@ -64,7 +64,6 @@ SIZES = {"a": 6, "b": 7, "c": 1, "d": 0, "mixed": 5}
     st.sets(st.sampled_from(sorted(REGIONS))),
     st.integers(0, 99),
 )
-@settings(max_examples=60)
 def test_any_tensors_of_any_codes(encodings: dict[str, int], held: set[str], seed: int) -> None:
     form = form_of(encodings)
     arrays = some(form, SIZES, seed)

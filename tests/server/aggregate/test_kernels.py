@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edgefl.wire.bits import pack, packed_bytes
@@ -163,7 +163,6 @@ def plain_sums(case: Case, fraction_bits: int) -> tuple[Integers, Integers]:
 
 
 @given(cases(), st.integers(1, 3), st.booleans(), st.randoms(use_true_random=False))
-@settings(max_examples=60, deadline=None)
 def test_any_mixture_of_packed_updates_sums_to_the_bits_of_a_plain_sum_in_any_order(
     case: Case, threads: int, again: bool, random: object
 ) -> None:

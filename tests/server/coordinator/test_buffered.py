@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edgefl.wire.errors import UpdateRejected
@@ -146,7 +146,6 @@ EVENTS = st.lists(
 
 
 @given(EVENTS, st.integers(0, 4), st.integers(1, 3), st.integers(0, 2), st.integers(0, 20))
-@settings(max_examples=60, deadline=None)
 def test_each_task_ends_in_one_way_and_each_accepted_update_is_in_one_step(
     events: list[Any], concurrency: int, buffer: int, late: int, pace: int
 ) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from edgefl.wire.errors import UpdateRejected
@@ -307,7 +307,6 @@ EVENTS = st.lists(
 
 
 @given(EVENTS, st.integers(1, 2), st.integers(0, 4))
-@settings(max_examples=200, deadline=None)
 def test_whatever_happens_rounds_open_in_order_and_end_once(
     events: list[Any], reports: int, pace: int
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from server.coordinator import machine
@@ -56,7 +56,6 @@ class Watch:
 
 
 @given(EVENTS, st.sampled_from(["wait", "refuse", "partial"]), st.integers(0, 1), st.integers(0, 3))
-@settings(max_examples=200, deadline=None)
 def test_whatever_happens_positions_go_up_by_one_and_members_change_with_the_method_only(
     events: list[Any], absent: Any, opening: int, pace: int
 ) -> None:
