@@ -279,8 +279,12 @@ def _object(line: str) -> Record:
         return NO_TEXT
     try:
         found = json.loads(line)
-    except (ValueError, RecursionError) as error:
+    except json.JSONDecodeError as error:
         return f"it is no JSON: {error}"
+    except ValueError:  # Python converts no number of more than 4,300 digits
+        return "it has a number of thousands of digits"
+    except RecursionError:
+        return "it is JSON that is nested too deeply"
     return found if isinstance(found, dict) else "it is no JSON object"
 
 
