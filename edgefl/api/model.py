@@ -86,7 +86,7 @@ def model_spec(
         spec = split(model, sample=shape, classes=count, name=name, loss=loss, labels=labels, output=output)
     else:
         if isinstance(model, str):
-            factory_of(model, "model")  # a wrong name goes before a missing shape
+            factory_of(model, "model")  # report a wrong name before a missing shape
         shape, count = _shape_of(data, sample, classes)
         layout = {"sample_shape": shape, "classes": count, "seed": seed, **(options or {})}
         spec = (

@@ -20,7 +20,7 @@ def is_own(name: str) -> bool:
 
 
 def defined_names(place: str) -> tuple[list[str], set[str]] | None:
-    """Return the names that a file or a module defines, and those that it imports. None if only an import can tell.
+    """Return the names that a file or a module defines, and those that it imports. None if only an import shows them.
 
     Raises:
         SyntaxError: The file is no Python code.
