@@ -87,7 +87,7 @@ def read_policy(path: Path) -> Policy:
             raise ValueError(f"quiet hours are like 22:00-07:00, found {wrong[0]!r}")
         if policy.most_bytes < 0:
             raise ValueError(f"bytes_a_day is at least 0, found {policy.most_bytes}")
-    except (OSError, ValueError) as error:  # msgspec's and tomllib's are ValueErrors
+    except (OSError, ValueError, RecursionError) as error:  # msgspec's and tomllib's are ValueErrors
         raise ConfigError(f"the policy {path} cannot be used: {error}", path=str(path)) from error
     return policy
 

@@ -71,6 +71,14 @@ class Reading:
             raise BadRow("the label is empty")
         return finite(value, "the label", self.label.dtype) if self.label.floats else self.class_number(value)
 
+    def is_label(self, text: str) -> bool:
+        """Return True if ``text`` is a label as :meth:`number` reads it."""
+        try:
+            self.number(text)
+        except BadRow:
+            return False
+        return True
+
     def class_number(self, value: object) -> int:
         """The number of a class by its name, or where the federation's classes have none, by its number in writing."""
         names, text = self.spec.names, str(value).strip()
@@ -157,6 +165,15 @@ def finite(value: object, what: str, dtype: str) -> float:
     if not float(limits.min) <= number <= float(limits.max):
         raise BadRow(f"{what} is {shown(value)}, which is beyond what {dtype} holds")
     return number
+
+
+def is_number(text: str) -> bool:
+    """Return True if ``text`` is a finite number."""
+    try:
+        finite(text, "", "float64")
+    except BadRow:
+        return False
+    return True
 
 
 def is_text(text: str) -> bool:

@@ -84,7 +84,7 @@ def _pieces(reader: Text, entries: tuple[Entry, ...]) -> Iterator[_Piece]:
         if entry.path.suffix.lower() not in RECORDS:
             yield from _of_file(entry)
             continue
-        for line, record in records(entry.path, (reader.text,)):
+        for line, record in records(entry.path, {reader.text: None}):
             where = f"{entry.path}, line {line}"
             try:
                 yield _Piece(where, text_of(record, reader))

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from device_runtime.data.problems import BadRow
-from device_runtime.data.reading import Entry, Reading, Samples
+from device_runtime.data.reading import Entry, Reading, Samples, is_number
 from device_runtime.data.rows import DecodedRows
 from device_runtime.data.spool import Spool, released
-from device_runtime.data.tables import TOGETHER, field, numbers, records, scaled
+from device_runtime.data.tables import TOGETHER, Checks, field, numbers, records, scaled
 from edgefl.wire.bundle.readers import Series
 from edgefl.wire.errors import DataError
 from edgefl.wire.tensors import Array
@@ -59,13 +59,15 @@ def _recordings(
 ) -> Iterator[tuple[int, Array, Array]]:
     """Each file's rows go to ``kept``: where they begin there, their labels (n,), and which of them are good (n,)."""
     classes = {} if reader.label else dict(reading.by_folder(entries))
-    needed = [*reader.columns, *([reader.label] if reader.label else [])]
+    checks: Checks = dict.fromkeys(reader.columns, is_number)
+    if reader.label:
+        checks = {**checks, reader.label: reading.is_label}
     for entry in entries:
         if not reader.label and entry not in classes:
             continue
         begin, held, own = len(kept), array("d"), array("d")
         good = bytearray()
-        for line, record in records(entry.path, needed):
+        for line, record in records(entry.path, checks):
             try:
                 row = numbers(record, reader.columns, reading.spec.dtype, reading.spec.below)
                 label = reading.number(field(record, reader.label)) if reader.label else classes[entry]

@@ -7,14 +7,14 @@ import dataclasses
 import json
 import re
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from device_runtime.data.problems import BadRow, shown
-from device_runtime.data.reading import NO_TEXT, Entry, Reading, Samples, finite, is_text, listed
+from device_runtime.data.reading import NO_TEXT, Entry, Reading, Samples, finite, is_number, is_text, listed
 from device_runtime.data.spool import Spool
 from edgefl.wire.bundle.manifest import Input
 from edgefl.wire.bundle.readers import Series, Table, Text
@@ -28,11 +28,11 @@ _UNCLOSED = "unexpected end of data"
 """What ``csv`` says of a quotation mark that is open at the end of the file."""
 _SEPARATOR_LINE = re.compile(r"sep=.", re.IGNORECASE)
 """Excel's word on what separates columns, before their names."""
-_KNOWN = 100
-"""Rows that others are compared to."""
 TOGETHER = 4096
 """Rows that are kept as Python has them until they become arrays."""
 
+Checks = Mapping[str, Callable[[str], bool] | None]
+"""Columns that a file must have. A check returns False for a value that cannot be in its column; None: any text can."""
 Record = Mapping[str, object] | str
 """Fields by column; or a text, what is wrong with a line that has none."""
 
@@ -43,7 +43,8 @@ def read(reading: Reading, entries: tuple[Entry, ...]) -> Samples:
     assert isinstance(reader, Table)
     reading.check_shape((len(reader.columns),))
     columns = {each.name: _columns_of(reader, each) for each in reading.spec.others}
-    needed = [*reader.columns, reader.label, *(name for names in columns.values() for name in names)]
+    numeric = [*reader.columns, *(name for names in columns.values() for name in names)]
+    checks: Checks = {**dict.fromkeys(numeric, is_number), reader.label: reading.is_label}
     label_type = reading.label.dtype if reading.label.floats else "int64"
     spools = {"x": Spool(reading.spec.dtype, reading.spec.shape), "y": Spool(label_type)}
     spools |= {each.name: Spool(each.dtype, each.shape) for each in reading.spec.others}
@@ -56,7 +57,7 @@ def read(reading: Reading, entries: tuple[Entry, ...]) -> Samples:
             held[name] = array("d")
 
     for entry in entries:
-        for line, record in records(entry.path, needed):
+        for line, record in records(entry.path, checks):
             try:
                 row = numbers(record, reader.columns, reading.spec.dtype, reading.spec.below)
                 beside = {
@@ -76,9 +77,12 @@ def read(reading: Reading, entries: tuple[Entry, ...]) -> Samples:
     return Samples(arrays.pop("x"), arrays.pop("y"), arrays)
 
 
-def records(path: Path, needed: Sequence[str]) -> Iterator[tuple[int, Record]]:
-    """(line in the file, its record) of a CSV with a head, or of JSON lines. DataError where a CSV has not all the columns
-    ``needed``, each once, or the file is no text."""
+def records(path: Path, checks: Checks) -> Iterator[tuple[int, Record]]:
+    """Yield (line in the file, its record) of a CSV with a head, or of JSON lines.
+
+    Raises:
+        DataError: A CSV lacks a column of ``checks`` or has it twice, a quotation mark hides rows, or the file is no text.
+    """
     try:
         # What is no UTF-8 spoils its own line alone.
         with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
@@ -89,8 +93,8 @@ def records(path: Path, needed: Sequence[str]) -> Iterator[tuple[int, Record]]:
                 return
             csv.field_size_limit(_LONGEST_FIELD)
             lines = _CsvLines(path, file)
-            head = lines.head(needed)
-            for number, fields in lines.rows(head, needed):
+            head = lines.head(list(checks))
+            for number, fields in lines.rows(head, checks):
                 yield number, fields if isinstance(fields, str) else _record(head, fields)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error}", path=str(path)) from error
@@ -125,13 +129,13 @@ class _CsvLines:
         _check_columns(self.path, stripped, needed)
         return stripped
 
-    def rows(self, head: Sequence[str], needed: Sequence[str]) -> Iterator[tuple[int, list[str] | str]]:
+    def rows(self, head: Sequence[str], checks: Checks) -> Iterator[tuple[int, list[str] | str]]:
         """Yield (line, fields), blank lines left out, with a text instead for a line that cannot be read.
 
         DataError for a quotation mark that hides the rows behind it: it is open at the end of the file, or closed by that
         of a later row.
         """
-        table, known = csv.reader(self, strict=True, skipinitialspace=self.spaced), list[list[str]]()
+        table, spaced = csv.reader(self, strict=True, skipinitialspace=self.spaced), self.spaced
         while True:
             self.last.clear()
             line, wrong = self.number + 1, ""
@@ -143,7 +147,7 @@ class _CsvLines:
                     raise self._open_quote(line, wrong) from error
             if fields is None:
                 return
-            if len(self.last) > 1 and _hides_rows(self.last, head, needed, known):
+            if len(self.last) > 1 and _hides_rows(self.last, head, checks, spaced, wrong):
                 raise self._open_quote(line)
             if wrong:
                 yield (
@@ -151,8 +155,7 @@ class _CsvLines:
                     f"it is no line of a CSV ({wrong}); quote the field, and double quotation marks inside of it",
                 )
             elif fields:
-                if len(known) < _KNOWN and len(self.last) == 1:
-                    known.append(fields)
+                spaced = spaced or (len(self.last) == 1 and _has_blanks(fields))
                 yield line, fields
 
     def _first(self) -> list[str]:
@@ -172,31 +175,32 @@ class _CsvLines:
         )
 
 
-def _hides_rows(
-    lines: Sequence[str], head: Sequence[str], needed: Sequence[str], known: Sequence[Sequence[str]]
-) -> bool:
-    """Return True if most lines in a quoted field are rows by themselves, judged by rows that are ``known``.
+def _hides_rows(lines: Sequence[str], head: Sequence[str], checks: Checks, spaced: bool, wrong: str) -> bool:
+    """Return True if the lines of a quoted field are rows by themselves, so that its quotation mark must be a mistake.
 
-    Columns that have to be numbers, or one of a few labels, distinguish a row from a line of text with as many commas.
+    Text may have as many commas as there are columns. What distinguishes a row from it: its label is one of the classes,
+    its numbers are numbers, and no blank is behind its commas if other rows have none there (``spaced`` is False). The line
+    that opens the quote is judged too, unless the CSV is ``wrong`` at the closing one: a text rarely ends in a label.
     """
-    first, *others = (next(csv.reader([line]), []) for line in lines)
-    places = [place for name in needed if (place := head.index(name)) != len(first) - 1]
-    kind = _kind if len(places) > 1 else str.strip
-    earlier = [*known, first]
-    kinds = {place: {kind(row[place]) for row in earlier if place < len(row)} for place in places}
-    inside = [row for row in others if row]
-    rows = [row for row in inside if len(row) == len(head)]
-    alike = [row for row in rows if places and all(kind(row[place]) in kinds[place] for place in places)]
-    return bool(rows) and (2 * len(alike) >= len(inside) or 3 <= len(inside) == len(rows))
+    places = {head.index(name): check for name, check in checks.items() if check}
+    before = len(next(csv.reader(lines[:1]))) - 1
+
+    def is_row(row: Sequence[str], skipped: int = 0) -> bool:
+        fields = [value.strip('" \t\r\n') for value in row]
+        return all(check(fields[place + skipped * (place > before)]) for place, check in places.items())
+
+    opening = next(csv.reader(lines[:1], quoting=csv.QUOTE_NONE))
+    inside = [row for line in lines[1:] if (row := next(csv.reader([line]), []))]
+    if not places or (
+        not wrong and not (len(opening) >= len(head) and is_row(opening, len(opening) - len(head)))
+    ):
+        return False
+    rows = [row for row in inside if len(row) == len(head) and is_row(row)]
+    return 2 * len([row for row in rows if spaced or not _has_blanks(row)]) >= len(inside)
 
 
-def _kind(text: str) -> str:
-    """Return the same for all numbers, and else the text itself."""
-    try:
-        float(text)
-    except ValueError:
-        return text.strip()
-    return "0"
+def _has_blanks(row: Sequence[str]) -> bool:
+    return any(field[:1] == " " for field in row[1:])
 
 
 def field(record: Record, name: str) -> object:
@@ -275,8 +279,12 @@ def _object(line: str) -> Record:
         return NO_TEXT
     try:
         found = json.loads(line)
-    except (ValueError, RecursionError) as error:
+    except json.JSONDecodeError as error:
         return f"it is no JSON: {error}"
+    except ValueError:  # Python converts no number of more than 4,300 digits
+        return "it has a number of thousands of digits"
+    except RecursionError:
+        return "it is JSON that is nested too deeply"
     return found if isinstance(found, dict) else "it is no JSON object"
 
 

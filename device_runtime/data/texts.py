@@ -6,7 +6,7 @@ Running text: :mod:`device_runtime.data.running`.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
 import numpy as np
@@ -91,7 +91,7 @@ def _labelled(reading: Reading, reader: Text, entries: tuple[Entry, ...]) -> Ite
         except BadRow as bad:
             reading.problems.add(str(entry.path), str(bad))
     for entry in (each for each in entries if not _is_text_of_class(each)):
-        for line, record in _lines(entry, reader):
+        for line, record in _lines(entry, reader, reading.is_label):
             where = f"{entry.path}, line {line}"
             try:
                 text, label = text_of(record, reader), reading.number(field(record, reader.label))
@@ -105,9 +105,9 @@ def _is_text_of_class(entry: Entry) -> bool:
     return bool(entry.folder) and entry.path.suffix.lower() == ".txt"
 
 
-def _lines(entry: Entry, reader: Text) -> Iterator[tuple[int, Record]]:
+def _lines(entry: Entry, reader: Text, is_label: Callable[[str], bool]) -> Iterator[tuple[int, Record]]:
     if entry.path.suffix.lower() in RECORDS:
-        yield from records(entry.path, (reader.text, reader.label))
+        yield from records(entry.path, {reader.text: None, reader.label: is_label})
         return
     try:
         with entry.path.open(encoding="utf-8-sig", errors="surrogateescape") as file:

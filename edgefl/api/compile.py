@@ -18,10 +18,10 @@ from edgefl.optimizers.catalog import NONE
 from edgefl.programs.activations import stored
 from edgefl.submodels import catalog as submodels
 from edgefl.submodels.submodel import Submodel
-from edgefl.wire.bundle.formats import Outputs
+from edgefl.wire.bundle.formats import Outputs, check_outputs
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.mqtt.topics import checked_name
-from exporters.bundle.formats import check_installed, check_outputs, format_of
+from exporters.bundle.formats import check_installed, format_of
 from exporters.front.cache import BundleCache
 from exporters.front.compile import cached
 from exporters.front.order import Order

@@ -12,15 +12,16 @@ from edgefl.api.bundle import Bundle
 from edgefl.api.federation import load_federation
 from edgefl.config import Federation, without_devices
 from edgefl.config.choices import Activations
+from edgefl.config.nearest import nearest
 from edgefl.setup.bundles import bundle_of
 from edgefl.setup.model import federation_model, process_bytes
 from edgefl.setup.shapes import samples_like
 from edgefl.setup.tiers import completed
 from edgefl.setup.training import tiers_of
 from edgefl.system.forks import side_by_side
-from edgefl.wire.bundle.formats import Outputs
+from edgefl.wire.bundle.formats import Outputs, check_outputs
 from edgefl.wire.errors import ConfigError
-from exporters.bundle.formats import check_installed, check_outputs
+from exporters.bundle.formats import check_installed
 from exporters.capture.forked import begin
 from exporters.front.cache import Found
 from exporters.front.folder import bundle_name
@@ -107,7 +108,8 @@ def exporting(
     settings = federation if isinstance(federation, Federation) else load_federation(federation)
     whole = completed(without_devices(settings))
     if unknown := sorted(set(tiers) - set(whole.tiers)):
-        raise ConfigError(f"no tier {unknown[0]!r}; there are: {', '.join(whole.tiers)}")
+        close = nearest(unknown[0], whole.tiers)
+        raise ConfigError(f"no tier {unknown[0]!r}; there are: {', '.join(whole.tiers)}{close}")
     names = [name for name in whole.tiers if not tiers or name in tiers]
     wanted = {name: tuple(dict.fromkeys(formats)) or settings.formats_of(name) for name in names}
     all_wanted = sorted({each for some in wanted.values() for each in some})

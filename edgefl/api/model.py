@@ -18,6 +18,7 @@ from edgefl.models.graph.output import Output
 from edgefl.models.losses.loss import Loss
 from edgefl.models.spec import ModelSpec
 from edgefl.models.split import check_classes, split
+from edgefl.models.user_factory import factory_of
 from edgefl.models.zoo.catalog import built, model_trained_on, with_loss
 from edgefl.setup.bundles import data_spec
 from edgefl.setup.data import open_data
@@ -80,11 +81,13 @@ def model_spec(
         spec = with_loss(model, loss, labels)
         check_classes(spec)
     elif isinstance(model, nn.Module):
-        shape, count = _shape_of(model, data, sample, classes)
+        shape, count = _shape_of(data, sample, classes)
         name = type(model).__name__.lower()
         spec = split(model, sample=shape, classes=count, name=name, loss=loss, labels=labels, output=output)
     else:
-        shape, count = _shape_of(model, data, sample, classes)
+        if isinstance(model, str):
+            factory_of(model, "model")  # report a wrong name before a missing shape
+        shape, count = _shape_of(data, sample, classes)
         layout = {"sample_shape": shape, "classes": count, "seed": seed, **(options or {})}
         spec = (
             model_trained_on(model, layout, loss)
@@ -134,7 +137,7 @@ def _check_used(model: Model, data: Dataset | None, given: Mapping[str, object])
 
 
 def _shape_of(
-    model: object, data: Dataset | None, sample: Sample | None, classes: int | None
+    data: Dataset | None, sample: Sample | None, classes: int | None
 ) -> tuple[TensorSpec | Mapping[str, TensorSpec], int]:
     if data is not None:
         read = sample_of(data)
@@ -143,7 +146,7 @@ def _shape_of(
     if missing:
         raise ConfigError(
             f"argument {missing[0]!r} is missing: a model of your own needs `data`, or `sample` (the shape of one sample, "
-            f"such as (1, 28, 28)) and `classes`; found {type(model).__name__} without it",
+            "such as (1, 28, 28)) and `classes`",
             argument=missing[0],
         )
     assert sample is not None and classes is not None

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from edgefl.system.sizes import parse_size
+from edgefl.system.sizes import parse_budget, parse_size
 from edgefl.wire.enrolment import parse_token
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.keys import parse_keys
@@ -181,6 +181,15 @@ def parse_bytes(text: str, option: str) -> int:
         return parse_size(text)
     except ValueError as error:
         raise ConfigError(f"{option}: {error}", option=option) from error
+
+
+def parse_memory_budget(text: str) -> None:
+    """Raise ConfigError for a memory budget that is neither a size nor a share. Empty for none."""
+    try:
+        if text:
+            parse_budget(text)
+    except ValueError as error:
+        raise ConfigError(f"--memory-budget: {error}", option="--memory-budget") from error
 
 
 def _without_password(context: typer.Context, option: typer.CallbackParam, text: str) -> str:

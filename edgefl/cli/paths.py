@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from edgefl.wire.errors import DataError
+from edgefl.wire.errors import ConfigError, DataError
 
 
 def existing(path: Path | None) -> Path | None:
@@ -19,12 +19,29 @@ def existing(path: Path | None) -> Path | None:
     return path
 
 
+def run_folder(path: Path) -> Path:
+    """Return ``path``; DataError or ConfigError unless it is the folder of a run or a simulation."""
+    existing(path)
+    if not any((path / name).is_file() for name in ("run.toml", "config.toml")):
+        raise ConfigError(
+            f"{path} is not the folder of a run: it has no run.toml; give the --out of `edgefl run` or `edgefl simulate`",
+            path=str(path),
+        )
+    return path
+
+
 def writable_file(path: Path | None) -> Path | None:
-    """Return ``path``; OSError unless a file can be written there."""
+    """Return ``path``; OSError unless a file can be written there.
+
+    Devices such as /dev/stdout are written to themselves, and so are files that exist: their folder does not matter.
+    """
     if path is not None:
         if path.is_dir():
             raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        _check_writable(path, path.absolute().parent)
+        if not path.exists():
+            _check_writable(path, path.absolute().parent)
+        elif not os.access(path, os.W_OK):
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES), str(path))
     return path
 
 

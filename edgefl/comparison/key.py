@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import deque
 from collections.abc import Hashable
 from types import MethodType
@@ -48,7 +49,8 @@ def _is_own(key: object) -> bool:
 def _known(value: object) -> Hashable:
     """Return what a value is compared by later. The items of a container are values of another space."""
     if value is None or isinstance(value, bool | int | float | complex | str | bytes):
-        return type(value), value
+        # The bytes can be those of a large array, which the key would keep in memory.
+        return type(value), hashlib.sha256(value).digest() if isinstance(value, bytes) else value
     if isinstance(value, TensorSpec):
         return value
     if isinstance(value, MethodType):  # another object each time

@@ -6,15 +6,17 @@ What only a built model tells (whether it fits the data, sizes, what goes togeth
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from edgefl.config.factories import defined_names, is_own
 from edgefl.config.nearest import nearest, similar
 from edgefl.facts import problem_of, shipped
 from edgefl.facts.combinations import WHOLE, combination_hint, works
 from edgefl.system.python import folder_last
+from edgefl.wire.errors import ConfigError
 
 _PERSONAL = "personal"  # of every program
 _ANY_TRAINING = ("sgd",)  # what a codec may put its own training in place of
@@ -38,11 +40,22 @@ def name_problems(tables: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def check_kinds(wanted: Iterable[str]) -> None:
+    """Raise ConfigError for a kind of submodel that there is not."""
+    known = sorted(shipped().kinds)
+    for kind in wanted:
+        if kind not in known:
+            raise ConfigError(
+                f"no submodel kind {kind!r}; there are: {', '.join(known)}{nearest(kind, known)}",
+                kind=kind,
+            )
+
+
 def _model(tables: Mapping[str, Any]) -> Iterator[str]:
     table, facts = _table(tables, "model"), shipped()
     name, options = _name(table, "resnet8"), _table(table, "options")
-    if place := name.rpartition(":")[0]:
-        yield from _missing("model", place)
+    if is_own(name):
+        yield from _factory("model", name)
         return
     if name not in facts.models:
         known = ", ".join(facts.models)
@@ -58,8 +71,8 @@ def _model(tables: Mapping[str, Any]) -> Iterator[str]:
 def _loss(tables: Mapping[str, Any]) -> Iterator[str]:
     table = _table(tables, "loss")
     name = _name(table, "")
-    if place := name.rpartition(":")[0]:
-        yield from _missing("loss", place)
+    if is_own(name):
+        yield from _factory("loss", name)
     elif name:
         yield from _listed("loss", "loss", name, shipped().losses, _table(table, "options"))
 
@@ -68,9 +81,8 @@ def _program(tables: Mapping[str, Any]) -> Iterator[str]:
     table, facts = _table(tables, "program"), shipped()
     name = _name(table, "sgd")
     options = {key: value for key, value in table.items() if key not in _OWN_FIELDS}
-    place = name.rpartition(":")[0]
-    if place:
-        yield from _missing("program", place)
+    if is_own(name):
+        yield from _factory("program", name)
         return
     if name in facts.optimizers:
         yield (
@@ -189,6 +201,26 @@ def _options(key: str, what: str, accepted: Mapping[str, Any], options: Mapping[
             yield f"{key}.{name}: {what} has no option {name!r}; it takes {', '.join(accepted)}{nearest(name, accepted)}"
         elif problem := problem_of(accepted[name], value):
             yield f"{key}.{name}: {problem} (found {value!r})"
+
+
+def _factory(what: str, name: str) -> Iterator[str]:
+    """Yield the problem with ``file.py:factory`` or ``package.module:factory``, if there is no such file or factory."""
+    place, factory = name.rpartition(":")[::2] if ":" in name else (name, "")
+    if problems := [*_missing(what, place)]:
+        yield from problems
+        return
+    try:
+        names = defined_names(place)
+    except SyntaxError as error:
+        line = f" (line {error.lineno})" if error.lineno else ""
+        yield f"{what}.name: {place} is no Python code: {error.msg}{line}"
+        return
+    known = [each for each in (names[0] if names else ()) if not each.startswith("_")]
+    there = f"; it defines {', '.join(known)}{nearest(factory, known)}" if known else ""
+    if not factory:
+        yield f"{what}.name: name the factory too, such as {place}:{known[0] if known else 'make'}{there}"
+    elif names and factory not in names[0] and factory not in names[1]:
+        yield f"{what}.name: {place} has no function {factory!r}{there or '; it defines none'}"
 
 
 def _missing(what: str, place: str) -> Iterator[str]:

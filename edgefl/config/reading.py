@@ -13,6 +13,8 @@ from edgefl.config.federation import Federation
 from edgefl.config.names import name_problems
 from edgefl.config.nearest import nearest, similar
 from edgefl.config.tables import TierTable
+from edgefl.config.toml import parse_toml
+from edgefl.facts import shipped
 from edgefl.wire.errors import ConfigError, DataError
 
 
@@ -31,8 +33,8 @@ def checked(path: str | Path) -> Federation:
     return parse(tables, source=str(path), problems=name_problems(tables))
 
 
-def check_names(path: Path | None, overrides: Mapping[str, object]) -> None:
-    """Check keys, names and options of the federation in ``path`` with ``overrides``, before torch is loaded for it.
+def check_names(path: Path | None, overrides: Mapping[str, object]) -> Federation:
+    """Return the federation in ``path`` with ``overrides``. Checks keys, names and options; loads no torch.
 
     ConfigError lists every problem.
     """
@@ -40,7 +42,19 @@ def check_names(path: Path | None, overrides: Mapping[str, object]) -> None:
     for key, value in overrides.items():
         _assign(tables, key, value)
     source = str(path) if path else "the command line"
-    _check_places(parse(tables, source=source, problems=name_problems(_plain(tables)), given=overrides))
+    federation = parse(tables, source=source, problems=name_problems(_plain(tables)), given=overrides)
+    _check_places(federation)
+    return federation
+
+
+def check_tiers(federation: Federation, wanted: Iterable[str]) -> None:
+    """Raise ConfigError for a tier that is not in the federation or, if that has none, in the presets of its model."""
+    known = list(federation.tiers) or shipped().tiers(federation.model.name) or ["strong"]
+    for name in wanted:
+        if name not in known:
+            raise ConfigError(
+                f"no tier {name!r}; there are: {', '.join(known)}{nearest(name, known)}", tier=name
+            )
 
 
 def _check_places(federation: Federation) -> None:
@@ -127,7 +141,7 @@ def _known_keys(location: tuple[Any, ...]) -> list[str]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        return parse_toml(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError as error:
         raise ConfigError(
             f"there is no federation file {path}{similar(path)}; `edgefl validate --template` prints one"

@@ -52,6 +52,10 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         """Why a program does not go with round.mode buffered; empty if it does, or is not listed."""
         return next((str(row["not_buffered"]) for row in self.rows["programs"] if row["name"] == program), "")
 
+    def tiers(self, model: str) -> list[str]:
+        """Return the names of the preset tiers of a model."""
+        return [str(row["tier"]) for row in self.rows["submodels"] if row.get("model") == model]
+
     def units(self, model: str) -> tuple[str, ...]:
         """The units of a model with its default options; none of a model that is not listed."""
         return next((tuple(row["units"]) for row in self.rows["models"] if row["name"] == model), ())

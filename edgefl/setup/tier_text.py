@@ -94,4 +94,6 @@ def _sized(kind: str, size: str) -> dict[str, Any]:
         gamma = float(Fraction(size))
     except (ValueError, ZeroDivisionError) as error:
         raise ConfigError(f"the size of {kind} is a share such as 0.25 or 1/4, found {size!r}") from error
+    if not 0 < gamma <= 1:
+        raise ConfigError(f"the size of {kind} is a share above 0 and at most 1, like 1/4; found {size!r}")
     return {"kind": kind, "gamma": gamma}

@@ -298,16 +298,6 @@ def check_installed(names: Iterable[str]) -> None:
         format_of(name)
 
 
-def check_outputs(outputs: Outputs, formats: Iterable[str]) -> None:
-    """ConfigError where outputs are to be planned and none of the formats has them."""
-    if outputs == "planned" and "executorch" not in (names := tuple(formats)):
-        raise ConfigError(
-            f"only ExecuTorch programs have planned outputs, and the format is {', '.join(names)}: choose executorch, or "
-            "leave outputs out",
-            formats=names,
-        )
-
-
 def _told(ports: tuple[list[str], list[str]]) -> str:
     return " -> ".join(", ".join(names) for names in ports)
 

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import pytest
+
+from edgefl.cli.paths import writable_file
 
 _RUN = """
 import contextlib, io, json, sys
@@ -76,6 +82,46 @@ WRONG = {
     "deploy --weights file.npz --out folder": (11, "folder cannot be used: Is a directory"),
     "heterogeneity --html folder": (11, "folder cannot be used: Is a directory"),
     "data spread --csv /proc/x.csv": (11, "/proc/x.csv cannot be used"),
+    "plan": (2, "give a federation file, or --model"),
+    "plan --model mlp --memory 32XB": (2, "--memory: '32XB' is not a size"),
+    "plan --model mlp --memory -5MiB": (2, "--memory: '-5MiB' is not a size"),
+    "plan --model mlp --downlink 1MBs": (2, "--downlink: a link is a rate"),
+    "plan --model mlp --compute inf": (2, "--compute is a number from 0 on"),
+    "plan --model mlp --kinds widht": (2, "did you mean 'width'?"),
+    "plan --model mlp --gamma 3": (2, "a gamma is above 0 and at most 1"),
+    "plan --model mlp --device phone.toml": (2, "phone.toml: memory: '32XB' is not a size"),
+    "plan --model code.py:mkae": (2, "code.py has no function 'mkae'; it defines make; did you mean 'make'?"),
+    "export --model mlp --tier strog": (2, "did you mean 'strong'?"),
+    "export --model vit --tier waek": (2, "did you mean 'weak'?"),
+    "export tiers.toml --tier haf": (2, "did you mean 'half'?"),
+    "export --model mlp --memory-budget 64XB": (2, "--memory-budget: '64XB' is not a size"),
+    "export --model mlp --fit phne.toml": (2, "there is no device file phne.toml"),
+    "export --model mlp --fit phone.toml": (2, "phone.toml: memory: '32XB' is not a size"),
+    "export --model mlp --fit phone.toml --tier strong": (2, "leave out --tier strong, or --fit"),
+    "export --model mlp --outputs planned": (2, "only ExecuTorch programs have planned outputs"),
+    "check code.py:mkae": (2, "code.py has no function 'mkae'"),
+    "check code.py": (2, "name the factory too, such as code.py:make"),
+    "check code.py:make": (2, "found no sample_shape: add --option 'sample_shape="),
+    "check syntax.py:make": (2, "syntax.py is no Python code: invalid syntax (line 1)"),
+    "check zeros.py:make": (2, "zeros.py is no Python code: "),
+    "run digits.toml": (2, "digits.toml is not valid TOML: a number has thousands of digits"),
+    "run deep.toml": (2, "deep.toml is not valid TOML: lists or tables are nested too deeply"),
+    "plan --model mlp --device digits.toml": (2, "no device file: a number has thousands of digits"),
+    "check json:lods": (2, "did you mean 'loads'?"),
+    "check mlp --loss code.py:los": (2, "loss.name: code.py has no function 'los'"),
+    "run --model code.py:mkae": (2, "did you mean 'make'?"),
+    "run --program code.py:mkae": (2, "program.name: code.py has no function 'mkae'"),
+    "run --tiers half=width:2": (2, "a share above 0 and at most 1"),
+    "profile mlp --tier strog": (2, "did you mean 'strong'?"),
+    "deploy --weights file.npz --data nodata": (3, "there is no file or folder nodata"),
+    "deploy --weights weights/file.npz --tier haf": (2, "did you mean 'half'?"),
+    "heterogeneity folder": (2, "folder is not the folder of a run"),
+    "heterogeneity tiers.toml --weights fil.npz": (3, "did you mean 'file.npz'?"),
+    "personalize folder": (2, "folder is not the folder of a run"),
+    "personalize weights --steps 0,x": (2, "--steps is a list of whole numbers"),
+    "bench train-step --tier strog": (2, "did you mean 'strong'?"),
+    "bench submodels --kind widht": (2, "did you mean 'width'?"),
+    "bench aggregate --codec fedpac": (2, "did you mean 'fedpaq'?"),
 }
 
 
@@ -96,6 +142,17 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str,
     (folder / "file.npz").touch()
     (folder / "empty.toml").touch()
     (folder / "mymodel.py").touch()
+    (folder / "code.py").write_text("import sys\n\ndef make():\n    return sys\n")
+    (folder / "syntax.py").write_text("def make(:\n")
+    (folder / "zeros.py").write_bytes(b"\0\0")
+    (folder / "digits.toml").write_text(f"batch = {'1' * 5000}\n")
+    (folder / "deep.toml").write_text(f"a = {'[' * 100_000}\n")
+    (folder / "phone.toml").write_text('memory = "32XB"\n')
+    tiers = '[tiers.strong]\ncut = 0\n[tiers.half]\nkind = "width"\ngamma = 0.5\n'
+    (folder / "weights").mkdir()
+    (folder / "weights" / "file.npz").touch()
+    for name in ("tiers.toml", "weights/run.toml"):
+        (folder / name).write_text(tiers)
     (folder / "wide.toml").write_text("a = 1", "utf-16")
     (folder / "federation.toml").write_text('[program]\nname = "sdg"\n')
     return dict(zip(WRONG, _tried(folder, list(WRONG)), strict=True))
@@ -116,3 +173,33 @@ def test_a_server_tells_a_wrong_file(tmp_path: Path) -> None:
     ran = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
 
     assert (ran.returncode, "there is no federation file none.toml" in ran.stderr) == (2, True)
+
+
+NOBODY = 65534
+
+
+@contextmanager
+def ordinary_user() -> Iterator[None]:
+    """Give up root's rights for a while, if the tests have them."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.setresuid(NOBODY, NOBODY, 0)
+    try:
+        yield
+    finally:
+        os.setresuid(0, 0, 0)
+
+
+def test_a_device_can_be_written_to_in_a_folder_that_cannot() -> None:
+    with ordinary_user():
+        assert writable_file(Path(os.devnull)) == Path(os.devnull)
+
+
+def test_a_read_only_file_in_a_writable_folder_is_refused() -> None:
+    with NamedTemporaryFile() as file:
+        os.chmod(file.name, 0o444)
+        with ordinary_user(), pytest.raises(PermissionError) as refused:
+            writable_file(Path(file.name))
+
+    assert refused.value.filename == file.name

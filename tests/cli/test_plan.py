@@ -141,12 +141,6 @@ def test_rounds_that_are_all_too_long_name_the_quickest() -> None:
         planned("--kinds", "width", "--gamma", "1,0.25", "--uplink", "1B/s", "--round-seconds", "1")
 
 
-@pytest.mark.parametrize("gamma", ["0", "1.5"])
-def test_a_gamma_outside_its_range_is_the_kinds_error(gamma: str) -> None:
-    with pytest.raises(ModelError, match=r"lies in \(0, 1\]"):
-        planned("--kinds", "importance", "--gamma", gamma)
-
-
 def test_sizes_that_do_not_exist_are_left_out_with_their_reason() -> None:
     told = planned("--kinds", "width", "--gamma", "0.25,1e-9")
 

@@ -39,8 +39,8 @@ def test_what_cannot_be_read_is_told_with_the_grammar_or_the_size(text: str) -> 
         parse_tiers(text, "resnet8")
 
 
-def test_a_share_outside_its_range_is_refused_by_the_federation() -> None:
-    with pytest.raises(ConfigError, match=r"tiers\.width\.gamma"):
+def test_a_share_outside_its_range_is_refused() -> None:
+    with pytest.raises(ConfigError, match="a share above 0 and at most 1"):
         parse({"tiers": parse_tiers("width:1.5", "resnet8")}, source="the test")
 
 

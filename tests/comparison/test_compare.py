@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.nn import functional as F
 import edgefl
 from edgefl.comparison import torch_side
 from edgefl.comparison.compare import compared
+from edgefl.comparison.key import key_of
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.draws import reading
 from edgefl.models.draws.rules import RULES, Draw, dropped
@@ -382,6 +384,22 @@ def test_a_result_is_remembered_until_the_object_changes(monkeypatch: pytest.Mon
     module.part.train()
     compared(split(module, sample=SAMPLE, classes=3))
     assert len(trained) == 2
+
+
+def test_the_key_of_a_remembered_result_holds_no_copy_of_an_array() -> None:
+    module = seeded(Net)
+    module.table = table = np.zeros(1 << 20)
+    spec = split(module, sample=SAMPLE, classes=3)
+    assert spec.source is not None
+
+    tracemalloc.start()
+    before = key_of(spec, spec.source, None)
+    held = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert held < table.nbytes / 8
+    assert key_of(spec, spec.source, None) == before
+    table[7] = 1.0
+    assert key_of(spec, spec.source, None) != before
 
 
 def test_check_says_what_the_comparison_says() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgefl.cli.output import console, print_json, print_table, progress
-from edgefl.cli.paths import existing, writable_file
+from edgefl.cli.paths import existing, run_folder, writable_file
 from edgefl.system.files import write_text
 
 if TYPE_CHECKING:
@@ -21,7 +21,9 @@ def heterogeneity(
     ] = None,
     weights: Annotated[
         Path | None,
-        typer.Option(help="model.safetensors or a checkpoint; default: the run's, or initial ones"),
+        typer.Option(
+            callback=existing, help="model.safetensors or a checkpoint; default: the run's, or initial ones"
+        ),
     ] = None,
     alpha: Annotated[
         float | None, typer.Option(min=0, help="inner step size; default: the program's, else 0.01")
@@ -63,7 +65,7 @@ def heterogeneity(
     if source is None or source.suffix == ".toml":
         check_names(source, settings)  # torch, which all that follows loads, takes seconds
     else:
-        existing(source)
+        run_folder(source)
     from edgefl.analysis.heterogeneity import tables
     from edgefl.analysis.heterogeneity.report import as_object, reading
     from edgefl.analysis.heterogeneity.tables import page

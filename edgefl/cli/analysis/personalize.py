@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgefl.cli.output import console, print_json, print_table, progress
-from edgefl.cli.paths import existing, writable_file
+from edgefl.cli.paths import existing, run_folder, writable_file
 from edgefl.system.files import write_text
 from edgefl.wire.metric_text import number
 
@@ -23,7 +23,7 @@ _WORST = 10
 def personalize(
     folder: Annotated[
         Path,
-        typer.Argument(callback=existing, metavar="RUN", help="folder of a finished run or simulation"),
+        typer.Argument(callback=run_folder, metavar="RUN", help="folder of a finished run or simulation"),
     ],
     protocol: Annotated[
         list[Protocol] | None,
@@ -34,7 +34,9 @@ def personalize(
     alpha: Annotated[float | None, typer.Option(help="size of a step; default: the program's own")] = None,
     batch: Annotated[int, typer.Option(min=1, help="samples per step")] = 40,
     seed: Annotated[int, typer.Option(min=0, help="decides splits, batches and noise")] = 0,
-    data: Annotated[Path | None, typer.Option(help="folder with the dataset's standard files")] = None,
+    data: Annotated[
+        Path | None, typer.Option(callback=existing, help="folder with the dataset's standard files")
+    ] = None,
     html: Annotated[Path | None, typer.Option(callback=writable_file, help="a page with charts")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object with every user")] = False,
 ) -> None:
@@ -55,6 +57,7 @@ def personalize(
       edgefl personalize runs/first --json
     """
 
+    counts = numbers(steps)  # torch, which all that follows loads, takes seconds
     from edgefl.analysis.personal.report import page
     from edgefl.api.analysis import personalize as personalized
 
@@ -62,7 +65,7 @@ def personalize(
         found = personalized(
             folder,
             protocols=[each.value for each in protocol or Protocol],
-            steps=numbers(steps),
+            steps=counts,
             headline=headline,
             alpha=alpha,
             batch=batch,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from edgefl.cli.bench.report import Json, as_line, bench, measured, report
+from edgefl.cli.bench.report import Json, as_line, bench, check_choice, measured, report
 from edgefl.cli.options import ModelOptions, model_options
 from edgefl.cli.output import errors, progress
 
@@ -83,6 +83,7 @@ def aggregate(
       edgefl bench aggregate --device cuda --on-device --parameters 1000000000 --clients 64
     """
 
+    check_choice([model], option or (), codecs=codec or ())
     from edgefl.bench.aggregate.rows import CODECS, AggregateSettings, build, measure
     from edgefl.bench.common.peers import interpreter, peers
 
@@ -131,6 +132,7 @@ def encode(
       edgefl bench encode --model resnet18 --codec fedbat --codec 'topk:share=0.01' --threads 2
     """
 
+    check_choice([model], option or (), codecs=codec or ())
     from edgefl.bench.encode.rows import CODECS, EncodeSettings, measure
     from edgefl.models.zoo.catalog import build_model
 
@@ -229,6 +231,7 @@ def programs(
       edgefl bench programs --repeat 0      (no times)
     """
 
+    check_choice([model], option or (), programs=program or ())
     from edgefl.bench.programs.rows import ProgramSettings, everything, measure
     from edgefl.models.zoo.catalog import build_model
     from edgefl.wire.errors import EdgeflError

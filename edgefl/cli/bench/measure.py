@@ -11,7 +11,7 @@ import typer
 
 from edgefl.cli.bench import codecs, fleet, simulate, train_step
 from edgefl.cli.bench.models import models
-from edgefl.cli.bench.report import BrokerKind, Json, bench, mebibytes, print_rows, report
+from edgefl.cli.bench.report import BrokerKind, Json, bench, check_choice, mebibytes, print_rows, report
 from edgefl.cli.options import Engines, ModelOptions, Outputs, model_options
 from edgefl.cli.output import errors, progress
 from edgefl.system.sizes import size
@@ -91,6 +91,7 @@ def memory(
     as_json: Json = False,
 ) -> None:
     """Peak memory of an agent in training over the same agent idle, per engine and tier."""
+    check_choice([model])
     from edgefl.bench.memory.rows import engines, measure
 
     rows = []
@@ -118,6 +119,7 @@ def round_(
     as_json: Json = False,
 ) -> None:
     """Time of a round in which devices return their weights at once."""
+    check_choice([model])
     from edgefl.bench.faults.federation import broker_kind
     from edgefl.bench.round_time import measure
 
@@ -160,8 +162,13 @@ def submodels(
       edgefl bench submodels --model resnet20 --kind width --kind importance --gamma 0.25 --steps 3
     """
 
-    from edgefl.bench.submodels import GAMMAS, SubmodelSettings, kinds_of, measure
     from edgefl.cli.models.plan import gammas
+    from edgefl.config.names import check_kinds
+
+    shares = gammas(gamma or ())
+    check_kinds(kind or ())
+    check_choice([model], option or ())
+    from edgefl.bench.submodels import GAMMAS, SubmodelSettings, kinds_of, measure
     from edgefl.models.zoo.catalog import build_model
 
     settings = SubmodelSettings(batch=batch, steps=steps, threads=threads, match=match)
@@ -169,7 +176,7 @@ def submodels(
     bench(
         "submodels",
         f"submodels of {model}: batch {batch}",
-        list(product(kind or kinds_of(spec), gammas(gamma or ()) or GAMMAS)),
+        list(product(kind or kinds_of(spec), shares or GAMMAS)),
         lambda case, tell: measure(spec, *case, settings, lambda text: tell(f"{model}: {text}")),
         _submodel_columns,
         as_json,

@@ -56,6 +56,31 @@ def measured(
     return rows, failed
 
 
+def check_choice(
+    models: Sequence[str] = (),
+    options: Sequence[str] = (),
+    *,
+    codecs: Sequence[str] = (),
+    programs: Sequence[str] = (),
+    tiers: Sequence[str] = (),
+) -> None:
+    """Raise ConfigError for a name or an option that no catalog has. Loads no torch, which takes seconds."""
+    from edgefl.cli.options import named_model
+    from edgefl.config.reading import check_names, check_tiers
+    from edgefl.facts import shipped
+    from edgefl.setup.one_line import parse_named, parse_program
+
+    for model in models:
+        check_tiers(check_names(None, named_model(model, options)), tiers)
+    if not models:  # those measured by default have the same tiers
+        check_tiers(check_names(None, {"model.name": "resnet20"}), tiers)
+    for codec in codecs:
+        check_names(None, {"codec": parse_named(codec, "codec")})
+    for program in programs:
+        if program.partition(":")[0] not in shipped().optimizers:  # FedAvg with this optimizer
+            check_names(None, parse_program(program))
+
+
 def as_line(columns: dict[str, Any]) -> str:
     """Return what a run that is cut short leaves of a row."""
     return ", ".join(f"{name} {human(value)}" for name, value in columns.items())

@@ -28,14 +28,20 @@ class TaskName(StrEnum):
     linear = "linear"
 
 
+class EngineName(StrEnum):
+    """Names in :func:`edgefl.bench.simulate.rows.engines`."""
+
+    edgefl = "edgefl"
+    edgefl_1_thread = "edgefl-1-thread"
+    edgefl_workers = "edgefl-workers"
+    pfl = "pfl"
+    pfl_1_thread = "pfl-1-thread"
+    flower = "flower"
+
+
 def simulate(
     task: Annotated[list[TaskName] | None, typer.Option(help="may be repeated; default: all")] = None,
-    engine: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="edgefl, edgefl-1-thread, edgefl-workers, pfl, pfl-1-thread, flower; may be repeated; default: all"
-        ),
-    ] = None,
+    engine: Annotated[list[EngineName] | None, typer.Option(help="may be repeated; default: all")] = None,
     rounds: Annotated[int, typer.Option(min=0, help="in place of the task's own; 0: those")] = 0,
     as_json: Json = False,
 ) -> None:
@@ -66,7 +72,7 @@ def simulate(
     from edgefl.bench.simulate.rows import chosen, measure
     from edgefl.bench.simulate.tasks import TASKS
 
-    wanted = chosen(engine or [])
+    wanted = chosen([each.value for each in engine or ()])
     cases = [
         (size, each)
         for name in task or TaskName

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgefl.cli.bench.report import Json, bench, measured, mebibytes, print_rows
-from edgefl.cli.options import Activations, Engine, ModelOptions, model_options
+from edgefl.cli.bench.report import Json, bench, check_choice, measured, mebibytes, print_rows
+from edgefl.cli.options import Activations, Engine, ModelOptions, model_options, parse_memory_budget
 from edgefl.cli.output import errors, print_table
 from edgefl.system.sizes import size
 
@@ -116,11 +116,14 @@ def train_step(
       edgefl bench train-step --model cnn --model bert --threads 2 --ort-training "$(edgefl bench peer ort-training)"
     """
 
+    tokens = _lengths(lengths)
+    for part in memory_budget.split(","):
+        parse_memory_budget(part.strip())
+    check_choice(model or (), option or (), tiers=(tier,))
     from edgefl.bench.train_step.anchors import ANCHORS, TrainStepSettings
     from edgefl.bench.train_step.rows import MODELS, measure
     from exporters.memory.recompute import Budget
 
-    tokens = _lengths(lengths)
     settings = TrainStepSettings(
         batch=batch,
         target=target.value,
@@ -255,6 +258,7 @@ def web(
       edgefl bench web --model cnn --tier weak --repeat 3
     """
 
+    check_choice(model or (), tiers=tier or ())
     from edgefl.bench.web.rows import MODELS, cases, measure
 
     chosen = cases(tuple(model or MODELS), tuple(tier or ()))

@@ -12,6 +12,7 @@ from edgefl.cli.options import Engines, ModelOptions, model_options, named_model
 from edgefl.cli.output import console, print_json, print_table, progress
 from edgefl.cli.paths import existing
 from edgefl.system.sizes import size
+from edgefl.wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from edgefl.api.check import Verdict
@@ -62,12 +63,12 @@ def check(
     where = {} if data is None or Path(data).exists() else _place_of(data)
     # torch, which all that follows loads, takes seconds
     check_names(None, named_model(model, option or ()) | where | ({} if table is None else {"loss": table}))
+    layout: dict[str, Any] = {}
+    if ":" in model and data is None:
+        layout = _layout(options)
     from edgefl import check as checked
     from edgefl.contract.choice import LossChoice
 
-    layout: dict[str, Any] = {}
-    if ":" in model and data is None:
-        layout = {key: options.pop(name) for key, name in _LAYOUT.items() if name in options}
     with progress(f"{model}: building the model") as say:
         verdict = checked(
             model,
@@ -95,6 +96,17 @@ def _place_of(data: str) -> dict[str, object]:
 
 _LAYOUT = {"sample": "sample_shape", "classes": "classes"}
 """What the API takes apart from a factory's options."""
+
+
+def _layout(options: dict[str, Any]) -> dict[str, Any]:
+    """Take the arguments of the API out of ``options``. ConfigError if one is missing."""
+    if missing := [name for name in _LAYOUT.values() if name not in options]:
+        raise ConfigError(
+            f"a model of your own needs --data, or the shape of a sample and the number of classes; found no {missing[0]}: "
+            "add --option 'sample_shape=[1,28,28]' --option classes=10, with your numbers",
+            missing=missing,
+        )
+    return {key: options.pop(name) for key, name in _LAYOUT.items()}
 
 
 def _print(verdict: Verdict) -> None:

@@ -40,7 +40,9 @@ def deploy(
         list[str] | None,
         typer.Option(help="option of the kind as in a federation file, like 'min_keep=4'; may be repeated"),
     ] = None,
-    data: Annotated[Path | None, typer.Option(help="folder with the dataset's standard files")] = None,
+    data: Annotated[
+        Path | None, typer.Option(callback=existing, help="folder with the dataset's standard files")
+    ] = None,
     out: Annotated[Path, typer.Option(callback=writable_file, help="the ONNX file")] = Path("model.onnx"),
     bn_eval: Annotated[
         BnEvals,
@@ -116,6 +118,9 @@ def _check(
 
     if kind and (problems := name_problems({"tiers": {kind: {"kind": kind, "options": options}}})):
         raise ConfigError("; ".join(problem.removeprefix(f"tiers.{kind}.") for problem in problems))
+    folders = [weights] if weights.is_dir() else list(weights.resolve().parents)[:2]
+    beside = (folder / name for folder in folders for name in ("run.toml", "config.toml"))
+    config = config or next((path for path in beside if path.is_file()), None)
     tiers = checked(config).tiers if config else {}
     if tier and tiers and tier not in tiers:
         raise ConfigError(
@@ -138,10 +143,11 @@ def _share(text: str | None) -> float | None:
 
 
 def _options(texts: list[str]) -> dict[str, Any]:
+    from edgefl.config.toml import parse_toml
     from edgefl.wire.errors import ConfigError
 
     try:
-        return tomllib.loads("\n".join(texts))
+        return parse_toml("\n".join(texts))
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(
             f"--option is KEY=VALUE as TOML writes it (text in quotes), found {', '.join(texts)}: {error}",

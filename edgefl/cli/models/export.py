@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from edgefl.cli.options import Activations, Engine, ModelName, ModelOptions, Outputs, named_model
+from edgefl.cli.options import (
+    Activations,
+    Engine,
+    ModelName,
+    ModelOptions,
+    Outputs,
+    named_model,
+    parse_memory_budget,
+)
 from edgefl.cli.output import errors, print_json, print_table, progress
 from edgefl.cli.paths import writable_folder
 from edgefl.system.collecting import built_to_stay
@@ -86,11 +94,26 @@ def export(
     """
 
     from device_runtime.memory import return_memory_late
-    from edgefl.config.reading import check_names
+    from edgefl.cli.models.plan import read_device
+    from edgefl.config.reading import check_names, check_tiers
     from edgefl.setup.torch_start import without_dynamo
+    from edgefl.wire.bundle.formats import check_outputs
 
     named, forms = named_model(model, option or ()), _names(format)
-    check_names(config, named)  # torch, which all that follows loads, takes seconds
+    parse_memory_budget(memory_budget)
+    federation = check_names(config, named)  # torch, which all that follows loads, takes seconds
+    check_tiers(federation, tier or ())
+    if outputs:
+        wanted = tier or federation.tiers or ("",)
+        check_outputs(
+            outputs.value, forms or [form for name in wanted for form in federation.formats_of(name)]
+        )
+    if fit is not None:
+        if tier:
+            raise ConfigError(
+                f"--fit chooses the submodel for a device: leave out --tier {tier[0]}, or --fit"
+            )
+        read_device(fit)
     return_memory_late()
     with built_to_stay():
         without_dynamo()
@@ -109,10 +132,6 @@ def export(
                 activations=kept,
             )
     if fit is not None:
-        if tier:
-            raise ConfigError(
-                f"--fit chooses the submodel for a device: leave out --tier {tier[0]}, or --fit"
-            )
         _export_fitting(config, out, named, forms or ("onnx",), form, memory_budget, kept, fit, as_json)
         return
     numbers = count(1)
@@ -189,10 +208,8 @@ def _export_fitting(
     from edgefl.setup.shapes import samples_like
     from edgefl.submodels.sizes import Size
     from edgefl.wire.mqtt.topics import checked_name
-    from exporters.bundle.formats import check_installed, check_outputs
+    from exporters.bundle.formats import check_installed
 
-    if outputs:
-        check_outputs(outputs, forms)
     check_installed(forms)
     name, wishes = checked_name("tier", file.stem), read_device(file)
     federation = without_devices(load_federation(config, {**named, **overrides(wishes)}))

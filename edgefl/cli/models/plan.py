@@ -85,6 +85,9 @@ def plan(
     )
     wishes = wishes.or_else(read_device(device) if device else Wishes())
     wishes = wishes.or_else(read_hello(hello) if hello else Wishes())
+    wishes.check()
+    if config is None and model is None:
+        raise ConfigError("give a federation file, or --model with a model of `edgefl ls models`")
     check_names(
         config, named_model(model, option or ())
     )  # torch, which all that follows loads, takes seconds
@@ -105,10 +108,7 @@ def _model(
     from edgefl.config import load, without_devices
     from edgefl.setup.model import federation_model
     from edgefl.setup.shapes import samples_like
-    from edgefl.wire.errors import ConfigError
 
-    if config is None and model is None:
-        raise ConfigError("give a federation file, or --model with a model of `edgefl ls models`")
     federation = without_devices(load(config, {**named_model(model, options), **overrides}))
     return federation, federation_model(federation, samples_like(federation))
 
@@ -189,6 +189,14 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def _told(self) -> list[tuple[str, Any]]:
         return [(name, value) for name in self.__struct_fields__ if (value := getattr(self, name))]
 
+    def check(self) -> None:
+        """Raise ConfigError for a size, a rate, a kind or a share that cannot be used. Loads no torch."""
+        from edgefl.config.names import check_kinds
+
+        self.device  # noqa: B018  its sizes and rates are parsed
+        gammas(map(str, self.gamma))
+        check_kinds(self.kinds)
+
     @property
     def device(self) -> Device:
         """ConfigError, which names the argument, for a memory or a rate that is none, or negative numbers."""
@@ -213,15 +221,17 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 def read_device(path: Path) -> Wishes:
     """The wishes in a TOML file; ConfigError that names what is wrong with it."""
+    from edgefl.config.toml import parse_toml
+
     try:
-        wishes = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8-sig")), Wishes, strict=False)
+        wishes = msgspec.convert(parse_toml(path.read_text(encoding="utf-8-sig")), Wishes, strict=False)
     except FileNotFoundError as error:
         raise ConfigError(f'there is no device file {path}; write one with memory = "64MiB"') from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
         known = ", ".join(Wishes.__struct_fields__)
         raise ConfigError(f"{path} is no device file: {error}; it has the keys {known}") from error
     try:
-        wishes.device  # noqa: B018  whether it is one
+        wishes.check()
     except ConfigError as error:
         raise ConfigError(f"{path}: {error.message.replace('argument ', '').replace('`', '')}") from error
     return wishes
@@ -285,13 +295,16 @@ def listed(values: Iterable[str]) -> list[str]:
 
 
 def gammas(values: Iterable[str]) -> list[float]:
-    """Numbers and fractions like 1/64; ConfigError for anything else. Whether they are sizes is the kinds' business."""
+    """Return shares like 0.25 or 1/64 as numbers. ConfigError for anything else, and outside of (0, 1]."""
     return [_number(text) for text in listed(values)]
 
 
 def _number(text: str) -> float:
     top, slash, bottom = text.partition("/")
     try:
-        return float(top) / float(bottom) if slash else float(top)
+        share = float(top) / float(bottom) if slash else float(top)
     except (ValueError, ZeroDivisionError) as error:
         raise ConfigError(f"a gamma is a number like 0.25 or 1/64, found {text!r}", found=text) from error
+    if not 0 < share <= 1:
+        raise ConfigError(f"a gamma is above 0 and at most 1, like 0.25 or 1/64; found {text!r}", found=text)
+    return share

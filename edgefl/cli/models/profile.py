@@ -136,7 +136,7 @@ def profile(
     chosen = _Chosen(batch, engine.value if engine else "", tuple(tier or ()))
     targets = list(files_of(bundles or ()))
     for target in targets:
-        _check_target(target)
+        _check_target(target, chosen.tiers)
     _check_places(html, run)
     others = tuple(report for path in imported or () for report in read_recorded(path))
     if not targets and (fleet or device_command or not others):
@@ -205,14 +205,14 @@ def profile(
         errors.print(f"page: {html}")
 
 
-def _check_target(target: str) -> None:
-    """Raise ConfigError for a federation file or a model that is not there, before torch is loaded for it."""
+def _check_target(target: str, tiers: Sequence[str]) -> None:
+    """Raise ConfigError for a federation file, a model or a tier that is not there. Loads no torch."""
     if _is_bundle(target):
         return
-    from edgefl.config.reading import check_names
+    from edgefl.config.reading import check_names, check_tiers
 
     file = Path(target) if target.endswith(".toml") else None
-    check_names(file, {} if file else {"model.name": target})
+    check_tiers(check_names(file, {} if file else {"model.name": target}), tiers)
 
 
 def _check_single(devices: Sequence[str]) -> None:

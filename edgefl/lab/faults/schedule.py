@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import codecs
 import random
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
 import msgspec
 
+from edgefl.config.toml import parse_toml
 from edgefl.wire.errors import ConfigError
 
 LinkFault = Literal["delay", "reorder", "bandwidth", "duplicate", "reset", "half_open", "stall"]
@@ -68,7 +68,7 @@ def load_schedule(path: Path) -> Schedule:
         data = path.read_bytes().removeprefix(codecs.BOM_UTF8)
         if path.suffix == ".json":
             return msgspec.json.decode(data, type=Schedule)
-        return msgspec.convert(tomllib.loads(data.decode()), Schedule)
+        return msgspec.convert(parse_toml(data.decode()), Schedule)
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"the schedule of faults {path} cannot be used: {error}; kinds are {', '.join(KINDS)}",

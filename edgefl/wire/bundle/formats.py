@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal, get_args
+
+from edgefl.wire.errors import ConfigError
 
 FormatName = Literal["onnx", "executorch"]
 
@@ -27,3 +29,13 @@ EXECUTORCH_DTYPES: Mapping[int, str] = {
     29: "uint64",
 }
 """By ExecuTorch's number of an element type, what a port calls it; types that no port has are left out."""
+
+
+def check_outputs(outputs: Outputs, formats: Iterable[str]) -> None:
+    """Raise ConfigError if the outputs are to be planned and none of the formats is ExecuTorch."""
+    if outputs == "planned" and "executorch" not in (names := tuple(formats)):
+        raise ConfigError(
+            f"only ExecuTorch programs have planned outputs, and the format is {', '.join(names)}: choose executorch, or "
+            "leave outputs out",
+            formats=names,
+        )

@@ -112,7 +112,8 @@ def test_a_bad_line_is_named_or_left_out(tmp_path: Path, line: str, text: str) -
         ('{"age": 3, "buys": "yes"}', "column 'height' is empty"),
         ('{"age": [3], "height": 1, "buys": "yes"}', "which is no number"),
         (f'{{"age": 1{"0" * 400}, "height": 1, "buys": "yes"}}', "which is no number"),
-        (f'{{"age": {"[" * 100_000}', "it is no JSON"),
+        (f'{{"age": {"[" * 100_000}', "it is JSON that is nested too deeply"),
+        (f'{{"age": {"1" * 5000}}}', "it has a number of thousands of digits"),
     ],
 )
 def test_a_bad_line_of_json_is_named(tmp_path: Path, line: str, text: str) -> None:

@@ -61,10 +61,53 @@ def test_a_quotation_mark_in_a_text_that_a_later_one_closes_hides_no_texts(
         fitted(path, MASKED, policy="skip")
 
 
-def test_a_text_of_two_lines_with_commas_is_one_text(tmp_path: Path) -> None:
-    path = written(tmp_path / "d.csv", 'label,text\ngood,"Dear Bo,\n12, Main Street"\nbad,"a\nb\nc, d"\n')
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Dear Bo,\n12, Main Street",
+        "a\nb\nc, d",
+        "Tyger Tyger,\nburning bright,\nIn the forests,\nof the night;\nWhat immortal hand, or eye",
+        "1, eggs\n0, milk\n1, bread",
+        "Who,he said.\nI,she said.\nAll,they said.\nbye",
+        "a\nb\nc\nd",
+    ],
+)
+@pytest.mark.parametrize("form", ["label,text", "text,label", "label,text,id", "id,text,label"])
+@pytest.mark.parametrize("names", [("bad", "good"), ("0", "1")])
+def test_a_quoted_text_of_several_lines_is_one_text(
+    tmp_path: Path, text: str, form: str, names: tuple[str, str]
+) -> None:
+    rows = [
+        form,
+        *(
+            form.replace("label", names[label]).replace("id", "7").replace("text", words)
+            for label, words in [(1, f'"{text}"'), (0, "plain"), (1, f'"{text}"'), (1, "x"), (0, f'"{text}"')]
+        ),
+    ]
+    path = written(tmp_path / "d.csv", "\n".join(rows))
 
-    np.testing.assert_array_equal(fitted(path, MASKED).y, [1, 0])
+    data = fitted(path, msgspec.structs.replace(MASKED, names=names))
+    np.testing.assert_array_equal(data.y, [1, 0, 1, 1, 0])
+
+
+@pytest.mark.parametrize("between", [0, 1, 30])
+@pytest.mark.parametrize(
+    ("opened", "between_row", "closed"),
+    [
+        ('{0},"he said', "{1},well", '{1},a tube of 5"'),
+        ('"he said, hello,{0}', "fine,{0}", 'a tube of 5",{1}'),
+        ('"he said,{0}', "fine,{0}", '"so, so",{1}'),
+    ],
+)
+def test_an_open_quotation_mark_of_a_first_row_is_found(
+    tmp_path: Path, opened: str, between_row: str, closed: str, between: int
+) -> None:
+    head = "label,text" if opened.startswith("{") else "text,label"
+    rows = [head, opened, *[between_row] * between, closed]
+    path = written(tmp_path / "d.csv", "\n".join(rows).format("good", "bad"))
+
+    with pytest.raises(DataError, match=f"line 2: a quotation mark is .* closed in line {3 + between}"):
+        fitted(path, MASKED, policy="skip")
 
 
 @pytest.mark.parametrize(
@@ -129,6 +172,8 @@ def test_running_text_gives_windows_and_what_follows_them(tmp_path: Path) -> Non
 
     np.testing.assert_array_equal(every(data), [[*b"abcde"], [*b"fghij"]])
     np.testing.assert_array_equal(data.y, [[*b"bcdef"], [*b"ghijk"]])
+    lines = written(tmp_path / "d.csv", 'text\n"ab\nc\nd\ne"\nf\n')
+    np.testing.assert_array_equal(fitted(lines, spec, LabelSpec((5,))).y, [[*b"b\nc\nd"]])
     with pytest.raises(DataError, match="has 5 tokens, and a sample of this federation takes 6"):
         fitted(written(tmp_path / "c.txt", "short"), spec, LabelSpec((5,)))
 
