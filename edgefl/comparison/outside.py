@@ -11,28 +11,17 @@ from typing import Any
 
 # Functions of these modules read what lies outside of the process.
 _OUTSIDE = frozenset(
-    {
-        "_io",
-        "_multiprocessing",
-        "_posixsubprocess",
-        "_socket",
-        "_winapi",
-        "io",
-        "nt",
-        "posix",
-        "select",
-        "time",
-    }
-)
+    {"_io", "_multiprocessing", "_posixsubprocess", "_socket", "_winapi", "io", "nt", "posix", "select", "time"}
+)  # fmt: skip
 _PURE = ("fspath", "text_encoding")
 # Objects of these libraries keep their state in attributes that belong to threads.
 _THREADS = frozenset({"asyncio", "concurrent", "multiprocessing", "queue", "threading"})
 # Objects of these libraries never change, are read as Python state, or change nothing that is computed.
 _READ = frozenset(
     {
-        "_abc", "_contextvars", "_ctypes", "_operator", "_random", "_thread", "_weakref", "abc", "builtins", "collections", "ctypes",
-        "datetime", "decimal", "functools", "itertools", "mmap", "numpy", "operator", "re", "torch", "types", "typing",
-        "weakref",
+        "_abc", "_contextvars", "_ctypes", "_operator", "_random", "_thread", "_weakref", "abc", "builtins", "collections",
+        "ctypes", "datetime", "decimal", "functools", "itertools", "mmap", "numpy", "operator", "random", "re", "torch",
+        "types", "typing", "weakref",
     }
 )  # fmt: skip
 # What these libraries call decides nothing that the code of a model computes.
