@@ -13,8 +13,8 @@ from torch.overrides import TorchFunctionMode
 from edgefl.comparison.outside import noting_outside
 from edgefl.models.caches import Snapshot, StateChange, state_of
 from edgefl.models.draws.known import writes
+from edgefl.models.layers.storage import memory_of
 from edgefl.models.losses.loss import Loss
-from edgefl.models.memory import memory_of
 from edgefl.models.user_code import place
 from edgefl.wire.errors import ModelError
 from exporters.capture.instead import instead_of

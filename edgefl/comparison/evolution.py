@@ -24,8 +24,8 @@ from edgefl.comparison.torch_side import loss_of_batch, restored
 from edgefl.contract.tensors import Tensors
 from edgefl.models.caches import Snapshot, StateChange, kept, state_of
 from edgefl.models.draws.generators import watched
+from edgefl.models.layers.storage import memory_of
 from edgefl.models.losses.loss import Loss
-from edgefl.models.memory import memory_of
 from edgefl.models.modes import enter_training
 from edgefl.models.source import Source
 from edgefl.models.spaces import ArraySpace, IteratorSpace, SequenceSpace, SetSpace, bytes_of
@@ -77,7 +77,7 @@ def check_state(source: Source, loss: Loss, batch: Tensors, seed: int, conduct: 
 
 
 def decided(module: nn.Module, conduct: Conduct, path: str, when: str) -> ModelError:
-    """Return the error for state at ``path`` that decides ``when`` training goes on."""
+    """Return the error for state at ``path`` that decides what is computed; ``when`` names the later calls."""
     what = f"something outside, read or written by {path!r}," if path in conduct.outside else repr(path)
     return ModelError(
         f"{type(module).__name__} keeps Python state: {what} changes from call to call and decides what is computed "

@@ -37,7 +37,7 @@ _CALLERS = frozenset(
 def noting_outside(found: list[str]) -> Iterator[None]:
     """Add to ``found`` the functions that this thread calls inside and that read or write what is no Python state.
 
-    A profiler that runs already goes on, and nothing is noted.
+    If a profiler runs already, it continues, and nothing is noted.
     """
     if sys.getprofile() is not None:
         yield

@@ -21,7 +21,7 @@ def check_sharing(
     """Raise ModelError if training depends on tensors that overlap in memory: in a graph each has memory of its own.
 
     Torch trains the module again while every tensor has its own memory. If that gives the same, to the bit, the overlap
-    does not matter: nobody writes the tensors, or nobody reads the views.
+    does not matter: the tensors are constant, or the code does not read the views.
 
     Args:
         module: the module.

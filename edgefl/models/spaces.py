@@ -332,17 +332,16 @@ class ContextSpace:
 
     def read(self) -> dict[str, Any]:
         """Return the value of now; empty if the variable has none."""
-        value = self._holder.get(_MISSING)
-        return {} if value is _MISSING else {"": value}
+        return {} if (value := self._holder.get(_MISSING)) is _MISSING else {"": value}
 
     def write(self, key: str, value: object) -> None:
         """Replace the value."""
         self._holder.set(value)
 
     def restore(self, before: Mapping[str, Any]) -> None:
-        """Make the value that of ``before``; one that was set first stays, because no variable can be emptied."""
+        """Make the value that of ``before``. A variable without a value then keeps its own, because none can be emptied."""
         if before and not _is_same(self.read(), before):
-            self._holder.set(before[""])
+            self.write("", before[""])
 
 
 class DefaultsSpace:

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from edgefl.contract.tensors import TensorSpec
-from edgefl.models.memory import memory_of
+from edgefl.models.layers.storage import memory_of
 from edgefl.models.spec import ModelSpec, on_meta, without_values
 from edgefl.submodels.channels.trace import plain_attention
 from edgefl.submodels.submodel import Submodel
