@@ -6,18 +6,21 @@ import math
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from edgefl.comparison import graph_side, torch_side
 from edgefl.comparison.conduct import Conduct
 from edgefl.comparison.diagnosis import diagnosed
-from edgefl.comparison.evolution import check_state
+from edgefl.comparison.evolution import check_state, decided
 from edgefl.comparison.graph_side import GradientStep
 from edgefl.comparison.inputs import ATTEMPTS, Samples, batches
 from edgefl.comparison.key import key_of
+from edgefl.comparison.sharing import check_sharing
 from edgefl.comparison.torch_side import STORED, Trained, largest, widened
 from edgefl.contract.tensors import Tensors
 from edgefl.models.caches import kept, state_of
@@ -140,13 +143,16 @@ def _compare(spec: ModelSpec, source: Source, data: Samples | None, seed: int) -
         conduct.check()
         if by_torch is None or not by_torch.is_finite:
             continue
+        judge = _TorchTraining(source, samples, by_torch, seed)
+        if not finite:
+            check_sharing(source.module, conduct.tensors, by_torch, partial(judge.again, spec))
         finite = True
         release_freed()  # such as torch's activations
         by_graph = graph_side.train(spec, step, samples, by_torch)
-        judge = _TorchTraining(source, samples, by_torch, seed)
         differences, certain = judge.differences(spec, step, by_graph)
         if not differences:
             check_state(source, spec.loss, samples[0], seed, conduct)
+            judge.check_outside(spec, conduct)
             judge.check_inference(spec, step, by_graph)
             return
         found = found or (_first(differences), samples[0], by_torch)
@@ -210,6 +216,15 @@ class _TorchTraining:
     by_torch: Trained
     seed: int
 
+    def check_outside(self, spec: ModelSpec, conduct: Conduct) -> None:
+        """Raise ModelError if training gives something else now, after many calls that read or wrote what lies outside."""
+        if conduct.outside and not np.allclose(
+            self.again(spec).losses, self.by_torch.losses, rtol=1e-5, atol=1e-7
+        ):
+            raise decided(
+                self.source.module, conduct, conduct.outside[0], "training again gives another loss"
+            )
+
     def check_inference(self, spec: ModelSpec, step: GradientStep, by_graph: Trained) -> None:
         """Raise ModelError if the model gives another output in inference than the module, with the weights of torch."""
         name = type(self.source.module).__name__
@@ -218,7 +233,7 @@ class _TorchTraining:
             if size <= TOLERANCE:
                 return
             with suppress(EdgeflError):
-                exact = self._again(spec, double=True)
+                exact = self.again(spec, double=True)
                 size = self._inference_error(spec, step, exact, widened(spec.weights), double=True)
         if size > TOLERANCE:
             raise ModelError(
@@ -242,7 +257,7 @@ class _TorchTraining:
         error = _distance(wanted, found) if wanted.shape == found.shape else float("inf")
         return error / max(largest(wanted), 1e-6)
 
-    def _again(self, spec: ModelSpec, *, double: bool = False) -> Trained:
+    def again(self, spec: ModelSpec, *, double: bool = False) -> Trained:
         """Train by torch once more."""
         rate = self.by_torch.rate
         return torch_side.train(self.source, spec.loss, self.samples, self.seed, rate=rate, double=double)
@@ -264,8 +279,8 @@ class _TorchTraining:
             return [], True
         is_single = False
         try:
-            exact = self._again(spec, double=True)
-            strayed = _strayed(self._again(spec), exact)
+            exact = self.again(spec, double=True)
+            strayed = _strayed(self.again(spec), exact)
             graph = graph_side.train(spec, step, self.samples, exact, double=True)
         except Exception:  # any code may come
             is_single, strayed = True, self._strayed_by_rounding(spec)
@@ -281,7 +296,7 @@ class _TorchTraining:
         """Return how far each tensor of torch moves if the samples change by rounding."""
         rounded = [nudged(batch, number) for number, batch in enumerate(self.samples)]
         try:
-            return _strayed(self._again(spec), replace(self, samples=rounded)._again(spec))
+            return _strayed(self.again(spec), replace(self, samples=rounded).again(spec))
         except Exception:  # such as for whole numbers in float32
             return {}
 

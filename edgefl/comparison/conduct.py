@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from edgefl.comparison.outside import noting_outside
 from edgefl.models.caches import Snapshot, StateChange, state_of
 from edgefl.models.draws.known import writes
+from edgefl.models.layers.storage import memory_of
 from edgefl.models.losses.loss import Loss
 from edgefl.models.user_code import place
 from edgefl.wire.errors import ModelError
@@ -28,17 +29,21 @@ class Conduct(TorchFunctionMode):
     Attributes:
         changed: state that changes from step to step, by its path.
         hooked: True if forward registered hooks of tensors.
+        tensors: all tensors that the code can reach after the first step, by their path.
+        outside: functions that the code calls and that read or write what is no Python state.
     """
 
     def __init__(self, module: nn.Module, loss: Loss) -> None:
         super().__init__()
         self._module, self._loss = module, loss
-        self._names = {_memory(each): name for name, each in module.named_parameters()}
+        self._names = {memory_of(each): name for name, each in module.named_parameters()}
         self._parameters = {name: id(each) for name, each in module.named_parameters(remove_duplicate=False)}
         self._problems: list[str] = []
         self._after_first: Snapshot | None = None
         self.changed: dict[str, StateChange] = {}
         self.hooked = False
+        self.tensors: list[tuple[str, Tensor]] = []
+        self.outside: list[str] = []
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -59,15 +64,16 @@ class Conduct(TorchFunctionMode):
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Observe the step inside."""
-        with self:
+        # The first step imports and fills caches.
+        with self, nullcontext() if self._after_first is None else noting_outside(self.outside):
             yield
-        after = dict(self._module.named_parameters(remove_duplicate=False))
+        now = dict(self._module.named_parameters(remove_duplicate=False))
         for name, known in self._parameters.items():
-            if name not in after or id(after[name]) != known:
+            if name not in now or id(now[name]) != known:
                 self._note(f"it replaces the parameter {name!r} in forward", _WRITE)
-        # The first step may fill caches.
         if self._after_first is None:
-            self._after_first = state_of(self._module, self._loss)
+            self._after_first = after = state_of(self._module, self._loss)
+            self.tensors = after.tensors
         else:
             self.changed |= {each.path: each for each in self._after_first.changes()}
 
@@ -86,14 +92,14 @@ class Conduct(TorchFunctionMode):
         if func in _TOGGLED and isinstance(args[0], nn.Parameter):
             wanted = bool(args[1]) if len(args) > 1 else bool(kwargs.get("requires_grad", True))
             if wanted != args[0].requires_grad:
-                known = self._names.get(_memory(args[0]), "a parameter")
+                known = self._names.get(memory_of(args[0]), "a parameter")
                 self._note(f"it switches requires_grad of {known!r} in forward{place()}", _TOGGLE)
         elif func is Tensor.register_hook:
             self.hooked = True
         elif func == _REPLACED or (name != "__set__" and writes(name, kwargs)):
             for each in _written(args, kwargs):
-                if _memory(each) in self._names:
-                    known = self._names[_memory(each)]
+                if memory_of(each) in self._names:
+                    known = self._names[memory_of(each)]
                     remedy = instead_of(f"aten.{name}", _WRITE) if name.endswith("_") else _WRITE
                     self._note(f"it writes the parameter {known!r} in forward{place()}", remedy)
         return func(*args, **kwargs)
@@ -117,15 +123,6 @@ _WRITE = (
 )
 _TOGGLE = "expected a fixed choice; call requires_grad_ before the model is compiled, or detach() the result in forward"
 _HOOK = "expected hooks that only observe; change the gradient of a parameter by register_hook, or of a tensor in forward"
-
-
-def _memory(tensor: Tensor) -> int:
-    with torch._C.DisableTorchFunction():
-        try:
-            # Nothing is written into an empty one.
-            return int(tensor.untyped_storage().data_ptr()) or id(tensor)
-        except (NotImplementedError, RuntimeError):
-            return id(tensor)
 
 
 def _written(args: Any, kwargs: Any) -> Iterator[Tensor]:

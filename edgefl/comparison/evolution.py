@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -24,6 +24,7 @@ from edgefl.comparison.torch_side import loss_of_batch, restored
 from edgefl.contract.tensors import Tensors
 from edgefl.models.caches import Snapshot, StateChange, kept, state_of
 from edgefl.models.draws.generators import watched
+from edgefl.models.layers.storage import memory_of
 from edgefl.models.losses.loss import Loss
 from edgefl.models.modes import enter_training
 from edgefl.models.source import Source
@@ -53,7 +54,8 @@ def check_state(source: Source, loss: Loss, batch: Tensors, seed: int, conduct: 
 
     The module runs again for as many calls as a short training has, and then from numbers as they are late in a long one.
     Calls are compared by the operations that lead to the loss, and by their arguments. A counter that is only logged
-    changes none of these.
+    changes none of these. Code that calls what reads or writes something that is no state of Python, such as a file, runs
+    again even if no state is known to change.
 
     Args:
         source: the module.
@@ -62,7 +64,7 @@ def check_state(source: Source, loss: Loss, batch: Tensors, seed: int, conduct: 
         seed: of the numbers that the module draws.
         conduct: what the module did in training by torch.
     """
-    if not conduct.changed:
+    if not conduct.changed and not conduct.outside:
         return
     module = source.module
     with kept(state_of(module, loss)), restored(module), warnings.catch_warnings(), watched(module):
@@ -71,14 +73,19 @@ def check_state(source: Source, loss: Loss, batch: Tensors, seed: int, conduct: 
         evolution = _Evolution(source, loss, batch, seed, conduct)
         found = evolution.in_a_row() or evolution.moved()
     if found is not None:
-        path, when = found
-        raise ModelError(
-            f"{type(module).__name__} keeps Python state: {path!r} changes from call to call and decides what is computed "
-            f"({when}), and a graph would have its first value in every step; expected the same computation in each call. "
-            "Keep numbers in float buffers (register_buffer) and compute with tensors, or pass them as inputs",
-            attribute=path,
-            refused=True,
-        )
+        raise decided(module, conduct, *found)
+
+
+def decided(module: nn.Module, conduct: Conduct, path: str, when: str) -> ModelError:
+    """Return the error for state at ``path`` that decides what is computed; ``when`` names the later calls."""
+    what = f"something outside, read or written by {path!r}," if path in conduct.outside else repr(path)
+    return ModelError(
+        f"{type(module).__name__} keeps Python state: {what} changes from call to call and decides what is computed "
+        f"({when}), and a graph would have its first value in every step; expected the same computation in each call. "
+        "Keep numbers in float buffers (register_buffer) and compute with tensors, or pass them as inputs",
+        attribute=path,
+        refused=True,
+    )
 
 
 class _Evolution:
@@ -93,6 +100,7 @@ class _Evolution:
         for parameter in source.module.parameters():
             self._backward |= bool(parameter._backward_hooks)
         self._changes: list[StateChange] = []
+        self._outside = conduct.outside
         self._begin = self._state()
         self._compare(conduct)
         if not all(each.steers for each in self._changes):  # now it is known which tensors change
@@ -114,19 +122,20 @@ class _Evolution:
         for each in self._changes:
             if isinstance(each.space, IteratorSpace) and not each.space.is_replaceable():
                 return each.path, "an iterator that cannot be put back"
-        other = self._first_other(CALLS if any(each.steers for each in self._changes) else OF_TENSORS)
+        steers = self._outside or any(each.steers for each in self._changes)
+        other = self._first_other(CALLS if steers else OF_TENSORS)
         if not other:
             return None
         self._begin.restore()
         for _ in range(other - 1):
             self._call()
         late = {each.path: partial(_put, each, each.space.read()) for each in self._changes if each.space}
-        guilty = self._guilty(late, 1) or self._changes[0].path
+        guilty = self._guilty(late, 1) or (self._outside or [self._changes[0].path])[0]
         return guilty, f"call {COMPARED + other} is the first that computes something else"
 
     def moved(self) -> tuple[str, str] | None:
         """Return the path of state that decides late in a long training, and when; None if there is none."""
-        for calls, move in _MOVES:
+        for calls, move in _MOVES if self._changes else ():
             moves = {each.path: partial(_move, each, move) for each in self._changes}
             self._begin.restore()
             for each in moves.values():
@@ -217,14 +226,14 @@ class _Labels(TorchDispatchMode):
         """Label ``tensor`` by its name, and what is computed from it by operations; without a name, by its values."""
         self._alive.append(tensor)
         if name:
-            self._storages[_storage(tensor)] = self._number(("name", name))
-        elif _storage(tensor) not in self._storages:
+            self._storages[memory_of(tensor)] = self._number(("name", name))
+        elif memory_of(tensor) not in self._storages:
             self._hold_values(tensor)
-            self._constants.discard(_storage(tensor))
+            self._constants.discard(memory_of(tensor))
 
     def of(self, tensor: Tensor) -> int:
         """Return the label of ``tensor``: that of its storage, and where in it."""
-        storage = _storage(tensor)
+        storage = memory_of(tensor)
         if storage not in self._storages:
             self._alive.append(tensor)
             self._hold_values(tensor)
@@ -247,11 +256,11 @@ class _Labels(TorchDispatchMode):
             given: list[Tensor] = []
             called = func, self._frozen(args, given), self._frozen(kwargs, given)
             written, is_set = _effects(func)
-            free = is_set and all(_storage(each) in self._constants for each in given)
+            free = is_set and all(memory_of(each) in self._constants for each in given)
             result = func(*args, **kwargs)
             changed = [args[place] if place < len(args) else kwargs.get(name) for place, name in written]
             for place, each in enumerate((*_tensors(changed), *_tensors(result))):
-                storage = _storage(each)
+                storage = memory_of(each)
                 if written or storage not in self._storages:
                     self._alive.append(each)
                     if free:
@@ -263,7 +272,7 @@ class _Labels(TorchDispatchMode):
 
     def _hold_values(self, tensor: Tensor) -> None:
         """Label ``tensor`` by its values."""
-        storage = _storage(tensor)
+        storage = memory_of(tensor)
         whole = tensor
         if tensor.layout == torch.strided and not tensor.is_meta:
             whole = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
@@ -303,13 +312,6 @@ def _tensors(value: object) -> list[Tensor]:
     if isinstance(value, Tensor):
         return [value]
     return [each for part in value for each in _tensors(part)] if isinstance(value, list | tuple) else []
-
-
-def _storage(tensor: Tensor) -> int:
-    try:
-        return int(tensor.untyped_storage()._cdata)
-    except (NotImplementedError, RuntimeError):
-        return id(tensor)
 
 
 def _put(change: StateChange, late: Mapping[Any, Any]) -> None:

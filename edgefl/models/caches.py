@@ -73,10 +73,15 @@ class StateChange:
 
 
 class Snapshot:
-    """Values of all state that ``references`` found, without the parameters and buffers of ``module`` itself."""
+    """Values of all state that ``references`` found, without the parameters and buffers of ``module`` itself.
+
+    Attributes:
+        tensors: all tensors that were found, with their path.
+    """
 
     def __init__(self, references: References, module: nn.Module | None = None) -> None:
         self._path = references.path
+        self.tensors = references.tensors
         parts = [] if module is None else list(module.modules())
         own = {id(each) for part in parts for each in (*part._parameters.values(), *part._buffers.values())}
         self._held = [

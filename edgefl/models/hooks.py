@@ -25,6 +25,13 @@ def has_forward_hooks(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)
 
 
+def has_hooks(module: nn.Module) -> bool:
+    """Return True if ``module`` has hooks that run in its forward or backward pass."""
+    return any(
+        (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    )
+
+
 def described_hooks(part: nn.Module) -> tuple[int, ...]:
     """Return the ``id`` of every hook of ``part`` and of its own parameters, and of a patched forward."""
     groups: list[Mapping[int, Any]] = [part._forward_hooks, part._forward_pre_hooks]

@@ -14,7 +14,9 @@ import threading
 from array import array
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
-from types import CodeType, FunctionType, MethodType, ModuleType
+from contextlib import suppress
+from contextvars import ContextVar
+from types import BuiltinMethodType, CodeType, FunctionType, MethodType, MethodWrapperType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,7 @@ from edgefl.models.spaces import (
     ArraySpace,
     CellSpace,
     ClassSpace,
+    ContextSpace,
     DefaultsSpace,
     DictSpace,
     IteratorSpace,
@@ -43,6 +46,7 @@ _MACHINERY = frozenset(
     {"_io", "_thread", "abc", "asyncio", "concurrent", "edgefl", "exporters", "io", "logging"}
 )
 _MACHINERY |= {"multiprocessing", "queue", "socket", "subprocess", "threading"}
+_READABLE = (threading.local, threading.Semaphore)
 _TORCH_MACHINERY = ("torch._", "torch.fx", "torch.jit")
 # Torch manages these attributes of a module itself. The mode is not one of them.
 _OWN = frozenset(nn.Module().__dict__) - {"training"}
@@ -52,6 +56,7 @@ _TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _ENTRIES = 4096
 _BYTES = 1 << 26
 _DEPTH = 8
+_BUFFERS = frozenset({"_ctypes", "mmap"})
 _LEAVES = (str, bytes, int, float, complex, type(None), range, slice, np.generic)
 _HEAP_TYPE = 1 << 9
 LruCache = functools._lru_cache_wrapper
@@ -105,7 +110,15 @@ class References:
         elif issubclass(kind, type):
             self._visit_class(value, depth)
         elif issubclass(
-            kind, LruCache | MethodType | staticmethod | classmethod | property | functools.partial
+            kind,
+            LruCache
+            | MethodType
+            | BuiltinMethodType
+            | MethodWrapperType
+            | staticmethod
+            | classmethod
+            | property
+            | functools.partial,
         ):
             self._visit_wrapper(path, value, depth)
         elif issubclass(kind, dict | list | tuple | set | deque | bytearray | array | np.ndarray):
@@ -124,6 +137,9 @@ class References:
             self._add([(path, value.__wrapped__)], depth)
         elif isinstance(value, MethodType):
             self._add([(path, value.__func__), (_joined(path, "self"), value.__self__)], depth)
+        elif isinstance(value, BuiltinMethodType | MethodWrapperType):
+            if not isinstance(value.__self__, ModuleType):
+                self._add([(_joined(path, "self"), value.__self__)], depth)
         elif isinstance(value, functools.partial):
             self._add([(path, value.func), (f"{path}.args", value.args)], depth)
             self._hold(DictSpace(value.keywords), depth, f"{path}.keywords[", "]")
@@ -157,8 +173,14 @@ class References:
     def _visit_object(self, path: str, value: Any, depth: int) -> None:
         kind, prefix = type(value), _joined(path, "")
         is_module = isinstance(value, nn.Module)
-        if not is_module and _is_machinery(kind.__module__) and not isinstance(value, threading.local):
-            return
+        if not is_module:
+            array = _array_on(value)
+            if array is not None:
+                self._visit_container(path, array, depth)
+            elif isinstance(value, ContextVar):
+                self._hold(ContextSpace(value), depth, path)
+            if _is_machinery(kind.__module__) and not isinstance(value, _READABLE):
+                return
         if slots_of(kind):
             self._hold(SlotSpace(value), depth, prefix)
         names = getattr(value, "__dict__", None)
@@ -252,6 +274,14 @@ class References:
         )
 
 
+def _array_on(value: Any) -> np.ndarray[Any, Any] | None:
+    """Return an array in the memory of a C variable, a memory map or a memoryview; None for other objects."""
+    if type(value) is memoryview or any(each.__module__ in _BUFFERS for each in type(value).__mro__):
+        with suppress(TypeError, ValueError, BufferError):
+            return np.asarray(memoryview(value))
+    return None
+
+
 def _joined(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
@@ -277,7 +307,10 @@ def _is_followed(kind: type) -> bool:
 
 @functools.cache
 def _is_machinery(name: str) -> bool:
-    return name.partition(".")[0] in _MACHINERY or name.startswith(_TORCH_MACHINERY)
+    # The values that processes share are variables of C.
+    return name != "multiprocessing.sharedctypes" and (
+        name.partition(".")[0] in _MACHINERY or name.startswith(_TORCH_MACHINERY)
+    )
 
 
 def _is_code(value: object) -> bool:

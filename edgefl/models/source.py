@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,9 +12,15 @@ from torch import nn
 
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.graph.output import Output
+from edgefl.models.hooks import has_hooks
 from edgefl.models.losses.loss import Loss
 from edgefl.models.losses.returned import ModelLoss
 from edgefl.wire.errors import ModelError
+
+_PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+# By its name, because the import takes seconds.
+_COMPILED = "torch._dynamo.eval_frame.OptimizedModule"
+_TORCH = str(Path(torch.__file__).parent)
 
 Cuts = tuple[str, ...] | str | None
 
@@ -87,7 +94,13 @@ class Source:
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """Return the module inside of ``nn.DataParallel`` and ``torch.compile``. ModelError for one with scripted parts."""
+    """Return the module inside of ``nn.DataParallel`` and ``torch.compile``.
+
+    A data-parallel wrapper with hooks or a forward of its own stays: it is traced like any module.
+
+    Raises:
+        ModelError: for scripted parts, and for a compiled or distributed wrapper with hooks or a forward of its own.
+    """
     for path, part in module.named_modules():
         if isinstance(part, torch.jit.ScriptModule):
             where = f"submodule {path!r} is" if path else "the module is"
@@ -96,7 +109,33 @@ def unwrapped(module: nn.Module) -> nn.Module:
                 f"{part.original_name}; give the nn.Module that torch.jit.script or torch.jit.trace was given",
                 module=path,
             )
-    if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
-        return unwrapped(module.module)
-    compiled = type(module).__module__ == "torch._dynamo.eval_frame"  # whose import takes seconds
-    return unwrapped(module.get_submodule("_orig_mod")) if compiled else module
+    inside = _inside(module)
+    return module if inside is None else unwrapped(inside)
+
+
+def _inside(module: nn.Module) -> nn.Module | None:
+    """Return the module that a wrapper of torch calls and nothing else; None for any other module."""
+    kinds = [f"{each.__module__}.{each.__qualname__}" for each in type(module).__mro__]
+    compiled = _COMPILED in kinds
+    if not compiled and not isinstance(module, _PARALLEL):
+        return None
+    name = "_orig_mod" if compiled else "module"
+    inside = module.get_submodule(name)
+    forward = module.__dict__.get("forward")
+    is_plain = kinds[0] == _COMPILED if compiled else type(module) in _PARALLEL
+    if is_plain and not has_hooks(module) and (forward is None or (compiled and _calls(forward, inside))):
+        return inside
+    if isinstance(module, nn.DataParallel) and not module.device_ids:
+        return None
+    raise ModelError(
+        f"expected a wrapper as torch makes it, found {type(module).__name__} with hooks or a forward of its own, which "
+        f"would be lost; give the module inside (model.{name}), and register the hooks or write the forward there",
+        refused=True,
+    )
+
+
+def _calls(forward: Any, inside: nn.Module) -> bool:
+    """Return True if torch made the ``forward`` of a compiled wrapper, which calls the module ``inside``."""
+    called = getattr(forward, "_torchdynamo_orig_callable", forward)
+    code = getattr(called, "__code__", None)
+    return getattr(called, "__self__", None) is inside or code is None or code.co_filename.startswith(_TORCH)

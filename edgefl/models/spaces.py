@@ -9,6 +9,7 @@ import copyreg
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from contextvars import ContextVar
 from types import AsyncGeneratorType, CellType, FunctionType, GeneratorType, ModuleType
 from typing import Any, ClassVar, Protocol
 
@@ -321,6 +322,26 @@ class CellSpace:
             self._holder.cell_contents = before[""]
         else:
             del self._holder.cell_contents
+
+
+class ContextSpace:
+    """The value of a context variable in this thread."""
+
+    def __init__(self, holder: ContextVar[Any]) -> None:
+        self._holder = holder
+
+    def read(self) -> dict[str, Any]:
+        """Return the value of now; empty if the variable has none."""
+        return {} if (value := self._holder.get(_MISSING)) is _MISSING else {"": value}
+
+    def write(self, key: str, value: object) -> None:
+        """Replace the value."""
+        self._holder.set(value)
+
+    def restore(self, before: Mapping[str, Any]) -> None:
+        """Make the value that of ``before``. A variable without a value then keeps its own, because none can be emptied."""
+        if before and not _is_same(self.read(), before):
+            self.write("", before[""])
 
 
 class DefaultsSpace:

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from edgefl.contract.tensors import TensorSpec
+from edgefl.models.layers.storage import memory_of
 from edgefl.models.spec import ModelSpec, on_meta, without_values
 from edgefl.submodels.channels.trace import plain_attention
 from edgefl.submodels.submodel import Submodel
@@ -132,7 +133,7 @@ class _Counting(TorchDispatchMode):
     def __init__(self, module: nn.Sequential) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         state = module.state_dict(keep_vars=True)
-        self._names = {_storage(tensor): name for name, tensor in state.items() if tensor.ndim > 1}
+        self._names = {memory_of(tensor): name for name, tensor in state.items() if tensor.ndim > 1}
         self.macs: dict[str, int] = {}
 
     def __torch_dispatch__(
@@ -140,7 +141,7 @@ class _Counting(TorchDispatchMode):
     ) -> Any:
         out = func(*args, **(kwargs or {}))
         read = [item for item in args if isinstance(item, Tensor)]
-        weights = {self._names[_storage(t)]: t.numel() for t in read if _storage(t) in self._names}
+        weights = {self._names[memory_of(t)]: t.numel() for t in read if memory_of(t) in self._names}
         count = _count(func, args, kwargs or {}, out, sum(weights.values()))
         shares = weights or {NO_WEIGHT: 1}
         for name, size in shares.items() if count else ():
@@ -154,7 +155,3 @@ def _count(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, w
         return int(steps * rows * weights)
     formula = flop_registry.get(func.overloadpacket)
     return formula(*args, **kwargs, out_val=out) // 2 if formula else 0
-
-
-def _storage(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)

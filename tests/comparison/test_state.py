@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import io
+import multiprocessing
+import os
+import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
+from contextvars import ContextVar
 from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
@@ -145,6 +151,116 @@ def test_state_may_be_logged_and_may_not_decide(seed: int) -> None:
         compared(split(module, sample=SAMPLE, classes=3))
 
     assert (str(vars(module)), str(vars(module.box)), str(vars(type(module)).get("held"))) == before, form
+
+
+class Holding(Net):
+    """Counts its calls in ``holder``; ``count`` adds one and returns the number."""
+
+    def __init__(self, count: Callable[[], int], late: int) -> None:
+        super().__init__()
+        self.count, self.late = count, late
+
+    def between(self, h: Tensor) -> Tensor:
+        return h if self.count() < self.late else 2 * h
+
+
+def in_text() -> Callable[[], int]:
+    holder = io.StringIO()
+
+    def count() -> int:
+        holder.write("x")
+        return holder.tell()
+
+    return count
+
+
+def in_c() -> Callable[[], int]:
+    holder = ctypes.c_int(0)
+
+    def count() -> int:
+        holder.value += 1
+        return holder.value
+
+    return count
+
+
+def in_shared_memory() -> Callable[[], int]:
+    holder = multiprocessing.Value("i", 0)
+
+    def count() -> int:
+        with holder.get_lock():
+            holder.value += 1
+        return holder.value
+
+    return count
+
+
+def in_context() -> Callable[[], int]:
+    holder = ContextVar("holder", default=0)
+
+    def count() -> int:
+        holder.set(holder.get() + 1)
+        return holder.get()
+
+    return count
+
+
+def in_environment() -> Callable[[], int]:
+    def count() -> int:
+        os.environ["HOLDER"] = f"{os.environ.get('HOLDER', '')}x"
+        return len(os.environ["HOLDER"])
+
+    return count
+
+
+def in_file() -> Callable[[], int]:
+    folder = tempfile.TemporaryDirectory()
+
+    def count() -> int:
+        with open(f"{folder.name}/holder", "a") as file:
+            file.write("x")
+            return file.tell()
+
+    return count
+
+
+def in_semaphore() -> Callable[[], int]:
+    holder = threading.BoundedSemaphore(9)
+    return lambda: 0 if holder.acquire(blocking=False) else 99
+
+
+def in_bound_method() -> Callable[[], int]:
+    holder = list[None]()
+    append, length = holder.append, holder.__len__
+
+    def count() -> int:
+        append(None)
+        return length()
+
+    return count
+
+
+@pytest.mark.parametrize(
+    ("holder", "name"),
+    [
+        (in_text, "something outside, read or written by 'StringIO"),
+        (in_c, "'holder'"),
+        (in_shared_memory, "'holder._obj'"),
+        (in_context, "'holder'"),
+        (in_environment, "something outside, read or written by 'putenv"),
+        (in_file, "something outside, read or written by 'open"),
+        (in_semaphore, "'holder._value'"),
+        (in_bound_method, "'append.self'"),
+    ],
+)
+def test_objects_of_c_and_of_the_system_may_count_and_may_not_decide(
+    holder: Callable[[], Callable[[], int]], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOLDER", "")
+    with pytest.raises(ModelError, match=f"keeps Python state: {name}"):
+        compared(split(seeded(lambda: Holding(holder(), 9)), sample=SAMPLE, classes=3))
+    if holder is not in_semaphore:
+        compared(split(seeded(lambda: Holding(holder(), 1_000_000_000)), sample=SAMPLE, classes=3))
 
 
 class Hidden(Net):

@@ -29,8 +29,8 @@ OF_UPDATES = 1e-5
 OF_ZERO = 1e-4
 # Above this relative error torch's own rounding is too large for a verdict.
 ILL_CONDITIONED = 0.02
-
-
+# Names by which wrappers, which may be nested, hold the module inside.
+WRAPPERS = ("_orig_mod.", "module.")
 Feeds = list[tuple[Batch, Tensor]]
 
 
@@ -53,7 +53,7 @@ def train_torch(
     """Train the unedited module by hand-written SGD."""
     module = case.make()
     if dtype != torch.float32:
-        module = module.to(dtype)
+        widen(module, dtype)
     if not module.training:
         module.train()
     before = named_tensors(module)
@@ -75,6 +75,17 @@ def train_torch(
                 if each.grad is not None and each.requires_grad:
                     each.sub_(lr * each.grad)
     return Trained(before, named_tensors(module), not torch.equal(generator, torch.get_rng_state()))
+
+
+def widen(module: nn.Module, dtype: torch.dtype) -> None:
+    """Hold float32 parameters and buffers in ``dtype``. Tensors in one memory stay in one."""
+    tensors = [*module.parameters(), *module.buffers()]
+    narrow = [(each, each.untyped_storage()) for each in tensors if each.dtype == torch.float32]
+    wide: dict[int, Tensor] = {}
+    for each, storage in narrow:
+        if storage.data_ptr() not in wide:
+            wide[storage.data_ptr()] = torch.empty(0).set_(storage).to(dtype)
+        each.data = wide[storage.data_ptr()].as_strided(each.shape, each.stride(), each.storage_offset())
 
 
 def named_tensors(module: nn.Module) -> dict[str, Tensor]:
@@ -240,10 +251,14 @@ def partner(name: str, value: Tensor, right: Device) -> str | None:
     table gives to another name is none of these: the model may not use ``name`` at all.
     """
     taken = set(right.names.values())
-    for bare in (name, name.replace("_orig_mod.", ""), name.replace("module.", "", 1)):
+    bare = name
+    while True:
         found = right.names.get(bare, bare)
         if found in right.before and right.before[found].size == _real(value).numel():
             return found
+        if not bare.startswith(WRAPPERS):
+            break
+        bare = bare.partition(".")[2]
     alike = [
         other
         for other, array in right.before.items()

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from tests.support import fuzz
 from tests.support.case import Case, Outcome, batches, mean_cross_entropy
 from tests.support.isolated import isolated
-from tests.support.oracle import judge
+from tests.support.oracle import judge, named_tensors, widen
 
 
 def dropping() -> nn.Module:
@@ -46,6 +46,20 @@ class Forked(nn.Module):
 
 def test_draws_of_the_device_are_given_to_torch() -> None:
     assert judge(CASE) == Outcome("agrees")
+
+
+def test_views_of_one_weight_stay_so_in_float64() -> None:
+    module = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.BatchNorm1d(8))
+    module[1].weight = nn.Parameter(module[0].weight.t())
+    before = named_tensors(module)
+
+    widen(module, torch.float64)
+
+    module[0].weight.data[0, 1] = before["0.weight"][0, 1] = 7.0
+    for name, each in named_tensors(module).items():
+        wanted = before["0.weight"].t() if name == "1.weight" else before[name]
+        assert torch.equal(each, wanted.to(each.dtype)), name
+    assert module[0].weight.dtype == module[2].running_mean.dtype == torch.float64
 
 
 class Drawing(nn.Module):

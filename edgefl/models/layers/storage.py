@@ -14,6 +14,16 @@ from edgefl.models.user_code import place
 from edgefl.wire.errors import ModelError
 
 
+def memory_of(tensor: Tensor) -> int:
+    """Return a number that is equal for tensors in one storage, as views are; the ``id`` of a tensor without a storage."""
+    with torch._C.DisableTorchFunction():
+        try:
+            storage = tensor.untyped_storage()
+            return storage.data_ptr() or int(storage._cdata)  # an empty one has no address
+        except (NotImplementedError, RuntimeError):
+            return id(tensor)
+
+
 def reshaped(what: str, before: Tensor, now: Tensor, at: str = "") -> ModelError:
     """Return the error for a buffer that has another shape or type after a step.
 

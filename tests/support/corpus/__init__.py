@@ -12,13 +12,26 @@ from tests.support.corpus import (
     numbers,
     reuse,
     state,
+    surroundings,
     unusual,
     wrapped,
 )
 
 CASES: tuple[Case, ...] = tuple(
     case
-    for file in (modes, losses, state, hooks, layers, reuse, gradients, numbers, wrapped, unusual)
+    for file in (
+        modes,
+        losses,
+        state,
+        hooks,
+        layers,
+        reuse,
+        gradients,
+        numbers,
+        wrapped,
+        unusual,
+        surroundings,
+    )
     for case in file.CASES
 )
 
