@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -19,16 +20,18 @@ from edgefl.system.parent import PARENT
 from edgefl.system.processes import last_line
 from edgefl.system.python import module_command
 from edgefl.wire.errors import EdgeflError
+from edgefl.wire.printable import printable
 
 _RESTARTS = 20
 _CRASHES = 2
 """A process that was killed is started again often; one that fails by itself will fail again."""
 _PAUSE_S = 0.3
+_ERROR = "error: "
 
 
 @dataclass
 class SupervisedProcess:
-    """One supervised process. Its standard output goes line by line to the supervisor, its errors to a log file."""
+    """One supervised process. The supervisor gets its standard output line by line, a log file the texts and errors."""
 
     name: str
     command: Sequence[str]
@@ -90,8 +93,11 @@ class Supervisor:
 
     def _read(self, child: SupervisedProcess, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
-        for line in process.stdout:
-            self.lines.put((child.name, line))
+        with child.log.open("a", buffering=1) as log:
+            for line in process.stdout:
+                if text := _text_of(line):
+                    log.write(f"{text}\n")
+                self.lines.put((child.name, line))
 
     def _write_pids(self) -> None:
         pids = {
@@ -166,9 +172,20 @@ class Supervisor:
 _EXPECTED = {kind.exit_code for kind in EdgeflError.__subclasses__()}
 
 
+def _text_of(line: bytes) -> str:
+    """Return what a line of JSON tells people: the event and its text; empty without a text."""
+    try:
+        event = msgspec.json.decode(line, type=dict[str, Any])
+    except msgspec.DecodeError:
+        return printable(line.decode(errors="replace").rstrip())
+    return printable(f"{event.get('event', '')}  {event['text']}") if event.get("text") else ""
+
+
 def _failed(child: SupervisedProcess, code: int) -> EdgeflError:
-    """The child's own last words, with its exit code."""
-    words = last_line(child.log.read_text(errors="replace"), "it said nothing").removeprefix("error: ")
+    """The child's own error, or its last line, with its exit code."""
+    text = child.log.read_text(errors="replace")
+    errors = "\n".join(line for line in text.splitlines() if line.startswith(_ERROR))
+    words = last_line(errors or text, "it said nothing").removeprefix(_ERROR)
     error = EdgeflError(f"{child.name} stopped with code {code}: {words} (see {child.log})")
     error.exit_code = code if code in _EXPECTED else 1
     return error

@@ -48,6 +48,11 @@ def _preset_tiers(model: str, count: int) -> dict[str, TierTable]:
     return {name: TierTable.model_validate({**tier.table, "count": count}) for name, tier in presets.items()}
 
 
+def idle_tiers(federation: Federation) -> list[str]:
+    """Return the tiers of which one machine starts no device."""
+    return [name for name, table in federation.tiers.items() if not table.count]
+
+
 def device_names(federation: Federation) -> list[str]:
     """``strong-0``, ``strong-1``, ``weak-0``, ..."""
     return [f"{tier}-{number}" for tier, table in federation.tiers.items() for number in range(table.count)]

@@ -147,7 +147,7 @@ class View:
             tier = path.name.partition(".")[0]
             console.print(f"what a {tier} device downloads:  edgefl inspect {path}")
         console.print(f"what each process said:        {folder}/logs")
-        console.print("your own model and data:       edgefl validate --template > federation.toml")
+        console.print(f"a file for inference:          edgefl deploy --weights {folder} --out model.onnx")
 
     def _uplink(self) -> list[str]:
         """What a round's updates took, headers included, and how much of it moving statistics did."""

@@ -167,7 +167,7 @@ def run(
     from edgefl.lab.agents import with_agents
     from edgefl.setup.evaluation import perplexity_to_beat
     from edgefl.setup.tier_text import parse_tiers
-    from edgefl.setup.tiers import completed, with_guests
+    from edgefl.setup.tiers import completed, idle_tiers, with_guests
 
     def read(settings: Mapping[str, object]) -> Federation:
         return load_federation(config, settings) if config else demo_federation(settings)
@@ -190,6 +190,10 @@ def run(
             f"{len(prepared.lab.devices)} devices",
             markup=True,
         )
+        for tier in idle_tiers(made) if not web else ():
+            console.print(
+                f"tier {tier} has no devices here: say how many in `tiers.{tier}.count`", style="yellow"
+            )
         if (unigram := perplexity_to_beat(prepared.dataset)) is not None:
             console.print(
                 f"the unigram model of its training text has {shown('perplexity', unigram)} on its test text"
