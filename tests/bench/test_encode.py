@@ -15,7 +15,6 @@ from edgefl.bench.encode.rows import EncodeSettings, measure, write_graph
 from edgefl.cli import app
 from edgefl.models.zoo.catalog import build_model
 from edgefl.wire import tensors
-from edgefl.wire.errors import ConfigError
 from tests.cli.runner import runner
 from tests.rings.rows import mostly_slow
 
@@ -25,10 +24,10 @@ SMALL = build_model("mlp", size=4, hidden=[9])
 
 @pytest.mark.slow
 def test_a_row_has_what_the_machine_and_people_ask_for() -> None:
-    arguments = ["--model", "mlp", "--option", "size=4", "--batch", "4", "--repeat", "1", "--codec", "nope"]
+    arguments = ["--model", "mlp", "--option", "size=4", "--batch", "4", "--repeat", "1"]
     ran = runner().invoke(app, ["bench", "encode", *arguments, "--codec", "fedbat", "--json"])
 
-    assert ran.exit_code == ConfigError.exit_code and "no codec 'nope'" in " ".join(ran.stderr.split())
+    assert ran.exit_code == 0, ran.output
     [row] = json.loads(ran.stdout)["results"]
     assert list(row)[: len(FIELDS)] == FIELDS
     assert (row["codec"], row["program"], row["model"], row["batch"]) == ("fedbat", "fedbat", "mlp", 4)

