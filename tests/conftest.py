@@ -153,6 +153,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if (
+        signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    ):  # as in `make test &`; processes that tests start inherit it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if not hasattr(
         config, "workerinput"
     ):  # processes of xdist have the variable from the one that starts them
