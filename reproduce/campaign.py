@@ -38,8 +38,8 @@ def reproduce(
         scale: ``smoke``, ``cpu`` or ``paper``.
         seeds: how many; 0: as many as the entry says.
         jobs: runs at a time; 0: one for each processor.
-        fresh: run again what is there.
-        tell: is told how far each run is.
+        fresh: run again what has a result.
+        tell: called with the progress of each run.
 
     Raises:
         ConfigError: for a wrong name or scale, and where a run cannot be made, for example for lack of its data.
@@ -107,7 +107,7 @@ def campaign(
     tell: Callable[[TaskEvent], None] = lambda _: None,
 ) -> list[Record]:
     """The records of all runs, in their order; ``jobs`` at a time (0: one for each processor). ``fresh`` discards what
-    earlier ones left. The first error ends it, and what is under way; it goes on from where it stood."""
+    earlier ones left. The first error ends it, and what is under way; it continues where it stopped."""
     records: dict[Task, Record] = {}
     waiting: list[Task] = []
     for task, arm in wanted:

@@ -173,7 +173,7 @@ _EXPECTED = {kind.exit_code for kind in EdgeflError.__subclasses__()}
 
 
 def _text_of(line: bytes) -> str:
-    """Return what a line of JSON tells people: the event and its text; empty without a text."""
+    """Return the event and its text from a line of JSON, for people; empty without a text."""
     try:
         event = msgspec.json.decode(line, type=dict[str, Any])
     except msgspec.DecodeError:
