@@ -84,10 +84,11 @@ class Snapshot:
         self.tensors = references.tensors
         parts = [] if module is None else list(module.modules())
         own = {id(each) for part in parts for each in (*part._parameters.values(), *part._buffers.values())}
+        buffers = {id(part._buffers): part._buffers for part in parts}
         self._held = [
             (space, space.read())
             for space in references.spaces
-            if not (isinstance(space, DictSpace) and any(space.is_of(part._buffers) for part in parts))
+            if not (isinstance(space, DictSpace) and space.is_in(buffers))
         ]
         self._tensors = [
             (path, each, each.data, each.detach().clone(), each.grad, each.requires_grad)

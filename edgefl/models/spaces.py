@@ -43,9 +43,9 @@ class DictSpace:
         # The methods of a class derived from these may compute, count or refuse.
         self._base: Any = OrderedDict if isinstance(holder, OrderedDict) else dict
 
-    def is_of(self, holder: dict[Any, Any]) -> bool:
-        """Return True if these are the values of ``holder``."""
-        return self._holder is holder
+    def is_in(self, holders: Mapping[int, dict[Any, Any]]) -> bool:
+        """Return True if these are the values of one of ``holders``, which are named by their ids."""
+        return id(self._holder) in holders
 
     def read(self) -> dict[Any, Any]:
         """Return the values of now."""
