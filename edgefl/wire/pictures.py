@@ -49,12 +49,18 @@ def pixels_of(pillow: Any, path: Path, mode: str, size: tuple[int, int]) -> Arra
             upright = pillow.ImageOps.exif_transpose(image)
             if upright.mode.startswith("I") or upright.mode == "F":
                 raise PictureError(f"it has pixels of more than 8 bits ({upright.mode})")
-            converted = upright.convert(mode)
-            return np.asarray(converted.resize(size, pillow.Image.Resampling.BILINEAR), np.uint8)
+            return np.asarray(_resized(pillow, upright.convert(mode), size), np.uint8)
     except PictureError:
         raise
     except Exception as error:  # Pillow and its codecs raise a dozen unrelated types for damaged files
         raise PictureError(f"is no image that can be read: {error}") from error
+
+
+def _resized(pillow: Any, image: Any, size: tuple[int, int]) -> Any:
+    """Return an image resized bilinearly, columns before rows. Pillow 13 chooses the order by the size, others do not."""
+    width, height = size
+    bilinear = pillow.Image.Resampling.BILINEAR
+    return image.resize((width, image.height), bilinear).resize((width, height), bilinear)
 
 
 def library() -> Any:

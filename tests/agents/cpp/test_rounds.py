@@ -242,6 +242,9 @@ def pictures(folder: Path, rng: np.random.Generator) -> None:
         smooth = Image.fromarray(pixels[number]).resize((50 + turn, 41)).convert(mode)
         smooth.save(folder / "0" / f"{turn}.jpg", quality=80, exif=exif)
         Image.fromarray(pixels[1]).save(folder / "1" / f"turned-{turn}.png", exif=exif)
+    tall = Image.fromarray(rng.integers(0, 256, (91, 35, 3), np.uint8))
+    for mode, options in (("RGB", {"progressive": True, "subsampling": 2}), ("CMYK", {}), ("L", {})):
+        tall.convert(mode).save(folder / "1" / f"tall-{mode}.jpg", **options)
 
 
 @pytest.mark.parametrize("channels", [1, 3])

@@ -54,6 +54,16 @@ def test_files_of_any_size_and_mode_become_the_shape_of_the_model(tmp_path: Path
         np.testing.assert_allclose(row.mean(axis=(1, 2)) * 255, (200, 100, 50), atol=3)
 
 
+def test_an_image_is_resized_along_its_rows_first_whatever_its_size(tmp_path: Path) -> None:
+    """Pillow 13 resizes some images along their columns first, which other agents and older versions do not."""
+    pixels = np.random.default_rng(3).integers(0, 256, (65, 5, 3), np.uint8)
+    image(tmp_path / "cat" / "a.png", pixels)
+    rows = pillow().fromarray(pixels).resize((6, 65), pillow().Resampling.BILINEAR)
+    expected = np.asarray(rows.resize((6, 4), pillow().Resampling.BILINEAR)).transpose(2, 0, 1)
+
+    np.testing.assert_array_equal(np.rint(every(fitted(tmp_path, RGB))[0] * 255), expected)
+
+
 def test_a_photograph_is_turned_as_the_camera_noted(tmp_path: Path) -> None:
     left = np.zeros((6, 4), np.uint8)
     left[:, 0] = 255

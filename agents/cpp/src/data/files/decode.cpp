@@ -116,6 +116,20 @@ struct Png {
   }
 };
 
+// Adobe's programs, and Pillow, write each ink as 255 minus what is printed: the light that is left, times that of black.
+Pixels from_inverted_cmyk(const Pixels& inks) {
+  Pixels made{inks.width, inks.height, 3, {}};
+  made.data.reserve(inks.data.size() / 4 * 3);
+  for (size_t at = 0; at < inks.data.size(); at += 4) {
+    const int black = inks.data[at + 3];
+    for (size_t ink = 0; ink < 3; ++ink) {
+      const int product = (255 - inks.data[at + ink]) * black + 128;
+      made.data.push_back(static_cast<uint8_t>(black - (((product >> 8) + product) >> 8)));
+    }
+  }
+  return made;
+}
+
 struct JpegErrors {
   jpeg_error_mgr base;
   std::jmp_buf place;
@@ -177,14 +191,13 @@ struct Jpeg {
       if (most >= each) jpeg.scale_denom = each;
     }
     const bool grey = jpeg.num_components == 1 || (channels == 1 && jpeg.jpeg_color_space == JCS_YCbCr);
-    jpeg.out_color_space = grey ? JCS_GRAYSCALE : JCS_RGB;
+    jpeg.out_color_space = jpeg.num_components == 4 ? JCS_CMYK : grey ? JCS_GRAYSCALE : JCS_RGB;
     jpeg_start_decompress(&jpeg);
     return true;
   }
 
   Pixels all(int64_t channels, int64_t wanted) {
     if (!head()) throw BadRow(std::string("is no image that can be read: ") + errors.text);
-    if (jpeg.num_components == 4) throw BadRow("it is an image for print (CMYK): save it in RGB");
     for (jpeg_saved_marker_ptr each = jpeg.marker_list; each != nullptr; each = each->next) {
       const std::string_view data(reinterpret_cast<const char*>(each->data), each->data_length);
       if (data.substr(0, kExif.size()) == kExif) orientation = exif_orientation(data.substr(kExif.size()));
@@ -196,6 +209,7 @@ struct Jpeg {
     pixels.channels = jpeg.output_components;
     pixels.data.resize(static_cast<size_t>(pixels.width * pixels.height * pixels.channels));
     if (!body()) throw BadRow(std::string("is no image that can be read: ") + errors.text);
+    if (pixels.channels == 4) pixels = from_inverted_cmyk(pixels);
     return upright(std::move(pixels), orientation);
   }
 };
