@@ -115,8 +115,12 @@ class DeviceFailed(Event, frozen=True, kw_only=True):
 
 
 class AwaitedDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a device that a round waits for: whether it is online, and what it said last, if it said anything
-    in this round. ``since`` is when it said that or went offline; 0 if it is online and silent."""
+    """A device that a round waits for, with the last step that it reported in this round.
+
+    Attributes:
+        stage: empty while the device fetches, loads and prepares: it reports steps alone.
+        since: the time of that report, or when the device went offline; 0 without a report.
+    """
 
     device: str
     online: bool

@@ -117,7 +117,8 @@ LINES: list[tuple[events.Event, str | None]] = [
             ),
             until=NOON + 3600,
         ),
-        "round 3 waits until 13:00:00 for a (offline since 12:00:00), b (train 3/10 at 12:00:01), c (silent)",
+        "round 3 waits until 13:00:00 for a (offline since 12:00:00), b (train 3/10 at 12:00:01), "
+        "c (online, no step reported yet)",
     ),
     (
         events.Awaiting(round=3, devices=(), until=NOON + 3600),  # where versions wait for nobody

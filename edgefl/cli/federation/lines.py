@@ -12,6 +12,8 @@ from exporters.front import cache
 from server import events
 
 _DIGITS = 12
+NO_STEP = "online, no step reported yet"
+"""A device that fetches, loads and prepares: it reports steps alone."""
 
 
 def line(event: events.Event, now: float) -> str | None:
@@ -137,13 +139,13 @@ def text_of(event: events.Event) -> str | None:  # noqa: PLR0911, PLR0912, PLR09
 
 
 def awaited(device: events.AwaitedDevice) -> str:
-    """``weak-1 (train 3/10 at 10:07:31)``"""
+    """Return a device and its last report of this round, such as ``weak-1 (train 3/10 at 10:07:31)``."""
     if not device.online:
         return f"{device.device} (offline since {clock(device.since)})"
     return (
         f"{device.device} ({device.stage} at {clock(device.since)})"
         if device.stage
-        else f"{device.device} (silent)"
+        else f"{device.device} ({NO_STEP})"
     )
 
 

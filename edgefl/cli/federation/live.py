@@ -12,6 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from edgefl.cli.federation.lines import NO_STEP
 from edgefl.cli.output import console, errors
 from edgefl.config import Federation
 from edgefl.lab.lab import Restarted, Said
@@ -203,7 +204,7 @@ def _waits_for(event: dict[str, Any]) -> str:
 
 
 def _awaited(device: dict[str, Any]) -> str:
-    return f"{device['device']} ({'offline' if not device['online'] else device['stage'] or 'silent'})"
+    return f"{device['device']} ({'offline' if not device['online'] else device['stage'] or NO_STEP})"
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
