@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from device_runtime.data.samples import Batches, FittedData, LabelSpec, LocalData
+from device_runtime.engine.base import Engine
 from device_runtime.round.costs import Profiler
 from device_runtime.round.graphs import GraphSettings, Residency
 from device_runtime.round.job import Job
@@ -73,6 +74,12 @@ class Exported:
     forward: tuple[Function, ...]
     bundle: Bundle
 
+    @property
+    def contents(self) -> dict[str, bytes]:
+        """The initial weights as the server publishes them, by unit."""
+        weights = {name: tensor.numpy() for name, tensor in self.spec.weights.items()}
+        return by_unit(weights, self.spec.units)
+
 
 def exported(submodel: OutputSide, *, batch: int, steps: int, lr: float, form: str = "onnx") -> Exported:
     spec = submodel.spec
@@ -109,44 +116,72 @@ def _fitted(tier: Exported, data: LocalData) -> FittedData:
     return data.fitted(manifest.data, LabelSpec.of(manifest))
 
 
-def job_of(tier: Exported, seed: int) -> tuple[Job, dict[str, bytes]]:
-    """A round on the tier's initial weights, and the blobs it names."""
-    weights = {name: tensor.numpy() for name, tensor in tier.spec.weights.items()}
-    blobs, units = dict(tier.bundle.blobs), {}
-    for unit in tier.spec.units:
-        content = tensors.dump(
-            {name: array for name, array in weights.items() if name.startswith(f"{unit}.")}
-        )
-        ref = describe(content, CHUNK_BYTES)
-        units[unit], blobs[ref.sha256] = (ref,), content
+def published(
+    bundle: Bundle, contents: Mapping[str, bytes], *, seed: int, hyper: Mapping[str, float] | None = None
+) -> tuple[Job, MemoryBlobs]:
+    """Return a round in which the server publishes ``contents`` by unit, and the blobs that it names."""
+    units = {name: describe(content, CHUNK_BYTES) for name, content in contents.items()}
     job = Job(
         run="run",
         round=1,
-        tier="tier",
+        tier=bundle.manifest.tier,
         seed=seed,
         nonce="nonce",
         samples=0,
         model_version="version",
-        bundle=tier.bundle.ref(CHUNK_BYTES),
-        units=units,
-        hyper={},
+        bundle=bundle.ref(CHUNK_BYTES),
+        units={name: (ref,) for name, ref in units.items()},
+        hyper=dict(hyper or {}),
     )
-    return job, blobs
+    blobs = {units[name].sha256: content for name, content in contents.items()}
+    return job, MemoryBlobs({**bundle.blobs, **blobs})
+
+
+def device_round(
+    bundle: Bundle,
+    contents: Mapping[str, bytes],
+    engine: Engine,
+    folder: Path,
+    *,
+    seed: int,
+    hyper: Mapping[str, float] | None = None,
+    checkpoint_steps: int = 2,
+) -> tuple[RoundRunner, Job]:
+    """Return a runner for ``bundle`` and the round of :func:`published`."""
+    job, blobs = published(bundle, contents, seed=seed, hyper=hyper)
+    runner = RoundRunner(
+        engine=engine,
+        manifest=bundle.manifest,
+        blobs=blobs,
+        memory=NoMemory(),
+        profiler=Profiler(),
+        settings=GraphSettings(folder=folder, checkpoint_steps=checkpoint_steps),
+    )
+    return runner, job
+
+
+def by_unit(
+    weights: Mapping[str, Array], units: Iterable[str], masks: Mapping[str, Array] | None = None
+) -> dict[str, bytes]:
+    """Return the safetensors that the server publishes of ``weights``, by unit."""
+    return {
+        unit: tensors.dump(
+            {
+                name: array
+                for name, array in weights.items()
+                if name.rpartition("/")[2].startswith(f"{unit}.")
+            },
+            masks or {},
+        )
+        for unit in units
+    }
 
 
 def on_device(
     tier: Exported, data: LocalData, seed: int, folder: Path, form: str = "onnx"
 ) -> tuple[RoundResult, Residency]:
     """The round as the device runtime runs it."""
-    job, blobs = job_of(tier, seed)
-    runner = RoundRunner(
-        engine=engine_of(form),
-        manifest=tier.bundle.manifest,
-        blobs=MemoryBlobs(blobs),
-        memory=NoMemory(),
-        profiler=Profiler(),
-        settings=GraphSettings(folder=folder, checkpoint_steps=2),
-    )
+    runner, job = device_round(tier.bundle, tier.contents, engine_of(form), folder, seed=seed)
     result = runner.run(job, _fitted(tier, data), {})
     return result, runner.graphs.residency
 

@@ -11,17 +11,13 @@ import torch
 
 from device_runtime.data import samples as local
 from device_runtime.data.samples import Batches, LabelSpec
-from device_runtime.round.costs import Profiler
-from device_runtime.round.graphs import GraphSettings
-from device_runtime.round.job import Job
-from device_runtime.round.runner import RoundResult, RoundRunner
+from device_runtime.round.runner import RoundResult
 from edgefl.contract.program import Function, Program
 from edgefl.contract.tensors import Tensors, select
 from edgefl.objective.objective import Objective
 from edgefl.setup.training import program_of
 from edgefl.submodels import catalog as kinds
 from edgefl.wire import tensors
-from edgefl.wire.blobs import describe
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import DataSpec
 from edgefl.wire.regions import Placement
@@ -32,7 +28,7 @@ from exporters.front.tier import fetched
 from tests.pairs import FORMATS, by_default, in_both, in_turn
 from tests.parity.coding import federation, silence, spec, submodel  # noqa: F401  silence: a fixture
 from tests.parity.forms import checked, engine_of
-from tests.parity.rounds import CHUNK_BYTES, MemoryBlobs, NoMemory, local_data
+from tests.parity.rounds import by_unit, device_round, local_data
 
 ALL = {
     "float16": {},
@@ -165,36 +161,11 @@ class Tier:
         return dict(self.placement.payload or self.weights)
 
     def on_device(self, seed: int, carry: dict[str, np.ndarray], folder: Path) -> RoundResult:
-        blobs, units = dict(self.bundle.blobs), {}
-        for unit in self.names:
-            own = (
-                self.payload
-                if self.placement.payload
-                else {name: array for name, array in self.weights.items() if name.startswith(f"{unit}.")}
-            )
-            content = tensors.dump(own, self.placement.masks)
-            ref = describe(content, CHUNK_BYTES)
-            units[unit], blobs[ref.sha256] = (ref,), content
-        job = Job(
-            run="run",
-            round=1,
-            tier="tier",
-            seed=seed,
-            nonce="nonce",
-            samples=0,
-            model_version="version",
-            bundle=self.bundle.ref(CHUNK_BYTES),
-            units=units,
-            hyper={},
-        )
-        runner = RoundRunner(
-            engine=engine_of(self.form),
-            manifest=self.bundle.manifest,
-            blobs=MemoryBlobs(blobs),
-            memory=NoMemory(),
-            profiler=Profiler(),
-            settings=GraphSettings(folder=folder, checkpoint_steps=2),
-        )
+        if self.placement.payload:
+            contents = dict.fromkeys(self.names, tensors.dump(self.payload, self.placement.masks))
+        else:
+            contents = by_unit(self.weights, self.names, self.placement.masks)
+        runner, job = device_round(self.bundle, contents, engine_of(self.form), folder, seed=seed)
         return runner.run(job, self.data, carry)
 
     def in_torch(self, seed: int, carry: Tensors) -> tuple[Tensors, Tensors]:

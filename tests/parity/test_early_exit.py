@@ -10,10 +10,6 @@ import torch
 from torch import Tensor
 
 from device_runtime.data.samples import Batches, LabelSpec
-from device_runtime.round.costs import Profiler
-from device_runtime.round.graphs import GraphSettings
-from device_runtime.round.job import Job
-from device_runtime.round.runner import RoundRunner
 from edgefl.contract.program import Function
 from edgefl.models.exits import ExitSpec, with_exits
 from edgefl.models.zoo.catalog import build_model
@@ -22,14 +18,13 @@ from edgefl.programs.submodels.multi_exit import multi_exit
 from edgefl.simulation.round import run_round
 from edgefl.submodels.early_exit.submodel import EarlyExit
 from edgefl.wire import tensors
-from edgefl.wire.blobs import BlobRef, describe
 from edgefl.wire.bundle.manifest import DataSpec
 from exporters.bundle.build import Label, build_bundle
 from exporters.bundle.formats import format_of
 from tests.invariants.embracingfl.tiny import tiny
 from tests.pairs import in_both, in_turn
 from tests.parity.forms import checked, engine_of
-from tests.parity.rounds import CHUNK_BYTES, MemoryBlobs, NoMemory, local_data
+from tests.parity.rounds import by_unit, device_round, local_data
 
 NAME = "tier/submodel"
 
@@ -83,15 +78,10 @@ def test_a_round_on_the_device_equals_the_round_in_torch(
     )
     data = local_data(level.spec, 21, seed=5).fitted(bundle.manifest.data, LabelSpec.of(bundle.manifest))
     hyper = {"kd_weight": 0.2} if kd_weight else {}
-    job, blobs = _job(level, fetched, bundle.ref(CHUNK_BYTES), hyper)
-    runner = RoundRunner(
-        engine=engine_of(form),
-        manifest=bundle.manifest,
-        blobs=MemoryBlobs({**bundle.blobs, **blobs}),
-        memory=NoMemory(),
-        profiler=Profiler(),
-        settings=GraphSettings(folder=tmp_path, checkpoint_steps=2),
-    )
+    initial = {name: tensor.numpy() for name, tensor in level.spec.weights.items()}
+    payload = level.place(initial, 1).payload
+    contents = dict.fromkeys(fetched, tensors.dump(payload)) if payload else by_unit(initial, fetched)
+    runner, job = device_round(bundle, contents, engine_of(form), tmp_path, seed=11, hyper=hyper)
 
     update = runner.run(job, data, {}).update
 
@@ -107,34 +97,6 @@ def test_a_round_on_the_device_equals_the_round_in_torch(
     for name, value in expected.items():
         scale = max(1e-3, float(value.abs().max()))
         assert np.abs(update[name] - value.numpy()).max() <= 1e-4 * scale, name
-
-
-def _job(
-    level: EarlyExit, fetched: tuple[str, ...], bundle: BlobRef, hyper: dict[str, float]
-) -> tuple[Job, dict[str, bytes]]:
-    """A round on the model's initial weights, and the blobs it names."""
-    weights = {name: tensor.numpy() for name, tensor in level.spec.weights.items()}
-    payload = level.place(weights, 1).payload
-    contents = {
-        name: tensors.dump(
-            payload or {key: array for key, array in weights.items() if key.startswith(f"{name}.")}
-        )
-        for name in fetched
-    }
-    units = {name: (describe(content, CHUNK_BYTES),) for name, content in contents.items()}
-    job = Job(
-        run="run",
-        round=1,
-        tier="tier",
-        seed=11,
-        nonce="nonce",
-        samples=0,
-        model_version="version",
-        bundle=bundle,
-        units=units,
-        hyper=hyper,
-    )
-    return job, {units[name][0].sha256: content for name, content in contents.items()}
 
 
 def _worst_error(form: str, level: EarlyExit, kd_weight: float) -> float:

@@ -11,10 +11,7 @@ import torch
 
 from device_runtime.data import samples as local
 from device_runtime.data.samples import Batches, LabelSpec
-from device_runtime.round.costs import Profiler
-from device_runtime.round.graphs import GraphSettings
-from device_runtime.round.job import Job
-from device_runtime.round.runner import RoundResult, RoundRunner
+from device_runtime.round.runner import RoundResult
 from edgefl.contract.program import Function, Program
 from edgefl.contract.server import beside
 from edgefl.contract.tensors import Tensors
@@ -22,15 +19,13 @@ from edgefl.objective.objective import Objective
 from edgefl.programs.adaptive.fafed import fafed
 from edgefl.simulation import round as simulation
 from edgefl.simulation.round import Feed
-from edgefl.wire import tensors
-from edgefl.wire.blobs import describe
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import DataSpec
 from exporters.bundle.build import Label, build_bundle
 from exporters.bundle.formats import format_of
 from tests.pairs import in_turn
 from tests.parity.forms import engine_of
-from tests.parity.rounds import CHUNK_BYTES, MemoryBlobs, NoMemory
+from tests.parity.rounds import by_unit, device_round
 from tests.parity.test_fafed import BATCH, CLASSES, SIDE, cnn, objective
 
 SEED, ROWS = 7, 13
@@ -72,31 +67,10 @@ def on_device(
 ) -> tuple[RoundResult, Bundle]:
     data = DataSpec(shape=(1, SIDE, SIDE), dtype="float32", classes=CLASSES)
     bundle = build_bundle(exchange, [], UNITS, label=Label("cnn", "all"), data=data, format=format_of(form))
-    blobs, units = dict(bundle.blobs), {}
-    for unit in UNITS:
-        mine = {n: t.numpy() for n, t in given.items() if n.rpartition("/")[2].startswith(f"{unit}.")}
-        content = tensors.dump(mine)
-        ref = describe(content, CHUNK_BYTES)
-        units[unit], blobs[ref.sha256] = (ref,), content
-    runner = RoundRunner(
-        engine=engine_of(form),
-        manifest=bundle.manifest,
-        blobs=MemoryBlobs(blobs),
-        memory=NoMemory(),
-        profiler=Profiler(),
-        settings=GraphSettings(folder=folder, checkpoint_steps=1),
-    )
-    job = Job(
-        run="run",
-        round=1,
-        tier="all",
-        seed=SEED,
-        nonce="nonce",
-        samples=0,
-        model_version="version",
-        bundle=bundle.ref(CHUNK_BYTES),
-        units=units,
-        hyper=dict(exchange.schedule(4, 9)),
+    contents = by_unit({name: tensor.numpy() for name, tensor in given.items()}, UNITS)
+    hyper = dict(exchange.schedule(4, 9))
+    runner, job = device_round(
+        bundle, contents, engine_of(form), folder, seed=SEED, hyper=hyper, checkpoint_steps=1
     )
     fitted = samples().fitted(bundle.manifest.data, LabelSpec.of(bundle.manifest))
     return runner.run(job, fitted, {name: tensor.numpy() for name, tensor in carry.items()}), bundle

@@ -22,7 +22,7 @@ from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.errors import StaleRecordError
 from server.aggregate.aggregator import Aggregator, layout_of
 from tests.invariants.embracingfl.tiny import tiny
-from tests.parity.rounds import Exported, MemoryBlobs, exported, job_of, local_data, on_device
+from tests.parity.rounds import Exported, exported, local_data, on_device, published
 from tests.rings.rows import mostly_slow
 
 BATCH, STEPS, LR = 8, 4, 0.05
@@ -44,9 +44,9 @@ def test_i1_the_record_on_disk_is_the_one_shot_forward_whatever_the_chunking(
 ) -> None:
     tier = tier_of(model, 3, chunks)
     manifest, data = tier.bundle.manifest, local_data(tier.spec, 21, 5)
-    job, blobs = job_of(tier, seed=1)
+    job, blobs = published(tier.bundle, tier.contents, seed=1)
     graphs, settings = (
-        Graphs(OnnxEngine(), manifest, MemoryBlobs(blobs), Profiler()),
+        Graphs(OnnxEngine(), manifest, blobs, Profiler()),
         GraphSettings(tmp_path, 1),
     )
 

@@ -14,10 +14,6 @@ from torch import Tensor, nn
 
 from device_runtime.data.samples import Batches, LabelSpec, LocalData
 from device_runtime.engine.select import open_engine
-from device_runtime.round.costs import Profiler
-from device_runtime.round.graphs import GraphSettings
-from device_runtime.round.job import Job
-from device_runtime.round.runner import RoundRunner
 from edgefl.contract.program import Function, Program
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
 from edgefl.models.layers.explicit import BatchNorm
@@ -29,7 +25,6 @@ from edgefl.submodels.importance.submodel import importance
 from edgefl.submodels.importance.thresholds import Mask
 from edgefl.submodels.submodel import Submodel
 from edgefl.wire import tensors
-from edgefl.wire.blobs import describe
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import DataSpec
 from edgefl.wire.regions import Placement
@@ -39,7 +34,7 @@ from exporters.capture.trace import capture
 from exporters.front.tier import fetched
 from exporters.onnx.model import to_onnx
 from server.publish.publisher import unit_blobs
-from tests.parity.rounds import CHUNK_BYTES, MemoryBlobs, NoMemory
+from tests.parity.rounds import device_round
 
 Run = Callable[[Tensors], Tensors]
 Masks = Mapping[str, Mask]
@@ -245,29 +240,8 @@ def train_on_device(
     bundle: Bundle, published: Mapping[str, bytes], data: LocalData, seed: int, folder: Path
 ) -> Arrays:
     """The update of one round, by the device runtime, from the bundle's graphs and the published bytes."""
-    refs = {name: describe(content, CHUNK_BYTES) for name, content in published.items()}
-    blobs = dict(bundle.blobs) | {refs[name].sha256: content for name, content in published.items()}
     manifest = bundle.manifest
-    job = Job(
-        run="run",
-        round=1,
-        tier=manifest.tier,
-        seed=seed,
-        nonce="nonce",
-        samples=0,
-        model_version="version",
-        bundle=bundle.ref(CHUNK_BYTES),
-        units={name: (ref,) for name, ref in refs.items()},
-        hyper={},
-    )
-    runner = RoundRunner(
-        engine=open_engine(bundle.manifest.graphs[0].format),
-        manifest=manifest,
-        blobs=MemoryBlobs(blobs),
-        memory=NoMemory(),
-        profiler=Profiler(),
-        settings=GraphSettings(folder=folder, checkpoint_steps=2),
-    )
+    runner, job = device_round(bundle, published, open_engine(manifest.graphs[0].format), folder, seed=seed)
     return runner.run(job, data.fitted(manifest.data, LabelSpec.of(manifest)), {}).update
 
 

@@ -38,3 +38,25 @@ class Collection:
             return make
 
         return add
+
+
+class Rec(nn.Module):
+    """A recurrent layer and a head."""
+
+    def __init__(self, rnn: nn.Module, width: int = 6) -> None:
+        super().__init__()
+        self.rnn, self.head = rnn, nn.Linear(width, 3)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.head(self.rnn(x)[0][:, -1])
+
+
+class Net(nn.Module):
+    """Two layers with a part between them."""
+
+    def __init__(self, between: nn.Module) -> None:
+        super().__init__()
+        self.a, self.between, self.b = nn.Linear(8, 8), between, nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.b(self.between(self.a(x)))

@@ -8,32 +8,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from edgefl.contract.tensors import TensorSpec
-from tests.support.corpus.building import IMAGE, SEQUENCE, Collection
+from tests.support.corpus.building import IMAGE, SEQUENCE, Collection, Net, Rec
 
 _ = Collection()
 CASES = _.cases
-
-
-class Rec(nn.Module):
-    """A recurrent layer and a head."""
-
-    def __init__(self, rnn, width=6):
-        super().__init__()
-        self.rnn, self.head = rnn, nn.Linear(width, 3)
-
-    def forward(self, x):
-        return self.head(self.rnn(x)[0][:, -1])
-
-
-class Net(nn.Module):
-    """Two layers with a part between them."""
-
-    def __init__(self, between):
-        super().__init__()
-        self.a, self.between, self.b = nn.Linear(8, 8), between, nn.Linear(8, 3)
-
-    def forward(self, x):
-        return self.b(self.between(self.a(x)))
 
 
 @_.case("f-class", sample=SEQUENCE)
