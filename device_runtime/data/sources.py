@@ -26,16 +26,17 @@ from edgefl.wire.bundle.manifest import DataSpec
 from edgefl.wire.bundle.readers import Image, Reader, Series, Sound, Table, Text
 from edgefl.wire.errors import DataError
 from edgefl.wire.pictures import SUFFIXES, UNREAD
+from edgefl.wire.records.files import RECORDS
 
 _PIECE = 1 << 20
 _IMAGES = (*SUFFIXES, *UNREAD)
-_LINES = (*tables.RECORDS, ".tsv", ".txt")
+_LINES = (*RECORDS, ".tsv", ".txt")
 _SUFFIXES = (".npy", ".wav", *_IMAGES, *_LINES)
 _READ: dict[type, tuple[tuple[str, ...], Callable[[Reading, tuple[Entry, ...]], Samples]]] = {
     type(None): ((".npy",), npy.read),
     Image: (_IMAGES, images.read),
-    Table: (tables.RECORDS, tables.read),
-    Series: (tables.RECORDS, series.read),
+    Table: (RECORDS, tables.read),
+    Series: (RECORDS, series.read),
     Sound: ((".wav",), sounds.read),
     Text: (_LINES, texts.read),
 }
@@ -214,7 +215,7 @@ def _kind(path: Path) -> str:
 def _rows_of(entry: Entry) -> int:
     """Samples as far as one can tell without a bundle."""
     suffix = entry.path.suffix.lower()
-    if suffix not in _LINES or (entry.folder and suffix not in tables.RECORDS):
+    if suffix not in _LINES or (entry.folder and suffix not in RECORDS):
         return 1
     try:
         with entry.path.open("rb") as file:

@@ -21,6 +21,7 @@ from edgefl.comparison.torch_side import torch_step_ms
 from edgefl.config import DataTable
 from edgefl.data import photos
 from edgefl.data.dataset import Dataset, OtherInput
+from edgefl.data.tables import is_table
 from edgefl.models.spec import ModelSpec
 from edgefl.wire.errors import ConfigError, EdgeflError, ExportError, ModelError
 from edgefl.wire.limits import checked_seed
@@ -180,8 +181,8 @@ def _on(
 
 
 def _of_a_device(data: DataSource | None) -> TypeGuard[str | Path]:
-    """Whether ``data`` is a folder, or a file without a set to test on."""
-    if not isinstance(data, str | Path) or not Path(data).exists():
+    """Return True for a folder, or for an .npz without a set to test on."""
+    if not isinstance(data, str | Path) or not Path(data).exists() or is_table(Path(data)):
         return False
     if Path(data).is_dir():
         return True

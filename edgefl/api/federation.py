@@ -105,7 +105,8 @@ def federation(
         program: the local training; by default SGD.
         codec: how updates become bytes; by default float32 weights.
         optimizer: the server's; by default what the program says.
-        data: the name of a dataset (``digits``), a file that :meth:`edgefl.Dataset.save` wrote, or a :class:`edgefl.Data`.
+        data: the name of a dataset (``digits``), a file that :meth:`edgefl.Dataset.save` wrote, a
+            CSV or JSON lines with the column ``label``, or a :class:`edgefl.Data`.
         round: when a round starts, how many devices it selects and when it ends.
         selection: which devices a round may select, and how.
         aggregate: how the updates become one change.
@@ -184,7 +185,7 @@ def data_table(data: object) -> dict[str, Any]:
             f"argument `data` is {type(data).__name__}; give a dataset's name, or a file: `Dataset.save(path)` writes one",
             argument="data",
         )
-    if isinstance(data, Path) or data.endswith(".npz") or Path(data).is_dir():
+    if isinstance(data, Path) or data.lower().endswith((".npz", ".csv", ".jsonl")) or Path(data).is_dir():
         return {"name": "file", "file": str(Path(data).resolve())}
     return {"name": data}
 
