@@ -38,7 +38,10 @@ class Problems:
     def add(self, where: str, text: str, rows: int = 1) -> None:
         """``rows`` rows are left out; DataError where that is not wanted."""
         if self.policy == "refuse":
-            raise DataError(f"{where}: {text}; repair or remove it, or have bad rows skipped", where=where)
+            raise DataError(
+                f"{where}: {text}; repair or remove it, or have bad rows skipped (`edgefl device --bad-rows skip`)",
+                where=where,
+            )
         self.count += rows
         if len(self.first) < SHOWN:
             self.first.append(Problem(where, text))

@@ -25,7 +25,7 @@ def check(
     data: Annotated[
         str | None,
         typer.Option(
-            help="whose samples it is for: a dataset's name, its .npz, or a device's file or folder"
+            help="whose samples it is for: a dataset's name, its .npz or .csv, or a device's file or folder"
         ),
     ] = None,
     option: ModelOptions = None,
