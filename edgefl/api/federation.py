@@ -21,6 +21,7 @@ from edgefl.contract.choice import Choice, CodecChoice, OptimizerChoice, Program
 from edgefl.lab.demo import with_demo_defaults
 from edgefl.models.user_factory import absolute
 from edgefl.optimizers.catalog import NONE
+from edgefl.setup.data import data_table
 from edgefl.wire.bundle.formats import FormatName
 from edgefl.wire.errors import ConfigError
 
@@ -176,18 +177,6 @@ def _tier(name: str, value: object) -> Tier:
 
 def _named(choice: Choice) -> dict[str, Any]:
     return {"name": choice.name, "options": dict(choice.options)}
-
-
-def data_table(data: object) -> dict[str, Any]:
-    """A dataset's table from its name, or from its file."""
-    if not isinstance(data, str | Path):
-        raise ConfigError(
-            f"argument `data` is {type(data).__name__}; give a dataset's name, or a file: `Dataset.save(path)` writes one",
-            argument="data",
-        )
-    if isinstance(data, Path) or data.lower().endswith((".npz", ".csv", ".jsonl")) or Path(data).is_dir():
-        return {"name": "file", "file": str(Path(data).resolve())}
-    return {"name": data}
 
 
 def _settings(table: Table) -> dict[str, Any]:

@@ -35,6 +35,18 @@ def warn_on_stderr(text: str) -> None:
     print(f"warning: {text}", file=sys.stderr)
 
 
+def data_table(data: object) -> dict[str, Any]:
+    """Return the table ``[data]`` of a dataset that is named, or of a file. ConfigError for anything else."""
+    if not isinstance(data, str | Path):
+        raise ConfigError(
+            f"argument `data` is {type(data).__name__}; give a dataset's name, or a file: `Dataset.save(path)` writes one",
+            argument="data",
+        )
+    if isinstance(data, Path) or data.lower().endswith((".npz", ".csv", ".jsonl")) or Path(data).is_dir():
+        return {"name": "file", "file": str(Path(data).resolve())}
+    return {"name": data}
+
+
 def open_data(federation: Federation) -> Dataset:
     """The dataset of the file, scaled and limited as it says. DataError if it is nowhere, or damaged."""
     table = federation.data
