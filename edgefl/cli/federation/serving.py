@@ -131,14 +131,14 @@ def say_start(config: Path, folder: Path, *, as_json: bool) -> None:
 
 
 def _said(*, as_json: bool) -> Callable[[Event], None]:
-    return _as_json if as_json else partial(_say, Repeats())
+    return _as_json if as_json else partial(_say, repeats=Repeats())
 
 
 def _as_json(event: Event) -> None:
     _print(msgspec.json.encode(event).decode())
 
 
-def _say(repeats: Repeats, event: Event) -> None:
+def _say(event: Event, repeats: Repeats | None = None) -> None:
     """Print a line for each event; progress of devices is for the live table only."""
     from edgefl.cli.federation.lines import line
 
