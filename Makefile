@@ -24,7 +24,7 @@ setup: $(TESTS)
 
 $(DEMO): pyproject.toml tools/environment.py
 	@echo "Step 1 of 2: install Python packages into $(VENV), once. Usually 1 to 2 minutes."
-	@$(ENVIRONMENT) $(VENV) --torch --bytecode --editable ".[server]"
+	@$(ENVIRONMENT) $(VENV) --torch --bytecode --editable ".[server,images]"
 	@touch $@
 
 $(TESTS): pyproject.toml tools/environment.py

@@ -219,7 +219,7 @@ class Agent:
         if self._surroundings.has_looked():
             self._quiet_at = time.monotonic()
         self._surroundings.left_out(
-            self._rounds.round_without_us() if connected else 0, self._rounds.took_part
+            self._rounds.round_without_us() if connected else None, self._rounds.took_part
         )
         self._greeting.step(connected=connected)
         self._profiles.step(busy=self._rounds.busy)

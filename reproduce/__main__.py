@@ -8,7 +8,12 @@ from edgefl.cli import reported_errors
 from edgefl.cli.options import help_of
 from reproduce.command import reproduce
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
+app = typer.Typer(
+    context_settings={"help_option_names": ["--help", "-h"]},
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
 app.command(help=help_of(reproduce))(reproduce)
 
 if __name__ == "__main__":

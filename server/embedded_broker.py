@@ -32,6 +32,7 @@ _MESSAGE_BYTES = 512  # objects of one message that is held
 
 _MQTT_5 = b"\x00\x04MQTT\x05"
 _NOT_THIS_VERSION = b"\x20\x02\x00\x01"  # CONNACK of MQTT 3.1.1, 3.2: unacceptable protocol version
+_REFUSED_5 = "MQTT 5 is refused: this broker speaks 3.1.1"
 
 
 class _Opening(ReaderAdapter):
@@ -120,13 +121,14 @@ class LeanBroker(Broker):
     * A client that fell silent was never missed, so its will was never sent.
     * A client that connected again over a half-open connection, or while its old one was closing, was declared dead by the
       will of the old one, and got no messages.
-    * A client of MQTT 5 got no answer; here it is told that this broker has 3.1.1.
+    * A client of MQTT 5 got no answer; here it is refused, and asks for 3.1.1 if it can.
     * Anonymous clients had no queue. Here a client with a persistent session gets the messages that it missed, or did not
       acknowledge, when it connects again. A clean session ends with its connection.
     """
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__(config)
+        self.logger.addFilter(_is_news)
         self._subscriptions = _Filters()
         self._wildcards: dict[str, list[str]] = {}
         self._sending: set[asyncio.Task[Any]] = set()
@@ -151,7 +153,7 @@ class LeanBroker(Broker):
             writer.write(_NOT_THIS_VERSION)
             await writer.drain()
             await writer.close()
-            raise MQTTError("a client of MQTT 5 is told that this broker speaks 3.1.1")
+            raise MQTTError(_REFUSED_5)
         handler, session = await super()._initialize_client_session(
             opening, writer, remote_address, remote_port
         )
@@ -319,6 +321,11 @@ def _matches(levels: list[str], topic: str) -> bool:
         if level not in ("+", part):
             return False
     return len(levels) == len(parts) or (len(levels) == len(parts) + 1 and levels[-1] == "#")
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Return False for a refusal of MQTT 5. Each client of edgefl asks for version 5 first, and then for 3.1.1."""
+    return not record.getMessage().endswith(_REFUSED_5)
 
 
 def run_amqtt(host: str, port: int, websocket_port: int = 0) -> None:

@@ -50,6 +50,16 @@ class AnotherConfiguration(ConfigError):
     """A folder whose run was begun with other settings, or with other code, than it is to go on with."""
 
 
+def check_configuration(run: Run, federation: str, digest: str) -> None:
+    """Raise AnotherConfiguration if a run of ``federation`` was begun under another digest."""
+    if run.digest != digest:
+        raise AnotherConfiguration(
+            f"the journal holds run {run.run} of federation {federation!r} under another configuration; restore that "
+            "configuration or choose another `out`",
+            run=run.run,
+        )
+
+
 @dataclass(frozen=True)
 class EndedRound:
     """How a round ended: the model after it, and why that is the old one, if it ``failed``.
@@ -102,7 +112,7 @@ class Rounds:
         known = self.journal.latest_run()
         self.resumed = known is not None
         self._run = known or Run(uuid.uuid4().hex[:16], self.spec.digest, 1)
-        self._check_configuration(self._run)
+        check_configuration(self._run, self.spec.federation, self.spec.digest)
         self.rules = replace(self.spec.rules, run=self._run.run)
         self.announcements = Announcements(
             self.spec,
@@ -136,14 +146,6 @@ class Rounds:
 
     def _checkpoint(self, number: int) -> Model:
         return Model.of(self.spec, number, self.checkpoints.load(number))
-
-    def _check_configuration(self, run: Run) -> None:
-        if run.digest != self.spec.digest:
-            raise AnotherConfiguration(
-                f"the journal holds run {run.run} of federation {self.spec.federation!r} under another "
-                "configuration; restore that configuration or choose another `out`",
-                run=run.run,
-            )
 
     def initial_state(self, *, held: bool = False) -> State:
         """The coordinator's state as the journal has it. An open round's time starts anew: nobody could report."""

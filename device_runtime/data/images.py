@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from device_runtime.data.problems import BadRow
 from device_runtime.data.reading import Entry, Reading, Samples
 from edgefl.wire.bundle.readers import Image
 from edgefl.wire.errors import DataError
 from edgefl.wire.pictures import PictureError, library, pixels_of
+from edgefl.wire.records.values import BadRow
 from edgefl.wire.tensors import Array
 
 _MODES = {1: "L", 3: "RGB"}

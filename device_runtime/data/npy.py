@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from device_runtime.data.problems import BadRow
 from device_runtime.data.reading import Entry, Reading, Samples
 from device_runtime.data.samples import as_read
 from edgefl.wire.array_files import native, unreadable
 from edgefl.wire.bundle.manifest import DataSpec
+from edgefl.wire.records.values import BadRow
 from edgefl.wire.tensors import Array
 
 

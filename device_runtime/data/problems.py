@@ -16,9 +16,6 @@ from edgefl.wire.tensors import Array
 SHOWN = 20
 """Problems that are kept word by word; all are counted."""
 
-_LONG = 60
-"""Characters of a value that a message shows."""
-
 _SCANNED = 1 << 20
 """Values that are looked at together."""
 
@@ -28,16 +25,6 @@ class Problem(msgspec.Struct, frozen=True):
 
     where: str
     text: str
-
-
-def shown(value: object) -> str:
-    """A value in a message, which stays one line however long the value is."""
-    text = repr(value)
-    return text if len(text) <= _LONG else f"{text[:_LONG]}..."
-
-
-class BadRow(Exception):
-    """A row that cannot be used; its text says why."""
 
 
 @dataclass
@@ -51,7 +38,10 @@ class Problems:
     def add(self, where: str, text: str, rows: int = 1) -> None:
         """``rows`` rows are left out; DataError where that is not wanted."""
         if self.policy == "refuse":
-            raise DataError(f"{where}: {text}; repair or remove it, or have bad rows skipped", where=where)
+            raise DataError(
+                f"{where}: {text}; repair or remove it, or have bad rows skipped (`edgefl device --bad-rows skip`)",
+                where=where,
+            )
         self.count += rows
         if len(self.first) < SHOWN:
             self.first.append(Problem(where, text))

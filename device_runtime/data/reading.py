@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import re
-import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
-from device_runtime.data.problems import BadRow, Problems, shown
+from device_runtime.data.problems import Problems
 from device_runtime.data.rows import DecodedRows, Parts, Rows
 from device_runtime.data.samples import LabelSpec
 from edgefl.wire.bundle.manifest import DataSpec
 from edgefl.wire.bundle.readers import Reader
 from edgefl.wire.errors import DataError
+from edgefl.wire.records.values import BadRow, class_number, finite, listed
 from edgefl.wire.tensors import Array
-
-_NAMED = 12
-"""Classes that a message lists."""
-_WHOLE = re.compile(r"\.0*$")
-"""What programs for tables write behind a whole number."""
-_DIGITS = 12
-"""No class has a longer number: Python refuses to read one of thousands of digits."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +61,9 @@ class Reading:
         none."""
         if value is None or value == "":
             raise BadRow("the label is empty")
-        return finite(value, "the label", self.label.dtype) if self.label.floats else self.class_number(value)
+        if self.label.floats:
+            return finite(value, "the label", self.label.dtype)
+        return class_number(value, self.spec.names, self.spec.classes)
 
     def is_label(self, text: str) -> bool:
         """Return True if ``text`` is a label as :meth:`number` reads it."""
@@ -78,26 +72,6 @@ class Reading:
         except BadRow:
             return False
         return True
-
-    def class_number(self, value: object) -> int:
-        """The number of a class by its name, or where the federation's classes have none, by its number in writing."""
-        names, text = self.spec.names, str(value).strip()
-        if names:
-            alike = [
-                unicodedata.normalize("NFC", each) for each in names
-            ]  # macOS writes e and its accent apart
-            written = unicodedata.normalize("NFC", text)
-            for each in (written, _WHOLE.sub("", written)):
-                if each in alike:
-                    return alike.index(each)
-            raise BadRow(f"no class is called {shown(text)}; the federation's are {listed(names)}")
-        digits = _WHOLE.sub("", text)
-        if digits.isdecimal() and len(digits) <= _DIGITS and int(digits) < self.spec.classes:
-            return int(digits)
-        raise BadRow(
-            f"class {shown(text)} is no number from 0 to {self.spec.classes - 1}, which is what the federation's classes "
-            "are called by"
-        )
 
     def by_folder(self, entries: Sequence[Entry]) -> list[tuple[Entry, int]]:
         """The files with the class numbers of their folders. DataError for files outside of one."""
@@ -114,7 +88,7 @@ class Reading:
         numbers: dict[str, int | None] = {}
         for folder in dict.fromkeys(each.folder for each in entries):
             try:
-                numbers[folder] = self.class_number(folder)
+                numbers[folder] = class_number(folder, self.spec.names, self.spec.classes)
             except BadRow as bad:
                 count = sum(each.folder == folder for each in entries)
                 self.problems.add(f"{self.source}/{folder}", str(bad), rows=count)
@@ -149,46 +123,3 @@ class Reading:
 
         rows = DecodedRows([path for path, _ in good], again)
         return Samples(rows, np.array([number for _, number in good], np.int64))
-
-
-def finite(value: object, what: str, dtype: str) -> float:
-    """A number as it stands in a file; BadRow for what is none, NaN or infinite, or beyond what ``dtype`` holds."""
-    if value is None or value == "":
-        raise BadRow(f"{what} is empty")
-    try:
-        number = float(value) if isinstance(value, str | int | float) and "_" not in str(value) else np.nan
-    except (ValueError, OverflowError):
-        number = np.nan
-    if not np.isfinite(number):
-        raise BadRow(f"{what} is {shown(value)}, which is no number")
-    limits = np.finfo(dtype) if np.issubdtype(dtype, np.floating) else np.iinfo(dtype)
-    if not float(limits.min) <= number <= float(limits.max):
-        raise BadRow(f"{what} is {shown(value)}, which is beyond what {dtype} holds")
-    return number
-
-
-def is_number(text: str) -> bool:
-    """Return True if ``text`` is a finite number."""
-    try:
-        finite(text, "", "float64")
-    except BadRow:
-        return False
-    return True
-
-
-def is_text(text: str) -> bool:
-    """Whether it is text as UTF-8 has it: no bytes of another encoding, and no half of a character."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-NO_TEXT = "it is no text in UTF-8"
-
-
-def listed(names: Sequence[str]) -> str:
-    """Return the first of ``names``, and how many there are if that is not all."""
-    more = f", ... ({len(names)} in all)" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more

@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from device_runtime.data.problems import BadRow
 from device_runtime.data.reading import Entry, Reading, Samples
 from device_runtime.data.spool import Spool
-from device_runtime.data.tables import RECORDS, records, text_of
 from device_runtime.data.tokens import Encode, check_vocabulary, encoder, kept_as
 from edgefl.wire.bundle.readers import Text
 from edgefl.wire.errors import DataError
+from edgefl.wire.records.files import RECORDS, records, text_of
+from edgefl.wire.records.values import BadRow
 from edgefl.wire.tensors import Array
 
 _TOGETHER = 1024

@@ -7,13 +7,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from device_runtime.data.problems import BadRow
-from device_runtime.data.reading import Entry, Reading, Samples, is_number
+from device_runtime.data.reading import Entry, Reading, Samples
 from device_runtime.data.rows import DecodedRows
 from device_runtime.data.spool import Spool, released
-from device_runtime.data.tables import TOGETHER, Checks, field, numbers, records, scaled
+from device_runtime.data.tables import TOGETHER
 from edgefl.wire.bundle.readers import Series
 from edgefl.wire.errors import DataError
+from edgefl.wire.records.files import Checks, field, numbers, records, scaled
+from edgefl.wire.records.values import BadRow, is_number
 from edgefl.wire.tensors import Array
 
 

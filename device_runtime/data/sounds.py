@@ -11,9 +11,9 @@ from typing import BinaryIO
 
 import numpy as np
 
-from device_runtime.data.problems import BadRow
 from device_runtime.data.reading import Entry, Reading, Samples
 from edgefl.wire.bundle.readers import Sound
+from edgefl.wire.records.values import BadRow
 from edgefl.wire.tensors import Array
 
 _FULL = {1: 1 << 7, 2: 1 << 15, 3: 1 << 23, 4: 1 << 31}

@@ -25,17 +25,18 @@ from device_runtime.data.samples import ONE_CLASS, FittedData, LabelSpec, Local,
 from edgefl.wire.bundle.manifest import DataSpec
 from edgefl.wire.bundle.readers import Image, Reader, Series, Sound, Table, Text
 from edgefl.wire.errors import DataError
-from edgefl.wire.pictures import SUFFIXES, UNREAD
+from edgefl.wire.pictures import SUFFIXES, UNREAD, check_library
+from edgefl.wire.records.files import RECORDS
 
 _PIECE = 1 << 20
 _IMAGES = (*SUFFIXES, *UNREAD)
-_LINES = (*tables.RECORDS, ".tsv", ".txt")
+_LINES = (*RECORDS, ".tsv", ".txt")
 _SUFFIXES = (".npy", ".wav", *_IMAGES, *_LINES)
 _READ: dict[type, tuple[tuple[str, ...], Callable[[Reading, tuple[Entry, ...]], Samples]]] = {
     type(None): ((".npy",), npy.read),
     Image: (_IMAGES, images.read),
-    Table: (tables.RECORDS, tables.read),
-    Series: (tables.RECORDS, series.read),
+    Table: (RECORDS, tables.read),
+    Series: (RECORDS, series.read),
     Sound: ((".wav",), sounds.read),
     Text: (_LINES, texts.read),
 }
@@ -57,8 +58,11 @@ def load(data: Path | Source, policy: Policy = "refuse") -> Local:
 
     A path is an npz with x and y, a folder of x.npy and y.npy, a folder with a pair of idx files; or files that become
     samples as a bundle says (:mod:`edgefl.wire.bundle.readers`): a folder with one sub-folder of files per class (images,
-    WAV, text, npy, series), or a file or a folder of CSV, JSON lines or text. DataError if there is none of these, or where
-    bad rows are refused, if a value of an array is NaN or infinite.
+    WAV, text, npy, series), or a file or a folder of CSV, JSON lines or text.
+
+    Raises:
+        DataError: There is none of these, or a value of an array is NaN or infinite and bad rows are refused.
+        ConfigError: The files are images, and Pillow is not installed.
     """
     if callable(data):
         found = arrays.given(data, policy)
@@ -77,6 +81,8 @@ def load(data: Path | Source, policy: Policy = "refuse") -> Local:
         found_or_none.check()
         return found_or_none
     assert files is not None
+    if all(each.path.suffix.lower() in _IMAGES for each in files.entries):
+        check_library()  # before the device goes online, not in its first round
     return files
 
 
@@ -214,7 +220,7 @@ def _kind(path: Path) -> str:
 def _rows_of(entry: Entry) -> int:
     """Samples as far as one can tell without a bundle."""
     suffix = entry.path.suffix.lower()
-    if suffix not in _LINES or (entry.folder and suffix not in tables.RECORDS):
+    if suffix not in _LINES or (entry.folder and suffix not in RECORDS):
         return 1
     try:
         with entry.path.open("rb") as file:

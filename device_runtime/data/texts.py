@@ -12,14 +12,14 @@ from itertools import islice
 import numpy as np
 
 from device_runtime.data import running
-from device_runtime.data.problems import BadRow
-from device_runtime.data.reading import NO_TEXT, Entry, Reading, Samples, is_text
+from device_runtime.data.reading import Entry, Reading, Samples
 from device_runtime.data.spool import Spool
-from device_runtime.data.tables import RECORDS, Record, field, records, text_of
 from device_runtime.data.tokens import check_vocabulary, encoder, kept_as
 from edgefl.wire.bundle.manifest import Input
 from edgefl.wire.bundle.readers import Text
 from edgefl.wire.errors import DataError
+from edgefl.wire.records.files import RECORDS, Record, field, records, text_of
+from edgefl.wire.records.values import NO_TEXT, BadRow, is_text
 from edgefl.wire.tensors import Array
 
 _TOGETHER = 1024

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from device_runtime.data.problems import BadRow
 from device_runtime.data.reading import Reading
 from edgefl.wire.bundle.manifest import DataSpec
 from edgefl.wire.bundle.readers import Text
 from edgefl.wire.errors import BundleError, ConfigError
+from edgefl.wire.records.values import BadRow
 from edgefl.wire.tensors import Array
 
 Encode = Callable[[Sequence[str]], Sequence[Array]]

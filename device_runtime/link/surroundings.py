@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from edgefl.system.clock import clock
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.client_ids import client_id
 from edgefl.wire.mqtt.messages import COME_LATER, Ack, Round
@@ -37,7 +38,7 @@ class Surroundings:
         self._denied: set[tuple[str, str]] = set()
         self._over = ""
         self._left_out_since: float | None = None
-        self._told_left_out = False
+        self._told_left_out: set[bool] = set()
 
     def step(self, *, alone: bool) -> None:
         """To be called now and then; ``alone``: the broker is there, and nothing was heard of the federation."""
@@ -81,29 +82,43 @@ class Surroundings:
             self._over = round.run
             self._say("done", f"the training of federation {self._federation!r} is over", run=round.run)
 
-    def left_out(self, number: int, took_part: Callable[[], bool]) -> None:
-        """To be called now and then; ``number``: of the open round in which this device has no task, 0 if there is none.
+    def left_out(self, without: Round | None, took_part: Callable[[], bool]) -> None:
+        """Report once why this device has no task. Call it now and then.
 
-        Said once: a server that does not hear a device cannot tell it so, and a broker drops in silence what its access
-        rules forbid. Not to a device that had a task in this run.
+        A server that does not hear a device cannot say so, and a broker drops in silence what its access rules forbid. A
+        round that is announced beyond its deadline is the last word of a server that has stopped.
+
+        Args:
+            without: the open round in which this device has no task, None if there is none.
+            took_part: returns True if this device had a task in this run, which needs no report.
         """
-        if not number:
+        if without is None:
             self._left_out_since = None
             return
         now = time.monotonic()
         self._left_out_since = self._left_out_since or now
-        if self._told_left_out or now < self._left_out_since + self._limits.notice_s:
+        over = 0 < without.deadline < time.time()
+        if over in self._told_left_out or now < self._left_out_since + self._limits.notice_s:
             return
-        self._told_left_out = True
+        self._told_left_out.add(over)
         if not took_part():
-            user = f"user {self._broker.username!r}" if self._broker.username else "this device"
             self._say(
-                "left-out",
-                f"round {number} is open without this device: the server gives it a task in a later round, or does not "
-                f"hear it; a broker with access rules has to let {user} write below "
-                f"{Topics(self._federation).device(self._device).status.removesuffix('status')}",
-                round=number,
+                "left-out", self._overdue(without) if over else self._begun(without), round=without.round
             )
+
+    def _overdue(self, round: Round) -> str:
+        return (
+            f"round {round.round} was announced until {clock(round.deadline)}, and the server has announced nothing since: "
+            "it has stopped, or is starting again. This device waits for it"
+        )
+
+    def _begun(self, round: Round) -> str:
+        user = f"user {self._broker.username!r}" if self._broker.username else "this device"
+        below = Topics(self._federation).device(self._device).status.removesuffix("status")
+        return (
+            f"round {round.round} began without this device, which gets a task in a later round. If it gets none, the "
+            f"server does not hear it: a broker with access rules has to let {user} write below {below}"
+        )
 
     def _see(self) -> Neighbours:
         secret, style = secrets.token_bytes(), self._broker.client_ids

@@ -124,11 +124,11 @@ class RoundDesk:
             return False
         return not job.is_open(announced) or job.is_replaced(self.task)
 
-    def round_without_us(self) -> int:
-        """The number of the round that is open, where this process was given no task so far; else 0."""
+    def round_without_us(self) -> Round | None:
+        """Return the open round, if this process was given no task so far."""
         announced = self.announced
         idle = self.task is None and self._worker is None
-        return announced.round if idle and announced is not None and announced.state == "open" else 0
+        return announced if idle and announced is not None and announced.state == "open" else None
 
     def took_part(self) -> bool:
         """Whether this device had a task in the run, in a process before this one."""

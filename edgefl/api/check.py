@@ -7,22 +7,19 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
-from typing import Any, TypeGuard
-from zipfile import BadZipFile, ZipFile
+from typing import Any
 
 import numpy as np
 from torch import nn
 
+from edgefl.api.check_data import samples_of
 from edgefl.api.choices import SGD, LossLike, loss_of
 from edgefl.api.compile import Target, compile
 from edgefl.api.device import train_round
 from edgefl.api.model import DataSource, Model, Sample, dataset, model_spec
 from edgefl.comparison.torch_side import torch_step_ms
-from edgefl.config import DataTable
-from edgefl.data import photos
-from edgefl.data.dataset import Dataset, OtherInput
 from edgefl.models.spec import ModelSpec
-from edgefl.wire.errors import ConfigError, EdgeflError, ExportError, ModelError
+from edgefl.wire.errors import EdgeflError, ExportError, ModelError
 from edgefl.wire.limits import checked_seed
 from edgefl.wire.tensors import Array, Arrays
 
@@ -116,7 +113,7 @@ def check(
     mlp can be trained on onnx, 3 units
     """
     seed = checked_seed(seed)
-    source = _like_samples(data) if _of_a_device(data) else dataset(data)
+    source = samples_of(data) if isinstance(data, str | Path) else dataset(data)
     progress("tracing and cutting the model")
     try:
         spec = model_spec(
@@ -177,48 +174,6 @@ def _on(
         return EngineVerdict(engine, problem=f"its round fails: {error.message}")
     errors = [each for graph in compared.graphs if graph.report for each in graph.report.errors.values()]
     return EngineVerdict(engine, "", bundle.nbytes, median(times[1:] or times), max(errors, default=0.0))
-
-
-def _of_a_device(data: DataSource | None) -> TypeGuard[str | Path]:
-    """Whether ``data`` is a folder, or a file without a set to test on."""
-    if not isinstance(data, str | Path) or not Path(data).exists():
-        return False
-    if Path(data).is_dir():
-        return True
-    try:
-        with ZipFile(data) as archive:
-            return "test_x.npy" not in archive.namelist()
-    except (OSError, BadZipFile):
-        return True  # whose reader says what is wrong with it
-
-
-def _like_samples(path: str | Path) -> Dataset:
-    """Data of the kind of a device's own."""
-    from device_runtime.data.samples import LocalData
-    from device_runtime.data.sources import load
-
-    local = load(Path(path))
-    if not isinstance(local, LocalData) and Path(path).is_dir():
-        return photos.load(Path(path), DataTable().size)
-    if not isinstance(local, LocalData):
-        raise ConfigError(
-            f"argument `data`: {path} has files that a federation has to explain: give photos in a folder for each "
-            "class, or arrays, an .npz with x and y",
-            argument="data",
-        )
-    x, y = np.asarray(local.x), np.asarray(local.y)
-    tokens = x.dtype.kind in "iu" and x.dtype != np.uint8
-    others = {
-        name: OtherInput(np.asarray(rows), np.asarray(rows[:1]), _below(rows))
-        for name, rows in local.others.items()
-        if rows.shape[:1] == x.shape[:1]
-    }
-    below = _below(x) if tokens else 0
-    return Dataset.of(x, y, x[:1], y[:1], name=str(path), below=below, others=others)
-
-
-def _below(rows: Array) -> int:
-    return int(rows.max()) + 1 if rows.dtype.kind in "iu" else 0
 
 
 def _samples(manifest: Any, rows: int, seed: int) -> tuple[Array, Array, Arrays]:

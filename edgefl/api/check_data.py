@@ -1,15 +1,27 @@
-"""Whether the data of a device fit a bundle. Imports no torch."""
+"""Data that a model or a bundle is checked with. Imports no torch."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from zipfile import BadZipFile, ZipFile
+
+import numpy as np
 
 from device_runtime.config import Source
 from device_runtime.data.check import DataReport, check
+from device_runtime.data.samples import LocalData
+from device_runtime.data.sources import load
 from device_runtime.engine.select import open_engine
 from device_runtime.round.offline import MemoryBlobs
 from device_runtime.round.parts import parts_of
 from edgefl.api.bundle import Bundle
+from edgefl.config import DataTable, parse
+from edgefl.data import photos
+from edgefl.data.dataset import Dataset, OtherInput
+from edgefl.data.tables import is_table
+from edgefl.setup.data import data_table, open_data
+from edgefl.wire.errors import ConfigError
+from edgefl.wire.tensors import Array
 
 
 def check_data(data: str | Path | Source, bundle: Bundle | str | Path) -> DataReport:
@@ -32,3 +44,57 @@ def check_data(data: str | Path | Source, bundle: Bundle | str | Path) -> DataRe
     blobs = MemoryBlobs(dict(read.contents.blobs))
     parts = parts_of(open_engine(read.format), read.manifest, blobs)
     return check(Path(data) if isinstance(data, str) else data, read.manifest, parts)
+
+
+def samples_of(data: str | Path) -> Dataset:
+    """Return the samples of what `edgefl check` is given.
+
+    Args:
+        data: a dataset's name, its file, or a file or folder of a device.
+
+    Raises:
+        DataError: The data are nowhere, or damaged.
+        ConfigError: No such dataset, or files that a federation has to explain.
+    """
+    if _of_a_device(Path(data)):
+        return _like_samples(Path(data))
+    return open_data(parse({"data": data_table(data)}, source="argument `data`"))
+
+
+def _of_a_device(path: Path) -> bool:
+    """Return True for a folder, or for an .npz without a set to test on."""
+    if not path.exists() or is_table(path):
+        return False
+    if path.is_dir():
+        return True
+    try:
+        with ZipFile(path) as archive:
+            return "test_x.npy" not in archive.namelist()
+    except (OSError, BadZipFile):
+        return True  # whose reader says what is wrong with it
+
+
+def _like_samples(path: Path) -> Dataset:
+    """Return samples of the kind of a device's own."""
+    local = load(path)
+    if not isinstance(local, LocalData) and path.is_dir():
+        return photos.load(path, DataTable().size)
+    if not isinstance(local, LocalData):
+        raise ConfigError(
+            f"argument `data`: {path} has files that a federation has to explain: give photos in a folder for each "
+            "class, or arrays, an .npz with x and y",
+            argument="data",
+        )
+    x, y = np.asarray(local.x), np.asarray(local.y)
+    tokens = x.dtype.kind in "iu" and x.dtype != np.uint8
+    others = {
+        name: OtherInput(np.asarray(rows), np.asarray(rows[:1]), _below(rows))
+        for name, rows in local.others.items()
+        if rows.shape[:1] == x.shape[:1]
+    }
+    below = _below(x) if tokens else 0
+    return Dataset.of(x, y, x[:1], y[:1], name=str(path), below=below, others=others)
+
+
+def _below(rows: Array) -> int:
+    return int(rows.max()) + 1 if rows.dtype.kind in "iu" else 0

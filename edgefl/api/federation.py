@@ -21,6 +21,7 @@ from edgefl.contract.choice import Choice, CodecChoice, OptimizerChoice, Program
 from edgefl.lab.demo import with_demo_defaults
 from edgefl.models.user_factory import absolute
 from edgefl.optimizers.catalog import NONE
+from edgefl.setup.data import data_table
 from edgefl.wire.bundle.formats import FormatName
 from edgefl.wire.errors import ConfigError
 
@@ -105,7 +106,8 @@ def federation(
         program: the local training; by default SGD.
         codec: how updates become bytes; by default float32 weights.
         optimizer: the server's; by default what the program says.
-        data: the name of a dataset (``digits``), a file that :meth:`edgefl.Dataset.save` wrote, or a :class:`edgefl.Data`.
+        data: the name of a dataset (``digits``), a file that :meth:`edgefl.Dataset.save` wrote, a
+            CSV or JSON lines with the column ``label``, or a :class:`edgefl.Data`.
         round: when a round starts, how many devices it selects and when it ends.
         selection: which devices a round may select, and how.
         aggregate: how the updates become one change.
@@ -175,18 +177,6 @@ def _tier(name: str, value: object) -> Tier:
 
 def _named(choice: Choice) -> dict[str, Any]:
     return {"name": choice.name, "options": dict(choice.options)}
-
-
-def data_table(data: object) -> dict[str, Any]:
-    """A dataset's table from its name, or from its file."""
-    if not isinstance(data, str | Path):
-        raise ConfigError(
-            f"argument `data` is {type(data).__name__}; give a dataset's name, or a file: `Dataset.save(path)` writes one",
-            argument="data",
-        )
-    if isinstance(data, Path) or data.endswith(".npz") or Path(data).is_dir():
-        return {"name": "file", "file": str(Path(data).resolve())}
-    return {"name": data}
 
 
 def _settings(table: Table) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from edgefl.api.federation import data_table
 from edgefl.comparison.compare import compared
 from edgefl.config import DataTable, Federation, parse
 from edgefl.contract.tensors import TensorSpec
@@ -21,7 +20,7 @@ from edgefl.models.split import check_classes, split
 from edgefl.models.user_factory import factory_of
 from edgefl.models.zoo.catalog import built, model_trained_on, with_loss
 from edgefl.setup.bundles import data_spec
-from edgefl.setup.data import open_data
+from edgefl.setup.data import data_table, open_data
 from edgefl.setup.model import check_fits, fitted_model, labels_of, sample_of
 from edgefl.wire.bundle.manifest import DataSpec, Input
 from edgefl.wire.errors import ConfigError

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from edgefl.config.broker import REACHED_BY
 from edgefl.config.text import changes, dump
 from edgefl.lab.written import CONFIG_NAME, PASSWORD, without_password
 from edgefl.models.user_factory import refuse_while_loading
-from edgefl.setup.digests import UNDECIDING
+from edgefl.setup.digests import UNDECIDING, imports_code, run_digest
 from edgefl.setup.places import found_from_anywhere, held
 from edgefl.setup.processor import check_device
 from edgefl.system.files import write_text
@@ -23,18 +24,21 @@ from edgefl.wire.bundle.signatures import Signer
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.mqtt.address import Address
 from server.events import Event
-from server.rounds import AnotherConfiguration
+from server.rounds import AnotherConfiguration, check_configuration
 from server.service import Service
 from server.shards.hiring import workers_of
 from server.storage.audit import Audit
 from server.storage.feed import Feed
 from server.storage.history import History
+from server.storage.journal import Journal
+from server.storage.places import journal_at, place_of, store_at
 
 if TYPE_CHECKING:
     from server.run_spec import RunSpec
     from server.workshop.workshop import Workshop
 
 SERVER_LOCK = "serve.lock"
+JOURNAL = "journal.sqlite"
 
 
 class Server:
@@ -82,6 +86,7 @@ class Server:
                         emit(problem)
 
         try:
+            _check_configuration(read, folder, database)
             spec, device = _composed(read, folder, device, told, workshop)
             self._service = Service(
                 spec,
@@ -133,6 +138,21 @@ def _composed(
     from server.compose import compose
 
     return compose(federation, open_data(federation), folder, emit=emit, device=device), device
+
+
+def _check_configuration(federation: Federation, folder: Path, database: str) -> None:
+    """Raise AnotherConfiguration before tiers are compiled, if the journal has a run with other settings.
+
+    A module of the user is not imported here. If the federation has one, the service checks after compiling.
+    """
+    path = folder.resolve() / JOURNAL
+    if imports_code(federation) or not (database or path.exists()):
+        return
+    name, updates = federation.federation.name, place_of("", federation.federation.name, folder)
+    with closing(Journal(database or journal_at(path), name, store_at(updates))) as journal:
+        run = journal.latest_run()
+    if run is not None:
+        check_configuration(run, name, run_digest(federation))
 
 
 def reached_at(federation: Federation, broker: str | Address = "", ca_file: str = "") -> Address:

@@ -46,6 +46,7 @@ def bare_app() -> typer.Typer:
         callback=version_option,
         help="Federated learning on real devices: submodels that fit, compiled with their training algorithm.",
         no_args_is_help=True,
+        context_settings={"help_option_names": ["--help", "-h"]},  # commands inherit it
         add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode="rich",
@@ -94,7 +95,7 @@ def _told(error: OSError) -> str:
 def _run(arguments: list[str]) -> None:
     modules = {"device": _device_module, "server": _server_module}
     module = modules.get(arguments[0] if arguments else "")
-    asks = arguments[1:2] == ["--help"] or not arguments[1:2] or not arguments[1].startswith("-")
+    asks = arguments[1:2] in (["--help"], ["-h"]) or not arguments[1:2] or not arguments[1].startswith("-")
     if module is None or asks:
         _read(arguments)
     else:

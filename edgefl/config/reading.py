@@ -117,7 +117,8 @@ def _explain(problem: Any) -> str:
     if problem["type"] == "literal_error" and isinstance(problem["input"], str):
         known = problem["ctx"]["expected"].replace("'", "").replace(" or ", ", ").split(", ")
         return f"{key}: {problem['msg']} (found {problem['input']!r}){nearest(problem['input'], known)}"
-    return f"{key}: {problem['msg']} (found {problem['input']!r})" if problem["loc"] else f"{problem['msg']}"
+    text = problem["msg"].removeprefix("Value error, ")
+    return f"{key}: {text} (found {problem['input']!r})" if problem["loc"] else text
 
 
 def _key(problem: Any) -> str:

@@ -86,6 +86,13 @@ class SimulationTable(ClientsTable):
 
     @field_validator("mlflow")
     @classmethod
+    def _a_url(cls, uri: str) -> str:
+        if uri and uri != "databricks" and not urlsplit(uri).scheme:
+            raise ValueError("expected a URL such as http://127.0.0.1:5000 or sqlite:///mlflow.db")
+        return uri
+
+    @field_validator("mlflow")
+    @classmethod
     def _no_password(cls, uri: str) -> str:
         if "@" in urlsplit(uri).netloc:
             raise ValueError(

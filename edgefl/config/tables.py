@@ -161,11 +161,14 @@ class DataTable(Table):
     file: str = Field(
         "",
         description="for name file: .npz with train_x, train_y, test_x, test_y, as edgefl.Dataset takes them; a server "
-        "whose devices have their own samples (see `devices_dir` too) needs the last two alone; or a folder of photos with "
-        "one sub-folder for each class",
+        "whose devices have their own samples (see `devices_dir` too) needs the last two alone; .csv or .jsonl, a record "
+        "in each line, a fifth of them for tests; or a folder of photos with one sub-folder for each class",
     )
     size: int = Field(
         64, ge=1, le=4096, description="of photos in a folder: pixels of a side, to which they are stretched"
+    )
+    label: str = Field(
+        "", description="of a .csv or .jsonl without a reader: the column of the class; default: label"
     )
     reader: dict[str, Any] = Field(
         default_factory=dict,
@@ -238,7 +241,12 @@ class DataTable(Table):
             raise ValueError(
                 'name "file" and the key file go together: set both, or leave file out'
                 if self.file
-                else 'name is "file": set the key file to the .npz with your data'
+                else 'name is "file": set the key file to the .npz or .csv with your data'
+            )
+        if self.label and (self.reader or not self.file.lower().endswith((".csv", ".jsonl"))):
+            raise ValueError(
+                "label names a column of a .csv or .jsonl without a reader: "
+                + ("set it in the reader" if self.reader else "leave it out, or set file to such a file")
             )
         return self
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from edgefl.data.dataset import Array, Dataset
+from edgefl.data.held_out import split
 from edgefl.wire.errors import DataError
 from edgefl.wire.pictures import SUFFIXES, UNREAD, PictureError, library, pixels_of
 
-_TEST_SHARE = 0.2
 _TESTS = ("test", "val", "valid", "validation")
 
 
@@ -32,7 +32,7 @@ def load(folder: Path, size: int, seed: int = 0) -> Dataset:
     if test_folder is not None and (folder / "train").is_dir():
         train, test = _by_class(folder / "train"), _by_class(test_folder)
     else:
-        train, test = _split(_by_class(folder), seed)
+        train, test = split(_by_class(folder), seed)
     names = tuple(train)
     if unknown := [name for name in test if name not in train]:
         raise DataError(
@@ -68,22 +68,6 @@ def _by_class(folder: Path) -> dict[str, list[Path]]:
 
 def _is_photo(path: Path) -> bool:
     return path.suffix.lower() in (*SUFFIXES, *UNREAD) and not path.is_dir()
-
-
-def _split(photos: dict[str, list[Path]], seed: int) -> tuple[dict[str, list[Path]], dict[str, list[Path]]]:
-    """Return a part to train on and a part to test on of each class."""
-    generator = np.random.Generator(np.random.Philox(seed))
-    train, test = {}, {}
-    for name, paths in photos.items():
-        order = [paths[place] for place in generator.permutation(len(paths))]
-        count = min(max(1, round(_TEST_SHARE * len(order))), len(order) - 1)
-        train[name], test[name] = sorted(order[count:]), sorted(order[:count])
-    if not any(test.values()):
-        raise DataError(
-            "expected at least 2 photos of a class, one of them to test on, found 1 of each; add photos, or folders train "
-            "and test"
-        )
-    return train, test
 
 
 def _arrays(photos: Sequence[Sequence[Path]], size: int) -> tuple[Array, Array]:

@@ -214,7 +214,7 @@ class Lab:
         return self._own_data.get(device, self.folder / "devices" / device / "data.npz")
 
     def events(self, patience_s: float = math.inf) -> Iterator[Said | Restarted]:
-        """What the server says until it is done, and which processes had to be started again.
+        """Yield events of the server until it is done, data that a device refuses, and processes that were started again.
 
         EdgeflError if one of them cannot go on, after what the server said before, or after ``patience_s``.
         """
@@ -238,6 +238,9 @@ class Lab:
                 if self._injector is not None:
                     self._injector.told(told[1])
                 yield Said(told[1])
+            elif told[0] in self.devices and told[1].get("event") == "data":
+                # A device sends the server a code alone. Only its own process says which row it refuses.
+                yield Said({"event": "warned", "text": f"{told[0]} refuses its data: {told[1]['text']}"})
 
     def lines(self, timeout_s: float) -> Iterator[tuple[str, dict[str, Any]]]:
         """What any process said as JSON and nobody took yet, by its name; waits ``timeout_s`` for the first."""

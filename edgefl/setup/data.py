@@ -10,17 +10,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from edgefl.config import DataTable, Federation
-from edgefl.data import datasets, photos
+from edgefl.data import datasets, photos, tables
 from edgefl.data.dataset import Array, Dataset
 from edgefl.data.equal import dirichlet_clients, dirichlet_equal, paired, similarity
 from edgefl.data.groups import groups
 from edgefl.data.partition import alike, by_labels, by_owners, by_shards, dirichlet, histograms, iid
 from edgefl.data.text import corpora, samples, vocabulary
 from edgefl.data.text.corpora import Corpus
-from edgefl.wire.bundle.readers import Text
+from edgefl.wire.bundle.readers import Table, Text
 from edgefl.wire.errors import ConfigError, DataError
 
 # Rows that a Dirichlet draw leaves each device at least: as benchmarks have it (fedbat.md 4.2), or if no draw does, two.
@@ -34,15 +35,24 @@ def warn_on_stderr(text: str) -> None:
     print(f"warning: {text}", file=sys.stderr)
 
 
+def data_table(data: object) -> dict[str, Any]:
+    """Return the table ``[data]`` of a dataset that is named, or of a file. ConfigError for anything else."""
+    if not isinstance(data, str | Path):
+        raise ConfigError(
+            f"argument `data` is {type(data).__name__}; give a dataset's name, or a file: `Dataset.save(path)` writes one",
+            argument="data",
+        )
+    if isinstance(data, Path) or data.lower().endswith((".npz", ".csv", ".jsonl")) or Path(data).is_dir():
+        return {"name": "file", "file": str(Path(data).resolve())}
+    return {"name": data}
+
+
 def open_data(federation: Federation) -> Dataset:
     """The dataset of the file, scaled and limited as it says. DataError if it is nowhere, or damaged."""
     table = federation.data
     directory = Path(table.dir) if table.dir else None
     if table.name == "file":
-        file = Path(table.file)
-        loaded = (
-            photos.load(file, table.size, federation.federation.seed) if file.is_dir() else Dataset.load(file)
-        )
+        loaded = _own(table, federation.federation.seed)
     elif table.name in corpora.CORPORA:
         target = (directory or datasets.download_folder()) if table.download else None
         corpus = corpora.load(table.name, datasets.places(directory), target)
@@ -53,6 +63,27 @@ def open_data(federation: Federation) -> Dataset:
         loaded = replace(loaded, reader=reader)
     scaled = loaded.unit() if table.scale == "unit" else loaded
     return scaled.limited(table.train_samples, table.test_samples, seed=federation.federation.seed)
+
+
+def _own(table: DataTable, seed: int) -> Dataset:
+    """Return the samples of the user's own file or folder of photos."""
+    file = Path(table.file)
+    if file.is_dir():
+        return photos.load(file, table.size, seed)
+    if not tables.is_table(file):
+        return Dataset.load(file)
+    reader = table.way_to_read or tables.reader_of(file, table.label or "label")
+    spread = not table.devices_dir
+    if isinstance(reader, Table):
+        return tables.load(file, reader, seed, standardize=not table.reader, train=spread)
+    if isinstance(reader, Text):
+        loaded = _texts(table, tables.load_texts(file, reader, seed, train=spread), seed)
+        return replace(loaded, reader=msgspec.structs.replace(reader, mask=next(iter(loaded.others), "")))
+    raise ConfigError(
+        f"{file}: a reader of kind {table.reader['kind']!r} reads files of devices, expected kind table or text for one "
+        "file; give each device its own file (data.devices_dir), and the server an .npz",
+        kind=table.reader["kind"],
+    )
 
 
 def _texts(table: DataTable, corpus: Corpus, seed: int) -> Dataset:

@@ -123,7 +123,7 @@ def check_fits(spec: ModelSpec, model: str, dataset: Dataset) -> None:
     if (spec.sample.shape, dtype, spec.classes) != (dataset.shape, dataset.dtype, classes):
         raise ConfigError(
             f"model {model!r} takes samples of shape {spec.sample.shape} ({dtype}) in {spec.classes} classes, "
-            f"{dataset.name} has {dataset.shape} ({dataset.dtype}) in {dataset.classes}: change model.options or data.name",
+            f"{dataset.name} has {dataset.shape} ({dataset.dtype}) in {dataset.classes}: {_remedy(dataset)}",
             model=model,
         )
     if dataset.below > (spec.sample.below or dataset.below):
@@ -159,6 +159,15 @@ def check_fits(spec: ModelSpec, model: str, dataset: Dataset) -> None:
             f"give it ignore_index = {labels.ignored} (loss.options)",
             model=model,
         )
+
+
+def _remedy(dataset: Dataset) -> str:
+    if len(dataset.shape) == 1 and not dataset.below:
+        return (
+            f"give a model of your own that takes {dataset.shape[0]} numbers (file.py:factory, as in the guide to data, "
+            '"One CSV file"), or other data'
+        )
+    return "change model.options or data.name"
 
 
 def labels_of(dataset: Dataset) -> TensorSpec:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,17 @@ def library() -> Any:
         import PIL
         from PIL import Image, ImageOps  # noqa: F401
     except ImportError as error:
-        raise ConfigError(
-            "images are read by Pillow, which is not installed: pip install 'edgefl-tiers[images]'"
-        ) from error
+        raise _missing() from error
     return PIL
+
+
+def check_library() -> None:
+    """Raise ConfigError if Pillow is not installed. Does not import it, because a waiting device has no use for it."""
+    if find_spec("PIL") is None:
+        raise _missing()
+
+
+def _missing() -> ConfigError:
+    return ConfigError(
+        "images are read by Pillow, which is not installed: pip install 'edgefl-tiers[images]'"
+    )

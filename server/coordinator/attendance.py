@@ -231,10 +231,14 @@ def grace_ends(rules: Rules, device: Device | None, since: float) -> float:
 
 
 def told(names: Mapping[str, str]) -> str:
-    """``strong-0 (it declined (no-carry)), weak-1 (...)``, and how many more there are."""
-    shown = [f"{name} ({why})" for name, why in list(names.items())[:_TOLD]]
-    more = len(names) - len(shown)
-    return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
+    """Return ``strong-0, strong-1 (it declined (no-carry)), weak-1 (...)``, and how many more devices there are."""
+    devices: dict[str, list[str]] = {}
+    for name, why in list(names.items())[:_TOLD]:
+        devices.setdefault(why, []).append(name)
+    more = len(names) - _TOLD
+    return ", ".join(f"{', '.join(alike)} ({why})" for why, alike in devices.items()) + (
+        f" and {more} more" if more > 0 else ""
+    )
 
 
 def _is_there(device: Device | None) -> bool:

@@ -209,9 +209,10 @@ def _too_few(rules: Rules, state: State, current: OpenRound, now: float) -> tupl
     if current.count("accepted") or current.count("rejected"):
         refused = refused + 1 if words.diverged(current) else 0
     if refused < MOST_REFUSED or not words.all_diverged(current):
-        return replace(_between_rounds(state, current, now), refused=refused), (
-            states.Abandon(current, text),
+        after = replace(
+            _between_rounds(state, current, now), refused=refused, declined=words.all_declined(current)
         )
+        return after, (states.Abandon(current, text),)
     return _refused(state, current, text, words.DIVERGED_RUN, now)
 
 
@@ -322,7 +323,13 @@ def _failed(
 
 def _between_rounds(state: State, ended: OpenRound, now: float) -> State:
     after = replace(
-        state, phase="waiting", next_round=ended.number + 1, waiting_since=now, round=None, refused=0
+        state,
+        phase="waiting",
+        next_round=ended.number + 1,
+        waiting_since=now,
+        round=None,
+        refused=0,
+        declined={},
     )
     # What is still at work goes on in the next version.
     versions = {**ended.older, ended.number: states.Version(ended.model_version, ended.position)}
@@ -334,7 +341,7 @@ def _maybe_open(rules: Rules, state: State, now: float) -> tuple[State, Actions]
     if state.next_round > rules.rounds:
         done = replace(state, phase="done")
         if (rules.whole and 0 < state.position <= rules.opening) or not state.base:
-            return done, (words.nothing_trained(rules, diverged=state.refused > 0),)
+            return done, (words.nothing_trained(rules, diverged=state.refused > 0, declined=state.declined),)
         return done, (states.Finish(),)
     if state.held:
         return state, ()

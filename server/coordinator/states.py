@@ -184,6 +184,7 @@ class State:
     ``refused`` counts the tries of the exchange at hand, one after the other, that ended for nothing but refused updates,
     declined tasks, or a step of the server that failed. ``strikes`` counts, by device, the rounds in a row that it spoiled;
     ``benched`` says before which round it is not selected again. ``held``: an operator lets no other round open.
+    ``declined``: the devices that declined the last try, with the reason of each, if no device sent an update.
     ``record``: what the rounds so far say of the devices; ``trial``: how the candidate of a rollout does.
 
     Where versions wait for nobody: ``carried`` are the tasks that are open as a round has ended and the next has not begun,
@@ -200,6 +201,7 @@ class State:
     base: int = 0
     members: tuple[str, ...] = ()
     refused: int = 0
+    declined: Mapping[str, str] = field(default_factory=dict)
     strikes: Mapping[str, int] = field(default_factory=dict)
     benched: Mapping[str, int] = field(default_factory=dict)
     held: bool = False

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from edgefl.wire.errors import DIVERGED
+from edgefl.wire.mqtt.messages import WRONG_DATA
+from edgefl.wire.mqtt.refusals import TEXTS
 from server.coordinator import attendance
 from server.coordinator.fleet import Assignments
 from server.coordinator.record import recorded, turnout_of
@@ -28,6 +30,7 @@ COME_BACK = (
     "bring them back and start the server again with the same `out`, or start over in another with a longer "
     "limits.round_deadline_s, or with round.absent set to wait or partial"
 )
+_REPAIR = "correct the rows that these logs name, or leave them out (`edgefl device --bad-rows skip`), "
 DIVERGED_RUN = (
     "training diverged on all devices that sent an update, none of which is finite; lower the learning rate (program.lr), "
     "or bring the data near 0 to 1, and start over in another `out`"
@@ -68,10 +71,31 @@ def all_diverged(current: OpenRound) -> bool:
     return diverged(current) and 2 * current.count("rejected") >= len(current.assignments)
 
 
-def nothing_trained(rules: Rules, *, diverged: bool) -> Refuse:
-    """Return the end of a run whose rounds all came to nothing."""
+def all_declined(current: OpenRound) -> dict[str, str]:
+    """Return the reason of each device that declined, or nothing if some device sent an update."""
+    if current.count("accepted") or current.count("rejected"):
+        return {}
+    return {each.device: each.reason for each in current.with_status("declined")}
+
+
+def nothing_trained(rules: Rules, *, diverged: bool, declined: Mapping[str, str]) -> Refuse:
+    """Return the end of a run whose rounds all came to nothing.
+
+    Args:
+        rules: those of the run.
+        diverged: the last updates were not finite.
+        declined: devices that declined the last round, with the code of each one's reason.
+    """
     if diverged:
         return Refuse(f"none of {rules.rounds} rounds has trained the model: {DIVERGED_RUN}", diverged)
+    if declined:
+        reasons = {code: TEXTS.get(code, "") for code in dict.fromkeys(declined.values())}
+        meant = "; ".join(f"{code}: {text}" for code, text in reasons.items() if text)
+        repair = _REPAIR if WRONG_DATA in reasons else ""
+        return Refuse(
+            f"none of {rules.rounds} rounds has trained the model: no device sent an update. The last round was declined "
+            f"by {attendance.told(declined)}; {meant + '; ' if meant else ''}{repair}then start over in another `out`"
+        )
     begins = f"the first {rules.opening} of them only begin the method; " if rules.opening else ""
     return Refuse(
         f"all {rules.rounds} rounds are over, tries that were abandoned included, and none has trained the model: {begins}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,13 +14,16 @@ from torch import nn
 import edgefl
 from edgefl.api.run import Run
 from edgefl.api.serve import reached_at
+from edgefl.config import parse
 from edgefl.config.text import dump
 from edgefl.models.zoo.catalog import build_model
 from edgefl.wire import tensors
 from edgefl.wire.errors import ConfigError, DataError, ModelError
 from edgefl.wire.mqtt.address import Address
 from server.events import RoundClosed, Warned
+from server.storage import journal
 from server.storage.history import History, rounds_of
+from server.storage.places import journal_at, store_at
 
 CLOSED = RoundClosed(
     **{"round": 1, "outcome": "closed", "accuracy": 0.5, "loss": 1.0, "train_loss": 1.0, "seconds": 2.0},
@@ -269,3 +273,20 @@ def test_a_wrong_device_is_named_before_anything_is_compiled(
     with pytest.raises(ConfigError, match=message):
         edgefl.simulate(federation, tmp_path / "out", device=device)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("model", ["mlp", "own.py:make"])
+def test_a_folder_of_another_run_is_refused_before_anything_is_compiled(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text("raise SystemExit('this must not run')\n")
+    out = Path("out")
+    out.mkdir()
+    with closing(journal.Journal(journal_at(out / "journal.sqlite"), "demo", store_at("updates"))) as made:
+        made.begin_run(journal.Run("r1", "e" * 64, 1))
+    federation = parse({"model": {"name": model}, "data": {"name": "digits"}}, source="the test")
+
+    with pytest.raises(ConfigError, match=r"holds run r1 .* under another configuration"):
+        edgefl.Server(federation, out)
+    assert not (out / "bundles").exists()

@@ -154,20 +154,6 @@ def test_without_a_gpu_the_device_is_refused() -> None:
         AggregateSettings(device="cuda")
 
 
-def test_an_interpreter_that_is_not_there_is_told() -> None:
-    with pytest.raises(ConfigError, match="no Python interpreter 'no-such-python' for Flower"):
-        AggregateSettings(flower="no-such-python")
-
-
-@pytest.mark.slow
-def test_a_codec_that_does_not_exist_does_not_lose_the_others(bare: Path) -> None:
-    arguments = ["--parameters", "3000", "--codec", "nope", "--codec", "dense", "--clients", "2"]
-    code, told, problem = invoke(*arguments, "--repeat", "1", "--flower", str(bare))
-
-    assert code == ConfigError.exit_code and "no codec 'nope'" in problem
-    assert [row["codec"] for row in told["results"]] == ["dense"]  # type: ignore[attr-defined,index]
-
-
 def test_the_model_is_chosen_by_name_or_by_size() -> None:
     assert build("resnet8", 0, {}).name == "resnet8"
     assert build("resnet8", 3_000, {}).name == "mlp"

@@ -29,6 +29,7 @@ API = {
     "enroll ls": "server.identity.registry.Registry",
     "enroll revoke": "server.identity.registry.Registry",
     "enroll forget": "server.identity.registry.Registry",
+    "key new": "edgefl.wire.keys.KeyPair",
     "key show": "edgefl.wire.keys.KeyPair",
     "key rotate": "edgefl.wire.keys.rotate",
     "load": "edgefl.lab.generator.fleet.Fleet",

@@ -122,6 +122,16 @@ WRONG = {
     "bench train-step --tier strog": (2, "did you mean 'strong'?"),
     "bench submodels --kind widht": (2, "did you mean 'width'?"),
     "bench aggregate --codec fedpac": (2, "did you mean 'fedpaq'?"),
+    "bench aggregate --flower nopython": (2, "there is no Python interpreter 'nopython'"),
+    "bench train-step --jax nopython": (2, "there is no Python interpreter 'nopython'"),
+    "bench train-step --onnxsim nopython": (2, "there is no Python interpreter 'nopython'"),
+    "bench train-step --ort-training nopython": (2, "there is no Python interpreter 'nopython'"),
+    "bench footprint --flower nopython": (2, "there is no Python interpreter 'nopython'"),
+    "bench footprint --python nopython": (2, "there is no Python interpreter 'nopython'"),
+    "simulate --mlflow nourl": (2, "simulation.mlflow: expected a URL such as http://"),
+    "check mlp --data file.npz": (3, "file.npz is no .npz archive"),
+    "check mlp --data table.csv": (3, "table.csv, line 3: column 'a' is 'no', which is no number"),
+    "check mlp --data folder": (3, "folder is no training data"),
 }
 
 
@@ -141,6 +151,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str,
     (folder / "folder").mkdir()
     (folder / "file.npz").touch()
     (folder / "empty.toml").touch()
+    (folder / "table.csv").write_text("a,label\n1,x\nno,y\n")
     (folder / "mymodel.py").touch()
     (folder / "code.py").write_text("import sys\n\ndef make():\n    return sys\n")
     (folder / "syntax.py").write_text("def make(:\n")

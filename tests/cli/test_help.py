@@ -18,6 +18,13 @@ def test_the_version_is_an_option() -> None:
     assert "--version" in runner().invoke(app, ["--help"]).output
 
 
+@pytest.mark.parametrize("command", [[], ["run"], ["device"], ["key", "show"], ["conformance", "run"]])
+def test_the_short_option_for_help_is_known_everywhere(command: list[str]) -> None:
+    short, whole = (runner().invoke(app, [*command, option]) for option in ("-h", "--help"))
+
+    assert (short.exit_code, short.output) == (0, whole.output)
+
+
 def test_a_broker_says_who_may_come(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from edgefl.cli.federation.lines import line, text_of
+from edgefl.cli.federation.repeats import Repeats
 from exporters.front import cache
 from server import events
 from server.events import AwaitedDevice
@@ -220,6 +221,31 @@ def test_each_event_is_a_sentence(event: events.Event, text: str | None) -> None
     assert not re.search(r"[0-9a-f]{13}|[0-9]{9}", text or ""), (
         "neither whole digests nor epoch seconds or bytes"
     )
+
+
+def test_what_a_round_repeats_is_said_in_full_once() -> None:
+    repeats = Repeats()
+
+    def said(number: int, text: str = "NaN") -> list[str | None]:
+        ended = events.RoundEnded(
+            round=number,
+            outcome="abandoned",
+            reports=0,
+            seconds=1.0,
+            missing={},
+            text=f"round {number} lacks a: {text}",
+        )
+        refused = [events.Rejected(device=name, round=number, reason="bad", text=text) for name in ("a", "b")]
+        return [line(event, NOON, repeats) for event in (*refused, ended)]
+
+    first, second, third = said(1), said(2), said(3, "too large")
+    assert all(text is not None and "NaN" in text for text in first)
+    assert second == [
+        "12:00:00  a was refused in round 2 (bad): as in round 1",
+        "12:00:00  b was refused in round 2 (bad): as in round 1",
+        "12:00:00  round 2 abandoned after 1.0 s with 0 updates: as in round 1",
+    ]
+    assert all(text is not None and "too large" in text for text in third)
 
 
 def test_every_event_has_a_sentence() -> None:

@@ -129,6 +129,20 @@ def test_the_view_shows_declines_and_that_a_run_ends_unfinished() -> None:
     assert "strong-0 declined round 2 (no-carry)" in lines and "the run ends unfinished" in lines
 
 
+def test_the_view_says_once_why_rounds_are_abandoned() -> None:
+    view = view_of(["strong-0"])
+    for number in (1, 2):
+        reason = {"round": number, "reason": "not-finite", "text": "it is NaN"}
+        view.take(Said({"event": "rejected", "device": "strong-0", **reason}))
+        closed = {"event": "roundclosed", "reports": 0, "seconds": 1.0, "down_bytes": 0, "up_bytes": 0}
+        view.take(Said({**closed, **reason, "text": f"round {number} is abandoned: strong-0 (it is NaN)"}))
+    text = shown(view)
+
+    assert "strong-0 was refused in round 1 (not-finite): it is NaN" in text
+    assert "strong-0 was refused in round 2 (not-finite): as in round 1" in text
+    assert text.count("it is NaN") == 2 and text.count("as in round 1") == 2
+
+
 LOST = {"event": "devicelost", "device": "strong-0", "tier": "strong", "round": 2, "until": 1.0}
 AWAITING = {
     "event": "awaiting",

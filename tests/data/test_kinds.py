@@ -131,7 +131,7 @@ def test_one_photo_of_each_class_is_too_few(tmp_path: Path) -> None:
     for name in ("cat", "dog"):
         image(tmp_path / name / "a.png", np.zeros((2, 2, 3), np.uint8))
 
-    with pytest.raises(DataError, match="expected at least 2 photos of a class"):
+    with pytest.raises(DataError, match="expected at least 2 samples of a class"):
         photos.load(tmp_path, 2)
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from edgefl.config import parse
+from edgefl.lab.lab import Lab, Said
 from edgefl.lab.supervisor import Supervisor
 from edgefl.wire.errors import ConfigError, EdgeflError
 from tests.wire.mqtt.events import wait_until
@@ -37,3 +39,15 @@ def test_a_log_has_the_texts_of_a_process_and_the_error_is_its_own(tmp_path: Pat
         "error: the data do not fit",
         "offline  goodbye",
     }
+
+
+def test_a_run_says_which_row_a_device_refuses(tmp_path: Path) -> None:
+    """The server gets a code alone, so that the text must come from the device's own process."""
+    lab = Lab(parse({"tiers": {"strong": {"count": 1}}}, source="the test"), tmp_path)
+    lab.supervisor.lines.put(("strong-0", b'{"event": "progress", "text": "", "step": 1}\n'))
+    lab.supervisor.lines.put(("strong-0", b'{"event": "data", "text": "d.csv, line 3: no number"}\n'))
+    said = next(lab.events(patience_s=300))
+
+    assert (
+        isinstance(said, Said) and said.event["text"] == "strong-0 refuses its data: d.csv, line 3: no number"
+    )

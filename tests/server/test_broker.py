@@ -25,10 +25,16 @@ Connect = Callable[..., Session]
 
 
 @pytest.fixture(scope="module")
-def amqtt() -> Iterator[Address]:
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("broker") / "log"
+
+
+@pytest.fixture(scope="module")
+def amqtt(log: Path) -> Iterator[Address]:
     port = free_port()
     code = f"from server.embedded_broker import run_amqtt; run_amqtt('127.0.0.1', {port})"
-    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
+    with log.open("wb") as written:
+        process = subprocess.Popen([sys.executable, "-c", code], stderr=written)
     wait_listening(port)
     yield Address("127.0.0.1", port)
     process.terminate()
@@ -59,6 +65,14 @@ def wait_up(session: Session) -> Up:
     while not isinstance(event := session.inbox.get(timeout=PATIENCE_S), Up):
         pass
     return event
+
+
+def test_a_client_that_asks_for_mqtt_5_first_causes_no_warning(
+    amqtt: Address, connect: Connect, log: Path
+) -> None:
+    wait_up(connect(amqtt))
+
+    assert "MQTT 5" not in log.read_text()
 
 
 def test_retained_chunks_arrive_once_per_subscription(amqtt: Address, connect: Connect) -> None:

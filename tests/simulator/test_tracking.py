@@ -221,7 +221,7 @@ def test_an_mlflow_that_cannot_be_used_is_told_before_any_round(tmp_path: Path, 
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "package"), [("tensorboard", True, "tensorboardX"), ("mlflow", "x", "mlflow")]
+    ("key", "value", "package"), [("tensorboard", True, "tensorboardX"), ("mlflow", "sqlite:///x", "mlflow")]
 )
 def test_a_package_that_is_not_there_is_named_with_its_extra(
     key: str, value: object, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +13,7 @@ from edgefl.bench.common.worker import Worker, WorkerFailed
 from edgefl.bench.train_step import et_training, jax_graph, onnxsim_training, ort_training
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.system.python import module_command
-from edgefl.wire.errors import ConfigError, EdgeflError
+from edgefl.wire.errors import EdgeflError
 from exporters.memory.recompute import Budget
 
 FIRST = 3
@@ -183,16 +182,6 @@ class TrainStepSettings:
     activations: str = "float32"
     # Recomputation and paging until the peak over idle fits; None is as fast as it can be.
     memory_budget: Budget | None = None
-
-    def __post_init__(self) -> None:
-        others = {"onnxruntime-training": self.ort_training, "JAX": self.jax, "onnxsim": self.onnxsim}
-        for package, python in others.items():
-            if python and shutil.which(python) is None:
-                raise ConfigError(
-                    f"there is no Python interpreter {python!r} for {package}; give the path of one, such as "
-                    "environment/bin/python",
-                    python=python,
-                )
 
     @property
     def environment(self) -> dict[str, str]:

@@ -9,6 +9,7 @@ import typer
 from edgefl.cli.bench.report import Json, as_line, bench, check_choice, measured, report
 from edgefl.cli.options import ModelOptions, model_options
 from edgefl.cli.output import errors, progress
+from edgefl.cli.paths import interpreter as python_at
 
 if TYPE_CHECKING:
     from edgefl.bench.aggregate.rows import AggregateRow, OnDeviceRow
@@ -51,6 +52,7 @@ def aggregate(
         str,
         typer.Option(
             metavar="PYTHON",
+            callback=python_at,
             help="interpreter of an environment with flwr; default: the one of `edgefl bench peer`",
         ),
     ] = "",

@@ -14,6 +14,7 @@ from edgefl.cli.bench.models import models
 from edgefl.cli.bench.report import BrokerKind, Json, bench, check_choice, mebibytes, print_rows, report
 from edgefl.cli.options import Engines, ModelOptions, Outputs, model_options
 from edgefl.cli.output import errors, progress
+from edgefl.cli.paths import interpreter as python_at
 from edgefl.system.sizes import size
 
 if TYPE_CHECKING:
@@ -216,12 +217,18 @@ def _submodel_columns(row: SubmodelRow) -> dict[str, Any]:
 def footprint(
     repeat: Annotated[int, typer.Option(min=1, help="fresh processes of each kind")] = 5,
     python: Annotated[
-        str, typer.Option(metavar="PYTHON", help="interpreter of a device's environment; default: this one")
+        str,
+        typer.Option(
+            metavar="PYTHON",
+            callback=python_at,
+            help="interpreter of a device's environment; default: this one",
+        ),
     ] = "",
     flower: Annotated[
         str,
         typer.Option(
             metavar="PYTHON",
+            callback=python_at,
             help="interpreter of an environment with flwr and torch; default: the one of `edgefl bench peer`",
         ),
     ] = "",

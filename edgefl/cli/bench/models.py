@@ -71,16 +71,17 @@ def models(
       edgefl bench models --held-out --only 'timm/*'
     """
 
-    from edgefl.api.compile import Target
     from edgefl.suite.architecture import Library as LibraryName
     from edgefl.suite.catalog import chosen
+
+    libraries = [cast(LibraryName, each.value) for each in library or ()]
+    architectures = chosen(only or (), libraries, held_out=held_out)
+    from edgefl.api.compile import Target
     from edgefl.suite.page import page as written
     from edgefl.suite.page import share
     from edgefl.suite.rows import ENGINES, SuiteSettings, left_out, read, tried, write
 
     engines: list[Target] = [each.value for each in engine] if engine else list(ENGINES)
-    libraries = [cast(LibraryName, each.value) for each in library or ()]
-    architectures = chosen(only or (), libraries, held_out=held_out)
     absent = left_out(architectures)
     for name, count in absent.items():
         errors.print(f"{name} is not installed: {count} architectures are left out")

@@ -13,6 +13,7 @@ import typer
 from edgefl.cli.bench.report import Json, bench, check_choice, measured, mebibytes, print_rows
 from edgefl.cli.options import Activations, Engine, ModelOptions, model_options, parse_memory_budget
 from edgefl.cli.output import errors, print_table
+from edgefl.cli.paths import interpreter
 from edgefl.system.sizes import size
 
 if TYPE_CHECKING:
@@ -34,15 +35,28 @@ def train_step(
     ] = "",
     option: ModelOptions = None,
     ort_training: Annotated[
-        str, typer.Option(metavar="PYTHON", help="interpreter of an environment with onnxruntime-training")
+        str,
+        typer.Option(
+            metavar="PYTHON",
+            callback=interpreter,
+            help="interpreter of an environment with onnxruntime-training",
+        ),
     ] = "",
     et_training: Annotated[
         bool,
         typer.Option("--et-training", help="ExecuTorch's own training export too; takes minutes"),
     ] = False,
-    jax: Annotated[str, typer.Option(metavar="PYTHON", help="interpreter of an environment with JAX")] = "",
+    jax: Annotated[
+        str,
+        typer.Option(metavar="PYTHON", callback=interpreter, help="interpreter of an environment with JAX"),
+    ] = "",
     onnxsim: Annotated[
-        str, typer.Option(metavar="PYTHON", help="interpreter of an environment with onnxsim and onnxruntime")
+        str,
+        typer.Option(
+            metavar="PYTHON",
+            callback=interpreter,
+            help="interpreter of an environment with onnxsim and onnxruntime",
+        ),
     ] = "",
     compiled: Annotated[
         bool, typer.Option("--compile", help="torch.compile too; needs g++, takes minutes to compile")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+
+from edgefl.cli.federation.repeats import Repeats
 from edgefl.system.clock import clock
 from edgefl.system.sizes import size
 from edgefl.wire.metric_text import headline
@@ -16,10 +19,30 @@ NO_STEP = "online, no step reported yet"
 """A device that fetches, loads and prepares: it reports steps alone."""
 
 
-def line(event: events.Event, now: float) -> str | None:
-    """``10:07:31  round 3 opened ...``; None for what a log need not have. ``now`` is in epoch seconds."""
+def line(event: events.Event, now: float, repeats: Repeats | None = None) -> str | None:
+    """Return ``10:07:31  round 3 opened ...``, or None for an event that a log need not have.
+
+    Args:
+        event: what happened.
+        now: seconds since the epoch.
+        repeats: texts of earlier rounds, which are not printed again in full; default: print all in full.
+    """
+    if repeats is not None:
+        event = _shortened(event, repeats)
     text = text_of(event)
     return None if text is None else f"{clock(now)}  {text}"
+
+
+def _shortened(event: events.Event, repeats: Repeats) -> events.Event:
+    match event:
+        case events.Rejected() | events.Declined() | events.DeviceFailed():
+            short = repeats.shorten(type(event).__name__, event.device, event.round, event.text)
+            return msgspec.structs.replace(event, text=short)
+        case events.RoundEnded():
+            return msgspec.structs.replace(
+                event, text=repeats.shorten(event.outcome, "", event.round, event.text)
+            )
+    return event
 
 
 def text_of(event: events.Event) -> str | None:  # noqa: PLR0911, PLR0912, PLR0915 - a case for each event

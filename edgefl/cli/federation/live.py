@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from edgefl.cli.federation.lines import NO_STEP
+from edgefl.cli.federation.repeats import Repeats
 from edgefl.cli.output import console, errors
 from edgefl.config import Federation
 from edgefl.lab.lab import Restarted, Said
@@ -47,6 +48,7 @@ class View:
         self._said_stage = ""
         self._waits = False
         self._notes_said = 0
+        self._repeats = Repeats()
         self._final: dict[str, Any] = {}
         self._live = Live(console=console, refresh_per_second=4) if live and console.is_terminal else None
         self._lines = None if self._live else console if live else errors
@@ -79,7 +81,7 @@ class View:
     def _say_plainly(self, lines: Console, closed: dict[str, Any] | None) -> None:
         """Without a terminal: each new stage of the start, a line per round, and whom a round waits for."""
         if closed is not None:
-            lines.print(_round_line(closed, self._coded))
+            lines.print(self._round_line(closed))
             return
         for note in self._notes[self._notes_said :]:
             lines.print(note, style="yellow")
@@ -103,7 +105,7 @@ class View:
             case "waiting" | "awaiting":
                 self._stage = _waits_for(event)
             case "offline" | "rejected" | "declined" | "devicelost" | "devicefailed":
-                self._notes.append(_note(event))
+                self._notes.append(_note(self._shortened(event)))
             case "refused":  # the server's last words say why
                 self._stage = "the run ends unfinished"
             case "warned" | "noted" | "compiled" | "rolloutjudged":
@@ -130,9 +132,19 @@ class View:
             table.add_column(column, justify="left" if column in ("device", "tier", "stage") else "right")
         for name, row in self._devices.items():
             table.add_row(name, *_cells(row))
-        history = Text("\n".join(_round_line(row, self._coded) for row in self._rounds[-6:]))
+        history = Text("\n".join(self._round_line(row) for row in self._rounds[-6:]))
         notes = Text("\n".join(self._notes[-3:]), style="yellow")
         return Group(table, history, notes, Text(self._stage, style="dim"))
+
+    def _shortened(self, event: dict[str, Any]) -> dict[str, Any]:
+        if not event.get("text") or "device" not in event:
+            return event
+        text = self._repeats.shorten(event["event"], event["device"], event["round"], event["text"])
+        return {**event, "text": text}
+
+    def _round_line(self, row: dict[str, Any]) -> str:
+        text = self._repeats.shorten("roundclosed", "", row["round"], row.get("text", ""))
+        return _round_line(row, text, self._coded)
 
     def conclude(self, folder: Path) -> None:
         """The last word: how good, where the model is, how to look further."""
@@ -181,9 +193,8 @@ def _note(event: dict[str, Any]) -> str:
         case "compiled":
             counts = {key: event[key] for key in ("compiled", "reused")}
             return cache.told(**counts, folder=Path(event["cache"]), nbytes=event["cache_bytes"])
-        case "declined":
-            text = f"{event['device']} declined round {event['round']} ({event['reason']})"
-            return f"{text}: {event['text']}" if event["text"] else text
+        case "declined" | "rejected":
+            return _refusal(event)
         case "devicelost":
             waits = f"; round {event['round']} waits for it to come back" if event["round"] else ""
             return f"{event['device']} is gone: it was stopped or killed, or its link broke{waits}"
@@ -193,6 +204,14 @@ def _note(event: dict[str, Any]) -> str:
         case "devicefailed":
             return f"{event['device']} failed in round {event['round']} and tries again: {event['text']}"
     return str(event["text"])
+
+
+def _refusal(event: dict[str, Any]) -> str:
+    """Return what a device declined, or what was refused of it."""
+    device, number, reason = event["device"], event["round"], event["reason"]
+    what = f"declined round {number}" if event["event"] == "declined" else f"was refused in round {number}"
+    head = f"{device} {what} ({reason})" if number else f"{device}, {reason}"
+    return f"{head}: {event['text']}" if event["text"] else head
 
 
 def _waits_for(event: dict[str, Any]) -> str:
@@ -223,11 +242,11 @@ def _cells(row: dict[str, Any]) -> list[str]:
     ]
 
 
-def _round_line(row: dict[str, Any], coded: bool) -> str:
+def _round_line(row: dict[str, Any], text: str, coded: bool) -> str:
     return (
         f"round {row['round']:>3}  {headline(row) or 'not evaluated'}  {row['reports']} reports  {row['seconds']:.1f} s  "
         f"down {size(row['down_bytes'])}  up {size(row['up_bytes'])}"
-        f"{_smaller(row['up_bytes'], row['up_float32_bytes']) if coded else ''}  {row.get('text', '')}"
+        f"{_smaller(row['up_bytes'], row['up_float32_bytes']) if coded else ''}  {text}"
     ).rstrip()
 
 

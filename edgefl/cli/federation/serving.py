@@ -9,11 +9,13 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from edgefl.cli.federation.repeats import Repeats
 from edgefl.system.clock import clock
 from edgefl.system.lazy_modules import not_here, on_first_use
 from edgefl.wire.printable import printable
@@ -129,18 +131,18 @@ def say_start(config: Path, folder: Path, *, as_json: bool) -> None:
 
 
 def _said(*, as_json: bool) -> Callable[[Event], None]:
-    return _as_json if as_json else _say
+    return _as_json if as_json else partial(_say, repeats=Repeats())
 
 
 def _as_json(event: Event) -> None:
     _print(msgspec.json.encode(event).decode())
 
 
-def _say(event: Event) -> None:
-    """A line for each event; progress of devices is for the live table only."""
+def _say(event: Event, repeats: Repeats | None = None) -> None:
+    """Print a line for each event; progress of devices is for the live table only."""
     from edgefl.cli.federation.lines import line
 
-    text = line(event, time.time())
+    text = line(event, time.time(), repeats)
     if text is not None:
         _print(printable(text, len(text)))  # one line, whatever the names in it hold
 

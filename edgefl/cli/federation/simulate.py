@@ -77,6 +77,7 @@ def simulate(
     """
 
     from edgefl.config.reading import check_names
+    from edgefl.simulator.tracking import refuse_missing
 
     chosen: dict[str, object] = dict(model_options(settings or [], "a setting"))
     given = {
@@ -87,7 +88,9 @@ def simulate(
         "simulation.mlflow": mlflow,
     }
     chosen |= {key: value for key, value in given.items() if value is not None}
-    check_names(config, chosen)  # torch, which all that follows loads, takes seconds
+    refuse_missing(
+        check_names(config, chosen).simulation
+    )  # torch, which all that follows loads, takes seconds
     from device_runtime.memory import return_memory_late
     from edgefl.api.federation import demo_federation, load_federation
     from edgefl.api.simulate import prepare_simulation

@@ -41,13 +41,15 @@ Examples:
 """
 
 _KEY_HELP = """
-Show or replace the key of a server or of a device.
+Make, show or replace the key of a server or of a device.
 
 A server's key is the file that `edgefl server --sign-key` names, a device's is device.key in its store's folder.
 A key that is replaced introduces the new one: who knows the old one learns the new one from it, and takes the old one for
 --overlap more. Replace it while the server, or the device, is stopped.
 
 Examples:
+
+  edgefl key new server.key
 
   edgefl key show server.key
 
@@ -64,7 +66,7 @@ Device = Annotated[str, typer.Argument(help="name of the device")]
 
 def register(app: typer.Typer) -> None:
     add_group(app, "enroll", _HELP, token, request, add, ls, revoke, forget)
-    add_group(app, "key", _KEY_HELP, show, rotate)
+    add_group(app, "key", _KEY_HELP, new, show, rotate)
 
 
 def token(
@@ -205,9 +207,29 @@ def show(
     file: Annotated[Path, typer.Argument(help="the key file")],
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
 ) -> None:
-    """Print the public key of a file; the file is made if there is none."""
+    """Print the public key of a file."""
     from edgefl.wire.keys import KeyPair
 
+    if not file.exists():
+        raise ConfigError(
+            f"there is no key file {file}; name another one, or make it: `edgefl key new {file}`",
+            path=str(file),
+        )
+    _tell_key(file, KeyPair(file).public_key, as_json=as_json)
+
+
+def new(
+    file: Annotated[Path, typer.Argument(help="the key file, which must not exist yet")],
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
+) -> None:
+    """Make a key in a new file, and print its public key."""
+    from edgefl.wire.keys import KeyPair
+
+    if file.exists():
+        raise ConfigError(
+            f"{file} exists: show its key (`edgefl key show`), or replace it (`edgefl key rotate`)",
+            path=str(file),
+        )
     _tell_key(file, KeyPair(file).public_key, as_json=as_json)
 
 

@@ -25,7 +25,7 @@ def check(
     data: Annotated[
         str | None,
         typer.Option(
-            help="whose samples it is for: a dataset's name, its .npz, or a device's file or folder"
+            help="whose samples it is for: a dataset's name, its .npz or .csv, or a device's file or folder"
         ),
     ] = None,
     option: ModelOptions = None,
@@ -55,6 +55,7 @@ def check(
       edgefl check resnet20 --json
     """
 
+    from edgefl.api.check_data import samples_of
     from edgefl.config.reading import check_names
     from edgefl.setup.one_line import parse_loss
 
@@ -63,6 +64,7 @@ def check(
     where = {} if data is None or Path(data).exists() else _place_of(data)
     # torch, which all that follows loads, takes seconds
     check_names(None, named_model(model, option or ()) | where | ({} if table is None else {"loss": table}))
+    samples = None if data is None else samples_of(data)
     layout: dict[str, Any] = {}
     if ":" in model and data is None:
         layout = _layout(options)
@@ -72,7 +74,7 @@ def check(
     with progress(f"{model}: building the model") as say:
         verdict = checked(
             model,
-            data=data,
+            data=samples,
             options=options or None,
             loss=None if table is None else LossChoice(**table),
             batch=batch,

@@ -69,8 +69,15 @@ def test_what_is_no_request_of_an_ed25519_key_is_refused(tmp_path: Path) -> None
             run("enroll", "add", tmp_path / "r", "--list", tmp_path / "list")
 
 
-def test_a_key_is_rotated_and_shown(tmp_path: Path) -> None:
-    before = run("key", "show", tmp_path / "server.key")["public_key"]
+def test_a_key_is_made_rotated_and_shown(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="make it: `edgefl key new"):
+        run("key", "show", tmp_path / "server.key")
+    assert not (tmp_path / "server.key").exists()
+
+    before = run("key", "new", tmp_path / "server.key")["public_key"]
+    with pytest.raises(ConfigError, match="exists: show its key"):
+        run("key", "new", tmp_path / "server.key")
+    assert run("key", "show", tmp_path / "server.key")["public_key"] == before
     after = run("key", "rotate", tmp_path / "server.key", "--overlap", 2)["public_key"]
 
     assert run("key", "show", tmp_path / "server.key")["public_key"] == after != before

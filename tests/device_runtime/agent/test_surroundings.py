@@ -94,7 +94,7 @@ def test_a_device_that_the_server_gives_no_task_says_so_once(
     agent = RunningAgent("shy", own_mosquitto.address, tmp_path, soon)
     try:
         text = agent.event("left-out").text
-        assert text.startswith("round 1 is open without this device: ")
+        assert text.startswith("round 1 began without this device, ")
         assert text.endswith(f"let this device write below edgefl/v1/shy/devices/{DEVICE}/")
 
         server.announce(world.announcement(number=2))
@@ -104,6 +104,22 @@ def test_a_device_that_the_server_gives_no_task_says_so_once(
         assert (over.event, over.text) == ("done", "the training of federation 'shy' is over")
         server.open(world, number=3, run="next")
         assert agent.event("done", "round").event == "round"
+    finally:
+        agent.stop()
+
+
+def test_a_round_beyond_its_deadline_is_of_a_server_that_has_stopped(
+    own_mosquitto: Mosquitto, connect: SessionFactory, tmp_path: Path, soon: Limits, world: World
+) -> None:
+    server = ScriptedServer(connect(own_mosquitto.address), "stopped")
+    server.announce(msgspec.structs.replace(world.announcement(), deadline=1.0))
+    agent = RunningAgent("stopped", own_mosquitto.address, tmp_path, soon)
+    try:
+        text = agent.event("left-out").text
+        assert text.startswith("round 1 was announced until ") and "write below" not in text
+
+        server.announce(world.announcement())
+        assert agent.event("left-out").text.startswith("round 1 began without this device")
     finally:
         agent.stop()
 

@@ -178,3 +178,5 @@ def test_without_pillow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.M
 
     with pytest.raises(ConfigError, match=r"pip install 'edgefl-tiers\[images\]'"):
         pictures.library()
+    with pytest.raises(ConfigError, match=r"pip install 'edgefl-tiers\[images\]'"):
+        load(tmp_path)

@@ -57,6 +57,25 @@ def test_the_first_round_needs_as_many_devices_as_must_report() -> None:
     assert kinds(machine.step(rules, state, states.DeviceHello("weak-0", 8, 5), 1.0)[1]) == [Open]  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("reason", "remedy"),
+    [("wrong-data", "correct the rows"), ("no-memory", "give it more"), ("busy", "then start over")],
+)
+def test_a_run_that_every_device_declined_ends_with_their_reason(reason: str, remedy: str) -> None:
+    rules, state = opened(("strong-0", "weak-0"), rounds=2)
+    actions: Any = ()
+    for number in (1, 2):
+        assert state.round is not None and state.round.number == number
+        for device, task in state.round.assignments.items():
+            state, actions = machine.step(
+                rules, state, states.Declined(device, task.nonce, reason), float(number)
+            )
+
+    refuse = actions[-1]
+    assert isinstance(refuse, Refuse) and f"strong-0, weak-0 ({reason})" in refuse.text
+    assert remedy in refuse.text and "more rounds" not in refuse.text
+
+
 def test_without_a_number_of_reports_one_is_needed() -> None:
     rules = replace(RULES, min_devices=0, min_reports=0)
     assert attendance.presence(rules, machine.initial(VERSION, 0.0), 0.0) == attendance.Presence(0, 1)

@@ -129,8 +129,8 @@ void Surroundings::left_out(int64_t round, const std::function<bool()>& took_par
   told_left_out_ = true;
   if (took_part()) return;
   const std::string user = broker_.username.empty() ? "this device" : "user " + in_quotes(broker_.username);
-  say_("left-out", "round " + std::to_string(round) + " is open without this device: the server gives it a task in a later round, or does not hear it; a broker with "
-                   "access rules has to let " + user + " write below " + Topics(federation_, device_).below + "/",
+  say_("left-out", "round " + std::to_string(round) + " began without this device, which gets a task in a later round. If it gets none, the server "
+                   "does not hear it: a broker with access rules has to let " + user + " write below " + Topics(federation_, device_).below + "/",
        {{"round", round}});
 }
 

@@ -76,8 +76,8 @@ export class Neighbourhood {
       if (tookPart()) return;
       this.say(
         "left-out",
-        `round ${roundWithoutUs} is open without this device: the server gives it a task in a later round, or does not hear ` +
-          "it; a broker with access rules has to let it write below its own topics",
+        `round ${roundWithoutUs} began without this device, which gets a task in a later round. If it gets none, the server ` +
+          "does not hear it: a broker with access rules has to let it write below its own topics",
         { round: roundWithoutUs },
       );
     }

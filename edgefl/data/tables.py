@@ -1,0 +1,216 @@
+"""One file of records (CSV or JSON lines) as a dataset, read as devices read theirs."""
+
+from __future__ import annotations
+
+import unicodedata
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+from msgspec.structs import replace
+
+from edgefl.data.dataset import Array, Dataset
+from edgefl.data.held_out import split
+from edgefl.data.text.corpora import Corpus, Texts
+from edgefl.wire.bundle.readers import Table, Text
+from edgefl.wire.errors import DataError
+from edgefl.wire.records.files import (
+    RECORDS,
+    Checks,
+    column_names,
+    field,
+    numbers,
+    records,
+    scaled,
+    text_of,
+)
+from edgefl.wire.records.values import BadRow, class_number, finite, is_number, listed, whole
+
+_MOST_NUMBERED = 100
+"""Whole numbers that are taken for classes; more are taken for numbers to predict."""
+
+
+def is_table(path: Path) -> bool:
+    """Return True if the name of ``path`` says that it holds records."""
+    return path.suffix.lower() in RECORDS
+
+
+def reader_of(path: Path, label: str) -> Table | Text:
+    """Return how ``path`` is read if the federation does not say it.
+
+    Args:
+        path: the file.
+        label: the column of the class.
+
+    Returns:
+        The column ``text`` as text if there is one, otherwise all columns but ``label`` as numbers.
+
+    Raises:
+        DataError: The file has no column ``label``, or no other column.
+    """
+    names = column_names(path)
+    if label not in names:
+        raise DataError(
+            f"{path} has no column {label!r}, expected one with the class of each record; it has "
+            f"{listed(list(map(repr, names)))}: set `label` in [data] to one of these",
+            label=label,
+        )
+    text = Text(label=label)
+    if text.text in names:
+        return text
+    columns = tuple(name for name in names if name != label)
+    if not columns:
+        raise DataError(f"{path} has no column beside {label!r}: add those that the model reads")
+    return Table(columns=columns, label=label)
+
+
+def load(path: Path, reader: Table, seed: int, *, standardize: bool, train: bool = True) -> Dataset:
+    """Load the records of a file as samples (n, columns), float32.
+
+    Args:
+        path: a CSV or JSON lines.
+        reader: the columns, their scale, and the column of the label.
+        seed: decides which fifth of each class the server evaluates on.
+        standardize: set mean and deviation of ``reader`` to those of the training samples.
+        train: False if all records are to test on, because devices hold their own data.
+
+    Returns:
+        Samples whose dataset has ``reader``, so that devices read their own files alike.
+
+    Raises:
+        DataError: A record cannot be used; the message names its line.
+    """
+    if reader.others:
+        raise DataError(
+            f"{path}: `others` of a reader is for files of devices: save several inputs in an .npz"
+        )
+    labels = _LabelColumn.of(path, reader.label)
+    checks: Checks = {**dict.fromkeys(reader.columns, is_number), reader.label: labels.fits}
+    values, targets = array("d"), array("d")
+    for line, record in records(path, checks):
+        try:
+            row = numbers(record, reader.columns, "float32")
+            targets.append(labels.number(field(record, reader.label)))
+        except BadRow as bad:
+            raise _refused(path, line, bad) from bad
+        values.extend(row)
+    rows = np.array(values).reshape(-1, len(reader.columns))
+    y = np.array(targets, np.float32 if labels.floats else np.int64)
+    chosen, held_out = _split(y, labels.floats, seed) if train else (np.arange(0), np.arange(len(y)))
+    if standardize:
+        seen = rows[chosen] if train else rows
+        deviation = np.where(seen.std(axis=0) > 0, seen.std(axis=0), 1.0)
+        reader = replace(reader, mean=tuple(seen.mean(axis=0).tolist()), deviation=tuple(deviation.tolist()))
+    x = scaled(rows, reader).astype(np.float32)
+    return Dataset.of(
+        x[chosen],
+        y[chosen],
+        x[held_out],
+        y[held_out],
+        name=path.name,
+        classes=labels.classes,
+        names=labels.names,
+        reader=reader,
+    )
+
+
+def load_texts(path: Path, reader: Text, seed: int, *, train: bool = True) -> Corpus:
+    """Load the texts and classes of a file; arguments and errors as those of :func:`load`."""
+    labels = _LabelColumn.of(path, reader.label)
+    if labels.floats:
+        raise DataError(f"{path}: column {reader.label!r} has numbers, expected classes of texts")
+    texts: list[str] = []
+    targets = array("q")
+    for line, record in records(path, {reader.text: None, reader.label: labels.fits}):
+        try:
+            text = text_of(record, reader)
+            targets.append(int(labels.number(field(record, reader.label))))
+            if not text.strip():
+                raise BadRow("the text is empty")
+        except BadRow as bad:
+            raise _refused(path, line, bad) from bad
+        texts.append(text)
+    y = np.array(targets, np.int64)
+    chosen, held_out = _split(y, False, seed) if train else (np.arange(0), np.arange(len(y)))
+    whole_file = Texts(texts, y)
+    names = labels.names or tuple(map(str, range(labels.classes)))
+    return Corpus(path.name, whole_file.at(chosen), whole_file.at(held_out), names)
+
+
+@dataclass(frozen=True)
+class _LabelColumn:
+    """Labels of a file: ``classes`` with ``names`` (none if they are numbered from 0), or numbers to predict."""
+
+    classes: int
+    names: tuple[str, ...] = ()
+    floats: bool = False
+
+    @classmethod
+    def of(cls, path: Path, column: str) -> _LabelColumn:
+        """Return the labels that occur in a column. DataError if one is missing, or if all records have the same."""
+        found: dict[str, None] = {}
+        for line, record in records(path, {column: None}):
+            try:
+                value = field(record, column)
+            except BadRow as bad:
+                raise _refused(path, line, bad) from bad
+            text = "" if value is None else unicodedata.normalize("NFC", str(value).strip())
+            if not text:
+                raise _refused(path, line, BadRow("the label is empty"))
+            found[text] = None
+        if all(map(is_number, found)):
+            return cls._of_numbers(path, column, list(found))
+        return cls._named(path, column, sorted(found))
+
+    @classmethod
+    def _of_numbers(cls, path: Path, column: str, found: Sequence[str]) -> _LabelColumn:
+        if not all(float(text).is_integer() for text in found):
+            return cls(1, floats=True)
+        names = sorted({whole(text) for text in found}, key=float)
+        if len(names) > _MOST_NUMBERED and names != list(map(str, range(len(names)))):
+            raise DataError(
+                f"{path}: column {column!r} has {len(names)} different whole numbers, expected at most {_MOST_NUMBERED} "
+                "classes; name another column, or write numbers to predict with a decimal (250000.5)"
+            )
+        made = cls._named(path, column, names)
+        return cls(made.classes) if names == list(map(str, range(len(names)))) else made
+
+    @classmethod
+    def _named(cls, path: Path, column: str, names: Sequence[str]) -> _LabelColumn:
+        if len(names) < 2:
+            raise DataError(
+                f"{path}: column {column!r} has {len(names)} class, expected at least 2; add records, or name another column"
+            )
+        return cls(len(names), tuple(names))
+
+    def number(self, value: object) -> float:
+        """Return a label as a class number or a number to predict. BadRow if it is none."""
+        return (
+            finite(value, "the label", "float32")
+            if self.floats
+            else class_number(value, self.names, self.classes)
+        )
+
+    def fits(self, text: str) -> bool:
+        """Return True if ``text`` is a label."""
+        try:
+            self.number(text)
+        except BadRow:
+            return False
+        return True
+
+
+def _split(labels: Array, floats: bool, seed: int) -> tuple[Array, Array]:
+    """Return the rows to train on and those to test on, in the order of the file."""
+    kinds = np.zeros(len(labels), np.int64) if floats else labels
+    rows = {kind: np.flatnonzero(kinds == kind).tolist() for kind in np.unique(kinds).tolist()}
+    train, test = (np.array(sorted(chain(*part.values())), np.int64) for part in split(rows, seed))
+    return train, test
+
+
+def _refused(path: Path, line: int, bad: BadRow) -> DataError:
+    where = f"{path}, line {line}"
+    return DataError(f"{where}: {bad}; repair or remove it", where=where)

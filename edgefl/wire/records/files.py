@@ -1,0 +1,255 @@
+"""Records of CSV or JSON lines, their columns by name."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from edgefl.wire.bundle.readers import Series, Table, Text
+from edgefl.wire.errors import DataError
+from edgefl.wire.records.values import NO_TEXT, BadRow, finite, is_text, listed, shown
+from edgefl.wire.tensors import Array
+
+RECORDS = (".csv", ".jsonl")
+_LONGEST_FIELD = 1 << 26
+"""Characters of one field of a CSV."""
+_UNCLOSED = "unexpected end of data"
+"""What ``csv`` says of a quotation mark that is open at the end of the file."""
+_SEPARATOR_LINE = re.compile(r"sep=.", re.IGNORECASE)
+"""Excel's word on what separates columns, before their names."""
+
+Checks = Mapping[str, Callable[[str], bool] | None]
+"""Columns that a file must have. A check returns False for a value that cannot be in its column; None: any text can."""
+Record = Mapping[str, object] | str
+"""Fields by column; or a text, what is wrong with a line that has none."""
+
+
+def column_names(path: Path) -> list[str]:
+    """Return the columns of a file: the head of a CSV, or the keys of the first object of JSON lines.
+
+    Raises:
+        DataError: The file cannot be read, or has no such line.
+    """
+    for _, record in records(path, {}):
+        if isinstance(record, str):
+            break
+        return list(record)
+    raise DataError(
+        f"{path} has no records: expected names of columns in the first line and a record in each other line, or a JSON "
+        "object in each line",
+        path=str(path),
+    )
+
+
+def records(path: Path, checks: Checks) -> Iterator[tuple[int, Record]]:
+    """Yield (line in the file, its record) of a CSV with a head, or of JSON lines.
+
+    Raises:
+        DataError: A CSV lacks a column of ``checks`` or has it twice, a quotation mark hides rows, or the file is no text.
+    """
+    try:
+        # What is no UTF-8 spoils its own line alone.
+        with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+            if path.suffix.lower() == ".jsonl":
+                for number, line in enumerate(file, 1):
+                    if line.strip():
+                        yield number, _object(line)
+                return
+            csv.field_size_limit(_LONGEST_FIELD)
+            lines = _CsvLines(path, file)
+            head = lines.head(list(checks))
+            for number, fields in lines.rows(head, checks):
+                yield number, fields if isinstance(fields, str) else _record(head, fields)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error}", path=str(path)) from error
+
+
+@dataclass
+class _CsvLines:
+    """The lines of a CSV. ``number`` counts the lines read, ``last`` holds the lines of the current record."""
+
+    path: Path
+    file: Iterator[str]
+    number: int = 0
+    last: list[str] = dataclasses.field(default_factory=list)
+    spaced: bool = False
+
+    def __iter__(self) -> Iterator[str]:
+        for line in self.file:
+            self.number += 1
+            self.last.append(line)
+            yield line
+
+    def head(self, needed: Sequence[str]) -> list[str]:
+        """Read the names of the columns, without blanks around them. DataError if one of the ``needed`` is missing."""
+        names = self._first()
+        if _SEPARATOR_LINE.fullmatch(",".join(names)):
+            self.last.clear()
+            names = self._first()
+        stripped = [name if name in needed else name.strip() for name in names]
+        self.spaced = stripped[1:] != names[1:]
+        if not set(needed) <= set(stripped) and len("".join(names).splitlines()) > 1:
+            raise self._open_quote(self.number - len(self.last) + 1)
+        _check_columns(self.path, stripped, needed)
+        return stripped
+
+    def rows(self, head: Sequence[str], checks: Checks) -> Iterator[tuple[int, list[str] | str]]:
+        """Yield (line, fields), blank lines left out, with a text instead for a line that cannot be read.
+
+        DataError for a quotation mark that hides the rows behind it: it is open at the end of the file, or closed by that
+        of a later row.
+        """
+        table, spaced = csv.reader(self, strict=True, skipinitialspace=self.spaced), self.spaced
+        while True:
+            self.last.clear()
+            line, wrong = self.number + 1, ""
+            try:
+                fields = next(table, None)
+            except csv.Error as error:
+                fields, wrong = [], str(error)
+                if wrong == _UNCLOSED:
+                    raise self._open_quote(line, wrong) from error
+            if fields is None:
+                return
+            if len(self.last) > 1 and _hides_rows(self.last, head, checks, spaced, wrong):
+                raise self._open_quote(line)
+            if wrong:
+                yield (
+                    line,
+                    f"it is no line of a CSV ({wrong}); quote the field, and double quotation marks inside of it",
+                )
+            elif fields:
+                spaced = spaced or (len(self.last) == 1 and _has_blanks(fields))
+                yield line, fields
+
+    def _first(self) -> list[str]:
+        try:
+            return next(filter(None, csv.reader(self, strict=True)), [])
+        except csv.Error as error:
+            raise self._open_quote(1, str(error)) from error
+
+    def _open_quote(self, line: int, wrong: str = "") -> DataError:
+        what = wrong
+        if wrong == _UNCLOSED:
+            what = "a quotation mark is opened here and never closed"
+        elif not wrong:
+            what = f"a quotation mark is opened here and closed in line {self.number}, and what is in between are rows"
+        return DataError(
+            f"{self.path}, line {line}: {what}; close it, or double it inside of a field", path=str(self.path)
+        )
+
+
+def _hides_rows(lines: Sequence[str], head: Sequence[str], checks: Checks, spaced: bool, wrong: str) -> bool:
+    """Return True if the lines of a quoted field are rows by themselves, so that its quotation mark must be a mistake.
+
+    Text may have as many commas as there are columns. What distinguishes a row from it: its label is one of the classes,
+    its numbers are numbers, and no blank is behind its commas if other rows have none there (``spaced`` is False). The line
+    that opens the quote is judged too, unless the CSV is ``wrong`` at the closing one: a text rarely ends in a label.
+    """
+    places = {head.index(name): check for name, check in checks.items() if check}
+    before = len(next(csv.reader(lines[:1]))) - 1
+
+    def is_row(row: Sequence[str], skipped: int = 0) -> bool:
+        fields = [value.strip('" \t\r\n') for value in row]
+        return all(check(fields[place + skipped * (place > before)]) for place, check in places.items())
+
+    opening = next(csv.reader(lines[:1], quoting=csv.QUOTE_NONE))
+    inside = [row for line in lines[1:] if (row := next(csv.reader([line]), []))]
+    if not places or (
+        not wrong and not (len(opening) >= len(head) and is_row(opening, len(opening) - len(head)))
+    ):
+        return False
+    rows = [row for row in inside if len(row) == len(head) and is_row(row)]
+    return 2 * len([row for row in rows if spaced or not _has_blanks(row)]) >= len(inside)
+
+
+def _has_blanks(row: Sequence[str]) -> bool:
+    return any(field[:1] == " " for field in row[1:])
+
+
+def field(record: Record, name: str) -> object:
+    """What stands in a column, None for nothing; BadRow for a line that is no record."""
+    if isinstance(record, str):
+        raise BadRow(record)
+    return record.get(name)
+
+
+def text_of(record: Record, reader: Text) -> str:
+    """The text of a record; BadRow where there is none."""
+    text = field(record, reader.text)
+    if not isinstance(text, str):
+        raise BadRow(f"column {reader.text!r} is {shown(text)}, which is no text")
+    if not is_text(text):
+        raise BadRow(NO_TEXT)
+    return text
+
+
+def numbers(record: Record, columns: Sequence[str], dtype: str, below: int = 0) -> list[float]:
+    """The numbers in some columns; BadRow for one that is missing, none, or no whole number where ``dtype`` is of these."""
+    row = [finite(field(record, name), f"column {name!r}", dtype) for name in columns]
+    if np.issubdtype(dtype, np.integer):
+        for name, value in zip(columns, row, strict=True):
+            if value != int(value):
+                raise BadRow(f"column {name!r} is {shown(field(record, name))}, which is no whole number")
+            if below and not 0 <= value < below:
+                raise BadRow(
+                    f"column {name!r} is {int(value)}, the model takes whole numbers from 0 to {below - 1}"
+                )
+    return row
+
+
+def scaled(rows: Array, reader: Table | Series) -> Array:
+    """Columns (n, columns) with the federation's mean and deviation taken out."""
+    centred = rows - np.array(reader.mean) if reader.mean else rows
+    return centred / np.array(reader.deviation) if reader.deviation else centred
+
+
+def _check_columns(path: Path, found: Sequence[str], needed: Sequence[str]) -> None:
+    if not all(is_text(name) and "\0" not in name for name in found):  # UTF-16 has zeros
+        raise DataError(f"{path} cannot be read as text (UTF-8): convert it", path=str(path))
+    if missing := [name for name in needed if name not in found]:
+        separators = [each for each in (";", "\t", "|") if len(found) == 1 and each in found[0]]
+        if separators:
+            raise DataError(
+                f"{path} separates its columns by {separators[0]!r}, expected commas: write it with commas between the "
+                "columns and points in the numbers",
+                path=str(path),
+            )
+        raise DataError(
+            f"{path} has no column {missing[0]!r}; it has {listed(list(map(repr, found))) or 'none'}: columns are called as "
+            "the federation calls them, in the first line",
+            missing=missing,
+        )
+    if twice := [name for name in needed if list(found).count(name) > 1]:
+        raise DataError(
+            f"{path} has column {twice[0]!r} more than once: give each a name of its own, in the first line",
+            twice=twice,
+        )
+
+
+def _object(line: str) -> Record:
+    if not is_text(line):
+        return NO_TEXT
+    try:
+        found = json.loads(line)
+    except json.JSONDecodeError as error:
+        return f"it is no JSON: {error}"
+    except ValueError:  # Python converts no number of more than 4,300 digits
+        return "it has a number of thousands of digits"
+    except RecursionError:
+        return "it is JSON that is nested too deeply"
+    return found if isinstance(found, dict) else "it is no JSON object"
+
+
+def _record(head: Sequence[str], fields: Sequence[str]) -> Record:
+    """Return the fields of a line by column; without those that the line lacks."""
+    if len(fields) > len(head):
+        return f"it has {len(fields)} fields, and there are {len(head)} columns"
+    return dict(zip(head, fields, strict=False)) if all(map(is_text, fields)) else NO_TEXT
