@@ -5,27 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from device_runtime.round.offline import read_weights
-from edgefl.api.run import Run, load_run
-from edgefl.api.simulate import Simulation
 from edgefl.config import Federation, load, without_devices
 from edgefl.contract.choice import SubmodelChoice
 from edgefl.lab.cuts import chosen
 from edgefl.lab.deployment import BnEval, Deployment, Workshop
 from edgefl.lab.facts import Origin
-from edgefl.lab.written import CONFIG_NAME
+from edgefl.lab.written import CONFIG_NAME, MODEL_NAME, SIMULATION_CONFIG, last_round, round_of, weights_of
 from edgefl.models.spec import ModelSpec
 from edgefl.setup.data import open_data
 from edgefl.setup.evaluation import STATISTICS_ROWS
-from edgefl.simulator.folder import CONFIG_NAME as SIMULATION_CONFIG
 from edgefl.submodels.compaction.compact import compact as without_zeros
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.tensors import Arrays
 from exporters.deploy.target import Backend, Format, Quantize, Target
+
+if TYPE_CHECKING:  # they load the server
+    from edgefl.api.run import Run
+    from edgefl.api.simulate import Simulation
 
 
 def deploy(
@@ -110,14 +111,12 @@ def _opened(
     source: Run | Simulation | str | Path, federation: Federation | str | Path | None, data: str | Path | None
 ) -> tuple[Arrays, Federation, Origin]:
     """Return the weights, the federation that they were trained in, and where they come from."""
-    place = source if isinstance(source, Run | Simulation) else Path(source)
+    place = Path(source) if isinstance(source, str | Path) else source.folder
+    file = weights_of(place) if place.is_dir() else place
+    # What the server keeps beside the model has a slash in its name. Checkpoints have a folder of their own.
+    weights = {name: array for name, array in read_weights(file).items() if "/" not in name}
+    folders = list(file.resolve().parents)[:2]
     given = {"data.dir": str(Path(data).resolve())} if data else {}
-    if isinstance(place, Path) and not place.is_dir():
-        # Checkpoints have a folder of their own.
-        weights, folders = read_weights(place), list(place.resolve().parents)[:2]
-    else:
-        trained = _trained(place) if isinstance(place, Path) else place
-        weights, folders = trained.model, [trained.folder]
     if isinstance(federation, Federation):
         table = federation.data.model_copy(update={"dir": given["data.dir"]} if given else {})
         settings = federation.model_copy(update={"data": table})
@@ -132,34 +131,17 @@ def _opened(
             )
         settings = load(path, given)
     settings = without_devices(settings)
-    return weights, settings, _origin(settings, folders, place if isinstance(place, Path) else None)
+    return weights, settings, _origin(settings.federation.name, folders, file)
 
 
-def _origin(settings: Federation, folders: list[Path], file: Path | None) -> Origin:
-    """Return where weights come from: the first of ``folders`` that is one of a run or simulation, and the round."""
-    name = settings.federation.name
-    folder = next((each for each in folders if _is_run(each) or _is_simulation(each)), None)
+def _origin(name: str, folders: list[Path], file: Path) -> Origin:
+    """Return where the weights in ``file`` come from: the first of ``folders`` that a run or simulation left, the round."""
+    configs = (CONFIG_NAME, SIMULATION_CONFIG)
+    folder = next((each for each in folders if any((each / config).is_file() for config in configs)), None)
     if folder is None:
         return Origin(federation=name)
-    trained = _trained(folder)
-    number = trained.history[-1].round if trained.history else None
-    if isinstance(trained, Run) and not trained.finished:
-        file = trained.weights if file is None or file.is_dir() else file
-    if file is not None and file.is_file() and file.parent != folder:  # a checkpoint, or a kept model
-        number = int("".join(filter(str.isdigit, file.stem)) or 0)
-    return Origin(federation=name, run=folder.resolve().name, round=number)
-
-
-def _is_run(folder: Path) -> bool:
-    return (folder / CONFIG_NAME).is_file()
-
-
-def _is_simulation(folder: Path) -> bool:
-    return (folder / SIMULATION_CONFIG).is_file()
-
-
-def _trained(folder: Path) -> Run | Simulation:
-    return Simulation(folder) if _is_simulation(folder) and not _is_run(folder) else load_run(folder)
+    number = last_round(folder) if file.name == MODEL_NAME else round_of(file)
+    return Origin(federation=name, run=folder.name, round=number)
 
 
 def _smaller(spec: ModelSpec) -> Callable[[nn.Sequential], nn.Sequential]:

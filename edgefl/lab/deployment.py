@@ -21,9 +21,9 @@ from edgefl.data.dataset import Dataset
 from edgefl.lab.facts import Origin, described
 from edgefl.models.layers.given import called, first_input
 from edgefl.models.spec import ModelSpec
-from edgefl.setup.bundles import data_spec
 from edgefl.setup.evaluation import EVALUATION_BATCH, STATISTICS_ROWS, StatisticsRows, trains_narrow
 from edgefl.setup.model import federation_model
+from edgefl.setup.samples import data_spec
 from edgefl.setup.training import program_of
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.submodels.standalone import FIRST_ROUND, scores_of, standalone

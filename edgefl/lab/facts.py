@@ -15,7 +15,7 @@ from torch import nn
 from edgefl.data.dataset import Dataset
 from edgefl.lab.recipes import layout_of, recipe_of
 from edgefl.models.spec import ModelSpec
-from edgefl.setup.bundles import data_spec
+from edgefl.setup.samples import data_spec
 from edgefl.submodels.cost import macs_by_weight
 from edgefl.submodels.submodel import Submodel
 from edgefl.system.distribution import NAME, version

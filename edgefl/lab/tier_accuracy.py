@@ -8,14 +8,13 @@ from edgefl.config import load, without_devices
 from edgefl.data.dataset import Dataset
 from edgefl.lab.cuts import chosen
 from edgefl.lab.deployment import Workshop
-from edgefl.lab.written import CONFIG_NAME
-from edgefl.setup.bundles import data_spec
+from edgefl.lab.written import CONFIG_NAME, MODEL_NAME
 from edgefl.setup.data import open_data
+from edgefl.setup.samples import data_spec
 from edgefl.wire import tensors
 from edgefl.wire.bundle.archive import read_bundle
 from edgefl.wire.errors import DataError
 
-MODEL_NAME = "model.safetensors"
 BUNDLES = "bundles/*.efl"
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from importlib import metadata as packages
 from typing import Any
 
+import numpy as np
 import torch
 from torch.export import ExportedProgram
 
@@ -76,7 +77,7 @@ class ExecuTorchProgram:
 
     def __call__(self, rows: Mapping[str, Array]) -> Array:
         """Return the output for rows by the names of the inputs."""
-        given = [torch.from_numpy(rows[name]) for name in self.inputs]
+        given = [torch.from_numpy(np.ascontiguousarray(rows[name])) for name in self.inputs]
         return self._module.forward(given)[0].numpy().copy()  # type: ignore[no-any-return]
 
 

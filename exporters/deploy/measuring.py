@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _FREE = 224
 """Size of an axis that may have any, such as the sides of an image."""
-_SECONDS, _MOST_CALLS, _WARM = 0.5, 100, 2
+_SECONDS, _MOST_CALLS, _WARM = 0.2, 100, 2
 _TIMEOUT_S = 300
 
 

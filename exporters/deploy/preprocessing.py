@@ -88,7 +88,8 @@ class Waves(nn.Module):
 
     def forward(self, raw: Tensor) -> Tensor:
         """Return the features."""
-        return self.features(raw)
+        made: Tensor = self.features(raw)
+        return made
 
     def raw(self, x: Tensor) -> Tensor:
         """Return noise of as many sounds: features have no inverse."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import copy
 import json
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,10 +15,10 @@ from torch.export.graph_signature import InputKind
 from edgefl.system.distribution import version
 from edgefl.wire.errors import ExportError
 from edgefl.wire.tensors import Array
-from exporters.deploy.program import InferenceProgram
+from exporters.deploy.program import OUTPUT, InferenceProgram
 from exporters.deploy.target import Target
 
-_LOADER = '''"""Model {model}. `load()` returns a function of {inputs}, which returns {output}.
+_LOADER = '''"""`load()` returns a function of {inputs}, which returns {output}.
 
 It needs torch and safetensors alone, and reads the weights from the .safetensors file of the same name, whose
 metadata describe the inputs. Written by edgefl {version}.
@@ -40,8 +40,8 @@ def load(path=Path(__file__).with_suffix(".safetensors")):
     held = [weights[name].to(dtype) for name, dtype in NAMES.items()]
 
     @torch.inference_mode()
-    def model({arguments}):
-        return forward(None, *held, {arguments})[0]
+    def model({inputs}):
+        return forward(None, *held, {inputs})[0]
 
     return model
 
@@ -65,7 +65,7 @@ class TorchFile:
             ExportError: if the program has parts that are no plain operators.
         """
         exported = program.exported
-        module, signature = exported.graph_module, exported.graph_signature
+        module, signature = copy.deepcopy(exported.graph_module), exported.graph_signature
         if [*module.named_children()]:
             raise ExportError(
                 "expected a model of plain operators for .safetensors, found control flow; write .onnx"
@@ -73,8 +73,12 @@ class TorchFile:
         state = {**exported.state_dict, **exported.constants}
         self._weights: dict[str, Tensor] = {}
         dtypes: list[tuple[str, str]] = []
-        for spec in signature.input_specs:
+        nodes = module.graph.find_nodes(op="placeholder")
+        for spec, node in zip(signature.input_specs, nodes, strict=True):
             if spec.kind is InputKind.USER_INPUT:
+                continue
+            if not node.users:
+                module.graph.erase_node(node)
                 continue
             own = str(spec.target).removeprefix("units.")
             tensor = state[str(spec.target)].detach().contiguous()
@@ -82,7 +86,8 @@ class TorchFile:
             name = names.get(own, own)
             self._weights[name] = (tensor.half() if half else tensor).clone()
             dtypes.append((name, str(tensor.dtype)))
-        self.loader = self._loader(program, dtypes)
+        module.recompile()
+        self.loader = _loader(program, module.code, dtypes)
 
     @property
     def runtime(self) -> dict[str, Any]:
@@ -95,20 +100,6 @@ class TorchFile:
             key: value if isinstance(value, str) else json.dumps(value) for key, value in metadata.items()
         }
         return bytes(save(self._weights, metadata=texts))
-
-    def _loader(self, program: InferenceProgram, dtypes: list[tuple[str, str]]) -> str:
-        code = program.exported.graph_module.code.strip()
-        body = re.sub(r"^def forward", "def forward", code)
-        names = "\n".join(f"    {name!r}: {dtype}," for name, dtype in dtypes)
-        return _LOADER.format(
-            model=type(program.subject.module).__name__,
-            inputs=", ".join(program.inputs),
-            output="logits",
-            version=version(),
-            names=f"{{\n{names}\n}}",
-            arguments=", ".join(program.inputs),
-            forward=body,
-        )
 
 
 class TorchModel:
@@ -123,3 +114,14 @@ class TorchModel:
     def __call__(self, rows: Mapping[str, Array]) -> Array:
         """Return the output for rows by the names of the inputs."""
         return self._call(*(torch.from_numpy(rows[name]) for name in self.inputs)).numpy()  # type: ignore[no-any-return]
+
+
+def _loader(program: InferenceProgram, code: str, dtypes: list[tuple[str, str]]) -> str:
+    names = "\n".join(f"    {name!r}: {dtype}," for name, dtype in dtypes)
+    return _LOADER.format(
+        inputs=", ".join(program.inputs),
+        output=OUTPUT,
+        version=version(),
+        names=f"{{\n{names}\n}}",
+        forward=code.strip(),
+    )
