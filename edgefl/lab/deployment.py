@@ -44,6 +44,8 @@ ROWS = EVALUATION_BATCH
 """Rows at a time where that does not matter."""
 CALIBRATION_ROWS = 256
 """Most rows that int8 ranges are measured on."""
+MOST_LOST = 0.02
+"""Share of accuracy that quantization may lose without a note."""
 
 BnEval = Literal["frozen", "batch", "moving"]
 
@@ -202,6 +204,9 @@ class Workshop:
             **({f"unquantized_{metric}": plain} if quantized else {}),
             "metric": metric,
         }
+        if metric == "accuracy" and plain - value > MOST_LOST:
+            lost = f"{target.quantize} loses {100 * (plain - value):.1f} points of accuracy on the test set: use float16"
+            facts["notes"] = [*facts.get("notes", ()), lost]
         artifact = made.artifact(facts)
         return Deployment(artifact, facts | self._of_file(artifact), target)
 

@@ -23,7 +23,7 @@ from edgefl.wire.bundle.manifest import DataSpec
 from edgefl.wire.tensors import Array
 from exporters.deploy.export import Exported
 from exporters.deploy.preprocessing import Pixels, Preprocessing, Waves, raw_spec
-from exporters.deploy.program import INPUT, OUTPUT
+from exporters.deploy.program import INPUT, MOST_ROWS, OUTPUT
 
 SCHEMA = 1
 """Version of the facts; grows when a key changes its meaning."""
@@ -165,10 +165,15 @@ def _range(dataset: Dataset, data: DataSpec, own: str, layer: Preprocessing | No
 
 def _notes(exported: Exported) -> list[str]:
     target, layer = exported.target, exported.program.subject.preprocessing
+    notes = []
     if target.preprocessing and layer is None:
-        return ["the preprocessing of these samples is not in the file: follow the recipe of the first input"]
+        notes.append(
+            "the preprocessing of these samples is not in the file: follow the recipe of the first input"
+        )
     if isinstance(layer, Pixels) and not layer.resize:
-        return [
+        notes.append(
             "resizing is not in a .pte file, which takes images of one size: follow the recipe of the first input"
-        ]
-    return []
+        )
+    if target.dynamic_batch and target.format == "executorch":
+        notes.append(f"one call takes 1 to {MOST_ROWS} samples: memory is planned for the most")
+    return notes

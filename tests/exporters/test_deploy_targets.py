@@ -247,7 +247,7 @@ def test_the_file_says_where_it_comes_from_and_what_loads_it() -> None:
     assert len(facts["weights_sha256"]) == 64 and facts["producer"].startswith("edgefl-tiers ")
 
 
-@pytest.mark.parametrize("quantize", ["float16", "int8"])
+@pytest.mark.parametrize("quantize", ["int8", slow("float16")])
 def test_quantized_files_are_smaller_and_about_as_good(quantize: str) -> None:
     torch.manual_seed(1)
     random = np.random.default_rng(1)
@@ -295,7 +295,8 @@ def test_a_loader_needs_no_edgefl_and_its_names_are_those_of_the_module(tmp_path
 
 
 @pytest.mark.needs("executorch")
-@pytest.mark.parametrize("backend", ["portable", slow("xnnpack")])
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["portable", "xnnpack"])
 def test_a_program_computes_what_torch_does_and_returns_its_metadata(backend: str) -> None:
     from exporters.executorch.silent_import import portable_lib
 

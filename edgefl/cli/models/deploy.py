@@ -218,10 +218,10 @@ def _print(facts: dict[str, Any], files: tuple[Path, ...]) -> None:
         "parameters": facts["parameters"],
         metric: number(metric, facts[metric], 2),
         **({"unquantized": number(metric, facts[before], 2)} if before in facts else {}),
-        "whole model": number(metric, facts[f"whole_{metric}"], 2),
+        "whole": number(metric, facts[f"whole_{metric}"], 2),
         "error": f"{facts['max_rel_error']:.1e}",
         "latency": f"{facts['latency_ms']:.3g} ms",
-        "peak memory": size(facts["peak_bytes"]),
+        "memory": size(facts["peak_bytes"]),
     }
     print_table(f"{facts['model']} on {facts['data']}", [row])
     for note in facts.get("notes", ()):
