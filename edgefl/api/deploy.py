@@ -14,7 +14,7 @@ from edgefl.config import Federation, load, without_devices
 from edgefl.contract.choice import SubmodelChoice
 from edgefl.lab.cuts import chosen
 from edgefl.lab.deployment import BnEval, Deployment, Workshop
-from edgefl.lab.facts import Origin
+from edgefl.lab.facts import WeightsOrigin
 from edgefl.lab.written import CONFIG_NAME, MODEL_NAME, SIMULATION_CONFIG, last_round, round_of, weights_of
 from edgefl.models.spec import ModelSpec
 from edgefl.setup.data import open_data
@@ -22,7 +22,7 @@ from edgefl.setup.evaluation import STATISTICS_ROWS
 from edgefl.submodels.compaction.compact import compact as without_zeros
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.tensors import Arrays
-from exporters.deploy.target import Backend, Format, Quantize, Target
+from exporters.deploy.target import Backend, DeployTarget, Format, Quantize
 
 if TYPE_CHECKING:  # they load the server
     from edgefl.api.run import Run
@@ -56,8 +56,8 @@ def deploy(
 
     Args:
         source: a run or simulation, its folder, or a file of weights (``model.safetensors``, a checkpoint).
-        submodel: of any size; by default the whole model. Options that are left out are those of the tiers of its kind.
-        tier: cut as this tier is, in place of ``submodel``.
+        submodel: of any size; by default the whole model. Omitted options come from the tiers of its kind.
+        tier: cut as this tier is, instead of ``submodel``.
         gamma: another size of the tier.
         options: other options of the tier's kind.
         federation: what the weights were trained with; by default that of the run or simulation.
@@ -80,7 +80,7 @@ def deploy(
         ModelError: if the weights are not the model's.
         ExportError: if the file does not agree with torch.
     """
-    target = Target(
+    target = DeployTarget(
         format=format,
         batch=batch,
         dynamic_batch=dynamic_batch,
@@ -109,7 +109,7 @@ def deploy(
 
 def _opened(
     source: Run | Simulation | str | Path, federation: Federation | str | Path | None, data: str | Path | None
-) -> tuple[Arrays, Federation, Origin]:
+) -> tuple[Arrays, Federation, WeightsOrigin]:
     """Return the weights, the federation that they were trained in, and where they come from."""
     place = Path(source) if isinstance(source, str | Path) else source.folder
     file = weights_of(place) if place.is_dir() else place
@@ -134,14 +134,14 @@ def _opened(
     return weights, settings, _origin(settings.federation.name, folders, file)
 
 
-def _origin(name: str, folders: list[Path], file: Path) -> Origin:
+def _origin(name: str, folders: list[Path], file: Path) -> WeightsOrigin:
     """Return where the weights in ``file`` come from: the first of ``folders`` that a run or simulation left, the round."""
     configs = (CONFIG_NAME, SIMULATION_CONFIG)
     folder = next((each for each in folders if any((each / config).is_file() for config in configs)), None)
     if folder is None:
-        return Origin(federation=name)
+        return WeightsOrigin(federation=name)
     number = last_round(folder) if file.name == MODEL_NAME else round_of(file)
-    return Origin(federation=name, run=folder.name, round=number)
+    return WeightsOrigin(federation=name, run=folder.name, round=number)
 
 
 def _smaller(spec: ModelSpec) -> Callable[[nn.Sequential], nn.Sequential]:

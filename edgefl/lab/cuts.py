@@ -30,7 +30,7 @@ def chosen(
 ) -> Submodel:
     """The submodel to deploy: as ``tier`` is cut, or of ``kind`` (default: the whole model), of any size ``gamma``.
 
-    The options of a kind are those of the federation's tiers of that kind, as the model was trained for them;
+    The options of a kind come from the federation's tiers of that kind, as the model was trained for them;
     ``options`` override them. Channel counts that are not given are those of the trained ``weights``; a tier keeps the
     ones its devices trained. ConfigError if that is not one way, ModelError if the weights are not the model's.
     """

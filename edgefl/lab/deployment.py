@@ -18,7 +18,7 @@ from edgefl.config import Federation
 from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.data.dataset import Dataset
-from edgefl.lab.facts import Origin, described
+from edgefl.lab.facts import WeightsOrigin, described
 from edgefl.models.layers.given import called, first_input
 from edgefl.models.spec import ModelSpec
 from edgefl.setup.evaluation import EVALUATION_BATCH, STATISTICS_ROWS, StatisticsRows, trains_narrow
@@ -33,11 +33,11 @@ from edgefl.system.files import write_whole
 from edgefl.system.sizes import size
 from edgefl.wire.errors import ConfigError, DataError
 from edgefl.wire.tensors import Array
-from exporters.deploy.export import Artifact, Exported, deploy
+from exporters.deploy.export import Artifact, ExportedModel, deploy
 from exporters.deploy.measuring import measured
 from exporters.deploy.preprocessing import Preprocessing, preprocessing_of
 from exporters.deploy.program import INPUT, Subject
-from exporters.deploy.target import SUFFIXES, Target, files_of, refuse_existing, target_of
+from exporters.deploy.target import SUFFIXES, DeployTarget, files_of, refuse_existing, target_of
 
 CHECKED_ROWS = 64
 ROWS = EVALUATION_BATCH
@@ -65,7 +65,7 @@ class Deployment:
 
     artifact: Artifact
     facts: Mapping[str, Any]
-    target: Target = field(default_factory=Target)
+    target: DeployTarget = field(default_factory=DeployTarget)
 
     def __repr__(self) -> str:
         facts = ", ".join(
@@ -80,10 +80,10 @@ class Deployment:
         )
 
     def save(self, path: str | Path, *, force: bool = False) -> Path:
-        """Write the file and beside it the facts as JSON, each whole or not at all; and a loader beside .safetensors.
+        """Write the file, and the facts as JSON in its folder, each whole or not at all; and a loader beside .safetensors.
 
         Args:
-            path: the file; its suffix is that of the format.
+            path: the file; its suffix fits the format.
             force: replace existing files.
 
         Returns:
@@ -164,8 +164,8 @@ class Workshop:
         submodel: Submodel,
         smaller: Callable[[nn.Sequential], nn.Sequential] = lambda module: module,
         *,
-        target: Target | None = None,
-        origin: Origin | None = None,
+        target: DeployTarget | None = None,
+        origin: WeightsOrigin | None = None,
     ) -> Deployment:
         """Return the file of ``submodel``, compared with torch on test samples, and its facts.
 
@@ -180,7 +180,7 @@ class Workshop:
             DataError: if int8 has no rows to be calibrated on.
             ExportError: if the file does not agree with torch.
         """
-        target = target or Target(batch=self.batch)
+        target = target or DeployTarget(batch=self.batch)
         finished, source = self._finished(submodel)
         module = smaller(finished)
         layer = self._preprocessing(target)
@@ -195,7 +195,7 @@ class Workshop:
         whole = OutputSide(self.spec, 0)
         is_whole = dict(submodel.identity) == dict(whole.identity) and module is finished
         facts = described(
-            self.spec, self.dataset, self.weights, submodel, made, origin or Origin(), module
+            self.spec, self.dataset, self.weights, submodel, made, origin or WeightsOrigin(), module
         ) | {
             "batch_norm": source,
             **({"statistics": self._statistics_facts} if source == "frozen" else {}),
@@ -215,7 +215,9 @@ class Workshop:
         digest = hashlib.sha256(artifact.model).hexdigest()
         return {"bytes": len(artifact.model), "sha256": digest}
 
-    def _exported(self, module: nn.Sequential, target: Target, layer: Preprocessing | None) -> Exported:
+    def _exported(
+        self, module: nn.Sequential, target: DeployTarget, layer: Preprocessing | None
+    ) -> ExportedModel:
         inputs = {INPUT: self.spec.sample, **self.spec.others}
         subject = Subject(module, inputs, self.input_names, layer)
         rows = self._test(np.arange(min(CHECKED_ROWS, len(self.dataset.test_y))))
@@ -239,7 +241,7 @@ class Workshop:
             )
         return {name: torch.from_numpy(array) for name, array in batch.items() if name != "y"}
 
-    def _preprocessing(self, target: Target) -> Preprocessing | None:
+    def _preprocessing(self, target: DeployTarget) -> Preprocessing | None:
         if not target.preprocessing:
             return None
         # ExecuTorch has no antialiased filter for images of any size.
@@ -263,11 +265,11 @@ class Workshop:
 
     @property
     def metric(self) -> str:
-        """What tells how good a model of this task is: accuracy, perplexity, mae, or the loss."""
+        """The main metric of the task: accuracy, perplexity, mae, or the loss."""
         return next(iter(self.spec.metrics), "loss")
 
     def score(self, model: nn.Sequential | Callable[[Tensors], torch.Tensor]) -> float:
-        """Return :attr:`metric` on the test set, of a module or of a deployed file. If statistics are those of the batch,
+        """Return :attr:`metric` on the test set, of a module or of a deployed file. If statistics belong to the batch,
         in full batches of the file's size."""
         forward = partial(called, model) if isinstance(model, nn.Module) else model
         count = len(self.dataset.test_y)

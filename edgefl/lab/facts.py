@@ -21,7 +21,7 @@ from edgefl.submodels.submodel import Submodel
 from edgefl.system.distribution import NAME, version
 from edgefl.wire.bundle.manifest import DataSpec
 from edgefl.wire.tensors import Array
-from exporters.deploy.export import Exported
+from exporters.deploy.export import ExportedModel
 from exporters.deploy.preprocessing import Pixels, Preprocessing, Waves, raw_spec
 from exporters.deploy.program import INPUT, MOST_ROWS, OUTPUT
 
@@ -31,7 +31,7 @@ _RANGE_ROWS = 1000
 
 
 @dataclass(frozen=True)
-class Origin:
+class WeightsOrigin:
     """Where deployed weights come from.
 
     Attributes:
@@ -52,8 +52,8 @@ def described(
     dataset: Dataset,
     weights: Mapping[str, Array],
     submodel: Submodel,
-    exported: Exported,
-    origin: Origin,
+    exported: ExportedModel,
+    origin: WeightsOrigin,
     module: nn.Sequential,
 ) -> dict[str, Any]:
     """Return the facts that do not depend on the bytes of the file.
@@ -120,7 +120,7 @@ def digest(weights: Mapping[str, Array]) -> str:
 
 
 def _inputs(
-    dataset: Dataset, data: DataSpec, exported: Exported, recipe: dict[str, Any]
+    dataset: Dataset, data: DataSpec, exported: ExportedModel, recipe: dict[str, Any]
 ) -> list[dict[str, Any]]:
     subject = exported.program.subject
     batch = None if exported.target.dynamic_batch else exported.target.batch
@@ -163,7 +163,7 @@ def _range(dataset: Dataset, data: DataSpec, own: str, layer: Preprocessing | No
     return [float(values.min()), float(values.max())]
 
 
-def _notes(exported: Exported) -> list[str]:
+def _notes(exported: ExportedModel) -> list[str]:
     target, layer = exported.target, exported.program.subject.preprocessing
     notes = []
     if target.preprocessing and layer is None:

@@ -30,7 +30,7 @@ _UPRIGHT = "turned as its EXIF orientation says"
 def recipe_of(
     data: DataSpec, *, pixels: bool, tokenizer: bytes, inside: Preprocessing | None = None
 ) -> Recipe:
-    """Return how a file of the data becomes the first input: ``kind``, the numbers of each step, and the steps in words.
+    """Return how a file of the data becomes the first input: ``kind``, the numbers of each step, and the steps as text.
 
     Args:
         data: the samples of the model.

@@ -55,7 +55,7 @@ def is_simulation(folder: Path) -> bool:
 
 
 def weights_of(folder: Path) -> Path:
-    """Return the model in the folder of a run or simulation; of a run that goes on, the newest checkpoint.
+    """Return the model in the folder of a run or simulation; of an unfinished run, the newest checkpoint.
 
     Raises:
         ConfigError: if the folder is neither's, or there is no model yet.
@@ -64,7 +64,7 @@ def weights_of(folder: Path) -> Path:
         return folder / MODEL_NAME
     if is_simulation(folder):
         raise ConfigError(
-            f"the simulation in {folder} is not finished: `resume` goes on with it", path=str(folder)
+            f"the simulation in {folder} is not finished: `resume` continues it", path=str(folder)
         )
     if not (folder / CONFIG_NAME).is_file():
         raise ConfigError(

@@ -17,7 +17,7 @@ from edgefl.wire.errors import ConfigError, ExportError
 from edgefl.wire.tensors import Array
 from exporters.deploy.onnx_file import Rows, quiet
 from exporters.deploy.program import InferenceProgram, export
-from exporters.deploy.target import Target
+from exporters.deploy.target import DeployTarget
 
 METADATA = "metadata"
 """Method of a file that returns its metadata as a JSON text."""
@@ -26,7 +26,7 @@ METADATA = "metadata"
 class ExecuTorchFile:
     """An ExecuTorch program before its metadata are known."""
 
-    def __init__(self, program: InferenceProgram, target: Target, calibration: Rows) -> None:
+    def __init__(self, program: InferenceProgram, target: DeployTarget, calibration: Rows) -> None:
         """Lower the program.
 
         Args:
@@ -81,7 +81,7 @@ class ExecuTorchProgram:
         return self._module.forward(given)[0].numpy().copy()  # type: ignore[no-any-return]
 
 
-def _lowered(exported: ExportedProgram, target: Target) -> Any:
+def _lowered(exported: ExportedProgram, target: DeployTarget) -> Any:
     try:
         from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
     except ImportError as error:

@@ -17,7 +17,7 @@ from edgefl.wire.tensors import Array
 from exporters.deploy.executorch_file import ExecuTorchFile, ExecuTorchProgram
 from exporters.deploy.onnx_file import OnnxFile, OnnxSession, Rows
 from exporters.deploy.program import INPUT, MOST_ROWS, OUTPUT, InferenceProgram, Subject, program_of
-from exporters.deploy.target import Target
+from exporters.deploy.target import DeployTarget
 from exporters.deploy.torch_file import TorchFile, TorchModel
 from exporters.verify.graphs import ABSOLUTE, FACTOR, RELATIVE
 
@@ -47,7 +47,7 @@ class Artifact:
 
 
 @dataclass(frozen=True, eq=False)
-class Exported:
+class ExportedModel:
     """A model in the format of a target, before its metadata are known.
 
     Attributes:
@@ -58,7 +58,7 @@ class Exported:
         rows: number of rows that were compared.
     """
 
-    target: Target
+    target: DeployTarget
     program: InferenceProgram
     run: Run = field(repr=False)
     max_rel_error: float
@@ -98,11 +98,11 @@ class Exported:
 def deploy(
     subject: Subject,
     rows: Tensors,
-    target: Target | None = None,
+    target: DeployTarget | None = None,
     *,
     calibration: Tensors | None = None,
     names: Mapping[str, str] | None = None,
-) -> Exported:
+) -> ExportedModel:
     """Export a model as a file, load it in its stock runtime, and compare it with torch.
 
     Args:
@@ -116,7 +116,7 @@ def deploy(
         ConfigError: if a package is missing.
         ExportError: if the model cannot be exported, or a float32 file differs from torch by more than rounding.
     """
-    target = target or Target()
+    target = target or DeployTarget()
     program = program_of(subject, target, half=target.quantize == "float16" and target.format == "executorch")
     groups = _groups(program.subject, calibration or {}, target) if calibration else []
     file: OnnxFile | ExecuTorchFile | TorchFile
@@ -127,12 +127,12 @@ def deploy(
     else:
         file = TorchFile(program, target, names or {})
     run = _loaded(target, file.model({}), program, getattr(file, "loader", ""))
-    made = Exported(target, program, run, 0.0, len(rows[INPUT]), file)
+    made = ExportedModel(target, program, run, 0.0, len(rows[INPUT]), file)
     error = compare(program.subject, made.forward, rows, batch=target.batch, exact=target.quantize == "none")
-    return Exported(target, program, run, error, len(rows[INPUT]), file)
+    return ExportedModel(target, program, run, error, len(rows[INPUT]), file)
 
 
-def _loaded(target: Target, model: bytes, program: InferenceProgram, loader: str) -> Run:
+def _loaded(target: DeployTarget, model: bytes, program: InferenceProgram, loader: str) -> Run:
     try:
         if target.format == "onnx":
             return OnnxSession(model)
@@ -143,7 +143,7 @@ def _loaded(target: Target, model: bytes, program: InferenceProgram, loader: str
         raise ExportError(f"the written file does not load in its runtime: {error}") from error
 
 
-def _groups(subject: Subject, rows: Tensors, target: Target) -> Rows:
+def _groups(subject: Subject, rows: Tensors, target: DeployTarget) -> Rows:
     count = len(rows[INPUT])
     given = {
         subject.name(name): each.numpy()
@@ -155,7 +155,7 @@ def _groups(subject: Subject, rows: Tensors, target: Target) -> Rows:
 
 
 def grouped(count: int, size: int) -> list[Array]:
-    """Row numbers 0 .. count - 1 in groups of exactly ``size``; the last one goes on with row 0, 1, ..."""
+    """Row numbers 0 .. count - 1 in groups of exactly ``size``; the last one is filled up with row 0, 1, ..."""
     return list(np.resize(np.arange(count), (max(1, -(-count // size)), size)))
 
 

@@ -19,7 +19,7 @@ from edgefl.wire.errors import ExportError
 
 if TYPE_CHECKING:
     from exporters.deploy.export import Artifact
-    from exporters.deploy.target import Target
+    from exporters.deploy.target import DeployTarget
 
 _FREE = 224
 """Size of an axis that may have any, such as the sides of an image."""
@@ -27,7 +27,7 @@ _SECONDS, _MOST_CALLS, _WARM = 0.2, 100, 2
 _TIMEOUT_S = 300
 
 
-def measured(artifact: Artifact, target: Target, inputs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def measured(artifact: Artifact, target: DeployTarget, inputs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return ``latency_ms``, the median of one call, and ``peak_bytes``, the rise of the process's peak from before the file
     is loaded.
 

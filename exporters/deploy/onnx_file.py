@@ -22,7 +22,7 @@ from edgefl.system.distribution import version
 from edgefl.wire.errors import ExportError
 from edgefl.wire.tensors import Array
 from exporters.deploy.program import OUTPUT, InferenceProgram
-from exporters.deploy.target import OPSET, RELEASES, Target
+from exporters.deploy.target import OPSET, RELEASES, DeployTarget
 
 _LIMIT = (1 << 31) - (1 << 20)
 """Most bytes of a file, with room for its metadata: protobuf reads none of 2 GiB."""
@@ -34,7 +34,7 @@ Rows = Sequence[Mapping[str, Array]]
 class OnnxFile:
     """An ONNX model before its metadata are known."""
 
-    def __init__(self, program: InferenceProgram, target: Target, calibration: Rows) -> None:
+    def __init__(self, program: InferenceProgram, target: DeployTarget, calibration: Rows) -> None:
         """Write the program.
 
         Args:
@@ -92,7 +92,7 @@ class OnnxSession:
         return np.asarray(self._session.run([OUTPUT], {name: rows[name] for name in self.inputs})[0])
 
 
-def _written(program: InferenceProgram, target: Target) -> onnx.ModelProto:
+def _written(program: InferenceProgram, target: DeployTarget) -> onnx.ModelProto:
     opset = target.opset or OPSET
     axes = [
         {axis: "batch" if axis == 0 else f"size{axis}" for axis in free} if free else {}
@@ -150,7 +150,7 @@ def _float16(proto: onnx.ModelProto) -> onnx.ModelProto:
 def _int8(proto: onnx.ModelProto, calibration: Rows) -> onnx.ModelProto:
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 
-    class Reader(CalibrationDataReader):  # type: ignore[misc]
+    class _CalibrationReader(CalibrationDataReader):  # type: ignore[misc]
         def __init__(self) -> None:
             self._rows = iter(calibration)
 
@@ -162,7 +162,7 @@ def _int8(proto: onnx.ModelProto, calibration: Rows) -> onnx.ModelProto:
         quantize_static(
             proto,
             file,
-            Reader(),
+            _CalibrationReader(),
             quant_format=QuantFormat.QDQ,
             per_channel=True,
             activation_type=QuantType.QUInt8,

@@ -18,7 +18,7 @@ from edgefl.models.layers.given import called
 from edgefl.models.layers.torch_recurrent import recurring
 from edgefl.wire.errors import ExportError
 from exporters.deploy.preprocessing import Preprocessing
-from exporters.deploy.target import Target
+from exporters.deploy.target import DeployTarget
 
 INPUT, OUTPUT = "x", "logits"
 """Name of the first input within the model, and of the output of a file."""
@@ -86,7 +86,7 @@ class InferenceProgram:
 
     Attributes:
         subject: the model, with the inputs that its output depends on.
-        exported: the program; its inputs are those of ``subject``, in order.
+        exported: the program; it has the inputs of ``subject``, in order.
         example: the inputs that it was exported with.
         shapes: their dynamic axes.
     """
@@ -102,7 +102,7 @@ class InferenceProgram:
         return tuple(map(self.subject.name, self.subject.inputs))
 
 
-def program_of(subject: Subject, target: Target, *, half: bool = False) -> InferenceProgram:
+def program_of(subject: Subject, target: DeployTarget, *, half: bool = False) -> InferenceProgram:
     """Export ``subject``. Inputs that its output does not depend on are left out.
 
     Raises:
@@ -121,7 +121,7 @@ def program_of(subject: Subject, target: Target, *, half: bool = False) -> Infer
     return program
 
 
-def _exported(subject: Subject, target: Target, half: bool) -> InferenceProgram:
+def _exported(subject: Subject, target: DeployTarget, half: bool) -> InferenceProgram:
     rows = _ROWS if target.dynamic_batch else target.batch
     # ExecuTorch plans memory for the largest batch.
     any_batch = Dim("batch", min=1, max=MOST_ROWS) if target.format == "executorch" else Dim.DYNAMIC

@@ -34,7 +34,7 @@ RELEASES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Target:
+class DeployTarget:
     """Format and options of a deployed file.
 
     Attributes:
@@ -83,8 +83,8 @@ class Target:
             )
 
 
-def target_of(path: str | Path, **options: Any) -> Target:
-    """Return the target that the suffix of ``path`` decides, with the other fields of :class:`Target` from ``options``.
+def target_of(path: str | Path, **options: Any) -> DeployTarget:
+    """Return the target that the suffix of ``path`` decides, with the other fields from ``options``.
 
     Raises:
         ConfigError: for another suffix, or for options that do not go together.
@@ -96,7 +96,7 @@ def target_of(path: str | Path, **options: Any) -> Target:
             f"expected a file that ends in {known}, found {Path(path).name!r}; the suffix decides the format",
             path=str(path),
         )
-    return Target(format=SUFFIXES[suffix], **options)
+    return DeployTarget(format=SUFFIXES[suffix], **options)
 
 
 def files_of(path: str | Path) -> tuple[Path, ...]:

@@ -16,7 +16,7 @@ from edgefl.system.distribution import version
 from edgefl.wire.errors import ExportError
 from edgefl.wire.tensors import Array
 from exporters.deploy.program import OUTPUT, InferenceProgram
-from exporters.deploy.target import Target
+from exporters.deploy.target import DeployTarget
 
 _LOADER = '''"""`load()` returns a function of {inputs}, which returns {output}.
 
@@ -53,7 +53,7 @@ def load(path=Path(__file__).with_suffix(".safetensors")):
 class TorchFile:
     """Weights and loader before the metadata are known."""
 
-    def __init__(self, program: InferenceProgram, target: Target, names: Mapping[str, str]) -> None:
+    def __init__(self, program: InferenceProgram, target: DeployTarget, names: Mapping[str, str]) -> None:
         """Collect the weights that the model reads.
 
         Args:

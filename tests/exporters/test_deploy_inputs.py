@@ -24,7 +24,7 @@ from edgefl.wire.errors import ExportError
 from edgefl.wire.tensors import Array, Arrays
 from exporters.deploy.export import deploy
 from exporters.deploy.program import Subject
-from exporters.deploy.target import Target
+from exporters.deploy.target import DeployTarget
 from tests.models.test_inputs import CLASSES, LENGTH, TEXT, WORDS, reader
 
 PIXELS = {"x": TensorSpec((3, 6, 6)), "place": TensorSpec((2,))}
@@ -174,7 +174,7 @@ def test_names_of_inputs_do_not_meet_those_inside_the_graph() -> None:
     module = Renamed().eval()
     spec = split(module, sample={"x": TensorSpec((4,)), "v0": TensorSpec((4,))}, classes=2)
     rows = {name: torch.randn(6, 4) for name in ("x", "v0")}
-    made = deploy(Subject(spec.module.eval(), {"x": spec.sample, **spec.others}), rows, Target(batch=3))
+    made = deploy(Subject(spec.module.eval(), {"x": spec.sample, **spec.others}), rows, DeployTarget(batch=3))
     assert made.program.inputs == ("x", "v0") and made.max_rel_error < 1e-5
 
 

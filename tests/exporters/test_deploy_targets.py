@@ -20,7 +20,7 @@ from edgefl.contract.tensors import TensorSpec
 from edgefl.data.dataset import Dataset
 from edgefl.data.text.vocabulary import words
 from edgefl.lab.deployment import Deployment, Workshop
-from edgefl.lab.facts import Origin
+from edgefl.lab.facts import WeightsOrigin
 from edgefl.models.layers.log_mel import LogMel
 from edgefl.models.spec import ModelSpec
 from edgefl.models.split import split
@@ -29,7 +29,7 @@ from edgefl.wire.bundle.readers import Sound, Table, Text
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.pictures import library, pixels_of
 from edgefl.wire.tensors import Array
-from exporters.deploy.target import Target, files_of, refuse_existing, target_of
+from exporters.deploy.target import DeployTarget, files_of, refuse_existing, target_of
 from tests.cli.runner import runner
 from tests.pairs import slow
 
@@ -73,7 +73,7 @@ def made(module: nn.Module, data: Dataset, **target: Any) -> Deployment:
     weights = {name: tensor.numpy().copy() for name, tensor in spec.weights.items()}
     return Workshop(
         spec, data, weights, bn_eval="moving" if isinstance(module, Pictures) else "frozen"
-    ).deployment(OutputSide(spec, 0), target=Target(**target), origin=Origin("fed", "run-1", 7))
+    ).deployment(OutputSide(spec, 0), target=DeployTarget(**target), origin=WeightsOrigin("fed", "run-1", 7))
 
 
 def labels(rows: int) -> Array:

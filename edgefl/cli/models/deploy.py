@@ -104,7 +104,7 @@ def deploy(
     keeps them too, if all tiers are of kind output_side.
 
     The accuracy printed is measured from the file, beside the whole model's and that before quantization; latency (median
-    of one call) and peak memory are those of its runtime on this machine.
+    of one call) and peak memory are measured in its runtime on this machine.
 
     Examples:
 
