@@ -19,7 +19,8 @@ from edgefl.api.simulate import Simulation
 from edgefl.config import Federation
 from edgefl.data.dataset import Dataset
 from edgefl.data.partition import histograms
-from edgefl.lab.deployment import ROWS, Workshop, chosen
+from edgefl.lab.cuts import chosen
+from edgefl.lab.deployment import ROWS, Workshop
 from edgefl.models.spec import ModelSpec
 from edgefl.setup.data import open_data, partition
 from edgefl.setup.model import federation_model

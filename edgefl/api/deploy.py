@@ -1,28 +1,32 @@
-"""From a trained model to one ONNX file for inference."""
+"""From a trained model to one file for inference."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from device_runtime.round.offline import read_weights
-from edgefl.api.run import Run, load_run
-from edgefl.api.simulate import Simulation
 from edgefl.config import Federation, load, without_devices
 from edgefl.contract.choice import SubmodelChoice
-from edgefl.lab.deployment import BnEval, Deployment, Workshop, chosen
-from edgefl.lab.written import CONFIG_NAME
+from edgefl.lab.cuts import chosen
+from edgefl.lab.deployment import BnEval, Deployment, Workshop
+from edgefl.lab.facts import WeightsOrigin
+from edgefl.lab.written import CONFIG_NAME, MODEL_NAME, SIMULATION_CONFIG, last_round, round_of, weights_of
 from edgefl.models.spec import ModelSpec
 from edgefl.setup.data import open_data
 from edgefl.setup.evaluation import STATISTICS_ROWS
-from edgefl.simulator.folder import CONFIG_NAME as SIMULATION_CONFIG
 from edgefl.submodels.compaction.compact import compact as without_zeros
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.tensors import Arrays
+from exporters.deploy.target import Backend, DeployTarget, Format, Quantize
+
+if TYPE_CHECKING:  # they load the server
+    from edgefl.api.run import Run
+    from edgefl.api.simulate import Simulation
 
 
 def deploy(
@@ -38,33 +42,54 @@ def deploy(
     batch: int = 1,
     samples: int = STATISTICS_ROWS,
     compact: bool = False,
+    format: Format = "onnx",
+    quantize: Quantize = "none",
+    dynamic_batch: bool = False,
+    opset: int | None = None,
+    backend: Backend = "xnnpack",
+    preprocessing: bool = False,
 ) -> Deployment:
-    """Cut a submodel out of a trained model, as one ONNX file: weights inside, samples in, logits out. Its ``save`` writes
-    it.
+    """Cut a submodel out of a trained model, as one file: weights inside, samples in, logits out. Its ``save`` writes it.
 
-    The size need not have been trained. The file is compared with torch on test samples; its ``facts`` say what it is, how
-    to feed it, and its accuracy beside the whole model's.
+    The size need not have been trained. The file is loaded by its stock runtime and compared with torch on test samples;
+    its ``facts`` say what it is, how to feed it, and its accuracy, measured from the file, beside the whole model's.
 
     Args:
         source: a run or simulation, its folder, or a file of weights (``model.safetensors``, a checkpoint).
-        submodel: of any size; by default the whole model. Options that are left out are those of the tiers of its kind.
-        tier: cut as this tier is, in place of ``submodel``.
+        submodel: of any size; by default the whole model. Omitted options come from the tiers of its kind.
+        tier: cut as this tier is, instead of ``submodel``.
         gamma: another size of the tier.
         options: other options of the tier's kind.
         federation: what the weights were trained with; by default that of the run or simulation.
         data: folder with the dataset's standard files; by default as the federation says.
         bn_eval: statistics of batch norm: ``frozen``, estimated for this submodel from training samples, or from test
             samples without any; for comparison those of each ``batch``, or the ``moving`` ones.
-        batch: samples that go through at a time.
+        batch: samples of one call.
         samples: most samples for the statistics; 0: all.
         compact: without the channels that the cut has emptied; computes the same.
+        format: ``onnx``, ``executorch`` (a .pte file), or ``safetensors`` with a loader for torch.
+        quantize: ``int8``, calibrated on the server's rows, ``float16``, or ``none``.
+        dynamic_batch: accept any number of samples in one call.
+        opset: opset of an ONNX file; None for 18, which ONNX Runtime 1.14 loads.
+        backend: kernels of a .pte file: ``xnnpack``, with portable ones for the rest, or ``portable``.
+        preprocessing: put the preprocessing of samples into the file, as far as its operators allow.
 
     Raises:
-        ConfigError: where these do not go together.
+        ConfigError: where these do not go together, or a package is missing.
+        DataError: if statistics or int8 need rows of data, and the server has none.
         ModelError: if the weights are not the model's.
         ExportError: if the file does not agree with torch.
     """
-    weights, settings = _opened(source, federation, data)
+    target = DeployTarget(
+        format=format,
+        batch=batch,
+        dynamic_batch=dynamic_batch,
+        quantize=quantize,
+        opset=opset,
+        backend=backend,
+        preprocessing=preprocessing,
+    )
+    weights, settings, origin = _opened(source, federation, data)
     dataset = open_data(settings)
     workshop = Workshop.of(settings, dataset, weights, bn_eval=bn_eval, batch=batch, samples=samples)
     spec = workshop.spec
@@ -74,40 +99,49 @@ def deploy(
     size = own.pop("gamma", gamma)
     kind = submodel.name if submodel else None
     cut = chosen(settings, spec, tier=tier, kind=kind, gamma=size, options=own, weights=weights)
-    return workshop.deployment(cut, _smaller(spec) if compact else lambda module: module)
+    return workshop.deployment(
+        cut,
+        _smaller(spec) if compact else lambda module: module,
+        target=target,
+        origin=replace(origin, tier=tier or ""),
+    )
 
 
 def _opened(
     source: Run | Simulation | str | Path, federation: Federation | str | Path | None, data: str | Path | None
-) -> tuple[Arrays, Federation]:
-    """The weights, and the federation that they were trained in."""
-    place = source if isinstance(source, Run | Simulation) else Path(source)
+) -> tuple[Arrays, Federation, WeightsOrigin]:
+    """Return the weights, the federation that they were trained in, and where they come from."""
+    place = Path(source) if isinstance(source, str | Path) else source.folder
+    file = weights_of(place) if place.is_dir() else place
+    # What the server keeps beside the model has a slash in its name. Checkpoints have a folder of their own.
+    weights = {name: array for name, array in read_weights(file).items() if "/" not in name}
+    folders = list(file.resolve().parents)[:2]
     given = {"data.dir": str(Path(data).resolve())} if data else {}
-    if isinstance(place, Path) and not place.is_dir():
-        weights, folders = (
-            read_weights(place),
-            list(place.resolve().parents)[:2],
-        )  # checkpoints have a folder of their own
-    else:
-        trained = _trained(place) if isinstance(place, Path) else place
-        weights, folders = trained.model, [trained.folder]
     if isinstance(federation, Federation):
         table = federation.data.model_copy(update={"dir": given["data.dir"]} if given else {})
-        return weights, without_devices(federation.model_copy(update={"data": table}))
-    configs = (folder / name for folder in folders for name in (CONFIG_NAME, SIMULATION_CONFIG))
-    path = Path(federation) if federation else next((each for each in configs if each.is_file()), None)
-    if path is None:
-        raise ConfigError(
-            f"expected {CONFIG_NAME} of a run or {SIMULATION_CONFIG} of a simulation in the folder of {source}, found "
-            "neither; name the federation that the model was trained with (`federation`)",
-            weights=str(source),
-        )
-    return weights, without_devices(load(path, given))
+        settings = federation.model_copy(update={"data": table})
+    else:
+        configs = (folder / name for folder in folders for name in (CONFIG_NAME, SIMULATION_CONFIG))
+        path = Path(federation) if federation else next((each for each in configs if each.is_file()), None)
+        if path is None:
+            raise ConfigError(
+                f"expected {CONFIG_NAME} of a run or {SIMULATION_CONFIG} of a simulation in the folder of {source}, found "
+                "neither; name the federation that the model was trained with (`federation`)",
+                weights=str(source),
+            )
+        settings = load(path, given)
+    settings = without_devices(settings)
+    return weights, settings, _origin(settings.federation.name, folders, file)
 
 
-def _trained(folder: Path) -> Run | Simulation:
-    simulated = (folder / SIMULATION_CONFIG).is_file() and not (folder / CONFIG_NAME).is_file()
-    return Simulation(folder) if simulated else load_run(folder)
+def _origin(name: str, folders: list[Path], file: Path) -> WeightsOrigin:
+    """Return where the weights in ``file`` come from: the first of ``folders`` that a run or simulation left, the round."""
+    configs = (CONFIG_NAME, SIMULATION_CONFIG)
+    folder = next((each for each in folders if any((each / config).is_file() for config in configs)), None)
+    if folder is None:
+        return WeightsOrigin(federation=name)
+    number = last_round(folder) if file.name == MODEL_NAME else round_of(file)
+    return WeightsOrigin(federation=name, run=folder.name, round=number)
 
 
 def _smaller(spec: ModelSpec) -> Callable[[nn.Sequential], nn.Sequential]:

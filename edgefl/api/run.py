@@ -22,7 +22,7 @@ from edgefl.data.dataset import Dataset
 from edgefl.lab.agents import dealt, with_agents
 from edgefl.lab.deployment import Workshop
 from edgefl.lab.lab import Lab, Restarted, Said, discard, refuse_foreign
-from edgefl.lab.written import CONFIG_NAME
+from edgefl.lab.written import CONFIG_NAME, MODEL_NAME, weights_of
 from edgefl.models.user_factory import refuse_while_loading
 from edgefl.setup.data import open_data, own_data, partition
 from edgefl.setup.places import found_from_anywhere, held
@@ -36,7 +36,6 @@ from exporters.bundle.formats import check_installed
 from server.events import RoundClosed
 from server.storage.history import rounds_of
 
-MODEL_NAME = "model.safetensors"
 _CURVES = ("accuracy", "loss", "train_loss", "seconds", "up_bytes", "down_bytes", "reports")
 
 News = Said | Restarted
@@ -62,14 +61,7 @@ class Run:
     @property
     def weights(self) -> Path:
         """The file of the trained model; of a run that goes on, the newest checkpoint. ConfigError if there is none yet."""
-        checkpoints = sorted((self.folder / "checkpoints").glob("*.safetensors"), key=_number)
-        if self.finished:
-            return self.folder / MODEL_NAME
-        if not checkpoints:
-            raise ConfigError(
-                f"the run in {self.folder} has no model yet: wait for its first round", path=str(self.folder)
-            )
-        return checkpoints[-1]
+        return weights_of(self.folder)
 
     @cached_property
     def model(self) -> Arrays:
@@ -121,11 +113,6 @@ class Run:
     def __repr__(self) -> str:
         state = "finished" if self.finished else "unfinished"
         return f"Run({str(self.folder)!r}, {len(self.history)} rounds, {state})"
-
-
-def _number(checkpoint: Path) -> int:
-    """The round of a checkpoint's file."""
-    return int("".join(filter(str.isdigit, checkpoint.stem)) or 0)
 
 
 def load_run(folder: str | Path) -> Run:

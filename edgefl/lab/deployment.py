@@ -1,11 +1,11 @@
-"""From a trained global model to one ONNX file of a submodel of any size, with the facts that people need to use it."""
+"""From a trained global model to one file of a submodel of any size, with the facts that people need to use it."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,48 +14,40 @@ import numpy as np
 import torch
 from torch import nn
 
-from edgefl.config import Federation, TierTable, load, without_devices
+from edgefl.config import Federation
 from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.data.dataset import Dataset
-from edgefl.lab.written import CONFIG_NAME
-from edgefl.models.layers.given import called
+from edgefl.lab.facts import WeightsOrigin, described
+from edgefl.models.layers.given import called, first_input
 from edgefl.models.spec import ModelSpec
-from edgefl.setup.bundles import data_spec
-from edgefl.setup.data import open_data
 from edgefl.setup.evaluation import EVALUATION_BATCH, STATISTICS_ROWS, StatisticsRows, trains_narrow
-from edgefl.setup.model import federation_model, submodel_of
+from edgefl.setup.model import federation_model
+from edgefl.setup.samples import data_spec
 from edgefl.setup.training import program_of
-from edgefl.submodels.cost import macs_by_weight
 from edgefl.submodels.output_side.submodel import OutputSide
-from edgefl.submodels.standalone import FIRST_ROUND, scores, standalone
+from edgefl.submodels.standalone import FIRST_ROUND, scores_of, standalone
 from edgefl.submodels.statistics import Statistics, by_batch, collect, estimable, frozen, is_norm, norms
-from edgefl.submodels.structured.submodel import Structured
 from edgefl.submodels.submodel import Submodel
 from edgefl.system.files import write_whole
 from edgefl.system.sizes import size
-from edgefl.wire import tensors
-from edgefl.wire.bundle.archive import read_bundle
 from edgefl.wire.errors import ConfigError, DataError
 from edgefl.wire.tensors import Array
-from exporters.deploy import INPUT, OUTPUT, Artifact, deploy
+from exporters.deploy.export import Artifact, ExportedModel, deploy
+from exporters.deploy.measuring import measured
+from exporters.deploy.preprocessing import Preprocessing, preprocessing_of
+from exporters.deploy.program import INPUT, Subject
+from exporters.deploy.target import SUFFIXES, DeployTarget, files_of, refuse_existing, target_of
 
 CHECKED_ROWS = 64
 ROWS = EVALUATION_BATCH
 """Rows at a time where that does not matter."""
+CALIBRATION_ROWS = 256
+"""Most rows that int8 ranges are measured on."""
+MOST_LOST = 0.02
+"""Share of accuracy that quantization may lose without a note."""
 
 BnEval = Literal["frozen", "batch", "moving"]
-
-
-def checked_file(path: str | Path) -> Path:
-    """Where a model is to be written; ConfigError for a name that ends in ``.json``, where the facts about it go."""
-    file = Path(path)
-    if file.suffix == ".json":
-        raise ConfigError(
-            f"{file} is where the facts about the model go; give the model another ending, like .onnx"
-        )
-    return file
-
 
 _SHOWN = 400
 """Characters of the facts that a notebook shows."""
@@ -63,10 +55,17 @@ _SHOWN = 400
 
 @dataclass(frozen=True)
 class Deployment:
-    """An artifact and what to know about it, in types that JSON knows."""
+    """A deployed file and its facts, in types that JSON knows.
+
+    Attributes:
+        artifact: the file.
+        facts: what the file is, how it is fed, how accurate it is.
+        target: its format and options.
+    """
 
     artifact: Artifact
     facts: Mapping[str, Any]
+    target: DeployTarget = field(default_factory=DeployTarget)
 
     def __repr__(self) -> str:
         facts = ", ".join(
@@ -74,15 +73,40 @@ class Deployment:
         )
         return f"Deployment({size(len(self.artifact.model))}, {facts[:_SHOWN]})"
 
-    def save(self, path: str | Path) -> Path:
-        """Write the ONNX file, and beside it the facts as JSON, each whole or not at all. Gives the path.
+    def measured(self) -> Deployment:
+        """Return the deployment with ``latency_ms`` (median) and ``peak_bytes`` of its runtime on this machine as facts."""
+        return replace(
+            self, facts={**self.facts, **measured(self.artifact, self.target, self.facts["inputs"])}
+        )
 
-        ConfigError for a name that ends in ``.json``, where the facts go.
+    def save(self, path: str | Path, *, force: bool = False) -> Path:
+        """Write the file, and the facts as JSON in its folder, each whole or not at all; and a loader beside .safetensors.
+
+        Args:
+            path: the file; its suffix fits the format.
+            force: replace existing files.
+
+        Returns:
+            The path.
+
+        Raises:
+            ConfigError: for the suffix of another format, or if one of the files exists.
         """
-        file = checked_file(path)
+        file = Path(path)
+        if target_of(file).format != self.target.format:
+            suffix = next(suffix for suffix, each in SUFFIXES.items() if each == self.target.format)
+            raise ConfigError(
+                f"expected a name that ends in {suffix}, found {file.name!r}; the deployment was made for that format"
+            )
+        files = files_of(file)
+        if not force:
+            refuse_existing(files)
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(file, self.artifact.model)
-        write_whole(file.with_suffix(".json"), msgspec.json.format(msgspec.json.encode(self.facts)) + b"\n")
+        facts = msgspec.json.format(msgspec.json.encode(self.facts)) + b"\n"
+        for each, content in zip(
+            files, (self.artifact.model, facts, self.artifact.loader.encode()), strict=False
+        ):
+            write_whole(each, content)
         return file
 
 
@@ -136,25 +160,104 @@ class Workshop:
             )
 
     def deployment(
-        self, submodel: Submodel, smaller: Callable[[nn.Sequential], nn.Sequential] = lambda module: module
+        self,
+        submodel: Submodel,
+        smaller: Callable[[nn.Sequential], nn.Sequential] = lambda module: module,
+        *,
+        target: DeployTarget | None = None,
+        origin: WeightsOrigin | None = None,
     ) -> Deployment:
-        """The artifact of ``submodel``, checked on test samples, and its facts.
+        """Return the file of ``submodel``, compared with torch on test samples, and its facts.
 
-        ``smaller`` may replace the finished module by one that computes the same. ModelError if the weights are not
-        the model's, ExportError if the artifact does not agree with torch.
+        Args:
+            submodel: the part of the model to deploy.
+            smaller: may replace the finished module by one that computes the same.
+            target: format and options; None for an ONNX file with the workshop's batch.
+            origin: where the weights come from.
+
+        Raises:
+            ModelError: if the weights are not the model's.
+            DataError: if int8 has no rows to be calibrated on.
+            ExportError: if the file does not agree with torch.
         """
+        target = target or DeployTarget(batch=self.batch)
         finished, source = self._finished(submodel)
         module = smaller(finished)
-        rows = self._test(np.arange(min(CHECKED_ROWS, len(self.dataset.test_y))))
-        artifact = deploy(module, self.spec.sample, rows, batch=self.batch)
-        facts = self._facts(submodel, module, artifact) | {
+        layer = self._preprocessing(target)
+        made = self._exported(module, target, layer)
+        judged = made
+        if layer is not None and not layer.invertible:  # the server has features, and no sounds
+            judged = self._exported(module, replace(target, preprocessing=False), None)
+        metric = self.metric
+        value = self.score(judged.forward)
+        quantized = target.quantize != "none"
+        plain = self.score(module) if quantized else value
+        whole = OutputSide(self.spec, 0)
+        is_whole = dict(submodel.identity) == dict(whole.identity) and module is finished
+        facts = described(
+            self.spec, self.dataset, self.weights, submodel, made, origin or WeightsOrigin(), module
+        ) | {
             "batch_norm": source,
             **({"statistics": self._statistics_facts} if source == "frozen" else {}),
-            self.metric: self.score(module),
-            f"whole_{self.metric}": self.score(self.module(OutputSide(self.spec, 0))),
-            "metric": self.metric,
+            metric: value,
+            f"whole_{metric}": plain if is_whole else self.score(self.module(whole)),
+            **({f"unquantized_{metric}": plain} if quantized else {}),
+            "metric": metric,
         }
-        return Deployment(artifact, facts)
+        if metric == "accuracy" and plain - value > MOST_LOST:
+            lost = f"{target.quantize} loses {100 * (plain - value):.1f} points of accuracy on the test set: use float16"
+            facts["notes"] = [*facts.get("notes", ()), lost]
+        artifact = made.artifact(facts)
+        return Deployment(artifact, facts | self._of_file(artifact), target)
+
+    @staticmethod
+    def _of_file(artifact: Artifact) -> dict[str, Any]:
+        digest = hashlib.sha256(artifact.model).hexdigest()
+        return {"bytes": len(artifact.model), "sha256": digest}
+
+    def _exported(
+        self, module: nn.Sequential, target: DeployTarget, layer: Preprocessing | None
+    ) -> ExportedModel:
+        inputs = {INPUT: self.spec.sample, **self.spec.others}
+        subject = Subject(module, inputs, self.input_names, layer)
+        rows = self._test(np.arange(min(CHECKED_ROWS, len(self.dataset.test_y))))
+        calibration = None
+        if target.quantize == "int8":
+            if layer is not None and not layer.invertible:
+                raise ConfigError(
+                    "expected recordings to calibrate int8 with preprocessing, found features only; leave "
+                    "--with-preprocessing or --quantize out"
+                )
+            calibration = self._calibration()
+        names = {own: name for name, own in self.spec.global_names.items()}
+        return deploy(subject, rows, target, calibration=calibration, names=names)
+
+    def _calibration(self) -> Tensors:
+        rows = StatisticsRows(self.dataset, CALIBRATION_ROWS)
+        batch = next(rows.batches(), None)
+        if batch is None:
+            raise DataError(
+                "expected at least one row of data to calibrate int8, found none; add test_x and test_y to the data"
+            )
+        return {name: torch.from_numpy(array) for name, array in batch.items() if name != "y"}
+
+    def _preprocessing(self, target: DeployTarget) -> Preprocessing | None:
+        if not target.preprocessing:
+            return None
+        # ExecuTorch has no antialiased filter for images of any size.
+        return preprocessing_of(
+            data_spec(self.dataset), pixels=self.dataset.pixels, resize=target.format != "executorch"
+        )
+
+    @cached_property
+    def input_names(self) -> Mapping[str, str]:
+        """Names of inputs as ``forward`` has them, by their own; those without an entry keep theirs."""
+        source = self.spec.source
+        if source is None:
+            return {}
+        sample = source.request.sample
+        inputs = sample if isinstance(sample, Mapping) else {INPUT: sample}
+        return {INPUT: first_input(type(source.module), inputs)[0]}
 
     def module(self, submodel: Submodel, number: int = FIRST_ROUND) -> nn.Sequential:
         """``submodel`` on its own, in inference mode; where a window rolls, as it lies in round ``number``."""
@@ -162,17 +265,19 @@ class Workshop:
 
     @property
     def metric(self) -> str:
-        """What tells how good a model of this task is: accuracy, perplexity, mae, or the loss."""
+        """The main metric of the task: accuracy, perplexity, mae, or the loss."""
         return next(iter(self.spec.metrics), "loss")
 
-    def score(self, module: nn.Sequential) -> float:
-        """:attr:`metric` on the test set. Where the batch has a say, in full batches of the artifact's size."""
+    def score(self, model: nn.Sequential | Callable[[Tensors], torch.Tensor]) -> float:
+        """Return :attr:`metric` on the test set, of a module or of a deployed file. If statistics belong to the batch,
+        in full batches of the file's size."""
+        forward = partial(called, model) if isinstance(model, nn.Module) else model
         count = len(self.dataset.test_y)
         step, last = ROWS, count
         if self.bn_eval == "batch":
             step, last = self.batch, max(1, count - self.batch + 1)
         batches = (self._test(np.arange(at, min(at + step, count))) for at in range(0, last, step))
-        return scores(module, self.spec.loss, batches)[self.metric]
+        return scores_of(forward, self.spec.loss, batches)[self.metric]
 
     @torch.inference_mode()
     def right(self, module: nn.Sequential) -> Array:
@@ -249,132 +354,3 @@ class Workshop:
         """A batch, its labels in the shape that the loss reads."""
         labels = parts["y"].reshape(len(parts["y"]), *self._label.shape)
         return {name: torch.from_numpy(array) for name, array in {**parts, "y": labels}.items()}
-
-    def _inputs(self, artifact: Artifact) -> list[dict[str, Any]]:
-        """How to feed the artifact, input by input; the numbers of the first are ``x * scale + shift`` of the data's."""
-        specs = {INPUT: self.spec.sample, **self.spec.others}
-        scaled = {INPUT: {"scale": float(self.dataset.scale), "shift": float(self.dataset.shift)}}
-        return [
-            {
-                "name": name,
-                "dtype": str(specs[name].dtype).removeprefix("torch."),
-                "shape": [artifact.batch, *specs[name].shape],
-                **scaled.get(name, {}),
-            }
-            for name in artifact.inputs
-        ]
-
-    def _facts(self, submodel: Submodel, module: nn.Sequential, artifact: Artifact) -> dict[str, Any]:
-        values = list(module.parameters())
-        return {
-            "model": self.spec.name,
-            "submodel": dict(submodel.identity),
-            "parameters": sum(value.numel() for value in values),
-            "nonzero": sum(int(value.count_nonzero()) for value in values),
-            "macs": sum(macs_by_weight(module, self.spec.sample).values()),
-            "bytes": len(artifact.model),
-            "sha256": hashlib.sha256(artifact.model).hexdigest(),
-            "inputs": self._inputs(artifact),
-            "output": {"name": OUTPUT, "classes": self.spec.classes},
-            "data": self.dataset.name,
-            "max_rel_error": artifact.max_rel_error,
-            "checked_rows": artifact.rows,
-        }
-
-
-_SIZES = frozenset({"ratio", "exit", "width", "counts"})
-"""Options that say how large a tier's submodel is, in words other than gamma."""
-
-
-def chosen(
-    federation: Federation,
-    spec: ModelSpec,
-    *,
-    tier: str | None = None,
-    kind: str | None = None,
-    gamma: float | None = None,
-    options: Mapping[str, Any] | None = None,
-    weights: Mapping[str, Array] | None = None,
-) -> Submodel:
-    """The submodel to deploy: as ``tier`` is cut, or of ``kind`` (default: the whole model), of any size ``gamma``.
-
-    The options of a kind are those of the federation's tiers of that kind, as the model was trained for them;
-    ``options`` override them. Channel counts that are not given are those of the trained ``weights``; a tier keeps the
-    ones its devices trained. ConfigError if that is not one way, ModelError if the weights are not the model's.
-    """
-    if tier is not None and kind is not None:
-        raise ConfigError("give either a tier, to cut as it does, or a kind, not both", tier=tier, kind=kind)
-    if tier is not None and tier not in federation.tiers:
-        raise ConfigError(f"no tier {tier!r}; there are: {', '.join(federation.tiers) or 'none'}", tier=tier)
-    table = federation.tiers[tier] if tier else _like(federation, kind or "output_side")
-    if gamma is not None and table.kind == "output_side":
-        raise ConfigError(
-            "kind output_side is the whole model in inference; a gamma goes with another kind", gamma=gamma
-        )
-    size = {} if gamma is None else {"gamma": gamma}
-    inherited = {name: value for name, value in table.options.items() if gamma is None or name not in _SIZES}
-    table = table.model_copy(update={**size, "options": {**inherited, **(options or {})}})
-    made = submodel_of(spec, tier or table.kind, table)
-    if tier is None and weights is not None and isinstance(made, Structured) and isinstance(made.counts, str):
-        standalone(made, weights)  # refuses those of another model
-        return made.replanned(weights)
-    return made
-
-
-def _like(federation: Federation, kind: str) -> TierTable:
-    """A tier of this kind without a size."""
-    tiers = {name: table for name, table in federation.tiers.items() if table.kind == kind}
-    if kind == "output_side" or not tiers:
-        return TierTable(kind=kind)
-    first, *others = tiers.values()
-    if any(other.options != first.options for other in others):
-        raise ConfigError(
-            f"the tiers {', '.join(tiers)} of kind {kind} have different options; name one of them as the tier",
-            tiers=tuple(tiers),
-        )
-    return TierTable(kind=kind, options=first.options)
-
-
-MODEL_NAME = "model.safetensors"
-BUNDLES = "bundles/*.efl"
-
-
-def accuracy_on_test_set(run: Path) -> dict[str, float]:
-    """Share of the test set that each tier's submodel of the model in the folder ``run`` classifies rightly.
-
-    A submodel that freezes units at the input side is the whole model on a device: such tiers are equal. Batch norm
-    has the statistics that `edgefl deploy` gives it. Nothing is downloaded. OSError or an error of ours if model,
-    configuration or data cannot be read, or the data here are not those of the run.
-    """
-    weights = tensors.load((run / MODEL_NAME).read_bytes())
-    federation = without_devices(load(run / CONFIG_NAME, {}))
-    here = federation.data.model_copy(update={"download": False})
-    federation = federation.model_copy(update={"data": here})
-    dataset = open_data(federation)
-    _check_same(run, dataset, named=here.name != "auto")
-    workshop = Workshop.of(federation, dataset, weights)
-    spec = workshop.spec
-    if workshop.metric != "accuracy":
-        raise DataError(f"the run in {run} is measured by {workshop.metric}, not by accuracy", path=str(run))
-    accuracies: dict[str, float] = {}
-    whole: float | None = None
-    for tier in federation.tiers:
-        submodel = chosen(federation, spec, tier=tier, kind=None, gamma=None, options={}, weights=weights)
-        if submodel.prefix and whole is not None:
-            accuracies[tier] = whole
-            continue
-        accuracies[tier] = workshop.score(workshop.module(submodel))
-        whole = accuracies[tier] if submodel.prefix else whole
-    return accuracies
-
-
-def _check_same(run: Path, dataset: Dataset, *, named: bool) -> None:
-    """DataError unless the run's bundles were made for samples like these, or the run has none and ``named`` its data."""
-    spec = next((read_bundle(path).manifest.data for path in sorted(run.glob(BUNDLES))), None)
-    if spec == data_spec(dataset) or (spec is None and named):
-        return
-    raise DataError(
-        f"the samples that are found here ({dataset.name}) are not known to be those of the run in {run}: set EDGEFL_DATA "
-        "as it was for the run",
-        path=str(run),
-    )

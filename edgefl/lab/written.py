@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
+
+import msgspec
 
 from edgefl.config import Federation
 from edgefl.wire.errors import ConfigError
 
 CONFIG_NAME = "run.toml"
 """The configuration as it was run; not a name that people give their own files."""
+
+SIMULATION_CONFIG = "config.toml"
+"""The same in the folder of a simulation."""
+MODEL_NAME = "model.safetensors"
 
 BROKER, PASSWORD = "EDGEFL_BROKER", "EDGEFL_BROKER_PASSWORD"
 
@@ -40,3 +47,45 @@ def journal_of(folder: Path) -> Path:
             path=str(folder),
         )
     return path
+
+
+def is_simulation(folder: Path) -> bool:
+    """Return True for the folder of a simulation that is not one of a run."""
+    return (folder / SIMULATION_CONFIG).is_file() and not (folder / CONFIG_NAME).is_file()
+
+
+def weights_of(folder: Path) -> Path:
+    """Return the model in the folder of a run or simulation; of an unfinished run, the newest checkpoint.
+
+    Raises:
+        ConfigError: if the folder is neither's, or there is no model yet.
+    """
+    if (folder / MODEL_NAME).is_file() and (is_simulation(folder) or (folder / CONFIG_NAME).is_file()):
+        return folder / MODEL_NAME
+    if is_simulation(folder):
+        raise ConfigError(
+            f"the simulation in {folder} is not finished: `resume` continues it", path=str(folder)
+        )
+    if not (folder / CONFIG_NAME).is_file():
+        raise ConfigError(
+            f"{folder} is not the folder of a run (no {CONFIG_NAME}); name what `out` was", path=str(folder)
+        )
+    checkpoints = sorted((folder / "checkpoints").glob("*.safetensors"), key=round_of)
+    if not checkpoints:
+        raise ConfigError(f"the run in {folder} has no model yet: wait for its first round", path=str(folder))
+    return checkpoints[-1]
+
+
+def round_of(checkpoint: Path) -> int:
+    """Return the round in the name of a checkpoint's file."""
+    return int("".join(filter(str.isdigit, checkpoint.stem)) or 0)
+
+
+def last_round(folder: Path) -> int | None:
+    """Return the last round of a run or simulation by its log of rounds, or None if there is none."""
+    path = folder / ("rounds.jsonl" if is_simulation(folder) else "history.jsonl")
+    number = None
+    for line in path.read_bytes().splitlines() if path.is_file() else ():
+        with suppress(ValueError, KeyError, TypeError):  # half a line, which a killed process left
+            number = int(msgspec.json.decode(line)["round"])
+    return number

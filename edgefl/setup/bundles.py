@@ -6,11 +6,11 @@ from collections.abc import Callable, Collection
 
 from edgefl.config import Federation
 from edgefl.contract.program import Function
-from edgefl.data.dataset import Dataset, OtherInput
+from edgefl.data.dataset import Dataset
+from edgefl.setup.samples import data_spec
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.formats import FormatName
-from edgefl.wire.bundle.manifest import DataSpec, Graph, Input
-from edgefl.wire.bundle.readers import Image, Reader
+from edgefl.wire.bundle.manifest import Graph
 from exporters.artifact import Artifact
 from exporters.bundle.formats import Format, format_of
 from exporters.capture.trace import Captured, Joint, capture
@@ -67,8 +67,6 @@ class Outline:
 
 Progress = Callable[[str], None]
 
-_HALF_OF_8_BITS = 128
-
 
 def bundle_of(
     federation: Federation,
@@ -118,29 +116,3 @@ def _order(federation: Federation, dataset: Dataset, tier: Tier, exchange: Excha
 def _budget(federation: Federation, tier: str) -> Budget | None:
     table = federation.tiers.get(tier)
     return Budget.parse(table.memory_budget) if table and table.memory_budget else None
-
-
-def data_spec(dataset: Dataset) -> DataSpec:
-    """What the devices' samples look like."""
-    return DataSpec(
-        shape=dataset.shape,
-        dtype=dataset.dtype,
-        classes=dataset.classes,
-        scale=float(dataset.scale),
-        shift=float(dataset.shift),
-        below=dataset.below,
-        others=tuple(_input(name, other) for name, other in dataset.others.items()),
-        names=dataset.names,
-        reader=_reader(dataset),
-    )
-
-
-def _reader(dataset: Dataset) -> Reader | None:
-    """The dataset's. Images need none, unless their numbers are not those of 8 bits: white is 16 in handwritten digits."""
-    if dataset.reader is None and dataset.pixels and dataset.top < _HALF_OF_8_BITS:
-        return Image(white=dataset.top)
-    return dataset.reader
-
-
-def _input(name: str, other: OtherInput) -> Input:
-    return Input(name=name, shape=other.test.shape[1:], dtype=str(other.test.dtype), below=other.below)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors, TensorSpec, arrays, prefixed, select
@@ -45,14 +46,21 @@ def standalone(
     return made
 
 
-@torch.inference_mode()
 def scores(module: nn.Sequential, loss: Loss, batches: Iterable[Tensors]) -> dict[str, float]:
     """The metrics of ``loss`` and the loss itself, by name, over the rows of all ``batches``, which hold inputs by name,
     the first as ``x``, and labels ``y``; {} without any."""
+    return scores_of(partial(called, module), loss, batches)
+
+
+@torch.inference_mode()
+def scores_of(
+    forward: Callable[[Tensors], Tensor], loss: Loss, batches: Iterable[Tensors]
+) -> dict[str, float]:
+    """Return the same for a function of a batch, such as a deployed file in its runtime."""
     sums: dict[str, Array] = {}
     names: tuple[str, ...] = ()
     for batch in batches:
-        out, y = called(module, batch), batch["y"]
+        out, y = forward(batch), batch["y"]
         sums = added(sums, arrays(sums_of(loss, out, y, torch.ones(len(y), device=y.device))))
         names = metrics_of(loss, TensorSpec(tuple(out.shape[1:]), out.dtype))
     return measured(names, sums) if sums else {}

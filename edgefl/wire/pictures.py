@@ -14,7 +14,7 @@ from edgefl.wire.tensors import Array
 SUFFIXES = (".png", ".jpg", ".jpeg")
 UNREAD = (".gif", ".webp", ".bmp", ".tif", ".tiff", ".heic", ".heif", ".avif", ".jfif", ".ppm", ".svg")
 """Endings of pictures that are refused, so that none is left out silently."""
-_LARGER = 2
+DRAFT = 2
 """A large JPEG is decoded at a smaller size right away, which is at least this many times what is asked for."""
 _MOST_PIXELS = 1 << 26
 """Of an image as it is decoded, so that none takes the memory of the training: 192 MiB in RGB."""
@@ -42,7 +42,7 @@ def pixels_of(pillow: Any, path: Path, mode: str, size: tuple[int, int]) -> Arra
     try:
         with pillow.Image.open(path) as image:
             longest = max(size)  # an image that lies on its side has width and height swapped here
-            image.draft(mode, (_LARGER * longest, _LARGER * longest))
+            image.draft(mode, (DRAFT * longest, DRAFT * longest))
             if image.width * image.height > _MOST_PIXELS:
                 raise PictureError(
                     f"it has {image.width} x {image.height} pixels, more than {_MOST_PIXELS:,}: make it smaller"

@@ -15,8 +15,8 @@ import edgefl
 from edgefl.cli import app
 from edgefl.config import parse
 from edgefl.data.text.vocabulary import words
-from edgefl.setup.bundles import data_spec
 from edgefl.setup.data import open_data
+from edgefl.setup.samples import data_spec
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.manifest import decode_manifest
 from edgefl.wire.bundle.readers import Image, Reader, Series, Sound, Table, Text

@@ -13,8 +13,8 @@ from edgefl.api.model import sample_spec
 from edgefl.cli import app
 from edgefl.config import parse, without_devices
 from edgefl.models.zoo.catalog import build_model
-from edgefl.setup.bundles import data_spec
 from edgefl.setup.model import federation_model
+from edgefl.setup.samples import data_spec
 from edgefl.setup.shapes import samples_like
 from edgefl.setup.tiers import completed, device_names
 from edgefl.wire.bundle.archive import read_bundle

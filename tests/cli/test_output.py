@@ -23,7 +23,7 @@ from edgefl.cli.models import verify
 from edgefl.lab.deployment import Deployment
 from edgefl.lab.lab import Said
 from edgefl.wire.errors import ConfigError
-from exporters.deploy import Artifact
+from exporters.deploy.export import Artifact
 from server import events
 
 NAME = "somebody.package.models:two"

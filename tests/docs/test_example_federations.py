@@ -19,9 +19,9 @@ from device_runtime.data.sources import load
 from edgefl.cli import app
 from edgefl.config import Federation
 from edgefl.data.dataset import Array, Dataset
-from edgefl.setup.bundles import data_spec
 from edgefl.setup.data import open_data, own_data, partition
 from edgefl.setup.model import federation_model, submodel_of
+from edgefl.setup.samples import data_spec
 from edgefl.setup.tiers import completed, device_names
 from edgefl.wire.bundle.manifest import DataSpec
 from edgefl.wire.bundle.readers import Sound

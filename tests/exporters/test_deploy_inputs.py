@@ -22,7 +22,9 @@ from edgefl.submodels.compaction.compact import compact
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.errors import ExportError
 from edgefl.wire.tensors import Array, Arrays
-from exporters.deploy import deploy
+from exporters.deploy.export import deploy
+from exporters.deploy.program import Subject
+from exporters.deploy.target import DeployTarget
 from tests.models.test_inputs import CLASSES, LENGTH, TEXT, WORDS, reader
 
 PIXELS = {"x": TensorSpec((3, 6, 6)), "place": TensorSpec((2,))}
@@ -82,13 +84,14 @@ def test_every_input_is_a_port_of_its_own_name_and_has_a_say() -> None:
     made = Workshop(spec, data, weights_of(spec), batch=5).deployment(OutputSide(spec, 2))
 
     assert [(each["name"], each["dtype"], each["shape"]) for each in made.facts["inputs"]] == [
-        ("x", "int64", [5, LENGTH]),
+        ("ids", "int64", [5, LENGTH]),
         ("attention_mask", "int64", [5, LENGTH]),
     ]
     given = data.test_batch(np.arange(5))
     del given["y"]
+    given["ids"] = given.pop("x")
     out = run(made.artifact.model, given)
-    expected = module.eval()(torch.from_numpy(given["x"]), torch.from_numpy(given["attention_mask"]))
+    expected = module.eval()(torch.from_numpy(given["ids"]), torch.from_numpy(given["attention_mask"]))
     np.testing.assert_allclose(out, expected.detach().numpy(), atol=1e-5)
     seen = run(made.artifact.model, given | {"attention_mask": np.ones_like(given["attention_mask"])})
     assert not np.allclose(out, seen, atol=1e-4)
@@ -171,12 +174,12 @@ def test_names_of_inputs_do_not_meet_those_inside_the_graph() -> None:
     module = Renamed().eval()
     spec = split(module, sample={"x": TensorSpec((4,)), "v0": TensorSpec((4,))}, classes=2)
     rows = {name: torch.randn(6, 4) for name in ("x", "v0")}
-    made = deploy(spec.module.eval(), spec.sample, rows, batch=3)
-    assert made.inputs == ("x", "v0") and made.max_rel_error < 1e-5
+    made = deploy(Subject(spec.module.eval(), {"x": spec.sample, **spec.others}), rows, DeployTarget(batch=3))
+    assert made.program.inputs == ("x", "v0") and made.max_rel_error < 1e-5
 
 
 def test_an_input_that_is_called_as_the_output_is_refused() -> None:
     spec = split(Taken(), sample={"x": TensorSpec((4,)), "logits": TensorSpec((4,))}, classes=2)
     rows = {name: torch.randn(6, 4) for name in ("x", "logits")}
     with pytest.raises(ExportError, match="an input of the model is called 'logits'"):
-        deploy(spec.module.eval(), spec.sample, rows)
+        deploy(Subject(spec.module.eval(), {"x": spec.sample, **spec.others}), rows)

@@ -35,7 +35,7 @@ def accuracy_of(run: Path) -> Accuracy:
     """What is known of the run in the folder ``run``: its model on the test set where both can be read here, else what
     devices told (:func:`tier_accuracy`). DataError if it is no run or tells neither."""
     try:
-        from edgefl.lab.deployment import accuracy_on_test_set
+        from edgefl.lab.tier_accuracy import accuracy_on_test_set
 
         return Accuracy(accuracy_on_test_set(run))
     except (EdgeflError, OSError, ImportError) as error:  # a run of somebody else's data, or no torch

@@ -1,4 +1,4 @@
-"""``edgefl deploy``: a submodel of any size, cut from a trained model, as one ONNX file for inference."""
+"""``edgefl deploy``: a submodel of any size, cut from a trained model, as one file for inference."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from edgefl.cli.output import console, print_json, print_table, progress
 from edgefl.cli.paths import existing, writable_file
 from edgefl.system.sizes import size
 from edgefl.wire.metric_text import number
+from exporters.deploy.target import files_of, refuse_existing, target_of
 
 if TYPE_CHECKING:
     from edgefl.lab.deployment import BnEval
 
 BnEvals = StrEnum("BnEvals", ["frozen", "batch", "moving"])
+Quantizations = StrEnum("Quantizations", ["none", "int8", "float16"])
+Backends = StrEnum("Backends", ["xnnpack", "portable"])
 
 
 def deploy(
@@ -43,14 +46,43 @@ def deploy(
     data: Annotated[
         Path | None, typer.Option(callback=existing, help="folder with the dataset's standard files")
     ] = None,
-    out: Annotated[Path, typer.Option(callback=writable_file, help="the ONNX file")] = Path("model.onnx"),
+    out: Annotated[
+        Path,
+        typer.Option(
+            callback=writable_file,
+            help="the file: .onnx; .pte for ExecuTorch; .safetensors for torch, with a loader",
+        ),
+    ] = Path("model.onnx"),
+    force: Annotated[bool, typer.Option("--force", help="replace existing files")] = False,
     bn_eval: Annotated[
         BnEvals,
         typer.Option(
             help="statistics of batch norm: frozen, estimated for this submodel; batch, of each batch; moving, as trained"
         ),
     ] = BnEvals.frozen,
-    batch: Annotated[int, typer.Option(min=1, help="samples that go through at a time")] = 1,
+    batch: Annotated[int, typer.Option(min=1, help="samples of one call")] = 1,
+    dynamic_batch: Annotated[
+        bool, typer.Option("--dynamic-batch", help="any number of samples in one call")
+    ] = False,
+    quantize: Annotated[
+        Quantizations,
+        typer.Option(help="int8, calibrated on training samples, or test samples without any; float16"),
+    ] = Quantizations.none,
+    with_preprocessing: Annotated[
+        bool,
+        typer.Option(
+            "--with-preprocessing",
+            help="resizing, channel order and scale of images, log-mels of sounds, mean and deviation of columns inside "
+            "the file",
+        ),
+    ] = False,
+    opset: Annotated[
+        int | None, typer.Option(help="opset of an .onnx file", show_default="18, for ONNX Runtime 1.14")
+    ] = None,
+    backend: Annotated[
+        Backends,
+        typer.Option(help="kernels of a .pte file: XNNPACK, and portable ones for the rest; portable alone"),
+    ] = Backends.xnnpack,
     samples: Annotated[
         int | None,
         typer.Option(min=0, help="most samples for the statistics; 0: all of them", show_default="5000"),
@@ -61,13 +93,18 @@ def deploy(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
 ) -> None:
-    """Cut a submodel out of a trained model and write it as one ONNX file for inference: weights inside, samples in, logits
-    out.
+    """Cut a submodel out of a trained model and write it as one file for inference: weights inside, samples in, logits out.
+
+    The suffix of --out decides the format: .onnx, .pte (ExecuTorch) or .safetensors. The file is loaded by its stock
+    runtime and compared with torch on test samples. Its own metadata and a JSON file of the same name describe inputs,
+    preprocessing and classes. Existing files are refused without --force.
 
     The size need not have been trained. Batch norm gets statistics of this submodel, estimated in one pass over training
     samples, or over test samples where the server has no others; --bn-eval moving keeps those of training. The whole model
-    keeps them too, if all tiers are of kind output_side. The file is compared with torch on test samples; a JSON file of the
-    same name describes it. Its accuracy is printed beside the whole model's.
+    keeps them too, if all tiers are of kind output_side.
+
+    The accuracy printed is measured from the file, beside the whole model's and that before quantization; latency (median
+    of one call) and peak memory are measured in its runtime on this machine.
 
     Examples:
 
@@ -75,16 +112,28 @@ def deploy(
 
       edgefl deploy --weights runs/x/model.safetensors --tier weak --out weak.onnx --json
 
-      edgefl deploy --weights runs/x/model.safetensors --kind width --gamma 1/16 --bn-eval batch --batch 500
+      edgefl deploy --weights runs/x --out model.pte --quantize int8
+
+      edgefl deploy --weights runs/x --with-preprocessing --dynamic-batch --out model.onnx
     """
 
     share, options = _share(gamma), _options(option or [])
+    target = target_of(
+        out,
+        batch=batch,
+        dynamic_batch=dynamic_batch,
+        quantize=quantize.value,
+        opset=opset,
+        backend=backend.value,
+        preprocessing=with_preprocessing,
+    )
+    files = files_of(out)
+    if not force:
+        refuse_existing(files)
     _check(config, weights, tier, kind, options)  # torch, which all that follows loads, takes seconds
     from edgefl.api.deploy import deploy as deployed
     from edgefl.contract.choice import SubmodelChoice
-    from edgefl.lab.deployment import checked_file
 
-    file = checked_file(out)
     with progress("cutting and exporting the model"):
         made = deployed(
             weights,
@@ -98,13 +147,19 @@ def deploy(
             batch=batch,
             **({} if samples is None else {"samples": samples}),
             compact=compact,
-        )
-    made.save(file)
-    facts = {"file": str(file)} | dict(made.facts)
+            format=target.format,
+            quantize=target.quantize,
+            dynamic_batch=target.dynamic_batch,
+            opset=target.opset,
+            backend=target.backend,
+            preprocessing=target.preprocessing,
+        ).measured()
+    made.save(out, force=force)
+    facts = {"file": str(out)} | dict(made.facts)
     if as_json:
         print_json(facts)
     else:
-        _print(facts, file.with_suffix(".json"))
+        _print(facts, files)
 
 
 def _check(
@@ -155,15 +210,25 @@ def _options(texts: list[str]) -> dict[str, Any]:
         ) from error
 
 
-def _print(facts: dict[str, Any], beside: Path) -> None:
+def _print(facts: dict[str, Any], files: tuple[Path, ...]) -> None:
     metric = facts["metric"]
+    before = f"unquantized_{metric}"
     row = {
         "size": size(facts["bytes"]),
         "parameters": facts["parameters"],
-        "nonzero": facts["nonzero"],
         metric: number(metric, facts[metric], 2),
-        "whole model": number(metric, facts[f"whole_{metric}"], 2),
+        **({"unquantized": number(metric, facts[before], 2)} if before in facts else {}),
+        "whole": number(metric, facts[f"whole_{metric}"], 2),
         "error": f"{facts['max_rel_error']:.1e}",
+        "latency": f"{facts['latency_ms']:.3g} ms",
+        "memory": size(facts["peak_bytes"]),
     }
     print_table(f"{facts['model']} on {facts['data']}", [row])
-    console.print(f"{facts['file']}; how to feed it: {beside}")
+    for note in facts.get("notes", ()):
+        console.print(f"note: {note}")
+    runtime = facts["runtime"]
+    console.print(
+        f"{facts['file']} for {runtime['name']} {runtime['least']} or later; how to feed it: {files[1]}"
+    )
+    for loader in files[2:]:
+        console.print(f"{loader} loads it: load()")

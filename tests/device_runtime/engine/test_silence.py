@@ -31,7 +31,7 @@ def threads_of(module: str, home: Path, **more: str) -> int:
 
 @pytest.mark.sample(1)
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-@pytest.mark.parametrize("module", ["device_runtime.engine.onnx", "exporters.deploy"])
+@pytest.mark.parametrize("module", ["device_runtime.engine.onnx", "exporters.deploy.export"])
 def test_onnxruntime_is_told_to_report_to_nobody_before_it_is_imported(module: str, tmp_path: Path) -> None:
     assert threads_of(module, tmp_path, ORT_DISABLE_TELEMETRY="") == 1, "a thread waits to tell"
     assert not [*tmp_path.rglob("*")], "what is to be told waits in a file"

@@ -1,0 +1,1 @@
+"""Models for inference as files of stock runtimes: ONNX Runtime, ExecuTorch, and torch with safetensors."""
