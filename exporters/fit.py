@@ -44,7 +44,7 @@ DEAD = "dead at the initial weights"
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
     """A submodel and what a round with it costs the device.
 
-    Memory is the predicted peak over the idle process, of the graph that needs most; ``memory_about``: guessed from other
+    Memory is anonymous memory above the idle agent at the peak of a round, predicted from the graph that needs most; ``memory_about``: guessed from other
     sizes, because it is far from what the device has. MACs are of one sample's forward
     pass through the trained part (``macs`` executed, ``kept_macs`` with weights that are held), ``round_macs`` of
     everything a round executes. Shares are of the whole model; ``trained_share`` is the geometric mean of the two.
@@ -205,7 +205,7 @@ def _offered(planner: _Planner, sizes: Sequence[tuple[Size, str]], say: Say) -> 
 
 @dataclass(frozen=True)
 class _Peak:
-    """Bytes over the idle process, and the graph that needs them."""
+    """Bytes above the idle agent, and the graph that needs them."""
 
     bytes: int
     graph: str

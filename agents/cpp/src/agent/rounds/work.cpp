@@ -35,8 +35,7 @@ void Work::run(const Job& job) {
   request.folder = store.folder();
   request.checkpoint_steps = limits.checkpoint_steps;
   Guard guard(limits, owner, aborted);
-  const RoundResult result = run_round(engine, request, *fitted, host_of(job, guard));
-  hand_over(job, manifest, result, idle_bytes);
+  hand_over(job, manifest, run_round(engine, request, *fitted, host_of(job, guard)), idle_bytes);
 }
 
 Manifest Work::manifest_of(const Job& job) {
@@ -112,7 +111,7 @@ RoundHost Work::host_of(const Job& job, Guard& guard) {
   return host;
 }
 
-void Work::hand_over(const Job& job, const Manifest& manifest, const RoundResult& result, int64_t idle_bytes) {
+void Work::hand_over(const Job& job, const Manifest& manifest, RoundResult result, int64_t idle_bytes) {
   const Traffic received = fetcher.take_received();
   Update update;
   update.run = job.run;
@@ -126,10 +125,15 @@ void Work::hand_over(const Job& job, const Manifest& manifest, const RoundResult
   update.profile = {result.step_ms, result.forward_ms, result.load_ms, idle_bytes, std::max(peak_bytes(), idle_bytes), received.payload, received.wire, fetcher.take_mirrored()};
   update.codec = manifest.codec;
   update.codec_version = manifest.codec_version;
+  // An update is as large as what was trained: each form of it goes as soon as the next is made.
   update.tensors = dump_tensors(result.update, result.masks);
+  result.update.clear();
   std::optional<Bytes> carry;
   if (!result.carry.empty()) carry = dump_tensors(result.carry);
-  store.finish_job({job.run, job.round, job.nonce, encode(update), job.ask, job.shard}, carry, carry_name(job, manifest));
+  result.carry.clear();
+  Outgoing outgoing{job.run, job.round, job.nonce, encode(update), job.ask, job.shard};
+  update.tensors = Bytes();
+  store.finish_job(std::move(outgoing), carry, carry_name(job, manifest));
 }
 
 }  // namespace edgefl

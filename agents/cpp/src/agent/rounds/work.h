@@ -42,7 +42,7 @@ struct Work {
   Tensors weights_of(const Job& job, const std::vector<std::string>& units);
   DataParts parts_of(const Manifest& manifest);
   RoundHost host_of(const Job& job, Guard& guard);
-  void hand_over(const Job& job, const Manifest& manifest, const RoundResult& result, int64_t idle_bytes);
+  void hand_over(const Job& job, const Manifest& manifest, RoundResult result, int64_t idle_bytes);
 };
 
 }  // namespace edgefl
