@@ -23,8 +23,11 @@ def resident_bytes() -> int:
 
 
 def anonymous_bytes(pid: int | str = "self") -> int:
-    """Return the resident memory of a process that no file backs; 0 if the system does not report it (not Linux)."""
-    return status_bytes("RssAnon", pid)
+    """Return the resident memory of a process that no file backs.
+
+    Where the system does not report it (not Linux), return all resident memory of this process.
+    """
+    return status_bytes("RssAnon", pid) or resident_bytes()
 
 
 def peak_bytes() -> int:

@@ -12,7 +12,6 @@ from device_runtime.data.samples import LabelSpec, Local
 from device_runtime.engine.base import Engine
 from device_runtime.link.fetch import Fetcher
 from device_runtime.link.identity import ServerTrust
-from device_runtime.memory import peak_bytes
 from device_runtime.policy import Rules
 from device_runtime.round import bounds
 from device_runtime.round.costs import Profiler
@@ -217,8 +216,7 @@ class Work:
             forward_ms=profiler.total_ms("forward"),
             load_ms=profiler.total_ms("load"),
             idle_bytes=profiler.idle_bytes,
-            # The idle moment is part of the round.
-            peak_bytes=max(peak_bytes(), profiler.idle_bytes) + sandbox.peak_bytes(self.engine),
+            peak_bytes=profiler.most_bytes + sandbox.peak_bytes(self.engine),
             down_bytes=received.payload,
             down_wire_bytes=received.wire,
             variants=forms.used,

@@ -203,7 +203,7 @@ class Progress(Message, frozen=True, kw_only=True):
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a round cost the device. Times in milliseconds (medians), memory as resident set size in bytes.
+    """What a round cost the device. Times in milliseconds (medians), anonymous memory in bytes.
 
     ``down_bytes``: payloads of the blob messages that it got since its last update; ``down_wire_bytes``: with their
     headers (:mod:`edgefl.wire.mqtt.packets`). ``variants``: the form in use of each graph that has several and was tried, ""

@@ -13,7 +13,8 @@
 namespace edgefl {
 
 void Work::run(const Job& job) {
-  const int64_t idle_bytes = resident_bytes();
+  most_bytes = anonymous_bytes();
+  const int64_t idle_bytes = most_bytes;
   reset_peak();
   if (const std::string why = owner.forbidden(); !why.empty()) throw RoundDeclined("policy", "the policy of this device does not allow it: " + why);
   const Manifest manifest = manifest_of(job);
@@ -95,7 +96,10 @@ RoundHost Work::host_of(const Job& job, Guard& guard) {
   host.artifact = [this](const BlobRef& ref) { return fetcher.get(ref); };
   host.weights = [this, &job](const std::vector<std::string>& units) { return weights_of(job, units); };
   host.between = [&guard] { guard.between(); };
-  host.worked = [&guard](double ms) { guard.worked(ms); };
+  host.worked = [this, &guard](double ms) {
+    guard.worked(ms);
+    most_bytes = std::max(most_bytes, anonymous_bytes());  // the engine keeps what a step took
+  };
   host.watch = [this, &job](const StepReport& step) { watch(job, step); };
   host.room = [this](int64_t nbytes) {
     try {
@@ -122,7 +126,7 @@ void Work::hand_over(const Job& job, const Manifest& manifest, RoundResult resul
   update.model_version = job.model_version;
   update.samples = result.samples;
   update.metrics = result.metrics;
-  update.profile = {result.step_ms, result.forward_ms, result.load_ms, idle_bytes, std::max(peak_bytes(), idle_bytes), received.payload, received.wire, fetcher.take_mirrored()};
+  update.profile = {result.step_ms, result.forward_ms, result.load_ms, idle_bytes, most_bytes, received.payload, received.wire, fetcher.take_mirrored()};
   update.codec = manifest.codec;
   update.codec_version = manifest.codec_version;
   // An update is as large as what was trained: each form of it goes as soon as the next is made.
