@@ -147,8 +147,9 @@ _STEPS = 2
 
 
 def predicted_peak(*steps: Captured) -> int:
-    """Return the expected peak of anonymous memory, above the idle agent, of a round in which a graph, or the segments
-    that it was cut into, run one after another, again and again.
+    """Return the expected peak of anonymous memory above the idle agent, for a round that repeats ``steps``.
+
+    These are one graph, or the segments that it was cut into, which run one after another.
 
     The pages of a segment, those that it reads and those that it writes, are there while it runs, and so is what it
     computes: the arena is emptied behind each.

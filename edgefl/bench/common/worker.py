@@ -2,7 +2,7 @@
 
 Lines of JSON: the parent writes ``{"steps": 5}`` and reads ``{"ms": [...], "cpu_ms": [...], "values": [...],
 "peak_over_idle_bytes": ..., "anonymous_bytes": ...}``, of which values are those of steps that return numbers. A first line
-from the worker tells that it is ready. This file and what it imports need the standard library only, because
+from the worker says that it is ready. This file and what it imports need the standard library only, because
 one of the engines lives in a Python environment of its own.
 """
 
