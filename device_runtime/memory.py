@@ -22,6 +22,14 @@ def resident_bytes() -> int:
     return status_bytes("VmRSS") or _peak_of_process()
 
 
+def anonymous_bytes(pid: int | str = "self") -> int:
+    """Return the resident memory of a process that no file backs.
+
+    Where the system does not report it (not Linux), return all resident memory of this process.
+    """
+    return status_bytes("RssAnon", pid) or resident_bytes()
+
+
 def peak_bytes() -> int:
     """Highest resident set size since :func:`reset_peak`."""
     return status_bytes("VmHWM") or _peak_of_process()

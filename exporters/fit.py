@@ -44,8 +44,8 @@ DEAD = "dead at the initial weights"
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
     """A submodel and what a round with it costs the device.
 
-    Memory is the predicted peak over the idle process, of the graph that needs most; ``memory_about``: guessed from other
-    sizes, because it is far from what the device has. MACs are of one sample's forward
+    Memory is anonymous memory above the idle agent at the peak of a round, predicted from the graph that needs most;
+    ``memory_about``: guessed from other sizes, because it is far from what the device has. MACs are of one sample's forward
     pass through the trained part (``macs`` executed, ``kept_macs`` with weights that are held), ``round_macs`` of
     everything a round executes. Shares are of the whole model; ``trained_share`` is the geometric mean of the two.
     Seconds are those of the links and of the speed that are known, null if none is. ``problem`` is empty where it fits,
@@ -169,11 +169,20 @@ def plan(
         groups = [[each] for each in told]
     tasks = [partial(_offered, planner, group) for group in groups]
     found = list(chain.from_iterable(side_by_side(tasks, say, processes=processes, begin=begin)))
-    offers = [each for each in found if isinstance(each, Offer)]
+    offers = _distinct(each for each in found if isinstance(each, Offer))
     left_out = [(size, each) for size, each in zip(every, found, strict=True) if isinstance(each, ModelError)]
     if not offers:
         raise left_out[0][1]
     return _settled(planner, Fit(tuple(offers), tuple(left_out)))
+
+
+def _distinct(offers: Iterable[Offer]) -> list[Offer]:
+    """Return the first of each kind that costs and trains the same: a model has fewer sizes than there are options."""
+    first: dict[object, Offer] = {}
+    for offer in offers:
+        cost = msgspec.structs.replace(offer, size="", options={}, memory_graph="", memory_about=False)
+        first.setdefault(msgspec.json.encode(cost), offer)
+    return list(first.values())
 
 
 def _settled(planner: _Planner, made: Fit) -> Fit:
@@ -205,7 +214,7 @@ def _offered(planner: _Planner, sizes: Sequence[tuple[Size, str]], say: Say) -> 
 
 @dataclass(frozen=True)
 class _Peak:
-    """Bytes over the idle process, and the graph that needs them."""
+    """Bytes above the idle agent, and the graph that needs them."""
 
     bytes: int
     graph: str

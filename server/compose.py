@@ -271,7 +271,7 @@ def _warnings(
 def _offers(tier: str, offered: int, exchanges: Sequence[TierSpec]) -> Iterator[Warned]:
     """Devices that report just the memory that their tier asks for decline its rounds if a graph needs more."""
     manifests = [bundle.manifest for each in exchanges for bundle in (each.bundle, *each.further)]
-    needed = max(graph.planned_bytes for manifest in manifests for graph in manifest.of_round)
+    needed = max(manifest.planned_bytes for manifest in manifests)
     if 0 < offered < needed:
         text = (
             f"memory_bytes asks devices for {offered:,} bytes, and the largest graph of a round needs {needed:,}: those "

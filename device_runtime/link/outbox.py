@@ -12,11 +12,10 @@ from contextlib import suppress
 import msgspec
 
 from device_runtime.store.database import Outgoing, PastRound, Store
-from edgefl.wire.blobs import split
 from edgefl.wire.errors import ProtocolError, StoreError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.envelope import Seal, bare
-from edgefl.wire.mqtt.messages import ENVELOPE_BYTES, Ack, Update, UpdateChunk, decode
+from edgefl.wire.mqtt.messages import ENVELOPE_BYTES, Ack, UpdateChunk, UpdateFigures, decode
 from edgefl.wire.mqtt.session import Delivery, Session
 from edgefl.wire.mqtt.topics import DeviceTopics
 
@@ -38,7 +37,7 @@ def past_of(outgoing: Outgoing, ack: Ack) -> PastRound:
         up_bytes=len(outgoing.data),
     )
     with suppress(ProtocolError):  # another release of the runtime may have computed it
-        update = decode(Update, outgoing.data)
+        update = decode(UpdateFigures, outgoing.data)
         past = msgspec.structs.replace(
             past,
             tier=update.tier,
@@ -133,18 +132,18 @@ class Outbox:
 
     def _send_until_settled(self, outgoing: Outgoing) -> None:
         room = max(self._limits.chunk_bytes // 2, self._limits.chunk_bytes - ENVELOPE_BYTES)
-        pieces = list(split(outgoing.data, room))
+        count = max(1, -(-len(outgoing.data) // room))
         sha256 = hashlib.sha256(outgoing.data).hexdigest()
-        every = range(len(pieces))
-        first = None if outgoing.ask and len(pieces) > 1 else every
+        every = range(count)
+        first = None if outgoing.ask and count > 1 else every
         wanted: Sequence[int] | None = first
         patience_s = self._limits.ack_timeout_s
         while not self._stopping.is_set() and self._session.connected:
             self._drain()
             if wanted is None:
-                self._offer(outgoing, sha256, len(pieces))
+                self._offer(outgoing, sha256, count)
             else:
-                self._send(outgoing, sha256, pieces, wanted)
+                self._send(outgoing, sha256, room, wanted)
             ack = self._wait_for(outgoing.nonce, sha256, patience_s)
             if ack is None:
                 # A server with a backlog gets no shorter one by hearing everything twice.
@@ -166,17 +165,18 @@ class Outbox:
         self.sent_bytes += len(payload)
         self._session.publish(topic, payload)
 
-    def _send(self, outgoing: Outgoing, sha256: str, pieces: list[bytes], wanted: Iterable[int]) -> None:
-        """Publish chunks, at most a window of them ahead of the broker."""
+    def _send(self, outgoing: Outgoing, sha256: str, room: int, wanted: Iterable[int]) -> None:
+        """Publish chunks of ``room`` bytes, at most a window of them ahead of the broker."""
+        size = len(outgoing.data)
         flying: deque[Delivery] = deque()
         for index in wanted:
             chunk = UpdateChunk(
                 nonce=outgoing.nonce,
                 sha256=sha256,
                 index=index,
-                count=len(pieces),
-                size=len(outgoing.data),
-                data=pieces[index],
+                count=max(1, -(-size // room)),
+                size=size,
+                data=bytes(outgoing.data[index * room : (index + 1) * room]),
             )
             topic = self._topics.update(outgoing.round, index, outgoing.shard)
             payload = self._seal(topic, chunk)

@@ -1,4 +1,4 @@
-"""What a round costs on this device: time per graph and resident memory."""
+"""Costs of a round on this device: time per graph, and anonymous memory."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from device_runtime.memory import reset_peak, resident_bytes
+from device_runtime.memory import anonymous_bytes, reset_peak
 
 
 class Profiler:
-    """Collects the timings of one round, by name."""
+    """Collects the timings of one round, by name, and its highest memory behind a timed part.
+
+    An engine keeps what a step took until its graph is dropped, so that memory behind a step is that of its peak.
+    """
 
     def __init__(self) -> None:
-        self.idle_bytes = resident_bytes()
+        self.idle_bytes = self.most_bytes = anonymous_bytes()
         self.times_ms: dict[str, list[float]] = {}
         reset_peak()
 
@@ -24,6 +27,7 @@ class Profiler:
             yield
         finally:
             self.times_ms.setdefault(name, []).append(1e3 * (time.perf_counter() - start))
+            self.most_bytes = max(self.most_bytes, anonymous_bytes())
 
     def median_ms(self, name: str) -> float:
         ordered = sorted(

@@ -165,7 +165,10 @@ class RoundRunner:
     def _start(self, current: _Round, carry: Arrays) -> State:
         spec = self.manifest.graph(self.manifest.start)
         feeds = self._kept_feeds(current, spec, carry) | current.feeds.given(spec, current.total)
-        return self._graphs.load(spec.name).run(complete(spec, feeds, ()), {}).state
+        state = self._graphs.load(spec.name).run(complete(spec, feeds, ()), {}).state
+        del feeds
+        trim_memory()  # the weights: small tensors leave gaps that the next graph does not fit into
+        return state
 
     def _kept_feeds(self, current: _Round, spec: Graph, carry: Arrays) -> Arrays:
         """What a graph reads of the round's weights, and of what the previous round left (zeros if nothing did)."""

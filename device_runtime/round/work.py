@@ -12,7 +12,6 @@ from device_runtime.data.samples import LabelSpec, Local
 from device_runtime.engine.base import Engine
 from device_runtime.link.fetch import Fetcher
 from device_runtime.link.identity import ServerTrust
-from device_runtime.memory import peak_bytes
 from device_runtime.policy import Rules
 from device_runtime.round import bounds
 from device_runtime.round.costs import Profiler
@@ -29,7 +28,7 @@ from edgefl.wire import tensors
 from edgefl.wire.bundle.manifest import Graph, Manifest, decode_manifest
 from edgefl.wire.errors import ProtocolError, RoundDeclined, StoreError
 from edgefl.wire.limits import Limits
-from edgefl.wire.mqtt.messages import CRASHED, NO_FORMAT, NO_MEMORY, TOO_MUCH, Profile, Update, encode
+from edgefl.wire.mqtt.messages import CRASHED, NO_FORMAT, NO_MEMORY, TOO_MUCH, Profile, Update, update_pieces
 
 # Between the steps of a round: whether it goes on, and how long it rests.
 
@@ -217,8 +216,7 @@ class Work:
             forward_ms=profiler.total_ms("forward"),
             load_ms=profiler.total_ms("load"),
             idle_bytes=profiler.idle_bytes,
-            # The idle moment is part of the round.
-            peak_bytes=max(peak_bytes(), profiler.idle_bytes) + sandbox.peak_bytes(self.engine),
+            peak_bytes=profiler.most_bytes + sandbox.peak_bytes(self.engine),
             down_bytes=received.payload,
             down_wire_bytes=received.wire,
             variants=forms.used,
@@ -239,8 +237,10 @@ class Work:
             profile=profile,
             codec=manifest.codec,
             codec_version=manifest.codec_version,
-            tensors=tensors.dump(result.update, result.masks),
+            tensors=b"",
         )
-        outgoing = Outgoing(job.run, job.round, job.nonce, encode(update), job.ask, job.shard)
-        carry = tensors.dump(result.carry) if result.carry else None
-        self.store.finish_job(outgoing, carry, carry_name(job, manifest))
+        # In pieces: the update is as large as what was trained, and joined it would be here three times.
+        data = update_pieces(update, tensors.pieces(result.update, result.masks))
+        carry = tensors.pieces(result.carry) if result.carry else None
+        outgoing = Outgoing(job.run, job.round, job.nonce, ask=job.ask, shard=job.shard)
+        self.store.finish_job(outgoing, carry, carry_name(job, manifest), data)

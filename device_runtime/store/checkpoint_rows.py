@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
+from device_runtime.store.values import insert
 from edgefl.wire.tensors import Array
 
 # The ids are never used again: what was replaced is missing to who still reads it, and never mixed with the new.
@@ -106,14 +107,6 @@ def read(db: sqlite3.Connection, row: TensorRow) -> Array:
 
 
 def _insert(db: sqlite3.Connection, nonce: str, name: str, array: Array) -> None:
-    """Write one tensor through a blob handle: a bound value would be copied twice, and stay with its statement.
-
-    ``data`` is the last column: SQLite builds a row with its zeros in memory unless they come at its end.
-    """
-    made = db.execute(
-        "INSERT INTO checkpoint_tensors(nonce, name, dtype, shape, data) VALUES(?, ?, ?, ?, zeroblob(?))",
-        (nonce, name, array.dtype.str, msgspec.msgpack.encode(array.shape), array.nbytes),
-    )
-    if array.nbytes and made.lastrowid is not None:
-        with db.blobopen("checkpoint_tensors", "data", made.lastrowid) as blob:
-            blob.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    shape = msgspec.msgpack.encode(array.shape)
+    row = {"nonce": nonce, "name": name, "dtype": array.dtype.str, "shape": shape}
+    insert(db, "checkpoint_tensors", row, [np.ascontiguousarray(array).reshape(-1).view(np.uint8).data])

@@ -10,6 +10,7 @@ import sqlite3
 import time
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -17,12 +18,13 @@ import msgspec
 from device_runtime.store import checkpoint_rows
 from device_runtime.store.carry_choice import StoredCarry
 from device_runtime.store.checkpoint_rows import Checkpoint
-from device_runtime.store.file import StoreFile, as_bytes
+from device_runtime.store.file import StoreFile
+from device_runtime.store.values import insert
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.errors import StoreError
-from edgefl.wire.mqtt.messages import MALFORMED
+from edgefl.wire.mqtt.messages import MALFORMED, with_last_bytes
 from edgefl.wire.mqtt.topics import NO_SHARD
-from edgefl.wire.tensors import Array
+from edgefl.wire.tensors import Array, Piece
 
 # In tables of large values ``data`` is the last column, so that finding a row does not read it. No row of ``carries`` is
 # ever rewritten, which would hold it in memory.
@@ -57,14 +59,26 @@ Place = tuple[BlobRef, int]
 """A chunk of a blob, by its index."""
 
 
-class Outgoing(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class Outgoing:
     """An update that waits for the server's word. ``data`` is an encoded Update; ``ask``: it is offered before it goes;
     ``shard``: below which topics."""
 
     run: str
     round: int
     nonce: str
-    data: bytes
+    data: Piece = b""
+    ask: bool = False
+    shard: int = NO_SHARD
+
+
+class _StoredOutgoing(msgspec.Struct):
+    """An :class:`Outgoing` as the store holds it."""
+
+    run: str
+    round: int
+    nonce: str
+    data: memoryview
     ask: bool = False
     shard: int = NO_SHARD
 
@@ -252,26 +266,40 @@ class Store(StoreFile):
 
     # -- outbox ----------------------------------------------------------------------------------------------
 
-    def finish_job(self, outgoing: Outgoing, carry: bytes | None, carry_name: str) -> None:
-        """Move a computed update into the outbox and end its job, in one durable step: it is never lost."""
+    def finish_job(
+        self,
+        outgoing: Outgoing,
+        carry: bytes | Sequence[Piece] | None,
+        carry_name: str,
+        data: Sequence[Piece] = (),
+    ) -> None:
+        """Move a computed update into the outbox and end its job, in one durable step: it is never lost.
+
+        ``data``: the encoded update in pieces, in place of ``outgoing.data``. Nothing is joined in memory.
+        """
+        body = data or [outgoing.data]
+        fields = {key: value for key, value in vars(outgoing).items() if key != "data"}
+        head = with_last_bytes(msgspec.msgpack.encode({**fields, "data": b""}), sum(map(len, body)))
         with self._transaction(durable=True) as db:
-            row = (outgoing.nonce, outgoing.round, msgspec.msgpack.encode(outgoing))
-            db.execute("INSERT OR REPLACE INTO outbox VALUES(?, ?, ?)", row)
+            db.execute("DELETE FROM outbox WHERE nonce = ?", (outgoing.nonce,))
+            insert(db, "outbox", {"nonce": outgoing.nonce, "round": outgoing.round}, [head, *body])
             if carry is not None:
                 # Beside those before: had the server never heard of the update, what it did not tell must not stand either.
-                kept = (carry_name, outgoing.nonce, outgoing.round, carry)
-                db.execute("INSERT INTO carries(name, nonce, round, data) VALUES(?, ?, ?, ?)", kept)
+                kept = {"name": carry_name, "nonce": outgoing.nonce, "round": outgoing.round}
+                insert(db, "carries", kept, [carry] if isinstance(carry, bytes) else carry)
             db.execute("DELETE FROM job")
             checkpoint_rows.delete(db)
 
     def outgoing(self) -> Outgoing | None:
         """The oldest update that waits. StoreError for one that cannot be read, which is dropped."""
-        rows = self._all("SELECT rowid, data FROM outbox ORDER BY rowid LIMIT 1")
+        rows = self._all("SELECT rowid FROM outbox ORDER BY rowid LIMIT 1")
         if not rows:
             return None
-        [(row, data)] = rows
+        [(row,)] = rows
+        with self._reading() as db, db.blobopen("outbox", "data", row, readonly=True) as blob:
+            data = blob.read()  # a selected value would be copied twice
         try:
-            return msgspec.msgpack.decode(as_bytes(data), type=Outgoing)
+            return Outgoing(**msgspec.structs.asdict(msgspec.msgpack.decode(data, type=_StoredOutgoing)))
         except MALFORMED as error:
             with self._transaction() as db:
                 db.execute("DELETE FROM outbox WHERE rowid = ?", (row,))

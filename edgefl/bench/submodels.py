@@ -34,7 +34,7 @@ from edgefl.submodels.submodel import Submodel
 from edgefl.system.structs import filled
 from edgefl.wire.errors import ModelError
 from exporters.artifact import Artifact
-from exporters.memory.predict import predicted_alone
+from exporters.memory.predict import predicted_peak
 from exporters.memory.recompute import lean
 from exporters.memory.usage import rewritable
 from exporters.onnx import capture_for
@@ -235,7 +235,7 @@ def _chunked(size: Size, spec: ModelSpec, training: int) -> Size:
     """The finer chunks where running them is expected to need more than the ``training`` bytes, as in `edgefl plan`."""
     if size.finer is None:
         return size
-    forward = max(predicted_alone(capture_for(function)) for function in _forwards(size.of(spec)))
+    forward = max(predicted_peak(capture_for(function)) for function in _forwards(size.of(spec)))
     return size.finer if forward > training else size
 
 
@@ -250,8 +250,8 @@ def _run(function: Function, left: Tensors, hyper: Mapping[str, float], settings
         ran = _trained(Path(folder), settings, settings.steps if again else 0)
     return Run(
         function.name,
-        predicted_alone(captured),
-        ran.peak,
+        predicted_peak(captured),
+        ran.anonymous,
         len(artifact.model),
         ran.median_ms if ran.times else 0.0,
     )

@@ -39,6 +39,11 @@ class AgentProcess:
             ) from error
 
     @property
+    def pid(self) -> int:
+        """Process id of the agent."""
+        return self._process.pid
+
+    @property
     def exit_code(self) -> int | None:
         """Exit code of the agent, or None while it runs."""
         return self._process.poll()

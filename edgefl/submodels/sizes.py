@@ -25,7 +25,9 @@ class Size:
 
     @property
     def label(self) -> str:
-        """For people: ``gamma 0.25``, ``cut 5``."""
+        """Return the options for people: ``gamma 0.25``, ``cut 5``, ``whole model``."""
+        if self.kind == "width" and self.options.get("gamma") == 1.0:
+            return "whole model"
         options = [f"{name} {_human(value)}" for name, value in self.options.items()]
         return ", ".join(options) or "as it is"
 

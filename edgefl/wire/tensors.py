@@ -22,6 +22,8 @@ from edgefl.wire.errors import ProtocolError
 
 Array = npt.NDArray[Any]
 Arrays = dict[str, Array]
+Piece = bytes | memoryview
+"""Some bytes of a longer message; a view keeps its array alive."""
 
 MAX_MASK_BITS = 1 << 33
 """Entries that the masks of one blob may unfold to: 1 GiB packed, as much as the largest blob a device takes."""
@@ -37,6 +39,14 @@ def dump(arrays: Mapping[str, Array], masks: Mapping[str, int] | None = None) ->
     ``masks`` names the arrays that are packed masks (uint8 [ceil(count / 8)]) with their counts of entries; each is
     stored as it is or as gaps, whichever takes fewer bytes. ProtocolError if one is missing or is no packed mask of
     its count, or if a name contains ``~``.
+    """
+    return b"".join(pieces(arrays, masks))
+
+
+def pieces(arrays: Mapping[str, Array], masks: Mapping[str, int] | None = None) -> list[Piece]:
+    """Return the bytes of :func:`dump` in pieces that share the memory of float32 arrays.
+
+    Joined, the arrays would be held twice.
     """
     stored = dict(arrays)
     reserved = [name for name in arrays if _RESERVED in name]
@@ -57,20 +67,19 @@ def dump(arrays: Mapping[str, Array], masks: Mapping[str, int] | None = None) ->
     # np.asarray, because np.ascontiguousarray turns a scalar into an array of one.
     ordered = {name: np.asarray(stored[name], order="C") for name in sorted(stored)}
     floats = bool(ordered) and all(array.dtype == _FLOAT for array in ordered.values())
-    return _joined(ordered) if floats else bytes(_save(ordered))
+    return _pieces_of_floats(ordered) if floats else [bytes(_save(ordered))]
 
 
-def _joined(floats: Mapping[str, Array]) -> bytes:
-    """What safetensors writes of arrays of float32 in the order of their names, each copied once in place of three times."""
+def _pieces_of_floats(floats: Mapping[str, Array]) -> list[Piece]:
+    """Return what safetensors writes of float32 arrays in the order of their names."""
     header, end = {}, 0
     for name, array in floats.items():
         header[name] = {"dtype": "F32", "shape": array.shape, "data_offsets": (end, end + array.nbytes)}
         end += array.nbytes
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
-    return b"".join(
-        [len(text).to_bytes(8, "little"), text, *(array.reshape(-1).data for array in floats.values())]
-    )
+    bodies = [array.reshape(-1).data.cast("B") for array in floats.values() if array.size]
+    return [len(text).to_bytes(8, "little") + text, *bodies]
 
 
 def load(data: bytes, max_bits: int = MAX_MASK_BITS) -> Arrays:

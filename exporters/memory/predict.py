@@ -1,10 +1,13 @@
-"""How much memory a device needs to run a captured graph, before anything is exported or run.
+"""Memory that a device needs to run a captured graph with onnxruntime, before anything is exported or run.
+
+Memory is anonymous memory above the idle agent: what no file backs. An idle agent is connected and has its engine open.
+Mapped files, such as the engine's code, are not counted, because the system can drop their pages at any time.
 
 :func:`predicted_peak` follows onnxruntime in what matters: the order in which it executes a graph, what it computes
-in place, the buffers of state that the device binds, and its arena (:mod:`exporters.memory.predict`). What it needs
-beside tensors is a constant and a little for every node, fitted to measurements; ``edgefl bench submodels`` tells
-prediction and measurement of single graphs side by side, ``edgefl bench memory`` those of whole rounds. A budget has
-to have room for this and for the bound :func:`exporters.memory.recompute.peak_bytes`, which mostly is more.
+in place, the buffers of state that the device binds, and its arena. What it needs beside tensors is a constant and a
+little for every node, fitted to ``python -m edgefl.conformance.memory``, which compares prediction and measurement of
+whole rounds of real agents. A budget has to have room for this and for the bound
+:func:`exporters.memory.recompute.peak_bytes`, which mostly is more.
 """
 
 from __future__ import annotations
@@ -118,20 +121,14 @@ class Arena:
             self._region = min(2 * self._region, _LARGEST_GROWTH)
 
 
-NODE_BYTES = 5000
-"""What is made of each node of a graph when it is loaded."""
-LOAD_BYTES = 7.3e6
-"""While a graph is loaded: onnxruntime's code for that, and its parser. The code is let go of again."""
-RUN_BYTES = -17.5e6
-"""While a loaded graph runs: what has been loaded for good, less the code that was mapped when onnxruntime was imported, of
-which a step needs little (:mod:`device_runtime.libraries`)."""
+NODE_BYTES = 4500
+"""A node of a loaded graph: the parsed model and onnxruntime's session."""
+ROUND_BYTES = 2.8e6
+"""A round around the graph: what other graphs have left, the store, decompression, a batch that is put together."""
 SEGMENT_BYTES = 0.95e6
-"""What a segment more takes: its session, and what is small of its pages."""
+"""Each segment but the first: its session, and what is small of its pages."""
 ARENA_SHARE = 0.05
-"""Of the arena: buffers of the kernels, and what lies in other places than we predict."""
-AGENT_LOAD_BYTES, AGENT_RUN_BYTES = 2.5e6, 13.3e6
-"""A round around the graph while it is loaded, and while it runs: what other graphs have left, the store, decompression, a
-batch being put together, and code of other libraries, which an idle device had let go of before."""
+"""Of the arena: buffers of the kernels, and blocks that lie in other places than predicted."""
 
 _aten = torch.ops.aten
 # Those that onnxruntime replaces by a new node, which then counts as later than all others.
@@ -141,6 +138,8 @@ _SUM = _aten.add.Tensor
 _IN_PLACE = named("relu sigmoid tanh softplus leaky_relu elu hardsigmoid clamp _softmax _log_softmax") | {
     POSITIVE
 }
+_CELLS = "edgefl"
+"""Namespace of the operators of recurrent layers (:mod:`edgefl.models.layers.cells`)."""
 # What onnxruntime's convolution copies windows into, for each thread: 128 x 128 numbers.
 _FLOAT, _CONVOLUTION_SLICE = 4, 4 * 128 * 128
 # State moves between two sets of buffers: from the second step on, both are there.
@@ -148,19 +147,9 @@ _STEPS = 2
 
 
 def predicted_peak(*steps: Captured) -> int:
-    """Expected peak of resident memory, over the idle agent, of a round in which a graph, or the segments that it was cut
-    into, run one after another, again and again."""
-    loading, running = _loading_and_running(steps)
-    return int(max(loading + AGENT_LOAD_BYTES, running + AGENT_RUN_BYTES))
+    """Return the expected peak of anonymous memory above the idle agent, for a round that repeats ``steps``.
 
-
-def predicted_alone(*steps: Captured) -> int:
-    """The same of a process that does nothing else, over that process with onnxruntime imported and nothing loaded."""
-    return int(max(_loading_and_running(steps)))
-
-
-def _loading_and_running(steps: tuple[Captured, ...]) -> tuple[float, float]:
-    """Bytes while the last graph is loaded, and while the one that needs most runs.
+    These are one graph, or the segments that it was cut into, which run one after another.
 
     The pages of a segment, those that it reads and those that it writes, are there while it runs, and so is what it
     computes: the arena is emptied behind each.
@@ -170,7 +159,8 @@ def _loading_and_running(steps: tuple[Captured, ...]) -> tuple[float, float]:
     given = {name: count for run in runs for name, count in run.given.items()}
     bound = sum(given.values()) + sum(run.own for run in runs) + SEGMENT_BYTES * (len(runs) - 1)
     turn = max(run.pages + (1 + ARENA_SHARE) * run.arena_bytes() for run in runs)
-    return LOAD_BYTES + nodes, bound + turn + RUN_BYTES + nodes
+    copied = max((run.largest for run in runs), default=0)
+    return int(ROUND_BYTES + nodes + bound + turn + copied)
 
 
 class _Run:
@@ -194,6 +184,8 @@ class _Run:
         self._owner = {node: self._root(line.owner, node) for node in line.nodes}
         fixed = constants(line)
         read = dict(zip(captured.inputs, (n for n in line.nodes if n.op == "placeholder"), strict=True))
+        self.largest = max(map(size, self._state), default=0)
+        """Bytes of the largest tensor of the new state: a checkpoint copies one after the other."""
         # Bound buffers and copies of inputs: the graph has them from its beginning to its end.
         second = self._state - in_place
         left = sum(size(node) for _, node in named if node in second or node.op != "call_function")
@@ -308,8 +300,12 @@ def _buffers(node: fx.Node) -> list[int]:
 
     A convolution copies the windows of its input: in slices of one size where it has no more filters than places to
     put them, of a whole image otherwise; one of single pixels multiplies the input as it is. A transposed one makes the
-    windows of its output, of a whole image and group, and adds them up.
+    windows of its output, of a whole image and group, and adds them up. A loop over the steps of a recurrent layer keeps
+    all of its results, also those that nothing reads.
     """
+    if has_many(node) and getattr(node.target, "namespace", "") == _CELLS:
+        read = {user.args[1] for user in node.users}
+        return [each.nbytes for index, each in enumerate(node.meta["val"]) if index not in read]
     if node.target is not _aten.convolution.default:
         return [workspace(node) // 2] * 2 if workspace(node) else []
     weight, stride, padding = node.args[1], ints_argument(node, 3), ints_argument(node, 4)

@@ -97,11 +97,6 @@ def by_tier(bundles: Iterable[Bundle]) -> Offered:
     return bundles_by_tier
 
 
-def planned_bytes(bundle: Bundle) -> int:
-    """What the largest graph is known to need; 0: unknown."""
-    return max((graph.planned_bytes for graph in bundle.manifest.graphs), default=0)
-
-
 def tier_for(offered: Offered, device: str, hello: Hello) -> str:
     """Whose bundle a device is asked to measure; "" if that is not to be known.
 
@@ -112,7 +107,10 @@ def tier_for(offered: Offered, device: str, hello: Hello) -> str:
         return next(iter(offered))
     if hello.tier:
         return hello.tier if hello.tier in offered else ""
-    needs = {tier: max(map(planned_bytes, bundles.values())) for tier, bundles in offered.items()}
+    needs = {
+        tier: max(bundle.manifest.planned_bytes for bundle in bundles.values())
+        for tier, bundles in offered.items()
+    }
     known = all(needs.values())
     rules = [TierRule(tier, (f"{tier}-*",), need if known else _UNKNOWN_NEED) for tier, need in needs.items()]
     return tier_of(rules, device, hello.memory_bytes)

@@ -119,7 +119,7 @@ def test_slow_links_and_short_rounds_leave_out_what_takes_too_long() -> None:
     assert row["transfer_s"] == pytest.approx(expected, abs=2e-3)
     assert told["recommended"]["size"] == "gamma 0.25"
     [large] = told["too_large"]
-    assert large["size"] == "gamma 1" and "a round takes" in large["problem"]
+    assert large["size"] == "whole model" and "a round takes" in large["problem"]
 
 
 def test_computing_counts_where_the_device_says_how_fast_it_is() -> None:

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, field
 
 from device_runtime.engine.base import Engine, LoadedGraph, State
-from device_runtime.memory import peak_bytes, reset_peak, resident_bytes, trim_memory
+from device_runtime.memory import anonymous_bytes, trim_memory
 from device_runtime.profile.measure import ops
 from device_runtime.profile.measure.energy import open_meter
 from device_runtime.profile.measure.folder import BundleFolder
@@ -48,16 +48,15 @@ class _Running:
 
 def profile_graph(engine: Engine, threads: int, folder: BundleFolder, name: str, repeat: int) -> GraphProfile:
     """Measure graph ``name``. Call it in a process where the engine is open and no graph was loaded."""
-    manifest, idle = folder.manifest, resident_bytes()
+    manifest, idle = folder.manifest, anonymous_bytes()
     spec, inputs = manifest.graph(name), Inputs(manifest)
     running = _Running(inputs.feeds(spec), state_before(engine, folder, manifest, spec, inputs))
     trim_memory()
-    reset_peak()
     start = time.perf_counter()
     loaded = engine.load(spec, folder.get(spec.blob))
     load_ms = 1e3 * (time.perf_counter() - start)
     times, joules = _timed(running, loaded, repeat)
-    peak = peak_bytes() - idle
+    peak = anonymous_bytes() - idle  # the engine keeps what a call took until the graph is dropped
     own = int(getattr(loaded, "planned_bytes", 0))
     del loaded
     nodes = folder.nodes(manifest, name)

@@ -13,7 +13,7 @@ import numpy as np
 
 from device_runtime.data.samples import FittedData
 from device_runtime.engine.base import Engine, LoadedGraph, Outputs, State
-from device_runtime.memory import peak_bytes, resident_bytes, trim_memory
+from device_runtime.memory import anonymous_bytes, trim_memory
 from device_runtime.profile.measure.folder import BundleFolder
 from device_runtime.profile.measure.inputs import Inputs
 from device_runtime.profile.measure.sampler import MemorySampler
@@ -128,7 +128,7 @@ class RoundProfile(msgspec.Struct, frozen=True, kw_only=True):
 
 def profile_round(engine: Engine, folder: BundleFolder, rows: int) -> RoundProfile:
     """Run one round over ``rows`` samples (0: two batches) whose weights and graphs come from files."""
-    idle, whole = resident_bytes(), folder.manifest
+    idle, whole = anonymous_bytes(), folder.manifest
     manifest = _shortened(whole)
     inputs = Inputs(whole)
     job = _job(folder, whole, inputs)
@@ -148,10 +148,9 @@ def profile_round(engine: Engine, folder: BundleFolder, rows: int) -> RoundProfi
         )
         runner.run(job, data, _no_carry(manifest))
         watched.stages[-1].end_ms = sampler.now_ms
-        peak = peak_bytes()
     return RoundProfile(
         idle_bytes=idle,
-        peak_bytes=peak,
+        peak_bytes=max(idle, *(moment.rss_bytes for moment in sampler.moments)),
         io=_chunks(manifest, watched.stages, profiler, data),
         timeline=Timeline(moments=sampler.moments, spans=watched.spans(manifest)),
     )

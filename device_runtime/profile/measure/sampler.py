@@ -1,4 +1,4 @@
-"""Resident memory over time, sampled by a thread about every millisecond."""
+"""Anonymous memory over time, sampled by a thread about every millisecond."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-from device_runtime.memory import resident_bytes
+from device_runtime.memory import anonymous_bytes
 from edgefl.wire.bundle.profiles import MOMENTS, Moment
 
 _STATM = Path("/proc/self/statm")
@@ -51,15 +51,16 @@ class MemorySampler:
 
     def _watch(self) -> None:
         while not self._ended.wait(_PERIOD_S):
-            self._seen.append(Moment(self.now_ms, self._resident()))
+            self._seen.append(Moment(self.now_ms, self._anonymous()))
             if len(self._seen) > _MOST_KEPT:  # what is kept is memory of the process that is watched
                 self._seen[:] = thinned(self._seen, _MOST_KEPT // 2)
-        self._seen.append(Moment(self.now_ms, self._resident()))
+        self._seen.append(Moment(self.now_ms, self._anonymous()))
 
-    def _resident(self) -> int:
+    def _anonymous(self) -> int:
         if not self._page:
-            return resident_bytes()
-        return int(_STATM.read_bytes().split()[1]) * self._page
+            return anonymous_bytes()
+        _, resident, of_files, *_ = map(int, _STATM.read_bytes().split())
+        return (resident - of_files) * self._page
 
 
 def thinned(seen: Sequence[Moment], most: int = MOMENTS) -> tuple[Moment, ...]:

@@ -48,9 +48,9 @@ def summary(profiles: Sequence[BundleProfile], names: Sequence[str] = ()) -> Row
             "forward ms": _part(profile, "forward_ms"),
             "backward ms": _part(profile, "backward_ms"),
             "update ms": _part(profile, "update_ms"),
-            "planned MiB": mib(max(graph.peak.planned_bytes for graph in profile.graphs)),
+            "planned MiB": mib(profile.planned_bytes),
             "engine MiB": mib(max(graph.peak.engine_bytes for graph in profile.graphs)),
-            "RSS MiB": mib(profile.peak_bytes),
+            "measured MiB": mib(profile.peak_bytes),
             "idle MiB": mib(profile.idle_bytes),
             "trained": f"{profile.parameters:,}",
             "MACs a step": count(profile.slowest.macs if profile.slowest else 0),
@@ -73,7 +73,7 @@ def graphs(profile: BundleProfile) -> Rows:
             "energy J": "-" if graph.energy_j is None else f"{graph.energy_j:.3g}",
             "planned MiB": mib(graph.peak.planned_bytes),
             "engine MiB": mib(graph.peak.engine_bytes),
-            "RSS MiB": mib(graph.peak.rss_bytes),
+            "measured MiB": mib(graph.peak.rss_bytes),
             "MACs": count(graph.macs),
             "KiB": f"{graph.artifact_bytes / 1024:.1f}",
         }
@@ -140,6 +140,7 @@ def notes(profile: BundleProfile) -> list[str]:
     lines = [
         f"{machine.processor}, {machine.cores} cores, {mib(machine.memory_bytes)} MiB, {machine.system}; "
         f"{profile.threads} thread{'s' if profile.threads > 1 else ''}, batch {profile.batch}",
+        "memory: anonymous, above the idle agent, whose own is the column of idle; planned: of a round, without evaluation",
         f"energy: {profile.energy_how}",
     ]
     if "shared" in hows:

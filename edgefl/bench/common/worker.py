@@ -1,8 +1,8 @@
 """A process in which one engine trains, step by step, on command: what its steps take and what memory they need.
 
 Lines of JSON: the parent writes ``{"steps": 5}`` and reads ``{"ms": [...], "cpu_ms": [...], "values": [...],
-"peak_over_idle_bytes": ...}``, of which values are those of steps that return numbers; a first line from the worker tells
-that it is ready. This file and what it imports need the standard library only, because
+"peak_over_idle_bytes": ..., "anonymous_bytes": ...}``, of which values are those of steps that return numbers. A first line
+from the worker says that it is ready. This file and what it imports need the standard library only, because
 one of the engines lives in a Python environment of its own.
 """
 
@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from device_runtime.memory import peak_bytes, reset_peak, resident_bytes, trim_memory
+from device_runtime.memory import anonymous_bytes, peak_bytes, reset_peak, resident_bytes, trim_memory
 
 END_S = 10.0
 """Seconds a worker has to end by itself, then to obey SIGTERM, before it is killed."""
@@ -40,7 +40,7 @@ def serve(load: Callable[[], Callable[[], object]]) -> None:
             stream.flush()
 
         trim_memory()
-        idle = resident_bytes()
+        idle, idle_anonymous = resident_bytes(), anonymous_bytes()
         reset_peak()
         start = time.perf_counter()
         step = load()
@@ -52,6 +52,8 @@ def serve(load: Callable[[], Callable[[], object]]) -> None:
                 cpu_ms=[cpu_ms for _, cpu_ms, _ in steps],
                 values=[value for _, _, value in steps if isinstance(value, float)],
                 peak_over_idle_bytes=peak_bytes() - idle,
+                # Engines keep what a step took, so that it is here between two steps too.
+                anonymous_bytes=anonymous_bytes() - idle_anonymous,
             )
 
 
@@ -82,6 +84,7 @@ class Worker:
     cpu_ms: list[float] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
     peak: int = 0
+    anonymous: int = 0
     load_s: float = 0.0
     idle: int = 0
     end_s: float = END_S
@@ -142,6 +145,7 @@ class Worker:
             self._process.stdin.flush()
         message = self._read()
         self.peak = int(message["peak_over_idle_bytes"])
+        self.anonymous = max(self.anonymous, int(message["anonymous_bytes"]))
         times: list[float] = message["ms"]
         self.values += message["values"]
         if count:

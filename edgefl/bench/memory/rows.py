@@ -33,8 +33,9 @@ _NAMES = {"onnx": "onnxruntime", "executorch": "executorch"}
 class MemoryRow(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of resident memory in the agent's own process; medians over repetitions. Times in milliseconds.
 
-    ``predicted_bytes`` is the largest ``planned_bytes`` of the bundle's graphs, ``predicted_error`` its relative difference
-    to what was measured (null where the bundle plans nothing). ``step_ms`` is the median step of a round,
+    ``predicted_bytes`` is the bundle's plan in anonymous memory, ``predicted_error`` its relative difference to the resident
+    memory that was measured, in which mapped code counts too (null where the bundle plans nothing). ``step_ms`` is the
+    median step of a round,
     ``fastest_step_ms`` the fastest that was reported, both while the agents of all tiers share the machine. ``time_ratio``
     is the fastest step of the same graph, in a process of its own and by turns, over the one without our measures for
     memory: on ExecuTorch that is a program that keeps everything for its backward pass
@@ -159,7 +160,7 @@ def _one_round(federation: Federation, *, timed: bool) -> _Round:
         for path in sorted((Path(folder) / "bundles").rglob("*.efl")):
             manifest = read_bundle(path).manifest
             bundles[manifest.tier] = path
-            planned[manifest.tier] = max(graph.planned_bytes for graph in manifest.graphs)
+            planned[manifest.tier] = manifest.planned_bytes
         compared = bundles if timed else {}
         ratios = {
             tier: _time_ratio(path, plain_graph(path, federation, dataset, Path(folder) / f"{tier}.plain"))

@@ -29,7 +29,7 @@ def plan(
     config: Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="federation file (TOML)")] = None,
     model: ModelName = None,
     option: ModelOptions = None,
-    memory: Annotated[str, typer.Option(help="memory for training over the idle process, like 64MiB")] = "",
+    memory: Annotated[str, typer.Option(help="memory for training above the idle agent, like 64MiB")] = "",
     downlink: Annotated[str, typer.Option(help="like 1MB/s or 8Mbit/s")] = "",
     uplink: Annotated[str, typer.Option(help="like 200kB/s")] = "",
     compute: Annotated[float, typer.Option(min=0, help="speed in training, GMAC/s")] = 0.0,
@@ -48,8 +48,8 @@ def plan(
 ) -> None:
     """List the submodels of a model that fit a device, with what each would cost it, and recommend one.
 
-    Memory is predicted from the training graphs, as the peak over the idle process of the graph of a round that needs most;
-    bytes count a round's downloads and upload. Recommended is what trains most of the model: the largest geometric
+    Memory is anonymous memory above the idle agent at the peak of a round, predicted from the graph that needs most; bytes
+    count a round's downloads and upload. Recommended is what trains most of the model: the largest geometric
     mean of its shares of parameters and of multiplications. An importance submodel moves few bytes, but computes at full
     width, with zeros: its memory and time exceed the whole model's. Where --memory is given, sizes that are far
     from it are not traced, and the memory of these is approximate (~). One that is dead at the initial weights (its output

@@ -97,10 +97,10 @@ def profile(
 ) -> None:
     """Measure bundles on this machine, graph by graph, without torch: time, memory, energy, and the ops that cost most.
 
-    Each graph runs in a fresh process on random inputs. Peak memory has three measures: planned at export, held by the
-    engine's arena, and resident over the idle process. Forward, backward and update times of a step are measured by op where
-    the engine supports it, else by instruction of its program, and shared out within one. A federation file or a model's
-    name is exported first.
+    Each graph runs in a fresh process on random inputs. Memory is anonymous memory above the idle agent, as in
+    `edgefl plan`: planned at export, held by the engine's arena, and measured. Times of a step's forward, backward and
+    update parts are measured by op where the engine supports it. Otherwise they are measured by instruction of its program
+    and shared out within one. A federation file or a model's name is exported first.
 
     Examples:
 

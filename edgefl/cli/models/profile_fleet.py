@@ -206,9 +206,9 @@ def _means(row: DeviceReport) -> dict[str, str]:
     step, peaks = profile.slowest, [graph.peak for graph in profile.graphs]
     return {
         "device": row.device,
-        "planned MiB": rows.mib(max((peak.planned_bytes for peak in peaks), default=0)),
+        "planned MiB": rows.mib(profile.planned_bytes),
         "engine MiB": rows.mib(max((peak.engine_bytes for peak in peaks), default=0)),
-        "RSS MiB": rows.mib(profile.peak_bytes),
+        "measured MiB": rows.mib(profile.peak_bytes),
         "idle MiB": rows.mib(profile.idle_bytes),
         "load ms": rows.ms(step.load_ms) if step else "-",
         "energy J": "-" if step is None or step.energy_j is None else f"{step.energy_j:.3g}",

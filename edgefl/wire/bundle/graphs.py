@@ -67,8 +67,8 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One artifact and its ports. ``format`` names the engine that runs it.
 
     ``memory_budget`` is the peak in bytes, over the idle process, that the artifact was compiled to stay under. 0: none.
-    ``planned_bytes`` is what a device that runs it again and again is known to need over the idle process, weights and
-    state included. 0: unknown. ``in_place`` names the state ports whose new value may be written into the memory of the
+    ``planned_bytes`` is the anonymous memory that a round around this graph takes above the idle agent at its peak, weights
+    and state included. 0: unknown. ``in_place`` names the state ports whose new value may be written into the memory of the
     old one. ``metrics``: what the sums of an evaluation make (:mod:`edgefl.wire.metrics`), the one that people are shown
     first. Empty: unknown. ``activations``: the type in which large values wait for the backward pass. ``variants``: other
     forms, of which a device may take the fastest. ``segments``: the blob holds an artifact for each (:func:`split`), which

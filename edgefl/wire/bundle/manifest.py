@@ -203,6 +203,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         names += [*(name for phase in self.phases for name in _graphs_of(phase)), self.finish]
         return tuple(self.graph(name) for name in dict.fromkeys(names))
 
+    @property
+    def planned_bytes(self) -> int:
+        """Anonymous memory that a round is planned to take above the idle agent, in bytes; 0 if it is not known."""
+        return max((graph.planned_bytes for graph in self.of_round), default=0)
+
     def pass_rows(self, phase: PhaseSpec) -> int:
         """Rows of each step of a phase over the data; BundleError if its graph reads none."""
         for port in self.graph(phase.graph).inputs_of("batch"):

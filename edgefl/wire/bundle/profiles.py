@@ -44,7 +44,8 @@ class Peak(msgspec.Struct, frozen=True, kw_only=True):
     """The most memory of a call by three measures; 0: unknown.
 
     ``planned_bytes``: what the exporter knew in advance. ``engine_bytes``: what the engine says that it holds for the
-    graph (its arena). ``rss_bytes``: of the process while the graph was loaded and run, over the idle process.
+    graph (its arena). ``rss_bytes``: anonymous memory of the process while the graph was loaded and run, above the idle
+    process.
     """
 
     planned_bytes: int = 0
@@ -172,6 +173,12 @@ class BundleProfile(Message, frozen=True, kw_only=True):
     graphs: tuple[GraphProfile, ...]
     io: tuple[ChunkProfile, ...]
     timeline: Timeline
+
+    @property
+    def planned_bytes(self) -> int:
+        """Return the plan of a round: of the largest of its graphs, without those for a device's own use of the model."""
+        kinds = ("evaluate", "personalize")
+        return max((graph.peak.planned_bytes for graph in self.graphs if graph.kind not in kinds), default=0)
 
     def __str__(self) -> str:
         lines = [

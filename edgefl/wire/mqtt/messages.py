@@ -6,6 +6,7 @@ Byte vectors of every message stand in edgefl/conformance/data/golden.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -13,6 +14,7 @@ import msgspec
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.errors import ProtocolError
 from edgefl.wire.mqtt.conditions import Conditions
+from edgefl.wire.tensors import Piece
 
 VERSION = 1
 ELSEWHERE = 3
@@ -201,7 +203,7 @@ class Progress(Message, frozen=True, kw_only=True):
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a round cost the device. Times in milliseconds (medians), memory as resident set size in bytes.
+    """What a round cost the device. Times in milliseconds (medians), anonymous memory in bytes.
 
     ``down_bytes``: payloads of the blob messages that it got since its last update; ``down_wire_bytes``: with their
     headers (:mod:`edgefl.wire.mqtt.packets`). ``variants``: the form in use of each graph that has several and was tried, ""
@@ -219,6 +221,14 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     variants: dict[str, str] = {}
     dropped: dict[str, str] = {}
     mirror_bytes: int = 0
+
+
+class UpdateFigures(Message, frozen=True, kw_only=True):
+    """The fields of an :class:`Update` that its device remembers: read as these, an update is not copied."""
+
+    tier: str
+    metrics: dict[str, float]
+    profile: Profile
 
 
 class Update(Message, frozen=True, kw_only=True):
@@ -330,6 +340,9 @@ class Decline(Message, frozen=True, kw_only=True):
 AnyMessage = TypeVar("AnyMessage", bound=Message)
 
 _encoder = msgspec.msgpack.Encoder()
+_NO_BYTES = b"\xc4\x00"
+_BYTES_MARKS = ((1, b"\xc4"), (2, b"\xc5"), (4, b"\xc6"))
+"""Bytes of the length and mark of binary values: bin 8, 16 and 32 of the msgpack specification."""
 _version = msgspec.msgpack.Decoder(Message)
 _page = msgspec.msgpack.Decoder(Page)
 _decoders: dict[type[Message], msgspec.msgpack.Decoder[Any]] = {}
@@ -342,7 +355,19 @@ def encode(message: Message) -> bytes:
     return _encoder.encode(message)
 
 
-def version_of(kind: type[Message], payload: bytes) -> int:
+def update_pieces(update: Update, tensors: Sequence[Piece]) -> list[Piece]:
+    """Return the msgpack bytes of ``update`` with other tensors, which are given in pieces and not copied."""
+    head = encode(msgspec.structs.replace(update, tensors=b""))
+    return [with_last_bytes(head, sum(map(len, tensors))), *tensors]
+
+
+def with_last_bytes(encoded: bytes, size: int) -> bytes:
+    """Return ``encoded``, a msgpack map whose last value is empty bytes, up to where ``size`` bytes follow instead."""
+    width, mark = next((width, mark) for width, mark in _BYTES_MARKS if size < 1 << 8 * width)
+    return encoded.removesuffix(_NO_BYTES) + mark + size.to_bytes(width, "big")
+
+
+def version_of(kind: type[Message], payload: Piece) -> int:
     """``v`` of what should be a message of ``kind``, of any version; ProtocolError if there is none to be read."""
     try:
         return _version.decode(payload).v
@@ -350,7 +375,7 @@ def version_of(kind: type[Message], payload: bytes) -> int:
         raise ProtocolError(f"{kind.__name__} message is malformed: {error}") from error
 
 
-def decode(kind: type[AnyMessage], payload: bytes) -> AnyMessage:
+def decode(kind: type[AnyMessage], payload: Piece) -> AnyMessage:
     """The message in ``payload``; ProtocolError if it is malformed or of another version."""
     try:
         version = _version.decode(payload).v

@@ -109,11 +109,11 @@ def _readers(node: fx.Node) -> Iterator[fx.Node]:
             yield user
 
 
-LEAST_BYTES = 7_500_000
-"""What a round takes however small its programs are."""
-RUNTIME_BYTES = -950_000
-"""What ExecuTorch, XNNPACK and a round around a program take, less what a device that trains has let go of: code that an
-idle one has mapped (:mod:`device_runtime.libraries`)."""
+LEAST_BYTES = 3_000_000
+"""A round of programs that need next to nothing."""
+RUNTIME_BYTES = 700_000
+"""ExecuTorch, XNNPACK and a round around a program, in anonymous memory above the idle agent
+(:mod:`exporters.memory.predict`)."""
 VALUE_BYTES = 1500
 """What XNNPACK keeps about each value of a delegate and the node that makes it."""
 
@@ -181,11 +181,20 @@ def planned_bytes(captured: Captured, program: Program, written: Collection[str]
     """Bytes over the idle process that one call needs: its program, its arena, XNNPACK's workspace, inputs and outputs.
 
     State that is not written in place has two arrays; an output that is planned and no state has its place and a copy.
+    A checkpoint copies the tensors of the state one after the other.
     """
+    state = [_bytes(spec) for name, spec in captured.outputs.items() if role_of(name) == "state"]
     inputs = sum(_bytes(spec) for spec in captured.inputs.values())
     outputs = sum(_bytes(spec) for name, spec in captured.outputs.items() if name not in written)
     own = program.arena_bytes + program.workspace_bytes + len(program.model)
-    needed = own + inputs + outputs + RUNTIME_BYTES + VALUE_BYTES * program.delegated_values
+    needed = (
+        own
+        + inputs
+        + outputs
+        + RUNTIME_BYTES
+        + VALUE_BYTES * program.delegated_values
+        + max(state, default=0)
+    )
     # A device refuses a program whose arena is larger than what was told.
     return max(LEAST_BYTES, program.arena_bytes, needed)
 

@@ -297,7 +297,7 @@ def planned(folder: Path) -> dict[str, Tier]:
             manifest = read_manifest(path)
         except EdgeflError:
             continue
-        most = max((graph.planned_bytes for graph in manifest.of_round), default=0)
+        most = manifest.planned_bytes
         tier = found.setdefault(manifest.tier, Tier(name=manifest.tier))
         tier.planned_bytes = max(tier.planned_bytes, most)
     return found

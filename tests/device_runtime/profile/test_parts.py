@@ -165,7 +165,7 @@ def test_the_sampler_sees_memory_while_it_is_held() -> None:
 def test_a_long_watch_keeps_its_peak_and_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     monkeypatch.setattr(
-        MemorySampler, "_resident", lambda _: asked.append(1) or (9 << 20 if len(asked) == 50 else 1 << 20)
+        MemorySampler, "_anonymous", lambda _: asked.append(1) or (9 << 20 if len(asked) == 50 else 1 << 20)
     )
     monkeypatch.setattr("device_runtime.profile.measure.sampler._PERIOD_S", 0.0)
     with MemorySampler() as sampler:

@@ -89,6 +89,7 @@ std::vector<Mapping> unchanged() {
 }  // namespace
 
 int64_t resident_bytes() { return status_bytes("VmRSS"); }
+int64_t anonymous_bytes() { return status_bytes("RssAnon"); }
 int64_t peak_bytes() { return status_bytes("VmHWM"); }
 
 void reset_peak() {

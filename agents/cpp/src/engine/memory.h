@@ -7,6 +7,7 @@
 namespace edgefl {
 
 int64_t resident_bytes();  // now
+int64_t anonymous_bytes(); // that no file backs
 int64_t peak_bytes();      // highest since reset_peak()
 void reset_peak();
 

@@ -82,6 +82,21 @@ Statement& Statement::bytes(std::string_view value) {
   return *this;
 }
 
+int64_t Statement::row() const { return sqlite3_last_insert_rowid(db_); }
+
+void write_data(sqlite3* db, const char* table, int64_t row, const std::vector<std::string_view>& pieces) {
+  sqlite3_blob* blob = nullptr;
+  int code = sqlite3_blob_open(db, "main", table, "data", row, 1, &blob);
+  int at = 0;
+  for (const std::string_view piece : pieces) {
+    if (code != SQLITE_OK) break;
+    code = sqlite3_blob_write(blob, piece.data(), static_cast<int>(piece.size()), at);
+    at += static_cast<int>(piece.size());
+  }
+  const int closed = sqlite3_blob_close(blob);
+  if (code != SQLITE_OK || closed != SQLITE_OK) fail(db);
+}
+
 bool Statement::next() {
   const int code = sqlite3_step(statement_);
   if (code != SQLITE_ROW && code != SQLITE_DONE) fail(db_);

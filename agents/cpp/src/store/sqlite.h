@@ -33,11 +33,16 @@ class Statement {
 
   int64_t integer(int column) const;
   std::string string(int column) const;  // text or bytes
+  int64_t row() const;                   // the one that was inserted last
  private:
   sqlite3* db_;
   sqlite3_stmt* statement_ = nullptr;
   int bound_ = 0;
 };
+
+// Writes over the zeros of the column `data` in a row: a value that is bound to a statement is copied whole. `data` is the
+// table's last column, or SQLite makes its zeros in memory.
+void write_data(sqlite3* db, const char* table, int64_t row, const std::vector<std::string_view>& pieces);
 
 // The database of one folder, which one process at a time may have. Thread-safe.
 class StoreFile {

@@ -41,13 +41,10 @@ void end_job(sqlite3* db) {
 }
 
 void insert_tensor(sqlite3* db, const std::string& nonce, const std::string& name, const Tensor& tensor) {
-  Statement(db, "INSERT INTO checkpoint_tensors(nonce, name, dtype, shape, data) VALUES(?, ?, ?, ?, ?)")
-      .text(nonce)
-      .text(name)
-      .text(numpy_code(tensor.dtype))
-      .bytes(packed_shape(tensor.shape))
-      .bytes({reinterpret_cast<const char*>(tensor.data.data()), tensor.data.size()})
-      .run();
+  const std::string shape = packed_shape(tensor.shape);
+  Statement made(db, "INSERT INTO checkpoint_tensors(nonce, name, dtype, shape, data) VALUES(?, ?, ?, ?, zeroblob(?))");
+  made.text(nonce).text(name).text(numpy_code(tensor.dtype)).bytes(shape).with(static_cast<int64_t>(tensor.data.size())).run();
+  write_data(db, "checkpoint_tensors", made.row(), {{reinterpret_cast<const char*>(tensor.data.data()), tensor.data.size()}});
 }
 
 }  // namespace
@@ -206,13 +203,19 @@ Tensor Store::tensor_of(int64_t id) const {
   return tensor;
 }
 
-void Store::finish_job(const Outgoing& outgoing, const std::optional<Bytes>& carry, const std::string& carry_name) {
+void Store::finish_job(Outgoing outgoing, const std::optional<Bytes>& carry, const std::string& carry_name) {
   const Bytes packed = packed_outgoing(outgoing);
+  outgoing.data = Bytes();  // it is in what is packed
   transaction(
       [&](sqlite3* db) {
-        Statement(db, "INSERT OR REPLACE INTO outbox VALUES(?, ?, ?)").text(outgoing.nonce).with(outgoing.round).bytes(packed).run();
-        if (carry)
-          Statement(db, "INSERT INTO carries(name, nonce, round, data) VALUES(?, ?, ?, ?)").text(carry_name).text(outgoing.nonce).with(outgoing.round).bytes(*carry).run();
+        Statement made(db, "INSERT OR REPLACE INTO outbox VALUES(?, ?, zeroblob(?))");
+        made.text(outgoing.nonce).with(outgoing.round).with(static_cast<int64_t>(packed.size())).run();
+        write_data(db, "outbox", made.row(), {packed});
+        if (carry) {
+          Statement kept(db, "INSERT INTO carries(name, nonce, round, data) VALUES(?, ?, ?, zeroblob(?))");
+          kept.text(carry_name).text(outgoing.nonce).with(outgoing.round).with(static_cast<int64_t>(carry->size())).run();
+          write_data(db, "carries", kept.row(), {*carry});
+        }
         end_job(db);
       },
       true);

@@ -69,7 +69,7 @@ class Store : public StoreFile {
   std::optional<KeptCheckpoint> checkpoint(const std::string& nonce) const;
 
   // The outbox.
-  void finish_job(const Outgoing& outgoing, const std::optional<Bytes>& carry, const std::string& carry_name);
+  void finish_job(Outgoing outgoing, const std::optional<Bytes>& carry, const std::string& carry_name);
   std::optional<Outgoing> outgoing() const;  // the oldest; StoreError for one that cannot be read, which is dropped
   bool has_outgoing() const;                 // without reading it, which may be large
   bool waits(const std::string& nonce) const;

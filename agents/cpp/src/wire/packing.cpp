@@ -10,6 +10,7 @@
 namespace edgefl {
 namespace {
 
+constexpr size_t kHeadBytes = 64;  // around a large value: the head of the map, and small fields behind it
 constexpr size_t kMostDepth = 64;
 constexpr size_t kMostItems = 1 << 24;
 using msgpack::type::object_type;
@@ -252,8 +253,16 @@ MapOut& MapOut::raw(std::string_view key, std::string_view encoded) {
   return *this;
 }
 
-Bytes MapOut::done() const {
-  return packed([&](auto& out) { out.pack_map(count_); }) + body_;
+MapOut& MapOut::bytes(std::string_view key, std::string_view value) {
+  raw(key, packed([&](auto& out) { out.pack_bin(static_cast<uint32_t>(value.size())); }));
+  body_.reserve(body_.size() + value.size() + kHeadBytes);
+  body_ += value;
+  return *this;
+}
+
+Bytes MapOut::done() {
+  body_.insert(0, packed([&](auto& out) { out.pack_map(count_); }));
+  return std::move(body_);
 }
 
 BlobRef read_ref(const Packable& value, const std::string& what) {

@@ -107,11 +107,11 @@ class MapOut {
  public:
   MapOut& raw(std::string_view key, std::string_view encoded);
   MapOut& text(std::string_view key, std::string_view value) { return raw(key, packed_text(value)); }
-  MapOut& bytes(std::string_view key, std::string_view value) { return raw(key, packed_bytes(value)); }
+  MapOut& bytes(std::string_view key, std::string_view value);  // copied once: an update may be large
   MapOut& integer(std::string_view key, int64_t value) { return raw(key, packed_integer(value)); }
   MapOut& number(std::string_view key, double value) { return raw(key, packed_number(value)); }
   MapOut& flag(std::string_view key, bool value) { return raw(key, packed_flag(value)); }
-  Bytes done() const;
+  Bytes done();  // once, at the end
 
  private:
   Bytes body_;

@@ -13,7 +13,8 @@
 namespace edgefl {
 
 void Work::run(const Job& job) {
-  const int64_t idle_bytes = resident_bytes();
+  most_bytes = anonymous_bytes();
+  const int64_t idle_bytes = most_bytes;
   reset_peak();
   if (const std::string why = owner.forbidden(); !why.empty()) throw RoundDeclined("policy", "the policy of this device does not allow it: " + why);
   const Manifest manifest = manifest_of(job);
@@ -35,8 +36,7 @@ void Work::run(const Job& job) {
   request.folder = store.folder();
   request.checkpoint_steps = limits.checkpoint_steps;
   Guard guard(limits, owner, aborted);
-  const RoundResult result = run_round(engine, request, *fitted, host_of(job, guard));
-  hand_over(job, manifest, result, idle_bytes);
+  hand_over(job, manifest, run_round(engine, request, *fitted, host_of(job, guard)), idle_bytes);
 }
 
 Manifest Work::manifest_of(const Job& job) {
@@ -96,7 +96,10 @@ RoundHost Work::host_of(const Job& job, Guard& guard) {
   host.artifact = [this](const BlobRef& ref) { return fetcher.get(ref); };
   host.weights = [this, &job](const std::vector<std::string>& units) { return weights_of(job, units); };
   host.between = [&guard] { guard.between(); };
-  host.worked = [&guard](double ms) { guard.worked(ms); };
+  host.worked = [this, &guard](double ms) {
+    guard.worked(ms);
+    most_bytes = std::max(most_bytes, anonymous_bytes());  // the engine keeps what a step took
+  };
   host.watch = [this, &job](const StepReport& step) { watch(job, step); };
   host.room = [this](int64_t nbytes) {
     try {
@@ -112,7 +115,7 @@ RoundHost Work::host_of(const Job& job, Guard& guard) {
   return host;
 }
 
-void Work::hand_over(const Job& job, const Manifest& manifest, const RoundResult& result, int64_t idle_bytes) {
+void Work::hand_over(const Job& job, const Manifest& manifest, RoundResult result, int64_t idle_bytes) {
   const Traffic received = fetcher.take_received();
   Update update;
   update.run = job.run;
@@ -123,13 +126,18 @@ void Work::hand_over(const Job& job, const Manifest& manifest, const RoundResult
   update.model_version = job.model_version;
   update.samples = result.samples;
   update.metrics = result.metrics;
-  update.profile = {result.step_ms, result.forward_ms, result.load_ms, idle_bytes, std::max(peak_bytes(), idle_bytes), received.payload, received.wire, fetcher.take_mirrored()};
+  update.profile = {result.step_ms, result.forward_ms, result.load_ms, idle_bytes, most_bytes, received.payload, received.wire, fetcher.take_mirrored()};
   update.codec = manifest.codec;
   update.codec_version = manifest.codec_version;
+  // An update is as large as what was trained: each form of it goes as soon as the next is made.
   update.tensors = dump_tensors(result.update, result.masks);
+  result.update.clear();
   std::optional<Bytes> carry;
   if (!result.carry.empty()) carry = dump_tensors(result.carry);
-  store.finish_job({job.run, job.round, job.nonce, encode(update), job.ask, job.shard}, carry, carry_name(job, manifest));
+  result.carry.clear();
+  Outgoing outgoing{job.run, job.round, job.nonce, encode(update), job.ask, job.shard};
+  update.tensors = Bytes();
+  store.finish_job(std::move(outgoing), carry, carry_name(job, manifest));
 }
 
 }  // namespace edgefl

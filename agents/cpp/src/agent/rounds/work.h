@@ -32,6 +32,7 @@ struct Work {
   std::function<void(const Job&, const StepReport&)> watch;
   std::function<bool()> aborted;
   TellCarry dropped;
+  int64_t most_bytes = 0;  // anonymous memory at the peak of the round so far
 
   // One round, from the first blob to the outbox. RoundAborted when it is over, RoundDeclined if this device cannot take part,
   // DataError if the local data do not fit the model, and other errors after which it may be tried again.
@@ -42,7 +43,7 @@ struct Work {
   Tensors weights_of(const Job& job, const std::vector<std::string>& units);
   DataParts parts_of(const Manifest& manifest);
   RoundHost host_of(const Job& job, Guard& guard);
-  void hand_over(const Job& job, const Manifest& manifest, const RoundResult& result, int64_t idle_bytes);
+  void hand_over(const Job& job, const Manifest& manifest, RoundResult result, int64_t idle_bytes);
 };
 
 }  // namespace edgefl

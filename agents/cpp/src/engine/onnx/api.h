@@ -22,6 +22,8 @@ using Status = void*;   // null: it went well
   X(CreateSessionFromArray, 8, Status, (Object, const void*, size_t, Object, Object*))                     \
   X(CreateSessionOptions, 10, Status, (Object*))                                                           \
   X(DisableMemPattern, 17, Status, (Object))                                                               \
+  X(EnableCpuMemArena, 18, Status, (Object))                                                               \
+  X(DisableCpuMemArena, 19, Status, (Object))                                                              \
   X(SetSessionLogSeverityLevel, 22, Status, (Object, int))                                                 \
   X(SetIntraOpNumThreads, 24, Status, (Object, int))                                                       \
   X(SetInterOpNumThreads, 25, Status, (Object, int))                                                       \
@@ -78,7 +80,7 @@ struct Api {
 
 // Loaded when it is first asked for; EngineError if there is no onnxruntime that can be.
 const Api& api();
-// Of this process; made with the first graph, as it takes memory that an idle device can do without.
+// Of this process; made with the first engine. Its memory stays, so it belongs to the idle agent and not to a round.
 Object env();
 
 // An object that is released with its owner.

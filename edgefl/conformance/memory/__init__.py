@@ -1,0 +1,1 @@
+"""Memory of an agent in a round, compared with the plan of its bundle."""

@@ -1,0 +1,65 @@
+"""A round within the memory that its bundle plans, under a limit of the system."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import edgefl
+
+pytestmark = pytest.mark.slow
+
+_ROUND = """
+import resource, sys
+from pathlib import Path
+import numpy as np
+from edgefl.cli.device import process
+process.load()
+from device_runtime.data.samples import LocalData
+from device_runtime.engine.select import open_engine
+from device_runtime.memory import return_memory_early, status_bytes, trim_memory
+from device_runtime.profile.measure.inputs import Inputs
+from device_runtime.round.offline import train_round
+from edgefl.wire.bundle.archive import read_bundle
+
+return_memory_early()
+bundle, share = read_bundle(Path(sys.argv[1])), float(sys.argv[2])
+engine, inputs = open_engine(bundle.manifest.format), Inputs(bundle.manifest)
+weights = {name: array for part in inputs.weights(bundle.manifest).values() for name, array in part.items()}
+rows = inputs.samples(bundle.manifest.batch)
+data = LocalData(rows.x, rows.y, "random")
+trim_memory()
+most = status_bytes("VmData") + int(share * bundle.manifest.planned_bytes)
+resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+print(train_round(bundle, weights, data, engine).samples)
+"""
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip(
+        "executorch"
+    )  # onnxruntime reserves addresses that it never uses, and the limit counts them
+    made = edgefl.compile("mlp", program=edgefl.SGD(batch=2048, steps=2), target="executorch")
+    return made.save(tmp_path_factory.mktemp("bundle") / "mlp.efl")
+
+
+def run_within(bundle: Path, share: float) -> subprocess.CompletedProcess[str]:
+    """Run a round of ``bundle`` in a process that may take ``share`` of the plan above its idle self."""
+    command = [sys.executable, "-c", _ROUND, str(bundle), str(share)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA counts mappings on Linux alone")
+def test_a_round_keeps_within_its_plan_and_a_tenth(bundle: Path) -> None:
+    found = run_within(bundle, 1.1)
+
+    assert (found.stdout.strip(), found.returncode) == ("2048", 0), found.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA counts mappings on Linux alone")
+def test_a_round_fails_with_half_of_its_plan(bundle: Path) -> None:
+    assert run_within(bundle, 0.5).returncode != 0
