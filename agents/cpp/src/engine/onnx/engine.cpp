@@ -1,6 +1,7 @@
 #include "engine/onnx/engine.h"
 
 #include <array>
+#include <string_view>
 #include <utility>
 
 #include "engine/memory.h"
@@ -71,9 +72,15 @@ size_t cleared_by(const OptionBytes& options, const Change& change) {
 
 // Both plans keep memory for longer than the arena alone. The pattern of the first run is one more block beside what that
 // run took. A value that is planned into the block of a dead one keeps it from then on: a step of ResNet-18 takes 280 MiB
-// in place of 185. Python turns that off by `enable_mem_reuse`, and the C API has no function for it. In release 1.32 the
-// flag lies between those of two settings that have one. It is cleared only where these are found two bytes apart.
+// in place of 185. Python turns that off by `enable_mem_reuse`, and the C API has no function for it. In the releases below
+// the flag lies between those of two settings that have one. It is cleared in these alone, and where both are found.
+constexpr std::string_view kKnownLayout = "1.32.";
+
 void disable_pattern_and_reuse(ort::Object options) {
+  if (std::string_view(api().version).substr(0, kKnownLayout.size()) != kKnownLayout) {
+    api().check(api().DisableMemPattern(options));
+    return;
+  }
   auto& bytes = *reinterpret_cast<OptionBytes*>(options);
   const size_t pattern = cleared_by(bytes, [&] { api().check(api().DisableMemPattern(options)); });
   const size_t arena = cleared_by(bytes, [&] { api().check(api().DisableCpuMemArena(options)); });
