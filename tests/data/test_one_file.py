@@ -15,8 +15,8 @@ from device_runtime.data.sources import load
 from edgefl.config.reading import checked, parse
 from edgefl.data.dataset import Dataset
 from edgefl.models.user_factory import factory_of
-from edgefl.setup.samples import data_spec
 from edgefl.setup.data import open_data, partition
+from edgefl.setup.samples import data_spec
 from edgefl.wire.errors import ConfigError, DataError
 from tests.docs.documents import DOCS, blocks, content
 

@@ -20,7 +20,7 @@ from edgefl.api.choices import SGD, TCBGD, Importance, OutputSide, Width
 from edgefl.api.compile import Target, compile
 from edgefl.api.model import model_spec
 from edgefl.conformance.memory.measure import RoundMemory, measured
-from edgefl.conformance.memory.models import SUBJECTS, Subject
+from edgefl.conformance.memory.models import SUBJECTS, MeasuredModel
 from edgefl.conformance.play.broker import Broker, running_broker
 from edgefl.contract.choice import ProgramChoice, SubmodelChoice
 from edgefl.contract.tensors import TensorSpec
@@ -61,7 +61,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         return "| " + " | ".join(cells) + " |"
 
 
-def bundle_of(subject: Subject, tier: str, engine: Target) -> Bundle:
+def bundle_of(subject: MeasuredModel, tier: str, engine: Target) -> Bundle:
     """Compile the training of a tier: the whole model, half or a part of its entries, or the second half of its units."""
     module = subject.made()
     sample, classes = TensorSpec(subject.shape, subject.dtype), subject.classes(module)

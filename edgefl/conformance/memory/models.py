@@ -184,7 +184,7 @@ class ResNet18(nn.Module):
 
 
 @dataclass(frozen=True)
-class Subject:
+class MeasuredModel:
     """A model to measure, with the shape of one sample and the rows of a step."""
 
     module: type[nn.Module]
@@ -204,9 +204,9 @@ class Subject:
 
 
 SUBJECTS = {
-    "mobilenet": Subject(MobileNetV3Small, (3, 64, 64), 8),
-    "series": Subject(SeriesCnn, (6, 128), 16),
-    "gru": Subject(KeywordGru, (1, 40, 100), 16),
-    "bert": Subject(SmallBert, (32,), 8, torch.int64),
-    "resnet18": Subject(ResNet18, (3, 32, 32), 8),
+    "mobilenet": MeasuredModel(MobileNetV3Small, (3, 64, 64), 8),
+    "series": MeasuredModel(SeriesCnn, (6, 128), 16),
+    "gru": MeasuredModel(KeywordGru, (1, 40, 100), 16),
+    "bert": MeasuredModel(SmallBert, (32,), 8, torch.int64),
+    "resnet18": MeasuredModel(ResNet18, (3, 32, 32), 8),
 }
