@@ -1,14 +1,13 @@
-// Files in a folder for each class, which become samples when they are asked for.
+// Arrays and images in a folder for each class.
 #pragma once
 
-#include <memory>
-#include <string>
+#include <vector>
 
-#include "data/source.h"
+#include "data/readers/reading.h"
 
 namespace edgefl {
 
-// DataError if `path` is no folder with files in it that any agent reads.
-std::shared_ptr<DataSource> class_folders(const std::string& path, BadRows bad);
+Samples read_arrays(const Reading& reading, const std::vector<FoundFile>& files);
+Samples read_images(const Reading& reading, const ImageReader& reader, const std::vector<FoundFile>& files);
 
 }  // namespace edgefl
