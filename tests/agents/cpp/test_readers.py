@@ -44,7 +44,7 @@ lines, ""quoted""",café
 "1.6",9,1,2,"an end" behind,no
 0.30000000000000004,2.4703282292062328e-324,1,2,,no'''
 JSON = """{"age": 1, "height": "2.5", "north": true, "east": -0, "buys": "no"}
-{"age": 0.1, "height": 1E5, "north": 1, "east": 2, "buys": "caf\\u00e9", "note": [NaN, {"a": null}]}
+{"age": 0.1, "height": 15E-1, "north": 1, "east": 2, "buys": "caf\\u00e9", "note": [NaN, {"a": null}]}
 {"age": NaN, "height": 1, "north": 1, "east": 2, "buys": "no"}
 {"age": 1, "height": 1, "north": 1, "east": 2, "buys": "no"} {}
 {"age": 1, "height": 1, "north": [1], "east": 2, "buys": "no"}
@@ -96,6 +96,20 @@ def assert_alike(place: Place) -> bool:
     return False
 
 
+def test_odd_tables_give_the_bits_of_the_python_agent(tmp_path: Path) -> None:
+    written(tmp_path / "data" / "a.csv", CSV)
+    written(tmp_path / "data" / "b.jsonl", JSON)
+    written(tmp_path / "data" / "c.CSV", CSV.replace("Lee", "L\udcffe").encode(errors="surrogateescape"))
+    place = place_of(tmp_path, table(), tmp_path / "data")
+
+    told = place.in_cpp("--skip-bad-rows")
+
+    assert_same(told, place.in_python(policy="skip"))
+    assert told.facts["samples"] == 11
+    assert " rows are left out, the first is " in told.facts["skipped"]
+    assert assert_alike(place)
+
+
 HEAD = "x,age,height,buys\n"
 REFUSED = [
     "",
@@ -130,12 +144,12 @@ def test_damaged_tables_are_refused_or_read_by_both_agents(tmp_path: Path) -> No
     written(place.data, whole)
     assert not assert_alike(place)
     refused = 0
-    for _ in range(12):
+    for _ in range(8):
         at = chosen.randrange(len(whole))
         piece = chosen.choice([b"", b'"', b"\r", b"\n", b",", b"\xff", b"\0", b" ", b"9"])
         written(place.data, whole[:at] + piece + whole[at + chosen.randrange(2) :])
         refused += assert_alike(place)
-    assert 0 < refused < 12
+    assert 0 < refused < 8
 
 
 def wav(content: bytes, kind: int, channels: int, width: int, *, size: int | None = None) -> bytes:
@@ -168,12 +182,12 @@ def test_damaged_sounds_are_refused_or_read_by_both_agents(tmp_path: Path) -> No
     chosen = random.Random(6)
     whole = wav(np.arange(6, dtype=np.float32).tobytes(), 3, 1, 4)
     refused = 0
-    for _ in range(12):
+    for _ in range(8):
         at = chosen.randrange(len(whole))
         damaged = whole[:at] + chosen.choice([b"\0", b"\1", b"\xff", b""]) + whole[at + 1 :]
         written(place.data / "no" / "a.wav", damaged)
         refused += assert_alike(place)
-    assert 0 < refused < 12
+    assert 0 < refused < 8
 
 
 @pytest.mark.parametrize(
