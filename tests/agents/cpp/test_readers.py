@@ -57,7 +57,7 @@ def bundle_of(reader: Reader, *graphs: tuple[Graph, bytes], others: tuple[Input,
     data = msgspec.structs.replace(made.manifest.data, names=NAMES, reader=reader, others=others)
     named = {graph.name: graph for graph in (*made.manifest.graphs, *(graph for graph, _ in graphs))}
     manifest = msgspec.structs.replace(made.manifest, data=data, graphs=tuple(named.values()))
-    return Bundle(manifest, made.blobs | {graph.blob.sha256: blob for graph, blob in graphs})
+    return Bundle(manifest, {**made.blobs, **{graph.blob.sha256: blob for graph, blob in graphs}})
 
 
 def table() -> Bundle:
@@ -111,7 +111,7 @@ def test_odd_tables_give_the_bits_of_the_python_agent(tmp_path: Path) -> None:
 
 
 HEAD = "x,age,height,buys\n"
-REFUSED = [
+REFUSED: list[str | bytes] = [
     "",
     "x,age,height\n0,1,2\n",
     HEAD.replace(",", ";") + "0;1;2;no\n",
@@ -125,13 +125,14 @@ REFUSED = [
     HEAD + "0,1,2,maybe \u202e\n",
     HEAD + "0,1,2,'no'\n",
     HEAD + "9" * 80 + "x,1,2,no\n",
+    HEAD.encode("utf-16"),
 ]
 
 
 def test_what_is_wrong_with_a_table_is_said_in_the_same_words(tmp_path: Path) -> None:
     plain = Table(columns=("x", "age", "height"), label="buys")
     place = place_of(tmp_path, bundle_of(plain), tmp_path / "d.csv")
-    for content in (*REFUSED, HEAD.encode("utf-16")):
+    for content in REFUSED:
         written(place.data, content)
         assert assert_alike(place), content
 
