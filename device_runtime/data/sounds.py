@@ -5,12 +5,13 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from io import BufferedReader
-from os import fstat
+from os import SEEK_CUR, fstat
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
+from device_runtime.data.ranges import converted
 from device_runtime.data.reading import Entry, Reading, Samples
 from edgefl.wire.bundle.readers import Sound
 from edgefl.wire.records.values import BadRow
@@ -57,7 +58,9 @@ def wave_of(path: Path, reader: Sound) -> Array:
     except OSError as error:
         raise BadRow(f"is no WAV that can be read: {error}") from error
     padded = np.zeros(reader.length, np.float32)
-    padded[: len(heard)] = heard
+    padded[: len(heard)] = converted(heard, "float32")
+    if not np.isfinite(padded).all():
+        raise BadRow("has samples that are beyond what float32 holds")
     return padded
 
 
@@ -117,7 +120,8 @@ def _chunks(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
 
 def _is_chunk(file: BufferedReader) -> bool:
     """Return True if another chunk follows that has room in the file, and at the end of the file."""
-    head = file.peek(8)[:8]
+    head = file.read(8)  # peek() may return fewer bytes than the file has
+    file.seek(-len(head), SEEK_CUR)
     if len(head) < 8:
         return not head
     name, size = struct.unpack("<4sL", head)

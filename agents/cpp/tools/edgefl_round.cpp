@@ -46,23 +46,31 @@ Options options_of(int argc, char** argv, CLI::App& app) {
   return options;
 }
 
+edgefl::RoundIdentity identity_of(const Options& options, const edgefl::BundleFile& bundle) {
+  std::vector<std::string> texts = options.hyper;
+  texts.push_back(std::to_string(options.seed) + " " + std::to_string(options.samples) + (options.skip ? " skip" : ""));
+  return {bundle.digest(), bundle.name(), edgefl::digest_of(texts, {options.weights, options.carry, options.data})};
+}
+
 void run(const Options& options) {
   using namespace edgefl;
   return_memory_early();
   const BundleFile bundle(options.bundle);
   const Manifest& manifest = bundle.manifest();
+  const RoundIdentity identity = identity_of(options, bundle);
+  const CheckpointFolder checkpoints(options.folder, identity);
+  if (const std::string about = checkpoints.about_kept(); !about.empty()) std::cerr << "edgefl-round: " << about << std::endl;
   const WeightsFile weights(options.weights, manifest);
   const auto source = open_source(options.data, options.skip ? BadRows::skip : BadRows::refuse);
   const auto engine = make_engine(manifest.format(), {options.threads, options.folder});
   engine->rest();
   const int64_t idle = resident_bytes();
   const DataParts parts{[&](const BlobRef& ref) { return bundle.artifact(ref); },
-                        [&](const std::string& name, const Tensor& rows) {
+                        [&](const std::string& name) {
                           const Graph& graph = manifest.graph(name);
-                          return apply_graph(*engine, graph, bundle.artifact(graph.blob), rows);
+                          return load_row_graph(*engine, graph, bundle.artifact(graph.blob));
                         }};
   const auto data = source->fitted(manifest, parts);
-  const CheckpointFolder checkpoints(options.folder);
   reset_peak();
   RoundHost host;
   host.artifact = [&](const BlobRef& ref) { return bundle.artifact(ref); };
@@ -86,12 +94,13 @@ void run(const Options& options) {
     request.hyper[each.substr(0, equals)] = std::stod(each.substr(equals + 1));
   }
   if (!options.carry.empty()) request.carry = load_tensors(MappedFile(options.carry).text());
-  request.record_tag = "offline " + options.weights;
+  request.record_tag = identity.bundle + " " + identity.inputs;
   request.folder = options.folder;
   request.checkpoint_steps = options.checkpoint_steps;
   const RoundResult result = run_round(*engine, request, *data, host);
   write_file(options.out, dump_tensors(result.update, result.masks));
   if (!options.carry_out.empty()) write_file(options.carry_out, dump_tensors(result.carry));
+  checkpoints.set_done();
   engine->rest();
   std::cout << json{{"metrics", result.metrics},      {"samples", result.samples},     {"steps", result.steps},          {"made", made},
                     {"step_ms", result.step_ms},      {"forward_ms", result.forward_ms}, {"load_ms", result.load_ms},

@@ -194,7 +194,7 @@ def text_of(record: Record, reader: Text) -> str:
 def numbers(record: Record, columns: Sequence[str], dtype: str, below: int = 0) -> list[float]:
     """The numbers in some columns; BadRow for one that is missing, none, or no whole number where ``dtype`` is of these."""
     row = [finite(field(record, name), f"column {name!r}", dtype) for name in columns]
-    if np.issubdtype(dtype, np.integer):
+    if not np.issubdtype(dtype, np.floating):
         for name, value in zip(columns, row, strict=True):
             if value != int(value):
                 raise BadRow(f"column {name!r} is {shown(field(record, name))}, which is no whole number")

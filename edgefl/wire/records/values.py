@@ -42,10 +42,18 @@ def finite(value: object, what: str, dtype: str) -> float:
         number = np.nan
     if not np.isfinite(number):
         raise BadRow(f"{what} is {shown(value)}, which is no number")
-    limits = np.finfo(dtype) if np.issubdtype(dtype, np.floating) else np.iinfo(dtype)
-    if not float(limits.min) <= number <= float(limits.max):
+    least, most = limits_of(dtype)
+    if not least <= number <= most:
         raise BadRow(f"{what} is {shown(value)}, which is beyond what {dtype} holds")
     return number
+
+
+def limits_of(dtype: str) -> tuple[float, float]:
+    """Return the smallest and the largest number that ``dtype`` holds."""
+    if dtype == "bool":
+        return 0.0, 1.0
+    limits = np.finfo(dtype) if np.issubdtype(dtype, np.floating) else np.iinfo(dtype)
+    return float(limits.min), float(limits.max)
 
 
 def is_number(text: str) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from device_runtime.config import Policy
 from device_runtime.data.samples import LabelSpec
 from device_runtime.data.sources import load
 from device_runtime.engine.select import open_engine
@@ -77,12 +78,17 @@ class Place:
         return Told(0, json.loads(done.stdout), done.stderr, out.read_bytes(), kept.read_bytes())
 
     def in_python(
-        self, *, carry: bytes = b"", hyper: Mapping[str, float] | None = None, samples: int = 0
+        self,
+        *,
+        carry: bytes = b"",
+        hyper: Mapping[str, float] | None = None,
+        samples: int = 0,
+        policy: Policy = "refuse",
     ) -> Told:
         result = train_round(
             self.bundle,
             self.weights,
-            load(self.data),
+            load(self.data, policy),
             open_engine(self.bundle.manifest.format),
             seed=SEED,
             carry=tensors.load(carry) if carry else None,

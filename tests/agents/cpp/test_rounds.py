@@ -16,6 +16,7 @@ import edgefl
 from edgefl.wire import tensors
 from tests.agents.cpp import make_draws, tiny_segments
 from tests.agents.cpp.offline import STOPPED, Place, assert_same, random_data, random_weights
+from tests.device_runtime import tiny
 from tests.pairs import in_turn
 from tests.silence import frank_environment
 
@@ -123,10 +124,32 @@ def test_a_killed_round_goes_on_from_its_checkpoint(tmp_path: Path, case: str, f
 
     killed = place.in_cpp("--checkpoint-steps", 2, "--stop-at", 2)
 
-    assert (killed.code, killed.update) == (STOPPED, b"")
+    assert (killed.code, killed.update, killed.error) == (STOPPED, b"", "")
     resumed = place.in_cpp("--checkpoint-steps", 2)
     assert_same(resumed, place.in_python())
     assert resumed.facts["made"] == resumed.facts["steps"] - 2
+    assert "edgefl-round: it resumes after step 2, from " in resumed.error
+    again = place.in_cpp("--checkpoint-steps", 2)
+    assert again.update == resumed.update
+    assert "this round is done already; it resumes after step " in again.error
+    other = place.in_cpp("--hyper", "lr=0.5")
+    assert "checkpoint.json is of a round with other weights, data or options: it begins anew" in other.error
+    assert other.facts["made"] == other.facts["steps"]
+
+
+def test_a_checkpoint_of_another_bundle_is_refused(tmp_path: Path) -> None:
+    data, weights = random_data(tiny.make_bundle([]).manifest, tmp_path / "data.npz"), tiny.weights()["head"]
+    first = Place.of(tmp_path, tiny.make_bundle([]), weights, data)
+    assert first.in_cpp().code == 0
+    other = Place.of(tmp_path, tiny.make_bundle([], steps=(7,)), weights, data)
+
+    refused = other.in_cpp()
+
+    assert refused.code == 1
+    assert "checkpoint.json is of another bundle (tiny, noisy-sgd, tier strong), expected" in refused.error
+    assert "name another --folder, or remove it to begin anew" in refused.error
+    (tmp_path / "work" / "checkpoint.json").write_text('{"step": 5}')
+    assert "checkpoint.json is no checkpoint that can be read" in other.in_cpp().error
 
 
 def test_samples_of_idx_npy_and_class_folders_are_those_of_npz(tmp_path: Path) -> None:

@@ -116,6 +116,24 @@ def test_samples_from_a_pipe_that_look_like_text_are_no_chunk(tmp_path: Path) ->
     np.testing.assert_allclose(every(fitted(tmp_path, SOUND))[0, 0], [0x2020 / 32768] * 6)
 
 
+def test_an_empty_sound_before_another_chunk_is_told_wherever_a_buffer_ends(tmp_path: Path) -> None:
+    for place in range(8180, 8196, 2):
+        start = _wav(b"", size=0)
+        pad = b"junk" + struct.pack("<L", place - len(start) - 8) + bytes(place - len(start) - 8)
+        content = start[:12] + pad + start[12:] + b"LIST" + struct.pack("<L", 4) + b"more"
+        written(tmp_path / "on" / "a.wav", content)
+        with pytest.raises(DataError, match=r"a\.wav: holds no sound"):
+            fitted(tmp_path, SOUND)
+
+
+def test_samples_beyond_single_precision_are_refused(tmp_path: Path) -> None:
+    content = np.array([0.5, 1e300], "<f8").tobytes()
+    written(tmp_path / "on" / "a.wav", _wav(content, kind=3, width=8))
+
+    with pytest.raises(DataError, match=r"a\.wav: has samples that are beyond what float32 holds"):
+        fitted(tmp_path, SOUND)
+
+
 def test_another_rate_is_refused_with_both_or_left_out(tmp_path: Path) -> None:
     sound(tmp_path / "on" / "a.wav", WAVE)
     sound(tmp_path / "on" / "b.wav", WAVE, rate=44100)

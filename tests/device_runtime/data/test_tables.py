@@ -69,6 +69,17 @@ def test_inputs_beside_x_and_numbers_as_labels(tmp_path: Path) -> None:
     np.testing.assert_array_equal(data.y, np.array([[4.5], [2]], np.float32))
 
 
+def test_an_input_of_truth_values_is_read_from_0_and_1(tmp_path: Path) -> None:
+    asked = Input(name="asked", shape=(), dtype="bool")
+    flags = spec(Table(columns=("a",), label="y"), (1,), others=(asked,))
+    data = fitted(written(tmp_path / "d.csv", "a,asked,y\n1,1,0\n2,0,1\n"), flags)
+
+    np.testing.assert_array_equal(data.other("asked", np.arange(2)), [True, False])
+    for value, text in (("2", "beyond what bool holds"), ("0.5", "no whole number")):
+        with pytest.raises(DataError, match=f"line 2: column 'asked' is '{value}', which is {text}"):
+            fitted(written(tmp_path / "d.csv", f"a,asked,y\n1,{value},0\n"), flags)
+
+
 def test_a_missing_column_is_named_with_those_there_are(tmp_path: Path) -> None:
     path = written(tmp_path / "d.csv", "age,buys\n3,yes\n")
     text = r"d\.csv has no column 'height'; it has 'age', 'buys'"

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <stdexcept>
 #include <string>
 
 #include "data/rows.h"
@@ -30,6 +31,11 @@ void check_below(const std::string& name, const Rows& rows, int64_t below, const
 // `but`: a number that is right wherever it stands.
 std::string bad_value(const std::string& name, const Rows& rows, int64_t row, int64_t below,
                       std::optional<int64_t> but = std::nullopt);
+
+// A row or a file that cannot be used; says why.
+struct BadRow : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
 
 // Rows that are left out, in one line for people; the first of them ends the reading where bad rows are refused.
 class Problems {

@@ -7,9 +7,24 @@
 namespace edgefl {
 namespace {
 
+// A half has to be rounded once: a double that becomes a float first is rounded to odd, which leaves no tie behind.
+float to_odd(double value) {
+  const auto nearest = static_cast<float>(value);
+  if (!std::isfinite(nearest) || static_cast<double>(nearest) == value) return nearest;
+  uint32_t bits;
+  std::memcpy(&bits, &nearest, sizeof bits);
+  if (std::fabs(static_cast<double>(nearest)) > std::fabs(value)) --bits;
+  bits |= 1;
+  float odd;
+  std::memcpy(&odd, &bits, sizeof odd);
+  return odd;
+}
+
 template <typename To, typename From>
 To cast(From value) {
-  if constexpr (std::is_same_v<To, Half>) {
+  if constexpr (std::is_same_v<To, Half> && std::is_same_v<From, double>) {
+    return halved(to_odd(value));
+  } else if constexpr (std::is_same_v<To, Half>) {
     return halved(static_cast<float>(value));
   } else {
     return static_cast<To>(value);

@@ -6,9 +6,10 @@
 #include <utility>
 
 #include "data/arrays.h"
-#include "data/files/class_folders.h"
 #include "data/files/npy.h"
 #include "data/files/zip.h"
+#include "data/readers/files.h"
+#include "data/readers/find_files.h"
 
 namespace edgefl {
 namespace {
@@ -73,20 +74,17 @@ struct Caller {
 std::shared_ptr<DataSource> open_source(const std::string& path, BadRows bad) {
   const fs::path place(path);
   try {
-    if (place.extension() == ".npz") return from_archive(path, bad);
-    if (!fs::exists(place)) throw DataError("there is no " + path + ": name the folder or .npz with this device's samples");
+    if (ending(place) == ".npz") return from_archive(path, bad);
     if (fs::is_regular_file(place / "x.npy")) return from_arrays(place, bad);
     if (fs::is_directory(place)) {
       const std::string images = idx_file(place, "images-idx3-ubyte"), labels = idx_file(place, "labels-idx1-ubyte");
       if (!images.empty() && labels.empty()) throw DataError(path + " has " + images + " but no labels-idx1-ubyte file beside it");
       if (!images.empty()) return array_source({{"x", read_idx(images)}, {"y", read_idx(labels)}}, path, bad, true);
-      return class_folders(path, bad);
     }
+    return file_source(path, bad);
   } catch (const fs::filesystem_error& error) {
     throw DataError(path + " cannot be read as training data: " + error.code().message());
   }
-  throw DataError(path + " is no training data that this agent reads: give an .npz with arrays x and y, a folder with x.npy and "
-                  "y.npy, a folder with idx files, or a folder with one sub-folder of files (.npy, .png, .jpg) per class");
 }
 
 std::shared_ptr<DataSource> callback_source(const edgefl_data_source& source) {

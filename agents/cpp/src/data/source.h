@@ -34,7 +34,7 @@ class FittedData {
 // What of a bundle files are read by.
 struct DataParts {
   std::function<Bytes(const BlobRef&)> blob;                                     // a tokenizer
-  std::function<Tensor(const std::string& graph, const Tensor& rows)> apply;     // sounds -> features
+  std::function<std::function<Tensor(const Tensor&)>(const std::string&)> graph; // one that makes samples, such as features
   std::function<void()> between = nullptr;                                       // before each file: throws if the round is over
 };
 
@@ -49,7 +49,8 @@ class DataSource {
 
 enum class BadRows { refuse, skip };
 
-// An npz, npy, idx, or folder of images by class; DataError if it is none or cannot be read.
+// An npz, npy or idx; or files that become samples as a bundle says: a folder for each class, CSV, JSON lines.
+// DataError if it is none or cannot be read.
 std::shared_ptr<DataSource> open_source(const std::string& path, BadRows bad);
 
 // The caller's own; takes over `release`.

@@ -196,15 +196,18 @@ RoundResult run_round(Engine& engine, const RoundRequest& request, const FittedD
   return Round(engine, request, *rows, host).run();
 }
 
-Tensor apply_graph(Engine& engine, const Graph& graph, Bytes artifact, const Tensor& rows) {
+std::function<Tensor(const Tensor&)> load_row_graph(Engine& engine, const Graph& graph, Bytes artifact) {
   if (graph.inputs.size() != 1 || graph.outputs.size() != 1) {
     throw BundleError("graph '" + graph.name +
                       "' makes samples of files, so that it reads one array and gives one; export the bundle again");
   }
-  const Port& port = graph.inputs.front();
-  check_port(port, rows);
-  Outputs outputs = engine.load(graph, std::move(artifact))->run({{port.name, rows}}, {});
-  return std::move(outputs.arrays.at(graph.outputs.front().name));
+  const std::shared_ptr<LoadedGraph> loaded = engine.load(graph, std::move(artifact));
+  return [loaded, &graph](const Tensor& rows) {
+    const Port& port = graph.inputs.front();
+    check_port(port, rows);
+    Outputs outputs = loaded->run({{port.name, rows}}, {});
+    return std::move(outputs.arrays.at(graph.outputs.front().name));
+  };
 }
 
 }  // namespace edgefl

@@ -79,7 +79,7 @@ struct RoundResult {
 // The whole round. Killed and run again with what `save` kept, it gives the same bits.
 RoundResult run_round(Engine& engine, const RoundRequest& request, const FittedData& data, const RoundHost& host);
 
-// Runs a graph of one batch port and one record port over rows: what reads sounds (DataParts::apply).
-Tensor apply_graph(Engine& engine, const Graph& graph, Bytes artifact, const Tensor& rows);
+// Load a graph of one batch port and one record port: it makes samples of rows (DataParts::graph). `graph` outlives it.
+std::function<Tensor(const Tensor&)> load_row_graph(Engine& engine, const Graph& graph, Bytes artifact);
 
 }  // namespace edgefl

@@ -2,15 +2,27 @@
 
 #include <array>
 #include <cctype>
+#include <charconv>
 #include <cstdio>
-#include <regex>
+#include <limits>
 
 #include "wire/errors.h"
 
 namespace edgefl {
 namespace {
 
-// The code point at `text[place]`, and its bytes; 0 bytes where there is none.
+bool shows(uint32_t code) {
+  if (code < 0x20 || (code >= 0x7F && code < 0xA0)) return false;
+  const bool spaces = code == 0xA0 || code == 0x1680 || (code >= 0x2000 && code <= 0x200A) || code == 0x202F ||
+                      code == 0x205F || code == 0x3000;
+  const bool marks = code == 0xAD || (code >= 0x200B && code <= 0x200F) || (code >= 0x2028 && code <= 0x202E) ||
+                     (code >= 0x2060 && code <= 0x206F) || code == 0xFEFF || (code >= 0xE000 && code <= 0xF8FF) ||
+                     (code >= 0xFFF0 && code <= 0xFFFB) || code >= 0xE0000;
+  return !spaces && !marks;
+}
+
+}  // namespace
+
 std::pair<uint32_t, size_t> letter_at(std::string_view text, size_t place) {
   const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
   const unsigned char first = byte(place);
@@ -27,18 +39,6 @@ std::pair<uint32_t, size_t> letter_at(std::string_view text, size_t place) {
   if (code < least[size] || code > 0x10FFFF || surrogate) return {0, 0};
   return {code, size};
 }
-
-bool shows(uint32_t code) {
-  if (code < 0x20 || (code >= 0x7F && code < 0xA0)) return false;
-  const bool spaces = code == 0xA0 || code == 0x1680 || (code >= 0x2000 && code <= 0x200A) || code == 0x202F ||
-                      code == 0x205F || code == 0x3000;
-  const bool marks = code == 0xAD || (code >= 0x200B && code <= 0x200F) || (code >= 0x2028 && code <= 0x202E) ||
-                     (code >= 0x2060 && code <= 0x206F) || code == 0xFEFF || (code >= 0xE000 && code <= 0xF8FF) ||
-                     (code >= 0xFFF0 && code <= 0xFFFB) || code >= 0xE0000;
-  return !spaces && !marks;
-}
-
-}  // namespace
 
 bool is_utf8(std::string_view text) {
   for (size_t place = 0; place < text.size();) {
@@ -86,19 +86,41 @@ std::string size_text(double bytes) {
 }
 
 int64_t parse_size(std::string_view text, const std::string& option) {
-  static const std::regex pattern(R"(\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([KMG]?)(I?)(B?)\s*)", std::regex::icase);
-  std::cmatch found;
   const std::string shown = printable(text, 100);
-  if (!std::regex_match(text.data(), text.data() + text.size(), found, pattern) || (found[3].length() > 0 && found[2].length() == 0))
-    throw ConfigError(option + ": '" + shown + "' is not a size; write 512KiB, 64MiB, 64M or 1GB");
-  const std::string number = found[1], unit = found[2];
-  const bool bytes = found[4].length() > 0, binary = found[3].length() > 0 || !bytes;
-  if (unit.empty() && !bytes) throw ConfigError(option + ": '" + shown + "' has no unit; write " + number + "MiB, or " + number + "B for bytes");
-  double count = std::stod(number);
-  const double power = binary ? 1024.0 : 1000.0;
-  const size_t powers = unit.empty() ? 0 : std::string_view("KMG").find(static_cast<char>(std::toupper(unit[0]))) + 1;
-  for (size_t i = 0; i < powers; ++i) count *= power;
-  if (count > 1152921504606846976.0) throw ConfigError(option + ": '" + shown + "' is not a size; write 512KiB, 64MiB, 64M or 1GB");
+  const auto no_size = [&] { return ConfigError(option + ": '" + shown + "' is not a size; write 512KiB, 64MiB, 64M or 1GB"); };
+  size_t place = 0;
+  const auto at = [&] { return place < text.size() ? static_cast<unsigned char>(text[place]) : 0; };
+  const auto digits = [&] {
+    const size_t begin = place;
+    while (std::isdigit(at()) != 0) ++place;
+    return place > begin;
+  };
+  const auto blanks = [&] {
+    while (std::isspace(at()) != 0) ++place;
+  };
+  const auto letter = [&](std::string_view any) {
+    const size_t found = at() == 0 ? std::string_view::npos : any.find(static_cast<char>(std::toupper(at())));
+    if (found == std::string_view::npos) return size_t{0};
+    ++place;
+    return found + 1;
+  };
+  blanks();
+  const size_t begin = place;
+  const bool whole = digits();
+  const bool point = at() == '.';
+  if (point) ++place;
+  const bool fraction = point && digits();
+  const std::string number(text.substr(begin, place - begin));
+  blanks();
+  const size_t powers = letter("KMG");
+  const bool infix = powers > 0 && letter("I") > 0, bytes = letter("B") > 0;
+  blanks();
+  if ((!whole && !fraction) || place != text.size()) throw no_size();
+  if (powers == 0 && !bytes) throw ConfigError(option + ": '" + shown + "' has no unit; write " + number + "MiB, or " + number + "B for bytes");
+  double count = std::numeric_limits<double>::infinity();  // stays so for more digits than a double has
+  (void)std::from_chars(number.data(), number.data() + number.size(), count);
+  for (size_t i = 0; i < powers; ++i) count *= infix || !bytes ? 1024.0 : 1000.0;
+  if (count > 1152921504606846976.0) throw no_size();
   return static_cast<int64_t>(count);
 }
 

@@ -4,9 +4,12 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace edgefl {
 
+// Code point at `text[place]` and the number of its bytes; 0 bytes if there is no valid UTF-8.
+std::pair<uint32_t, size_t> letter_at(std::string_view text, size_t place);
 bool is_utf8(std::string_view text);
 // Whether it can be shown as it is: valid UTF-8 without control characters, line separators or marks of direction.
 bool is_printable(std::string_view text);

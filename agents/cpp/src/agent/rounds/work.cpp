@@ -81,9 +81,9 @@ Tensors Work::weights_of(const Job& job, const std::vector<std::string>& units) 
 DataParts Work::parts_of(const Manifest& manifest) {
   DataParts parts;
   parts.blob = [this](const BlobRef& ref) { return fetcher.get(ref); };
-  parts.apply = [this, &manifest](const std::string& name, const Tensor& rows) {
+  parts.graph = [this, &manifest](const std::string& name) {
     const Graph& graph = manifest.graph(name);
-    return apply_graph(engine, graph, fetcher.get(graph.blob), rows);
+    return load_row_graph(engine, graph, fetcher.get(graph.blob));
   };
   parts.between = [this] {
     if (aborted()) throw RoundAborted("the round ended while the local data were read");

@@ -3,18 +3,14 @@
 #pragma once
 
 #include <cstdint>
-#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "data/check.h"
 #include "wire/tensor.h"
 
 namespace edgefl {
-
-struct BadRow : std::runtime_error {  // a file that is no sample; says why
-  using std::runtime_error::runtime_error;
-};
 
 struct Pixels {  // rows of pixels, `channels` bytes each (1: grey, 3: RGB)
   int64_t width = 0, height = 0, channels = 0;

@@ -20,15 +20,24 @@ namespace {
 
 MappedFile::MappedFile(const std::string& path) {
   const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  struct stat facts {};
-  if (file < 0 || fstat(file, &facts) != 0) {
-    if (file >= 0) close(file);
-    refuse(path);
+  if (file < 0) refuse(path);
+  try {
+    map(file, path);
+  } catch (...) {
+    close(file);
+    throw;
   }
+  close(file);
+}
+
+MappedFile::MappedFile(int file, const std::string& name) { map(file, name); }
+
+void MappedFile::map(int file, const std::string& name) {
+  struct stat facts {};
+  if (fstat(file, &facts) != 0) refuse(name);
   size_ = static_cast<size_t>(facts.st_size);
   void* mapped = size_ == 0 ? nullptr : mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file, 0);
-  close(file);
-  if (mapped == MAP_FAILED) refuse(path);
+  if (mapped == MAP_FAILED) refuse(name);
   data_ = static_cast<std::byte*>(mapped);
 }
 

@@ -11,6 +11,7 @@ namespace edgefl {
 class MappedFile {
  public:
   explicit MappedFile(const std::string& path);  // DataError if it cannot be read
+  MappedFile(int file, const std::string& name);  // an open file, which may be closed afterwards
   ~MappedFile();
   MappedFile(const MappedFile&) = delete;
   MappedFile& operator=(const MappedFile&) = delete;
@@ -21,6 +22,8 @@ class MappedFile {
   void released() const;  // what was read may leave memory; it comes back when it is read again
 
  private:
+  void map(int file, const std::string& name);
+
   std::byte* data_ = nullptr;
   size_t size_ = 0;
 };

@@ -119,13 +119,17 @@ Bytes dump_tensors(const Tensors& tensors, const std::map<std::string, int64_t>&
   std::sort(stored.begin(), stored.end(), [](const auto& a, const auto& b) {
     return std::pair(rank(a.second->dtype), a.first) < std::pair(rank(b.second->dtype), b.first);
   });
-  nlohmann::ordered_json header = nlohmann::ordered_json::object();
+  // Written piece by piece: an ordered_json would be compiled as a second copy of the library.
+  std::string text = "{";
   size_t end = 0;
   for (const auto& [name, tensor] : stored) {
-    header[name] = {{"dtype", kNames[static_cast<size_t>(tensor->dtype)]}, {"shape", tensor->shape}, {"data_offsets", {end, end + tensor->nbytes()}}};
+    text += (text.size() == 1 ? "" : ",") + json(name).dump() + ":{\"dtype\":\"" +
+            std::string(kNames[static_cast<size_t>(tensor->dtype)]) + "\",\"shape\":[";
+    for (size_t axis = 0; axis < tensor->shape.size(); ++axis) text += (axis == 0 ? "" : ",") + std::to_string(tensor->shape[axis]);
+    text += "],\"data_offsets\":[" + std::to_string(end) + "," + std::to_string(end + tensor->nbytes()) + "]}";
     end += tensor->nbytes();
   }
-  std::string text = header.dump();
+  text += "}";
   text.append((8 - text.size() % 8) % 8, ' ');
   Bytes whole;
   whole.reserve(8 + text.size() + end);
