@@ -93,7 +93,9 @@ def _image(data: DataSpec, inside: Preprocessing | None) -> Recipe:
         "orientation": "exif",
         "width": width,
         "height": height,
-        "resize": "inside the file" if resized else "bilinear, antialiased, stretched, rounded to uint8",
+        "resize": "inside the file"
+        if resized
+        else "bilinear, antialiased, stretched, along rows and then along columns, each rounded to uint8",
         "jpeg_draft": DRAFT * max(width, height),
         "white": white,
         "scale": data.scale,
