@@ -39,7 +39,7 @@ class Problems:
         """``rows`` rows are left out; DataError where that is not wanted."""
         if self.policy == "refuse":
             raise DataError(
-                f"{where}: {text}; repair or remove it, or have bad rows skipped (`edgefl device --bad-rows skip`)",
+                f"{where}: {text}; repair or remove it, or have bad rows skipped",
                 where=where,
             )
         self.count += rows

@@ -226,7 +226,7 @@ class Workshop:
             if layer is not None and not layer.invertible:
                 raise ConfigError(
                     "expected recordings to calibrate int8 with preprocessing, found features only; leave "
-                    "--with-preprocessing or --quantize out"
+                    "`with_preprocessing` or `quantize` out"
                 )
             calibration = self._calibration()
         names = {own: name for name, own in self.spec.global_names.items()}

@@ -169,7 +169,7 @@ def collect(module: nn.Sequential, batches: Iterable[Tensors], *, moving: bool =
     if empty:
         raise DataError(
             "expected at least one row of data to estimate the statistics of batch norm, found none; add test_x and test_y "
-            "to the data (32 rows are enough, labels are not read), or keep the moving statistics of training by --bn-eval "
+            "to the data (32 rows are enough, labels are not read), or keep the moving statistics of training by `bn_eval` "
             "moving (`bn_eval`), which costs accuracy: they describe the trained sizes, not this cut"
         )
     return recording.total

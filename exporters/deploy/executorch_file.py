@@ -112,7 +112,7 @@ def _int8(program: InferenceProgram, calibration: Rows) -> ExportedProgram:
         from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
     except ImportError as error:
         raise ConfigError(
-            f"int8 in .pte files needs the packages executorch and torchao: {install('executorch')}, or use --quantize "
+            f"int8 in .pte files needs the packages executorch and torchao: {install('executorch')}, or use `quantize` "
             "float16"
         ) from error
     quantizer = XNNPACKQuantizer().set_global(get_symmetric_quantization_config(is_per_channel=True))

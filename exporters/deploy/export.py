@@ -198,7 +198,7 @@ def compare(
     if not error <= allowed:  # NaN never passes
         raise ExportError(
             f"the {OUTPUT} of the exported model differ from torch by {error:.3g}, allowed are {allowed:.3g}; "
-            + ("the rule of one of its ops is wrong" if exact else "leave --quantize out"),
+            + ("the rule of one of its ops is wrong" if exact else "leave `quantize` out"),
             error=error,
             allowed=allowed,
         )

@@ -119,12 +119,12 @@ def _written(program: InferenceProgram, target: DeployTarget) -> onnx.ModelProto
     proto = made.model_proto
     if proto.ByteSize() > _LIMIT:
         raise ExportError(
-            f"expected a model below 2 GiB, which protobuf reads, found {proto.ByteSize():,} bytes; use --quantize float16"
+            f"expected a model below 2 GiB, which protobuf reads, found {proto.ByteSize():,} bytes; use `quantize` float16"
         )
     found = next(each.version for each in proto.opset_import if each.domain == "")
     if found != opset:
         raise ExportError(
-            f"expected operators of opset {opset}, found one that needs opset {found}; use --opset {found}",
+            f"expected operators of opset {opset}, found one that needs opset {found}; use `opset` {found}",
             opset=opset,
         )
     for port, named in zip(proto.graph.input, axes, strict=True):

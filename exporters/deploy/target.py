@@ -61,25 +61,25 @@ class DeployTarget:
     def __post_init__(self) -> None:
         suffix = next(suffix for suffix, each in SUFFIXES.items() if each == self.format)
         if self.opset is not None and self.format != "onnx":
-            raise ConfigError(f"expected an .onnx file for --opset, found {suffix}; leave --opset out")
+            raise ConfigError(f"expected an .onnx file for `opset`, found {suffix}; leave `opset` out")
         if self.opset is not None and self.opset not in RELEASES:
             raise ConfigError(
-                f"expected --opset {min(RELEASES)} to {max(RELEASES)}, found {self.opset}; leave it out for {OPSET}",
+                f"expected `opset` {min(RELEASES)} to {max(RELEASES)}, found {self.opset}; leave it out for {OPSET}",
                 opset=self.opset,
             )
         if self.backend != "xnnpack" and self.format != "executorch":
-            raise ConfigError(f"expected a .pte file for --backend, found {suffix}; leave --backend out")
+            raise ConfigError(f"expected a .pte file for `backend`, found {suffix}; leave `backend` out")
         if self.quantize == "int8" and self.format == "safetensors":
             raise ConfigError(
-                "expected --quantize float16 for a .safetensors file, found int8; write int8 as .onnx or .pte"
+                "expected `quantize` float16 for a .safetensors file, found int8; write int8 as .onnx or .pte"
             )
         if self.quantize == "int8" and self.backend == "portable":
             raise ConfigError(
-                "expected --backend xnnpack for --quantize int8, found portable, which has no int8 kernels; use xnnpack"
+                "expected `backend` xnnpack for `quantize` int8, found portable, which has no int8 kernels; use xnnpack"
             )
         if self.dynamic_batch and self.batch != 1:
             raise ConfigError(
-                f"expected either --batch or --dynamic-batch, found both (batch {self.batch}); leave one out"
+                f"expected either `batch` or `dynamic_batch`, found both (batch {self.batch}); leave one out"
             )
 
 
@@ -110,6 +110,6 @@ def refuse_existing(files: Iterable[Path]) -> None:
     """Raise ConfigError if one of ``files`` exists. Devices such as /dev/stdout may."""
     if found := [file for file in files if file.is_file() or file.is_symlink()]:
         raise ConfigError(
-            f"expected new files, found {', '.join(map(str, found))}; choose another --out, or overwrite with --force",
+            f"expected new files, found {', '.join(map(str, found))}; choose another `out`, or overwrite with `force`",
             files=tuple(map(str, found)),
         )

@@ -137,6 +137,7 @@ def test_the_address_s_user_comes_with_the_file_s_password(
 def test_the_model_of_a_run_that_goes_on_is_its_newest_checkpoint_without_the_server_s_state(
     tmp_path: Path,
 ) -> None:
+    (tmp_path / "run.toml").touch()
     (tmp_path / "checkpoints").mkdir()
     for number in (9999, 10000):
         arrays = {"head.bias": np.full(2, number, np.float32), "c/head.bias": np.zeros(2, np.float32)}

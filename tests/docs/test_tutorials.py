@@ -114,10 +114,10 @@ def test_the_python_of_other_pages_runs(page: str, tmp_path: Path) -> None:
 
 
 def test_every_page_with_python_is_run_somewhere() -> None:
-    """The new method's and the small device's have tests of their own; a page that joins them needs one."""
+    """The new method, the small device and deployed files have tests of their own; a page that joins them needs one."""
     pages = {path.name for path in [ROOT / "README.md", *DOCS.rglob("*.md")] if any(blocks(path, "python"))}
 
     assert pages == {
         *("README.md", "api.md", "compiler.md", "compiler-inside.md", "data.md"),
-        *("losses.md", "own-model.md", "new-method.md", "own-device.md"),
+        *("losses.md", "own-model.md", "new-method.md", "own-device.md", "deploy.md"),
     }

@@ -167,7 +167,7 @@ def test_statistics_need_no_training_samples(bn: str, data: Dataset) -> None:
 
     none = replace(server, test_x=data.test_x[:0], test_y=data.test_y[:0])
     with pytest.raises(
-        DataError, match=r"at least one row .* found none; .*--bn-eval moving .* costs accuracy"
+        DataError, match=r"at least one row .* found none; .*`bn_eval` moving .* costs accuracy"
     ):
         Workshop(spec, none, weights_of(spec)).module(cut)
 

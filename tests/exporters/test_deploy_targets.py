@@ -31,9 +31,11 @@ from edgefl.wire.pictures import library, pixels_of
 from edgefl.wire.tensors import Array
 from exporters.deploy.target import DeployTarget, files_of, refuse_existing, target_of
 from tests.cli.runner import runner
+from tests.docs.documents import blocks
 from tests.pairs import slow
 
 NAMES = ("cat", "dog", "owl")
+GUIDE = Path(__file__).resolve().parents[2] / "docs/models/deploy.md"
 
 
 class Pictures(nn.Module):
@@ -109,7 +111,8 @@ def pixels(path: Path) -> Callable[[Mapping[str, Any]], Array]:
             image.draft(recipe["channels"], (recipe["jpeg_draft"],) * 2)
             upright = ImageOps.exif_transpose(image).convert(recipe["channels"])
         if recipe["resize"] != "inside the file":
-            upright = upright.resize((recipe["width"], recipe["height"]), Image.Resampling.BILINEAR)
+            rows = upright.resize((recipe["width"], upright.height), Image.Resampling.BILINEAR)
+            upright = rows.resize((recipe["width"], recipe["height"]), Image.Resampling.BILINEAR)
         array = np.asarray(upright)
         if recipe["kind"] == "pixels":
             return array
@@ -129,12 +132,18 @@ def test_a_jpeg_is_classified_by_what_the_file_says(inside: bool, tmp_path: Path
     noise = np.random.default_rng(0).integers(0, 256, (9, 7, 3)).astype(np.uint8)
     Image.fromarray(noise).resize((90, 70)).save(path, exif=exif)
 
-    found, logits = classify(made(module, data, preprocessing=inside).artifact.model, pixels(path))
+    model = made(module, data, preprocessing=inside).artifact.model
+    found, logits = classify(model, pixels(path))
 
     device = np.moveaxis(pixels_of(library(), path, "RGB", (10, 12)), 2, 0)
     expected = module(torch.from_numpy(data.read(device[None])))[0]
     np.testing.assert_allclose(logits, expected.detach().numpy(), atol=0.02 if inside else 1e-5)
     assert found == NAMES[int(expected.argmax())]
+    if not inside:
+        (tmp_path / "photos.onnx").write_bytes(model)
+        page: dict[str, Any] = {}
+        exec(next(blocks(GUIDE, "python")).text, page)
+        assert page["classify"](str(tmp_path / "photos.onnx"), str(path)) == found
 
 
 SOUND = Sound(rate=800, length=400, mels=6, window=64, step=32)
@@ -288,7 +297,7 @@ def test_a_loader_needs_no_edgefl_and_its_names_are_those_of_the_module(tmp_path
     x = torch.from_numpy(data.read(data.test_x))
     torch.testing.assert_close(space["load"]()(x), module(x).detach(), atol=1e-5, rtol=1e-5)
     assert "edgefl" not in space and load_file(file).keys() <= module.state_dict().keys()
-    with pytest.raises(ConfigError, match=r"found .*net\.safetensors, .*net\.json, .*net\.py; .*--force"):
+    with pytest.raises(ConfigError, match=r"found .*net\.safetensors, .*net\.json, .*net\.py; .*`force`"):
         deployed.save(file)
     with pytest.raises(ConfigError, match=r"ends in \.safetensors, found 'net\.onnx'"):
         deployed.save(tmp_path / "net.onnx")
@@ -323,10 +332,10 @@ def test_a_program_computes_what_torch_does_and_returns_its_metadata(backend: st
         ("audio.json", {}, "found 'audio.json'"),
         ("a.safetensors", {"quantize": "int8"}, "float16 for a .safetensors file, found int8"),
         ("a.pte", {"quantize": "int8", "backend": "portable"}, "has no int8 kernels"),
-        ("a.pte", {"opset": 18}, "an .onnx file for --opset, found .pte"),
-        ("a.onnx", {"opset": 3}, "--opset 13 to 21, found 3"),
-        ("a.onnx", {"backend": "portable"}, "a .pte file for --backend, found .onnx"),
-        ("a.onnx", {"batch": 4, "dynamic_batch": True}, "either --batch or --dynamic-batch"),
+        ("a.pte", {"opset": 18}, "an .onnx file for `opset`, found .pte"),
+        ("a.onnx", {"opset": 3}, "`opset` 13 to 21, found 3"),
+        ("a.onnx", {"backend": "portable"}, "a .pte file for `backend`, found .onnx"),
+        ("a.onnx", {"batch": 4, "dynamic_batch": True}, "either `batch` or `dynamic_batch`"),
     ],
 )
 def test_options_that_do_not_go_together_are_one_line(
@@ -343,6 +352,6 @@ def test_existing_files_are_refused_before_work_begins(there: str, tmp_path: Pat
     (tmp_path / "w.npz").write_bytes(b"")
     out = str(tmp_path / "phone.onnx")
     ran = runner().invoke(app, ["deploy", "--weights", str(tmp_path / "w.npz"), "--out", out])
-    assert isinstance(ran.exception, ConfigError) and "overwrite with --force" in str(ran.exception)
+    assert isinstance(ran.exception, ConfigError) and "overwrite with `force`" in str(ran.exception)
     assert (tmp_path / there).read_text() == "mine"
     refuse_existing(files_of(tmp_path / "other.onnx"))

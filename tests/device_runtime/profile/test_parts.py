@@ -152,9 +152,8 @@ def test_the_sampler_sees_memory_while_it_is_held() -> None:
     with MemorySampler() as sampler:
         wait_for(lambda: bool(sampler.moments))
         before, idle = sampler.now_ms, sampler.moments[-1].rss_bytes
-        with mmap.mmap(
-            -1, 64 << 20
-        ) as block:  # of the system: the heap may have kept as much of a test before
+        # Of the system: the heap may have kept as much of a test before.
+        with mmap.mmap(-1, 64 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as block:
             block.write(b"\1" * len(block))
             wait_for(lambda: sampler.moments[-1].rss_bytes - idle > 50 << 20)
     found = sampler.moments
