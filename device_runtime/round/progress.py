@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from device_runtime.link.fetch import Fetcher
-from device_runtime.memory import peak_bytes
+from device_runtime.memory import anonymous_bytes
 from device_runtime.round.graphs import Step
 from device_runtime.round.job import Job
 from edgefl.wire.mqtt.envelope import Seal
@@ -48,7 +48,7 @@ class ProgressMessages:
             steps=step.steps,
             loss=step.loss,
             step_ms=step.step_ms,
-            peak_bytes=peak_bytes(),
+            peak_bytes=anonymous_bytes(),
             down_bytes=self._fetcher.received_bytes + self._fetcher.mirrors.fresh_bytes,
             up_bytes=0,
         )

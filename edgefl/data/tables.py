@@ -102,7 +102,9 @@ def load(path: Path, reader: Table, seed: int, *, standardize: bool, train: bool
     chosen, held_out = _split(y, labels.floats, seed) if train else (np.arange(0), np.arange(len(y)))
     if standardize:
         seen = rows[chosen] if train else rows
-        deviation = np.where(seen.std(axis=0) > 0, seen.std(axis=0), 1.0)
+        # The deviation of equal numbers may be rounded to something above 0.
+        varies = seen.max(axis=0) > seen.min(axis=0)
+        deviation = np.where(varies, seen.std(axis=0), 1.0)
         reader = replace(reader, mean=tuple(seen.mean(axis=0).tolist()), deviation=tuple(deviation.tolist()))
     x = scaled(rows, reader).astype(np.float32)
     return Dataset.of(
@@ -169,7 +171,7 @@ class _LabelColumn:
     def _of_numbers(cls, path: Path, column: str, found: Sequence[str]) -> _LabelColumn:
         if not all(float(text).is_integer() for text in found):
             return cls(1, floats=True)
-        names = sorted({whole(text) for text in found}, key=float)
+        names = sorted({whole(text) for text in found}, key=lambda text: (float(text), text))
         if len(names) > _MOST_NUMBERED and names != list(map(str, range(len(names)))):
             raise DataError(
                 f"{path}: column {column!r} has {len(names)} different whole numbers, expected at most {_MOST_NUMBERED} "

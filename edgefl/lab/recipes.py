@@ -87,6 +87,8 @@ def _image(data: DataSpec, inside: Preprocessing | None) -> Recipe:
         steps.append("pass the pixels as uint8 (1, height, width, channel); the file does the rest")
     # Of pixels in [0, 1], as torchvision's Normalize and Android's libraries take them.
     mean, deviation = -data.shift / data.scale / white, 1 / data.scale / white
+    numbers: Recipe = {"white": white, "scale": data.scale, "shift": data.shift}
+    numbers |= {"mean": [mean] * channels, "deviation": [deviation] * channels}
     return {
         "kind": "image" if inside is None else "pixels",
         "channels": mode,
@@ -97,11 +99,7 @@ def _image(data: DataSpec, inside: Preprocessing | None) -> Recipe:
         if resized
         else "bilinear, antialiased, stretched, along rows and then along columns, each rounded to uint8",
         "jpeg_draft": DRAFT * max(width, height),
-        "white": white,
-        "scale": data.scale,
-        "shift": data.shift,
-        "mean": [mean] * channels,
-        "deviation": [deviation] * channels,
+        **({} if inside else numbers),
         "steps": steps,
     }
 

@@ -353,5 +353,9 @@ def test_existing_files_are_refused_before_work_begins(there: str, tmp_path: Pat
     out = str(tmp_path / "phone.onnx")
     ran = runner().invoke(app, ["deploy", "--weights", str(tmp_path / "w.npz"), "--out", out])
     assert isinstance(ran.exception, ConfigError) and "overwrite with `force`" in str(ran.exception)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(b"weights")
+    ran = runner().invoke(app, ["deploy", "--weights", str(weights), "--out", str(weights), "--force"])
+    assert isinstance(ran.exception, ConfigError) and "is the trained model" in str(ran.exception)
     assert (tmp_path / there).read_text() == "mine"
     refuse_existing(files_of(tmp_path / "other.onnx"))

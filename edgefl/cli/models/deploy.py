@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -130,6 +131,7 @@ def deploy(
     files = files_of(out)
     if not force:
         refuse_existing(files)
+    _keep_weights(weights, files)
     _check(config, weights, tier, kind, options)  # torch, which all that follows loads, takes seconds
     from edgefl.api.deploy import deploy as deployed
     from edgefl.contract.choice import SubmodelChoice
@@ -160,6 +162,15 @@ def deploy(
         print_json(facts)
     else:
         _print(facts, files)
+
+
+def _keep_weights(weights: Path, files: Iterable[Path]) -> None:
+    """Raise ConfigError if one of ``files`` is the trained model itself."""
+    from edgefl.wire.errors import ConfigError
+
+    trained = weights / "model.safetensors" if weights.is_dir() else weights
+    if trained.resolve() in [file.resolve() for file in files]:
+        raise ConfigError(f"--out is the trained model {trained}: choose another file", path=str(trained))
 
 
 def _check(

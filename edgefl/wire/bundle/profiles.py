@@ -1,7 +1,7 @@
 """What a bundle costs on a device: the result of ``edgefl profile``, also as devices send it to the server.
 
 Small on purpose (some kilobytes, so that it fits one message): at most :data:`OPS` ops a graph and :data:`MOMENTS`
-points of memory over time. Times are in milliseconds, memory is resident set size in bytes.
+points of memory over time. Times are in milliseconds, memory is anonymous (what no file backs), in bytes.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class ChunkProfile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Moment(msgspec.Struct, frozen=True, array_like=True):
-    """Milliseconds since the profile began, and the resident memory then."""
+    """Milliseconds since the profile began, and the anonymous memory then."""
 
     t_ms: float
     rss_bytes: int

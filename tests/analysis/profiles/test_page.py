@@ -52,9 +52,9 @@ def test_the_page_asks_for_nothing_but_itself_and_has_no_errors(opened: Page) ->
 
 
 def test_every_picture_has_a_size_and_draws_something(opened: Page, browser: Browser) -> None:
-    sizes = browser.value(_SVGS)
+    sizes = browser.until(f"(all => all.length && all.every(([width]) => width) && all)({_SVGS})")
     assert len(sizes) == 1 + 2 * 2
-    assert all(width > 100 and height > 100 for width, height in sizes)
+    assert all(width > 100 and height > 100 for width, height in sizes), sizes
     lines = browser.value(
         "[...document.querySelectorAll('figure.memory')].map(f => f.querySelectorAll('polyline').length)"
     )

@@ -41,7 +41,7 @@ void ProgressMessages::failed(int64_t round, const std::string& tier, const std:
 
 void ProgressMessages::publish(int64_t round, const std::string& tier, const StepReport& step) {
   if (!session_.connected()) return;
-  const Progress progress{round, tier, step.stage, step.step, step.steps, step.loss, step.step_ms, peak_bytes(), fetcher_.received(), 0};
+  const Progress progress{round, tier, step.stage, step.step, step.steps, step.loss, step.step_ms, anonymous_bytes(), fetcher_.received(), 0};
   session_.publish(topic_, speaker_.seal(topic_, progress), 0);
 }
 

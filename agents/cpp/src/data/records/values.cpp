@@ -1,5 +1,6 @@
 #include "data/records/values.h"
 
+#include <algorithm>
 #include <cctype>
 #include <charconv>
 #include <cmath>
@@ -59,7 +60,8 @@ double beyond(std::string_view text) {
     const bool minus = text[at] == '-';
     if (minus || text[at] == '+') ++at;
     const auto read = std::from_chars(text.data() + at, text.data() + text.size(), exponent);
-    if (read.ec != std::errc()) exponent = std::numeric_limits<int32_t>::max();
+    constexpr int64_t most = std::numeric_limits<int32_t>::max();
+    exponent = read.ec != std::errc() ? most : std::min(exponent, most);
     if (minus) exponent = -exponent;
   }
   return place + exponent > 0 ? std::numeric_limits<double>::infinity() : 0.0;
