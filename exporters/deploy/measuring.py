@@ -56,14 +56,19 @@ def measured(artifact: Artifact, target: DeployTarget, inputs: Sequence[Mapping[
         if artifact.loader:
             file.with_suffix(".safetensors").write_bytes(artifact.model)
             file.with_suffix(".py").write_text(artifact.loader)
-        ran = subprocess.run(
-            module_command(__name__, target.format, str(file), json.dumps(ports)),
-            capture_output=True,
-            text=True,
-            env={**os.environ, "PYTHONPATH": child_path()},
-            timeout=_TIMEOUT_S,
-            check=False,
-        )
+        try:
+            ran = subprocess.run(
+                module_command(__name__, target.format, str(file), json.dumps(ports)),
+                capture_output=True,
+                text=True,
+                env={**os.environ, "PYTHONPATH": child_path()},
+                timeout=_TIMEOUT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise ExportError(
+                f"expected the file to be measured within {_TIMEOUT_S} s; it still runs"
+            ) from error
     if ran.returncode:
         line = (ran.stderr.strip().splitlines() or [f"exit code {ran.returncode}"])[-1]
         raise ExportError(f"the file cannot be measured in a process of its own: {line}")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 
 class Repeats:
-    """Texts that were shown, with the round of each."""
+    """The last text of each kind and device, with the round in which it was shown first."""
 
     def __init__(self) -> None:
-        self._rounds: dict[tuple[str, str, str], int] = {}
+        self._last: dict[tuple[str, str], tuple[str, int]] = {}
 
     def shorten(self, kind: str, device: str, number: int, text: str) -> str:
         """Return ``text``, or the number of the round in which it was shown in full.
@@ -20,6 +20,9 @@ class Repeats:
         """
         if not number or not text:
             return text
-        key = (kind, device, text.replace(f"round {number} ", "", 1))
-        first = self._rounds.setdefault(key, number)
+        plain = text.replace(f"round {number} ", "", 1)
+        last, first = self._last.get((kind, device), ("", number))
+        if last != plain:
+            self._last[kind, device] = plain, number
+            return text
         return text if first == number else f"as in round {first}"
