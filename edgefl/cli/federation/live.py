@@ -48,9 +48,9 @@ class View:
         self._said_stage = ""
         self._waits = False
         self._notes_said = 0
-        self._repeats = Repeats()
         self._final: dict[str, Any] = {}
         self._live = Live(console=console, refresh_per_second=4) if live and console.is_terminal else None
+        self._repeats = None if self._live else Repeats()  # the live view shows the last rounds alone
         self._lines = None if self._live else console if live else errors
 
     def __enter__(self) -> View:
@@ -137,13 +137,15 @@ class View:
         return Group(table, history, notes, Text(self._stage, style="dim"))
 
     def _shortened(self, event: dict[str, Any]) -> dict[str, Any]:
-        if not event.get("text") or "device" not in event:
+        if self._repeats is None or not event.get("text") or "device" not in event:
             return event
         text = self._repeats.shorten(event["event"], event["device"], event["round"], event["text"])
         return {**event, "text": text}
 
     def _round_line(self, row: dict[str, Any]) -> str:
-        text = self._repeats.shorten("roundclosed", "", row["round"], row.get("text", ""))
+        text = row.get("text", "")
+        if self._repeats is not None:
+            text = self._repeats.shorten("roundclosed", "", row["round"], text)
         return _round_line(row, text, self._coded)
 
     def conclude(self, folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -53,7 +54,8 @@ def limits_of(dtype: str) -> tuple[float, float]:
     if dtype == "bool":
         return 0.0, 1.0
     limits = np.finfo(dtype) if np.issubdtype(dtype, np.floating) else np.iinfo(dtype)
-    return float(limits.min), float(limits.max)
+    least, most = float(limits.min), float(limits.max)
+    return least, most if most <= limits.max else math.nextafter(most, 0.0)  # 2**63 is no int64
 
 
 def is_number(text: str) -> bool:

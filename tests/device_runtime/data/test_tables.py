@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -78,6 +79,10 @@ def test_an_input_of_truth_values_is_read_from_0_and_1(tmp_path: Path) -> None:
     for value, text in (("2", "beyond what bool holds"), ("0.5", "no whole number")):
         with pytest.raises(DataError, match=f"line 2: column 'asked' is '{value}', which is {text}"):
             fitted(written(tmp_path / "d.csv", f"a,asked,y\n1,{value},0\n"), flags)
+
+    counts = msgspec.structs.replace(flags, others=(msgspec.structs.replace(asked, dtype="int64"),))
+    with pytest.raises(DataError, match="'9223372036854775808', which is beyond what int64 holds"):
+        fitted(written(tmp_path / "d.csv", f"a,asked,y\n1,{2**63},0\n"), counts)
 
 
 def test_a_missing_column_is_named_with_those_there_are(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <fcntl.h>
 #include <filesystem>
 #include <system_error>
 #include <unistd.h>
@@ -37,7 +38,7 @@ int nameless_file() {
   int refused = 0;
   for (const fs::path& folder : folders) {
     std::string name = (folder / "edgefl-XXXXXX").string();
-    const int file = mkstemp(name.data());
+    const int file = mkostemp(name.data(), O_CLOEXEC);
     if (file >= 0) {
       unlink(name.c_str());
       return file;

@@ -112,13 +112,13 @@ std::pair<Format, std::string_view> samples_in(std::string_view file, const Soun
   size_t place = 12;
   uint64_t size = 0;
   while (true) {
-    if (place > file.size() || file.size() - place < 8) throw BadRow("is no WAV that can be read: it has no samples");
+    if (file.size() - place < 8) throw BadRow("is no WAV that can be read: it has no samples");
     const std::string_view name = file.substr(place, 4);
     size = number_at(file, place + 4, 4);
     place += 8;
     if (name == "data") break;
     if (name == "fmt ") format = Format::of(file.substr(place, size));
-    place += size + size % 2;
+    place = static_cast<size_t>(std::min<uint64_t>(place + size + size % 2, file.size()));
   }
   format.check(reader);
   const std::string_view rest = file.substr(place);

@@ -135,7 +135,9 @@ double finite(const Value& value, const std::string& what, DType dtype) {
     if constexpr (std::is_same_v<T, Half>) {
       return std::pair(-65504.0, 65504.0);
     } else {
-      return std::pair(static_cast<double>(std::numeric_limits<T>::lowest()), static_cast<double>(std::numeric_limits<T>::max()));
+      const auto most = static_cast<double>(std::numeric_limits<T>::max());
+      const bool rounded = std::is_integral_v<T> && sizeof(T) == 8;  // to 2**63, which is no int64
+      return std::pair(static_cast<double>(std::numeric_limits<T>::lowest()), rounded ? std::nextafter(most, 0.0) : most);
     }
   });
   if (*number < least || *number > most) {
