@@ -46,11 +46,12 @@ def check_data(data: str | Path | Source, bundle: Bundle | str | Path) -> DataRe
     return check(Path(data) if isinstance(data, str) else data, read.manifest, parts)
 
 
-def samples_of(data: str | Path) -> Dataset:
+def samples_of(data: str | Path, label: str | None = None) -> Dataset:
     """Return the samples of what `edgefl check` is given.
 
     Args:
         data: a dataset's name, its file, or a file or folder of a device.
+        label: column of a CSV or JSONL file that holds the classes; default: `label`.
 
     Raises:
         DataError: The data are nowhere, or damaged.
@@ -58,7 +59,8 @@ def samples_of(data: str | Path) -> Dataset:
     """
     if _of_a_device(Path(data)):
         return _like_samples(Path(data))
-    return open_data(parse({"data": data_table(data)}, source="argument `data`"))
+    table = data_table(data) | ({} if label is None else {"label": label})
+    return open_data(parse({"data": table}, source="argument `data`"))
 
 
 def _of_a_device(path: Path) -> bool:

@@ -55,7 +55,7 @@ def reader_of(path: Path, label: str) -> Table | Text:
     if label not in names:
         raise DataError(
             f"{path} has no column {label!r}, expected one with the class of each record; it has "
-            f"{listed(list(map(repr, names)))}: set `label` in [data] to one of these",
+            f"{listed(list(map(repr, names)))}: let `label` name one of these",
             label=label,
         )
     text = Text(label=label)

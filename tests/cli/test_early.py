@@ -131,6 +131,8 @@ WRONG = {
     "simulate --mlflow nourl": (2, "simulation.mlflow: expected a URL such as http://"),
     "check mlp --data file.npz": (3, "file.npz is no .npz archive"),
     "check mlp --data table.csv": (3, "table.csv, line 3: column 'a' is 'no', which is no number"),
+    "check mlp --data table.csv --label kind": (3, "it has 'a', 'label': let --label name one of these"),
+    "check mlp --data folder --label kind": (2, "give the .csv or .jsonl that has it"),
     "check mlp --data folder": (3, "folder is no training data"),
 }
 

@@ -28,6 +28,9 @@ def check(
             help="whose samples it is for: a dataset's name, its .npz or .csv, or a device's file or folder"
         ),
     ] = None,
+    label: Annotated[
+        str | None, typer.Option(help="column of a .csv or .jsonl that holds the classes; default: label")
+    ] = None,
     option: ModelOptions = None,
     loss: Annotated[
         str | None,
@@ -60,11 +63,15 @@ def check(
     from edgefl.setup.one_line import parse_loss
 
     options = model_options(option or ())
+    if label is not None and not (data or "").lower().endswith((".csv", ".jsonl")):
+        raise ConfigError(
+            "--label names a column: give the .csv or .jsonl that has it by --data, or leave it out"
+        )
     table = None if loss is None else parse_loss(loss)
     where = {} if data is None or Path(data).exists() else _place_of(data)
     # torch, which all that follows loads, takes seconds
     check_names(None, named_model(model, option or ()) | where | ({} if table is None else {"loss": table}))
-    samples = None if data is None else samples_of(data)
+    samples = None if data is None else samples_of(data, label)
     layout: dict[str, Any] = {}
     if ":" in model and data is None:
         layout = _layout(options)
