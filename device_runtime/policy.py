@@ -34,6 +34,7 @@ import msgspec
 from edgefl.system.sizes import parse_size, size
 from edgefl.wire.errors import ConfigError, RoundDeclined
 from edgefl.wire.mqtt.messages import POLICY
+from edgefl.wire.printable import unknown
 
 Condition = Literal["charging", "unmetered"]
 Work = Literal["train", "profile"]
@@ -81,7 +82,10 @@ def read_policy(path: Path) -> Policy:
     import tomllib  # most devices have no such file, and idle ones are to be small
 
     try:
-        policy = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8-sig")), Policy)
+        table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        if wrong := unknown(table, Policy.__struct_fields__):
+            raise ValueError(f"{wrong[0]}; the keys are {', '.join(Policy.__struct_fields__)}")
+        policy = msgspec.convert(table, Policy)
         wrong = [text for text in policy.quiet if not _HOURS.fullmatch(text)]
         if wrong:
             raise ValueError(f"quiet hours are like 22:00-07:00, found {wrong[0]!r}")

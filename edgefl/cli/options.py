@@ -21,6 +21,7 @@ from edgefl.wire.errors import ConfigError
 from edgefl.wire.keys import parse_keys
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address, read_secret
+from edgefl.wire.printable import unknown
 
 
 class Engine(StrEnum):
@@ -169,6 +170,8 @@ def token_text(text: str) -> str:
 def parse_limits(entries: list[str]) -> Limits:
     """``["fetch_window=4"]`` as Limits; ConfigError names the entry."""
     pairs = dict(entry.partition("=")[::2] for entry in entries)
+    if wrong := unknown(pairs, Limits.__struct_fields__):
+        raise ConfigError(f"--limit {wrong[0]}; known limits stand in `edgefl validate --template`")
     try:
         return msgspec.convert(pairs, Limits, strict=False)
     except msgspec.ValidationError as error:

@@ -50,7 +50,7 @@ def batches(
         data: the user's samples, taken in place of random ones in the first attempts. A server's data may have none for
             training.
     """
-    generator = torch.Generator().manual_seed(seed * 1000 + attempt)
+    generator = torch.Generator().manual_seed((seed * 1000 + attempt) % 2**63)
     label = spec.label
     if data is not None and len(data.train_y) and attempt < ATTEMPTS - 1:
         return [_of_data(spec, data, rows, label, generator) for _ in range(count)]

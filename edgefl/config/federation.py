@@ -19,6 +19,7 @@ from edgefl.wire.bundle.formats import FORMATS, FormatName
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.topics import checked_name
+from edgefl.wire.printable import unknown
 
 # The table of a federation file that puts other bundles on trial with a share of the devices.
 
@@ -119,8 +120,10 @@ class Federation(tables.Table):
                 checked_name("tier", name)
             except ConfigError as error:
                 problems.append(error.message)
+        wrong = unknown(self.limits, Limits.__struct_fields__)
+        problems += [f"limits.{problem}; `edgefl validate --template` lists all" for problem in wrong]
         try:
-            problems += self.wire_limits.unreadable()
+            problems += [] if wrong else self.wire_limits.unreadable()
         except msgspec.ValidationError as error:
             problems.append(f"limits: {error}")
         if self.round.count == "nonzero" and self.aggregate.rule != "mean":

@@ -22,7 +22,7 @@ BATCH, STEPS = 32, 10
 class Table(BaseModel):
     """Part of a federation file: no keys but its own, and never changed."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class FederationTable(Table):
@@ -93,10 +93,13 @@ class ProgramTable(Table):
         description="a program of `edgefl ls programs`, package.module:factory, or path/to/file.py:factory",
     )
     batch: int | None = Field(
-        None, ge=1, description="samples per local step; default: 32, and what a program of yours says"
+        None,
+        ge=1,
+        le=65_536,
+        description="samples per local step; default: 32, and what a program of yours says",
     )
     steps: int | None = Field(
-        None, ge=0, description="local steps per round; default: 10, and what a program of yours says"
+        None, ge=1, description="local steps per round; default: 10, and what a program of yours says"
     )
     lr: float | None = Field(None, gt=0, description="learning rate; default: the program's own")
     momentum: float | None = Field(

@@ -25,8 +25,8 @@ def load(folder: Path, size: int, seed: int = 0) -> Dataset:
         seed: decides which fifth of each class the server evaluates on, where there is no folder ``test``.
 
     Raises:
-        DataError: for a photo that cannot be read, a folder inside of a class's folder, classes of one photo each, or a
-            folder without photos in folders of classes.
+        DataError: for a photo that cannot be read or lies in no class's folder, an empty folder, a folder inside of a
+            class's folder, classes of one photo each, or a folder without photos in folders of classes.
     """
     test_folder = next((folder / name for name in _TESTS if (folder / name).is_dir()), None)
     if test_folder is not None and (folder / "train").is_dir():
@@ -47,6 +47,10 @@ def _by_class(folder: Path) -> dict[str, list[Path]]:
     """Return the photos of each class by its name, sorted."""
     found: dict[str, list[Path]] = {}
     for child in sorted(folder.iterdir()):
+        if _is_photo(child) and not child.name.startswith("."):
+            raise DataError(
+                f"{child} is a photo in no class's folder: move it into one, or remove it", path=str(child)
+            )
         if child.is_dir() and not child.name.startswith("."):
             inside = [path for path in sorted(child.iterdir()) if not path.name.startswith(".")]
             if nested := [path for path in inside if path.is_dir() and any(map(_is_photo, path.iterdir()))]:
@@ -55,6 +59,8 @@ def _by_class(folder: Path) -> dict[str, list[Path]]:
                     "photos up, or name the folder whose folders are the classes",
                     path=str(nested[0]),
                 )
+            if not inside:
+                raise DataError(f"{child} is a class without photos: add some, or remove it", path=str(child))
             if photos := [path for path in inside if _is_photo(path)]:
                 found[unicodedata.normalize("NFC", child.name)] = photos
     if len(found) < 2:

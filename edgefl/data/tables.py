@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -27,8 +28,11 @@ from edgefl.wire.records.files import (
     scaled,
     text_of,
 )
-from edgefl.wire.records.values import BadRow, class_number, finite, is_number, listed, whole
+from edgefl.wire.records.values import BadRow, class_number, finite, is_number, is_text, listed, shown, whole
 
+_CLASS = re.compile(r"-?\d+")
+_MISSING = ("nan", "na", "n/a", "null", "none", "inf", "-inf")
+"""What programs for tables write where a number is missing."""
 _MOST_NUMBERED = 100
 """Whole numbers that are taken for classes; more are taken for numbers to predict."""
 
@@ -142,6 +146,20 @@ def load_texts(path: Path, reader: Text, seed: int, *, train: bool = True) -> Co
     return Corpus(path.name, whole_file.at(chosen), whole_file.at(held_out), names)
 
 
+def _label(value: object) -> str:
+    """Return a label as text. BadRow if it is empty or no text."""
+    text = "" if value is None else unicodedata.normalize("NFC", str(value).strip())
+    if not text:
+        raise BadRow("the label is empty")
+    if "\0" in text or not is_text(text):
+        raise BadRow(f"the label is no text in UTF-8: {shown(text)}")
+    return text
+
+
+def _is_missing(text: str) -> bool:
+    return text.lower() in _MISSING
+
+
 @dataclass(frozen=True)
 class _LabelColumn:
     """Labels of a file: ``classes`` with ``names`` (none if they are numbered from 0), or numbers to predict."""
@@ -153,24 +171,29 @@ class _LabelColumn:
     @classmethod
     def of(cls, path: Path, column: str) -> _LabelColumn:
         """Return the labels that occur in a column. DataError if one is missing, or if all records have the same."""
-        found: dict[str, None] = {}
+        found: dict[str, int] = {}
         for line, record in records(path, {column: None}):
             try:
-                value = field(record, column)
+                found.setdefault(_label(field(record, column)), line)
             except BadRow as bad:
                 raise _refused(path, line, bad) from bad
-            text = "" if value is None else unicodedata.normalize("NFC", str(value).strip())
-            if not text:
-                raise _refused(path, line, BadRow("the label is empty"))
-            found[text] = None
-        if all(map(is_number, found)):
-            return cls._of_numbers(path, column, list(found))
+        others = {text: line for text, line in found.items() if not is_number(text)}
+        if not others:
+            return cls._of_numbers(path, column, found)
+        if len(others) < len(found) and all(map(_is_missing, others)):
+            text, line = next(iter(others.items()))
+            raise _refused(path, line, BadRow(f"the label is {shown(text)}, which is no number"))
         return cls._named(path, column, sorted(found))
 
     @classmethod
-    def _of_numbers(cls, path: Path, column: str, found: Sequence[str]) -> _LabelColumn:
+    def _of_numbers(cls, path: Path, column: str, found: Mapping[str, int]) -> _LabelColumn:
         if not all(float(text).is_integer() for text in found):
             return cls(1, floats=True)
+        for text, line in found.items():
+            if not _CLASS.fullmatch(whole(text)):
+                raise _refused(
+                    path, line, BadRow(f"the label is {shown(text)}: write a class in digits, such as 2")
+                )
         names = sorted({whole(text) for text in found}, key=lambda text: (float(text), text))
         if len(names) > _MOST_NUMBERED and names != list(map(str, range(len(names)))):
             raise DataError(

@@ -104,6 +104,10 @@ WRONG = {
     "check code.py:make": (2, "found no sample_shape: add --option 'sample_shape="),
     "check syntax.py:make": (2, "syntax.py is no Python code: invalid syntax (line 1)"),
     "check zeros.py:make": (2, "zeros.py is no Python code: "),
+    "ls codecs fedbatt": (2, "did you mean 'fedbat'?"),
+    "validate limits.toml": (2, "limits.fetch_windw: unknown key; did you mean 'fetch_window'?"),
+    "run values.toml": (2, "program.steps: Input should be greater than or equal to 1"),
+    "simulate values.toml": (2, "program.lr: Input should be a finite number"),
     "run digits.toml": (2, "digits.toml is not valid TOML: a number has thousands of digits"),
     "run deep.toml": (2, "deep.toml is not valid TOML: lists or tables are nested too deeply"),
     "plan --model mlp --device digits.toml": (2, "no device file: a number has thousands of digits"),
@@ -158,6 +162,8 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str,
     (folder / "code.py").write_text("import sys\n\ndef make():\n    return sys\n")
     (folder / "syntax.py").write_text("def make(:\n")
     (folder / "zeros.py").write_bytes(b"\0\0")
+    (folder / "values.toml").write_text("[program]\nsteps = 0\nlr = inf\n")
+    (folder / "limits.toml").write_text("[limits]\nfetch_windw = 4\n")
     (folder / "digits.toml").write_text(f"batch = {'1' * 5000}\n")
     (folder / "deep.toml").write_text(f"a = {'[' * 100_000}\n")
     (folder / "phone.toml").write_text('memory = "32XB"\n')

@@ -124,11 +124,18 @@ def test_a_reader_chooses_columns_of_json_lines_and_devices_keep_the_training_da
         ("label\nx\ny\n", "no column beside 'label'"),
         ("a,label\n", "has no records"),
         ("", "has no records"),
+        ("a;label\n1,5;x\n", "separates its columns by ';', expected commas"),
+        ("a,label\n1,x,\n", "line 2: it has 3 fields, and there are 2 columns"),
+        ("a,label\n1,0\n2,nan\n", "line 3: the label is 'nan', which is no number"),
+        ("a,label\n1,0\n2,1e0\n", "line 3: the label is '1e0': write a class in digits"),
+        ("a,label\n1,x\n2,y\0\n", "line 3: the label is no text"),
+        ('{"a": 1, "label": "x"}\n{"a": 2, "label": "\\ud800"}\n', "line 2: the label is no text"),
+        ('[{"a": 1, "label": "x"}]\n', "line 1: it is no JSON object"),
         ("a,label\n" + "".join(f"1,{row * 7}\n" for row in range(101)), "101 different whole numbers"),
     ],
 )
 def test_a_file_that_is_no_dataset_is_refused_with_its_line(text: str, problem: str, tmp_path: Path) -> None:
-    path = tmp_path / "t.csv"
+    path = tmp_path / ("t.jsonl" if text.startswith(("{", "[")) else "t.csv")
     path.write_text(text)
 
     with pytest.raises(DataError, match=problem):

@@ -51,6 +51,17 @@ def test_a_photo_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         photos.load(tmp_path, 8)
 
 
+@pytest.mark.parametrize(
+    ("name", "problem"), [("x.png", "in no class's folder"), ("cat/", "a class without photos")]
+)
+def test_what_a_device_would_refuse_is_refused(tmp_path: Path, name: str, problem: str) -> None:
+    found = folder_of(tmp_path) / name
+    found.mkdir() if name.endswith("/") else written(found, b"")
+
+    with pytest.raises(DataError, match=problem):
+        photos.load(tmp_path, 8)
+
+
 @pytest.mark.parametrize("classes", [0, 1])
 def test_a_folder_without_classes_says_what_is_expected(tmp_path: Path, classes: int) -> None:
     for number in range(classes):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +14,7 @@ import typer
 from edgefl.cli.output import console, errors, print_json, print_table
 from edgefl.system.sizes import size
 from edgefl.wire.errors import ConfigError
+from edgefl.wire.printable import nearest
 
 if TYPE_CHECKING:
     from edgefl.api.bundle import Bundle
@@ -92,10 +93,10 @@ def _combinations(rows: list[dict[str, Any]], name: str | None, as_json: bool) -
     from edgefl.facts.combinations import table
 
     if name is not None:
-        known = ", ".join(dict.fromkeys(str(row["name"]) for row in rows))
+        known = list(dict.fromkeys(str(row["name"]) for row in rows))
         rows = [row for row in rows if row["name"] == name]
         if not rows:
-            raise ConfigError(f"`edgefl ls combinations` has no {name!r}; there are: {known}", name=name)
+            raise _absent("combinations", name, known)
     if as_json:
         print_json(rows)
         return
@@ -106,6 +107,11 @@ def _combinations(rows: list[dict[str, Any]], name: str | None, as_json: bool) -
     for row in rows if name is not None else ():
         lines = [{"goes with": key, "": value} for key, value in row.items() if key not in ("what", "name")]
         print_table(f"{row['what']} {row['name']}", lines)
+
+
+def _absent(what: str, name: str, known: Collection[str]) -> ConfigError:
+    there = f"there are: {', '.join(known)}{nearest(name, known)}"
+    return ConfigError(f"`edgefl ls {what}` has no {name!r}; {there}", name=name)
 
 
 def _with_defaults(options: Any) -> dict[str, list[str]]:
@@ -134,7 +140,7 @@ def _one(rows: list[dict[str, Any]], name: str, what: str) -> list[dict[str, Any
     """Everything about one of ``rows``, a line each; ConfigError if there is none of that name."""
     known = {str(row["name"]): row for row in rows if "name" in row}
     if name not in known:
-        raise ConfigError(f"`edgefl ls {what}` has no {name!r}; there are: {', '.join(known)}", name=name)
+        raise _absent(what, name, known)
     row = {key: value for key, value in known[name].items() if key not in ("options", *_MARKS)}
     options = known[name].get("options") or {}
     lines = [{"key": key, "value": value} for key, value in row.items()]

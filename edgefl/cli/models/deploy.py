@@ -178,9 +178,9 @@ def _check(
 ) -> None:
     """Raise ConfigError for a name that is in no catalog, and for a tier that the federation file lacks."""
     from edgefl.config.names import name_problems
-    from edgefl.config.nearest import nearest
     from edgefl.config.reading import checked
     from edgefl.wire.errors import ConfigError
+    from edgefl.wire.printable import nearest
 
     if kind and (problems := name_problems({"tiers": {kind: {"kind": kind, "options": options}}})):
         raise ConfigError("; ".join(problem.removeprefix(f"tiers.{kind}.") for problem in problems))

@@ -35,11 +35,11 @@ def column_names(path: Path) -> list[str]:
     """Return the columns of a file: the head of a CSV, or the keys of the first object of JSON lines.
 
     Raises:
-        DataError: The file cannot be read, or has no such line.
+        DataError: The file cannot be read, has no record, or separates columns by something else than commas.
     """
-    for _, record in records(path, {}):
+    for line, record in records(path, {}):
         if isinstance(record, str):
-            break
+            raise DataError(f"{path}, line {line}: {record}; repair or remove it", path=str(path))
         return list(record)
     raise DataError(
         f"{path} has no records: expected names of columns in the first line and a record in each other line, or a JSON "
@@ -214,14 +214,15 @@ def scaled(rows: Array, reader: Table | Series) -> Array:
 def _check_columns(path: Path, found: Sequence[str], needed: Sequence[str]) -> None:
     if not all(is_text(name) and "\0" not in name for name in found):  # UTF-16 has zeros
         raise DataError(f"{path} cannot be read as text (UTF-8): convert it", path=str(path))
-    if missing := [name for name in needed if name not in found]:
-        separators = [each for each in (";", "\t", "|") if len(found) == 1 and each in found[0]]
-        if separators:
-            raise DataError(
-                f"{path} separates its columns by {separators[0]!r}, expected commas: write it with commas between the "
-                "columns and points in the numbers",
-                path=str(path),
-            )
+    missing = [name for name in needed if name not in found]
+    separators = [each for each in (";", "\t", "|") if len(found) == 1 and each in found[0]]
+    if separators and (missing or not needed):
+        raise DataError(
+            f"{path} separates its columns by {separators[0]!r}, expected commas: write it with commas between the "
+            "columns and points in the numbers",
+            path=str(path),
+        )
+    if missing:
         raise DataError(
             f"{path} has no column {missing[0]!r}; it has {listed(list(map(repr, found))) or 'none'}: columns are called as "
             "the federation calls them, in the first line",
