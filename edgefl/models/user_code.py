@@ -62,12 +62,13 @@ def blamed(what: str, otherwise: str = "") -> Iterator[None]:
         yield
     except EdgeflError:
         raise
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit, GeneratorExit) as error:
         source = innermost(error) or otherwise
         at = f" (at {source})" if source else ""
         text = f"{type(error).__name__}: {' '.join(str(error).split())}{at}"
         if isinstance(error, SystemExit):
-            text = f'it exits or parses arguments{at}; put that below `if __name__ == "__main__":`'
+            said = f" ({' '.join(error.code.split())})" if isinstance(error.code, str) else ""
+            text = f'it exits or parses arguments{said}{at}; put that below `if __name__ == "__main__":`'
         if _VALUELESS.search(text):
             text = f"it asks for the values of a tensor{at}. {NO_VALUES}"
         elif cause := cause_of(text):
