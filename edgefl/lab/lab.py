@@ -89,6 +89,12 @@ class Said:
         return f"{self.event.get('event')}: {', '.join(told)}"
 
 
+def refuse_finished(folder: Path) -> None:
+    """Raise ConfigError if a run that is over is in the folder."""
+    if (folder / "model.safetensors").exists():
+        raise ConfigError(f"{folder} holds a finished run: use `fresh` or another `out`")
+
+
 class Lab:
     """Prepares a folder for a run, starts the processes, and hands on what the server says."""
 
@@ -171,8 +177,7 @@ class Lab:
             raise ConfigError(
                 f"{self.folder} holds a run with another configuration ({differ}): use `fresh` or another `out`"
             )
-        if (self.folder / "model.safetensors").exists():
-            raise ConfigError(f"{self.folder} holds a finished run: use `fresh` or another `out`")
+        refuse_finished(self.folder)
         spread = () if self._own_data else zip(self.devices, parts, strict=True)
         for name, rows in spread:
             target = self.data_of(name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from edgefl.config import Federation, TierTable, parse
 from edgefl.wire.errors import ConfigError
 
@@ -14,14 +16,19 @@ def completed(federation: Federation, per_tier: int = 2) -> Federation:
         name: table if by_memory else table.model_copy(update={"devices": table.devices or (f"{name}-*",)})
         for name, table in tiers.items()
     }
-    if sum(table.count for table in tiers.values()) == 0:
-        raise ConfigError(
-            "no tier has a count: say in [tiers.NAME] how many devices `edgefl run` is to start"
-        )
+    check_counts(tiers)
     tables = federation.model_dump() | {"tiers": {name: table.model_dump() for name, table in tiers.items()}}
     if "min_devices" not in federation.round.model_fields_set:
         tables["round"]["min_devices"] = sum(table.count for table in tiers.values())
     return parse(tables, source="the federation")
+
+
+def check_counts(tiers: Mapping[str, TierTable]) -> None:
+    """Raise ConfigError if there are tiers, and one machine starts no device of any."""
+    if tiers and not any(table.count for table in tiers.values()):
+        raise ConfigError(
+            "no tier has a count: say in [tiers.NAME] how many devices `edgefl run` is to start"
+        )
 
 
 def with_guests(federation: Federation, guests: int) -> Federation:

@@ -114,16 +114,22 @@ def refuse_foreign(folder: Path) -> None:
         )
 
 
+def refuse_held(path: Path) -> None:
+    """Raise ConfigError if the folder holds a simulation."""
+    if (path / CONFIG_NAME).exists():
+        raise ConfigError(
+            f"{path} holds a simulation: `resume` goes on with it, `fresh` discards it, or use another `out`",
+            path=str(path),
+        )
+
+
 def check(path: Path, federation: Federation, *, resume: bool) -> None:
     """ConfigError if the folder holds a simulation that is not to go on, one of another configuration, or something
     else."""
     refuse_foreign(path)
     config = path / CONFIG_NAME
-    if config.exists() and not resume:
-        raise ConfigError(
-            f"{path} holds a simulation: `resume` goes on with it, `fresh` discards it, or use another `out`",
-            path=str(path),
-        )
+    if not resume:
+        refuse_held(path)
     if config.exists() and (differ := changes(load(config), federation, but=_FREE)):
         raise ConfigError(
             f"{path} holds a simulation with another configuration ({'; '.join(differ)}): restore that, use `fresh`, "

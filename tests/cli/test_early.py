@@ -108,6 +108,9 @@ WRONG = {
     "validate limits.toml": (2, "limits.fetch_windw: unknown key; did you mean 'fetch_window'?"),
     "run values.toml": (2, "program.steps: Input should be greater than or equal to 1"),
     "simulate values.toml": (2, "program.lr: Input should be a finite number"),
+    "run --out done": (2, "done holds a finished run: use --fresh or another --out"),
+    "simulate --out done": (2, "done holds a simulation: --resume goes on with it"),
+    "simulate no_count.toml": (2, "no tier has a count"),
     "run digits.toml": (2, "digits.toml is not valid TOML: a number has thousands of digits"),
     "run deep.toml": (2, "deep.toml is not valid TOML: lists or tables are nested too deeply"),
     "plan --model mlp --device digits.toml": (2, "no device file: a number has thousands of digits"),
@@ -163,6 +166,10 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str,
     (folder / "syntax.py").write_text("def make(:\n")
     (folder / "zeros.py").write_bytes(b"\0\0")
     (folder / "values.toml").write_text("[program]\nsteps = 0\nlr = inf\n")
+    (folder / "no_count.toml").write_text("[tiers.a]\n")
+    (folder / "done").mkdir()
+    for name in ("config.toml", "model.safetensors"):
+        (folder / "done" / name).touch()
     (folder / "limits.toml").write_text("[limits]\nfetch_windw = 4\n")
     (folder / "digits.toml").write_text(f"batch = {'1' * 5000}\n")
     (folder / "deep.toml").write_text(f"a = {'[' * 100_000}\n")

@@ -137,8 +137,10 @@ def run(
     from edgefl.config.reading import check_names
     from edgefl.lab.agents import parse_agents
     from edgefl.lab.faults.schedule import load_schedule
+    from edgefl.lab.lab import refuse_finished
     from edgefl.setup.one_line import parse_loss, parse_named, parse_program
     from edgefl.setup.tier_text import check_tiers
+    from edgefl.setup.tiers import check_counts
     from edgefl.setup.torch_start import without_dynamo
 
     page = WebOptions(web, web_cert, web_key, web_broker)
@@ -159,9 +161,16 @@ def run(
     chosen = {key: value for key, value in overrides.items() if value is not None}
     schedule = None if faults is None else load_schedule(faults)
     counts = parse_agents(agents) if agents else {}
-    check_names(config, chosen)  # torch, which all that follows loads, takes seconds
+    # torch, which all that follows loads, takes seconds
+    early = check_names(config, chosen)
     check_tiers(tiers or "")
+    if not (tiers or agents or web):
+        check_counts(early.tiers)
+    if not fresh:
+        refuse_finished(out.resolve())
     without_dynamo()
+    with progress("loading torch"):
+        import torch  # noqa: F401
     from edgefl.api.federation import demo_federation, load_federation
     from edgefl.api.run import prepare
     from edgefl.lab.agents import with_agents

@@ -77,6 +77,8 @@ def simulate(
     """
 
     from edgefl.config.reading import check_names
+    from edgefl.setup.tiers import check_counts
+    from edgefl.simulator.folder import refuse_held
     from edgefl.simulator.tracking import refuse_missing
 
     chosen: dict[str, object] = dict(model_options(settings or [], "a setting"))
@@ -88,9 +90,14 @@ def simulate(
         "simulation.mlflow": mlflow,
     }
     chosen |= {key: value for key, value in given.items() if value is not None}
-    refuse_missing(
-        check_names(config, chosen).simulation
-    )  # torch, which all that follows loads, takes seconds
+    # torch, which all that follows loads, takes seconds
+    early = check_names(config, chosen)
+    refuse_missing(early.simulation)
+    check_counts(early.tiers)
+    if not resume and not fresh:
+        refuse_held(out.resolve())
+    with progress("loading torch"):
+        import torch  # noqa: F401
     from device_runtime.memory import return_memory_late
     from edgefl.api.federation import demo_federation, load_federation
     from edgefl.api.simulate import prepare_simulation
