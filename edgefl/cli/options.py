@@ -171,11 +171,11 @@ def parse_limits(entries: list[str]) -> Limits:
     """``["fetch_window=4"]`` as Limits; ConfigError names the entry."""
     pairs = dict(entry.partition("=")[::2] for entry in entries)
     if wrong := unknown(pairs, Limits.__struct_fields__):
-        raise ConfigError(f"--limit {wrong[0]}; known limits stand in `edgefl validate --template`")
+        raise ConfigError(f"--limit {wrong[0]}; `edgefl validate --template` lists all limits")
     try:
         return msgspec.convert(pairs, Limits, strict=False)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"--limit: {error}; known limits stand in `edgefl validate --template`") from error
+        raise ConfigError(f"--limit: {error}; `edgefl validate --template` lists all limits") from error
 
 
 def parse_bytes(text: str, option: str) -> int:

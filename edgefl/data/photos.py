@@ -25,8 +25,8 @@ def load(folder: Path, size: int, seed: int = 0) -> Dataset:
         seed: decides which fifth of each class the server evaluates on, where there is no folder ``test``.
 
     Raises:
-        DataError: for a photo that cannot be read or lies in no class's folder, an empty folder, a folder inside of a
-            class's folder, classes of one photo each, or a folder without photos in folders of classes.
+        DataError: A photo cannot be read or lies in no class's folder, or there is an empty folder or one inside of a
+            class's folder. Or the folder has no photos in folders of classes, or one photo in each.
     """
     test_folder = next((folder / name for name in _TESTS if (folder / name).is_dir()), None)
     if test_folder is not None and (folder / "train").is_dir():
