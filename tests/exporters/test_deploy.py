@@ -376,6 +376,16 @@ def test_the_command_writes_the_file_and_its_facts(tmp_path: Path) -> None:
     assert (tmp_path / "phone.onnx").stat().st_size == facts["bytes"]
 
 
+def test_a_failed_measurement_keeps_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = trained(tmp_path)
+    monkeypatch.setenv("PYTHONMALLOC", "none")  # ends each new Python process
+    with pytest.raises(ExportError, match=r"phone\.onnx is written, but not measured: ") as caught:
+        command(tmp_path, "--weights", str(weights))
+    assert "\n" not in caught.value.message
+    facts = json.loads((tmp_path / "phone.json").read_text())
+    assert (tmp_path / "phone.onnx").stat().st_size == facts["bytes"] and "latency_ms" not in facts
+
+
 @pytest.mark.slow
 def test_a_compact_file_computes_the_same_with_less(tmp_path: Path) -> None:
     options = ["--weights", str(trained(tmp_path)), "--kind", "importance", "--gamma", "0.05"]
