@@ -192,9 +192,14 @@ class Workshop:
 
         Raises:
             ModelError: if the weights are not the model's.
-            DataError: if int8 has no rows to be calibrated on.
+            DataError: if the dataset has no test samples.
             ExportError: if the file does not agree with torch.
         """
+        if not len(self.dataset.test_y):
+            raise DataError(
+                "expected at least one test sample to compare the file with torch on, found none; add test_x and test_y to "
+                "the data"
+            )
         target = target or DeployTarget(batch=self.batch)
         finished, source = self._finished(submodel)
         module = smaller(finished)
@@ -248,12 +253,7 @@ class Workshop:
         return deploy(subject, rows, target, calibration=calibration, names=names)
 
     def _calibration(self) -> Tensors:
-        rows = StatisticsRows(self.dataset, CALIBRATION_ROWS)
-        batch = next(rows.batches(), None)
-        if batch is None:
-            raise DataError(
-                "expected at least one row of data to calibrate int8, found none; add test_x and test_y to the data"
-            )
+        batch = next(StatisticsRows(self.dataset, CALIBRATION_ROWS).batches())
         return {name: torch.from_numpy(array) for name, array in batch.items() if name != "y"}
 
     def _preprocessing(self, target: DeployTarget) -> Preprocessing | None:

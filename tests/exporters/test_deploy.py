@@ -170,6 +170,8 @@ def test_statistics_need_no_training_samples(bn: str, data: Dataset) -> None:
         DataError, match=r"at least one row .* found none; .*`bn_eval` moving .* costs accuracy"
     ):
         Workshop(spec, none, weights_of(spec)).module(cut)
+    with pytest.raises(DataError, match=r"at least one test sample .* found none; add test_x"):
+        Workshop(spec, none, weights_of(spec)).deployment(cut)
 
 
 @pytest.mark.parametrize(
