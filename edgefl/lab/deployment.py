@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import msgspec
@@ -34,10 +35,10 @@ from edgefl.system.sizes import size
 from edgefl.wire.errors import ConfigError, DataError
 from edgefl.wire.tensors import Array
 from exporters.deploy.export import Artifact, ExportedModel, deploy
-from exporters.deploy.measuring import measured
+from exporters.deploy.measuring import FileMeasurement
 from exporters.deploy.preprocessing import Preprocessing, preprocessing_of
 from exporters.deploy.program import INPUT, Subject
-from exporters.deploy.target import SUFFIXES, DeployTarget, files_of, refuse_existing, target_of
+from exporters.deploy.target import FACTS, SUFFIXES, DeployTarget, files_of, refuse_existing, target_of
 
 CHECKED_ROWS = 64
 ROWS = EVALUATION_BATCH
@@ -73,11 +74,22 @@ class Deployment:
         )
         return f"Deployment({size(len(self.artifact.model))}, {facts[:_SHOWN]})"
 
-    def measured(self) -> Deployment:
-        """Return the deployment with ``latency_ms`` (median) and ``peak_bytes`` of its runtime on this machine as facts."""
-        return replace(
-            self, facts={**self.facts, **measured(self.artifact, self.target, self.facts["inputs"])}
-        )
+    def measured(self, measurement: FileMeasurement | None = None) -> Deployment:
+        """Return the deployment with ``latency_ms`` (median) and ``peak_bytes`` of its runtime on this machine as facts.
+
+        Args:
+            measurement: process that was started for the target; None to start one.
+
+        Raises:
+            ExportError: if the file cannot be measured.
+        """
+        with TemporaryDirectory() as folder, measurement or FileMeasurement(self.target) as process:
+            file = self.save(Path(folder) / f"model{self._suffix}")
+            return replace(self, facts={**self.facts, **process.of(file, self.facts["inputs"])})
+
+    @property
+    def _suffix(self) -> str:
+        return next(suffix for suffix, each in SUFFIXES.items() if each == self.target.format)
 
     def save(self, path: str | Path, *, force: bool = False) -> Path:
         """Write the file, and the facts as JSON in its folder, each whole or not at all; and a loader beside .safetensors.
@@ -94,20 +106,23 @@ class Deployment:
         """
         file = Path(path)
         if target_of(file).format != self.target.format:
-            suffix = next(suffix for suffix, each in SUFFIXES.items() if each == self.target.format)
             raise ConfigError(
-                f"expected a name that ends in {suffix}, found {file.name!r}; the deployment was made for that format"
+                f"expected a name that ends in {self._suffix}, found {file.name!r}; the deployment was made for that format"
             )
         files = files_of(file)
         if not force:
             refuse_existing(files)
         file.parent.mkdir(parents=True, exist_ok=True)
-        facts = msgspec.json.format(msgspec.json.encode(self.facts)) + b"\n"
-        for each, content in zip(
-            files, (self.artifact.model, facts, self.artifact.loader.encode()), strict=False
-        ):
-            write_whole(each, content)
+        write_whole(file, self.artifact.model)
+        self.save_facts(file)
+        for loader in files[2:]:
+            write_whole(loader, self.artifact.loader.encode())
         return file
+
+    def save_facts(self, path: str | Path) -> None:
+        """Write the facts as JSON beside the file ``path``. Replaces existing facts."""
+        facts = msgspec.json.format(msgspec.json.encode(self.facts)) + b"\n"
+        write_whole(Path(path).with_suffix(FACTS), facts)
 
 
 @dataclass(frozen=True)
@@ -177,9 +192,14 @@ class Workshop:
 
         Raises:
             ModelError: if the weights are not the model's.
-            DataError: if int8 has no rows to be calibrated on.
+            DataError: if the dataset has no test samples.
             ExportError: if the file does not agree with torch.
         """
+        if not len(self.dataset.test_y):
+            raise DataError(
+                "expected at least one test sample to compare the file with torch on, found none; add test_x and test_y to "
+                "the data"
+            )
         target = target or DeployTarget(batch=self.batch)
         finished, source = self._finished(submodel)
         module = smaller(finished)
@@ -233,12 +253,7 @@ class Workshop:
         return deploy(subject, rows, target, calibration=calibration, names=names)
 
     def _calibration(self) -> Tensors:
-        rows = StatisticsRows(self.dataset, CALIBRATION_ROWS)
-        batch = next(rows.batches(), None)
-        if batch is None:
-            raise DataError(
-                "expected at least one row of data to calibrate int8, found none; add test_x and test_y to the data"
-            )
+        batch = next(StatisticsRows(self.dataset, CALIBRATION_ROWS).batches())
         return {name: torch.from_numpy(array) for name, array in batch.items() if name != "y"}
 
     def _preprocessing(self, target: DeployTarget) -> Preprocessing | None:

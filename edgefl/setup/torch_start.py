@@ -7,7 +7,8 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
-from edgefl.system.lazy_modules import is_unused, on_first_use
+from edgefl.system.lazy_modules import absent, is_unused, on_first_use
+from exporters.capture.patches import Patch, patched
 
 _DYNAMO = "torch._dynamo"
 _DISTRIBUTED = "torch.distributed.tensor"
@@ -24,6 +25,23 @@ def without_dynamo() -> None:
     if is_unused(_DYNAMO):
         on_first_use(f"{_DYNAMO}.compiled_autograd", {"_disable": nullcontext})
     on_first_use(_DISTRIBUTED, {"DTensor": type("DTensor", (), {})})
+
+
+def load_export() -> None:
+    """Load ``torch.export`` and the compiler that it needs, as torch loads them without Triton and distributed training."""
+    without_dynamo()
+    on_first_use("networkx", {"DiGraph": object})  # an annotation of the compiler names it
+    import torch.distributed
+    from torch.utils._triton import has_triton_package
+
+    with (
+        patched(Patch(torch.distributed, "is_available", lambda: False)),
+        absent("triton", f"{_DISTRIBUTED}._api", "torch.distributed.fsdp._fully_shard"),
+    ):
+        import torch.export._trace
+    import torch.distributed._symmetric_memory  # its operators, which a `torch.compile` of the user needs
+
+    has_triton_package.cache_clear()
 
 
 def _disable(function: Callable[..., Any], recursive: bool = True, *, wrapping: bool = True) -> Any:

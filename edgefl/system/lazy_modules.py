@@ -82,6 +82,18 @@ def not_here(*names: str) -> None:
         sys.modules.setdefault(name, None)  # type: ignore[arg-type]  # which Python takes for one that there is not
 
 
+@contextmanager
+def absent(*names: str) -> Iterator[None]:
+    """Let imports of these modules fail while the block runs, as if they were not installed. Loaded ones stay."""
+    missing = [name for name in names if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(missing))  # type: ignore[arg-type]  # Python's mark of a module that is not installed
+    try:
+        yield
+    finally:
+        for name in missing:
+            del sys.modules[name]
+
+
 def _load_alone(package: ModuleType, child: str) -> None:
     name = f"{package.__name__}.{child}"
     spec = _specification(name)

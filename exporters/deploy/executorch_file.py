@@ -15,6 +15,7 @@ from torch.export import ExportedProgram
 from edgefl.system.distribution import install
 from edgefl.wire.errors import ConfigError, ExportError
 from edgefl.wire.tensors import Array
+from exporters.capture.patches import Patch, patched
 from exporters.deploy.onnx_file import Rows, quiet
 from exporters.deploy.program import InferenceProgram, export
 from exporters.deploy.target import DeployTarget
@@ -88,18 +89,35 @@ def _lowered(exported: ExportedProgram, target: DeployTarget) -> Any:
         raise ConfigError(
             f".pte files need the package executorch: {install('executorch')}, or write an .onnx file"
         ) from error
-    partitioners = []
-    if target.backend == "xnnpack":
+    config = EdgeCompileConfig(_check_ir_validity=False)
+    try:
+        if target.backend == "portable":
+            return to_edge_transform_and_lower(exported, compile_config=config)
         from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
 
-        partitioners.append(XnnpackPartitioner())
-    try:
-        return to_edge_transform_and_lower(
-            exported, partitioner=partitioners, compile_config=EdgeCompileConfig(_check_ir_validity=False)
-        )
+        with patched(*_needless_patterns(exported)):
+            return to_edge_transform_and_lower(
+                exported, partitioner=[XnnpackPartitioner()], compile_config=config
+            )
     except Exception as error:  # ExecuTorch's passes raise dozens of unrelated types
         line = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise ExportError(f"ExecuTorch cannot lower the model: {line[:300]}; write an .onnx file") from error
+
+
+def _needless_patterns(exported: ExportedProgram) -> list[Patch]:
+    """Return patches that keep XNNPACK from searching for resizing and attention if ``exported`` has no operators of them.
+
+    XNNPACK exports example modules as patterns first, which takes longer than to lower a small model.
+    """
+    from executorch.backends.xnnpack.partition.graphs import bilinear_2d, sdpa
+
+    operators = " ".join(str(node.target) for node in exported.graph.nodes)
+    patches = []
+    if "upsample" not in operators and "index" not in operators:
+        patches.append(Patch(bilinear_2d, "get_graphs_dict", dict))
+    if "softmax" not in operators and "attention" not in operators:
+        patches.append(Patch(sdpa, "get_graphs", list))
+    return patches
 
 
 def _int8(program: InferenceProgram, calibration: Rows) -> ExportedProgram:

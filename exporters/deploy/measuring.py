@@ -6,12 +6,11 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -19,7 +18,6 @@ from edgefl.system.python import child_path, module_command
 from edgefl.wire.errors import ExportError
 
 if TYPE_CHECKING:
-    from exporters.deploy.export import Artifact
     from exporters.deploy.target import DeployTarget
 
 _FREE = 224
@@ -28,51 +26,61 @@ _SECONDS, _MOST_CALLS, _WARM = 0.2, 100, 2
 _TIMEOUT_S = 300
 
 
-def measured(artifact: Artifact, target: DeployTarget, inputs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return ``latency_ms``, the median of one call, and ``peak_bytes``, the rise of the process's peak from before the file
-    is loaded.
+class FileMeasurement:
+    """Process that measures one deployed file. It loads the runtime while the caller still makes the file.
 
-    Args:
-        artifact: the file.
-        target: its format.
-        inputs: the facts of its inputs.
-
-    Raises:
-        ExportError: if the process ends without an answer.
+    Leaving the ``with`` block ends the process.
     """
-    ports = [
-        {
-            "name": each["name"],
-            "dtype": each["dtype"],
-            "shape": [_FREE if size is None else size for size in each["shape"]],
-        }
-        for each in inputs
-    ]
-    for port in ports if target.dynamic_batch else ():
-        port["shape"][0] = 1
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "model"
-        file.write_bytes(artifact.model)
-        if artifact.loader:
-            file.with_suffix(".safetensors").write_bytes(artifact.model)
-            file.with_suffix(".py").write_text(artifact.loader)
+
+    def __init__(self, target: DeployTarget) -> None:
+        """Start the process.
+
+        Args:
+            target: format and options of the file.
+        """
+        self._any_batch = target.dynamic_batch
+        self._process = subprocess.Popen(
+            module_command(__name__, target.format),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": child_path()},
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def of(self, file: Path, inputs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return ``latency_ms``, the median of one call, and ``peak_bytes``, the rise of the process's peak from before the
+        file is loaded.
+
+        Args:
+            file: the file, with the loader of a .safetensors file in its folder.
+            inputs: the facts of its inputs.
+
+        Raises:
+            ExportError: if the process ends without an answer.
+        """
+        ports = [
+            {**each, "shape": [_FREE if size is None else size for size in each["shape"]]} for each in inputs
+        ]
+        for port in ports if self._any_batch else ():
+            port["shape"][0] = 1
         try:
-            ran = subprocess.run(
-                module_command(__name__, target.format, str(file), json.dumps(ports)),
-                capture_output=True,
-                text=True,
-                env={**os.environ, "PYTHONPATH": child_path()},
-                timeout=_TIMEOUT_S,
-                check=False,
-            )
+            found, errors = self._process.communicate(json.dumps([str(file), ports]), _TIMEOUT_S)
         except subprocess.TimeoutExpired as error:
             raise ExportError(
                 f"expected the file to be measured within {_TIMEOUT_S} s; it still runs"
             ) from error
-    if ran.returncode:
-        line = (ran.stderr.strip().splitlines() or [f"exit code {ran.returncode}"])[-1]
-        raise ExportError(f"the file cannot be measured in a process of its own: {line}")
-    return dict(json.loads(ran.stdout.splitlines()[-1]))
+        if self._process.returncode:
+            line = (errors.strip().splitlines() or [f"exit code {self._process.returncode}"])[-1]
+            raise ExportError(f"the file cannot be measured in a process of its own: {line}")
+        return dict(json.loads(found.splitlines()[-1]))
 
 
 def _status(field: str) -> int:
@@ -97,10 +105,12 @@ def _imported(format: str) -> Callable[[Path], Callable[[Mapping[str, Any]], obj
     import torch
 
     if format == "executorch":
-        from executorch.extension.pybindings import portable_lib
+        from exporters.executorch.silent_import import portable_lib
+
+        runtime = portable_lib()
 
         def load_program(path: Path) -> Callable[[Mapping[str, Any]], object]:
-            module = portable_lib._load_for_executorch(str(path))
+            module = runtime._load_for_executorch(str(path))
             return lambda rows: module.forward([torch.from_numpy(each) for each in rows.values()])
 
         return load_program
@@ -114,16 +124,15 @@ def _imported(format: str) -> Callable[[Path], Callable[[Mapping[str, Any]], obj
     return load_torch
 
 
-def main(format: str, file: str, ports: str) -> None:
-    """Measure a file and print the result as JSON.
+def main(format: str) -> None:
+    """Measure the file that the input names, and print the result as JSON.
 
     Args:
         format: format of the file.
-        file: its path.
-        ports: name, dtype and shape of each input, in JSON.
     """
     load = _imported(format)
-    rows = {port["name"]: np.zeros(port["shape"], port["dtype"]) for port in json.loads(ports)}
+    file, ports = json.load(sys.stdin)
+    rows = {port["name"]: np.zeros(port["shape"], port["dtype"]) for port in ports}
     before = _status("VmRSS")
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")

@@ -170,6 +170,8 @@ def test_statistics_need_no_training_samples(bn: str, data: Dataset) -> None:
         DataError, match=r"at least one row .* found none; .*`bn_eval` moving .* costs accuracy"
     ):
         Workshop(spec, none, weights_of(spec)).module(cut)
+    with pytest.raises(DataError, match=r"at least one test sample .* found none; add test_x"):
+        Workshop(spec, none, weights_of(spec)).deployment(cut)
 
 
 @pytest.mark.parametrize(
@@ -374,6 +376,16 @@ def test_the_command_writes_the_file_and_its_facts(tmp_path: Path) -> None:
     assert facts["nonzero"] < facts["parameters"] and facts["max_rel_error"] < 1e-3
     assert {"accuracy", "whole_accuracy"} <= facts.keys()
     assert (tmp_path / "phone.onnx").stat().st_size == facts["bytes"]
+
+
+def test_a_failed_measurement_keeps_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = trained(tmp_path)
+    monkeypatch.setenv("PYTHONMALLOC", "none")  # ends each new Python process
+    with pytest.raises(ExportError, match=r"phone\.onnx is written, but not measured: ") as caught:
+        command(tmp_path, "--weights", str(weights))
+    assert "\n" not in caught.value.message
+    facts = json.loads((tmp_path / "phone.json").read_text())
+    assert (tmp_path / "phone.onnx").stat().st_size == facts["bytes"] and "latency_ms" not in facts
 
 
 @pytest.mark.slow

@@ -82,8 +82,8 @@ def labels(rows: int) -> Array:
     return np.arange(rows) % 3
 
 
-def pictures() -> Dataset:
-    x = np.random.default_rng(1).integers(0, 256, (24, 3, 12, 10)).astype(np.uint8)
+def pictures(white: int = 255) -> Dataset:
+    x = np.random.default_rng(1).integers(0, white + 1, (24, 3, 12, 10)).astype(np.uint8)
     return Dataset.of(x, labels(24), x, labels(24), names=NAMES)
 
 
@@ -116,16 +116,17 @@ def pixels(path: Path) -> Callable[[Mapping[str, Any]], Array]:
         array = np.asarray(upright)
         if recipe["kind"] == "pixels":
             return array
+        array = (array.astype(np.int32) * recipe["white"] + 127) // 255
         return np.moveaxis(array * np.float32(recipe["scale"]) + np.float32(recipe["shift"]), 2, 0)
 
     return prepare
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("inside", [False, True])
-def test_a_jpeg_is_classified_by_what_the_file_says(inside: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("inside", "white"), [(False, 255), (False, 16), (True, 16)])
+def test_a_jpeg_is_classified_by_what_the_file_says(inside: bool, white: int, tmp_path: Path) -> None:
     torch.manual_seed(5)
-    module, data = Pictures().eval(), pictures()
+    module, data = Pictures().eval(), pictures(white)
     path = tmp_path / "photo.jpg"
     exif = Image.Exif()
     exif[0x0112] = 6  # lies on its side
@@ -136,6 +137,7 @@ def test_a_jpeg_is_classified_by_what_the_file_says(inside: bool, tmp_path: Path
     found, logits = classify(model, pixels(path))
 
     device = np.moveaxis(pixels_of(library(), path, "RGB", (10, 12)), 2, 0)
+    device = (device.astype(np.int32) * white + 127) // 255
     expected = module(torch.from_numpy(data.read(device[None])))[0]
     np.testing.assert_allclose(logits, expected.detach().numpy(), atol=0.02 if inside else 1e-5)
     assert found == NAMES[int(expected.argmax())]

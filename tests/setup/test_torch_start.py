@@ -42,6 +42,23 @@ def _compiled(more: str, folder: str) -> list[object]:
     return answer
 
 
+_EXPORTED = """
+import sys
+from edgefl.setup.torch_start import load_export
+load_export()
+import torch
+program = torch.export.export(torch.nn.Linear(2, 3), (torch.ones(4, 2),))
+assert "triton" not in sys.modules and "torch.distributed.tensor._ops" not in sys.modules
+import torch._inductor.lowering
+assert torch.distributed.is_available() and torch.compile(torch.sin, backend="eager")(torch.zeros(2)).sum() == 0
+"""
+
+
+@pytest.mark.slow
+def test_export_loads_without_distributed_training_and_leaves_torch_whole() -> None:
+    subprocess.run([sys.executable, "-c", _EXPORTED], check=True, env={"PYTHONPATH": ":".join(sys.path)})
+
+
 @pytest.mark.slow
 def test_a_bundle_is_compiled_without_torchs_compiler_and_is_the_same(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch

@@ -12,8 +12,11 @@ import typer
 
 from edgefl.cli.output import console, print_json, print_table, progress
 from edgefl.cli.paths import existing, writable_file
+from edgefl.system.collecting import built_to_stay
 from edgefl.system.sizes import size
+from edgefl.wire.errors import ConfigError, ExportError
 from edgefl.wire.metric_text import number
+from exporters.deploy.measuring import FileMeasurement
 from exporters.deploy.target import files_of, refuse_existing, target_of
 
 if TYPE_CHECKING:
@@ -133,40 +136,53 @@ def deploy(
         refuse_existing(files)
     _keep_weights(weights, files)
     _check(config, weights, tier, kind, options)  # torch, which all that follows loads, takes seconds
-    from edgefl.api.deploy import deploy as deployed
-    from edgefl.contract.choice import SubmodelChoice
+    with FileMeasurement(target) as measurement:  # its process loads the runtime meanwhile
+        from edgefl.setup.torch_start import load_export
 
-    with progress("cutting and exporting the model"):
-        made = deployed(
-            weights,
-            SubmodelChoice(kind) if kind else None,
-            tier=tier,
-            gamma=share,
-            options=options,
-            federation=config,
-            data=data,
-            bn_eval=cast("BnEval", bn_eval.value),
-            batch=batch,
-            **({} if samples is None else {"samples": samples}),
-            compact=compact,
-            format=target.format,
-            quantize=target.quantize,
-            dynamic_batch=target.dynamic_batch,
-            opset=target.opset,
-            backend=target.backend,
-            preprocessing=target.preprocessing,
-        ).measured()
-    made.save(out, force=force)
+        with built_to_stay():
+            load_export()
+            from edgefl.api.deploy import deploy as deployed
+            from edgefl.contract.choice import SubmodelChoice
+
+        with progress("cutting and exporting the model"):
+            made = deployed(
+                weights,
+                SubmodelChoice(kind) if kind else None,
+                tier=tier,
+                gamma=share,
+                options=options,
+                federation=config,
+                data=data,
+                bn_eval=cast("BnEval", bn_eval.value),
+                batch=batch,
+                **({} if samples is None else {"samples": samples}),
+                compact=compact,
+                format=target.format,
+                quantize=target.quantize,
+                dynamic_batch=target.dynamic_batch,
+                opset=target.opset,
+                backend=target.backend,
+                preprocessing=target.preprocessing,
+            )
+        made.save(out, force=force)
+        failure = None
+        try:
+            with progress("measuring the file"):
+                made = made.measured(measurement)
+            made.save_facts(out)
+        except ExportError as error:
+            failure = ExportError(f"{out} is written, but not measured: {error.message}")
     facts = {"file": str(out)} | dict(made.facts)
     if as_json:
         print_json(facts)
     else:
         _print(facts, files)
+    if failure:
+        raise failure
 
 
 def _keep_weights(weights: Path, files: Iterable[Path]) -> None:
     """Raise ConfigError if one of ``files`` is the trained model itself."""
-    from edgefl.wire.errors import ConfigError
 
     trained = weights / "model.safetensors" if weights.is_dir() else weights
     if trained.resolve() in [file.resolve() for file in files]:
@@ -179,7 +195,6 @@ def _check(
     """Raise ConfigError for a name that is in no catalog, and for a tier that the federation file lacks."""
     from edgefl.config.names import name_problems
     from edgefl.config.reading import checked
-    from edgefl.wire.errors import ConfigError
     from edgefl.wire.printable import nearest
 
     if kind and (problems := name_problems({"tiers": {kind: {"kind": kind, "options": options}}})):
@@ -197,8 +212,6 @@ def _check(
 def _share(text: str | None) -> float | None:
     from fractions import Fraction
 
-    from edgefl.wire.errors import ConfigError
-
     try:
         share = None if text is None else float(Fraction(text))
     except (ValueError, ZeroDivisionError, OverflowError) as error:
@@ -210,7 +223,6 @@ def _share(text: str | None) -> float | None:
 
 def _options(texts: list[str]) -> dict[str, Any]:
     from edgefl.config.toml import parse_toml
-    from edgefl.wire.errors import ConfigError
 
     try:
         return parse_toml("\n".join(texts))
@@ -231,9 +243,9 @@ def _print(facts: dict[str, Any], files: tuple[Path, ...]) -> None:
         **({"unquantized": number(metric, facts[before], 2)} if before in facts else {}),
         "whole": number(metric, facts[f"whole_{metric}"], 2),
         "error": f"{facts['max_rel_error']:.1e}",
-        "latency": f"{facts['latency_ms']:.3g} ms",
-        "memory": size(facts["peak_bytes"]),
     }
+    if "latency_ms" in facts:
+        row |= {"latency": f"{facts['latency_ms']:.3g} ms", "memory": size(facts["peak_bytes"])}
     print_table(f"{facts['model']} on {facts['data']}", [row])
     for note in facts.get("notes", ()):
         console.print(f"note: {note}")

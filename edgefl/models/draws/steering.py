@@ -28,6 +28,7 @@ from edgefl.models.layers.torch_recurrent import recurring
 from edgefl.models.packed import padded
 from edgefl.models.rewritten import RULES as REWRITTEN
 from edgefl.models.swapped import Swap, heeding
+from edgefl.system.lazy_modules import is_unused
 
 _KEPT = "edgefl_grad_enabled"
 
@@ -72,7 +73,7 @@ class OnePath(TorchFunctionMode):
     def __enter__(self) -> Self:
         self._entered.append(ExitStack())
         self._entered[-1].enter_context(middled())
-        if "torch._dynamo" in sys.modules:
+        if "torch._dynamo" in sys.modules and not is_unused("torch._dynamo"):
             # It would compile code of ours, and set the state of Python's generator at each compilation.
             self._entered[-1].enter_context(torch.compiler.set_stance("force_eager"))
         self._prepare(self._entered[-1])
