@@ -166,6 +166,7 @@ class Agent:
             aborted=self._rounds.is_over,
             dropped=self._dropped,
             rules=rules,
+            exceeded=lambda text: self._say("memory", text),
         )
         bounds = sandbox.confinement(engine)
         child = Child(engine=engine.format, threads=config.threads, confinement=bounds)

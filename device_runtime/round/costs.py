@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from device_runtime.memory import anonymous_bytes, reset_peak
+from device_runtime.memory import anonymous_bytes
 
 
 class Profiler:
     """Collects the timings of one round, by name, and its highest memory behind a timed part.
 
     An engine keeps what a step took until its graph is dropped, so that memory behind a step is that of its peak.
+
+    Args:
+        beside: returns the memory that an engine's own process holds above its idle self.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, beside: Callable[[], int] = lambda: 0) -> None:
+        self._beside = beside
         self.idle_bytes = self.most_bytes = anonymous_bytes()
         self.times_ms: dict[str, list[float]] = {}
-        reset_peak()
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
@@ -27,7 +30,7 @@ class Profiler:
             yield
         finally:
             self.times_ms.setdefault(name, []).append(1e3 * (time.perf_counter() - start))
-            self.most_bytes = max(self.most_bytes, anonymous_bytes())
+            self.most_bytes = max(self.most_bytes, anonymous_bytes() + self._beside())
 
     def median_ms(self, name: str) -> float:
         ordered = sorted(

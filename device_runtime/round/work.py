@@ -90,7 +90,7 @@ def _too_long(what: str, limit: str) -> RoundDeclined:
 @dataclass(frozen=True, kw_only=True)
 class Work:
     """What a device works with. ``trust``: whose bundles are loaded. ``memory_bytes``: what a
-    graph may need over the idle process.
+    round may need over the idle process. ``exceeded`` is told of a round that took more than planned.
 
     ``tune``: whether variants of graphs are tried, by an engine of so many ``threads``.
     ``begins`` is told the rows and steps of a round before the first of them, and which rows were left out, ``watch`` each
@@ -115,6 +115,7 @@ class Work:
     aborted: Callable[[], bool]
     dropped: Tell
     rules: Rules
+    exceeded: Callable[[str], None] = lambda _: None
 
     def run(self, job: Job) -> None:
         """One round, from the first blob to the outbox.
@@ -122,7 +123,7 @@ class Work:
         Raises RoundAborted when the round is over, RoundDeclined if this device cannot take part in it, DataError if
         the local data do not fit the model, and other EdgeflErrors after which the round may be tried again.
         """
-        profiler = Profiler()
+        profiler = Profiler(partial(sandbox.used_bytes, self.engine))
         self.rules.check("train")
         self._check_tries(job)
         self._check_offered(job)
@@ -147,7 +148,16 @@ class Work:
             settings=self._settings(job),
         )
         result = runner.run(job, data, start.arrays, start.origin)
+        self._compare(job, manifest, profiler.most_bytes - profiler.idle_bytes)
         self._hand_over(job, manifest, result, self._profile(profiler, runner.graphs.forms))
+
+    def _compare(self, job: Job, manifest: Manifest, used: int) -> None:
+        """Tell people if the round took more memory than planned. The server learns it from the update."""
+        if (planned := manifest.planned_bytes) and used > planned:
+            self.exceeded(
+                f"round {job.round} took {mebibytes(used)}, planned {mebibytes(planned)}: the server raises the plan of "
+                f"tier {job.tier!r}; offer less (--memory) to get a smaller tier"
+            )
 
     def _check_tries(self, job: Job) -> None:
         if job.tries > self.limits.attempts:
@@ -216,7 +226,7 @@ class Work:
             forward_ms=profiler.total_ms("forward"),
             load_ms=profiler.total_ms("load"),
             idle_bytes=profiler.idle_bytes,
-            peak_bytes=profiler.most_bytes + sandbox.peak_bytes(self.engine),
+            peak_bytes=profiler.most_bytes,
             down_bytes=received.payload,
             down_wire_bytes=received.wire,
             variants=forms.used,
