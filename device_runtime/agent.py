@@ -166,7 +166,6 @@ class Agent:
             aborted=self._rounds.is_over,
             dropped=self._dropped,
             rules=rules,
-            exceeded=lambda text: self._say("memory", text),
         )
         bounds = sandbox.confinement(engine)
         child = Child(engine=engine.format, threads=config.threads, confinement=bounds)
@@ -370,7 +369,8 @@ class Agent:
     # -- of rounds -------------------------------------------------------------------------------------------
 
     def _do(self, job: Job) -> None:
-        self._work.run(job)
+        if exceeded := self._work.run(job):
+            self._say("memory", exceeded)
 
     def _round_is_over(self) -> bool:
         return self._rounds.is_over()

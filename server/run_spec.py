@@ -199,7 +199,7 @@ class RunSpec:
 
     @property
     def planned_bytes(self) -> dict[str, int]:
-        """By tier, the memory of the round that takes most, in whatever format."""
+        """Return the memory of the largest round by tier, over its formats."""
         tiers = [item for exchange in self.exchanges for item in exchange.tiers.items()]
         return {
             name: max(

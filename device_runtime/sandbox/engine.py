@@ -131,7 +131,7 @@ def confinement(engine: Engine) -> Confinement | None:
     return engine.confinement if isinstance(engine, SandboxedEngine) else None
 
 
-def used_bytes(engine: Engine) -> int:
+def used_bytes(engine: Engine | None) -> int:
     """Return the anonymous memory of an engine's own process above its idle self; 0 if it has none."""
     return engine.used_bytes() if isinstance(engine, SandboxedEngine) else 0
 

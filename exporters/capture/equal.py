@@ -14,7 +14,7 @@ from torch import fx
 
 
 def merge_equal(graph: fx.Graph) -> None:
-    """Let the first of equal nodes stand for the others. Random ops and ops that write into an argument stay."""
+    """Replace equal nodes by the first of them. Random ops and ops that write into an argument stay."""
     first: dict[Hashable, fx.Node] = {}
     for node in list(graph.nodes):
         if node.op != "call_function" or not _is_pure(node.target):
@@ -27,7 +27,7 @@ def merge_equal(graph: fx.Graph) -> None:
 
 
 def _is_pure(target: Any) -> bool:
-    """Whether two calls with the same arguments return the same."""
+    """Return True if two calls with the same arguments return the same."""
     if not isinstance(target, torch._ops.OpOverload):
         return True  # operator.getitem
     return torch.Tag.nondeterministic_seeded not in target.tags and not target._schema.is_mutable

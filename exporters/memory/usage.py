@@ -219,7 +219,7 @@ def around_products(
     Args:
         nodes: of the graph, from the first on.
         owner: returns the node that makes a value's memory.
-        is_product: tells whether a node is a product.
+        is_product: returns True for a product.
     """
     rank: dict[fx.Node, int] = {}
     around: set[fx.Node] = set()

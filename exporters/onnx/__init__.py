@@ -76,8 +76,8 @@ REWRITTEN = ".next"
 
 
 def capture_for(function: Function, joint: Joint | None = None) -> Captured:
-    """Return ``function`` as a graph for onnxruntime: products in place of selections, equal nodes merged, and values
-    that wait in fewer bits stored at once.
+    """Return ``function`` as a graph for onnxruntime: with products for selections, with each value computed once, and
+    with values that wait in fewer bits stored at once.
 
     Raises ExportError as :func:`exporters.capture.trace.capture` does.
     """
