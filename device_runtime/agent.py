@@ -369,7 +369,8 @@ class Agent:
     # -- of rounds -------------------------------------------------------------------------------------------
 
     def _do(self, job: Job) -> None:
-        self._work.run(job)
+        if exceeded := self._work.run(job):
+            self._say("memory", exceeded)
 
     def _round_is_over(self) -> bool:
         return self._rounds.is_over()

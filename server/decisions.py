@@ -16,7 +16,7 @@ from server import events
 from server.announcer import Announcer
 from server.coordinator import fleet, states
 from server.coordinator import machine as coordinator
-from server.coordinator.states import Actions, OpenRound, State
+from server.coordinator.states import Actions, OpenRound, Rules, State
 from server.device_news import DeviceNews
 from server.patience import CannotGoOn, Patience
 from server.pulse import Pulse
@@ -64,6 +64,10 @@ class Decisions:
         self.active = self.rounds.taking(opened)
         reception.intake.replay(self.active, {NO_SHARD} if crew.there else None)
         crew.begin(opened, self.active)
+
+    def set_rules(self, rules: Rules) -> None:
+        """Take ``rules`` from now on; they differ in the memory that tiers ask for alone."""
+        self._rules = self._reception.rules = rules
 
     def advance(self, event: states.Event, hello: bytes | None = None) -> None:
         """The coordinator's next step, and all that follows from it. ``hello``: as a device said it, for the journal."""

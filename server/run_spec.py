@@ -197,6 +197,20 @@ class RunSpec:
         """All of them, in the order in which they first come."""
         return (*self.opening, *self.ahead, self.main)
 
+    @property
+    def planned_bytes(self) -> dict[str, int]:
+        """Return the memory of the largest round by tier, over its formats."""
+        tiers = [item for exchange in self.exchanges for item in exchange.tiers.items()]
+        return {
+            name: max(
+                each.manifest.planned_bytes
+                for known, tier in tiers
+                if known == name
+                for each in tier.bundles.values()
+            )
+            for name in dict(tiers)
+        }
+
     def next_main(self, position: int) -> int:
         """The first position from ``position`` on that has the main exchange."""
         while self.index(position) != len(self.exchanges) - 1:

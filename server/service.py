@@ -10,7 +10,7 @@ import queue
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -38,6 +38,7 @@ from server.identity.door import Door
 from server.identity.registry import Registry
 from server.intake.leftovers import Leftovers
 from server.link import Link
+from server.memory_plans import MemoryPlans
 from server.operations.operations import Given, Operations, Probe
 from server.patience import Patience
 from server.publish.watch import Watch
@@ -93,6 +94,8 @@ class Service:
         crew: Workers = ALONE,
         clock: Callable[[], float] = steady_time,
     ) -> None:
+        self._plans = MemoryPlans(out, spec.planned_bytes)
+        spec = replace(spec, rules=self._plans.asked(spec.rules))
         self._spec = spec
         self._address = address
         self._listener = emit
@@ -208,7 +211,6 @@ class Service:
 
     @property
     def state(self) -> State:
-        """The coordinator's."""
         return self._decisions.state
 
     @state.setter
@@ -348,8 +350,7 @@ class Service:
     def _answer(self, device: str, ack: Ack) -> None:
         # A device that does not get it sends again, and is answered again.
         topic, expires_s = self._topics.device(device).acks, self._spec.limits.round_deadline_s
-        sealed = self._speaker.seal(topic, ack)
-        self._last_answer = self._session.publish(topic, sealed, expires_s=expires_s)
+        self._last_answer = self._session.publish(topic, self._speaker.seal(topic, ack), expires_s=expires_s)
         self._operations.sent(self._last_answer)
 
     def _write_devices(self, *, quiet: bool) -> None:
@@ -375,8 +376,8 @@ class Service:
 
     def _limited(self, now: float) -> float | None:
         """Tell what was turned away, if it is time. Seconds until it is next; None if there is nothing to tell."""
-        here = {**self._reception.turned_away, "inbox full": self._inbox.dropped}
-        counts = Counter(here) + Counter(self._crew.turned_away)
+        counts = Counter({**self._reception.turned_away, "inbox full": self._inbox.dropped})
+        counts += Counter(self._crew.turned_away)
         return self._load.step({why: count for why, count in counts.items() if count}, now)
 
     def _troubled(self, error: StoreError) -> None:
@@ -390,6 +391,9 @@ class Service:
         """Tell; a listener that fails costs its own news only, one that has gone away ends the service."""
         try:
             self._listener(event)
+            if isinstance(event, events.DeviceSeen) and (warned := self._plans.report(event)) is not None:
+                self._decisions.set_rules(self._plans.asked(self._rules))
+                self._listener(warned)
         except BrokenPipeError:
             self._stopped = True
         except Exception:

@@ -144,6 +144,13 @@ class OnnxGraph:
             port.name: in_place.get(port.name) or self._buffer(port)
             for port in self._graph.outputs_of("state")
         }
+        # Given out by the arena, an output would be there twice: onnxruntime copies what it hands to Python.
+        arrays = {
+            port.name: np.empty(port.shape, port.dtype)
+            for port in self._graph.outputs
+            if port.role != "state" and port.name not in rooms
+        }
+        bound = {**rooms, **arrays}
         binding = self._session.io_binding()
         for port, arg in self._inputs:
             if port.role != "state":
@@ -158,18 +165,10 @@ class OnnxGraph:
                     binding.bind_output(arg.name, *_place(later_state[port.name], port, rows, arg.shape))
                 elif port.role == "state":
                     binding.bind_ortvalue_output(arg.name, later_state[port.name])
-                elif port.name in rooms:
-                    room = rooms[port.name]
-                    binding.bind_output(arg.name, _DEVICE, 0, room.dtype.type, room.shape, room.ctypes.data)
                 else:
-                    binding.bind_output(arg.name, _DEVICE)
+                    room = bound[port.name]
+                    binding.bind_output(arg.name, _DEVICE, 0, room.dtype.type, room.shape, room.ctypes.data)
         self._session.run_with_iobinding(binding, self._run_options)
-        bound = [port for port, args in self._outputs for _ in args]
-        arrays = {
-            port.name: value.numpy()
-            for port, value in zip(bound, binding.get_outputs(), strict=True)
-            if port.role != "state" and port.name not in rooms
-        }
         # What it gave out keeps the binding, and the binding would keep the state that was read.
         binding.clear_binding_inputs()
         # Only what this graph made itself: the first state may be read again, by another graph.

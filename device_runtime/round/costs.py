@@ -6,19 +6,24 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from device_runtime.memory import anonymous_bytes, reset_peak
+from device_runtime.engine.base import Engine
+from device_runtime.memory import anonymous_bytes
+from device_runtime.sandbox.engine import used_bytes
 
 
 class Profiler:
     """Collects the timings of one round, by name, and its highest memory behind a timed part.
 
-    An engine keeps what a step took until its graph is dropped, so that memory behind a step is that of its peak.
+    An engine keeps the memory of a step until its graph is dropped: the memory behind a step is its peak.
+
+    Args:
+        engine: if it runs in a process of its own, the memory of that counts, above its idle self.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, engine: Engine | None = None) -> None:
+        self._engine = engine
         self.idle_bytes = self.most_bytes = anonymous_bytes()
         self.times_ms: dict[str, list[float]] = {}
-        reset_peak()
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
@@ -27,7 +32,7 @@ class Profiler:
             yield
         finally:
             self.times_ms.setdefault(name, []).append(1e3 * (time.perf_counter() - start))
-            self.most_bytes = max(self.most_bytes, anonymous_bytes())
+            self.most_bytes = max(self.most_bytes, anonymous_bytes() + used_bytes(self._engine))
 
     def median_ms(self, name: str) -> float:
         ordered = sorted(

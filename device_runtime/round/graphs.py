@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from device_runtime.engine.base import Engine, LoadedGraph
+from device_runtime.engine.base import Engine, LoadedGraph, Outputs, State
 from device_runtime.round.costs import Profiler
 from device_runtime.round.job import Job
 from device_runtime.round.tuning import Forms, Tuning
@@ -111,6 +111,12 @@ class Graphs:
         with self.profiler.timed("load"):
             artifact, threads = self.forms.artifact(spec)
             return self.engine.load(spec, artifact, threads)
+
+    def run_once(self, name: str, feeds: Arrays, state: State) -> Outputs:
+        """Run a graph that no step repeats, and drop it."""
+        graph = self.load(name)
+        with self.profiler.timed(name):
+            return graph.run(feeds, state)
 
     def fetch(self, job: Job, units: Sequence[str]) -> Arrays:
         """The weights of some units, by global name."""

@@ -134,7 +134,7 @@ class RoundRunner:
                 record.close()
         finish = self.manifest.graph(self.manifest.finish)
         feeds = self._kept_feeds(current, finish, carry) | current.feeds.given(finish, current.total + 1)
-        outputs = self._graphs.load(finish.name).run(complete(finish, feeds, state), state).arrays
+        outputs = self._graphs.run_once(finish.name, complete(finish, feeds, state), state).arrays
         if record is not None:
             record.delete()
         return result_of(self.manifest, outputs, sums, current.steps, len(data))
@@ -165,7 +165,7 @@ class RoundRunner:
     def _start(self, current: _Round, carry: Arrays) -> State:
         spec = self.manifest.graph(self.manifest.start)
         feeds = self._kept_feeds(current, spec, carry) | current.feeds.given(spec, current.total)
-        state = self._graphs.load(spec.name).run(complete(spec, feeds, ()), {}).state
+        state = self._graphs.run_once(spec.name, complete(spec, feeds, ()), {}).state
         del feeds
         trim_memory()  # the weights: small tensors leave gaps that the next graph does not fit into
         return state

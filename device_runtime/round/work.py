@@ -21,7 +21,6 @@ from device_runtime.round.parts import parts_of
 from device_runtime.round.resume import Tell, carry_name, take_up
 from device_runtime.round.runner import RoundResult, RoundRunner
 from device_runtime.round.tuning import Forms, Tuning
-from device_runtime.sandbox import engine as sandbox
 from device_runtime.store.database import Outgoing, Store
 from edgefl.system.sizes import mebibytes
 from edgefl.wire import tensors
@@ -90,7 +89,7 @@ def _too_long(what: str, limit: str) -> RoundDeclined:
 @dataclass(frozen=True, kw_only=True)
 class Work:
     """What a device works with. ``trust``: whose bundles are loaded. ``memory_bytes``: what a
-    graph may need over the idle process.
+    round may need over the idle process.
 
     ``tune``: whether variants of graphs are tried, by an engine of so many ``threads``.
     ``begins`` is told the rows and steps of a round before the first of them, and which rows were left out, ``watch`` each
@@ -116,13 +115,16 @@ class Work:
     dropped: Tell
     rules: Rules
 
-    def run(self, job: Job) -> None:
+    def run(self, job: Job) -> str:
         """One round, from the first blob to the outbox.
+
+        Returns:
+            A line for people if the round took more memory than planned, which the server learns from the update.
 
         Raises RoundAborted when the round is over, RoundDeclined if this device cannot take part in it, DataError if
         the local data do not fit the model, and other EdgeflErrors after which the round may be tried again.
         """
-        profiler = Profiler()
+        profiler = Profiler(self.engine)
         self.rules.check("train")
         self._check_tries(job)
         self._check_offered(job)
@@ -148,6 +150,13 @@ class Work:
         )
         result = runner.run(job, data, start.arrays, start.origin)
         self._hand_over(job, manifest, result, self._profile(profiler, runner.graphs.forms))
+        used, planned = profiler.most_bytes - profiler.idle_bytes, manifest.planned_bytes
+        if not planned or used <= planned:
+            return ""
+        return (
+            f"round {job.round} took {mebibytes(used)}, planned {mebibytes(planned)}: the server raises the plan of tier "
+            f"{job.tier!r}; offer less (--memory) to get a smaller tier"
+        )
 
     def _check_tries(self, job: Job) -> None:
         if job.tries > self.limits.attempts:
@@ -216,7 +225,7 @@ class Work:
             forward_ms=profiler.total_ms("forward"),
             load_ms=profiler.total_ms("load"),
             idle_bytes=profiler.idle_bytes,
-            peak_bytes=profiler.most_bytes + sandbox.peak_bytes(self.engine),
+            peak_bytes=profiler.most_bytes,
             down_bytes=received.payload,
             down_wire_bytes=received.wire,
             variants=forms.used,

@@ -25,7 +25,6 @@ class SandboxedEngine:
     def __init__(self, settings: SandboxSettings) -> None:
         self._settings = settings
         self._process: EngineProcess | None = None
-        self._peak = 0
         opened = self._running().opened
         self.name, self.version, self.format = opened.name, opened.version, opened.format
         self.thread_counts = opened.thread_counts
@@ -72,11 +71,9 @@ class SandboxedEngine:
         """What is left to its process."""
         return self._settings.confinement()
 
-    def peak_bytes(self) -> int:
-        """Highest resident set size of the process of this round, or of the one before."""
-        if self._process is not None:
-            self._peak = self._process.peak_bytes() or self._peak
-        return self._peak
+    def used_bytes(self) -> int:
+        """Return the anonymous memory of the process above its idle self; 0 if there is none."""
+        return self._process.used_bytes() if self._process is not None else 0
 
     def rest(self) -> None:
         """Give back what waiting does not need: the process. The next round starts another."""
@@ -134,9 +131,9 @@ def confinement(engine: Engine) -> Confinement | None:
     return engine.confinement if isinstance(engine, SandboxedEngine) else None
 
 
-def peak_bytes(engine: Engine) -> int:
-    """Of an engine's own process; 0 where it has none."""
-    return engine.peak_bytes() if isinstance(engine, SandboxedEngine) else 0
+def used_bytes(engine: Engine | None) -> int:
+    """Return the anonymous memory of an engine's own process above its idle self; 0 if it has none."""
+    return engine.used_bytes() if isinstance(engine, SandboxedEngine) else 0
 
 
 def _fitting(port: Port, array: Array) -> Array:

@@ -119,6 +119,7 @@ class EngineProcess:
         opened = self.ask(settings.first_word(), within_s=START_S)
         assert isinstance(opened, Opened)
         self.opened = opened
+        self._idle_bytes = status_bytes("RssAnon", self.process.pid)
 
     def ask(self, word: Word, arrays: list[Array] | None = None, *, within_s: float = 0.0) -> Answer:
         """The answer to a word. Its own errors come as they are; RoundDeclined if the process ended, or took too long."""
@@ -182,9 +183,9 @@ class EngineProcess:
             drop = Drop(state=tuple(state), graphs=tuple(graphs))
             self._line.send(msgspec.msgpack.encode(drop))
 
-    def peak_bytes(self) -> int:
-        """Return the highest resident set size so far, 0 if the system does not report it."""
-        return status_bytes("VmHWM", self.process.pid)
+    def used_bytes(self) -> int:
+        """Return the anonymous memory above that of the idle process, 0 if the system does not report it."""
+        return max(0, status_bytes("RssAnon", self.process.pid) - self._idle_bytes)
 
     def end(self) -> None:
         self.ended = self.ended or "the engine's process was ended"

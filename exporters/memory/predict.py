@@ -121,7 +121,7 @@ class Arena:
             self._region = min(2 * self._region, _LARGEST_GROWTH)
 
 
-NODE_BYTES = 4500
+NODE_BYTES = 5100
 """A node of a loaded graph: the parsed model and onnxruntime's session."""
 ROUND_BYTES = 2.8e6
 """A round around the graph: what other graphs have left, the store, decompression, a batch that is put together."""
@@ -138,6 +138,8 @@ _SUM = _aten.add.Tensor
 _IN_PLACE = named("relu sigmoid tanh softplus leaky_relu elu hardsigmoid clamp _softmax _log_softmax") | {
     POSITIVE
 }
+# onnxruntime copies the places that these write to.
+_SCATTERED = named("scatter.src scatter.value scatter_add scatter_reduce.two index_put _unsafe_index_put")
 _CELLS = "edgefl"
 """Namespace of the operators of recurrent layers (:mod:`edgefl.models.layers.cells`)."""
 # What onnxruntime's convolution copies windows into, for each thread: 128 x 128 numbers.
@@ -158,7 +160,7 @@ def predicted_peak(*steps: Captured) -> int:
     nodes = NODE_BYTES * sum(len(run.calls) for run in runs)
     given = {name: count for run in runs for name, count in run.given.items()}
     bound = sum(given.values()) + sum(run.own for run in runs) + SEGMENT_BYTES * (len(runs) - 1)
-    turn = max(run.pages + (1 + ARENA_SHARE) * run.arena_bytes() for run in runs)
+    turn = max(run.pages + (1 + ARENA_SHARE) * run.arena_bytes() + run.places for run in runs)
     copied = max((run.largest for run in runs), default=0)
     return int(ROUND_BYTES + nodes + bound + turn + copied)
 
@@ -188,11 +190,14 @@ class _Run:
         """Bytes of the largest tensor of the new state: a checkpoint copies one after the other."""
         # Bound buffers and copies of inputs: the graph has them from its beginning to its end.
         second = self._state - in_place
-        left = sum(size(node) for _, node in named if node in second or node.op != "call_function")
+        bound = second | (self._outputs - self._state - pages)
+        left = sum(size(node) for _, node in named if node in bound or node.op != "call_function")
+        self.places = max((_place_bytes(node) for node in self.calls), default=0)
+        """Bytes of the largest copy of places that a scatter makes."""
         self.given = {name: size(node) for name, node in read.items() if not is_page(name)}
         self.own = left + sum(size(node) for node in fixed)
         self.pages = sum(size(node) for name, node in [*read.items(), *named] if is_page(name))
-        self._elsewhere = self._state | fixed | pages
+        self._elsewhere = self._outputs | fixed
 
     def _root(self, owner: dict[fx.Node, fx.Node], node: fx.Node) -> fx.Node:
         """The node whose memory ``node`` has; transposes that products take in have none of their own."""
@@ -318,6 +323,12 @@ def _buffers(node: fx.Node) -> list[int]:
     places, groups = math.prod(node.meta["val"].shape[2:]), int_argument(node, 8)
     whole = places * depth * math.prod(window)
     return [_FLOAT * whole if filters // groups > places else _CONVOLUTION_SLICE]
+
+
+def _place_bytes(node: fx.Node) -> int:
+    """Bytes of the places that a scatter copies, outside of the arena; 0 of other nodes."""
+    read = node.all_input_nodes if node.target in _SCATTERED else []
+    return sum(size(value) for value in read if value.meta["val"].dtype == torch.int64)
 
 
 def _is_transpose(node: fx.Node) -> bool:

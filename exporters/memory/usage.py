@@ -213,14 +213,20 @@ def _live(
 def around_products(
     nodes: Sequence[fx.Node], owner: Callable[[fx.Node], fx.Node], is_product: Callable[[fx.Node], bool]
 ) -> set[fx.Node]:
-    """Values that go around a product, as in residual networks: to compute one again would ask for the one before it,
-    and so on through the whole network. ``nodes`` from the first on; ``owner`` is the node that makes a value's memory."""
+    """Return the values that go around a product, as in residual networks: to compute one again would ask for the one
+    before it, and so on through the whole network. A value that no product leads to, such as a masked weight, is none.
+
+    Args:
+        nodes: of the graph, from the first on.
+        owner: returns the node that makes a value's memory.
+        is_product: returns True for a product.
+    """
     rank: dict[fx.Node, int] = {}
     around: set[fx.Node] = set()
     for node in nodes:
         reads = node.all_input_nodes
         most = max((rank[read] for read in reads), default=0)
-        around.update(owner(read) for read in reads if rank[read] < most)
+        around.update(owner(read) for read in reads if 0 < rank[read] < most)
         rank[node] = most + is_product(node)
     return around
 

@@ -9,6 +9,7 @@ from torch import fx
 from torch._ops import OpOverload
 
 from edgefl.contract.program import Function
+from exporters.capture.equal import merge_equal
 from exporters.capture.storing import stored_at_once
 from exporters.capture.trace import Captured, Joint, capture
 from exporters.ordering import POSITIVE
@@ -75,13 +76,14 @@ REWRITTEN = ".next"
 
 
 def capture_for(function: Function, joint: Joint | None = None) -> Captured:
-    """``function`` as a graph for onnxruntime: with products for selections, and what waits in
-    fewer bits stored at once.
+    """Return ``function`` as a graph for onnxruntime: with products for selections, with each value computed once, and
+    with values that wait in fewer bits stored at once.
 
     Raises ExportError as :func:`exporters.capture.trace.capture` does.
     """
     captured = capture(function, joint=joint)
     selections_multiplied(captured.module, tuple(captured.inputs), compared)
     stored_at_once(captured.module.graph)
+    merge_equal(captured.module.graph)
     captured.module.recompile()
     return captured

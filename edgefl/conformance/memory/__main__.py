@@ -4,19 +4,21 @@
 
     python -m edgefl.conformance.memory --model mobilenet --tier cut
     python -m edgefl.conformance.memory --engine onnx --agent build/agents/cpp/edgefl-agent
+    python -m edgefl.conformance.memory --model mine.py:UNET          # a MeasuredModel of your own
     python -m edgefl.conformance.memory --trial           # with RLIMIT_DATA at the plan and 10 % above the idle agent
 """
 
 from __future__ import annotations
 
 import argparse
+import runpy
 import sys
 import tempfile
 from pathlib import Path
 
 import msgspec
 
-from edgefl.api.choices import SGD, TCBGD, Importance, OutputSide, Width
+from edgefl.api.choices import SGD, TCBGD, EarlyExit, Importance, OutputSide, Width
 from edgefl.api.compile import Target, compile
 from edgefl.api.model import model_spec
 from edgefl.conformance.memory.measure import RoundMemory, measured
@@ -24,10 +26,13 @@ from edgefl.conformance.memory.models import SUBJECTS, MeasuredModel
 from edgefl.conformance.play.broker import Broker, running_broker
 from edgefl.contract.choice import ProgramChoice, SubmodelChoice
 from edgefl.contract.tensors import TensorSpec
+from edgefl.models.exits import with_exits
 from edgefl.wire.bundle.archive import Bundle
 
 MIB = 1 << 20
 TIERS = ("full", "half", "importance", "cut")
+MORE_TIERS = ("exit",)
+"""Not in the table: the model gets exits for them."""
 _PYTHON = f"{sys.executable} -m edgefl device"
 
 
@@ -62,7 +67,14 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def bundle_of(subject: MeasuredModel, tier: str, engine: Target) -> Bundle:
-    """Compile the training of a tier: the whole model, half or a part of its entries, or the second half of its units."""
+    """Compile the training of a tier.
+
+    Args:
+        subject: the model.
+        tier: ``full``, ``half`` of the parameters by width, ``importance`` of a quarter of the entries, ``cut`` behind half
+            of the units, or ``exit``, which holds at most half of the parameters.
+        engine: format of the graphs.
+    """
     module = subject.made()
     sample, classes = TensorSpec(subject.shape, subject.dtype), subject.classes(module)
     program: ProgramChoice = SGD(batch=subject.batch, steps=4)
@@ -71,21 +83,31 @@ def bundle_of(subject: MeasuredModel, tier: str, engine: Target) -> Bundle:
         chosen = Width(gamma=0.5)
     elif tier == "importance":
         chosen, program = Importance(gamma=0.25), TCBGD(batch=subject.batch, steps=4)
-    elif tier == "cut":
-        spec = model_spec(
-            module, data=None, sample=sample, classes=classes, seed=0, options=None, loss=None, output=None
-        )
+    spec = model_spec(module, sample=sample, classes=classes)
+    if tier == "cut":
         chosen = OutputSide(cut=len(spec.units) // 2)
-    made = compile(
-        module, submodel=chosen, program=program, target=engine, sample=sample, classes=classes, tier=tier
+    elif tier == "exit":
+        spec, chosen = with_exits(spec), EarlyExit(gamma=0.5)
+    return compile(spec, submodel=chosen, program=program, target=engine, tier=tier).contents
+
+
+def subject_of(text: str) -> MeasuredModel:
+    """Return the model of a name, or of ``file.py:NAME``. ArgumentTypeError if there is none."""
+    path, _, name = text.rpartition(":")
+    if not path and name in SUBJECTS:
+        return SUBJECTS[name]
+    found = runpy.run_path(path).get(name) if Path(path).is_file() else None
+    if isinstance(found, MeasuredModel):
+        return found
+    raise argparse.ArgumentTypeError(
+        f"expected one of {', '.join(SUBJECTS)}, or file.py:NAME of a MeasuredModel; found {text!r}"
     )
-    return made.contents
 
 
 def row_of(what: tuple[str, str, Target], agent: str, broker: Broker, folder: Path, *, trial: bool) -> Row:
     """Measure one round of a model's tier by the agent that ``agent`` starts."""
     model, tier, engine = what
-    bundle = bundle_of(SUBJECTS[model], tier, engine)
+    bundle = bundle_of(subject_of(model), tier, engine)
     planned = bundle.manifest.planned_bytes
     found = measured(
         agent.split(),
@@ -102,8 +124,8 @@ def row_of(what: tuple[str, str, Target], agent: str, broker: Broker, folder: Pa
 def main() -> None:
     """Print a table of the rounds that the command line chooses."""
     parser = argparse.ArgumentParser(prog="python -m edgefl.conformance.memory", description=__doc__)
-    parser.add_argument("--model", action="append", choices=list(SUBJECTS))
-    parser.add_argument("--tier", action="append", choices=TIERS)
+    parser.add_argument("--model", action="append", help=f"{', '.join(SUBJECTS)}, or file.py:NAME")
+    parser.add_argument("--tier", action="append", choices=TIERS + MORE_TIERS)
     parser.add_argument("--engine", action="append", choices=("onnx", "executorch"))
     parser.add_argument(
         "--agent", action="append", help="a command that takes the options of `edgefl device`"

@@ -21,6 +21,7 @@ from server import events
 from server.dashboard.known import fold
 from server.dashboard.known.fleet import Facts, Fleet, Part, Tier
 from server.dashboard.known.tail import Tail, told
+from server.memory_plans import read_raised
 from server.storage import tables
 from server.storage.feed import NAME
 from server.storage.history import rounds_of
@@ -267,6 +268,9 @@ class Folder:
         fleet.checkpoints = checkpoints(self.folder)
         if not fleet.tiers:
             fleet.tiers = planned(self.folder)
+        for name, count in read_raised(self.folder).items():
+            if name in fleet.tiers:
+                fleet.tiers[name].planned_bytes = max(fleet.tiers[name].planned_bytes, count)
         if fleet.federation and any(device.facts is None for device in fleet.devices.values()):
             try:
                 self._past.look(fleet)

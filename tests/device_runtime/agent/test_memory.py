@@ -69,6 +69,14 @@ def test_a_bundle_that_just_fits_or_names_no_need_is_trained(
     assert server.update().samples == tiny.ROWS
 
 
+def test_a_round_that_takes_more_than_planned_is_told(server: ScriptedServer, start: StartAgent) -> None:
+    agent = start()
+    server.open(planned(1))
+
+    assert (profile := server.update().profile).peak_bytes > profile.idle_bytes
+    assert ", planned 0.0 MiB: the server raises the plan of tier 'weak'" in agent.event("memory").text
+
+
 def test_a_graph_that_no_round_runs_keeps_no_device_from_training(
     server: ScriptedServer, start: StartAgent
 ) -> None:

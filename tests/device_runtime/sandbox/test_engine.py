@@ -66,7 +66,7 @@ def test_a_round_gives_the_same_bits_as_in_this_process(boxed: SandboxedEngine) 
     assert there.metrics == here.metrics
     for name, array in here.update.items():
         np.testing.assert_array_equal(there.update[name], array)
-    assert boxed.peak_bytes() > 1 << 20
+    assert boxed.used_bytes() > 0
 
 
 def test_it_says_what_its_engine_is(boxed: SandboxedEngine) -> None:
@@ -238,7 +238,9 @@ def test_an_agent_whose_engine_crashes_declines_the_round_and_takes_the_next(
     assert "out of memory" in agent.event("declined").text
     server.open(world, number=2)
     update = server.update(2)
-    assert update.nonce == "n2" and update.profile.peak_bytes > 0 and agent.alive
+    assert update.nonce == "n2" and agent.alive
+    used = update.profile.peak_bytes - update.profile.idle_bytes
+    assert 0 < used < 16 << 20, "anonymous memory alone, above the idle agent and the idle process"
 
 
 def test_an_agent_whose_engine_is_confined_measures_in_confined_processes(

@@ -154,6 +154,25 @@ def test_what_an_op_of_several_results_makes_lies_beside_what_it_reads() -> None
     assert 24 * MIB <= running(normed, batch_0_x=TensorSpec((2, 4, 512, 512))) < 26 * MIB
 
 
+def test_a_scatter_copies_the_places_that_it_writes_to() -> None:
+    def scattered(tensors: Tensors) -> Tensors:
+        places = tensors["batch.0.x"].to(torch.int64)
+        return {"metric.loss": torch.zeros(2048 * 1024).scatter(0, places, tensors["batch.0.x"]).sum()}
+
+    assert 56 * MIB <= running(scattered, batch_0_x=TensorSpec((2048 * 1024,))) < 58 * MIB
+
+
+def test_what_a_graph_gives_out_lies_beside_its_arena() -> None:
+    """A device binds it to memory that is there from the beginning: it takes no gap that was left."""
+
+    def gap(tensors: Tensors) -> Tensors:
+        x = tensors["batch.0.x"]
+        total = (x * 2.0).sum()
+        return {"update.a": x + total, "metric.loss": total}
+
+    assert 24 * MIB <= running(gap, batch_0_x=WIDE) < 26 * MIB
+
+
 @pytest.mark.parametrize(
     ("filters", "window", "taken"),
     [

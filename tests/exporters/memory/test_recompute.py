@@ -27,7 +27,7 @@ from exporters.capture.trace import Captured, capture
 from exporters.memory.budget import within_onnx
 from exporters.memory.predict import predicted_peak
 from exporters.memory.recompute import WORTH, Budget, beside_tensors, lean, peak_bytes
-from exporters.memory.usage import timeline
+from exporters.memory.usage import around_products, timeline
 from exporters.onnx.model import to_onnx
 from exporters.ordering import AFTER
 from exporters.verify.graphs import verify
@@ -359,6 +359,23 @@ def test_what_costs_next_to_nothing_is_computed_again_without_a_budget() -> None
     again = Counter(node.target for node in leaner.module.graph.nodes if "convolution" in str(node.target))
     assert again == products, "no convolution is computed twice"
     assert verify(captured.function, to_onnx(leaner), seed=0).worst < 1e-4
+
+
+def test_a_masked_weight_does_not_go_around_a_product() -> None:
+    """No product leads to it, so it is computed again from the weight alone."""
+
+    def fn(tensors: Tensors) -> Tensors:
+        w, x = tensors["state.w"], tensors["batch.0.x"]
+        h = x @ (w * w.abs())
+        return {"metric.loss": (h + torch.sin(h) @ w).sum()}
+
+    square = TensorSpec((8, 8))
+    nodes = list(capture(Function("f", fn, {"state.w": square, "batch.0.x": square})).module.graph.nodes)
+    product = torch.ops.aten.mm.default
+
+    found = around_products(nodes, lambda node: node, lambda node: node.target is product)
+
+    assert {node.target for node in found} == {product}
 
 
 @pytest.mark.parametrize("model", ["mlp", "resnet8"], ids=["saves little", "would take its time"])

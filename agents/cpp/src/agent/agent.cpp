@@ -65,7 +65,7 @@ Agent::Agent(const AgentConfig& config, Say report)
                          say("round", skipped.empty() ? text : text + "; " + skipped, {{"round", job.round}});
                        },
                        [this](const Job& job, const StepReport& step) { progress_->watch(job, step); }, [this] { return desk_->is_over(); },
-                       desk_host().dropped});
+                       desk_host().dropped, [this](const std::string& text) { say("memory", text, {}); }});
   listening_ = std::make_unique<Listening>(*session_, topics_.current_round(), [this] { return desk_->is_idle(); });
   greeting_ = std::make_unique<Greeting>(hello(), limits, [this] { return owner_.conditions(); }, [this](const Hello& hello) { publish(topics_.hello(), hello, true); });
   surroundings_ = std::make_unique<Surroundings>(config_.federation, config_.device, config_.broker, limits, tell);

@@ -32,6 +32,9 @@ class RoundGraphs {
   // One run of a loaded graph; milliseconds go to `took`, and to the host.
   Outputs timed(LoadedGraph& graph, const Tensors& feeds, const State& state, std::vector<double>& took) const;
 
+  // One run of a graph that no step repeats.
+  Outputs run_once(const Graph& graph, const Tensors& feeds, const State& state);
+
   double load_ms = 0.0;
 
  private:

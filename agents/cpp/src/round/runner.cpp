@@ -82,7 +82,7 @@ class Round {
       Tensors feeds = kept_feeds(start);
       feeds_->give(start, total_, feeds);
       check_complete(start, feeds, nullptr);
-      state_ = graphs_.load(start)->run(feeds, {}).state;
+      state_ = graphs_.run_once(start, feeds, {}).state;
     }
     int64_t first = 0;
     for (size_t at = 0; at < manifest_.phases.size(); first += steps_[at++]) {
@@ -122,7 +122,7 @@ class Round {
     Tensors feeds = kept_feeds(graph);
     feeds_->give(graph, total_ + 1, feeds);
     check_complete(graph, feeds, [this](const std::string& name) { return state_.count(name) != 0; });
-    Outputs outputs = graphs_.load(graph)->run(feeds, state_);
+    Outputs outputs = graphs_.run_once(graph, feeds, state_);
     RoundResult result;
     result.update = labelled(outputs.arrays, "update");
     result.carry = labelled(outputs.arrays, "carry");

@@ -44,6 +44,8 @@ struct RoundHost {
   std::function<void()> between;
   // A step, or a group of rows, took so many milliseconds.
   std::function<void(double ms)> worked;
+  // Reads the memory behind the run of a graph that no step repeats.
+  std::function<void()> measured;
   std::function<void(const StepReport&)> watch;
   // Room for a file of so many bytes in `folder`; throws where there is none.
   std::function<void(int64_t nbytes)> room;

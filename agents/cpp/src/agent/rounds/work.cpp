@@ -15,7 +15,6 @@ namespace edgefl {
 void Work::run(const Job& job) {
   most_bytes = anonymous_bytes();
   const int64_t idle_bytes = most_bytes;
-  reset_peak();
   if (const std::string why = owner.forbidden(); !why.empty()) throw RoundDeclined("policy", "the policy of this device does not allow it: " + why);
   const Manifest manifest = manifest_of(job);
   const std::shared_ptr<FittedData> fitted = data.fitted(manifest, parts_of(manifest));
@@ -36,7 +35,18 @@ void Work::run(const Job& job) {
   request.folder = store.folder();
   request.checkpoint_steps = limits.checkpoint_steps;
   Guard guard(limits, owner, aborted);
-  hand_over(job, manifest, run_round(engine, request, *fitted, host_of(job, guard)), idle_bytes);
+  RoundResult result = run_round(engine, request, *fitted, host_of(job, guard));
+  compare(job, manifest, most_bytes - idle_bytes);
+  hand_over(job, manifest, std::move(result), idle_bytes);
+}
+
+// Tells people if the round took more memory than planned. The server learns it from the update.
+void Work::compare(const Job& job, const Manifest& manifest, int64_t used) const {
+  int64_t planned = 0;
+  for (const Graph* graph : manifest.of_round()) planned = std::max(planned, graph->planned_bytes);
+  if (planned == 0 || used <= planned) return;
+  exceeded("round " + std::to_string(job.round) + " took " + size_text(static_cast<double>(used)) + ", planned " + size_text(static_cast<double>(planned)) + ": the server raises the plan of tier " +
+           in_quotes(job.tier) + "; offer less (--memory) to get a smaller tier");
 }
 
 Manifest Work::manifest_of(const Job& job) {
@@ -100,6 +110,7 @@ RoundHost Work::host_of(const Job& job, Guard& guard) {
     guard.worked(ms);
     most_bytes = std::max(most_bytes, anonymous_bytes());  // the engine keeps what a step took
   };
+  host.measured = [this] { most_bytes = std::max(most_bytes, anonymous_bytes()); };
   host.watch = [this, &job](const StepReport& step) { watch(job, step); };
   host.room = [this](int64_t nbytes) {
     try {

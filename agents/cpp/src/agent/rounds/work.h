@@ -32,6 +32,7 @@ struct Work {
   std::function<void(const Job&, const StepReport&)> watch;
   std::function<bool()> aborted;
   TellCarry dropped;
+  std::function<void(const std::string& text)> exceeded;  // a round took more memory than planned
   int64_t most_bytes = 0;  // anonymous memory at the peak of the round so far
 
   // One round, from the first blob to the outbox. RoundAborted when it is over, RoundDeclined if this device cannot take part,
@@ -43,6 +44,7 @@ struct Work {
   Tensors weights_of(const Job& job, const std::vector<std::string>& units);
   DataParts parts_of(const Manifest& manifest);
   RoundHost host_of(const Job& job, Guard& guard);
+  void compare(const Job& job, const Manifest& manifest, int64_t used) const;
   void hand_over(const Job& job, const Manifest& manifest, RoundResult result, int64_t idle_bytes);
 };
 
