@@ -29,6 +29,7 @@ class Artifact:
     ``nodes``: what is in it, by name, and where that comes from.
     ``parts``: the segments whose artifacts ``model`` joins; empty where it is one artifact.
     ``planned_outputs``: outputs lie in memory that ``model`` planned, not in the caller's.
+    ``least_runtime``: first release of the runtime that loads ``model``; empty if it is not known.
     """
 
     model: bytes
@@ -37,6 +38,7 @@ class Artifact:
     nodes: Mapping[str, Node] = field(default_factory=dict)
     parts: tuple[Part, ...] = ()
     planned_outputs: bool = False
+    least_runtime: str = ""
 
     @property
     def paged_bytes(self) -> int:
@@ -75,4 +77,5 @@ def in_segments(
         in_place=tuple(name for part in made for name in part.in_place),
         nodes=nodes,
         parts=tuple(made),
+        least_runtime=parts[0][2].least_runtime,
     )

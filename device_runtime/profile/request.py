@@ -335,11 +335,12 @@ class ProfileDesk:
         return ref
 
     def _check(self, manifest: Manifest) -> None:
-        """RoundDeclined if the bundle is for another engine, or needs more memory than this device offers."""
+        """Raise RoundDeclined if the bundle is for another engine or a newer runtime, or needs more memory than offered."""
         wrong = {graph.format for graph in manifest.graphs} - {self.work.engine.format}
         if wrong:
             text = f"the bundle holds {', '.join(sorted(wrong))} graphs, this device runs {self.work.engine.format}"
             raise RoundDeclined(profile_messages.NO_BUNDLE, text)
+        bounds.check_runtime(manifest, self.work.engine)
         self.work.check_memory(manifest, manifest.graphs)
 
     def _settle(self, asked: _Asked, answer: profile_messages.ProfileAnswer) -> None:

@@ -11,13 +11,15 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from device_runtime.engine.base import Engine
 from device_runtime.round.job import Job
 from edgefl.system.sizes import size
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.manifest import Graph, Manifest, Port
+from edgefl.wire.bundle.releases import is_older
 from edgefl.wire.errors import RoundDeclined
 from edgefl.wire.limits import Limits
-from edgefl.wire.mqtt.messages import NO_MEMORY, TOO_MUCH
+from edgefl.wire.mqtt.messages import NO_FORMAT, NO_MEMORY, TOO_MUCH
 
 _LEAST_BYTES = 32 << 20
 """What any device is trusted to have: small offers are about a graph's own memory, and blobs have headers and constants."""
@@ -28,6 +30,19 @@ _SLACK = 2
 def check_manifest_ref(ref: BlobRef, limits: Limits) -> None:
     """RoundDeclined if the manifest itself is too large to be read."""
     _check([ref], limits.max_manifest_bytes, "its manifest", "raise limits.max_manifest_bytes")
+
+
+def check_runtime(manifest: Manifest, engine: Engine) -> None:
+    """Raise RoundDeclined if a graph of the bundle needs a newer release of the engine's runtime than this device has."""
+    least = manifest.least_runtime
+    if least and is_older(engine.version, least):
+        raise RoundDeclined(
+            NO_FORMAT,
+            f"expected {engine.name} {least} or newer for tier {manifest.tier!r}, found {engine.version}; install it by "
+            f'`pip install "{engine.name}>={least}"`',
+            least=least,
+            found=engine.version,
+        )
 
 
 def check_graphs(manifest: Manifest, graphs: Sequence[Graph], memory_bytes: int) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from device_runtime.data.samples import LabelSpec, Local
 from device_runtime.engine.base import Engine
+from device_runtime.round.bounds import check_runtime
 from device_runtime.round.costs import Profiler
 from device_runtime.round.graphs import GraphSettings, Step
 from device_runtime.round.job import Job
@@ -78,6 +79,7 @@ def train_round(
     disagree.
     """
     manifest = bundle.manifest
+    check_runtime(manifest, engine)
     job, blobs = offline(
         bundle, weights, manifest.of_round, "the weights", seed=seed, hyper=hyper, samples=samples
     )

@@ -132,6 +132,7 @@ class Work:
         self.trust.check_bundle(job.bundle.sha256, job.signature, job.format)
         manifest = decode_manifest(self.fetcher.get(job.bundle))
         self._check_formats(manifest)
+        bounds.check_runtime(manifest, self.engine)
         self.check_memory(manifest, manifest.of_round)
         bounds.check_weights(job, manifest)
         parts = parts_of(self.engine, manifest, self.fetcher)

@@ -15,10 +15,10 @@ from edgefl.optimizers.catalog import NONE
 from edgefl.submodels.submodel import Submodel
 from exporters.bundle.build import Prefix
 from exporters.device import Device
-from exporters.fit import Fit
 from exporters.fit import plan as fitting
 from exporters.front.program import coded_program
 from exporters.front.tier import Tier
+from exporters.offers import Fit
 
 
 def plan(

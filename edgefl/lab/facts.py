@@ -16,7 +16,7 @@ from edgefl.data.dataset import Dataset
 from edgefl.lab.recipes import layout_of, recipe_of
 from edgefl.models.spec import ModelSpec
 from edgefl.setup.samples import data_spec
-from edgefl.submodels.cost import macs_by_weight
+from edgefl.submodels.cost import macs
 from edgefl.submodels.submodel import Submodel
 from edgefl.system.distribution import NAME, version
 from edgefl.wire.bundle.manifest import DataSpec
@@ -94,7 +94,7 @@ def described(
         "preprocessing_inside": layer is not None,
         "parameters": sum(value.numel() for value in values),
         "nonzero": sum(int(value.count_nonzero()) for value in values),
-        "macs": sum(macs_by_weight(module, spec.sample).values()),
+        "macs": macs(module, spec.sample),
         "weights_sha256": digest(weights),
         "data": dataset.name,
         "max_rel_error": exported.max_rel_error,

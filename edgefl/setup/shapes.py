@@ -6,12 +6,15 @@ from typing import Any
 
 import numpy as np
 
+from edgefl.comparison.compare import compared
 from edgefl.config import Federation
 from edgefl.contract.tensors import TensorSpec
 from edgefl.data.dataset import Array, Dataset, OtherInput
 from edgefl.models import losses
+from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.catalog import model_trained_on
 from edgefl.setup.data import open_data
+from edgefl.setup.model import check_fits, federation_model
 
 
 def samples_like(federation: Federation) -> Dataset:
@@ -20,16 +23,35 @@ def samples_like(federation: Federation) -> Dataset:
 
     DataError if the dataset is nowhere; ModelError for a model of one's own that does not say what it reads.
     """
-    return open_data(federation) if federation.data.model_fields_set else _own(federation)
+    return open_data(federation) if federation.data.model_fields_set else _zeros_for(_by_itself(federation))
 
 
-def _own(federation: Federation) -> Dataset:
+def model_with_samples(federation: Federation) -> tuple[ModelSpec, Dataset]:
+    """Return the model of a federation, fitted to the samples that :func:`samples_like` returns, and these samples.
+
+    A module of the user's own is cut once: without a table ``[data]`` the samples fit it as it is.
+    """
+    table = federation.model
+    if federation.data.model_fields_set or ":" not in table.name or table.bn != "global":
+        dataset = samples_like(federation)
+        return federation_model(federation, dataset), dataset
+    spec = _by_itself(federation)
+    dataset = _zeros_for(spec)
+    check_fits(spec, table.name, dataset)
+    return compared(spec, dataset, federation.federation.seed), dataset
+
+
+def _by_itself(federation: Federation) -> ModelSpec:
+    """Return the model as it is built without data."""
     table, loss = federation.model, federation.loss
     options: dict[str, Any] = {"seed": federation.federation.seed, **table.options}
     options |= {} if table.output is None else {"output": table.output}
-    spec = model_trained_on(
+    return model_trained_on(
         table.name, options, losses.build(loss.name, **loss.options) if loss.name else None
     )
+
+
+def _zeros_for(spec: ModelSpec) -> Dataset:
     label = spec.label  # found by a run of the model
     x, y = _zeros(spec.sample), _zeros(label)
     rows = {name: _zeros(each) for name, each in spec.others.items()}

@@ -6,13 +6,17 @@ Counted from what the kind says of itself: its trained units, its frozen chunks,
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import operator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from edgefl.contract.tensors import TensorSpec
@@ -57,14 +61,20 @@ class Cost:
         return TRAINING * self.macs * batch * steps + self.prefix_macs * samples
 
 
-def cost(submodel: Submodel) -> Cost:
-    """The cost of ``submodel`` in round 1, at the initial weights of its model."""
+def cost(submodel: Submodel, forwards: Forwards | None = None) -> Cost:
+    """Return the cost of ``submodel`` in round 1, at the initial weights of its model.
+
+    Args:
+        submodel: the submodel, of any kind.
+        forwards: forward passes of the same model, which other submodels share; by default new ones.
+    """
+    forwards = forwards or Forwards(submodel.spec)
     weights = {name: tensor.numpy() for name, tensor in submodel.spec.weights.items()}
     placement = submodel.place(weights, 1)
     shapes = {name: array.shape for name, array in weights.items()}
     entry_counts = entries(placement.regions, shapes)
     sparse = entries({n: r for n, r in placement.regions.items() if isinstance(r, Entries)}, shapes)
-    by_weight = macs_by_weight(submodel.suffix, submodel.boundary)
+    by_weight = forwards.of(submodel.suffix, submodel.boundary).macs
     kept_macs = sum(
         count * sparse[name] // math.prod(shapes[name]) if name in sparse else count
         for name, count in by_weight.items()
@@ -73,7 +83,7 @@ def cost(submodel: Submodel) -> Cost:
         parameters=sum(entry_counts.get(name, 0) for name in trainable(submodel.spec)),
         macs=sum(by_weight.values()),
         kept_macs=kept_macs,
-        prefix_macs=sum(sum(macs_by_weight(part.module, part.sample).values()) for part in submodel.prefix),
+        prefix_macs=sum(sum(forwards.of(part.module, part.sample).macs.values()) for part in submodel.prefix),
         download_bytes=_download(submodel, weights, placement),
         upload_bytes=len(tensors.dump(extract(weights, placement.regions))),
     )
@@ -82,9 +92,7 @@ def cost(submodel: Submodel) -> Cost:
 def whole(spec: ModelSpec) -> tuple[int, int]:
     """Parameters and multiplications (one sample's forward pass) of the whole model."""
     sizes = {name: parameter.numel() for name, parameter in spec.module.named_parameters()}
-    return sum(sizes[name] for name in trainable(spec)), sum(
-        macs_by_weight(spec.module, spec.sample).values()
-    )
+    return sum(sizes[name] for name in trainable(spec)), macs(spec.module, spec.sample)
 
 
 def trainable(spec: ModelSpec) -> tuple[str, ...]:
@@ -115,16 +123,66 @@ def _download(submodel: Submodel, weights: Mapping[str, Array], placement: Place
 # -- multiplications -------------------------------------------------------------------------------------------
 
 
-def macs_by_weight(module: nn.Sequential, sample: TensorSpec) -> dict[str, int]:
-    """Multiply-accumulate operations of one sample's forward pass by the state tensor that they multiply with.
+@dataclass(frozen=True)
+class Forward:
+    """Forward pass of one sample: multiply-accumulate operations by the state tensor that they multiply with, and the
+    bytes of all results. Two samples take twice as many bytes."""
+
+    macs: Mapping[str, int]
+    nbytes: float
+
+
+class Forwards:
+    """Forward passes, without values, of parts of a model. Units that several submodels share run once."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self._spec = spec
+
+    @cached_property
+    def _shared(self) -> list[Forward]:
+        return _forwards(self._spec.module, self._spec.sample)
+
+    def of(self, module: nn.Sequential, sample: TensorSpec) -> Forward:
+        """Return the forward pass of ``module`` on a ``sample``."""
+        units = list(self._spec.module.children())
+        parts = list(module.children())
+        start = next((at for at, unit in enumerate(units) if parts and unit is parts[0]), 0)
+        stop = start + len(parts)
+        if len(units[start:stop]) == len(parts) and all(map(operator.is_, units[start:stop], parts)):
+            return _together(self._shared[start:stop])
+        return _together(_forwards(module, sample))
+
+
+def macs_by_weight(module: nn.Sequential, sample: TensorSpec) -> Mapping[str, int]:
+    """Return the multiply-accumulate operations of one sample's forward pass by the state tensor that they multiply with.
 
     Convolutions, products and recurrent cells; an op with several weights is shared out by their sizes.
     """
+    return _together(_forwards(module, sample)).macs
+
+
+def macs(module: nn.Sequential, sample: TensorSpec) -> int:
+    """Return the multiply-accumulate operations of one sample's forward pass."""
+    return sum(macs_by_weight(module, sample).values())
+
+
+def _forwards(module: nn.Sequential, sample: TensorSpec) -> list[Forward]:
+    """Return the forward pass of each unit of ``module``, of which all run, one after the other."""
     bare = on_meta(module).eval()
     x = torch.empty((_ROWS, *sample.shape), dtype=sample.dtype, device="meta")
+    made: list[Forward] = []
     with without_values(bare), plain_attention(), _Counting(bare) as counter:
-        bare(x)
-    return {name: count // _ROWS for name, count in counter.macs.items()}
+        for unit in bare.children():
+            x = unit(x)
+            made.append(counter.take())
+    return made
+
+
+def _together(parts: Sequence[Forward]) -> Forward:
+    counts: dict[str, int] = {}
+    for name, count in chain.from_iterable(part.macs.items() for part in parts):
+        counts[name] = counts.get(name, 0) + count
+    return Forward(counts, sum(part.nbytes for part in parts))
 
 
 class _Counting(TorchDispatchMode):
@@ -134,18 +192,26 @@ class _Counting(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         state = module.state_dict(keep_vars=True)
         self._names = {memory_of(tensor): name for name, tensor in state.items() if tensor.ndim > 1}
-        self.macs: dict[str, int] = {}
+        self._macs: dict[str, int] = {}
+        self._nbytes = 0
+
+    def take(self) -> Forward:
+        """Return what was counted since the last call."""
+        taken = Forward({name: count // _ROWS for name, count in self._macs.items()}, self._nbytes / _ROWS)
+        self._macs, self._nbytes = {}, 0
+        return taken
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         out = func(*args, **(kwargs or {}))
+        self._nbytes += sum(each.nbytes for each in tree_leaves(out) if isinstance(each, Tensor))
         read = [item for item in args if isinstance(item, Tensor)]
         weights = {self._names[memory_of(t)]: t.numel() for t in read if memory_of(t) in self._names}
         count = _count(func, args, kwargs or {}, out, sum(weights.values()))
         shares = weights or {NO_WEIGHT: 1}
         for name, size in shares.items() if count else ():
-            self.macs[name] = self.macs.get(name, 0) + count * size // sum(shares.values())
+            self._macs[name] = self._macs.get(name, 0) + count * size // sum(shares.values())
         return out
 
 

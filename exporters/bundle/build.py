@@ -118,6 +118,7 @@ def build_bundle(
             variants=tuple(variants),
             segments=segments_of(artifact),
             planned_outputs=artifact.planned_outputs,
+            least_runtime=artifact.least_runtime,
         )
 
     chunks = [(f"forward.{number}", chunk) for number, chunk in enumerate(prefix, 1)]

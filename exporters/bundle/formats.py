@@ -33,8 +33,10 @@ from exporters.memory.usage import rewritable
 from exporters.onnx import capture_for
 from exporters.onnx.blocked import blocked
 from exporters.onnx.blocked.updates import summed
+from exporters.onnx.ops import OPSET
 from exporters.onnx.rows import by_rows
 from exporters.onnx.tiled import tiled
+from exporters.releases import least_onnxruntime
 from exporters.sources.blob import graph_nodes, onnx_nodes
 from exporters.verify.graphs import Run, Verification, in_order, load, verify
 
@@ -124,12 +126,16 @@ class Onnx:
 
     def _exported(self, captured: Captured, peak: int | None = None) -> Artifact:
         """``peak``: the one that is predicted, where that was done before."""
-        from exporters.onnx.model import to_onnx  # with torch.onnx, a second that only who compiles waits for
+        from exporters.onnx.model import (  # with torch.onnx, a second that only who compiles waits for
+            IR_VERSION,
+            to_onnx,
+        )
 
         model = to_onnx(captured)
         nodes = onnx_nodes(captured, model)
         peak = predicted_peak(captured) if peak is None else peak
-        return Artifact(model, peak, rewritable(captured), nodes)
+        least = least_onnxruntime(OPSET, IR_VERSION)
+        return Artifact(model, peak, rewritable(captured), nodes, least_runtime=least)
 
     def write_within(self, captured: Captured, budget: Budget) -> tuple[Artifact, int]:
         form, count = within_onnx(captured, budget)

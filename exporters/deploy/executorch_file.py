@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Mapping, Sequence
-from importlib import metadata as packages
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from exporters.capture.patches import Patch, patched
 from exporters.deploy.onnx_file import Rows, quiet
 from exporters.deploy.program import InferenceProgram, export
 from exporters.deploy.target import DeployTarget
+from exporters.releases import least_executorch
 
 METADATA = "metadata"
 """Method of a file that returns its metadata as a JSON text."""
@@ -48,8 +48,7 @@ class ExecuTorchFile:
     @property
     def runtime(self) -> dict[str, Any]:
         """The runtime that loads the file."""
-        release = packages.version("executorch")
-        return {"name": "executorch", "least": ".".join(release.split(".")[:2])}
+        return {"name": "executorch", "least": least_executorch()}
 
     def model(self, metadata: Mapping[str, Any]) -> bytes:
         """Return the file; its method ``metadata`` returns the metadata as JSON."""

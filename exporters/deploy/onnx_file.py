@@ -22,7 +22,8 @@ from edgefl.system.distribution import version
 from edgefl.wire.errors import ExportError
 from edgefl.wire.tensors import Array
 from exporters.deploy.program import OUTPUT, InferenceProgram
-from exporters.deploy.target import OPSET, RELEASES, DeployTarget
+from exporters.deploy.target import OPSET, DeployTarget
+from exporters.releases import least_onnxruntime
 
 _LIMIT = (1 << 31) - (1 << 20)
 """Most bytes of a file, with room for its metadata: protobuf reads none of 2 GiB."""
@@ -62,7 +63,7 @@ class OnnxFile:
         opset = next(each.version for each in self._proto.opset_import if each.domain == "")
         return {
             "name": "onnxruntime",
-            "least": RELEASES[opset],
+            "least": least_onnxruntime(opset, self._proto.ir_version),
             "opset": opset,
             "ir": self._proto.ir_version,
         }

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from edgefl.wire.errors import ConfigError
+from exporters.releases import RELEASES
 
 Format = Literal["onnx", "executorch", "safetensors"]
 Quantize = Literal["none", "int8", "float16"]
@@ -19,18 +20,6 @@ FACTS, LOADER = ".json", ".py"
 """Suffixes of the files beside a model: its facts, and the loader of a .safetensors file."""
 OPSET = 18
 """Default opset: the oldest one that torch.onnx writes without a conversion, so that old runtimes load the file."""
-RELEASES = {
-    13: "1.6",
-    14: "1.8",
-    15: "1.10",
-    16: "1.11",
-    17: "1.12",
-    18: "1.14",
-    19: "1.15",
-    20: "1.17",
-    21: "1.18",
-}
-"""First release of ONNX Runtime that loads an opset and the IR version that came with it."""
 
 
 @dataclass(frozen=True, kw_only=True)

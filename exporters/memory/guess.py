@@ -13,34 +13,41 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
 
-import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
-
-from edgefl.models.spec import on_meta, without_values
-from edgefl.submodels.channels.trace import plain_attention
+from edgefl.submodels.cost import Forwards
 from edgefl.submodels.submodel import Submodel
 
 NEAR = 1.15
 """A guess this many times away from what a device has, up or down, is far."""
 
-_ROWS = 2
+FAR = 1.5
+"""A whole model that needs this many times what a device has leaves no doubt about sizes that compute as much."""
+
 _WEIGHT_COPIES = 3
 """Weights, their gradients, and what the optimizer keeps of them."""
 
 
-def step_bytes(submodel: Submodel, batch: int) -> int:
-    """Bytes of what the trained units of ``submodel`` compute for ``batch`` rows in a forward pass, and of their weights
-    with all that a step has of the same size. More of it means more memory; how much more, a trace says."""
-    module, sample = on_meta(submodel.suffix).eval(), submodel.boundary
-    weights = sum(tensor.nbytes for tensor in module.parameters())
-    x = torch.empty((_ROWS, *sample.shape), dtype=sample.dtype, device="meta")
-    results = _Weighing()
-    with without_values(module), plain_attention(), results:
-        module(x)
-    return results.nbytes * batch // _ROWS + _WEIGHT_COPIES * weights
+def step_bytes(submodel: Submodel, batch: int, forwards: Forwards) -> int:
+    """Return the bytes of a step: all results of a forward pass through the trained units of ``submodel`` for ``batch``
+    rows, and the weights with all that a step has of the same size. More of it means more memory; how much more, a trace
+    says.
+    """
+    weights = sum(tensor.nbytes for tensor in submodel.suffix.parameters())
+    return int(forwards.of(submodel.suffix, submodel.boundary).nbytes * batch) + _WEIGHT_COPIES * weights
+
+
+def too_large(sizes: Sequence[int], whole: tuple[int, int] | None, memory: int) -> dict[int, int]:
+    """Return the peaks, by place, of sizes that need no trace, because they compute as much as the whole model, which is far
+    too large.
+
+    Args:
+        sizes: :func:`step_bytes` of each size.
+        whole: the same of the whole model, and its peak; None if it has none.
+        memory: bytes that the device has.
+    """
+    if whole is None or whole[1] < FAR * memory:
+        return {}
+    return {at: whole[1] * size // whole[0] for at, size in enumerate(sizes) if size >= whole[0]}
 
 
 def guessed(sizes: Sequence[int], peaks: Mapping[int, int]) -> list[int]:
@@ -80,18 +87,3 @@ def _share(sizes: Sequence[int], before: int, at: int, after: int) -> float:
     if not (whole := sizes[before] - sizes[after]):
         return (after - at) / (after - before)
     return min(1.0, max(0.0, (sizes[at] - sizes[after]) / whole))
-
-
-class _Weighing(TorchDispatchMode):
-    """Adds up the results of all ops."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.nbytes = 0
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        results = func(*args, **(kwargs or {}))
-        self.nbytes += sum(each.nbytes for each in tree_leaves(results) if isinstance(each, torch.Tensor))
-        return results

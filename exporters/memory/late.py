@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torch import fx
+from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from edgefl.contract.tensors import TensorSpec, role_of
 from exporters.capture.nodes import copy_of, fake_value, results
@@ -46,7 +47,7 @@ def updated_last(captured: Captured, peak: int) -> tuple[Captured, int]:
     if not any(map(_is_large, captured.outputs.items())):
         return captured, peak
     graph, _ = copy_of(captured.module.graph)
-    late = replace(captured, module=fx.GraphModule(captured.module, graph))
+    late = replace(captured, module=_LazyGraphModule(captured.module, graph))
     if not _waited(late):
         return captured, peak
     late.module.recompile()

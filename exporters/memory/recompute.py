@@ -146,7 +146,7 @@ def lean_and_peak(captured: Captured) -> tuple[Captured, int]:
     line = timeline(captured.module)
     plan = _Planner(captured.module, line).cheap()
     peak = predicted_peak(captured)
-    if _work(timeline(plan.module)) <= (1 + NEXT_TO_NOTHING) * _work(line):
+    if _work(plan.module) <= (1 + NEXT_TO_NOTHING) * _work(captured.module):
         leaner = replace(captured, module=plan.module)
         leaner_peak = predicted_peak(leaner)
         if leaner_peak < WORTH * peak:
@@ -154,8 +154,9 @@ def lean_and_peak(captured: Captured) -> tuple[Captured, int]:
     return updated_last(captured, peak)
 
 
-def _work(line: Timeline) -> float:
-    return sum(flops(node) + BYTE * size(node) for node in line.nodes if node.op == "call_function")
+def _work(module: fx.GraphModule) -> float:
+    """Return the operations of a graph and the bytes that it moves, weighted by :data:`BYTE`."""
+    return sum(flops(node) + BYTE * size(node) for node in module.graph.nodes if node.op == "call_function")
 
 
 def plans(captured: Captured) -> Iterator[Plan]:
@@ -286,6 +287,7 @@ class _Writer:
         self.late: dict[fx.Node, fx.Node] = {}
         # Head of the longest chain of nodes behind the turn: the gradient that has come furthest.
         self.depth: dict[fx.Node, int] = {}
+        self.deepest = 0
         self.trigger: fx.Node | None = None
 
     def write(self) -> fx.Graph:
@@ -310,9 +312,10 @@ class _Writer:
 
     def _advance(self, node: fx.Node) -> None:
         self.depth[node] = 1 + max((self.depth.get(value, 0) for value in node.all_input_nodes), default=0)
+        self.deepest = max(self.deepest, self.depth[node])
         value = node.meta.get("val")
         floats = isinstance(value, Tensor) and value.is_floating_point() and value.numel() > 0
-        if floats and self.depth[node] >= max(self.depth.values()):
+        if floats and self.depth[node] >= self.deepest:
             self.trigger = self.first[node]
 
     def _dropped(self, node: fx.Node) -> bool:

@@ -123,23 +123,19 @@ def rewritable(captured: Captured) -> tuple[str, ...]:
 
 
 def unordered_readers(old: fx.Node, new: fx.Node, behind: Behind) -> list[fx.Node] | None:
-    """What reads ``old``, or what it is seen through, and does not lead to ``new``; None where ``new`` is not made of the
-    elements of ``old`` one by one."""
+    """Return the nodes that read ``old``, or what it is seen through, and do not lead to ``new``.
+
+    Args:
+        old: a tensor of the state.
+        new: its next value.
+        behind: dependencies of their graph.
+
+    Returns:
+        The nodes; None where ``new`` is not made of the elements of ``old`` one by one.
+    """
     if new.op != "call_function" or not is_pointwise(new):
         return None
-    seen: set[fx.Node] = set()
-    waiting, found = [old], list[fx.Node]()
-    while waiting:
-        node = waiting.pop()
-        for user in set(node.users) - seen - {new}:
-            if user.op == "output" and is_pointwise(node):
-                continue  # given out as it was made, beside the old value
-            seen.add(user)
-            if not behind.has(new, user):
-                found.append(user)
-            if user.op != "output" and user.target not in PRODUCTS:
-                waiting.append(user)
-    return found
+    return behind.unordered(old, new)
 
 
 def is_read_within(old: fx.Node, new: fx.Node) -> bool:
@@ -167,22 +163,48 @@ def _is_old(node: fx.Node, old: fx.Node) -> bool:
 
 
 class Behind:
-    """What each node of a graph is computed from: a bit for each. Where only a shape is read nothing has to be there."""
+    """Dependencies between the nodes of a graph, as a bit for each node: what it is computed from, and what reads it."""
 
     def __init__(self, graph: fx.Graph) -> None:
         self._bits = {node: 1 << place for place, node in enumerate(graph.nodes)}
         self._sources: dict[fx.Node, int] = {}
         for node in self._bits:
+            # Where only a shape is read nothing has to be there.
             inputs = () if node.target in _SHAPED else node.all_input_nodes
             self._sources[node] = functools.reduce(operator.or_, map(self._up_to, inputs), 0)
 
     def has(self, node: fx.Node, source: fx.Node) -> bool:
-        """Whether ``source`` has been computed wherever ``node`` has."""
+        """Return True if ``source`` has been computed wherever ``node`` has."""
         return bool(self._sources[node] & self._bits[source])
 
     def count(self, node: fx.Node) -> int:
-        """How many nodes that is."""
+        """Return the number of nodes that ``node`` is computed from."""
         return self._sources[node].bit_count()
+
+    def unordered(self, old: fx.Node, new: fx.Node) -> list[fx.Node]:
+        """Return the readers of ``old``, directly or through other nodes than products and ``new``, that ``new`` is not
+        computed from."""
+        readers = self._readers if all(user.op == "output" for user in new.users) else self._read(without=new)
+        found = readers[old] & ~self._sources[new] & ~self._bits[new]
+        return [node for node, bit in self._bits.items() if found & bit] if found else []
+
+    @functools.cached_property
+    def _readers(self) -> dict[fx.Node, int]:
+        return self._read()
+
+    def _read(self, without: fx.Node | None = None) -> dict[fx.Node, int]:
+        """Return the readers of each node, where no way leads through the node ``without``."""
+        readers: dict[fx.Node, int] = {}
+        for node in reversed(self._bits):
+            found = 0
+            for user in node.users:
+                if user.op == "output":
+                    # A pointwise result is given out as it was made, beside the old value.
+                    found |= 0 if is_pointwise(node) else self._bits[user]
+                elif user is not without:
+                    found |= self._bits[user] | (0 if user.target in PRODUCTS else readers[user])
+            readers[node] = found
+        return readers
 
     def _up_to(self, node: fx.Node) -> int:
         return self._bits[node] | self._sources[node]

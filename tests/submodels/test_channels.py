@@ -26,9 +26,9 @@ from edgefl.submodels.channels.axes import (
     take,
     unify,
 )
-from edgefl.submodels.channels.cost import macs
 from edgefl.submodels.channels.selection import Channels, Selection, indices, kept, regions
 from edgefl.submodels.channels.trace import watch
+from edgefl.submodels.cost import macs
 from edgefl.submodels.width.submodel import channels_of
 from edgefl.wire.regions import Block, extract
 from tests.rings.rows import mostly_slow

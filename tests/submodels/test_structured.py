@@ -19,10 +19,10 @@ from edgefl.models.spec import ModelSpec
 from edgefl.objective.objective import Objective
 from edgefl.simulation.round import run_round
 from edgefl.submodels.catalog import build
-from edgefl.submodels.channels.cost import macs
 from edgefl.submodels.channels.narrow import channels_of
 from edgefl.submodels.channels.selection import leading
 from edgefl.submodels.cost import cost as cost_of_submodel
+from edgefl.submodels.cost import macs
 from edgefl.submodels.cost import whole as cost_of_whole
 from edgefl.submodels.structured.carrier import THETA
 from edgefl.submodels.structured.counts import cost_of, layouts, search

@@ -20,7 +20,7 @@ from edgefl.models.zoo.basic import bilstm
 from edgefl.models.zoo.resnet import resnet8, resnet18
 from edgefl.objective.objective import Objective
 from edgefl.simulation.round import run_round
-from edgefl.submodels.channels.cost import macs
+from edgefl.submodels.cost import macs
 from edgefl.submodels.width.submodel import Width, channels_of, width
 from edgefl.wire.errors import ModelError
 from edgefl.wire.regions import Block, pieces

@@ -10,6 +10,7 @@
 #include "wire/errors.h"
 #include "wire/mqtt/keys.h"
 #include "wire/mqtt/messages.h"
+#include "wire/releases.h"
 
 using namespace edgefl;
 
@@ -180,4 +181,14 @@ TEST_CASE("numbers grow, though the clock went back a day, or a store was set ba
   CHECK(after.next() > last + 1);
   Sequence forgot(0, save, now + day);
   CHECK(forgot.next() > last + 1);
+}
+
+TEST_CASE("numbers of a release are compared one by one") {
+  CHECK(is_older("1.9.2", "1.15"));
+  CHECK(is_older("1.4.0a0+1234", "1.5"));
+  CHECK(is_older("1.22.0-dev.2025", "1.23"));
+  for (const auto& [version, least] : {std::pair("1.15", "1.9.2"), {"1.15", "1.15.0"}, {"1.5.1+cpu", "1.5"}, {"2", "1.99.99.99"}, {"unknown", "1.15"}, {"", "1.15"}})
+    CHECK_FALSE(is_older(version, least));
+  CHECK(is_release("1.15"));
+  for (const char* text : {"new", "1.", "1.2.3.4.5", "1.5rc1", "-1", "1111111111"}) CHECK_FALSE(is_release(text));
 }

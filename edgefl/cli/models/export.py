@@ -204,8 +204,7 @@ def _export_fitting(
     from edgefl.cli.models.plan import overrides, planned, read_device, suited
     from edgefl.config import without_devices
     from edgefl.contract.choice import SubmodelChoice
-    from edgefl.setup.model import federation_model
-    from edgefl.setup.shapes import samples_like
+    from edgefl.setup.shapes import model_with_samples
     from edgefl.submodels.sizes import Size
     from edgefl.wire.mqtt.topics import checked_name
     from exporters.bundle.formats import check_installed
@@ -213,8 +212,7 @@ def _export_fitting(
     check_installed(forms)
     name, wishes = checked_name("tier", file.stem), read_device(file)
     federation = without_devices(load_federation(config, {**named, **overrides(wishes)}))
-    dataset = samples_like(federation)
-    spec = federation_model(federation, dataset)
+    spec, dataset = model_with_samples(federation)
     with progress() as tell:
         made = planned(federation, spec, wishes, tell)
         best = made.recommended()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from edgefl.models.spec import ModelSpec
     from edgefl.submodels.submodel import Submodel
     from exporters.device import Device
-    from exporters.fit import Fit, Offer
+    from exporters.offers import Fit, Offer
 
 
 def plan(
@@ -106,11 +106,10 @@ def _model(
 ) -> tuple[Federation, ModelSpec]:
     """A federation file's model is fitted to its data; without any, the model has its own default input."""
     from edgefl.config import load, without_devices
-    from edgefl.setup.model import federation_model
-    from edgefl.setup.shapes import samples_like
+    from edgefl.setup.shapes import model_with_samples
 
     federation = without_devices(load(config, {**named_model(model, options), **overrides}))
-    return federation, federation_model(federation, samples_like(federation))
+    return federation, model_with_samples(federation)[0]
 
 
 def as_object(model: str, made: Fit) -> dict[str, Any]:

@@ -26,6 +26,13 @@ def no_format(stage: Stage) -> None:
     _declined(stage, stage.open(change=elsewhere), NO_FORMAT)
 
 
+@DECLINES.case("Declines (no-format) a bundle that needs a newer release of its engine's runtime.")
+def old_runtime(stage: Stage) -> None:
+    what = stage.material()
+    graphs = tuple(msgspec.structs.replace(graph, least_runtime="999.1") for graph in what.manifest.graphs)
+    _declined(stage, stage.open(what.changed(graphs=graphs)), NO_FORMAT)
+
+
 @DECLINES.case("Declines (no-memory) a bundle that is known to need more memory than it offers.")
 def no_memory(stage: Stage) -> None:
     what = stage.material()

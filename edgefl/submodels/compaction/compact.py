@@ -29,13 +29,13 @@ from torch import Tensor, fx, nn
 from edgefl.models.copies import copy_module
 from edgefl.models.spec import ModelSpec
 from edgefl.submodels.channels.axes import Atom
-from edgefl.submodels.channels.cost import macs
 from edgefl.submodels.channels.narrow import narrow
 from edgefl.submodels.channels.selection import Channels, Prefer, Selection, indices
 from edgefl.submodels.channels.trace import watch
 from edgefl.submodels.compaction.constants import Values, as_graphs, unknown, values
 from edgefl.submodels.compaction.needs import foldable, is_kernel, needs
 from edgefl.submodels.compaction.ops import ADDITIONS, groups_of, packet
+from edgefl.submodels.cost import macs
 from edgefl.submodels.structured.groups import Part, members, output_dims
 from edgefl.wire.errors import ModelError
 from edgefl.wire.tensors import Array, Arrays

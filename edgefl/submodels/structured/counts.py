@@ -13,9 +13,9 @@ import numpy as np
 
 from edgefl.models.spec import ModelSpec
 from edgefl.submodels.channels.axes import Atom
-from edgefl.submodels.channels.cost import macs
 from edgefl.submodels.channels.narrow import narrow
 from edgefl.submodels.channels.selection import Channels, Prefer, elements, leading
+from edgefl.submodels.cost import macs
 from edgefl.submodels.structured.scores import Values
 from edgefl.wire.errors import ModelError
 

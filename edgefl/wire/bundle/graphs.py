@@ -12,6 +12,7 @@ import numpy as np
 from edgefl.wire.bits import packed_bytes
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.formats import FormatName
+from edgefl.wire.bundle.releases import is_release
 from edgefl.wire.bundle.variants import MOST_VARIANTS, Variant, is_sound
 from edgefl.wire.errors import BundleError
 from edgefl.wire.mqtt.messages import MALFORMED
@@ -73,7 +74,8 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     first. Empty: unknown. ``activations``: the type in which large values wait for the backward pass. ``variants``: other
     forms, of which a device may take the fastest. ``segments``: the blob holds an artifact for each (:func:`split`), which
     run in this order; empty: it is one artifact. ``planned_outputs``: of format executorch, each output lies in memory that
-    the program planned, where the next run writes over it.
+    the program planned, where the next run writes over it. ``least_runtime``: first release of the format's runtime that
+    loads it, such as ``1.15``; empty: unknown.
     """
 
     name: str
@@ -89,6 +91,7 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     variants: tuple[Variant, ...] = ()
     segments: tuple[Segment, ...] = ()
     planned_outputs: bool = False
+    least_runtime: str = ""
 
     def inputs_of(self, role: Role) -> tuple[Port, ...]:
         return tuple(port for port in self.inputs if port.role == role)
@@ -141,6 +144,9 @@ def _faults(graph: Graph) -> Iterator[Fault]:
     if len(names) > MOST_VARIANTS or len({*names}) < len(names):
         text = f"each has a name of its own, and there are no more than {MOST_VARIANTS}"
         yield f"the variants of graph {graph.name!r} are called {', '.join(map(repr, names))}: {text}", {}
+    if graph.least_runtime and not is_release(graph.least_runtime):
+        text = f"needs release {graph.least_runtime!r} of its runtime, which should be numbers with dots between them"
+        yield f"graph {graph.name!r} {text}", {"least_runtime": graph.least_runtime}
     if graph.planned_bytes < 0:
         text = f"is planned to need {graph.planned_bytes} bytes"
         yield f"graph {graph.name!r} {text}", {"planned_bytes": graph.planned_bytes}

@@ -21,6 +21,7 @@ from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.formats import FormatName
 from edgefl.wire.bundle.graphs import Fault, Graph, Port, Role, check_graph
 from edgefl.wire.bundle.readers import Reader, Sound, Text, problem_of
+from edgefl.wire.bundle.releases import numbers_of
 from edgefl.wire.errors import BundleError
 from edgefl.wire.mqtt.messages import MALFORMED, VERSION, Message
 
@@ -207,6 +208,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     def planned_bytes(self) -> int:
         """Anonymous memory that a round is planned to take above the idle agent, in bytes; 0 if it is not known."""
         return max((graph.planned_bytes for graph in self.of_round), default=0)
+
+    @property
+    def least_runtime(self) -> str:
+        """First release of the format's runtime that loads all graphs; empty if it is not known."""
+        return max(
+            (graph.least_runtime for graph in self.graphs if graph.least_runtime), key=numbers_of, default=""
+        )
 
     def pass_rows(self, phase: PhaseSpec) -> int:
         """Rows of each step of a phase over the data; BundleError if its graph reads none."""

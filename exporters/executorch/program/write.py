@@ -30,6 +30,7 @@ from exporters.executorch.program.missing import check
 from exporters.executorch.program.partition import Step, steps_of
 from exporters.executorch.program.rows import by_rows, has_large_state
 from exporters.memory.usage import is_pointwise
+from exporters.releases import least_executorch
 from exporters.sources.blob import program_nodes
 
 # Which state may be written where it was read: nobody reads the old value once the new one is being written.
@@ -142,6 +143,7 @@ def to_executorch(captured: Captured, *, lean: bool = True, planned_outputs: boo
         written,
         nodes,
         planned_outputs=planned_outputs,
+        least_runtime=least_executorch(),
     )
 
 

@@ -11,8 +11,10 @@ from device_runtime.personal.visitor import job_of
 from device_runtime.round.job import Job
 from device_runtime.store.database import DECLINED
 from edgefl.wire.blobs import describe
+from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.mqtt.messages import Offer, Round
+from tests.device_runtime import tiny
 from tests.device_runtime.agent.agents import StartAgent, store_of
 from tests.device_runtime.agent.scripted import ScriptedServer, weights_of
 from tests.device_runtime.tiny import World
@@ -100,3 +102,24 @@ def test_a_device_declines_what_its_engine_cannot_run_and_trains_once_it_is_offe
     agent.stop()
     outcomes = [(past.outcome, past.reason) for past in store_of(tmp_path).history()]
     assert (DECLINED, "no-format") in outcomes
+
+
+def test_a_bundle_for_a_newer_runtime_is_declined_and_only_its_manifest_fetched(
+    server: ScriptedServer, start: StartAgent, tmp_path: Path
+) -> None:
+    bundle, agent = tiny.make_bundle(), start()
+    graphs = [msgspec.structs.replace(each, least_runtime="999.1") for each in bundle.manifest.graphs]
+    manifest = msgspec.structs.replace(bundle.manifest, graphs=tuple(graphs))
+    world = World(Bundle(manifest, bundle.blobs))
+    server.open(world)
+
+    assert server.decline().reason == "no-format"
+
+    said = agent.event("round", "declined").text
+    assert "expected onnxruntime 999.1 or newer for tier 'weak', found" in said
+    assert 'install it by `pip install "onnxruntime>=999.1"`' in said
+    agent.stop()
+    store = store_of(tmp_path)
+    assert [each for each in world.blobs.values() if store.blob(describe(each, tiny.CHUNK))] == [
+        world.bundle.encoded
+    ]

@@ -6,9 +6,10 @@ import pytest
 
 import edgefl
 from edgefl.models.zoo.catalog import build_model
+from edgefl.submodels.cost import Forwards
 from edgefl.submodels.output_side.submodel import OutputSide
-from exporters.fit import Fit, Offer
-from exporters.memory.guess import guessed, next_traced, step_bytes
+from exporters.memory.guess import guessed, next_traced, step_bytes, too_large
+from exporters.offers import Fit, Offer
 
 PEAKS = [400, 330, 290, 250, 200, 160, 110, 80, 50, 20]
 
@@ -50,6 +51,15 @@ def test_what_lies_near_the_memory_is_traced_on_both_sides_of_it() -> None:
     assert known == {0: 50, 1: 45, 2: 44, 3: 10}
 
 
+@pytest.mark.parametrize(
+    ("whole", "found"), [((40, 80), {0: 100, 2: 80}), ((40, 44), {}), ((60, 90), {}), (None, {})]
+)
+def test_sizes_that_compute_as_much_as_a_far_too_large_model_are_not_traced(
+    whole: tuple[int, int] | None, found: dict[int, int]
+) -> None:
+    assert too_large([50, 30, 40, 20], whole, 30) == found
+
+
 def test_a_size_that_is_the_only_one_is_traced_once() -> None:
     assert _traced([5], [7], 3) == {0: 7}
 
@@ -57,8 +67,11 @@ def test_a_size_that_is_the_only_one_is_traced_once() -> None:
 def test_deeper_cuts_and_smaller_batches_take_less() -> None:
     spec = build_model("cnn")
     whole, last = OutputSide(spec, 0), OutputSide(spec, len(spec.units) - 1)
+    forwards = Forwards(spec)
 
-    assert step_bytes(whole, 32) > step_bytes(whole, 8) > step_bytes(last, 8) > 0
+    found = [step_bytes(part, batch, forwards) for part, batch in ((whole, 32), (whole, 8), (last, 8))]
+
+    assert found == sorted(found, reverse=True) and found[-1] > 0
 
 
 @pytest.mark.slow

@@ -58,6 +58,7 @@ Graph read_graph(const Packable& value) {
   fields.each("variants", [&](const Packable& each) { graph.variants.push_back(read_variant(each)); }, false);
   fields.each("segments", [&](const Packable& each) { graph.segments.push_back(read_segment(each)); }, false);
   graph.planned_outputs = fields.flag("planned_outputs", false);
+  graph.least_runtime = fields.text("least_runtime", "");
   return graph;
 }
 

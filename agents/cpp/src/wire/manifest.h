@@ -54,6 +54,7 @@ struct Graph {
   std::vector<Variant> variants;  // a device may pass them over
   std::vector<Segment> segments;  // empty: the blob is one artifact
   bool planned_outputs = false;   // each output lies in memory that the program planned
+  std::string least_runtime;      // first release of the format's runtime that loads it; "": unknown
 
   Ports inputs_of(std::string_view role) const;
   Ports outputs_of(std::string_view role) const;

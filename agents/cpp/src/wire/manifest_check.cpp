@@ -6,6 +6,7 @@
 #include "wire/digest.h"
 #include "wire/errors.h"
 #include "wire/printable.h"
+#include "wire/releases.h"
 
 namespace edgefl {
 namespace {
@@ -108,6 +109,8 @@ void check_graph(const Graph& graph) {
       refuse("graph " + in_quotes(graph.name) + " is to write " + in_quotes(name) + " in place, which it does not read and return as one state port");
   }
   check_variants(graph);
+  if (!graph.least_runtime.empty() && !is_release(graph.least_runtime))
+    refuse("graph " + in_quotes(graph.name) + " needs release " + in_quotes(graph.least_runtime) + " of its runtime, which should be numbers with dots between them");
   if (graph.planned_bytes < 0) refuse("graph " + in_quotes(graph.name) + " is planned to need " + std::to_string(graph.planned_bytes) + " bytes");
   if (segmented)
     if (const std::string why = disorder(graph); !why.empty()) refuse("the segments of graph " + in_quotes(graph.name) + " do not fit together: " + why);

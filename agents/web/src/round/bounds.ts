@@ -1,8 +1,10 @@
 /** What a round may ask of a device, checked before anything of it is fetched, unfolded or loaded. */
+import type { Engine } from "../engine/base";
 import type { Job } from "../store/rows";
 import type { BlobRef } from "../wire/blobs";
 import { RoundDeclined } from "../wire/errors";
 import { type Graph, inputsOf, type Port, portBytes } from "../wire/bundle/graphs";
+import { isOlder } from "../wire/bundle/releases";
 import type { Limits } from "../wire/limits";
 import { blobsOf, graphsOfRound, type Manifest, stepsWith } from "../wire/bundle/manifest";
 import { lineOf } from "./job";
@@ -17,6 +19,17 @@ export const mebibytes = (bytes: number): string => `${(bytes / 2 ** 20).toFixed
 /** RoundDeclined if the manifest itself is too large to be read. */
 export function checkManifestRef(ref: BlobRef, limits: Limits): void {
   check([ref], limits.max_manifest_bytes, "its manifest", "raise limits.max_manifest_bytes");
+}
+
+/** Throw RoundDeclined if a graph of the bundle needs a newer release of the engine's runtime than this page has. */
+export function checkRuntime(manifest: Manifest, engine: Engine): void {
+  const needed = manifest.graphs.find((graph) => graph.least_runtime && isOlder(engine.version, graph.least_runtime));
+  if (!needed) return;
+  throw new RoundDeclined(
+    "no-format",
+    `expected ${engine.name} ${needed.least_runtime} or newer for tier '${manifest.tier}', found ${engine.version}; build this ` +
+      "page with that release",
+  );
 }
 
 /** RoundDeclined if a bundle's blobs, or what a graph of the round reads or is known to need, is more than is offered. */

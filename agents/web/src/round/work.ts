@@ -12,7 +12,7 @@ import type { Limits } from "../wire/limits";
 import { decodeManifest, type Manifest, stepsWith } from "../wire/bundle/manifest";
 import { Update, written } from "../wire/messages";
 import { dump } from "../wire/tensors";
-import { checkManifestRef, checkMemory, checkWeights, checkWork } from "./bounds";
+import { checkManifestRef, checkMemory, checkRuntime, checkWeights, checkWork } from "./bounds";
 import { Costs } from "./costs";
 import { carryName, takeUp, type Tell } from "./resume";
 import { type Result, RoundRunner } from "./runner";
@@ -52,6 +52,7 @@ export async function work(bench: Bench, job: Job): Promise<void> {
   const manifest = decodeManifest(await fetcher.get(job.bundle));
   const wrong = manifest.graphs.find((graph) => graph.format !== engine.format);
   if (wrong) throw new ProtocolError(`the bundle holds ${wrong.format} graphs, this device runs ${engine.format}`);
+  checkRuntime(manifest, engine);
   checkMemory(manifest, bench.memoryBytes);
   checkWeights(job, manifest);
   const costs = new Costs(() => engine.bytes());

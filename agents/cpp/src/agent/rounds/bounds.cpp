@@ -4,6 +4,7 @@
 
 #include "wire/errors.h"
 #include "wire/printable.h"
+#include "wire/releases.h"
 
 namespace edgefl {
 namespace {
@@ -32,6 +33,13 @@ void check(const BlobRef& ref, int64_t most, const std::string& what, const std:
 
 void check_manifest_size(const BlobRef& ref, const Limits& limits) {
   check(ref, limits.max_manifest_bytes, "its manifest", "raise limits.max_manifest_bytes");
+}
+
+void check_runtime(const Manifest& manifest, const Engine& engine) {
+  for (const Graph& graph : manifest.graphs)
+    if (!graph.least_runtime.empty() && is_older(engine.version(), graph.least_runtime))
+      throw RoundDeclined("no-format", "expected " + engine.name() + " " + graph.least_runtime + " or newer for tier " + in_quotes(manifest.tier) + ", found " +
+                                           engine.version() + "; install that release, or build this agent with it");
 }
 
 void check_graphs(const Manifest& manifest, int64_t memory_bytes) {

@@ -62,6 +62,7 @@ Manifest Work::manifest_of(const Job& job) {
   Manifest manifest = decode_manifest(fetcher.get(job.bundle));
   for (const Graph& graph : manifest.graphs)
     if (graph.format != engine.format()) throw ProtocolError("the bundle holds " + graph.format + " graphs, this device runs " + engine.format());
+  check_runtime(manifest, engine);
   check_graphs(manifest, memory_bytes);
   check_weights(job, manifest);
   return manifest;

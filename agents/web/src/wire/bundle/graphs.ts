@@ -5,6 +5,7 @@ import { BlobRef, SHA256 } from "../blobs";
 import { BundleError } from "../errors";
 import { Float, decode } from "../msgpack";
 import { bool, either, int, list, nullable, omitted, oneOf, type Read, required, str, struct } from "../schema";
+import { isRelease } from "./releases";
 
 export const ROLES = [
   "weights", "state", "carry", "batch", "data", "noise", "hyper", "update", "metric", "record", "page",
@@ -51,6 +52,7 @@ export const Graph = struct("Graph", {
   variants: omitted(list(Variant), () => []),
   segments: omitted(list(Segment), () => []),
   planned_outputs: omitted(bool, () => false),
+  least_runtime: omitted(str, () => ""),
 });
 export type Graph = Read<typeof Graph>;
 
@@ -88,6 +90,9 @@ export function checkGraph(graph: Graph): void {
     !each.name || !isPrintable(each.name) || each.raw <= 0 || each.blob.codec || !SHA256.test(each.sha256));
   if (unsound || names.length > MOST_VARIANTS || twiceIn(names)) {
     throw new BundleError(`the variants of graph '${graph.name}' are inconsistent${again}`);
+  }
+  if (graph.least_runtime && !isRelease(graph.least_runtime)) {
+    throw new BundleError(`graph '${graph.name}' needs release '${graph.least_runtime}' of its runtime${again}`);
   }
   if (graph.planned_bytes < 0) {
     throw new BundleError(`graph '${graph.name}' is planned to need ${graph.planned_bytes} bytes${again}`);

@@ -1,0 +1,151 @@
+"""What a round with each submodel costs a device, and the submodel to take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from edgefl.submodels.sizes import Size
+from edgefl.system.sizes import mebibytes
+from edgefl.wire.errors import ModelError
+
+DEAD = "dead at the initial weights"
+
+
+class Offer(msgspec.Struct, frozen=True, kw_only=True):
+    """A submodel and what a round with it costs the device.
+
+    Memory is anonymous memory above the idle agent at the peak of a round, predicted from the graph that needs most;
+    ``memory_about``: guessed from other sizes, because it is far from what the device has. MACs are of one sample's forward
+    pass through the trained part (``macs`` executed, ``kept_macs`` with weights that are held), ``round_macs`` of
+    everything a round executes. Shares are of the whole model; ``trained_share`` is the geometric mean of the two.
+    Seconds are those of the links and of the speed that are known, null if none is. ``problem`` is empty where it fits,
+    ``dead`` where it can learn: else it says what invariant 31 of fiarse.md misses at the initial weights.
+    """
+
+    kind: str
+    size: str
+    options: dict[str, Any]
+    memory_bytes: int
+    memory_graph: str
+    parameters: int
+    parameter_share: float
+    macs: int
+    kept_macs: int
+    mac_share: float
+    prefix_macs: int
+    round_macs: int
+    download_bytes: int
+    upload_bytes: int
+    transfer_s: float | None
+    compute_s: float | None
+    trained_share: float
+    problem: str = ""
+    note: str = ""
+    dead: str = ""
+    memory_about: bool = False
+
+    @property
+    def too_much_memory(self) -> bool:
+        return "memory" in self.problem
+
+    @property
+    def seconds(self) -> float:
+        return (self.transfer_s or 0.0) + (self.compute_s or 0.0)
+
+
+@dataclass(frozen=True, repr=False)
+class Fit:
+    """Every submodel that exists, in the order of the kinds, and the sizes that do not, with the reason. Printed, a line
+    for each."""
+
+    offers: tuple[Offer, ...]
+    left_out: tuple[tuple[Size, ModelError], ...] = field(default=())
+
+    @property
+    def fitting(self) -> tuple[Offer, ...]:
+        return tuple(offer for offer in self.offers if not offer.problem)
+
+    @property
+    def able(self) -> tuple[Offer, ...]:
+        """The offers that fit and would train."""
+        return tuple(offer for offer in self.fitting if not offer.dead)
+
+    def recommended(self) -> Offer:
+        """The one that trains most of the model among those that fit; of equals the one that moves least bytes.
+
+        "Most" is the geometric mean of the shares of parameters and of multiplications (with weights that are held):
+        the first says how much of the model the device can change, the second how much of what the model computes
+        takes part; either alone would favour a cut that trains the large last layers only, or the many positions of
+        the first ones. One that is dead would train nothing, and is never taken. ModelError, with the smallest submodel
+        and what it needs, if none is left.
+        """
+        if not self.able:
+            raise _nothing_fits(self.offers)
+        return max(self.able, key=_rank)
+
+    def __repr__(self) -> str:
+        return f"Fit({len(self.offers)} submodels, {len(self.fitting)} fit)"
+
+    def __str__(self) -> str:
+        lines = [
+            f"{offer.kind}, {offer.size}: {offer.parameter_share:.1%} of the parameters, {mebibytes(offer.memory_bytes)}, "
+            f"{offer.download_bytes:,} bytes down, {offer.upload_bytes:,} up; {offer.problem or offer.dead or 'fits'}"
+            for offer in self.offers
+        ]
+        return "\n".join([*lines, f"recommended: {self.reason()}" if self.able else "nothing fits"])
+
+    def reason(self) -> str:
+        """Why :meth:`recommended` is."""
+        best = self.recommended()
+        others = sorted((offer for offer in self.able if offer is not best), key=_rank, reverse=True)
+        summary = (
+            f"{best.kind}, {best.size}: trains {best.parameter_share:.1%} of the parameters and "
+            f"{best.mac_share:.1%} of the multiplications in {mebibytes(best.memory_bytes)}"
+        )
+        trains = " and train" if len(self.able) < len(self.fitting) else ""
+        if not others:
+            return f"{summary}; nothing else fits{trains and ' and trains'}"
+        second = others[0]
+        return (
+            f"{summary}; of {len(self.able)} that fit{trains}, none trains more (next: {second.kind}, {second.size}, "
+            f"with {second.parameter_share:.1%} and {second.mac_share:.1%})"
+        )
+
+
+def _rank(offer: Offer) -> tuple[float, int, int]:
+    return round(offer.trained_share, 6), -(offer.download_bytes + offer.upload_bytes), -offer.memory_bytes
+
+
+def _nothing_fits(offers: Sequence[Offer]) -> ModelError:
+    """Names what is nearest to fitting: the quickest of those whose memory fits, else the smallest; none that is dead."""
+    alive = [offer for offer in offers if not offer.dead]
+    if not alive:
+        return _all_dead(offers)
+    candidates = [offer for offer in alive if not offer.too_much_memory]
+    if candidates:
+        wanted = min(candidates, key=lambda offer: offer.seconds)
+        which = "quickest" if len(candidates) == len(alive) else "quickest whose memory fits"
+        remedy = f"it needs {wanted.seconds:.1f} s per round: allow that, or faster links"
+    else:
+        wanted, which = min(alive, key=lambda offer: offer.memory_bytes), "smallest"
+        remedy = "Give it that much, a smaller batch, or a smaller model"
+    able = "" if len(alive) == len(offers) else " that would train"
+    told = f"the {which}, {wanted.kind} with {wanted.size}, {wanted.problem}. {remedy}"
+    values = {"memory_bytes": wanted.memory_bytes, "seconds": wanted.seconds}
+    return ModelError(
+        f"no submodel{able} fits the device: {told}", kind=wanted.kind, size=wanted.size, **values
+    )
+
+
+def _all_dead(offers: Sequence[Offer]) -> ModelError:
+    largest = max(offers, key=_rank)
+    return ModelError(
+        f"no submodel would train: even {largest.kind} with {largest.size} is {DEAD}: {largest.dead}. "
+        "Choose a larger gamma, or another kind",
+        kind=largest.kind,
+        size=largest.size,
+    )
