@@ -144,7 +144,7 @@ class OnnxGraph:
             port.name: in_place.get(port.name) or self._buffer(port)
             for port in self._graph.outputs_of("state")
         }
-        # Given out by the arena, an output would be there twice: onnxruntime copies what it hands to Python.
+        # In the arena, an output that is still read when the next run begins would leave a gap that stays.
         arrays = {
             port.name: np.empty(port.shape, port.dtype)
             for port in self._graph.outputs

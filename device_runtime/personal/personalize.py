@@ -25,6 +25,7 @@ from device_runtime.data import support
 from device_runtime.data.samples import FittedData, LabelSpec, Local
 from device_runtime.data.support import Shards
 from device_runtime.engine.base import Engine, LoadedGraph
+from device_runtime.memory import trim_memory
 from device_runtime.personal.point import Point, point_of
 from device_runtime.round.costs import Profiler
 from device_runtime.round.feeds import Feeds, complete
@@ -245,18 +246,26 @@ class Personalizer:
             yield lambda rows: record.rows(rows, record_tag(job))
 
     def _walk(self, wanted: Wanted, weights: Arrays, query: Feeds, own: Feeds) -> tuple[list[Point], Arrays]:
-        """Points at all stops, and the weights after the wanted number of steps."""
-        evaluate = self._graphs.load(self._manifest.evaluate)
-        step = self._graphs.load(self._manifest.personalize)
+        """Return the points at all stops, and the weights after the wanted number of steps."""
         points: list[Point] = []
-        adapted = weights
-        for done in range(wanted.stops[-1] + 1):
-            if done in wanted.stops:
-                points.append(self._judged(evaluate, weights, query, done))
-            adapted = weights if done == wanted.steps else adapted
-            if done < wanted.stops[-1] and own.hyper[ALPHA] > 0:
-                weights = {**weights, **self._stepped(step, weights, own, done)}
+        adapted, done = weights, 0
+        for stop in wanted.stops:
+            if done < stop and own.hyper[ALPHA] > 0:
+                weights = self._steps(weights, own, range(done, stop))
+            done = stop
+            points.append(self._judged(weights, query, stop))
+            adapted = weights if stop == wanted.steps else adapted
+            trim_memory()
         return points, adapted
+
+    def _steps(self, weights: Arrays, own: Feeds, steps: range) -> Arrays:
+        """Return the weights after ``steps``. The graph goes before another is loaded: memory is that of the larger."""
+        graph = self._graphs.load(self._manifest.personalize)
+        for step in steps:
+            weights = {**weights, **self._stepped(graph, weights, own, step)}
+        del graph
+        trim_memory()
+        return weights
 
     def _stepped(self, graph: LoadedGraph, weights: Arrays, own: Feeds, step: int) -> Arrays:
         spec = self._manifest.graph(self._manifest.personalize)
@@ -267,8 +276,9 @@ class Personalizer:
             feeds[port.name] = support.uniform(port.shape, step, place, seed=own.seed).astype(port.dtype)
         return labelled(graph.run(complete(spec, feeds), {}).arrays, "weights")
 
-    def _judged(self, graph: LoadedGraph, weights: Arrays, query: Feeds, steps: int) -> Point:
+    def _judged(self, weights: Arrays, query: Feeds, steps: int) -> Point:
         spec = self._manifest.graph(self._manifest.evaluate)
+        graph = self._graphs.load(spec.name)
         fixed = self._graphs.weight_feeds(spec, weights) | query.given(spec, 0)
         sums: dict[str, Array] = {}
         for group in range(math.ceil(len(query.data) / _batch(spec))):

@@ -12,12 +12,17 @@ from typing import Any
 import torch
 from torch import fx
 
+_SLICE = torch.ops.aten.slice.Tensor
+
 
 def merge_equal(graph: fx.Graph) -> None:
-    """Replace equal nodes by the first of them. Random ops and ops that write into an argument stay."""
+    """Replace equal nodes by the first of them. Random ops and ops that write into an argument stay.
+
+    Slices stay, too: the export joins a slice and the one slice that reads it.
+    """
     first: dict[Hashable, fx.Node] = {}
     for node in list(graph.nodes):
-        if node.op != "call_function" or not _is_pure(node.target):
+        if node.op != "call_function" or node.target is _SLICE or not _is_pure(node.target):
             continue
         key = (node.target, _key(node.args), _key(node.kwargs))
         found = first.setdefault(key, node)

@@ -31,15 +31,14 @@ _NAMES = {"onnx": "onnxruntime", "executorch": "executorch"}
 
 
 class MemoryRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes of resident memory in the agent's own process; medians over repetitions. Times in milliseconds.
+    """Bytes of anonymous memory in the agent's own process; medians over repetitions. Times in milliseconds.
 
-    ``predicted_bytes`` is the bundle's plan in anonymous memory, ``predicted_error`` its relative difference to the resident
-    memory that was measured, in which mapped code counts too (null where the bundle plans nothing). ``step_ms`` is the
-    median step of a round,
-    ``fastest_step_ms`` the fastest that was reported, both while the agents of all tiers share the machine. ``time_ratio``
-    is the fastest step of the same graph, in a process of its own and by turns, over the one without our measures for
-    memory: on ExecuTorch that is a program that keeps everything for its backward pass
-    (:mod:`edgefl.bench.memory.worker`). ``outputs``: in whose memory a program's are, ``caller`` or ``planned``.
+    ``predicted_bytes`` is the plan of a round, ``predicted_error`` its relative difference to the memory that was measured
+    (null where the bundle plans nothing). ``step_ms`` is the median step of a round, ``fastest_step_ms`` the fastest that
+    was reported, both while the agents of all tiers share the machine. ``time_ratio`` is the fastest step of the same graph,
+    in a process of its own and by turns, over the one without our measures for memory: on ExecuTorch that is a program that
+    keeps everything for its backward pass (:mod:`edgefl.bench.memory.worker`). ``outputs``: in whose memory a program's
+    are, ``caller`` or ``planned``.
     """
 
     engine: str

@@ -91,7 +91,7 @@ def memory(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Peak memory of an agent in training over the same agent idle, per engine and tier."""
+    """Anonymous memory of an agent at the peak of a round, over the same agent idle, per engine and tier."""
     check_choice([model])
     from edgefl.bench.memory.rows import engines, measure
 

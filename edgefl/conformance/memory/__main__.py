@@ -4,7 +4,6 @@
 
     python -m edgefl.conformance.memory --model mobilenet --tier cut
     python -m edgefl.conformance.memory --engine onnx --agent build/agents/cpp/edgefl-agent
-    python -m edgefl.conformance.memory --model mine.py:UNET          # a MeasuredModel of your own
     python -m edgefl.conformance.memory --trial           # with RLIMIT_DATA at the plan and 10 % above the idle agent
 """
 
@@ -28,6 +27,7 @@ from edgefl.contract.choice import ProgramChoice, SubmodelChoice
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.exits import with_exits
 from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.errors import EdgeflError
 
 MIB = 1 << 20
 TIERS = ("full", "half", "importance", "cut")
@@ -143,7 +143,11 @@ def main() -> None:
             for tier in args.tier or TIERS:
                 for engine in args.engine or ("onnx", "executorch"):
                     for agent in args.agent or (_PYTHON,):
-                        row = row_of((model, tier, engine), agent, broker, Path(place), trial=args.trial)
+                        try:
+                            row = row_of((model, tier, engine), agent, broker, Path(place), trial=args.trial)
+                        except EdgeflError as error:  # a model that has no such tier
+                            print(f"{model}, {tier}, {engine}: {error.message}", file=sys.stderr)
+                            continue
                         print(msgspec.json.encode(row).decode() if args.json else row, flush=True)
 
 

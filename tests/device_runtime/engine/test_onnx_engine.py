@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from device_runtime import libraries
 from device_runtime.engine.onnx import OnnxEngine
-from device_runtime.memory import resident_bytes, return_memory_early, trim_memory
+from device_runtime.memory import anonymous_bytes, resident_bytes, return_memory_early, trim_memory
 from edgefl.wire import tensors
 from edgefl.wire.bundle.manifest import Graph
 from edgefl.wire.errors import BundleError
@@ -59,6 +59,27 @@ def test_code_that_loading_used_is_let_go_of_behind_what_runs_again_and_again(
         order.append(graph.name)
 
     assert order == [START.name, "let go of", TRAIN.name, FINISH.name]
+
+
+def test_outputs_that_are_dropped_leave_memory() -> None:
+    column, row, whole = (
+        port("batch.0.x", (4096, 1)),
+        port("batch.0.y", (1, 2048)),
+        port("update.a", (4096, 2048)),
+    )
+    nodes = [node("MatMul", "batch.0.x batch.0.y", "product"), node("Neg", "product", "out.update.a")]
+    data = onnx_bytes(nodes, [column, row], [whole])
+    graph = ENGINE.load(tiny.graph_of("f", data, [column, row], [whole]), data)
+    feeds = {each.name: np.ones(each.shape, np.float32) for each in (column, row)}
+    trim_memory()
+    before = anonymous_bytes()
+
+    outputs = [graph.run(feeds, {}) for _ in range(2)]
+    size = outputs[1].arrays[whole.name].nbytes
+    outputs.clear()
+    trim_memory()
+
+    assert anonymous_bytes() - before < 1.5 * size, "of the arena, the product alone stays"
 
 
 def test_outputs_are_sorted_by_role() -> None:
