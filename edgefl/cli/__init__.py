@@ -5,13 +5,14 @@ Most commands load no other one; :mod:`edgefl.cli.commands` has them all.
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from edgefl.cli import isolated
 from edgefl.system.distribution import install
@@ -57,8 +58,21 @@ def main() -> None:
     """Run a command; an expected error becomes one clear line and its exit code."""
     end_by_signal()
     os.environ["PYTHONSAFEPATH"] = "1"  # children of libraries import nothing from the user's folder either
-    with reported_errors(lambda: _alone(sys.argv[1:]) or __getattr__("app")):
-        _run(sys.argv[1:])
+    try:
+        with reported_errors(lambda: _alone(sys.argv[1:]) or __getattr__("app")):
+            _run(sys.argv[1:])
+    except SystemExit as end:
+        if sys.argv[1:2] == ["deploy"] and not end.code:
+            _leave()
+        raise
+
+
+def _leave() -> NoReturn:
+    """End the process without freeing its memory: for torch with its exporters that takes Python a second."""
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 @contextmanager

@@ -28,6 +28,8 @@ from exporters.deploy.program import INPUT, MOST_ROWS, OUTPUT
 SCHEMA = 1
 """Version of the facts; grows when a key changes its meaning."""
 _RANGE_ROWS = 1000
+_FLOAT_SHARE = 0.05
+"""Share of the weights that an operator may keep in float32 in an int8 file without a note."""
 
 
 @dataclass(frozen=True)
@@ -174,6 +176,9 @@ def _notes(exported: ExportedModel) -> list[str]:
         notes.append(
             "resizing is not in a .pte file, which takes images of one size: follow the recipe of the first input"
         )
+    weights = sum(each.numel() for each in exported.program.subject.module.parameters())
+    if kept := [name for name, count in exported.float_weights.items() if count > _FLOAT_SHARE * weights]:
+        notes.append(f"int8 leaves the weights of {', '.join(kept)} in float32")
     if target.dynamic_batch and target.format == "executorch":
         notes.append(f"one call takes 1 to {MOST_ROWS} samples: memory is planned for the most")
     return notes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -43,6 +44,7 @@ class ExecuTorchFile:
         with quiet():
             if target.quantize == "int8":
                 exported = _int8(program, calibration)
+            self.float_weights = _float_weights(exported)
             self._edge = _lowered(exported, target)
 
     @property
@@ -101,6 +103,18 @@ def _lowered(exported: ExportedProgram, target: DeployTarget) -> Any:
     except Exception as error:  # ExecuTorch's passes raise dozens of unrelated types
         line = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise ExportError(f"ExecuTorch cannot lower the model: {line[:300]}; write an .onnx file") from error
+
+
+def _float_weights(exported: ExportedProgram) -> dict[str, int]:
+    """Return the number of float32 weights that each operator reads."""
+    tensors, counts = {**exported.state_dict, **exported.constants}, Counter[str]()
+    nodes = exported.graph.find_nodes(op="placeholder")
+    for spec, node in zip(exported.graph_signature.input_specs, nodes, strict=True):
+        tensor = tensors.get(str(spec.target))
+        if isinstance(tensor, torch.Tensor) and tensor.dtype == torch.float32:
+            for user in node.users:
+                counts[str(user.target).split(".")[1]] += tensor.numel()
+    return counts
 
 
 def _needless_patterns(exported: ExportedProgram) -> list[Patch]:

@@ -70,17 +70,23 @@ class ExportedModel:
         """Name and least release of the runtime that loads the file."""
         return self._file.runtime
 
+    @property
+    def float_weights(self) -> Mapping[str, int]:
+        """Number of float32 weights by the operator that reads them, in a file with int8 weights; else empty."""
+        if self.target.quantize != "int8" or isinstance(self._file, TorchFile):
+            return {}
+        return self._file.float_weights
+
     def forward(self, inputs: Tensors) -> torch.Tensor:
         """Return the file's output for any number of rows, in groups of its batch."""
         subject = self.program.subject
         rows = {subject.name(name): each.numpy() for name, each in subject.rows(inputs).items()}
         count = len(inputs[INPUT])
+        groups = grouped(count, self.target.batch)
         if self.target.dynamic_batch:
-            parts = range(0, count, MOST_ROWS)
-            groups = [{name: each[at : at + MOST_ROWS] for name, each in rows.items()} for at in parts]
-            return torch.from_numpy(np.concatenate([self.run(group) for group in groups]))
-        groups = [{name: each[at] for name, each in rows.items()} for at in grouped(count, self.target.batch)]
-        return torch.from_numpy(np.concatenate([self.run(group) for group in groups])[:count])
+            groups = np.split(np.arange(count), range(MOST_ROWS, count, MOST_ROWS))
+        outputs = [self.run({name: each[at] for name, each in rows.items()}) for at in groups]
+        return torch.from_numpy(np.concatenate(outputs)[:count])
 
     def artifact(self, metadata: Mapping[str, Any]) -> Artifact:
         """Return the file with its metadata. ExportError if it does not load or computes anything else than before."""

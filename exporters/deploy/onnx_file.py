@@ -7,6 +7,7 @@ import json
 import logging
 import tempfile
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,20 @@ class OnnxFile:
             "opset": opset,
             "ir": self._proto.ir_version,
         }
+
+    @property
+    def float_weights(self) -> dict[str, int]:
+        """Return the number of float32 weights that each operator reads, scales of quantization left out."""
+        graph, counts = self._proto.graph, Counter[str]()
+        sizes = {
+            each.name: int(np.prod(each.dims))
+            for each in graph.initializer
+            if each.data_type == onnx.TensorProto.FLOAT
+        }
+        for node in graph.node:
+            if node.op_type not in ("QuantizeLinear", "DequantizeLinear"):
+                counts[node.op_type] += sum(sizes.get(name, 0) for name in node.input)
+        return counts
 
     def model(self, metadata: Mapping[str, Any]) -> bytes:
         """Return the file with ``metadata``: an entry for each key, texts as they are and others in JSON."""

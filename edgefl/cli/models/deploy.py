@@ -122,15 +122,15 @@ def deploy(
     """
 
     share, options = _share(gamma), _options(option or [])
-    target = target_of(
-        out,
-        batch=batch,
-        dynamic_batch=dynamic_batch,
-        quantize=quantize.value,
-        opset=opset,
-        backend=backend.value,
-        preprocessing=with_preprocessing,
-    )
+    wishes: dict[str, Any] = {
+        "batch": batch,
+        "dynamic_batch": dynamic_batch,
+        "quantize": quantize.value,
+        "opset": opset,
+        "backend": backend.value,
+        "preprocessing": with_preprocessing,
+    }
+    target = target_of(out, **wishes)
     files = files_of(out)
     if not force:
         refuse_existing(files)
@@ -154,15 +154,9 @@ def deploy(
                 federation=config,
                 data=data,
                 bn_eval=cast("BnEval", bn_eval.value),
-                batch=batch,
-                **({} if samples is None else {"samples": samples}),
                 compact=compact,
                 format=target.format,
-                quantize=target.quantize,
-                dynamic_batch=target.dynamic_batch,
-                opset=target.opset,
-                backend=target.backend,
-                preprocessing=target.preprocessing,
+                **wishes | ({} if samples is None else {"samples": samples}),
             )
         made.save(out, force=force)
         failure = None
