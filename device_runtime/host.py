@@ -27,14 +27,26 @@ _TOLD = ("model name", "flags", "Features", "CPU implementer", "CPU part")
 @functools.cache
 def processor() -> str:
     """What decides which kernels are fast here: the processor's name, and a digest of what it can do where that is told."""
+    told = _facts()
+    known = [told[name] for name in _TOLD if name in told]
+    name = told.get("model name") or platform.processor() or platform.machine()
+    return f"{name} {hashlib.sha256(repr(known).encode()).hexdigest()[:12]}" if known else name
+
+
+@functools.cache
+def processor_features() -> frozenset[str]:
+    """Return the instruction sets of the processor by Linux's names, such as ``avx2``; empty where the system names none."""
+    facts = _facts()
+    return frozenset((facts.get("flags") or facts.get("Features") or "").split())
+
+
+def _facts() -> dict[str, str]:
+    """Return what the system writes of a processor, by name."""
     try:
         lines = _CPU_INFO.read_text(errors="replace").splitlines()
     except OSError:
         lines = []
-    told = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    known = [told[name] for name in _TOLD if name in told]
-    name = told.get("model name") or platform.processor() or platform.machine()
-    return f"{name} {hashlib.sha256(repr(known).encode()).hexdigest()[:12]}" if known else name
+    return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
 def agent_version() -> str:

@@ -95,7 +95,7 @@ _ROUND: tuple[tuple[str, Cell], ...] = (
 TABLES = (
     Table("step", ("train-step", "--tune", "--repeat", "2"), _STEP),
     Table("step-2-threads", ("train-step", "--tune", "--threads", "2", "--repeat", "2"), _STEP),
-    Table("step-default", ("train-step", *_CONVOLUTIONS, "--repeat", "2"), _STEP),
+    Table("step-default", ("train-step", *_CONVOLUTIONS, "--own-form", "--repeat", "2"), _STEP),
     Table(
         "step-others",
         (

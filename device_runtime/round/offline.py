@@ -20,6 +20,7 @@ from device_runtime.round.graphs import GraphSettings, Step
 from device_runtime.round.job import Job
 from device_runtime.round.parts import parts_of
 from device_runtime.round.runner import RoundResult, RoundRunner
+from device_runtime.round.tuning import Tuning
 from device_runtime.store.checkpoint_rows import Checkpoint
 from edgefl.wire import tensors
 from edgefl.wire.blobs import BlobRef, describe
@@ -70,12 +71,14 @@ def train_round(
     carry: Mapping[str, Array] | None = None,
     samples: int = 0,
     watch: Callable[[Step], None] = lambda _: None,
+    tuning: Tuning | None = None,
 ) -> RoundResult:
     """One round of the bundle's program in this process: the same steps, batches and noise as over a broker.
 
     ``weights`` are the model's by global names, or those that the server cuts out for the tier. ``hyper`` are scalars
     that the server would announce (default: the manifest's), ``carry`` what the last round left, ``samples`` the most
-    rows to use (0: all). DataError if the data do not fit the model or hold NaN, BundleError if graphs, weights and ports
+    rows to use (0: all). ``tuning`` chooses forms of graphs
+    (None: their own). DataError if the data do not fit the model or hold NaN, BundleError if graphs, weights and ports
     disagree.
     """
     manifest = bundle.manifest
@@ -91,7 +94,7 @@ def train_round(
             blobs=blobs,
             memory=NoCheckpoints(),
             profiler=Profiler(),
-            settings=GraphSettings(Path(folder), checkpoint_steps=1 << 30, watch=watch),
+            settings=GraphSettings(Path(folder), checkpoint_steps=1 << 30, watch=watch, tuning=tuning),
         )
         return runner.run(job, fitted, dict(carry or {}))
 

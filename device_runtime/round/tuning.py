@@ -18,8 +18,9 @@ import msgspec
 import numpy as np
 
 from device_runtime.engine.base import Engine, State
-from device_runtime.host import processor
+from device_runtime.host import processor, processor_features
 from device_runtime.memory import trim_memory
+from device_runtime.round.suited import suited_form
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.manifest import Graph
 from edgefl.wire.bundle.variants import strays, unfolded
@@ -113,6 +114,55 @@ class Tuning:
         state = sum(port.nbytes for port in graph.inputs_of("state"))
         return self.has_room(graph) and MORE * graph.planned_bytes + COPIES * state <= self.memory_bytes
 
+    def choose(
+        self, engine: Engine, graph: Graph, blobs: Blobs, feeds: Mapping[str, Array], state: State
+    ) -> None:
+        """Choose a form by a trial on a batch, and keep it. ``state`` stays as it is."""
+        trial(engine, graph, blobs, feeds, state, self)
+
+
+class KeptHere(dict[str, bytes]):
+    """Choices of one process."""
+
+    def choice(self, key: str) -> bytes | None:
+        """Return what was kept under ``key``, or None."""
+        return self.get(key)
+
+    def keep_choice(self, key: str, data: bytes) -> None:
+        """Keep ``data`` under ``key``."""
+        self[key] = data
+
+
+@dataclass(frozen=True)
+class SuitedForms(Tuning):
+    """Takes the form that suits the processor, without a measurement: a variant is run once beside the graph's own form, and
+    taken if it computes the same."""
+
+    choices: Choices = field(default_factory=KeptHere)
+    features: frozenset[str] = field(default_factory=processor_features)
+
+    def has_room(self, graph: Graph) -> bool:
+        """Return True: whoever runs a round in its own process has the memory of the machine."""
+        return True
+
+    def allows(self, graph: Graph) -> bool:
+        """Return True if there is a form to choose."""
+        return bool(graph.variants)
+
+    def choose(
+        self, engine: Engine, graph: Graph, blobs: Blobs, feeds: Mapping[str, Array], state: State
+    ) -> None:
+        """Choose a form by the processor's instruction sets."""
+        names = [variant.name for variant in graph.variants]
+        form = suited_form(graph.format, names, self.features, engine.thread_counts[-1])
+        listed = [variant for variant in graph.variants if variant.name == form]
+        found: Choice | None = Choice()
+        if listed:
+            alone = msgspec.structs.replace(graph, variants=tuple(listed))
+            found = fastest(engine, alone, blobs, feeds, state, limit=self.limit_bytes, timed=False)
+        if found is not None:
+            self.keep(engine, graph, found)
+
 
 @dataclass
 class Forms:
@@ -161,7 +211,7 @@ class Forms:
         if not graph.variants and len(self.engine.thread_counts) == 1:
             return
         if tuning.known(self.engine, graph) is None:
-            trial(self.engine, graph, self.blobs, feeds, state, tuning)
+            tuning.choose(self.engine, graph, self.blobs, feeds, state)
             trim_memory()
 
 
@@ -194,9 +244,11 @@ def fastest(
     *,
     limit: int,
     begins: Callable[[], None] = lambda: None,
+    timed: bool = True,
 ) -> Choice | None:
     """Run every form of ``graph`` from the same state, with the most threads, until the machine is as fast at the end as it
     was at the beginning, and the quickest is clearly worth it or not. ``begins`` is called before the first variant runs.
+    Without ``timed`` each runs once, and the last variant that computes the same is taken.
 
     None where the graph's own form leaves the state as it is, or not finite: such a step says nothing about another form.
     Raises what its own form raises, and what fetching does.
@@ -205,7 +257,7 @@ def fastest(
     base = blobs.get(graph.blob)
     frames = [(variant, blobs.get(variant.blob)) for variant in graph.variants]
     most = engine.thread_counts[-1]
-    expected, own_ms = _run(engine, graph, base, feeds, before, most)
+    expected, own_ms = _run(engine, graph, base, feeds, before, most, timed)
     if not _tells(expected, before):
         return None
     begins()
@@ -218,7 +270,7 @@ def fastest(
                 continue
             try:
                 model = unfolded(variant, frame, base=base, limit=limit)
-                found, turn[variant.name] = _run(engine, graph, model, feeds, before, most)
+                found, turn[variant.name] = _run(engine, graph, model, feeds, before, most, timed)
                 why = DIFFERS if strays(found, expected, before) else ""
             except MemoryError:
                 raise
@@ -227,9 +279,11 @@ def fastest(
             if why:
                 dropped[variant.name] = why
                 turn.pop(variant.name, None)
+        if not timed:
+            return Choice(variant=list(turn)[-1], dropped=dropped)
         if len(turn) == 1:
             break
-        own_ms = _run(engine, graph, base, feeds, before, most)[1]
+        own_ms = _run(engine, graph, base, feeds, before, most, timed)[1]
         if max(turn[""], own_ms) > STEADY * min(turn[""], own_ms):
             continue
         turn[""] = min(turn[""], own_ms)
@@ -298,15 +352,21 @@ def _tells(expected: Arrays, before: Arrays) -> bool:
 
 
 def _run(
-    engine: Engine, graph: Graph, model: bytes, feeds: Mapping[str, Array], before: Arrays, threads: int
+    engine: Engine,
+    graph: Graph,
+    model: bytes,
+    feeds: Mapping[str, Array],
+    before: Arrays,
+    threads: int,
+    timed: bool = True,
 ) -> tuple[Arrays, float]:
-    """(outputs of the first step, milliseconds of the quickest of those behind it)."""
+    """Return the outputs of the first step, and the milliseconds of the quickest of those behind it: 0 if not ``timed``."""
     loaded, state = engine.load(graph, model, threads), engine.write_state(before)
     outputs = loaded.run(feeds, state)
     first = {name: np.array(array) for name, array in engine.read_state(outputs.state).items()}
     first |= outputs.arrays
     state = {**state, **outputs.state}  # with what the step only reads
-    times: list[float] = []
+    times: list[float] = [] if timed else [0.0] * MOST_STEPS
     while len(times) < STEPS or (len(times) < MOST_STEPS and sum(times) < TRIAL_MS):
         start = time.perf_counter()
         state = {**state, **loaded.run(feeds, state).state}

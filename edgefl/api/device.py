@@ -21,6 +21,7 @@ from device_runtime.host import physical_memory
 from device_runtime.policy import Policy, read_policy
 from device_runtime.round.graphs import Step
 from device_runtime.round.runner import RoundResult
+from device_runtime.round.tuning import SuitedForms
 from edgefl.system.cores import cores
 from edgefl.system.sizes import parse_size
 from edgefl.wire import folders
@@ -194,6 +195,8 @@ def train_round(
 ) -> RoundResult:
     """One round of a bundle in this process, without a broker: the same steps as a device of a federation makes.
 
+    A graph runs in the form that suits the processor; forms differ in the last bits.
+
     Args:
         bundle: a bundle, or its file.
         weights: the model's, float arrays by global name, or what the server cuts out for the tier
@@ -236,6 +239,7 @@ def train_round(
         carry=carry,
         samples=samples,
         watch=watch,
+        tuning=SuitedForms(),
     )
 
 

@@ -11,6 +11,7 @@ import { Sequence, Speaker, unwrap, verified } from "../src/wire/envelope";
 import { BundleError, ProtocolError } from "../src/wire/errors";
 import { keyPair } from "../src/wire/keys";
 import { decodeManifest, Manifest } from "../src/wire/bundle/manifest";
+import { isOlder, isRelease } from "../src/wire/bundle/releases";
 import {
   Ack, Decline, Hello, type Kind, Page, Progress, read, Round, Status, Task, Update, UpdateChunk, written,
 } from "../src/wire/messages";
@@ -187,4 +188,11 @@ describe("manifests", () => {
       expect(manifest.program).toBe(told.program);
       expect(manifest.graphs.map((graph) => graph.name)).toEqual(told.graphs.map((graph) => graph.name));
     });
+});
+
+describe("releases", () => {
+  it.each([
+    ["1.9.2", "1.15", true], ["1.15", "1.9.2", false], ["1.15", "1.15.0", false], ["1.22.0-dev.2025", "1.23", true], ["unknown", "1.15", false],
+  ] as const)("%s beside %s", (version, least, older) => expect(isOlder(version, least)).toBe(older));
+  it.each(["", "new", "1.", "1.2.3.4.5", "1.5rc1"])("%s is none", (text) => expect(isRelease(text)).toBe(false));
 });

@@ -176,8 +176,10 @@ class TrainStepSettings:
     compile: bool = False
     # Torch's step on images whose channels lie innermost in memory.
     channels_last: bool = False
-    # Whether the variants of the step are tried first, as on a device, and the fastest form is measured.
+    # Try the variants of the step first, as a device does, and measure the fastest form.
     tune: bool = False
+    # Without tune: measure the graph's own form, not the one that suits the processor.
+    own_form: bool = False
     # How values wait for the backward pass of the exported step.
     activations: str = "float32"
     # Recomputation and paging until the peak over idle fits; None is as fast as it can be.

@@ -18,6 +18,8 @@ from typing import Any
 
 import msgspec
 
+from device_runtime.host import processor_features
+from device_runtime.round.suited import suited_form
 from edgefl import programs
 from edgefl.bench.common.as_written import check_as_written
 from edgefl.bench.common.device_graph import worker, write_arrays, write_graph
@@ -136,13 +138,18 @@ def measure(model: str, settings: TrainStepSettings, say: Callable[[str], None] 
         write_arrays(folder, captured, program.phases[0].function, program.start(weights), program.hyper)
         write_graph(folder, captured, artifact, form.name, memory_budget=budget)
         variant, measured = "", artifact.model
-        if settings.tune:
+        if settings.tune or not (settings.own_form or settings.memory_budget):
             verified = form.verify(function, artifact.model, VERIFY_SEED, artifact.in_place, quick=True)
-            if variants := form.variants(captured, artifact, verified):
+            variants = form.variants(captured, artifact, verified)
+            if settings.tune and variants:
                 say(f"{model}: trying {len(variants) + 1} forms")
                 variant, measured = take_fastest(
                     folder, measured, variants, settings.threads, settings.environment
                 )
+            else:
+                variant = suited_form(form.name, variants, processor_features(), settings.threads)
+                measured = variants.get(variant, measured)
+                (folder / "graph.bin").write_bytes(measured)
         say(f"{model}: comparing with torch")
         error, rounding = _errors(function, measured, form)
         noisy = any(role_of(input) == "noise" for input in captured.inputs)

@@ -67,6 +67,9 @@ def train_step(
     tune: Annotated[
         bool, typer.Option("--tune", help="try the variants of the step first, and measure the fastest form")
     ] = False,
+    own_form: Annotated[
+        bool, typer.Option("--own-form", help="the form that any ONNX runtime runs, not the processor's")
+    ] = False,
     memory_budget: Annotated[
         str,
         typer.Option(
@@ -88,8 +91,9 @@ def train_step(
     stderr as soon as it is measured. The numbers can be compared with the retired onnxruntime-training, which needs an
     environment of its own: `edgefl bench peer ort-training` makes one and prints its interpreter.
 
-    With `--tune` the forms of a step that the exporter knows for this engine are tried first, as on a device (`edgefl
-    tune`), and the fastest is measured: `variant` says which.
+    The step has the form that suits the processor's instruction sets, as in `edgefl.train_round`: `variant` names it. With
+    `--tune` all forms that the exporter knows for this engine are tried first, as on a device (`edgefl tune`), and the
+    fastest is measured. `--own-form` measures the one that any ONNX runtime runs.
 
     `--compile` also measures torch.compile of the same step, which needs g++ (or what CXX names) and compiles for minutes;
     `--channels-last` has torch eager with images in that layout; `--jax` has the step of a convolutional network in JAX, of
@@ -152,6 +156,7 @@ def train_step(
         compile=compiled,
         channels_last=channels_last,
         tune=tune,
+        own_form=own_form,
         activations=activations.value,
     )
     budgets = [Budget.parse(part.strip()) for part in memory_budget.split(",")] if memory_budget else [None]

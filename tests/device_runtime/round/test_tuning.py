@@ -15,12 +15,14 @@ from device_runtime.engine.onnx import OnnxEngine, OnnxGraph
 from device_runtime.round.costs import Profiler
 from device_runtime.round.graphs import GraphSettings
 from device_runtime.round.runner import RoundResult, RoundRunner
+from device_runtime.round.suited import suited_form
 from device_runtime.round.tuning import (
     DIFFERS,
     FAILS,
     KILLED,
     Choice,
     Forms,
+    SuitedForms,
     Tuning,
     _run,
     enough,
@@ -387,3 +389,61 @@ def test_a_number_of_threads_with_which_a_step_cannot_run_is_left_out(
     known = tuning.known(engine, train(device))
 
     assert known is not None and {*known.threads_ms} == {1, 4} and known.threads in (1, 4)
+
+
+@pytest.mark.parametrize(("form", "why"), [("same", ""), ("wrong", DIFFERS), ("unknown", FAILS)])
+def test_the_form_that_suits_the_processor_is_taken_if_it_computes_the_same(
+    device: Device, form: str, why: str
+) -> None:
+    manifest = device.world.bundle.manifest
+    own, fitting = run(device, None)[0], "blocked"
+    graphs = [
+        msgspec.structs.replace(
+            each,
+            variants=tuple(
+                msgspec.structs.replace(variant, name=fitting if variant.name == form else variant.name)
+                for variant in each.variants
+            ),
+        )
+        for each in manifest.graphs
+    ]
+    device.world.bundle = replace(
+        device.world.bundle, manifest=msgspec.structs.replace(manifest, graphs=tuple(graphs))
+    )
+
+    found, used = run(device, SuitedForms(features=_ZEN_2))
+
+    assert used.used == {"train": "" if why else fitting}
+    assert used.dropped == ({f"train/{fitting}": why} if why else {})
+    assert_same(found, own)
+
+
+_FORMS = ("blocked", "rows", "blocked, rows")
+_CASCADE_LAKE = frozenset({"avx", "avx2", "fma", "avx512f", "avx512_vnni"})
+_SAPPHIRE_RAPIDS = _CASCADE_LAKE | {"avx512_bf16", "amx_tile", "amx_bf16", "amx_int8"}
+_ZEN_2 = frozenset({"avx", "avx2", "fma"})
+_NEON = frozenset({"fp", "asimd", "asimddp"})
+
+
+@pytest.mark.parametrize(
+    ("format", "features", "threads", "form"),
+    [
+        ("onnx", _CASCADE_LAKE, 1, "blocked, rows"),
+        ("onnx", _SAPPHIRE_RAPIDS, 1, "blocked, rows"),
+        ("onnx", _SAPPHIRE_RAPIDS, 2, "blocked"),
+        ("onnx", _ZEN_2, 1, "blocked, rows"),
+        ("onnx", frozenset({"avx"}), 1, ""),
+        ("onnx", _NEON, 1, ""),
+        ("onnx", frozenset(), 1, ""),
+        ("executorch", _SAPPHIRE_RAPIDS, 1, ""),
+    ],
+)
+def test_a_processor_has_a_form_by_its_instruction_sets(
+    format: str, features: frozenset[str], threads: int, form: str
+) -> None:
+    assert suited_form(format, _FORMS, features, threads) == form
+
+
+def test_a_graph_without_the_best_form_has_the_next_one() -> None:
+    assert suited_form("onnx", ("rows",), _SAPPHIRE_RAPIDS) == "rows"
+    assert suited_form("onnx", (), _SAPPHIRE_RAPIDS) == ""
