@@ -135,6 +135,7 @@ def _ended(
             stderr=subprocess.PIPE,
             cwd=folder.path,
             env=os.environ | environment() | variables,  # of an agent's these are all
+            start_new_session=True,
         ) as process,
     ):
         assert process.stderr is not None

@@ -154,8 +154,13 @@ def boxed_engine(engine: str, threads: int, most: int, config: AgentConfig) -> E
 
 
 def owner_policy(policy: Policy | str | Path | None, surroundings_command: str = "") -> Policy:
-    """A policy, or that of a file, with a command of its own, as a shell would read it; ConfigError names what is wrong."""
+    """Return a policy, or that of a file, with a command of its own, as a shell would read it.
+
+    Raises:
+        ConfigError: the policy cannot be used, or one of its commands does not exist.
+    """
     import shlex  # for the few that have such a command
+    from shutil import which
 
     given = policy if isinstance(policy, Policy) else read_policy(Path(policy)) if policy else Policy()
     try:
@@ -165,7 +170,14 @@ def owner_policy(policy: Policy | str | Path | None, surroundings_command: str =
             f"argument `surroundings_command` is no command ({error}): {surroundings_command!r}",
             argument="surroundings_command",
         ) from error
-    return msgspec.structs.replace(given, surroundings=command) if command else given
+    given = msgspec.structs.replace(given, surroundings=command) if command else given
+    for program, *_ in filter(None, (given.surroundings, *given.commands.values())):
+        if which(program) is None:
+            raise ConfigError(
+                f"there is no command {program!r}, which the device should run to find out its conditions: install it, or "
+                "correct `surroundings_command` or the policy"
+            )
+    return given
 
 
 def checked_sandbox(sandbox: str) -> str:

@@ -14,10 +14,7 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, NoReturn
 
-from edgefl.cli import isolated
-from edgefl.system.distribution import install
-from edgefl.system.parent import end_by_signal
-from edgefl.wire.errors import EdgeflError, StoreError
+from edgefl.cli import interrupts
 
 if TYPE_CHECKING:
     import typer
@@ -56,15 +53,22 @@ def bare_app() -> typer.Typer:
 
 def main() -> None:
     """Run a command; an expected error becomes one clear line and its exit code."""
-    end_by_signal()
-    os.environ["PYTHONSAFEPATH"] = "1"  # children of libraries import nothing from the user's folder either
-    try:
-        with reported_errors(lambda: _alone(sys.argv[1:]) or __getattr__("app")):
-            _run(sys.argv[1:])
-    except SystemExit as end:
-        if sys.argv[1:2] == ["deploy"] and not end.code:
-            _leave()
-        raise
+    with (
+        interrupts.exit_on_interrupt()
+    ):  # before the imports: most of a command's first second is spent in them
+        from edgefl.system.parent import end_by_signal
+
+        end_by_signal()
+        os.environ["PYTHONSAFEPATH"] = (
+            "1"  # children of libraries import nothing from the user's folder either
+        )
+        try:
+            with reported_errors(lambda: _alone(sys.argv[1:]) or __getattr__("app")):
+                _run(sys.argv[1:])
+        except SystemExit as end:
+            if sys.argv[1:2] == ["deploy"] and not end.code:
+                _leave()
+            raise
 
 
 def _leave() -> NoReturn:
@@ -82,6 +86,9 @@ def reported_errors(command: Callable[[], typer.Typer]) -> Iterator[None]:
     Args:
         command: returns the command line whose flags replace the names of arguments in a message.
     """
+    from edgefl.system.distribution import install
+    from edgefl.wire.errors import EdgeflError, StoreError
+
     try:
         yield
     except EdgeflError as error:
@@ -113,6 +120,8 @@ def _run(arguments: list[str]) -> None:
     if module is None or asks:
         _read(arguments)
     else:
+        from edgefl.cli import isolated
+
         isolated.run(partial(_read, arguments), module)
 
 
@@ -167,6 +176,8 @@ def _in_flags(message: str, command: Callable[[], typer.Typer]) -> str:
 
 
 def _fail(message: str, code: int = 1) -> None:
+    if interrupts.handler.received:  # the error follows from the interrupt
+        sys.exit(interrupts.EXIT_CODE)
     import typer
 
     try:

@@ -157,11 +157,17 @@ def checked_key(text: str) -> str:
 
 
 def token_text(text: str) -> str:
-    """A token, or the one in the file that is named as @FILE; ConfigError for what is none. Empty for none."""
+    """Return the token, or the one in the file named as @FILE. ConfigError if there is no such file or token."""
     if not text:
         return ""
     try:
         given = Path(text[1:]).read_text(encoding="utf-8-sig") if text.startswith("@") else text
+    except FileNotFoundError as error:
+        raise ConfigError(f"there is no file {text[1:]}; give one that holds a token") from error
+    except OSError as error:
+        raise ConfigError(
+            f"{text[1:]} cannot be read: {error.strerror}; give a file that holds a token"
+        ) from error
     except ValueError as error:
         raise ConfigError(f"{text[1:]} holds no token") from error
     return parse_token(given).text

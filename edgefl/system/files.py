@@ -33,6 +33,8 @@ def remedy(error: OSError) -> str:
     """What to do about an error of the file system; empty where nothing general helps."""
     if error.errno in _NO_ROOM:
         return "free some space there, or name another folder"
+    if error.errno == errno.ENOENT:
+        return "correct the path"
     return "look at its owner and permissions, or name another place" if error.errno in _OF_RIGHTS else ""
 
 
@@ -58,7 +60,9 @@ def replacing(
             partial.replace(path)
             if durable:
                 sync_folder(path.parent)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, OSError) and error.filename == str(partial):
+            error.filename = str(path)
         partial.unlink(missing_ok=True)
         raise
 

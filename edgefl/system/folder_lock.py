@@ -32,19 +32,36 @@ class FolderHeld(Exception):
 class FolderLock:
     """The lock ``folder/name``, held from here until :meth:`release` or the end of the process.
 
-    ``patience_s``: how long one that holds it already, such as a process that is being stopped, is waited for. FolderHeld
-    names the holder; OSError if the folder cannot be written. The file stays: to remove it would let two processes in.
+    The file stays: to remove it would let two processes in.
+
+    Args:
+        folder: where the lock lies.
+        name: of its file.
+        patience_s: seconds to wait for another holder, such as a process that is being stopped. A line on standard error
+            names it.
+
+    Raises:
+        FolderHeld: another process holds the lock.
+        OSError: the folder cannot be written.
     """
 
     def __init__(self, folder: Path, name: str = "lock", *, patience_s: float = 0.0) -> None:
         path = folder / name
         self._file = open(path, "a+b", opener=private_opener)  # noqa: SIM115 (held as long as the lock is)
         deadline = time.monotonic() + patience_s
+        reported = False
         while not _taken(self._file.fileno()):
+            held = FolderHeld(path, self._holder())
             if time.monotonic() >= deadline:
-                pid = self._holder()
                 self._file.close()
-                raise FolderHeld(path, pid)
+                raise held
+            if not reported:
+                print(
+                    f"waiting up to {patience_s:g} s for {folder}: {held.who} has it",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                reported = True
             time.sleep(_AGAIN_S)
         with suppress(OSError):  # on a full disk it stays without a number
             self._file.truncate(0)

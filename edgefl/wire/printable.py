@@ -36,9 +36,10 @@ def unknown(names: Iterable[str], known: Collection[str]) -> list[str]:
 
 
 def similar(path: Path) -> str:
-    """Return ``; did you mean 'runs/first'?`` for the existing file or folder most similar to ``path``."""
+    """Return ``; did you mean 'runs/first'?`` for the most similar existing path of the same type."""
+    suffixes = (".npy", ".npz") if path.suffix in (".npy", ".npz") else (path.suffix,)
     try:
-        there = [str(path.with_name(each.name)) for each in path.parent.iterdir()]
+        there = [str(path.with_name(each.name)) for each in path.parent.iterdir() if each.suffix in suffixes]
     except (OSError, ValueError):
         return ""
     return nearest(str(path), there)

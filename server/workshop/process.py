@@ -37,7 +37,9 @@ class Process:
             alive = began.enter_context(sign_of_life())
             pairs = [socket.socketpair() for _ in self.locks]
             theirs = [there.fileno() for _, there in pairs]
-            self._process = subprocess.Popen(_command(*theirs), stdin=alive, pass_fds=theirs)
+            self._process = subprocess.Popen(
+                _command(*theirs), stdin=alive, pass_fds=theirs, start_new_session=True
+            )
             for _, there in pairs:
                 there.close()
             self._alive = began.pop_all()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import typer
+from rich.text import Text
 
 import edgefl
 from edgefl.cli.commands import app
@@ -68,3 +70,17 @@ def test_examples_are_shown_as_they_are_typed(command: str, texts: list[str]) ->
 
     for text in texts:
         assert text in " ".join(shown.output.split())
+
+
+def test_no_help_text_has_markup() -> None:
+    """Brackets would not be shown."""
+    groups = [typer.main.get_command(app)]
+    shown, expected = list[str](), list[str]()
+    while groups:
+        command = groups.pop()
+        groups += getattr(command, "commands", {}).values()
+        for text in filter(None, [command.help, *(getattr(param, "help", "") for param in command.params)]):
+            shown.append(Text.from_markup(text).plain)
+            expected.append(text.replace("\\[", "["))
+
+    assert shown == expected

@@ -24,6 +24,8 @@ def called(*arguments: str) -> subprocess.CompletedProcess[str]:
         (("--id", "x", "--data", "/nonexistent"), 3, "there is no file or folder /nonexistent"),
         (("--id", "x", "--data", ".", "--broker", "a:b"), 7, "should read host:port"),
         (("--id", "x", "--data", ".", "--limit", "a=b"), 2, "--limit"),
+        (("--id", "x", "--data", ".", "--token", "@none"), 2, "there is no file none; give one"),
+        (("--id", "x", "--data", ".", "--surroundings-command", "none"), 2, "there is no command 'none'"),
         slow(("--id", "x"), 2, "Missing option"),
     ],
 )

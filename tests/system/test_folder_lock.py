@@ -22,10 +22,13 @@ time.sleep(60)
 """
 
 
-def test_who_holds_a_folder_is_named_by_its_process(tmp_path: Path) -> None:
+def test_who_holds_a_folder_is_named_by_its_process(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     lock = FolderLock(tmp_path)
     with pytest.raises(FolderHeld) as refusal:
-        FolderLock(tmp_path)
+        FolderLock(tmp_path, patience_s=0.15)
+    assert capsys.readouterr().err == f"waiting up to 0.15 s for {tmp_path}: process {os.getpid()} has it\n"
     assert refusal.value.pid == os.getpid()
     assert refusal.value.who == f"process {os.getpid()}"
     lock.release()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edgefl.cli import interrupts
 from edgefl.cli.options import Engine
 from edgefl.cli.output import console, errors, print_json, print_table, progress
 from edgefl.cli.paths import writable_folder
@@ -63,7 +64,7 @@ def run(
 
     from edgefl.conformance.campaign import Campaign
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # agents and broker end with the kit
+    signal.signal(signal.SIGTERM, interrupts.handler)  # agents and broker end with the kit
     campaign = Campaign(
         command=command,
         engine=engine.value,

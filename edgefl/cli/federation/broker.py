@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edgefl.cli import interrupts
 from edgefl.cli.options import CaFile, CertFile, KeyFile, parse_bytes, parse_limits
 from edgefl.cli.paths import writable_folder
 
@@ -44,7 +46,7 @@ def broker(
     chunk_bytes: Annotated[
         int,
         typer.Option(
-            min=256, help="Mosquitto: `chunk_bytes` in [limits] of the federation; bounds a message"
+            min=256, help="Mosquitto: `chunk_bytes` in `limits` of the federation; bounds a message"
         ),
     ] = 128 * 1024,
     memory: Annotated[
@@ -112,6 +114,10 @@ def broker(
     port = port or 1883
     if kind == "amqtt":
         _say(host, port, websocket_port)
+        if (
+            signal.getsignal(signal.SIGINT) is interrupts.handler
+        ):  # asyncio replaces Python's own handler only
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         serve_broker(host, port, websocket_port)
     else:
         own = folder or Path(tempfile.mkdtemp(prefix="edgefl-mosquitto-"))

@@ -41,7 +41,7 @@ def load(
     ] = 0.0,
     connecting: Annotated[int, typer.Option(min=1, help="how many connect at once")] = 64,
     seconds: Annotated[float, typer.Option(min=0, help="how long; 0: until the training is done")] = 0.0,
-    limit: Annotated[list[str] | None, typer.Option(help="NAME=VALUE of [limits], may be repeated")] = None,
+    limit: Annotated[list[str] | None, typer.Option(help="a limit as NAME=VALUE; may be repeated")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="the numbers as one JSON object")] = False,
 ) -> None:
     """Load a server with many devices that speak the protocol and train nothing.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edgefl.cli import interrupts
 from edgefl.cli.federation.beside import Dashboard, page_beside
 from edgefl.cli.federation.web import PAGES, Web, WebBroker, WebCert, WebKey, WebOptions, web_beside
 from edgefl.cli.options import Engine, ModelName, Seed
@@ -238,12 +239,12 @@ def _watch(prepared: Prepared, as_json: bool) -> None:
         if as_json and round_row is not None:
             print_json(round_row)
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, interrupts.handler)
     try:
         with view:
             prepared.train(take)
     except KeyboardInterrupt:
         errors.print(f"stopped; `edgefl run --out {lab.folder}` with the same options goes on where it was")
-        raise typer.Exit(130) from None
+        raise typer.Exit(interrupts.EXIT_CODE) from None
     if not as_json:
         view.conclude(lab.folder)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edgefl.cli import interrupts
 from edgefl.cli.options import Processor, Seed, model_options
 from edgefl.cli.output import console, errors, print_json, print_table, progress
 from edgefl.cli.paths import writable_folder
@@ -108,12 +109,12 @@ def simulate(
             federation, out, resume=resume, fresh=fresh, device=device.value, workers=workers, ray=ray
         )
     return_memory_late()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, interrupts.handler)
     try:
         simulated.run(print_json, warn=errors.print) if as_json else _watch(simulated)
     except KeyboardInterrupt:
         errors.print(f"stopped; the same with --resume goes on where {simulated.folder} was")
-        raise typer.Exit(130) from None
+        raise typer.Exit(interrupts.EXIT_CODE) from None
 
 
 def _watch(simulated: Simulated) -> None:

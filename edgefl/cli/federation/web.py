@@ -127,7 +127,12 @@ def page_process(
     command, own = module_command(*arguments), {PARENT: str(os.getpid()), **environment}
     with log_file.open("ab") as log:
         page = subprocess.Popen(
-            command, env={**os.environ, **own}, stdin=subprocess.PIPE, stdout=log, stderr=log
+            command,
+            env={**os.environ, **own},
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
         )
     assert page.stdin is not None
     with page.stdin as pipe:

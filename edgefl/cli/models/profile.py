@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edgefl.cli import interrupts
 from edgefl.cli.options import (
     Broker,
     CaFile,
@@ -240,12 +241,12 @@ def _check_places(html: Path | None, run: Path | None) -> None:
 @contextmanager
 def _ended_tidily() -> Iterator[None]:
     """Told to end (SIGTERM) as by Ctrl-C: the process that measures is ended, and its folder removed."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    before = signal.signal(signal.SIGTERM, interrupts.handler)
     try:
         yield
     except KeyboardInterrupt:
         errors.print("stopped")
-        raise typer.Exit(130) from None
+        raise typer.Exit(interrupts.EXIT_CODE) from None
     finally:
         signal.signal(signal.SIGTERM, before)
 

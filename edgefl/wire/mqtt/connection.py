@@ -7,6 +7,7 @@ import socket
 import ssl
 from contextlib import suppress
 from functools import lru_cache
+from traceback import extract_tb
 
 import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
@@ -31,6 +32,9 @@ _HEADER_BYTES = 64 * 1024
 _READ_BYTES = 256 * 1024
 _MOST_UNSENT = 50_000
 """Packets that wait for the broker to read: an acknowledgement for each message that it sent, and what we have to say."""
+_GREETING_BYTES = 20
+_FIRST_BYTES = b"\x20\xe0\xf0"
+"""First byte of a broker's first packet: CONNACK, DISCONNECT or AUTH."""
 
 
 class Delivery:
@@ -63,10 +67,16 @@ class BoundedClient(paho.Client):
 
     We subscribe with QoS 0 and 1. A message of QoS 2 would be held until the broker releases it, and paho holds a packet of
     any size until it is whole.
+
+    Attributes:
+        answered: True once the port sent anything.
+        foreign: first bytes of an answer that is not MQTT.
     """
 
     most_bytes = 0
     hung_up = ""
+    answered = False
+    foreign = b""
 
     def say_goodbye(self) -> None:
         """Disconnect and close the socket. Without the packet the broker believes us alive until the keep-alive runs out."""
@@ -89,7 +99,15 @@ class BoundedClient(paho.Client):
         if len(getattr(self._sock, "_readbuffer", b"")) > self.most_bytes + _HEADER_BYTES:
             self._hang_up(f"the broker sent a frame of more than {self.most_bytes} bytes")
         # A socket reserves the number of bytes to read.
-        return super()._sock_recv(min(bufsize, _READ_BYTES))
+        data = super()._sock_recv(min(bufsize, _READ_BYTES))
+        if data and not self.answered:
+            self.answered = True
+            if data[0] not in _FIRST_BYTES:
+                self.foreign = data
+                with suppress(OSError):
+                    self.foreign += super()._sock_recv(_GREETING_BYTES)
+                self._hang_up("the port speaks no MQTT")
+        return data
 
     def _packet_handle(self) -> MQTTErrorCode:
         """Handle a whole packet. Thousands of properties would take many times their size once they are read."""
@@ -153,7 +171,7 @@ def dial(
     """
     # paho takes the version of a client when it is made, and its queue cannot be moved to another one.
     client._protocol = _VERSIONS[version]
-    client.hung_up = ""
+    client.hung_up, client.answered, client.foreign = "", False, b""
     if version == "3.1.1":
         allow_inflight(client, max_inflight)
         client.connect(address.host, address.port, keepalive=keepalive_s)
@@ -226,15 +244,26 @@ def refused(address: Address, reason: str) -> str:
     return f"the broker at {address} refused us: {reason}{_remedy(address, reason)}"
 
 
-def unanswered(address: Address) -> str:
-    """The broker hung up before its CONNACK."""
+def foreign(address: Address, answer: bytes) -> str:
+    """Return the reason for an answer that is not MQTT, with its protocol if that is known."""
+    protocol = next((each for each in ("HTTP", "SSH") if answer.startswith(each.encode())), repr(answer)[1:])
+    return f"no MQTT broker listens at {address}: the port answers {protocol}; correct the port"
+
+
+def unanswered(address: Address, *, silent: bool) -> str:
+    """Return the reason for a connection without a CONNACK, which the broker ended unless it is ``silent``."""
     if not address.secure:
-        hint = "does it want TLS (mqtts://, or `--ca-file`)?"
+        hint = "does it want TLS (mqtts://, or `--ca-file`)"
     elif not address.cert_file:
-        hint = "is this port one for TLS, and does it want a client certificate (`--cert-file`)?"
+        hint = "is this port one for TLS, and does it want a client certificate (`--cert-file`)"
     else:
-        hint = f"is this port one for TLS, and does its authority know {address.cert_file}?"
-    return f"the broker at {address} ended the connection before it answered; {hint}"
+        hint = f"is this port one for TLS, and does its authority know {address.cert_file}"
+    if silent:
+        return f"{address} accepts connections and says nothing; does an MQTT broker listen there, or {hint}?"
+    return (
+        f"the broker at {address} ended the connection before it answered; {hint}, or has it as many connections as it "
+        "allows (Mosquitto: `max_connections`)?"
+    )
 
 
 def _unreachable_remedy(address: Address, error: Exception) -> str:
@@ -261,6 +290,8 @@ def _network_remedy(error: Exception) -> str:
         return "; is the name right, and does this machine have a network?"
     if getattr(error, "errno", 0) == errno.ENETUNREACH:
         return "; does this machine have a network?"
+    if any(each.name == "_do_handshake" for each in extract_tb(error.__traceback__)):
+        return "; the port accepts connections and speaks no WebSocket: correct the port, or use mqtt://"
     lost = isinstance(error, TimeoutError) or getattr(error, "errno", 0) == errno.EHOSTUNREACH
     return "; is that machine on, and does a firewall let this port through?" if lost else ""
 

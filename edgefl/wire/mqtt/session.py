@@ -41,6 +41,8 @@ _MOMENT_S = 5.0
 _UNANSWERED = "unanswered"
 _ANSWER_S = 10.0
 """For the broker's CONNACK: an old one may wait for more of what it cannot read."""
+_SILENT_S = 3.0
+"""Seconds until a broker without a CONNACK is reported."""
 _TOO_LARGE = 149
 """Reason code of MQTT 5."""
 _RIVAL_AFTER = 3
@@ -211,7 +213,8 @@ class Session:
             )
         except (OSError, ValueError, OverflowError) as error:
             return connection.unreachable(address, error)
-        answer_by = time.monotonic() + _ANSWER_S
+        started = time.monotonic()
+        silent = reported = False
         code = paho.MQTT_ERR_SUCCESS
         while code == paho.MQTT_ERR_SUCCESS and not self._refusal and not self._stopping.is_set():
             try:
@@ -220,15 +223,23 @@ class Session:
                 self._ended = f"the broker sent what cannot be read: {error}"
                 break
             self._ask_again()
-            if not self._connected.is_set() and time.monotonic() > answer_by:
-                break  # the next attempt closes this connection
+            if not self._connected.is_set() and not self._refusal and code == paho.MQTT_ERR_SUCCESS:
+                waited = time.monotonic() - started
+                if silent := waited > _ANSWER_S:
+                    break  # the next attempt closes this connection
+                if waited > _SILENT_S and not reported and self._version == self._first:
+                    reported = True
+                    self._deliver(Down(connection.unanswered(address, silent=True), _ANSWER_S - waited))
         if self._stopping.is_set():
             self._client.say_goodbye()
         if self._refusal:
             return connection.refused(address, self._refusal)
+        if self._client.foreign:
+            self._ended = self._client.hung_up
+            return connection.foreign(address, self._client.foreign)
         if not self._connected.is_set():
             self._ended = _UNANSWERED
-            return connection.unanswered(address)
+            return connection.unanswered(address, silent=silent)
         why = self._client.hung_up or self._ended or paho.error_string(code).rstrip(".")
         return f"connection to the broker at {address} lost: {why}"
 

@@ -74,6 +74,7 @@ class IsolatedRunner:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            start_new_session=True,
         )
         weakref.finalize(self, _stopped, self._process)
         return self._answer(self._process, START_S)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from edgefl.wire.mqtt.address import Address
-from edgefl.wire.mqtt.connection import unreachable
+from edgefl.wire.mqtt.connection import dial, make_client, unreachable
 
 ADDRESS = Address("broker.example", 1883)
 
@@ -41,3 +41,13 @@ def test_what_to_do_depends_on_what_went_wrong(error: Exception, remedy: str) ->
 def test_a_port_that_knows_no_tls_is_told_from_one_that_is_away(error: Exception) -> None:
     assert unreachable(replace(ADDRESS, tls=True), error).endswith("; is this port one for TLS?")
     assert "TLS" not in unreachable(ADDRESS, error)
+
+
+def test_a_port_without_websocket_is_told_from_one_that_is_away() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = Address("127.0.0.1", listener.getsockname()[1], path="/mqtt")
+        client = make_client(address, "a", clean=True, max_inflight=1, most_bytes=1 << 16)
+        client.connect_timeout = 0.2
+        with pytest.raises(TimeoutError) as late:
+            dial(client, address, "5", clean=True, keepalive_s=60, max_inflight=1)
+    assert "the port accepts connections and speaks no WebSocket" in unreachable(address, late.value)

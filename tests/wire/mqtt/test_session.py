@@ -324,9 +324,32 @@ def test_a_port_that_ends_the_connection_at_once_may_want_tls(connect: SessionFa
         for _ in range(2):  # it asks in MQTT 5, and in 3.1.1
             listener.accept()[0].close()
         reason = wait_for(session, Down).reason
-    assert reason.endswith(
-        "ended the connection before it answered; does it want TLS (mqtts://, or `--ca-file`)?"
-    )
+    assert "ended the connection before it answered; does it want TLS (mqtts://, or `--ca-file`)" in reason
+    assert "`max_connections`" in reason
+
+
+@pytest.mark.parametrize(
+    ("answer", "name"),
+    [(b"HTTP/1.1 400 Bad Request\r\n", "HTTP"), (b"SSH-2.0-x\r\n", "SSH"), (b"220 mail\r\n", "'220 mail")],
+)
+def test_a_port_that_speaks_something_else_is_named(
+    connect: SessionFactory, answer: bytes, name: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        session = connect(Address("127.0.0.1", listener.getsockname()[1]))
+        with listener.accept()[0] as accepted:
+            accepted.sendall(answer)
+            reason = wait_for(session, Down).reason
+    assert reason.startswith("no MQTT broker listens at 127.0.0.1") and f"answers {name}" in reason
+
+
+def test_a_port_that_says_nothing_is_named(connect: SessionFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgefl.wire.mqtt.session._SILENT_S", 0.0)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        session = connect(Address("127.0.0.1", listener.getsockname()[1]))
+        with listener.accept()[0]:
+            reason = wait_for(session, Down).reason
+    assert "accepts connections and says nothing; does an MQTT broker listen there" in reason
 
 
 def test_a_wake_is_an_event_for_whoever_waits_even_without_a_broker(limits: Limits) -> None:

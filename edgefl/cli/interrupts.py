@@ -1,0 +1,79 @@
+"""Ctrl-C at any time of a command: it ends with exit code 130 and without a traceback."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import NoReturn
+
+EXIT_CODE = 130
+_RETRY_S = 0.05
+
+
+class InterruptHandler:
+    """Signal handler that raises KeyboardInterrupt.
+
+    An extension module is initialized first: numpy's crashes if an import within its initialization fails.
+
+    Attributes:
+        received: True after the first signal. Libraries turn a KeyboardInterrupt into other errors, such as ImportError.
+    """
+
+    received = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.received = True
+        if (loading := _loads_extension(frame)) is None:
+            raise KeyboardInterrupt
+        loading.f_trace = _interrupt  # called before the next line, which is after the initialization
+        sys.settrace(lambda *_: None)
+
+
+handler = InterruptHandler()
+
+
+@contextmanager
+def exit_on_interrupt() -> Iterator[None]:
+    """Exit with :data:`EXIT_CODE` if the block is interrupted. A process that ignores SIGINT continues to ignore it."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, handler)
+    if sys.platform != "win32":
+        signal.signal(signal.SIGALRM, handler)
+    sys.unraisablehook = _raise_again
+    try:
+        yield
+    except KeyboardInterrupt:
+        sys.exit(EXIT_CODE)
+    except Exception:
+        if not handler.received:
+            raise
+        sys.exit(EXIT_CODE)
+    finally:
+        if sys.platform != "win32":  # by default, a late SIGALRM kills the process
+            signal.signal(signal.SIGALRM, signal.SIG_IGN)
+
+
+def _raise_again(ignored: sys.UnraisableHookArgs) -> None:
+    """Raise a KeyboardInterrupt again that Python ignored: in ``__del__``, or in a callback of an import lock."""
+    if not issubclass(ignored.exc_type, KeyboardInterrupt):
+        sys.__unraisablehook__(ignored)
+    elif sys.platform != "win32":
+        signal.setitimer(signal.ITIMER_REAL, _RETRY_S)
+
+
+def _loads_extension(frame: FrameType | None) -> FrameType | None:
+    """Return the outermost frame of the stack that initializes an extension module."""
+    found = None
+    while frame is not None:
+        if frame.f_code.co_qualname.rpartition(".")[0].endswith("ExtensionFileLoader"):
+            found = frame
+        frame = frame.f_back
+    return found
+
+
+def _interrupt(frame: FrameType, event: str, argument: object) -> NoReturn:
+    sys.settrace(None)
+    raise KeyboardInterrupt
