@@ -132,77 +132,6 @@ if TYPE_CHECKING:
     from server.embedded_broker import run_amqtt as serve_broker
 
 _PLACES: dict[str, tuple[str, ...]] = {
-    "edgefl.api.choices": (
-        *(
-            "SGD",
-            "FedAvg",
-            "FedAvgUpdate",
-            "FedAvgMatched",
-            "PerFedAvg",
-            "LocalOnly",
-            "FedProx",
-            "Scaffold",
-            "FAFED",
-        ),
-        *(
-            "STEM",
-            "NaiveAdaptive",
-            "LocalAMSGrad",
-            "MimeAdam",
-            "MimeLite",
-            "ModelLoss",
-            "AdamW",
-            "TCBGD",
-            "MultiExit",
-            "SWAT",
-        ),
-        *(
-            "Binary",
-            "FedBAT",
-            "Dense",
-            "Float16",
-            "BFloat16",
-            "Int8",
-            "FedPAQ",
-            "SignSGD",
-            "ScaledSign",
-            "EFSignSGD",
-        ),
-        *(
-            "NoisySignSGD",
-            "StocSignSGD",
-            "TopK",
-            "ZeroFL",
-            "BiFL",
-            "BiFLFull",
-            "OutputSide",
-            "Width",
-            "Importance",
-        ),
-        *(
-            "ImportanceStructured",
-            "EarlyExit",
-            "FedAdam",
-            "FedYogi",
-            "FedAdagrad",
-            "FedAMS",
-            "ServerMomentum",
-        ),
-        *(
-            "AbsoluteError",
-            "BinaryCrossEntropy",
-            "CTC",
-            "CausalLM",
-            "CrossEntropy",
-            "Huber",
-            "InfoNCE",
-            "NTXent",
-            "Quantile",
-            "SequenceCrossEntropy",
-        ),
-        "SquaredError",
-        "own_program",
-    ),
     "edgefl.api.adapt": ("adapt",),
     "edgefl.api.analysis": ("heterogeneity", "personalize"),
     "edgefl.api.bundle": ("Bundle",),
@@ -249,8 +178,6 @@ _RENAMED = {
     "serve_broker": "server.embedded_broker:run_amqtt",
     "validate": "edgefl.config.reading:checked",
 }
-_FROM = {name: f"{place}:{name}" for place, names in _PLACES.items() for name in names} | _RENAMED
-
 __all__ = [
     "CTC",
     "FAFED",
@@ -364,6 +291,8 @@ __all__ = [
     "update_sizes",
     "validate",
 ]
+_FROM = dict.fromkeys(__all__, "edgefl.api.choices:")
+_FROM |= {name: f"{place}:" for place, names in _PLACES.items() for name in names} | _RENAMED
 
 
 def __getattr__(name: str) -> Any:
@@ -371,7 +300,7 @@ def __getattr__(name: str) -> Any:
         value: Any = importlib.import_module("edgefl.system.distribution").version()
     elif name in _FROM:
         module, _, attribute = _FROM[name].partition(":")
-        value = getattr(importlib.import_module(module), attribute)
+        value = getattr(importlib.import_module(module), attribute or name)
     else:
         raise AttributeError(
             f"module 'edgefl' has no attribute {name!r}", name=name, obj=sys.modules[__name__]

@@ -19,8 +19,6 @@ from edgefl.cli import interrupts
 if TYPE_CHECKING:
     import typer
 
-    from edgefl.cli.isolated import ProcessModule
-
     app: typer.Typer
 
 
@@ -114,7 +112,7 @@ def _told(error: OSError) -> str:
 
 
 def _run(arguments: list[str]) -> None:
-    modules = {"device": _device_module, "server": _server_module}
+    modules = {"device": "edgefl.cli.device.process", "server": "edgefl.cli.federation.serving"}
     module = modules.get(arguments[0] if arguments else "")
     asks = arguments[1:2] in (["--help"], ["-h"]) or not arguments[1:2] or not arguments[1].startswith("-")
     if module is None or asks:
@@ -150,18 +148,6 @@ def _alone(arguments: list[str]) -> typer.Typer | None:
         command = getattr(import_module(f"edgefl.cli.{_MODULES[name]}.{name}"), name)
         alone.command(help=help_of(command))(command)
     return alone
-
-
-def _device_module() -> ProcessModule:
-    from edgefl.cli.device import process
-
-    return process
-
-
-def _server_module() -> ProcessModule:
-    from edgefl.cli.federation import serving
-
-    return serving
 
 
 def _in_flags(message: str, command: Callable[[], typer.Typer]) -> str:

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -42,8 +43,8 @@ class SettingsPipe:
             pipe.write(msgspec.json.encode(settings))
 
 
-def run(command: Callable[..., None], module_of: Callable[[], ProcessModule]) -> None:
-    """Read the options in a child, called with a :class:`SettingsPipe`, then run the module here.
+def run(command: Callable[..., None], module_name: str) -> None:
+    """Read the options in a child, called with a :class:`SettingsPipe`, then run a :class:`ProcessModule` here.
 
     If the child sends no settings, exit with its code.
     """
@@ -59,7 +60,7 @@ def run(command: Callable[..., None], module_of: Callable[[], ProcessModule]) ->
         return
     os.close(write_end)
     try:
-        module = module_of()
+        module: ProcessModule = import_module(module_name)
         loaded = module.load()  # both are done at about the same time
     finally:
         with os.fdopen(read_end, "rb") as pipe:

@@ -36,7 +36,6 @@ WRONG = {
     "run --codec fedpac": (2, "did you mean 'fedpaq'?"),
     "run --loss hubr": (2, "did you mean 'huber'?"),
     "run --tiers strong,half=widht:1/4": (2, "did you mean 'width'?"),
-    "run --agents pyton:2": (2, "kinds are python, cpp, web"),
     "run --broker mosquito": (2, "did you mean 'mosquitto'?"),
     "run --data elsewhere": (3, "data.dir: there is no file or folder"),
     "run federation.toml --codec fedpac": (2, "\nthe command line cannot be used:\n  - codec.name"),

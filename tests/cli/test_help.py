@@ -57,21 +57,6 @@ def test_a_token_on_the_command_line_is_refused_and_not_repeated(tmp_path: Path)
     assert "EDGEFL_TOKEN" in result.exception.message and "s3cret" not in result.exception.message
 
 
-@pytest.mark.parametrize(
-    ("command", "texts"),
-    [
-        ("run", ["'edgefl-tiers[executorch]'", "my/file.py:mine:lr=0.1"]),
-        ("profile", ["needs edgefl-tiers[server]"]),
-    ],
-)
-def test_examples_are_shown_as_they_are_typed(command: str, texts: list[str]) -> None:
-    """Nothing of them is taken for markup or an emoji."""
-    shown = runner().invoke(app, [command, "--help"], env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"})
-
-    for text in texts:
-        assert text in " ".join(shown.output.split())
-
-
 def test_no_help_text_has_markup() -> None:
     """Brackets would not be shown."""
     groups = [typer.main.get_command(app)]
