@@ -48,14 +48,16 @@ def plan(
     gammas: Sequence[float] = (),
     say: Say = lambda _: None,
     processes: int = 1,
+    alike: bool = True,
 ) -> Fit:
     """All submodels of ``spec`` as the device would find them. Where it names its memory, sizes that are far from it are not
     traced (:mod:`exporters.memory.guess`): others take a second or two for each.
 
-    ``processes``: how many are looked at side by side; all find the same. ModelError if no submodel exists at all, or for a
-    gamma outside (0, 1]; ConfigError for an unknown kind.
+    ``processes``: how many are looked at side by side; all find the same. ``alike``: all sizes of a kind have one program,
+    or one for each type of carrier. ModelError if no submodel exists at all, or for a gamma outside (0, 1]; ConfigError for
+    an unknown kind.
     """
-    planner = _Planner(spec, device, functions)
+    planner = _Planner(spec, device, functions, alike=alike)
     every = sizes(spec, kinds, gammas)
     told = [(size, f"{spec.name}: {number} of {len(every)}: ") for number, size in enumerate(every, 1)]
     groups = [list(group) for _, group in groupby(told, lambda each: each[0].kind)]
@@ -85,8 +87,16 @@ def _distinct(offers: Iterable[Offer]) -> list[Offer]:
 def _settled(planner: _Planner, made: Fit) -> Fit:
     """With a trace of the one that is recommended, and of the next one if that does not fit."""
     while made.able and (best := made.recommended()).memory_about:
-        exact = planner.offer(planner.sketch(Size(best.kind, best.options)))
-        made = replace(made, offers=tuple(exact if each is best else each for each in made.offers))
+        size = Size(best.kind, best.options)
+        others = tuple(each for each in made.offers if each is not best)
+        try:
+            exact = planner.offer(planner.sketch(size))
+        except ModelError as error:
+            if not others:
+                raise
+            made = replace(made, offers=others, left_out=(*made.left_out, (size, error)))
+        else:
+            made = replace(made, offers=tuple(exact if each is best else each for each in made.offers))
     return made
 
 
@@ -134,8 +144,8 @@ class _Sketch:
 
 
 class _Planner:
-    def __init__(self, spec: ModelSpec, device: Device, functions: Functions) -> None:
-        self._spec, self._device, self._functions = spec, device, functions
+    def __init__(self, spec: ModelSpec, device: Device, functions: Functions, *, alike: bool) -> None:
+        self._spec, self._device, self._functions, self._alike = spec, device, functions, alike
         self._forwards = Forwards(spec)
         self._parameters, self._macs = whole(spec)
         self._known: dict[object, int] = {}
@@ -145,11 +155,17 @@ class _Planner:
         """Trace the whole model, before other processes look at its sizes: each kind has one that computes as much."""
         with suppress(ModelError):  # it is raised again for each kind
             sketch = self.sketch(Size("output_side", {"cut": 0}))
-            self._whole = self._step_bytes(sketch, sketch), self.offer(sketch).memory_bytes
+            self._whole = self._step_bytes(sketch, sketch.built[0]), self.offer(sketch).memory_bytes
 
-    def _step_bytes(self, sketch: _Sketch, first: _Sketch) -> int:
-        """Return :func:`step_bytes`, with the batch of the ``first`` of its kind: all of a kind are trained alike."""
-        return step_bytes(sketch.submodel, batch_size(first.built[0]), self._forwards)
+    def _step_bytes(self, sketch: _Sketch, program: Program) -> int:
+        return step_bytes(sketch.submodel, batch_size(program), self._forwards)
+
+    def _programs(self, sketches: Sequence[_Sketch]) -> list[Program]:
+        """Return the program of each, built once for those that are trained alike."""
+        if not self._alike:
+            return [each.built[0] for each in sketches]
+        carriers = [type(each.submodel.carrier) for each in sketches]
+        return [sketches[carriers.index(carrier)].built[0] for carrier in carriers]
 
     def sketch(self, size: Size, told: str = "") -> _Sketch:
         submodel = size.of(self._spec)
@@ -176,8 +192,10 @@ class _Planner:
 
         if not memory or not sketches:
             return [trace(at) for at in range(len(sketches))]
-        bytes_of = [self._step_bytes(each, sketches[0]) for each in sketches]
-        peaks |= too_large(bytes_of, self._whole, memory)
+        programs = self._programs(sketches)
+        bytes_of = list(map(self._step_bytes, sketches, programs))
+        large = too_large(bytes_of, self._whole, memory)
+        peaks |= {at: peak for at, peak in large.items() if sketches[at].submodel.carrier is None}
         while (at := next_traced(bytes_of, peaks, memory)) is not None:
             trace(at)
         for at in reversed(range(len(sketches))):
@@ -187,8 +205,8 @@ class _Planner:
                 break
         about = map(_Peak, guessed(bytes_of, peaks), repeat("train"))
         return [
-            traced.get(at) or self._offer(sketch, sketches[0].built[0], peak, about=True)
-            for at, (sketch, peak) in enumerate(zip(sketches, about, strict=True))
+            traced.get(at) or self._offer(sketch, program, peak, about=True)
+            for at, (sketch, program, peak) in enumerate(zip(sketches, programs, about, strict=True))
         ]
 
     def offer(self, sketch: _Sketch) -> Offer:

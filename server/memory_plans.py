@@ -18,6 +18,8 @@ from server.events import REPORTED, DeviceSeen, Warned
 NAME = "memory_plans.json"
 MOST_RAISED = 2.0
 """Times the exporter's plan: reports of devices are not trusted beyond it."""
+LEAST_DEVICES = 3
+"""Devices of a tier that report before its plan is raised: one that lies does not decide."""
 MOST_DEVICES = 1000
 """Devices of a tier whose peaks are compared."""
 
@@ -32,7 +34,7 @@ def read_raised(folder: Path) -> dict[str, int]:
 class MemoryPlans:
     """Plans of the tiers of a run, kept in its folder.
 
-    The plan of a tier is raised to the median of its devices' peaks: one device that lies does not keep others out.
+    The plan of a tier is raised to the median of its devices' peaks, and lowered again with it.
 
     Args:
         folder: of the run.
@@ -48,9 +50,7 @@ class MemoryPlans:
     def asked(self, rules: Rules) -> Rules:
         """Return ``rules`` with the raised plans, where a tier asks its devices for memory."""
         tiers = (
-            replace(tier, memory_bytes=max(tier.memory_bytes, self._raised.get(tier.name, 0)))
-            if tier.memory_bytes
-            else tier
+            replace(tier, raised_bytes=self._raised.get(tier.name, 0)) if tier.memory_bytes else tier
             for tier in rules.tiers
         )
         return replace(rules, tiers=tuple(tiers))
@@ -71,13 +71,17 @@ class MemoryPlans:
             return None
         used = event.peak_bytes - event.idle_bytes
         peaks[event.device] = max(used, peaks.get(event.device, 0))
+        if len(peaks) < LEAST_DEVICES:
+            return None
         plan = self._raised.get(tier, planned)
-        found = min(median_low(peaks.values()), int(MOST_RAISED * planned))
-        if found <= plan:
+        found = max(planned, min(median_low(peaks.values()), int(MOST_RAISED * planned)))
+        if found == plan:
             return None
         self._raised[tier] = found
-        with suppress(OSError):  # it is raised again after a restart, by the next report
+        with suppress(OSError):  # it is written again after a restart, by the next reports
             write_text(self._folder / NAME, msgspec.json.encode(self._raised).decode())
+        if found < plan:
+            return None
         text = (
             f"rounds of tier {tier!r} take {mebibytes(found)} on devices, planned {mebibytes(plan)}: the plan is raised; "
             "give small devices another tier, or set memory_budget"

@@ -387,13 +387,19 @@ class Service:
         with suppress(StoreError):  # the clock stays ahead of what a full disk did not keep
             self._registry.keep_number(number)
 
+    def _compare_memory(self, event: events.DeviceSeen) -> None:
+        """Raise or lower the memory that the device's tier asks for."""
+        warned = self._plans.report(event)
+        self._decisions.set_rules(self._plans.asked(self._rules))
+        if warned is not None:
+            self._listener(warned)
+
     def _emit(self, event: events.Event) -> None:
         """Tell; a listener that fails costs its own news only, one that has gone away ends the service."""
         try:
             self._listener(event)
-            if isinstance(event, events.DeviceSeen) and (warned := self._plans.report(event)) is not None:
-                self._decisions.set_rules(self._plans.asked(self._rules))
-                self._listener(warned)
+            if isinstance(event, events.DeviceSeen) and event.stage == events.REPORTED:
+                self._compare_memory(event)
         except BrokenPipeError:
             self._stopped = True
         except Exception:

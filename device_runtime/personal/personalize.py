@@ -27,6 +27,7 @@ from device_runtime.data.support import Shards
 from device_runtime.engine.base import Engine, LoadedGraph
 from device_runtime.memory import trim_memory
 from device_runtime.personal.point import Point, point_of
+from device_runtime.round.bounds import check_runtime
 from device_runtime.round.costs import Profiler
 from device_runtime.round.feeds import Feeds, complete
 from device_runtime.round.forward import MultiStepForward, record_tag
@@ -138,6 +139,7 @@ class Personalizer:
                 "such function, or the server that exported it is too old; `edgefl ls programs` tells which have one",
                 program=manifest.program,
             )
+        check_runtime(manifest, engine)
         self._manifest = manifest
         self._folder = folder
         self._profiler = Profiler()

@@ -155,8 +155,8 @@ class Work:
         if not planned or used <= planned:
             return ""
         return (
-            f"round {job.round} took {mebibytes(used)}, planned {mebibytes(planned)}: the server raises the plan of tier "
-            f"{job.tier!r}; offer less (--memory) to get a smaller tier"
+            f"round {job.round} took {mebibytes(used)}, tier {job.tier!r} is planned at {mebibytes(planned)}; offer less "
+            "memory to get a smaller tier"
         )
 
     def _check_tries(self, job: Job) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -251,8 +252,14 @@ def train_round(
         carry=carry,
         samples=samples,
         watch=watch,
-        tuning=SuitedForms(),
+        tuning=_suited(),
     )
+
+
+@cache
+def _suited() -> SuitedForms:
+    """Return the choice of forms, which keeps what it tried."""
+    return SuitedForms()
 
 
 def _local(

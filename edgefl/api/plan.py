@@ -89,7 +89,16 @@ def plan(
         )
         return tier.program, tier.prefix
 
-    return fitting(spec, device, functions, kinds=kinds, gammas=gammas, say=progress, processes=processes)
+    return fitting(
+        spec,
+        device,
+        functions,
+        kinds=kinds,
+        gammas=gammas,
+        say=progress,
+        processes=processes,
+        alike=program is None or isinstance(program, ProgramChoice),
+    )
 
 
 def suited(submodel: Submodel) -> ProgramChoice:

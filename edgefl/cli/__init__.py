@@ -92,8 +92,12 @@ def reported_errors(command: Callable[[], typer.Typer]) -> Iterator[None]:
     except EdgeflError as error:
         _fail(_in_flags(error.message, command), error.exit_code)
     except OSError as error:
+        if interrupts.follows_interrupt(error):
+            sys.exit(interrupts.EXIT_CODE)
         _fail(_told(error), StoreError.exit_code)
     except ModuleNotFoundError as error:
+        if interrupts.follows_interrupt(error):
+            sys.exit(interrupts.EXIT_CODE)
         extra = _EXTRAS.get(error.name or "")
         if extra and extra != "otel" and sys.argv[1:2] == ["dashboard"]:
             extra = "dashboard"
@@ -162,8 +166,6 @@ def _in_flags(message: str, command: Callable[[], typer.Typer]) -> str:
 
 
 def _fail(message: str, code: int = 1) -> None:
-    if interrupts.handler.received:  # the error follows from the interrupt
-        sys.exit(interrupts.EXIT_CODE)
     import typer
 
     try:

@@ -13,26 +13,15 @@ EXIT_CODE = 130
 _RETRY_S = 0.05
 
 
-class InterruptHandler:
-    """Signal handler that raises KeyboardInterrupt.
+def handler(number: int, frame: FrameType | None) -> None:
+    """Raise KeyboardInterrupt.
 
     An extension module is initialized first: numpy's crashes if an import within its initialization fails.
-
-    Attributes:
-        received: True after the first signal. Libraries turn a KeyboardInterrupt into other errors, such as ImportError.
     """
-
-    received = False
-
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        self.received = True
-        if (loading := _loads_extension(frame)) is None:
-            raise KeyboardInterrupt
-        loading.f_trace = _interrupt  # called before the next line, which is after the initialization
-        sys.settrace(lambda *_: None)
-
-
-handler = InterruptHandler()
+    if (loading := _loads_extension(frame)) is None:
+        raise KeyboardInterrupt
+    loading.f_trace = _interrupt  # called before the next line, which is after the initialization
+    sys.settrace(lambda *_: None)
 
 
 @contextmanager
@@ -47,13 +36,20 @@ def exit_on_interrupt() -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         sys.exit(EXIT_CODE)
-    except Exception:
-        if not handler.received:
+    except Exception as error:
+        if not follows_interrupt(error):
             raise
         sys.exit(EXIT_CODE)
     finally:
         if sys.platform != "win32":  # by default, a late SIGALRM kills the process
             signal.signal(signal.SIGALRM, signal.SIG_IGN)
+
+
+def follows_interrupt(error: BaseException | None) -> bool:
+    """Return True if a KeyboardInterrupt led to ``error``: libraries turn it into other errors, such as ImportError."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _raise_again(ignored: sys.UnraisableHookArgs) -> None:

@@ -59,9 +59,10 @@ def _by_class(folder: Path) -> dict[str, list[Path]]:
                     "photos up, or name the folder whose folders are the classes",
                     path=str(nested[0]),
                 )
-            if not inside:
+            photos = [path for path in inside if _is_photo(path)]
+            if not photos and folder.name not in _TESTS:
                 raise DataError(f"{child} is a class without photos: add some, or remove it", path=str(child))
-            if photos := [path for path in inside if _is_photo(path)]:
+            if photos:
                 found[unicodedata.normalize("NFC", child.name)] = photos
     if len(found) < 2:
         raise DataError(

@@ -30,7 +30,7 @@ from edgefl.wire.records.files import (
 )
 from edgefl.wire.records.values import BadRow, class_number, finite, is_number, is_text, listed, shown, whole
 
-_CLASS = re.compile(r"-?\d+")
+_CLASS = re.compile(r"[+-]?\d+")
 _MISSING = ("nan", "na", "n/a", "null", "none", "inf", "-inf")
 """What programs for tables write where a number is missing."""
 _MOST_NUMBERED = 100
@@ -180,7 +180,8 @@ class _LabelColumn:
         others = {text: line for text, line in found.items() if not is_number(text)}
         if not others:
             return cls._of_numbers(path, column, found)
-        if len(others) < len(found) and all(map(_is_missing, others)):
+        numbers = [float(text) for text in found if text not in others]
+        if numbers and (not all(map(float.is_integer, numbers)) or all(map(_is_missing, others))):
             text, line = next(iter(others.items()))
             raise _refused(path, line, BadRow(f"the label is {shown(text)}, which is no number"))
         return cls._named(path, column, sorted(found))

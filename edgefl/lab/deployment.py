@@ -74,17 +74,18 @@ class Deployment:
         )
         return f"Deployment({size(len(self.artifact.model))}, {facts[:_SHOWN]})"
 
-    def measured(self, measurement: FileMeasurement | None = None) -> Deployment:
+    def measured(self, measurement: FileMeasurement | None = None, saved: Path | None = None) -> Deployment:
         """Return the deployment with ``latency_ms`` (median) and ``peak_bytes`` of its runtime on this machine as facts.
 
         Args:
             measurement: process that was started for the target; None to start one.
+            saved: the file, if it was written already.
 
         Raises:
             ExportError: if the file cannot be measured.
         """
         with TemporaryDirectory() as folder, measurement or FileMeasurement(self.target) as process:
-            file = self.save(Path(folder) / f"model{self._suffix}")
+            file = saved or self.save(Path(folder) / f"model{self._suffix}")
             return replace(self, facts={**self.facts, **process.of(file, self.facts["inputs"])})
 
     @property

@@ -91,7 +91,7 @@ def absent(*names: str) -> Iterator[None]:
         yield
     finally:
         for name in missing:
-            del sys.modules[name]
+            sys.modules.pop(name, None)
 
 
 def _load_alone(package: ModuleType, child: str) -> None:

@@ -6,6 +6,7 @@ onnxruntime merges them when it loads a graph. Here it happens first, so that re
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Hashable
 from typing import Any
 
@@ -34,7 +35,7 @@ def merge_equal(graph: fx.Graph) -> None:
 def _is_pure(target: Any) -> bool:
     """Return True if two calls with the same arguments return the same."""
     if not isinstance(target, torch._ops.OpOverload):
-        return True  # operator.getitem
+        return target is operator.getitem
     return torch.Tag.nondeterministic_seeded not in target.tags and not target._schema.is_mutable
 
 

@@ -113,7 +113,7 @@ def _float_weights(exported: ExportedProgram) -> dict[str, int]:
         tensor = tensors.get(str(spec.target))
         if isinstance(tensor, torch.Tensor) and tensor.dtype == torch.float32:
             for user in node.users:
-                counts[str(user.target).split(".")[1]] += tensor.numel()
+                counts[str(user.target).removeprefix("aten.").split(".")[0]] += tensor.numel()
     return counts
 
 

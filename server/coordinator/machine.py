@@ -95,8 +95,8 @@ def _hello(
     rules: Rules, state: State, event: states.DeviceHello, now: float, *, settle: bool
 ) -> tuple[State, Actions]:
     """A hello is retained, so it may be old news: whether the device is there, its status says, if there is one."""
-    tier = roster.tier_of(rules.tiers, event.device, event.memory_bytes)
     known = state.devices.get(event.device)
+    tier = roster.tier_of(rules.tiers, event.device, event.memory_bytes, known.tier if known else "")
     online = event.online if known is None else known.online
     seen = (
         now if online else known.seen if known is not None else 0.0

@@ -15,11 +15,15 @@ from edgefl.wire.mqtt.conditions import UNKNOWN, Conditions
 
 @dataclass(frozen=True)
 class TierRule:
-    """Who belongs to a tier: device-name patterns first, then reported memory in bytes."""
+    """Who belongs to a tier: device-name patterns first, then reported memory in bytes.
+
+    ``raised_bytes`` is what its rounds take on devices, where that is more than planned.
+    """
 
     name: str
     patterns: tuple[str, ...] = ()
     memory_bytes: int = 0
+    raised_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +56,22 @@ def gone(device: Device) -> Device:
     return replace(device, online=False, seen=0.0)
 
 
-def tier_of(tiers: Sequence[TierRule], device: str, memory_bytes: int) -> str:
+def tier_of(tiers: Sequence[TierRule], device: str, memory_bytes: int, known: str = "") -> str:
     """The tier with the longest pattern that matches (the first of equals), else the largest whose memory it has.
 
-    The longest, because ``half-*`` also matches the devices of a tier ``half-slow``. "" if none fits.
+    The longest, because ``half-*`` also matches the devices of a tier ``half-slow``. "" if none fits. A tier that was raised
+    keeps the devices that it has: ``known`` is the device's.
     """
     matching = [
         (len(pattern), tier) for tier in tiers for pattern in tier.patterns if fnmatchcase(device, pattern)
     ]
     if matching:
         return max(matching, key=lambda found: found[0])[1].name
-    fitting = [tier for tier in tiers if tier.memory_bytes <= memory_bytes]
+    fitting = [
+        tier
+        for tier in tiers
+        if max(tier.memory_bytes, tier.raised_bytes * (tier.name != known)) <= memory_bytes
+    ]
     return max(fitting, key=lambda tier: tier.memory_bytes).name if fitting else ""
 
 
@@ -72,7 +81,8 @@ def described(tiers: Sequence[TierRule]) -> str:
 
 
 def _takes(tier: TierRule) -> str:
-    memory = [f"{mebibytes(tier.memory_bytes)} or more"] if tier.memory_bytes else []
+    needed = max(tier.memory_bytes, tier.raised_bytes)
+    memory = [f"{mebibytes(needed)} or more"] if needed else []
     return " or ".join([*(f"devices {pattern}" for pattern in tier.patterns), *memory]) or "every device"
 
 

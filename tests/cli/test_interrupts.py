@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from edgefl.cli.interrupts import exit_on_interrupt, handler
+from edgefl.cli.interrupts import exit_on_interrupt
 from tests.wire.mqtt.events import PATIENCE_S, wait_until
 
 _COMMAND = """
@@ -55,7 +55,6 @@ def test_an_interrupt_while_a_command_is_loaded_is_silent(module: str, command: 
 
 @pytest.fixture
 def handled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(handler, "received", False)
     monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGALRM)}
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -162,7 +162,7 @@ def deploy(
         failure = None
         try:
             with progress("measuring the file"):
-                made = made.measured(measurement)
+                made = made.measured(measurement, out)
             made.save_facts(out)
         except ExportError as error:
             failure = ExportError(f"{out} is written, but not measured: {error.message}")

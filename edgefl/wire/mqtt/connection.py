@@ -246,6 +246,8 @@ def refused(address: Address, reason: str) -> str:
 
 def foreign(address: Address, answer: bytes) -> str:
     """Return the reason for an answer that is not MQTT, with its protocol if that is known."""
+    if answer.startswith(b"\x15\x03"):  # an alert of TLS
+        return f"{address} speaks TLS: use mqtts://, or `--ca-file`"
     protocol = next((each for each in ("HTTP", "SSH") if answer.startswith(each.encode())), repr(answer)[1:])
     return f"no MQTT broker listens at {address}: the port answers {protocol}; correct the port"
 

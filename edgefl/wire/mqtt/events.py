@@ -30,13 +30,15 @@ class Down:
 
     ``rival``: connections are made and ended by the broker within moments, one after the other. MQTT 3.1.1 has no word for
     it (MQTT 5 has, and ``reason`` tells), but this is what happens where two clients have one id: each takes the other's
-    place. ``limit``: the broker ends each connection at a message of ours; the limit and what to do.
+    place. ``limit``: the broker ends each connection at a message of ours; the limit and what to do. ``waiting``: the
+    connection is made, and the broker has not answered yet.
     """
 
     reason: str
     retry_s: float
     rival: bool = False
     limit: str = ""
+    waiting: bool = False
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class Refused:
     topic: str
     reason: str
     limit: str = ""
+    waiting: bool = False
 
     def text(self, address: Address) -> str:
         """For people: the topic, the reason, and what to do."""

@@ -77,6 +77,8 @@ def _retained(session: Session) -> Iterator[Incoming]:
         except queue.Empty:
             return
         if isinstance(event, Down):
+            if event.waiting:
+                continue
             return
         if isinstance(event, Incoming):
             yield event

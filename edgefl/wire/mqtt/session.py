@@ -229,7 +229,8 @@ class Session:
                     break  # the next attempt closes this connection
                 if waited > _SILENT_S and not reported and self._version == self._first:
                     reported = True
-                    self._deliver(Down(connection.unanswered(address, silent=True), _ANSWER_S - waited))
+                    reason = connection.unanswered(address, silent=True)
+                    self._deliver(Down(reason, _ANSWER_S - waited, waiting=True))
         if self._stopping.is_set():
             self._client.say_goodbye()
         if self._refusal:

@@ -74,7 +74,7 @@ def test_a_round_that_takes_more_than_planned_is_told(server: ScriptedServer, st
     server.open(planned(1))
 
     assert (profile := server.update().profile).peak_bytes > profile.idle_bytes
-    assert ", planned 0.0 MiB: the server raises the plan of tier 'weak'" in agent.event("memory").text
+    assert ", tier 'weak' is planned at 0.0 MiB; offer less memory" in agent.event("memory").text
 
 
 def test_a_graph_that_no_round_runs_keeps_no_device_from_training(

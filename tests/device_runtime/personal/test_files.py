@@ -160,5 +160,5 @@ def test_the_agent_needs_its_options_and_the_command_does_not() -> None:
 def test_an_unknown_limit_is_refused(tier: Tier, tmp_path: Path) -> None:
     data = str(samples(tmp_path / "data.npz", tier, 4))
 
-    with pytest.raises(ConfigError, match="known limits"):
+    with pytest.raises(ConfigError, match="lists all limits"):
         run(["--id", "phone"], tmp_path, "--data", data, "--limit=patience=3")

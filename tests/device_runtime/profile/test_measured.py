@@ -48,7 +48,7 @@ def test_every_graph_is_measured_with_its_kind(measured: BundleProfile) -> None:
         assert graph.run.calls == 5
         assert 0 < graph.run.min_ms <= graph.run.median_ms <= graph.run.p90_ms
         assert graph.load_ms > 0
-        assert graph.peak.engine_bytes > 0
+        assert graph.peak.engine_bytes > 0 or graph.kind == "finish", "its outputs are the agent's own"
         assert graph.ops and sum(op.share for op in graph.ops) == pytest.approx(1.0, abs=0.01)
 
 

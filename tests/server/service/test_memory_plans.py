@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 from edgefl.wire.mqtt.messages import Round, Task
-from server.coordinator.roster import TierRule
+from server.coordinator.roster import TierRule, tier_of
 from server.dashboard.known.fleet import Fleet, Tier
 from server.dashboard.known.source import Folder
 from server.events import REPORTED, DeviceSeen, Rejected, Warned
@@ -28,24 +29,37 @@ def seen(device: str, mib: int, stage: str = REPORTED) -> DeviceSeen:
     )
 
 
-def test_a_plan_is_raised_to_the_median_of_its_devices(tmp_path: Path) -> None:
+def reported(plans: MemoryPlans, *peaks: int) -> list[Warned | None]:
+    """Return what the reports of devices a, b, ... give, whose rounds take ``peaks`` MiB."""
+    return [plans.report(seen(name, mib)) for name, mib in zip("abcdefg", peaks, strict=False)]
+
+
+def test_a_plan_is_raised_to_the_median_of_its_devices_and_lowered_again(tmp_path: Path) -> None:
     plans = MemoryPlans(tmp_path, PLANNED)
 
-    assert plans.report(seen("a", 9)) is None
-    assert plans.report(seen("liar", 900)) is None
-    raised = plans.report(seen("b", 14))
+    *before, raised = reported(plans, 9, 900, 14)
 
+    assert before == [None, None]
     assert raised is not None and "14.0 MiB on devices, planned 10.0 MiB" in raised.text
-    assert plans.report(seen("b", 14)) is None, "it was told"
+    assert plans.report(seen("c", 14)) is None, "it was told"
     assert read_raised(tmp_path) == {"strong": 14 * MIB}
+    assert not any(reported(plans, 9, 900, 14, 8, 8)) and read_raised(tmp_path) == {"strong": 10 * MIB}
 
 
-def test_one_device_raises_a_plan_to_twice_of_it_at_most(tmp_path: Path) -> None:
-    plans = MemoryPlans(tmp_path, PLANNED)
+@pytest.mark.parametrize(("devices", "raised"), [(2, {}), (3, {"strong": 20 * MIB})])
+def test_three_devices_raise_a_plan_to_twice_of_it_at_most(
+    devices: int, raised: dict[str, int], tmp_path: Path
+) -> None:
+    reported(MemoryPlans(tmp_path, PLANNED), *[900] * devices)
 
-    assert plans.report(seen("liar", 900)) is not None
+    assert read_raised(tmp_path) == raised
 
-    assert read_raised(tmp_path) == {"strong": 20 * MIB}
+
+def test_a_raised_plan_does_not_change_the_order_of_tiers() -> None:
+    tiers = [TierRule("strong", (), 100 * MIB), TierRule("weak", (), 60 * MIB, raised_bytes=110 * MIB)]
+
+    assert [tier_of(tiers, "x", mib * MIB) for mib in (150, 90)] == ["strong", ""]
+    assert tier_of(tiers, "x", 60 * MIB, known="weak") == "weak"
 
 
 def test_what_is_no_report_of_a_round_raises_nothing(tmp_path: Path) -> None:
@@ -53,13 +67,13 @@ def test_what_is_no_report_of_a_round_raises_nothing(tmp_path: Path) -> None:
 
     others = [seen("a", 19, "train"), msgspec.structs.replace(seen("a", 19), tier="unknown")]
 
-    assert [plans.report(each) for each in others] == [None, None]
+    assert [plans.report(each) for each in others * 3] == [None] * 6
 
 
 def test_a_file_of_plans_that_cannot_be_read_is_none(tmp_path: Path) -> None:
     (tmp_path / "memory_plans.json").write_text('{"strong": "much"}')
 
-    assert read_raised(tmp_path) == {} and MemoryPlans(tmp_path, PLANNED).report(seen("a", 12)) is not None
+    assert read_raised(tmp_path) == {} and reported(MemoryPlans(tmp_path, PLANNED), 12, 12, 12)[-1]
 
 
 def test_a_raised_plan_decides_who_gets_the_tier_and_outlives_the_server(
@@ -73,7 +87,7 @@ def test_a_raised_plan_decides_who_gets_the_tier_and_outlives_the_server(
         scripted.report(task, opened, profile=peak)
 
     rules = (TierRule("strong", (), 10 * MIB), TierRule("weak", ("weak-*",)))
-    plan = plan_for(federation, limits, rounds=2, tiers=rules)
+    plan = plan_for(federation, limits, rounds=2, tiers=rules, min_devices=3)
     [graph] = plan.tiers["strong"].bundle.manifest.graphs
     manifest = msgspec.structs.replace(
         plan.tiers["strong"].bundle.manifest, graphs=(msgspec.structs.replace(graph, planned_bytes=10 * MIB),)
@@ -82,7 +96,8 @@ def test_a_raised_plan_decides_who_gets_the_tier_and_outlives_the_server(
     tiers = dict(plan.tiers) | {"strong": dataclasses.replace(plan.tiers["strong"], bundle=bundle)}
     plan = dataclasses.replace(plan, tiers=tiers)
     server = RunningServer.start(plan, mosquitto.address, tmp_path / "out")
-    device("phone", hungry, memory_bytes=64 * MIB)
+    for name in ("phone", "board", "tablet"):
+        device(name, hungry, memory_bytes=64 * MIB)
     assert "15.0 MiB on devices" in server.wait_for(Warned).text
     device("small", memory_bytes=12 * MIB, tier="strong")
     assert server.wait_for(Rejected, lambda event: event.device == "small").reason == "wrong-tier"

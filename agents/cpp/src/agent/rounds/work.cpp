@@ -45,8 +45,8 @@ void Work::compare(const Job& job, const Manifest& manifest, int64_t used) const
   int64_t planned = 0;
   for (const Graph* graph : manifest.of_round()) planned = std::max(planned, graph->planned_bytes);
   if (planned == 0 || used <= planned) return;
-  exceeded("round " + std::to_string(job.round) + " took " + size_text(static_cast<double>(used)) + ", planned " + size_text(static_cast<double>(planned)) + ": the server raises the plan of tier " +
-           in_quotes(job.tier) + "; offer less (--memory) to get a smaller tier");
+  exceeded("round " + std::to_string(job.round) + " took " + size_text(static_cast<double>(used)) + ", tier " + in_quotes(job.tier) + " is planned at " +
+           size_text(static_cast<double>(planned)) + "; offer less memory to get a smaller tier");
 }
 
 Manifest Work::manifest_of(const Job& job) {
