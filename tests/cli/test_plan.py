@@ -30,8 +30,8 @@ def graphs_are_traced_once() -> Iterator[None]:
     known: dict[object, dict[object, int]] = {}
     begin = fit._Planner.__init__
 
-    def shared(planner: Any, spec: Any, *others: Any) -> None:
-        begin(planner, spec, *others)
+    def shared(planner: Any, spec: Any, *others: Any, **options: Any) -> None:
+        begin(planner, spec, *others, **options)
         tensors = tuple((name, tensor.shape) for name, tensor in spec.weights.items())
         planner._known = known.setdefault(tensors, {})
 
