@@ -29,9 +29,6 @@ from typing import TYPE_CHECKING, Any
 importlib.import_module("edgefl.system.silence")
 
 if TYPE_CHECKING:
-    from device_runtime.engine.executorch.build import build_engine
-    from device_runtime.personal.personalize import Wanted as Adaptation
-    from device_runtime.round.runner import RoundResult
     from edgefl.analysis.replay import replay
     from edgefl.api.adapt import adapt
     from edgefl.api.analysis import heterogeneity, personalize
@@ -126,10 +123,13 @@ if TYPE_CHECKING:
     from edgefl.models.split import split
     from edgefl.setup.updates import update_sizes
     from edgefl.wire.errors import EdgeflError
-    from exporters.device import Device
-    from exporters.front.cache import BundleCache
-    from server.broker import mosquitto_command
-    from server.embedded_broker import run_amqtt as serve_broker
+    from edgefl_device.engine.executorch.build import build_engine
+    from edgefl_device.personal.personalize import Wanted as Adaptation
+    from edgefl_device.round.runner import RoundResult
+    from edgefl_export.device import Device
+    from edgefl_export.front.cache import BundleCache
+    from edgefl_server.broker import mosquitto_command
+    from edgefl_server.embedded_broker import run_amqtt as serve_broker
 
 _PLACES: dict[str, tuple[str, ...]] = {
     "edgefl.api.adapt": ("adapt",),
@@ -158,10 +158,10 @@ _PLACES: dict[str, tuple[str, ...]] = {
     "edgefl.models.split": ("split",),
     "edgefl.setup.updates": ("update_sizes",),
     "edgefl.wire.errors": ("EdgeflError",),
-    "exporters.device": ("Device",),
-    "exporters.front.cache": ("BundleCache",),
-    "device_runtime.round.runner": ("RoundResult",),
-    "server.broker": ("mosquitto_command",),
+    "edgefl_export.device": ("Device",),
+    "edgefl_export.front.cache": ("BundleCache",),
+    "edgefl_device.round.runner": ("RoundResult",),
+    "edgefl_server.broker": ("mosquitto_command",),
 }
 # Names that say less, or something else, where they stand.
 _RENAMED = {
@@ -172,10 +172,10 @@ _RENAMED = {
     "Selection": "edgefl.config.selection:SelectionTable",
     "Formats": "edgefl.config.tables:ExportTable",
     "Round": "edgefl.config.rounds:RoundTable",
-    "Adaptation": "device_runtime.personal.personalize:Wanted",
-    "build_engine": "device_runtime.engine.executorch.build:build_engine",
+    "Adaptation": "edgefl_device.personal.personalize:Wanted",
+    "build_engine": "edgefl_device.engine.executorch.build:build_engine",
     "catalog": "edgefl.facts:shipped",
-    "serve_broker": "server.embedded_broker:run_amqtt",
+    "serve_broker": "edgefl_server.embedded_broker:run_amqtt",
     "validate": "edgefl.config.reading:checked",
 }
 __all__ = [

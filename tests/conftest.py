@@ -26,7 +26,7 @@ from hypothesis import settings
 from edgefl.lab.ports import free_port
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.session import Address, Session
-from server.broker import mosquitto_base
+from edgefl_server.broker import mosquitto_base
 from tests import needs
 from tests.rings import importing, record, samples
 
@@ -82,7 +82,7 @@ def code_stays_resident() -> Iterator[None]:
     Devices in processes of their own cut their code and let go of it as ever.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("device_runtime.libraries._parts", list)
+        patch.setattr("edgefl_device.libraries._parts", list)
         yield
 
 
@@ -92,7 +92,7 @@ def garbage_is_not_searched_between_stages() -> Iterator[None]:
     is searched, a third of a second each time; devices in processes of their own search as ever."""
     with pytest.MonkeyPatch.context() as patch:
         for place in ("agent", "round.runner", "round.forward", "round.tuning"):
-            patch.setattr(f"device_runtime.{place}.trim_memory", lambda: None)
+            patch.setattr(f"edgefl_device.{place}.trim_memory", lambda: None)
         yield
 
 
@@ -125,7 +125,7 @@ def op_functions_are_read_once() -> Iterator[None]:
 
     Only where tests export: they have imported the table by now.
     """
-    tables = sys.modules.get("exporters.onnx.op_tables")
+    tables = sys.modules.get("edgefl_export.onnx.op_tables")
     with pytest.MonkeyPatch.context() as patch:
         if tables is not None and tables._from_torchlib is not None:
             patch.setattr(tables._REGISTRY, "from_torchlib", staticmethod(tables._registry))
@@ -242,7 +242,7 @@ class Amqtt(BrokerProcess):
     """The broker inside ``edgefl run``."""
 
     def _command(self) -> list[str]:
-        script = f"from server.embedded_broker import run_amqtt; run_amqtt('127.0.0.1', {self.port})"
+        script = f"from edgefl_server.embedded_broker import run_amqtt; run_amqtt('127.0.0.1', {self.port})"
         return [sys.executable, "-c", script]
 
 

@@ -61,8 +61,8 @@ def skip(reason: str) -> NoReturn:
 
 def skip_in_this_process() -> None:
     """Let modules, fixtures and tests skip when they open what a missing program would provide."""
-    from device_runtime.engine.executorch import binding
     from edgefl.bench.common.browser import Browser
+    from edgefl_device.engine.executorch import binding
 
     if not has_executorch_binding():
         binding.binding = lambda *_: Path(require("c++"))  # type: ignore[attr-defined]
@@ -72,8 +72,8 @@ def skip_in_this_process() -> None:
 
 def has_executorch_binding() -> bool:
     """Return True if the ExecuTorch engine can run: its binding is there, or a compiler to build it."""
-    from device_runtime.engine.executorch import build
     from edgefl.wire.errors import ConfigError
+    from edgefl_device.engine.executorch import build
 
     def refuse(_: str) -> None:
         raise ConfigError("the binding would have to be built")

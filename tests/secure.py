@@ -7,7 +7,7 @@ from pathlib import Path
 
 from edgefl.lab.ports import free_port
 from edgefl.wire.mqtt.address import Address, read_secret
-from server.lab_broker import LabBroker
+from edgefl_server.lab_broker import LabBroker
 from tests import needs
 from tests.conftest import BrokerProcess
 

@@ -17,7 +17,7 @@ from PIL import Image
 
 from edgefl.bench.common.browser import Browser
 from edgefl.bench.dashboard.rows import SyntheticRun, served
-from server.events import DeviceLost
+from edgefl_server.events import DeviceLost
 
 PICTURES = Path(__file__).resolve().parents[1] / "docs" / "pictures"
 _COLOURS = 96

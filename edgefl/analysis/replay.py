@@ -16,9 +16,9 @@ from edgefl.simulator.replay import Replay, ReplayedRound, differences
 from edgefl.wire import tensors
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.tensors import Arrays
-from server.storage.checkpoints import Checkpoints
-from server.storage.journal import Journal
-from server.storage.places import journal_at, place_of, store_at
+from edgefl_server.storage.checkpoints import Checkpoints
+from edgefl_server.storage.journal import Journal
+from edgefl_server.storage.places import journal_at, place_of, store_at
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from device_runtime.data.samples import Local
-from device_runtime.engine.select import open_engine
-from device_runtime.link.identity import Say
-from device_runtime.personal.personalize import Adapted, Personalizer, Wanted, graphs_of
-from device_runtime.personal.visitor import Guest, job_of
-from device_runtime.round import bounds
-from device_runtime.round.graphs import Blobs
-from device_runtime.round.job import Job
-from device_runtime.round.offline import offline, read_weights
 from edgefl.api.bundle import Bundle
 from edgefl.api.device import broker_address
 from edgefl.wire import folders
@@ -28,6 +19,15 @@ from edgefl.wire.limits import Limits, checked_seed
 from edgefl.wire.mqtt.address import Address
 from edgefl.wire.mqtt.topics import checked_name
 from edgefl.wire.tensors import Arrays
+from edgefl_device.data.samples import Local
+from edgefl_device.engine.select import open_engine
+from edgefl_device.link.identity import Say
+from edgefl_device.personal.personalize import Adapted, Personalizer, Wanted, graphs_of
+from edgefl_device.personal.visitor import Guest, job_of
+from edgefl_device.round import bounds
+from edgefl_device.round.graphs import Blobs
+from edgefl_device.round.job import Job
+from edgefl_device.round.offline import offline, read_weights
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def adapt(
 
     Args:
         model: of :func:`of_files` or :func:`announced`.
-        data: the samples of this device (:func:`device_runtime.data.sources.load`).
+        data: the samples of this device (:func:`edgefl_device.data.sources.load`).
         wanted: how: protocol, steps, step size, samples that judge, seed.
         engine: runtime of the graphs.
         threads: of the engine.

@@ -9,8 +9,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from device_runtime.data.support import checked_protocol
-from device_runtime.round.offline import read_weights
 from edgefl.analysis.heterogeneity.losses import Losses, Shards, shuffled
 from edgefl.analysis.heterogeneity.report import HeterogeneityReport, examine
 from edgefl.analysis.heterogeneity.theory import Setting
@@ -33,7 +31,9 @@ from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.limits import checked_seed
 from edgefl.wire.tensors import Arrays
-from exporters.bundle.build import batch_size
+from edgefl_device.data.support import checked_protocol
+from edgefl_device.round.offline import read_weights
+from edgefl_export.bundle.build import batch_size
 
 PROTOCOLS = ("train_support", "split_test", "paper_literal")
 """What a personalization adapts to, and what judges it."""

@@ -17,8 +17,8 @@ from edgefl.wire.tensors import Array, Arrays
 if TYPE_CHECKING:
     from edgefl.config import Federation
     from edgefl.wire.bundle.profiles import BundleProfile
-    from exporters.bundle.verify import BundleCheck
-    from exporters.front.tier import Exchange, Tier
+    from edgefl_export.bundle.verify import BundleCheck
+    from edgefl_export.front.tier import Exchange, Tier
 
 _ANY = 1 << 30
 """Chunk size of a reference whose chunks nobody reads."""
@@ -85,7 +85,7 @@ class Bundle:
         ConfigError where that is not enough.
         """
         from edgefl.setup.origin import origin, origin_of
-        from exporters.bundle.verify import verify_bundle
+        from edgefl_export.bundle.verify import verify_bundle
 
         source = origin(*self.made_of) if self.made_of else origin_of(self.manifest, federation, model)
         return verify_bundle(self.contents, source, checked_seed(seed), progress=progress)
@@ -104,7 +104,7 @@ class Bundle:
         ``engine``: default is the one of its format. ``repeat`` counted calls of each graph; ``samples`` rows of the round
         that is watched (0: two batches). Needs no torch. ConfigError if the engine is not installed.
         """
-        from device_runtime.profile.whole import ProfileSettings, profile_bundle
+        from edgefl_device.profile.whole import ProfileSettings, profile_bundle
 
         settings = ProfileSettings(engine=engine, threads=threads, repeat=repeat, samples=samples)
         return profile_bundle(self.contents, settings, progress)

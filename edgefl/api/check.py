@@ -178,7 +178,7 @@ def _on(
 
 def _samples(manifest: Any, rows: int, seed: int) -> tuple[Array, Array, Arrays]:
     """Random samples of the kind that the bundle's data are."""
-    from device_runtime.profile.measure.inputs import Inputs
+    from edgefl_device.profile.measure.inputs import Inputs
 
     made = Inputs(manifest, seed).samples(rows)
     return np.asarray(made.x), made.y, dict(made.others)

@@ -7,13 +7,6 @@ from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 
-from device_runtime.config import Source
-from device_runtime.data.check import DataReport, check
-from device_runtime.data.samples import LocalData
-from device_runtime.data.sources import load
-from device_runtime.engine.select import open_engine
-from device_runtime.round.offline import MemoryBlobs
-from device_runtime.round.parts import parts_of
 from edgefl.api.bundle import Bundle
 from edgefl.config import DataTable, parse
 from edgefl.data import photos
@@ -22,6 +15,13 @@ from edgefl.data.tables import is_table
 from edgefl.setup.data import data_table, open_data
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.tensors import Array
+from edgefl_device.config import Source
+from edgefl_device.data.check import DataReport, check
+from edgefl_device.data.samples import LocalData
+from edgefl_device.data.sources import load
+from edgefl_device.engine.select import open_engine
+from edgefl_device.round.offline import MemoryBlobs
+from edgefl_device.round.parts import parts_of
 
 
 def check_data(data: str | Path | Source, bundle: Bundle | str | Path) -> DataReport:

@@ -21,13 +21,13 @@ from edgefl.submodels.submodel import Submodel
 from edgefl.wire.bundle.formats import Outputs, check_outputs
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.mqtt.topics import checked_name
-from exporters.bundle.formats import check_installed, format_of
-from exporters.front.cache import BundleCache
-from exporters.front.compile import cached
-from exporters.front.order import Order
-from exporters.front.program import coded_program, with_shorter
-from exporters.front.tier import Tier
-from exporters.memory.recompute import Budget
+from edgefl_export.bundle.formats import check_installed, format_of
+from edgefl_export.front.cache import BundleCache
+from edgefl_export.front.compile import cached
+from edgefl_export.front.order import Order
+from edgefl_export.front.program import coded_program, with_shorter
+from edgefl_export.front.tier import Tier
+from edgefl_export.memory.recompute import Budget
 
 Target = Literal["onnx", "executorch"]
 

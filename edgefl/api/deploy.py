@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from device_runtime.round.offline import read_weights
 from edgefl.config import Federation, load, without_devices
 from edgefl.contract.choice import SubmodelChoice
 from edgefl.lab.cuts import chosen
@@ -22,7 +21,8 @@ from edgefl.setup.evaluation import STATISTICS_ROWS
 from edgefl.submodels.compaction.compact import compact as without_zeros
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.tensors import Arrays
-from exporters.deploy.target import Backend, DeployTarget, Format, Quantize
+from edgefl_device.round.offline import read_weights
+from edgefl_export.deploy.target import Backend, DeployTarget, Format, Quantize
 
 if TYPE_CHECKING:  # they load the server
     from edgefl.api.run import Run

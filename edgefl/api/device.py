@@ -11,18 +11,6 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from device_runtime.agent import Agent as _Agent
-from device_runtime.config import AgentConfig, AgentEvent, Source
-from device_runtime.data.problems import checked_policy
-from device_runtime.data.samples import Local, LocalData
-from device_runtime.data.sources import load as load_data
-from device_runtime.engine.base import Engine
-from device_runtime.engine.select import MOST_THREADS, open_engine
-from device_runtime.host import physical_memory
-from device_runtime.policy import Policy, read_policy
-from device_runtime.round.graphs import Step
-from device_runtime.round.runner import RoundResult
-from device_runtime.round.tuning import SuitedForms
 from edgefl.system.cores import cores
 from edgefl.system.sizes import parse_size
 from edgefl.wire import folders
@@ -34,6 +22,18 @@ from edgefl.wire.mirrors import Mirror
 from edgefl.wire.mqtt.address import Address
 from edgefl.wire.mqtt.topics import checked_name
 from edgefl.wire.tensors import Array
+from edgefl_device.agent import Agent as _Agent
+from edgefl_device.config import AgentConfig, AgentEvent, Source
+from edgefl_device.data.problems import checked_policy
+from edgefl_device.data.samples import Local, LocalData
+from edgefl_device.data.sources import load as load_data
+from edgefl_device.engine.base import Engine
+from edgefl_device.engine.select import MOST_THREADS, open_engine
+from edgefl_device.host import physical_memory
+from edgefl_device.policy import Policy, read_policy
+from edgefl_device.round.graphs import Step
+from edgefl_device.round.runner import RoundResult
+from edgefl_device.round.tuning import SuitedForms
 
 if TYPE_CHECKING:
     from edgefl.api.bundle import Bundle
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 class Agent:
     """One device of a federation. ``run`` serves until the training is done (``until_done``), or :meth:`stop`.
 
-    ``data`` is a file or a folder of samples that stay here (:func:`device_runtime.data.sources.load`), or a function
+    ``data`` is a file or a folder of samples that stay here (:func:`edgefl_device.data.sources.load`), or a function
     that gives them: ``(x, y)``, ``(x, y, others)`` or a mapping. ``bad_rows``: ``refuse`` data with rows that cannot
     be read or do not fit, or ``skip`` and count such rows. ``broker`` is ``host:port``,
     ``user:password@host:port`` or a URL such as ``mqtts://host?cert-file=...``,
@@ -56,12 +56,12 @@ class Agent:
     be faster here are tried in the first round, and how many threads a step gains from; without it two equal devices
     compute the same bits. ``threads``: the most that the engine may have; 0: as many as this process has processors where
     they are tuned (ONNX Runtime); what is not tuned has 1 then. ``sandbox``: whether the engine has a process of its own
-    that may little (:mod:`device_runtime.sandbox`): ``always``, ``never``, or ``auto`` for where no ``server_key`` vouches
-    for what it loads. ``policy`` is what the owner lets the device do, and when (:mod:`device_runtime.policy`), or a file.
+    that may little (:mod:`edgefl_device.sandbox`): ``always``, ``never``, or ``auto`` for where no ``server_key`` vouches
+    for what it loads. ``policy`` is what the owner lets the device do, and when (:mod:`edgefl_device.policy`), or a file.
     ``mirrors`` are URLs of this device's own, such as a gateway's cache, asked before those that the server names and before
-    the broker (:mod:`device_runtime.link.mirrors`).
+    the broker (:mod:`edgefl_device.link.mirrors`).
     ``surroundings_command`` prints in what conditions this device is, where the system does not say
-    (:mod:`device_runtime.conditions`).
+    (:mod:`edgefl_device.conditions`).
     ``report`` is told what happens, from the threads of the agent.
 
     ConfigError for an argument that cannot be used.
@@ -142,7 +142,7 @@ def most_threads(threads: int, *, tune: bool) -> int:
 
 def boxed_engine(engine: str, threads: int, most: int, config: AgentConfig) -> Engine:
     """An engine in a process that is confined to what ``config`` offers; without a number, to what the machine has."""
-    from device_runtime.sandbox.choose import open_sandboxed
+    from edgefl_device.sandbox.choose import open_sandboxed
 
     return open_sandboxed(
         engine,
@@ -237,8 +237,8 @@ def train_round(
         ConfigError: if the engine is not installed.
     """
     # Here, because an agent needs neither.
-    from device_runtime.round import offline
     from edgefl.api.bundle import Bundle
+    from edgefl_device.round import offline
 
     read = bundle if isinstance(bundle, Bundle) else Bundle.load(bundle)
     held = weights if isinstance(weights, Mapping) else offline.read_weights(Path(weights))

@@ -21,11 +21,11 @@ from edgefl.system.forks import side_by_side
 from edgefl.wire.bundle.formats import Outputs, check_outputs
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.printable import nearest
-from exporters.bundle.formats import check_installed
-from exporters.capture.forked import begin
-from exporters.front.cache import Found
-from exporters.front.folder import bundle_name
-from exporters.front.tier import Exchange, Tier
+from edgefl_export.bundle.formats import check_installed
+from edgefl_export.capture.forked import begin
+from edgefl_export.front.cache import Found
+from edgefl_export.front.folder import bundle_name
+from edgefl_export.front.tier import Exchange, Tier
 
 
 @dataclass(frozen=True)

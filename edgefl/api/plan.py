@@ -13,12 +13,12 @@ from edgefl.contract.program import Program
 from edgefl.objective.carrier import Thresholded
 from edgefl.optimizers.catalog import NONE
 from edgefl.submodels.submodel import Submodel
-from exporters.bundle.build import Prefix
-from exporters.device import Device
-from exporters.fit import plan as fitting
-from exporters.front.program import coded_program
-from exporters.front.tier import Tier
-from exporters.offers import Fit
+from edgefl_export.bundle.build import Prefix
+from edgefl_export.device import Device
+from edgefl_export.fit import plan as fitting
+from edgefl_export.front.program import coded_program
+from edgefl_export.front.tier import Tier
+from edgefl_export.offers import Fit
 
 
 def plan(

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from device_runtime.round.offline import read_weights
 from edgefl.api.federation import load_federation
 from edgefl.api.notebook import in_notebook, print_round
 from edgefl.api.serve import SERVER_LOCK
@@ -32,9 +31,10 @@ from edgefl.system.folder_lock import FolderLock
 from edgefl.wire.errors import ConfigError, ParticipationError
 from edgefl.wire.tensors import Array, Arrays
 from edgefl.wire.update.size import UpdateSize
-from exporters.bundle.formats import check_installed
-from server.events import RoundClosed
-from server.storage.history import rounds_of
+from edgefl_device.round.offline import read_weights
+from edgefl_export.bundle.formats import check_installed
+from edgefl_server.events import RoundClosed
+from edgefl_server.storage.history import rounds_of
 
 _CURVES = ("accuracy", "loss", "train_loss", "seconds", "up_bytes", "down_bytes", "reports")
 

@@ -23,19 +23,19 @@ from edgefl.wire import folders
 from edgefl.wire.bundle.signatures import Signer
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.mqtt.address import Address
-from server.events import Event
-from server.rounds import AnotherConfiguration, check_configuration
-from server.service import Service
-from server.shards.hiring import workers_of
-from server.storage.audit import Audit
-from server.storage.feed import Feed
-from server.storage.history import History
-from server.storage.journal import Journal
-from server.storage.places import journal_at, place_of, store_at
+from edgefl_server.events import Event
+from edgefl_server.rounds import AnotherConfiguration, check_configuration
+from edgefl_server.service import Service
+from edgefl_server.shards.hiring import workers_of
+from edgefl_server.storage.audit import Audit
+from edgefl_server.storage.feed import Feed
+from edgefl_server.storage.history import History
+from edgefl_server.storage.journal import Journal
+from edgefl_server.storage.places import journal_at, place_of, store_at
 
 if TYPE_CHECKING:
-    from server.run_spec import RunSpec
-    from server.workshop.workshop import Workshop
+    from edgefl_server.run_spec import RunSpec
+    from edgefl_server.workshop.workshop import Workshop
 
 SERVER_LOCK = "serve.lock"
 JOURNAL = "journal.sqlite"
@@ -135,7 +135,7 @@ def _composed(
     if workshop is not None:
         return workshop.composed(federation, folder, device=device, emit=emit)
     from edgefl.setup.data import open_data
-    from server.compose import compose
+    from edgefl_server.compose import compose
 
     return compose(federation, open_data(federation), folder, emit=emit, device=device), device
 

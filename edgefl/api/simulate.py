@@ -45,8 +45,8 @@ from edgefl.system.files import write_text
 from edgefl.wire import tensors
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.tensors import Array, Arrays
-from server.events import Event, Noted, Warned
-from server.shards.ray_cluster import LOCAL
+from edgefl_server.events import Event, Noted, Warned
+from edgefl_server.shards.ray_cluster import LOCAL
 
 _LOCK = "simulate.lock"
 

@@ -8,13 +8,13 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from device_runtime.profile.measure.folder import BundleFolder
-from device_runtime.profile.tune import tuned
-from device_runtime.round.tuning import Choice, Tuning
-from device_runtime.store.database import Store
 from edgefl.api.device import opened
 from edgefl.wire.bundle.archive import read_bundle
 from edgefl.wire.limits import Limits
+from edgefl_device.profile.measure.folder import BundleFolder
+from edgefl_device.profile.tune import tuned
+from edgefl_device.round.tuning import Choice, Tuning
+from edgefl_device.store.database import Store
 
 if TYPE_CHECKING:
     from edgefl.api.bundle import Bundle

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import msgspec
 
 from edgefl.wire.errors import EdgeflError
-from server.coordinator.machine import initial, step, wake_at
-from server.coordinator.roster import TierRule
-from server.coordinator.states import Answered, DeviceHello, DeviceStatus, Event, Rules, State, Tick
+from edgefl_server.coordinator.machine import initial, step, wake_at
+from edgefl_server.coordinator.roster import TierRule
+from edgefl_server.coordinator.states import Answered, DeviceHello, DeviceStatus, Event, Rules, State, Tick
 
 _VERSION = "0" * 64
 _MEMORY, _SAMPLES = 1 << 30, 100

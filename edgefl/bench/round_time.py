@@ -20,8 +20,8 @@ from edgefl.lab.ports import free_port
 from edgefl.setup.tiers import completed
 from edgefl.system.processes import child_process
 from edgefl.wire.errors import ConfigError
-from server.access.certificates import LabAuthority
-from server.broker import mosquitto_base, mosquitto_program
+from edgefl_server.access.certificates import LabAuthority
+from edgefl_server.broker import mosquitto_base, mosquitto_program
 
 
 class RoundRow(msgspec.Struct, frozen=True, kw_only=True):

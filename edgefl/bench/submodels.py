@@ -33,12 +33,12 @@ from edgefl.submodels.sizes import Size, sizes
 from edgefl.submodels.submodel import Submodel
 from edgefl.system.structs import filled
 from edgefl.wire.errors import ModelError
-from exporters.artifact import Artifact
-from exporters.memory.predict import predicted_peak
-from exporters.memory.recompute import lean
-from exporters.memory.usage import rewritable
-from exporters.onnx import capture_for
-from exporters.onnx.model import to_onnx
+from edgefl_export.artifact import Artifact
+from edgefl_export.memory.predict import predicted_peak
+from edgefl_export.memory.recompute import lean
+from edgefl_export.memory.usage import rewritable
+from edgefl_export.onnx import capture_for
+from edgefl_export.onnx.model import to_onnx
 
 GAMMAS = FOUR_SIZES
 Match = Literal["parameters", "macs"]

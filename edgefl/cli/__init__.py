@@ -181,7 +181,17 @@ _MODULES = {
     **dict.fromkeys(("check", "deploy", "export", "plan", "profile", "verify"), "models"),
 }
 """The folder of each command whose module has its name and no other command."""
-_SERVER = ("torch", "onnx", "onnxscript", "amqtt", "sqlalchemy", "pydantic", "psutil", "exporters", "server")
+_SERVER = (
+    "torch",
+    "onnx",
+    "onnxscript",
+    "amqtt",
+    "sqlalchemy",
+    "pydantic",
+    "psutil",
+    "edgefl_export",
+    "edgefl_server",
+)
 _EXTRAS = {
     **dict.fromkeys(_SERVER, "server"),
     "scipy": "analysis",

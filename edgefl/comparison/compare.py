@@ -29,7 +29,7 @@ from edgefl.models.spec import ModelSpec
 from edgefl.models.user_code import blamed, innermost
 from edgefl.system.given_back import release_freed
 from edgefl.wire.errors import EdgeflError, ExportError, ModelError
-from exporters.verify.rounding import nudged
+from edgefl_export.verify.rounding import nudged
 
 STEPS = 3
 """Steps of training: what a step leaves in the module shows in the next ones."""

@@ -17,7 +17,7 @@ from edgefl.models.layers.storage import memory_of
 from edgefl.models.losses.loss import Loss
 from edgefl.models.user_code import place
 from edgefl.wire.errors import ModelError
-from exporters.capture.instead import instead_of
+from edgefl_export.capture.instead import instead_of
 
 _TOGGLED = (Tensor.requires_grad_, Tensor.requires_grad.__set__)  # type: ignore[attr-defined]
 _REPLACED = Tensor.data.__set__  # type: ignore[attr-defined]

@@ -20,9 +20,9 @@ from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.system.collecting import collecting_later
 from edgefl.system.given_back import release_freed
 from edgefl.wire.bundle.manifest import SAMPLE
-from exporters.capture.checks import check_ops, drop_outside_writes
-from exporters.capture.trace import Joint, joint_graph
-from exporters.verify.rounding import double_precision
+from edgefl_export.capture.checks import check_ops, drop_outside_writes
+from edgefl_export.capture.trace import Joint, joint_graph
+from edgefl_export.verify.rounding import double_precision
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,7 +27,7 @@ _READ = frozenset(
 # What these libraries call decides nothing that the code of a model computes.
 _CALLERS = frozenset(
     {
-        "_frozen_importlib", "_frozen_importlib_external", "contextlib", "edgefl", "exporters", "importlib", "linecache",
+        "_frozen_importlib", "_frozen_importlib_external", "contextlib", "edgefl", "edgefl_export", "importlib", "linecache",
         "logging", "multiprocessing", "threading", "torch", "traceback", "warnings",
     }
 )  # fmt: skip

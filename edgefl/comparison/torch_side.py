@@ -30,7 +30,7 @@ from edgefl.models.own_gradients import differentiable
 from edgefl.models.source import Source
 from edgefl.models.spec import ModelSpec
 from edgefl.wire.errors import EdgeflError
-from exporters.verify.rounding import double_precision
+from edgefl_export.verify.rounding import double_precision
 
 MAX_RATE, RELATIVE_STEP = 0.1, 0.02
 STORED = 5e-7

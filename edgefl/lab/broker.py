@@ -14,7 +14,7 @@ from edgefl.lab.ports import free_port
 from edgefl.system.processes import child_process
 from edgefl.system.python import module_command
 from edgefl.wire.errors import BrokerError
-from server.broker import mosquitto_command
+from edgefl_server.broker import mosquitto_command
 
 _HOST = "127.0.0.1"
 

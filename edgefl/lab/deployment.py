@@ -34,11 +34,11 @@ from edgefl.system.files import write_whole
 from edgefl.system.sizes import size
 from edgefl.wire.errors import ConfigError, DataError
 from edgefl.wire.tensors import Array
-from exporters.deploy.export import Artifact, ExportedModel, deploy
-from exporters.deploy.measuring import FileMeasurement
-from exporters.deploy.preprocessing import Preprocessing, preprocessing_of
-from exporters.deploy.program import INPUT, Subject
-from exporters.deploy.target import FACTS, SUFFIXES, DeployTarget, files_of, refuse_existing, target_of
+from edgefl_export.deploy.export import Artifact, ExportedModel, deploy
+from edgefl_export.deploy.measuring import FileMeasurement
+from edgefl_export.deploy.preprocessing import Preprocessing, preprocessing_of
+from edgefl_export.deploy.program import INPUT, Subject
+from edgefl_export.deploy.target import FACTS, SUFFIXES, DeployTarget, files_of, refuse_existing, target_of
 
 CHECKED_ROWS = 64
 ROWS = EVALUATION_BATCH

@@ -25,8 +25,8 @@ from edgefl.system.processes import last_line
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.signatures import Signer
 from edgefl.wire.mqtt.address import Address
-from server.profiling.fleet import FleetProfiler, Wanted
-from server.profiling.rows import DeviceReport, FleetReport, by_tier
+from edgefl_server.profiling.fleet import FleetProfiler, Wanted
+from edgefl_server.profiling.rows import DeviceReport, FleetReport, by_tier
 
 _HOST = "127.0.0.1"
 _BROKER_S = 20.0

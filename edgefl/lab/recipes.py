@@ -10,7 +10,7 @@ from edgefl.models.layers.log_mel import FLOOR
 from edgefl.wire.bundle.manifest import DataSpec
 from edgefl.wire.bundle.readers import Image, Series, Sound, Table, Text
 from edgefl.wire.pictures import DRAFT
-from exporters.deploy.preprocessing import Pixels, Preprocessing
+from edgefl_export.deploy.preprocessing import Pixels, Preprocessing
 
 Recipe = dict[str, Any]
 

@@ -43,7 +43,7 @@ from edgefl.models.spaces import (
 _FOREIGN = frozenset({"torch", "numpy", "edgefl", "builtins", *sys.stdlib_module_names}) - {"__main__"}
 # Objects of these libraries belong to threads, files and traces.
 _MACHINERY = frozenset(
-    {"_io", "_thread", "abc", "asyncio", "concurrent", "edgefl", "exporters", "io", "logging"}
+    {"_io", "_thread", "abc", "asyncio", "concurrent", "edgefl", "edgefl_export", "io", "logging"}
 )
 _MACHINERY |= {"multiprocessing", "queue", "socket", "subprocess", "threading"}
 _READABLE = (threading.local, threading.Semaphore)

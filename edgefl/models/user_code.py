@@ -9,17 +9,16 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from edgefl.system.distribution import PACKAGES, folders
 from edgefl.wire.errors import EdgeflError, ModelError
 
 if TYPE_CHECKING:
     from torch import fx
 
-_EDGEFL = Path(__file__).resolve().parents[1]
 _STANDARD = Path(sysconfig.get_path("stdlib"))
 # Tensors that have shapes alone say so, when they are asked for more.
 _VALUELESS = re.compile(r"on meta tensors|register_meta function")
@@ -123,10 +122,7 @@ def is_user_code(path: Path) -> bool:
 @cache
 def _ours() -> tuple[Path, ...]:
     """Folders whose code is none of the user's."""
-    torch = find_spec("torch")
-    found = (Path(torch.origin).resolve().parent,) if torch is not None and torch.origin else ()
-    rooms = ("exporters", "device_runtime", "server")
-    return (*found, _EDGEFL, *(_EDGEFL.parent / room for room in rooms))
+    return folders("torch", *PACKAGES)
 
 
 def place() -> str:

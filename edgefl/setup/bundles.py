@@ -11,15 +11,15 @@ from edgefl.setup.samples import data_spec
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.formats import FormatName
 from edgefl.wire.bundle.manifest import Graph
-from exporters.artifact import Artifact
-from exporters.bundle.formats import Format, format_of
-from exporters.capture.trace import Captured, Joint, capture
-from exporters.front.cache import BundleCache, Found
-from exporters.front.compile import cached, compiled
-from exporters.front.order import Order
-from exporters.front.tier import Exchange, Tier
-from exporters.memory.recompute import Budget
-from exporters.verify.graphs import Verification
+from edgefl_export.artifact import Artifact
+from edgefl_export.bundle.formats import Format, format_of
+from edgefl_export.capture.trace import Captured, Joint, capture
+from edgefl_export.front.cache import BundleCache, Found
+from edgefl_export.front.compile import cached, compiled
+from edgefl_export.front.order import Order
+from edgefl_export.front.tier import Exchange, Tier
+from edgefl_export.memory.recompute import Budget
+from edgefl_export.verify.graphs import Verification
 
 # A bundle without its graphs: the manifest that a compiled one has, for whoever runs the functions themselves.
 

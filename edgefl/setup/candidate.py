@@ -12,7 +12,7 @@ from edgefl.models.spec import ModelSpec
 from edgefl.setup.training import tier_tables, tiers_of
 from edgefl.wire.errors import ConfigError, ModelError
 from edgefl.wire.tensors import Arrays
-from exporters.front.tier import Tier
+from edgefl_export.front.tier import Tier
 
 # The weights of a model as a server averages them.
 

@@ -20,8 +20,8 @@ from edgefl.submodels.submodel import Submodel
 from edgefl.wire.bundle.manifest import Manifest
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.tensors import Array
-from exporters.bundle.verify import Origin
-from exporters.front.tier import Exchange, Tier
+from edgefl_export.bundle.verify import Origin
+from edgefl_export.front.tier import Exchange, Tier
 
 
 def origin_of(manifest: Manifest, federation: Federation | None = None, model: str = "") -> Origin:

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from edgefl.system.lazy_modules import absent, is_unused, on_first_use
-from exporters.capture.patches import Patch, patched
+from edgefl_export.capture.patches import Patch, patched
 
 _DYNAMO = "torch._dynamo"
 _DISTRIBUTED = "torch.distributed.tensor"

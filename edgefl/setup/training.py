@@ -12,8 +12,8 @@ from edgefl.models.spec import ModelSpec
 from edgefl.programs.activations import stored
 from edgefl.setup.model import submodel_of
 from edgefl.submodels.submodel import Submodel
-from exporters.front.program import coded_program, trained_by, with_shorter
-from exporters.front.tier import Tier
+from edgefl_export.front.program import coded_program, trained_by, with_shorter
+from edgefl_export.front.tier import Tier
 
 
 def program_of(federation: Federation, submodel: Submodel) -> Program:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
-from device_runtime.store.carry_choice import RoundToBegin, StoredCarry, choose
 from edgefl.wire import tensors
 from edgefl.wire.errors import StoreError
 from edgefl.wire.tensors import Arrays
+from edgefl_device.store.carry_choice import RoundToBegin, StoredCarry, choose
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS standing(only INTEGER PRIMARY KEY CHECK (only = 1), data BLOB NOT NULL);

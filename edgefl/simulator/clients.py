@@ -9,10 +9,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
-from device_runtime.data import sources
-from device_runtime.data.samples import Local, LocalData
 from edgefl.data.dataset import Dataset
 from edgefl.wire.tensors import Array
+from edgefl_device.data import sources
+from edgefl_device.data.samples import Local, LocalData
 
 
 class ClientData(Protocol):
@@ -47,7 +47,7 @@ class Spread:
 
 @dataclass(frozen=True, eq=False)
 class Own:
-    """What each client has in ``places``, as a device reads it (:func:`device_runtime.data.sources.load`)."""
+    """What each client has in ``places``, as a device reads it (:func:`edgefl_device.data.sources.load`)."""
 
     places: Mapping[str, Path]
     _samples: dict[str, int] = field(default_factory=dict)

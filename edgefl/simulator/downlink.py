@@ -12,10 +12,10 @@ from edgefl.wire.bundle.manifest import Manifest
 from edgefl.wire.compression import Compression, packed, unpacked
 from edgefl.wire.patches import patched, widened
 from edgefl.wire.tensors import Arrays
-from server.publish.downlink import Downlink
-from server.publish.model import Model
-from server.run_spec import RunSpec
-from server.storage.published import PublishedModels
+from edgefl_server.publish.downlink import Downlink
+from edgefl_server.publish.model import Model
+from edgefl_server.run_spec import RunSpec
+from edgefl_server.storage.published import PublishedModels
 
 
 @dataclass

@@ -24,8 +24,8 @@ from edgefl.system.files import PARTIAL, write_text
 from edgefl.wire import tensors
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.tensors import Arrays
-from server.run_spec import RunSpec
-from server.storage.checkpoints import Checkpoints, store
+from edgefl_server.run_spec import RunSpec
+from edgefl_server.storage.checkpoints import Checkpoints, store
 
 CONFIG_NAME = "config.toml"
 ROUNDS_NAME = "rounds.jsonl"

@@ -27,10 +27,10 @@ from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import Manifest
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.tensors import Array
-from exporters.bundle.features import FEATURES, features_of
-from exporters.capture.graph import Table, graph_of
-from exporters.capture.trace import capture, joint_graph
-from exporters.front.tier import Exchange, Tier
+from edgefl_export.bundle.features import FEATURES, features_of
+from edgefl_export.capture.graph import Table, graph_of
+from edgefl_export.capture.trace import capture, joint_graph
+from edgefl_export.front.tier import Exchange, Tier
 
 # A list of operations as one Python function, which calls torch's kernels with as little between as there can be.
 

@@ -10,16 +10,16 @@ from edgefl.data.dataset import Dataset
 from edgefl.setup.bundles import outline_of
 from edgefl.simulator.functions import Functions
 from edgefl.wire.bundle.archive import Bundle
-from exporters.front.tier import Exchange, Tier
-from server.compose import composed
-from server.coordinator.roster import share
-from server.events import Event
-from server.run_spec import RunSpec
+from edgefl_export.front.tier import Exchange, Tier
+from edgefl_server.compose import composed
+from edgefl_server.coordinator.roster import share
+from edgefl_server.events import Event
+from edgefl_server.run_spec import RunSpec
 
 
 @dataclass(frozen=True)
 class Plan:
-    """``functions`` by tier and number of the exchange (:meth:`~server.run_spec.RunSpec.index`)."""
+    """``functions`` by tier and number of the exchange (:meth:`~edgefl_server.run_spec.RunSpec.index`)."""
 
     spec: RunSpec
     functions: dict[tuple[str, int], Functions]
@@ -34,7 +34,7 @@ class Plan:
         progress: Callable[[str], None] = lambda _: None,
         device: str = "auto",
     ) -> Plan:
-        """Of ``federation``, evaluated on ``dataset``. Raises what :func:`server.compose.compose` does."""
+        """Of ``federation``, evaluated on ``dataset``. Raises what :func:`edgefl_server.compose.compose` does."""
         made: dict[str, dict[str, Functions]] = {}
 
         def outline(tier: Tier, exchange: Exchange, _format: str) -> Bundle:

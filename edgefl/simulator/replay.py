@@ -16,12 +16,12 @@ from edgefl.wire import tensors
 from edgefl.wire.errors import ConfigError, StoreError
 from edgefl.wire.mqtt.messages import Update, decode
 from edgefl.wire.tensors import Arrays
-from server.active_round import Began, active_round, concluded
-from server.coordinator.collapse import NEVER, Best
-from server.coordinator.states import OpenRound, Outcome
-from server.publish.model import Model
-from server.run_spec import RunSpec
-from server.storage.journal import Journal, Run
+from edgefl_server.active_round import Began, active_round, concluded
+from edgefl_server.coordinator.collapse import NEVER, Best
+from edgefl_server.coordinator.states import OpenRound, Outcome
+from edgefl_server.publish.model import Model
+from edgefl_server.run_spec import RunSpec
+from edgefl_server.storage.journal import Journal, Run
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 
-from device_runtime.store.carry_choice import RoundToBegin
 from edgefl.simulator.carries import Carries
 from edgefl.simulator.clients import ClientData
 from edgefl.simulator.downlink import Downloads, Fetched
@@ -26,18 +25,19 @@ from edgefl.wire import tensors
 from edgefl.wire.errors import ParticipationError
 from edgefl.wire.mqtt.messages import NO_CARRY
 from edgefl.wire.tensors import Arrays
-from server.active_round import Began, Conclusion, active_round, concluded, measured
-from server.aggregate.accumulator import Accumulator
-from server.coordinator import attendance, states
-from server.coordinator import machine as coordinator
-from server.coordinator.collapse import Best
-from server.coordinator.fleet import Assignment, Assignments, Devices
-from server.coordinator.record import Record
-from server.coordinator.roster import Device, tier_of
-from server.coordinator.states import Actions, OpenRound, State
-from server.publish.model import Model
-from server.run_spec import RunSpec
-from server.taking.active import ActiveRound
+from edgefl_device.store.carry_choice import RoundToBegin
+from edgefl_server.active_round import Began, Conclusion, active_round, concluded, measured
+from edgefl_server.aggregate.accumulator import Accumulator
+from edgefl_server.coordinator import attendance, states
+from edgefl_server.coordinator import machine as coordinator
+from edgefl_server.coordinator.collapse import Best
+from edgefl_server.coordinator.fleet import Assignment, Assignments, Devices
+from edgefl_server.coordinator.record import Record
+from edgefl_server.coordinator.roster import Device, tier_of
+from edgefl_server.coordinator.states import Actions, OpenRound, State
+from edgefl_server.publish.model import Model
+from edgefl_server.run_spec import RunSpec
+from edgefl_server.taking.active import ActiveRound
 
 RUN = "simulation"
 

@@ -10,14 +10,14 @@ import msgspec
 from edgefl.simulator.fleet import Work
 from edgefl.simulator.row import Row
 from edgefl.wire.tensors import Arrays
-from server.coordinator.collapse import Best
-from server.coordinator.record import Participation, Turnout
+from edgefl_server.coordinator.collapse import Best
+from edgefl_server.coordinator.record import Participation, Turnout
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
     """Where a simulation stands between two rounds: with the model after round ``number`` and what clients keep, enough to
     go on from to the same bits. ``now``: seconds of the federation's own time. ``took_part`` and ``turnouts`` are the
-    coordinator's (:class:`server.coordinator.record.Record`)."""
+    coordinator's (:class:`edgefl_server.coordinator.record.Record`)."""
 
     number: int = 0
     position: int = 0

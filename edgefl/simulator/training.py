@@ -1,6 +1,6 @@
-"""Local rounds of the clients of a tier, as :mod:`device_runtime.round.runner` runs each of them on its device.
+"""Local rounds of the clients of a tier, as :mod:`edgefl_device.round.runner` runs each of them on its device.
 
-The same batches, noise, passes and facts about the data (:class:`device_runtime.round.feeds.Feeds`), in the same order;
+The same batches, noise, passes and facts about the data (:class:`edgefl_device.round.feeds.Feeds`), in the same order;
 what runs are the functions themselves, in torch. Clients that make the same steps make them together.
 """
 
@@ -13,14 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from device_runtime.data.samples import FittedData
-from device_runtime.round.feeds import Feeds, complete, kept, other_rows
-from device_runtime.round.runner import RoundResult, result_of
 from edgefl.contract.tensors import Tensors, role_of
 from edgefl.simulator.functions import Functions
 from edgefl.wire.bundle.manifest import Chunk, Graph, PhaseSpec
 from edgefl.wire.errors import BundleError
 from edgefl.wire.tensors import Array, Arrays
+from edgefl_device.data.samples import FittedData
+from edgefl_device.round.feeds import Feeds, complete, kept, other_rows
+from edgefl_device.round.runner import RoundResult, result_of
 
 Metrics = dict[str, float]
 

@@ -17,13 +17,13 @@ from edgefl.simulator.functions import Functions
 from edgefl.simulator.trainers.tasks import Report, RoundTask
 from edgefl.wire.errors import ParticipationError
 from edgefl.wire.tensors import Arrays
-from server.active_round import Began
-from server.coordinator import machine as coordinator
-from server.coordinator.fleet import Assignment, Assignments
-from server.coordinator.states import Actions, Answered, OpenRound, Reassign, Rules, State, Tick
-from server.publish.model import Model
-from server.run_spec import RunSpec
-from server.taking.active import ActiveRound
+from edgefl_server.active_round import Began
+from edgefl_server.coordinator import machine as coordinator
+from edgefl_server.coordinator.fleet import Assignment, Assignments
+from edgefl_server.coordinator.states import Actions, Answered, OpenRound, Reassign, Rules, State, Tick
+from edgefl_server.publish.model import Model
+from edgefl_server.run_spec import RunSpec
+from edgefl_server.taking.active import ActiveRound
 
 _MOST_TICKS = 1_000
 """Times that tasks of a version end because their time is over, before it is the federation's fault."""

@@ -155,7 +155,13 @@ def _processes() -> ForkServerContext:
     """Processes that begin with what all of them need imported already: that takes longer than many a model."""
     context = get_context("forkserver")
     context.set_forkserver_preload(
-        ["edgefl.suite.worker", "exporters.onnx.model", "exporters.executorch", "transformers", "onnxruntime"]
+        [
+            "edgefl.suite.worker",
+            "edgefl_export.onnx.model",
+            "edgefl_export.executorch",
+            "transformers",
+            "onnxruntime",
+        ]
     )
     return context
 

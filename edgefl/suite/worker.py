@@ -21,7 +21,7 @@ from edgefl.contract.choice import LossChoice
 from edgefl.setup.one_line import parse_loss
 from edgefl.suite.architecture import Architecture
 from edgefl.suite.catalog import named
-from exporters.front.cache import FOLDER
+from edgefl_export.front.cache import FOLDER
 
 SEED = 0
 FOUND, LOG, CACHE = "found.jsonl", "log", "cache"

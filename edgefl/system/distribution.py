@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib.util import find_spec
 from pathlib import Path
 
 NAME = "edgefl-tiers"
@@ -45,3 +46,13 @@ def _of_installation(root: Path) -> str:
     """The version in the name of the folder that an installer writes beside our packages; "" where there is none."""
     names = [folder.name for folder in root.glob(f"{NAME.replace('-', '_')}-*.dist-info")]
     return max(names, default="").removesuffix(".dist-info").rpartition("-")[2]
+
+
+PACKAGES = ("edgefl", "edgefl_export", "edgefl_device", "edgefl_server")
+"""The packages of this distribution."""
+
+
+def folders(*packages: str) -> tuple[Path, ...]:
+    """Return the folders of top-level packages without importing them. Those that are not installed are left out."""
+    specs = map(find_spec, packages)
+    return tuple(Path(spec.origin).resolve().parent for spec in specs if spec is not None and spec.origin)

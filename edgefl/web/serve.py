@@ -31,7 +31,7 @@ from edgefl.web.samples import sample_of, write_samples
 from edgefl.web.settings import WebSettings
 from edgefl.wire.errors import ConfigError, EdgeflError
 from edgefl.wire.mqtt.address import Address
-from server.dashboard.web.serve import bind
+from edgefl_server.dashboard.web.serve import bind
 
 # What the page's server answers. Its files are everybody's; all else is for who has the secret of the scanned address.
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from device_runtime.data.support import Protocol
 from edgefl.analysis.heterogeneity.curvature import adapted, extremes
 from edgefl.analysis.heterogeneity.losses import Losses, Shard, batches
 from edgefl.analysis.personal.evaluate import User
@@ -16,6 +15,7 @@ from edgefl.analysis.personal.report import PersonalReport, Setting, mean
 from edgefl.api.simulate import Simulation
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide
+from edgefl_device.data.support import Protocol
 from reproduce.entry import Found
 
 AFTER, LITERAL, BEFORE = "after", "literal", "before"

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from device_runtime.config import AgentConfig
-from device_runtime.host import physical_memory
 from edgefl.api.device import boxed_engine, broker_address
+from edgefl_device.config import AgentConfig
+from edgefl_device.host import physical_memory
 
 
 @pytest.mark.parametrize(("offered", "expected"), [(0, physical_memory()), (1 << 20, 1 << 20)])
@@ -18,7 +18,7 @@ def test_the_engines_process_has_a_limit_also_where_nobody_named_one(
     """The one that the agent tells the server."""
     asked: dict[str, object] = {}
     monkeypatch.setattr(
-        "device_runtime.sandbox.choose.open_sandboxed", lambda *_, **named: asked.update(named)
+        "edgefl_device.sandbox.choose.open_sandboxed", lambda *_, **named: asked.update(named)
     )
     config = AgentConfig(
         federation="demo",

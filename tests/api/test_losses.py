@@ -26,9 +26,9 @@ from edgefl.setup.one_line import parse_loss
 from edgefl.setup.origin import origin_of
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.errors import ConfigError, DataError, ModelError
-from server.events import RoundClosed
-from server.scoring import Scored, round_closed
-from server.storage.history import History
+from edgefl_server.events import RoundClosed
+from edgefl_server.scoring import Scored, round_closed
+from edgefl_server.storage.history import History
 
 HERE = Path(__file__).resolve()
 VOCABULARY, LENGTH = 7, 5

@@ -24,8 +24,8 @@ from edgefl.wire.compression import unpacked
 from edgefl.wire.errors import ConfigError, DataError, ExportError
 from edgefl.wire.limits import Limits
 from edgefl.wire.tensors import Array
-from server.publish.announcements import offer_bundle
-from server.publish.publisher import Publisher
+from edgefl_server.publish.announcements import offer_bundle
+from edgefl_server.publish.publisher import Publisher
 from tests.cli.runner import runner
 from tests.device_runtime.data.files import image, sound, written
 from tests.server.publish.test_publisher import TOPICS, Broker

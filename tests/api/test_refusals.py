@@ -20,10 +20,10 @@ from edgefl.models.zoo.catalog import build_model
 from edgefl.wire import tensors
 from edgefl.wire.errors import ConfigError, DataError, ModelError
 from edgefl.wire.mqtt.address import Address
-from server.events import RoundClosed, Warned
-from server.storage import journal
-from server.storage.history import History, rounds_of
-from server.storage.places import journal_at, store_at
+from edgefl_server.events import RoundClosed, Warned
+from edgefl_server.storage import journal
+from edgefl_server.storage.history import History, rounds_of
+from edgefl_server.storage.places import journal_at, store_at
 
 CLOSED = RoundClosed(
     **{"round": 1, "outcome": "closed", "accuracy": 0.5, "loss": 1.0, "train_loss": 1.0, "seconds": 2.0},

@@ -8,14 +8,24 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("edgefl", "exporters", "device_runtime", "server", "reproduce")
-_QUOTED = re.compile(rf"[\"'](?:{'|'.join(PACKAGES)})\.")
-_MODULE = re.compile(rf"({'|'.join(PACKAGES)})(\.[a-z_][a-z0-9_]*)+(:[A-Za-z_]\w*)?")
+FOLDERS = {
+    "edgefl": ROOT,
+    "edgefl_export": ROOT / "exporters",
+    "edgefl_device": ROOT / "device_runtime",
+    "edgefl_server": ROOT / "server",
+    "reproduce": ROOT,
+}
+"""The folder that holds each package."""
+_QUOTED = re.compile(rf"[\"'](?:{'|'.join(FOLDERS)})\.")
+_MODULE = re.compile(rf"({'|'.join(FOLDERS)})(\.[a-z_][a-z0-9_]*)+(:[A-Za-z_]\w*)?")
 
 
 def test_modules_that_are_named_in_strings_exist() -> None:
     names = {
-        name: path for package in PACKAGES for path in (ROOT / package).rglob("*.py") for name in _named(path)
+        name: path
+        for package, folder in FOLDERS.items()
+        for path in (folder / package).rglob("*.py")
+        for name in _named(path)
     }
 
     assert "edgefl.bench.train_step.device" in names
@@ -30,5 +40,6 @@ def _named(path: Path) -> Iterator[str]:
 
 
 def _exists(name: str) -> bool:
-    path = ROOT.joinpath(*name.split("."))
+    package, *inside = name.split(".")
+    path = FOLDERS[package].joinpath(package, *inside)
     return path.is_dir() or path.with_suffix(".py").is_file()

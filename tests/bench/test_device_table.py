@@ -15,7 +15,7 @@ from edgefl.contract.tensors import prefixed
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.submodels import catalog
-from exporters.bundle.formats import format_of
+from edgefl_export.bundle.formats import format_of
 
 BATCH = 4
 

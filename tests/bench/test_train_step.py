@@ -41,8 +41,8 @@ from edgefl.models.losses.as_torch import loss_as_torch
 from edgefl.models.losses.loss import batch_mean
 from edgefl.objective.objective import Objective
 from edgefl.wire.errors import ConfigError, ModelError
-from exporters.bundle.formats import format_of
-from exporters.memory.recompute import Budget, beside_tensors, peak_bytes
+from edgefl_export.bundle.formats import format_of
+from edgefl_export.memory.recompute import Budget, beside_tensors, peak_bytes
 
 FIELDS = [
     *("model", "target", "batch", "threads", "ms", "eager_ms", "ratio", "max_rel_error"),

@@ -19,7 +19,7 @@ from edgefl.setup.shapes import samples_like
 from edgefl.setup.tiers import completed, device_names
 from edgefl.wire.bundle.archive import read_bundle
 from edgefl.wire.errors import BundleError, ConfigError, ModelError
-from server.coordinator.roster import TierRule, tier_of
+from edgefl_server.coordinator.roster import TierRule, tier_of
 from tests.rings.rows import mostly_slow
 
 WITHOUT_COUNTS = """

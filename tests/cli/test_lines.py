@@ -11,9 +11,9 @@ import pytest
 
 from edgefl.cli.federation.lines import line, text_of
 from edgefl.cli.federation.repeats import Repeats
-from exporters.front import cache
-from server import events
-from server.events import AwaitedDevice
+from edgefl_export.front import cache
+from edgefl_server import events
+from edgefl_server.events import AwaitedDevice
 
 NOON = time.mktime((2026, 3, 4, 12, 0, 0, 0, 0, -1))
 SHA = "a1b2c3d4e5f60789" * 4

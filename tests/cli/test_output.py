@@ -23,8 +23,8 @@ from edgefl.cli.models import verify
 from edgefl.lab.deployment import Deployment
 from edgefl.lab.lab import Said
 from edgefl.wire.errors import ConfigError
-from exporters.deploy.export import Artifact
-from server import events
+from edgefl_export.deploy.export import Artifact
+from edgefl_server import events
 
 NAME = "somebody.package.models:two"
 OUTPUT = "state.momentum.encoder.layers.11.attention.output.dense.weight"

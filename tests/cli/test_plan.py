@@ -17,8 +17,8 @@ from edgefl.cli.options import in_flags
 from edgefl.wire.bundle.archive import read_bundle
 from edgefl.wire.errors import ConfigError, ModelError
 from edgefl.wire.mqtt.messages import Hello, encode
-from exporters import fit
-from exporters.device import Device
+from edgefl_export import fit
+from edgefl_export.device import Device
 from tests.cli.runner import runner
 
 SMALL = ["--model", "mlp", "--option", "size=8", "--option", "hidden=[64]", "--batch", "8"]

@@ -13,14 +13,14 @@ import msgspec
 import pytest
 from typer.testing import Result
 
-from device_runtime.profile import whole
-from device_runtime.profile.measure.folder import BundleFolder
-from device_runtime.profile.measure.parts import GRAPH, Part
-from device_runtime.profile.whole import ProfileSettings
 from edgefl.cli import app
 from edgefl.wire.bundle.archive import Bundle, read_bundle, write_bundle
 from edgefl.wire.bundle.profiles import BundleProfile
 from edgefl.wire.errors import BundleError, ConfigError, DataError
+from edgefl_device.profile import whole
+from edgefl_device.profile.measure.folder import BundleFolder
+from edgefl_device.profile.measure.parts import GRAPH, Part
+from edgefl_device.profile.whole import ProfileSettings
 from tests.cli.runner import runner
 from tests.device_runtime import tiny
 from tests.device_runtime.profile import made
@@ -36,7 +36,7 @@ main()
 AGENT = """
 import math, sys
 from pathlib import Path
-from device_runtime.profile.child import Child
+from edgefl_device.profile.child import Child
 Child(engine="onnx", threads=1).measure(Path(sys.argv[1]), int(sys.argv[2]), lambda: False, math.inf)
 """
 
@@ -225,7 +225,7 @@ def test_the_processes_that_measure_for_an_agent_end_with_a_killed_agent(strong:
 
 def test_a_part_is_measured_by_hand_without_a_standard_input(strong: Path, tmp_path: Path) -> None:
     BundleFolder.unpacked(read_bundle(strong), tmp_path)
-    command = [sys.executable, "-m", "device_runtime.profile", str(tmp_path), GRAPH + "train"]
+    command = [sys.executable, "-m", "edgefl_device.profile", str(tmp_path), GRAPH + "train"]
     command += ["--engine", "onnx", "--repeat", "1", "--out", str(tmp_path / "part")]
 
     done = subprocess.run(command, stdin=subprocess.DEVNULL, timeout=PATIENCE_S, check=False)

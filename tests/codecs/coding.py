@@ -23,7 +23,7 @@ from edgefl.submodels import catalog as kinds
 from edgefl.submodels.submodel import Submodel
 from edgefl.wire.tensors import Array, Arrays
 from edgefl.wire.update.decode import decode
-from server.aggregate.aggregator import Aggregator, layout_of
+from edgefl_server.aggregate.aggregator import Aggregator, layout_of
 
 Reals = npt.NDArray[np.float64]
 

@@ -8,11 +8,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from device_runtime.round.runner import RoundResult
 from edgefl.conformance.material.compare import Tolerance, check_array, check_fields, check_update
 from edgefl.conformance.verdict import Failed
 from edgefl.wire import tensors
 from edgefl.wire.mqtt.messages import Profile, Update, encode
+from edgefl_device.round.runner import RoundResult
 
 WANTED = RoundResult(
     update={"w": np.array([0.5, -0.25], np.float32), "codes": np.arange(100, dtype=np.uint8)},

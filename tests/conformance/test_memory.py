@@ -18,11 +18,11 @@ from pathlib import Path
 import numpy as np
 from edgefl.cli.device import process
 process.load()
-from device_runtime.data.samples import LocalData
-from device_runtime.engine.select import open_engine
-from device_runtime.memory import return_memory_early, status_bytes, trim_memory
-from device_runtime.profile.measure.inputs import Inputs
-from device_runtime.round.offline import train_round
+from edgefl_device.data.samples import LocalData
+from edgefl_device.engine.select import open_engine
+from edgefl_device.memory import return_memory_early, status_bytes, trim_memory
+from edgefl_device.profile.measure.inputs import Inputs
+from edgefl_device.round.offline import train_round
 from edgefl.wire.bundle.archive import read_bundle
 
 return_memory_early()

@@ -58,7 +58,7 @@ def test_batches_of_like_lengths_are_those_of_the_book() -> None:
 
 
 def test_a_draw_of_a_large_part_of_many_rows_is_that_of_the_book() -> None:
-    from device_runtime.data.samples import Batches
+    from edgefl_device.data.samples import Batches
 
     for rows, batch in ((20_000, 401), (20_000, 400), (10_001, 10_001)):
         found = Batches(5, rows, batch, "draw").indices(0, 0).tolist()

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 import edgefl
-from device_runtime.data.samples import LabelSpec
-from device_runtime.data.sources import load
 from edgefl.config.reading import checked, parse
 from edgefl.data.dataset import Dataset
 from edgefl.models.user_factory import factory_of
 from edgefl.setup.data import open_data, partition
 from edgefl.setup.samples import data_spec
 from edgefl.wire.errors import ConfigError, DataError
+from edgefl_device.data.samples import LabelSpec
+from edgefl_device.data.sources import load
 from tests.docs.documents import DOCS, blocks, content
 
 CLASSES = ("setosa", 'versi, "color"', "caf\u00e9")

@@ -7,16 +7,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from device_runtime.engine.base import LoadedGraph, Outputs, State
-from device_runtime.engine.onnx import OnnxEngine
-from device_runtime.round.costs import Profiler
-from device_runtime.round.graphs import GraphSettings, Step
-from device_runtime.round.job import Job
-from device_runtime.round.runner import RoundResult, RoundRunner
-from device_runtime.store.database import Store
 from edgefl.wire import tensors
 from edgefl.wire.bundle.manifest import Graph
 from edgefl.wire.tensors import Arrays
+from edgefl_device.engine.base import LoadedGraph, Outputs, State
+from edgefl_device.engine.onnx import OnnxEngine
+from edgefl_device.round.costs import Profiler
+from edgefl_device.round.graphs import GraphSettings, Step
+from edgefl_device.round.job import Job
+from edgefl_device.round.runner import RoundResult, RoundRunner
+from edgefl_device.store.database import Store
 from tests.device_runtime import tiny
 from tests.device_runtime.tiny import ROWS, STEPS, World
 

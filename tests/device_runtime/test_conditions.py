@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_runtime.conditions import Look, Watch, heat, words
-from device_runtime.policy import Policy, Rules, not_metered, output_of
 from edgefl.wire.mqtt.conditions import LINK, POWER, THERMAL, Conditions
+from edgefl_device.conditions import Look, Watch, heat, words
+from edgefl_device.policy import Policy, Rules, not_metered, output_of
 
 WAIT_S = 300.0
 

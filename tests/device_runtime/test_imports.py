@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import device_runtime
+import edgefl_device
 
 HEAVY = (
     "torch",
@@ -20,11 +20,11 @@ HEAVY = (
     "sklearn",
     "amqtt",
     "ray",
-    "server",
-    "exporters",
+    "edgefl_server",
+    "edgefl_export",
 )
 MODULES = ["edgefl.wire.mqtt.session", "edgefl.wire.bundle.archive"] + [
-    module.name for module in pkgutil.walk_packages(device_runtime.__path__, "device_runtime.")
+    module.name for module in pkgutil.walk_packages(edgefl_device.__path__, "edgefl_device.")
 ]
 
 
@@ -44,10 +44,10 @@ def test_no_module_of_the_device_imports_what_only_a_server_has() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "device_runtime.agent",
-        "device_runtime.round.runner",
-        "device_runtime.engine.onnx",
-        "device_runtime.engine.executorch",
+        "edgefl_device.agent",
+        "edgefl_device.round.runner",
+        "edgefl_device.engine.onnx",
+        "edgefl_device.engine.executorch",
     ],
 )
 def test_a_module_imports_on_a_machine_that_has_none_of_it(name: str) -> None:
@@ -59,7 +59,7 @@ def test_a_module_imports_on_a_machine_that_has_none_of_it(name: str) -> None:
 
 def test_the_runtime_names_no_method() -> None:
     methods = ("embracingfl", "heterofl", "fedrolex", "fjord", "depthfl", "fafed", "fedavg")
-    folder = Path(device_runtime.__path__[0])
+    folder = Path(edgefl_device.__path__[0])
     found = [
         f"{file.name}: {method}"
         for file in folder.rglob("*.py")

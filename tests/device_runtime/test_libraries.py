@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from device_runtime.libraries import PIECE_BYTES
+from edgefl_device.libraries import PIECE_BYTES
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="mappings are told by Linux alone")
 HEAD = """
@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.linalg import norm
 from device_runtime import libraries
-from device_runtime.libraries import PIECE_BYTES, cut_code, release_code
+from edgefl_device.libraries import PIECE_BYTES, cut_code, release_code
 
 def mappings(name):
     return [line for line in Path("/proc/self/maps").read_text().splitlines() if name in line and " r-xp " in line]

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from device_runtime.policy import Policy, Rules, asked_of_system, on_mains, read_policy
 from edgefl.wire.errors import ConfigError, RoundDeclined
+from edgefl_device.policy import Policy, Rules, asked_of_system, on_mains, read_policy
 
 
 def at(text: str) -> Callable[[], time.struct_time]:

@@ -20,15 +20,15 @@ import msgspec
 import numpy as np
 from onnx import NodeProto, TensorProto, checker, helper, numpy_helper
 
-from device_runtime.data import samples as local_data
-from device_runtime.data.samples import Batches, LocalData
-from device_runtime.round.job import Job
 from edgefl.wire import tensors
 from edgefl.wire.blobs import BlobRef, describe
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import Chunk, DataSpec, Graph, Manifest, PhaseSpec, Port, Role
 from edgefl.wire.mqtt.messages import Offer, Round, Task
 from edgefl.wire.tensors import Array, Arrays
+from edgefl_device.data import samples as local_data
+from edgefl_device.data.samples import Batches, LocalData
+from edgefl_device.round.job import Job
 
 ROWS, BATCH, WIDTH, STEPS = 10, 4, 3, 6
 CHUNK = 256

@@ -48,8 +48,8 @@ def pte(function: Body, inputs: Sequence[Port], *, planned: bool = False) -> byt
 
 def our_pte(function: Body, inputs: Sequence[Port]) -> bytes:
     """The same as our exporter writes it, delegated to XNNPACK where that pays."""
-    from exporters.executorch import capture_for
-    from exporters.executorch.program.write import to_executorch
+    from edgefl_export.executorch import capture_for
+    from edgefl_export.executorch.program.write import to_executorch
 
     def named(tensors: Tensors) -> Tensors:
         results = function(*(tensors[port.name] for port in inputs))

@@ -14,7 +14,7 @@ from edgefl.facts.combinations import table
 from edgefl.models.zoo.catalog import build_model
 from edgefl.submodels import catalog as kinds
 from edgefl.wire.errors import EdgeflError
-from exporters.front.program import coded_program
+from edgefl_export.front.program import coded_program
 from tests.docs.documents import DOCS
 
 HINT = "`edgefl ls combinations` lists"

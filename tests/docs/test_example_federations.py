@@ -14,8 +14,6 @@ import pytest
 import torch
 
 import edgefl
-from device_runtime.data.rows import Parts
-from device_runtime.data.sources import load
 from edgefl.cli import app
 from edgefl.config import Federation
 from edgefl.data.dataset import Array, Dataset
@@ -25,6 +23,8 @@ from edgefl.setup.samples import data_spec
 from edgefl.setup.tiers import completed, device_names
 from edgefl.wire.bundle.manifest import DataSpec
 from edgefl.wire.bundle.readers import Sound
+from edgefl_device.data.rows import Parts
+from edgefl_device.data.sources import load
 from tests.cli.runner import runner
 from tests.docs.documents import ROOT
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from device_runtime.policy import read_policy
 from edgefl.cli.models.plan import read_device
 from edgefl.config import Federation, load
 from edgefl.config.reading import parse
@@ -16,6 +15,7 @@ from edgefl.data.datasets import digits
 from edgefl.lab.faults.schedule import load_schedule
 from edgefl.models.zoo.catalog import build_model
 from edgefl.setup.model import federation_model, submodel_of
+from edgefl_device.policy import read_policy
 from tests.docs.documents import DOCUMENTS, ROOT, Block, blocks
 
 EXAMPLES = ROOT / "examples"

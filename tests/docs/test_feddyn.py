@@ -21,10 +21,10 @@ from edgefl.programs.baselines.sgd import sgd
 from edgefl.simulation.federated import Client, Completed, federated
 from edgefl.submodels import catalog
 from edgefl.wire.errors import ConfigError
+from edgefl_export.capture.trace import capture
+from edgefl_export.onnx.model import to_onnx
+from edgefl_export.verify.graphs import verify
 from examples.feddyn import feddyn
-from exporters.capture.trace import capture
-from exporters.onnx.model import to_onnx
-from exporters.verify.graphs import verify
 from tests.rings.rows import mostly_slow
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

@@ -8,7 +8,7 @@ from tests.docs.documents import DOCS, ROOT
 
 PROTOCOL = (DOCS / "protocol.md").read_text()
 REASON = re.compile(r'"((?:already|bad|closed|malformed|no|not|too|unknown|wrong)(?:-[a-z]+)*)"')
-OF_PROFILES = ROOT / "server" / "profiling"
+OF_PROFILES = ROOT / "server" / "edgefl_server" / "profiling"
 
 
 def sent() -> set[str]:

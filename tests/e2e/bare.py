@@ -21,8 +21,8 @@ def bare_environment(folder: Path) -> Path:
     """
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     [site] = folder.glob("lib/python*/site-packages")
-    for name in ("edgefl", "device_runtime"):
-        (site / name).symlink_to(REPOSITORY / name)
+    for name in ("edgefl", "device_runtime/edgefl_device"):
+        (site / Path(name).name).symlink_to(REPOSITORY / name)
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     declared = project["dependencies"]
     for package in _needed(declared):

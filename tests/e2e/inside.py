@@ -16,10 +16,6 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from device_runtime.agent import Agent
-from device_runtime.config import AgentConfig, AgentEvent
-from device_runtime.engine.base import Engine
-from device_runtime.engine.select import open_engine
 from edgefl import cli
 from edgefl.config import Federation, load
 from edgefl.data.dataset import Dataset
@@ -28,8 +24,12 @@ from edgefl.setup.data import open_data, partition
 from edgefl.setup.tiers import completed
 from edgefl.wire.errors import EdgeflError
 from edgefl.wire.mqtt.session import Address
-from server.compose import compose
-from server.events import Event, RoundClosed
+from edgefl_device.agent import Agent
+from edgefl_device.config import AgentConfig, AgentEvent
+from edgefl_device.engine.base import Engine
+from edgefl_device.engine.select import open_engine
+from edgefl_server.compose import compose
+from edgefl_server.events import Event, RoundClosed
 from tests.e2e.runs import EDGEFL
 from tests.server.fleet import RunningServer
 

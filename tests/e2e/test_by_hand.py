@@ -23,8 +23,8 @@ from edgefl.data.datasets import digits
 from edgefl.setup.data import open_data
 from edgefl.wire.bundle.signatures import Signer
 from edgefl.wire.errors import ConfigError
-from server.compose import compose
-from server.profiling.rows import DeviceReport, FleetReport
+from edgefl_server.compose import compose
+from edgefl_server.profiling.rows import DeviceReport, FleetReport
 from tests import needs
 from tests.conftest import BrokerProcess
 from tests.e2e.bare import REPOSITORY, bare_environment
@@ -156,7 +156,7 @@ def _kill_once_it_fails(device: subprocess.Popen[str], said: list[dict[str, Any]
 
 
 def test_nothing_that_a_device_does_not_declare_is_there(python: Path, tmp_path: Path) -> None:
-    names = "torch", "onnx", "sqlalchemy", "amqtt", "sklearn", "server", "exporters"
+    names = "torch", "onnx", "sqlalchemy", "amqtt", "sklearn", "edgefl_server", "edgefl_export"
     code = f"import importlib.util as u; print([n for n in {names} if u.find_spec(n)])"
     there = subprocess.run(
         [python, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path, env=_ALONE

@@ -19,7 +19,7 @@ from edgefl.wire.errors import BrokerError, BundleError, ConfigError, Participat
 from edgefl.wire.mqtt.messages import encode
 from edgefl.wire.mqtt.profile_messages import ProfileOffer, ProfileRequest
 from edgefl.wire.mqtt.topics import Topics
-from server.profiling.rows import DeviceReport, FleetReport
+from edgefl_server.profiling.rows import DeviceReport, FleetReport
 from tests.conftest import BrokerProcess, SessionFactory
 from tests.e2e.inside import Ran, edgefl
 from tests.e2e.runs import EDGEFL, TINY

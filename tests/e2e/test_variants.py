@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from device_runtime.round import tuning
 from edgefl.wire.limits import Limits
 from edgefl.wire.update.form import DENSE
-from server.events import DeviceSeen
-from server.run_spec import DownlinkSpec
+from edgefl_device.round import tuning
+from edgefl_server.events import DeviceSeen
+from edgefl_server.run_spec import DownlinkSpec
 from tests.conftest import Mosquitto
 from tests.device_runtime.agent.scripted import RunningAgent
 from tests.device_runtime.tiny_forms import with_forms

@@ -14,10 +14,10 @@ from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.session import Incoming
 from edgefl.wire.regions import Placement
 from edgefl.wire.update.form import DENSE, SIGNS, Codes, Form, Section
-from server.coordinator.roster import TierRule
-from server.coordinator.states import Rules
-from server.events import DeviceSeen, RoundClosed
-from server.run_spec import DownlinkSpec, RunSpec, TierSpec
+from edgefl_server.coordinator.roster import TierRule
+from edgefl_server.coordinator.states import Rules
+from edgefl_server.events import DeviceSeen, RoundClosed
+from edgefl_server.run_spec import DownlinkSpec, RunSpec, TierSpec
 from tests.conftest import Mosquitto, SessionFactory
 from tests.device_runtime import tiny, tiny_pte
 from tests.device_runtime.agent.scripted import DEVICE, RunningAgent

@@ -9,14 +9,14 @@ from torch import Tensor
 
 from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
-from exporters.capture.trace import capture
-from exporters.executorch.check import programs
-from exporters.executorch.passes.rewrite import rewritten
-from exporters.executorch.program.write import to_executorch
-from exporters.executorch.rules import table
-from exporters.onnx.model import to_onnx
-from exporters.verify import graphs
-from exporters.verify.rounding import exactly
+from edgefl_export.capture.trace import capture
+from edgefl_export.executorch.check import programs
+from edgefl_export.executorch.passes.rewrite import rewritten
+from edgefl_export.executorch.program.write import to_executorch
+from edgefl_export.executorch.rules import table
+from edgefl_export.onnx.model import to_onnx
+from edgefl_export.verify import graphs
+from edgefl_export.verify.rounding import exactly
 
 ENGINES = ("onnx", "executorch")
 

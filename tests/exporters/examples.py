@@ -13,9 +13,9 @@ from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
 from edgefl.wire.blobs import describe
 from edgefl.wire.bundle.manifest import Graph
-from exporters.artifact import Artifact
-from exporters.bundle.build import ports
-from exporters.capture.trace import Captured
+from edgefl_export.artifact import Artifact
+from edgefl_export.bundle.build import ports
+from edgefl_export.capture.trace import Captured
 
 BATCH = 4
 

@@ -30,8 +30,8 @@ from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire import tensors
 from edgefl.wire.errors import ConfigError, DataError, EdgeflError, ExportError, ModelError
 from edgefl.wire.tensors import Array, Arrays
-from exporters.deploy.export import compare, deploy, grouped
-from exporters.deploy.program import Subject
+from edgefl_export.deploy.export import compare, deploy, grouped
+from edgefl_export.deploy.program import Subject
 from tests.cli.runner import runner
 from tests.pairs import slow
 

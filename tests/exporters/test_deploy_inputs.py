@@ -22,9 +22,9 @@ from edgefl.submodels.compaction.compact import compact
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.errors import ExportError
 from edgefl.wire.tensors import Array, Arrays
-from exporters.deploy.export import deploy
-from exporters.deploy.program import Subject
-from exporters.deploy.target import DeployTarget
+from edgefl_export.deploy.export import deploy
+from edgefl_export.deploy.program import Subject
+from edgefl_export.deploy.target import DeployTarget
 from tests.models.test_inputs import CLASSES, LENGTH, TEXT, WORDS, reader
 
 PIXELS = {"x": TensorSpec((3, 6, 6)), "place": TensorSpec((2,))}

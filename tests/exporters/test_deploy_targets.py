@@ -29,7 +29,7 @@ from edgefl.wire.bundle.readers import Sound, Table, Text
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.pictures import library, pixels_of
 from edgefl.wire.tensors import Array
-from exporters.deploy.target import DeployTarget, files_of, refuse_existing, target_of
+from edgefl_export.deploy.target import DeployTarget, files_of, refuse_existing, target_of
 from tests.cli.runner import runner
 from tests.docs.documents import blocks
 from tests.pairs import slow
@@ -193,7 +193,7 @@ def test_a_wav_is_classified_by_what_the_file_says(inside: bool, tmp_path: Path)
     deployed = made(module, data, preprocessing=inside)
     found, logits = classify(deployed.artifact.model, log_mels(path))
 
-    from device_runtime.data.sounds import wave_of
+    from edgefl_device.data.sounds import wave_of
 
     expected = module(features(torch.from_numpy(wave_of(path, SOUND))[None]))[0]
     np.testing.assert_allclose(logits, expected.detach().numpy(), rtol=1e-3, atol=1e-3)
@@ -264,7 +264,7 @@ def stock(deployed: Deployment, x: Array) -> Array:
         session, _ = metadata(deployed.artifact.model)
         name = session.get_inputs()[0].name
         return np.concatenate([session.run(None, {name: row[None]})[0] for row in x])
-    from exporters.executorch.silent_import import portable_lib
+    from edgefl_export.executorch.silent_import import portable_lib
 
     program = portable_lib()._load_for_executorch_from_buffer(deployed.artifact.model)
     return np.concatenate([program.forward([row[None]])[0].clone() for row in torch.from_numpy(x)])
@@ -342,7 +342,7 @@ def test_a_loader_needs_no_edgefl_and_its_names_are_those_of_the_module(tmp_path
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["portable", "xnnpack"])
 def test_a_program_computes_what_torch_does_and_returns_its_metadata(backend: str) -> None:
-    from exporters.executorch.silent_import import portable_lib
+    from edgefl_export.executorch.silent_import import portable_lib
 
     torch.manual_seed(5)
     x = np.random.default_rng(3).normal(size=(8, 4)).astype(np.float32)

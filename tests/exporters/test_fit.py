@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from edgefl.wire.errors import ModelError
-from exporters.offers import Fit, Offer
+from edgefl_export.offers import Fit, Offer
 
 
 def offer(size: str, parameters: float, macs: float, **other: Any) -> Offer:

@@ -19,7 +19,7 @@ from edgefl.wire import tensors
 from edgefl.wire.errors import EdgeflError
 from edgefl.wire.tensors import Array, Arrays
 from edgefl.wire.update.form import DENSE
-from server.aggregate.aggregator import Aggregator, layout_of
+from edgefl_server.aggregate.aggregator import Aggregator, layout_of
 from tests.server.aggregate.test_codec_refusals import FORMS, MASK_BITS, honest
 from tests.server.fleet import WEIGHTS
 

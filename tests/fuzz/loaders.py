@@ -15,13 +15,13 @@ from pathlib import Path
 
 import numpy as np
 
-from device_runtime.engine.base import Engine
-from device_runtime.engine.onnx import OnnxEngine
-from device_runtime.sandbox.choose import open_sandboxed
 from edgefl.bench.fuzz.corpus import mutated
 from edgefl.wire.bundle.manifest import Graph
 from edgefl.wire.errors import EdgeflError
 from edgefl.wire.limits import Limits
+from edgefl_device.engine.base import Engine
+from edgefl_device.engine.onnx import OnnxEngine
+from edgefl_device.sandbox.choose import open_sandboxed
 from tests.device_runtime import tiny
 
 Made = Sequence[tuple[Graph, bytes]]

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from device_runtime.agent import Agent
-from device_runtime.config import AgentConfig, AgentEvent
-from device_runtime.engine.select import open_engine
 from edgefl.bench.fuzz.corpus import mutated, random_topic
 from edgefl.wire.errors import EdgeflError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import Ack, encode
 from edgefl.wire.mqtt.session import Address, Incoming
 from edgefl.wire.mqtt.topics import Topics
+from edgefl_device.agent import Agent
+from edgefl_device.config import AgentConfig, AgentEvent
+from edgefl_device.engine.select import open_engine
 from tests.device_runtime.agent.scripted import DEVICE, write_data
 from tests.fuzz.corpus import golden
 

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from edgefl.wire.errors import UpdateRejected
 from edgefl.wire.mqtt.messages import UpdateChunk
-from server.intake.assembly import PARTIAL_BYTES, PIECE_BYTES, Assembly, Complete
+from edgefl_server.intake.assembly import PARTIAL_BYTES, PIECE_BYTES, Assembly, Complete
 
 MOST_BYTES, UPDATE_BYTES = 3_000, 1_000
 DEVICES = st.sampled_from(("one", "two", "three"))

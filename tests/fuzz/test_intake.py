@@ -13,8 +13,8 @@ from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import Hello, Progress, Status, Task, UpdateChunk, encode
 from edgefl.wire.mqtt.session import Address, Incoming
 from edgefl.wire.mqtt.topics import Topics
-from server import events
-from server.service import Service
+from edgefl_server import events
+from edgefl_server.service import Service
 from tests.fuzz.corpus import golden
 from tests.server.fleet import WEIGHTS, chunks_of, plan_for, trained, update_for
 

@@ -12,11 +12,10 @@ import pytest
 from edgefl.bench.faults.federation import lab_of, small_federation
 from edgefl.config import Federation
 from edgefl.lab.lab import Said
-from edgefl.system.distribution import version
+from edgefl.system.distribution import PACKAGES, folders, version
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("edgefl", "exporters", "device_runtime", "server")
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +25,8 @@ def federation() -> Federation:
 
 def next_patch(folder: Path) -> Path:
     """The packages as the next patch release would install them."""
-    for package in PACKAGES:
-        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+    for source in folders(*PACKAGES):
+        shutil.copytree(source, folder / source.name, ignore=shutil.ignore_patterns("__pycache__"))
     *series, patch = version().split(".")
     newer = ".".join([*series, str(int(patch) + 1)])
     project = (ROOT / "pyproject.toml").read_text()

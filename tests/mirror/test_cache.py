@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from device_runtime.store.database import Store
 from edgefl.mirror.cache import Upstream
 from edgefl.mirror.serve import MirrorServer
 from edgefl.wire.blobs import describe
 from edgefl.wire.mirrors import Mirror
+from edgefl_device.store.database import Store
 from tests.mirror.hostile import PATIENCE_S, ScriptedMirror, Talk
 from tests.mirror.serving import serving
 from tests.mirror.test_serve import Client, brought

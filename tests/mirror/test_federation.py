@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from device_runtime.link.fetch import Fetcher
-from device_runtime.link.mirrors import Mirrors
-from device_runtime.store.database import Store
 from edgefl.wire.limits import Limits
 from edgefl.wire.mirrors import Mirror
 from edgefl.wire.mqtt.topics import Topics
-from server.events import Event, RoundClosed
+from edgefl_device.link.fetch import Fetcher
+from edgefl_device.link.mirrors import Mirrors
+from edgefl_device.store.database import Store
+from edgefl_server.events import Event, RoundClosed
 from tests.conftest import BrokerProcess, SessionFactory
 from tests.device_runtime.agent.link import Inbox, publish_blob
 from tests.e2e.inside import train

@@ -14,15 +14,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from device_runtime.link.mirrors import Mirrors
-from device_runtime.store.database import Store
 from edgefl.mirror.cache import Upstream
 from edgefl.mirror.serve import MirrorServer, Place
 from edgefl.wire.blobs import BlobRef, describe
 from edgefl.wire.errors import MirrorError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mirrors import Mirror
-from server.access.certificates import LabAuthority
+from edgefl_device.link.mirrors import Mirrors
+from edgefl_device.store.database import Store
+from edgefl_server.access.certificates import LabAuthority
 from tests.mirror.hostile import PATIENCE_S
 from tests.mirror.serving import serving
 

@@ -17,9 +17,9 @@ from edgefl.submodels.catalog import build as cut
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.submodels.width.submodel import Width
 from edgefl.wire.errors import ModelError
-from exporters.capture.trace import capture
-from exporters.onnx.model import to_onnx
-from exporters.verify.graphs import verify
+from edgefl_export.capture.trace import capture
+from edgefl_export.onnx.model import to_onnx
+from edgefl_export.verify.graphs import verify
 
 # Model and options; parameters, tensors, bytes of one bit per parameter, bytes of the moving statistics.
 PAPER = {

@@ -16,8 +16,8 @@ from edgefl.models.split import split
 from edgefl.objective.objective import Objective
 from edgefl.programs.baselines.sgd import sgd
 from edgefl.wire.errors import ModelError
-from exporters.capture.trace import capture
-from exporters.onnx.model import to_onnx
+from edgefl_export.capture.trace import capture
+from edgefl_export.onnx.model import to_onnx
 from tests.models.plain import Frozen
 from tests.rings.rows import mostly_slow
 

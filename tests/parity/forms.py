@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from device_runtime.engine.base import Engine
-from device_runtime.engine.select import open_engine
 from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors
 from edgefl.wire.blobs import describe
 from edgefl.wire.bundle.formats import Outputs
 from edgefl.wire.bundle.manifest import Graph
-from exporters.bundle.build import ports
-from exporters.bundle.formats import format_of
-from exporters.verify.graphs import Verification
+from edgefl_device.engine.base import Engine
+from edgefl_device.engine.select import open_engine
+from edgefl_export.bundle.build import ports
+from edgefl_export.bundle.formats import format_of
+from edgefl_export.verify.graphs import Verification
 from tests.pairs import FORMATS
 
 NAMES = FORMATS

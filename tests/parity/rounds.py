@@ -10,13 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from device_runtime.data.samples import Batches, FittedData, LabelSpec, LocalData
-from device_runtime.engine.base import Engine
-from device_runtime.round.costs import Profiler
-from device_runtime.round.graphs import GraphSettings, Residency
-from device_runtime.round.job import Job
-from device_runtime.round.runner import RoundResult, RoundRunner
-from device_runtime.store.checkpoint_rows import Checkpoint
 from edgefl import programs
 from edgefl.api.model import sample_spec
 from edgefl.contract.program import Function, Program
@@ -31,8 +24,15 @@ from edgefl.wire.blobs import BlobRef, describe
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import SAMPLE
 from edgefl.wire.tensors import Array
-from exporters.bundle.build import Label, Prefix, build_bundle
-from exporters.bundle.formats import format_of
+from edgefl_device.data.samples import Batches, FittedData, LabelSpec, LocalData
+from edgefl_device.engine.base import Engine
+from edgefl_device.round.costs import Profiler
+from edgefl_device.round.graphs import GraphSettings, Residency
+from edgefl_device.round.job import Job
+from edgefl_device.round.runner import RoundResult, RoundRunner
+from edgefl_device.store.checkpoint_rows import Checkpoint
+from edgefl_export.bundle.build import Label, Prefix, build_bundle
+from edgefl_export.bundle.formats import format_of
 from tests.parity.forms import engine_of
 
 CHUNK_BYTES = 4096

@@ -9,9 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from device_runtime.data import samples as local
-from device_runtime.data.samples import Batches, LabelSpec
-from device_runtime.round.runner import RoundResult
 from edgefl.contract.program import Function, Program
 from edgefl.contract.tensors import Tensors, select
 from edgefl.objective.objective import Objective
@@ -22,9 +19,12 @@ from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import DataSpec
 from edgefl.wire.regions import Placement
 from edgefl.wire.update.decode import decode
-from exporters.bundle.build import Label, build_bundle
-from exporters.bundle.formats import format_of
-from exporters.front.tier import fetched
+from edgefl_device.data import samples as local
+from edgefl_device.data.samples import Batches, LabelSpec
+from edgefl_device.round.runner import RoundResult
+from edgefl_export.bundle.build import Label, build_bundle
+from edgefl_export.bundle.formats import format_of
+from edgefl_export.front.tier import fetched
 from tests.pairs import FORMATS, by_default, in_both, in_turn
 from tests.parity.coding import federation, silence, spec, submodel  # noqa: F401  silence: a fixture
 from tests.parity.forms import checked, engine_of

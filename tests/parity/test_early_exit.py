@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from device_runtime.data.samples import Batches, LabelSpec
 from edgefl.contract.program import Function
 from edgefl.models.exits import ExitSpec, with_exits
 from edgefl.models.zoo.catalog import build_model
@@ -19,8 +18,9 @@ from edgefl.simulation.round import run_round
 from edgefl.submodels.early_exit.submodel import EarlyExit
 from edgefl.wire import tensors
 from edgefl.wire.bundle.manifest import DataSpec
-from exporters.bundle.build import Label, build_bundle
-from exporters.bundle.formats import format_of
+from edgefl_device.data.samples import Batches, LabelSpec
+from edgefl_export.bundle.build import Label, build_bundle
+from edgefl_export.bundle.formats import format_of
 from tests.invariants.embracingfl.tiny import tiny
 from tests.pairs import in_both, in_turn
 from tests.parity.forms import checked, engine_of

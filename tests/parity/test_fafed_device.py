@@ -9,9 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from device_runtime.data import samples as local
-from device_runtime.data.samples import Batches, LabelSpec
-from device_runtime.round.runner import RoundResult
 from edgefl.contract.program import Function, Program
 from edgefl.contract.server import beside
 from edgefl.contract.tensors import Tensors
@@ -21,8 +18,11 @@ from edgefl.simulation import round as simulation
 from edgefl.simulation.round import Feed
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import DataSpec
-from exporters.bundle.build import Label, build_bundle
-from exporters.bundle.formats import format_of
+from edgefl_device.data import samples as local
+from edgefl_device.data.samples import Batches, LabelSpec
+from edgefl_device.round.runner import RoundResult
+from edgefl_export.bundle.build import Label, build_bundle
+from edgefl_export.bundle.formats import format_of
 from tests.pairs import in_turn
 from tests.parity.forms import engine_of
 from tests.parity.rounds import by_unit, device_round

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from device_runtime.data import samples as local
 from edgefl import programs
 from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors, prefixed
@@ -19,9 +18,10 @@ from edgefl.objective.objective import Objective
 from edgefl.simulation.round import run_round
 from edgefl.submodels import catalog
 from edgefl.wire.bundle.manifest import DataSpec
-from exporters.bundle.build import Label, build_bundle
-from exporters.bundle.formats import format_of
-from exporters.front.tier import fetched
+from edgefl_device.data import samples as local
+from edgefl_export.bundle.build import Label, build_bundle
+from edgefl_export.bundle.formats import format_of
+from edgefl_export.front.tier import fetched
 from tests.invariants.fiarse.training import (
     BATCH,
     arrays_of,

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from device_runtime.data.samples import Batches
 from edgefl.contract.program import Function, Program
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, role_of, select
 from edgefl.models.spec import ModelSpec, sequential
@@ -27,8 +26,9 @@ from edgefl.submodels import catalog
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.bundle.manifest import DataSpec
 from edgefl.wire.errors import ModelError
-from exporters.bundle.build import Label, build_bundle
-from exporters.bundle.formats import format_of
+from edgefl_device.data.samples import Batches
+from edgefl_export.bundle.build import Label, build_bundle
+from edgefl_export.bundle.formats import format_of
 from tests.invariants.embracingfl.tiny import tiny
 from tests.pairs import in_turn, pairs, slow
 from tests.parity.forms import checked

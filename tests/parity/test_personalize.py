@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from device_runtime.data.samples import LocalData
-from device_runtime.data.support import Protocol, batch_rows, held_out
-from device_runtime.personal.personalize import Personalizer, Wanted, graphs_of
-from device_runtime.round.offline import offline, read_weights
 from edgefl.analysis.personal.evaluate import Setting, User, evaluate_user
 from edgefl.contract.tensors import prefixed
 from edgefl.wire import tensors
-from exporters.bundle.formats import format_of
+from edgefl_device.data.samples import LocalData
+from edgefl_device.data.support import Protocol, batch_rows, held_out
+from edgefl_device.personal.personalize import Personalizer, Wanted, graphs_of
+from edgefl_device.round.offline import offline, read_weights
+from edgefl_export.bundle.formats import format_of
 from tests.analysis.personal.tiers import BATCH, Tier, tier_of
 from tests.invariants.embracingfl.tiny import samples
 from tests.pairs import in_turn

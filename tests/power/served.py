@@ -7,7 +7,7 @@ from pathlib import Path
 
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.session import Address
-from server.service import Service
+from edgefl_server.service import Service
 from tests.server.fleet import plan_for
 
 ROUNDS = 2

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from device_runtime.store.checkpoint_rows import Checkpoint
-from device_runtime.store.database import Outgoing, PastRound, Store
+from edgefl_device.store.checkpoint_rows import Checkpoint
+from edgefl_device.store.database import Outgoing, PastRound, Store
 
 ROUNDS = 3
 LIMIT_BYTES = 1 << 30

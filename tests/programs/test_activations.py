@@ -15,7 +15,7 @@ from edgefl.objective.objective import Objective
 from edgefl.programs.activations import LEAST_ENTRIES, stored
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.errors import ConfigError
-from exporters.capture.trace import joint_graph
+from edgefl_export.capture.trace import joint_graph
 from tests.exporters.examples import pointwise
 
 BATCH, HIDDEN = 256, 64

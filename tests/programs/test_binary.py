@@ -18,9 +18,9 @@ from edgefl.programs.quantized.binary import binarized
 from edgefl.simulation.round import run_round
 from edgefl.submodels import catalog as submodels
 from edgefl.wire.errors import ModelError
-from exporters.capture.trace import capture
-from exporters.onnx.model import to_onnx
-from exporters.verify.graphs import verify
+from edgefl_export.capture.trace import capture
+from edgefl_export.onnx.model import to_onnx
+from edgefl_export.verify.graphs import verify
 from tests.invariants.embracingfl.tiny import samples, tiny, walk
 from tests.rings.rows import mostly_slow
 

@@ -13,9 +13,9 @@ from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.errors import ConfigError
-from exporters.capture.trace import capture
-from exporters.onnx.model import to_onnx
-from exporters.verify.graphs import verify
+from edgefl_export.capture.trace import capture
+from edgefl_export.onnx.model import to_onnx
+from edgefl_export.verify.graphs import verify
 from tests.pairs import by_default
 from tests.programs.users import Users, Vector, flat
 

@@ -11,7 +11,11 @@ from tests.rings.samples import spread
 
 
 def test_a_changed_room_asks_for_its_mirror_and_for_what_else_looks_at_it() -> None:
-    assert changed_rooms(["exporters/onnx/ops.py"]) == ["tests/exporters", "tests/parity", "tests/web"]
+    assert changed_rooms(["exporters/edgefl_export/onnx/ops.py"]) == [
+        "tests/exporters",
+        "tests/parity",
+        "tests/web",
+    ]
     assert changed_rooms(["reproduce/page.py"]) == ["tests/papers", "tests/invariants"]
     assert changed_rooms(["edgefl/wire/bits.py", "README.md"]) == ["tests/wire", "tests/e2e"]
     assert changed_rooms(["tests/server/intake/test_assembly.py", "docs/testing.md"]) == ["tests/server"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -24,22 +25,21 @@ from pathlib import Path
 from edgefl.data.dataset import write_client
 from edgefl.data.datasets import digits
 from edgefl.lab.ports import free_port
-from edgefl.system.distribution import NAME
+from edgefl.system.distribution import NAME, PACKAGES
 
-PACKAGES = ("edgefl", "exporters", "device_runtime", "server")
 WANTED = (
-    "device_runtime/engine/executorch/native.cpp",
+    "edgefl_device/engine/executorch/native.cpp",
     "edgefl/data/digits.csv.gz",
     "edgefl/facts/facts.json",
     "edgefl/web/static/LICENSES.txt",
     "edgefl/web/static/index.html",
     "edgefl/web/static/ort/ort-wasm-simd-threaded.wasm.gz",
     "edgefl/web/static/worker.js",
-    "server/dashboard/monitoring/alerts.yml",
-    "server/dashboard/monitoring/grafana.json",
-    "server/dashboard/static/page.js",
-    "server/dashboard/static/uPlot.LICENSE",
-    "server/dashboard/static/uPlot.iife.min.js",
+    "edgefl_server/dashboard/monitoring/alerts.yml",
+    "edgefl_server/dashboard/monitoring/grafana.json",
+    "edgefl_server/dashboard/static/page.js",
+    "edgefl_server/dashboard/static/uPlot.LICENSE",
+    "edgefl_server/dashboard/static/uPlot.iife.min.js",
     *(f"{package}/py.typed" for package in PACKAGES),
 )
 EXTRAS = {"device", "server"}
@@ -82,6 +82,7 @@ def problems(folder: Path) -> list[str]:
         ]
     with tarfile.open(sources[0]) as source:
         inside = [name.partition("/")[2] for name in source.getnames()]
+    inside = [re.sub("^(server|exporters|device_runtime)/(?=edgefl_)", "", name) for name in inside]
     missing = _missing(sources[0].name, inside, (*WANTED, "pyproject.toml", "README.md", "LICENSE"))
     with zipfile.ZipFile(wheels[0]) as wheel:
         names = wheel.namelist()

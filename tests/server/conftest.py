@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from edgefl.wire.limits import Limits
-from server.profiling.fleet import Wanted
-from server.profiling.rows import by_tier
+from edgefl_server.profiling.fleet import Wanted
+from edgefl_server.profiling.rows import by_tier
 from tests.conftest import BrokerProcess, Mosquitto, SessionFactory
 from tests.server.fleet import (
     RunningServer,

@@ -38,11 +38,11 @@ from edgefl.wire.mqtt.session import Address, Incoming, Session, Up, Will
 from edgefl.wire.mqtt.topics import NO_SHARD, Topics
 from edgefl.wire.regions import Placement
 from edgefl.wire.tensors import Arrays
-from server.coordinator.roster import TierRule
-from server.coordinator.states import Rules
-from server.events import Event
-from server.run_spec import Place, RunSpec, TierSpec
-from server.service import Service
+from edgefl_server.coordinator.roster import TierRule
+from edgefl_server.coordinator.states import Rules
+from edgefl_server.events import Event
+from edgefl_server.run_spec import Place, RunSpec, TierSpec
+from edgefl_server.service import Service
 
 PATIENCE_S = 50.0
 """Below the waits after which a server helps itself: what it should have done before is not to pass for late."""

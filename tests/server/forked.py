@@ -9,9 +9,9 @@ import subprocess
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 
-from server.shards import process
-from server.shards.messages import News, Told
-from server.shards.process import ProcessHand
+from edgefl_server.shards import process
+from edgefl_server.shards.messages import News, Told
+from edgefl_server.shards.process import ProcessHand
 
 FORKED = multiprocessing.get_context("forkserver")
 FORKED.set_forkserver_preload(["tests.server.killed.kill_me", "tests.server.shards.loaded"])

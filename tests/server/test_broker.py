@@ -16,8 +16,8 @@ import pytest
 from edgefl.lab.ports import free_port
 from edgefl.wire.errors import BrokerError
 from edgefl.wire.mqtt.session import Address, Incoming, Session, Up, Will
-from server.broker import check_port, mosquitto_command
-from server.embedded_broker import QUEUE_BYTES, LeanBroker, _Queue, _Room, run_amqtt
+from edgefl_server.broker import check_port, mosquitto_command
+from edgefl_server.embedded_broker import QUEUE_BYTES, LeanBroker, _Queue, _Room, run_amqtt
 from tests import needs
 from tests.server.fleet import PATIENCE_S
 
@@ -32,7 +32,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def amqtt(log: Path) -> Iterator[Address]:
     port = free_port()
-    code = f"from server.embedded_broker import run_amqtt; run_amqtt('127.0.0.1', {port})"
+    code = f"from edgefl_server.embedded_broker import run_amqtt; run_amqtt('127.0.0.1', {port})"
     with log.open("wb") as written:
         process = subprocess.Popen([sys.executable, "-c", code], stderr=written)
     wait_listening(port)

@@ -12,8 +12,8 @@ import pytest
 from edgefl.lab.ports import free_port
 from edgefl.wire.errors import BrokerError
 from edgefl.wire.mqtt.session import Address, Incoming, Session
-from server.broker import mosquitto_command
-from server.embedded_broker import run_amqtt
+from edgefl_server.broker import mosquitto_command
+from edgefl_server.embedded_broker import run_amqtt
 from tests import needs
 
 PATIENCE_S = 60.0

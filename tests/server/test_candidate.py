@@ -13,9 +13,9 @@ from edgefl.setup.candidate import candidate_of
 from edgefl.setup.digests import run_digest
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.errors import ConfigError
-from exporters.front.tier import Exchange, Tier
-from server.compose import BundleFor, composed
-from server.run_spec import RunSpec
+from edgefl_export.front.tier import Exchange, Tier
+from edgefl_server.compose import BundleFor, composed
+from edgefl_server.run_spec import RunSpec
 
 DATASET = digits().limited(train=40, test=20)
 

@@ -25,13 +25,13 @@ from edgefl.setup.training import replaced_program
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.bundle.archive import read_bundle
 from edgefl.wire.errors import ConfigError, ModelError
-from exporters.front.cache import Found
-from exporters.front.tier import Tier
-from exporters.memory.recompute import Budget
-from server.compose import _rules, _scalars, compose
-from server.coordinator.roster import tier_of
-from server.events import Compiled, Event, Exporting, Noted, Warned
-from server.run_spec import DownlinkSpec, RunSpec
+from edgefl_export.front.cache import Found
+from edgefl_export.front.tier import Tier
+from edgefl_export.memory.recompute import Budget
+from edgefl_server.compose import _rules, _scalars, compose
+from edgefl_server.coordinator.roster import tier_of
+from edgefl_server.events import Compiled, Event, Exporting, Noted, Warned
+from edgefl_server.run_spec import DownlinkSpec, RunSpec
 
 DATASET = digits().limited(train=40, test=70)
 
@@ -67,7 +67,7 @@ def compiled(plan: RunSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     def bundle_of(_: Federation, __: Any, tier: Tier, *___: Any, **____: Any) -> Found:
         return Found(plan.tiers[tier.name].bundle, compiled=False)
 
-    monkeypatch.setattr("server.compose.bundle_of", bundle_of)
+    monkeypatch.setattr("edgefl_server.compose.bundle_of", bundle_of)
 
 
 def test_a_plan_holds_what_the_file_says(plan: RunSpec) -> None:
@@ -227,7 +227,7 @@ def test_a_model_that_is_not_float32_cannot_be_rounded_on_its_way_down(
 ) -> None:
     spec = federation_model(federation(), DATASET)
     spec.module.half()
-    monkeypatch.setattr("server.compose.federation_model", lambda *_: spec)
+    monkeypatch.setattr("edgefl_server.compose.federation_model", lambda *_: spec)
     with pytest.raises(ModelError, match="only float32 can be rounded on its way"):
         compose(federation(downlink={"encoding": encoding}), DATASET, tmp_path)
 

@@ -18,9 +18,9 @@ from edgefl.wire.bundle.signatures import Signer
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import NO_FORMAT, Decline
-from exporters.front.folder import bundle_name
-from server.events import Declined, RoundClosed
-from server.run_spec import RunSpec, TierSpec
+from edgefl_export.front.folder import bundle_name
+from edgefl_server.events import Declined, RoundClosed
+from edgefl_server.run_spec import RunSpec, TierSpec
 from tests.conftest import Mosquitto
 from tests.server.fleet import RunningServer, bundle, fetch, placed, plan_for, retained
 from tests.server.service.served import MakeDevice

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from edgefl.wire.errors import StoreError
-from server.patience import Patience
+from edgefl_server.patience import Patience
 
 
 def test_a_write_is_tried_until_it_succeeds_and_what_was_waited_is_told_once() -> None:

@@ -14,11 +14,11 @@ from edgefl.config.text import dump
 from edgefl.setup.tiers import completed
 from tests.simulator.small import federation
 
-SAVED = "server.storage.checkpoints:Checkpoints.save"
+SAVED = "edgefl_server.storage.checkpoints:Checkpoints.save"
 COMMITTED = "edgefl.simulator.carries:Carries.commit"
 KEPT = "edgefl.simulator.carries:Carries.keep"
 PUBLISHED = "edgefl.simulator.downlink:Downloads.publish"
-FINISHED = "server.storage.checkpoints:Checkpoints.finish"
+FINISHED = "edgefl_server.storage.checkpoints:Checkpoints.finish"
 OF_STATE: dict[str, dict[str, object]] = {
     "program": {"name": "scaffold"},
     "tiers": {"weak": {"cut": 0, "count": 1}},

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch
 
-from device_runtime.engine.base import Engine, Outputs, State
 from edgefl.config import Federation
 from edgefl.contract.tensors import role_of
 from edgefl.data.dataset import Dataset
@@ -15,6 +14,7 @@ from edgefl.simulator.functions import Functions, Recorded
 from edgefl.simulator.plan import Plan
 from edgefl.wire.bundle.manifest import Graph
 from edgefl.wire.tensors import Array, Arrays
+from edgefl_device.engine.base import Engine, Outputs, State
 
 
 @dataclass(frozen=True)

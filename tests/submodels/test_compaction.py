@@ -24,8 +24,8 @@ from edgefl.submodels.importance.maskable import maskable
 from edgefl.submodels.importance.submodel import importance
 from edgefl.wire.errors import ModelError
 from edgefl.wire.tensors import Arrays
-from exporters.capture.trace import capture
-from exporters.onnx.model import to_onnx
+from edgefl_export.capture.trace import capture
+from edgefl_export.onnx.model import to_onnx
 from tests.rings.rows import mostly_slow
 from tests.submodels.nets import model, rows
 

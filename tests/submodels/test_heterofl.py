@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations, prune, weight_norm
 
-from device_runtime.data.samples import Batches, LabelSpec, LocalData, noise
 from edgefl.contract.program import Function, Phase, Program
 from edgefl.contract.tensors import Tensors, TensorSpec, role_of, select
 from edgefl.models.copies import copy_module
@@ -32,7 +31,8 @@ from edgefl.submodels.submodel import Submodel
 from edgefl.submodels.width.submodel import Width, width
 from edgefl.wire.bundle.manifest import DataSpec
 from edgefl.wire.errors import BundleError, ModelError
-from exporters.bundle.build import Label, build_bundle
+from edgefl_device.data.samples import Batches, LabelSpec, LocalData, noise
+from edgefl_export.bundle.build import Label, build_bundle
 from tests.parity.rounds import Exported, on_device
 from tests.rings.rows import mostly_slow
 from tests.submodels.nets import rows

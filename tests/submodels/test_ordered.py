@@ -28,9 +28,9 @@ from edgefl.submodels.width.ordered import NOISE
 from edgefl.submodels.width.submodel import Width, width
 from edgefl.wire.errors import ModelError
 from edgefl.wire.regions import Block, Region, extract
-from exporters.capture.trace import capture
-from exporters.onnx.model import to_onnx
-from exporters.verify.graphs import verify
+from edgefl_export.capture.trace import capture
+from edgefl_export.onnx.model import to_onnx
+from edgefl_export.verify.graphs import verify
 from tests.rings.rows import mostly_slow
 from tests.submodels.nets import model, rows
 

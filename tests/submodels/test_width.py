@@ -24,9 +24,9 @@ from edgefl.submodels.cost import macs
 from edgefl.submodels.width.submodel import Width, channels_of, width
 from edgefl.wire.errors import ModelError
 from edgefl.wire.regions import Block, pieces
-from exporters.capture.trace import capture
-from exporters.onnx.model import to_onnx
-from exporters.verify.graphs import verify
+from edgefl_export.capture.trace import capture
+from edgefl_export.onnx.model import to_onnx
+from edgefl_export.verify.graphs import verify
 from tests.rings.rows import mostly_slow
 from tests.submodels.nets import (
     IMAGE,

@@ -8,9 +8,9 @@ import numpy as np
 from torch import Tensor
 
 import edgefl
-from device_runtime.engine.select import open_engine
 from edgefl.wire.bundle.manifest import Graph
 from edgefl.wire.tensors import Arrays
+from edgefl_device.engine.select import open_engine
 from tests.support.case import Batch
 
 

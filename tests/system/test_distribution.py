@@ -45,7 +45,7 @@ def test_a_copy_without_a_project_file_has_an_unknown_version(elsewhere: Path) -
 def test_a_device_loads_nothing_that_reads_e_mail() -> None:
     script = (
         "import sys; from edgefl.cli.device.process import load; load()\n"
-        "import device_runtime.engine.onnx; from device_runtime.host import agent_version\n"
+        "import edgefl_device.engine.onnx; from edgefl_device.host import agent_version\n"
         "agent_version(); print(sorted({'email', 'importlib.metadata', 'statistics'} & set(sys.modules)))"
     )
     ended = subprocess.run(

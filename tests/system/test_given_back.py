@@ -10,7 +10,7 @@ import pytest
 _SCRIPT = """
 import numpy as np
 from edgefl.system.given_back import give_back
-from server.aggregate import scans
+from edgefl_server.aggregate import scans
 
 def resident():
     lines = open("/proc/self/smaps_rollup").read().splitlines()

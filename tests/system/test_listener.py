@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from edgefl.system.listener import _OnceAMinute
-from server.access.certificates import LabAuthority
+from edgefl_server.access.certificates import LabAuthority
 
 DESCRIPTORS = 200
 IDLE = 230

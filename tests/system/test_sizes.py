@@ -13,7 +13,7 @@ from edgefl.config.tables import TierTable
 from edgefl.system import sizes
 from edgefl.system.sizes import parse_budget, parse_size
 from edgefl.wire.errors import ConfigError
-from exporters.memory.recompute import Budget
+from edgefl_export.memory.recompute import Budget
 
 SIZES = [
     ("0B", 0),

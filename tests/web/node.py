@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from exporters.verify.graphs import Run
+from edgefl_export.verify.graphs import Run
 from tests import needs
 
 HERE = Path(__file__).parent
@@ -80,7 +80,7 @@ def run(model: bytes, arrays: Mapping[str, Array], folder: Path, steps: int = 1)
 
 
 def runtime(model: bytes, folder: Path) -> Run:
-    """``model`` as :func:`exporters.verify.graphs.compare` wants it."""
+    """``model`` as :func:`edgefl_export.verify.graphs.compare` wants it."""
 
     def call(arrays: Mapping[str, Array]) -> Sequence[Array]:
         return run(model, arrays, folder).outputs

@@ -20,11 +20,11 @@ from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.errors import ExportError
-from exporters.capture.trace import capture
-from exporters.memory.budget import within_onnx
-from exporters.memory.recompute import Budget
-from exporters.onnx.model import to_onnx
-from exporters.verify.graphs import compare
+from edgefl_export.capture.trace import capture
+from edgefl_export.memory.budget import within_onnx
+from edgefl_export.memory.recompute import Budget
+from edgefl_export.onnx.model import to_onnx
+from edgefl_export.verify.graphs import compare
 from tests.web import node
 
 pytestmark = pytest.mark.slow

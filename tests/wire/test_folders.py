@@ -7,7 +7,7 @@ import pytest
 from edgefl.data import datasets
 from edgefl.wire import folders
 from edgefl.wire.errors import ConfigError
-from exporters.front.cache import BundleCache
+from edgefl_export.front.cache import BundleCache
 
 
 @pytest.fixture

@@ -19,9 +19,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from device_runtime.data import support
-from device_runtime.data.support import Shards
-from device_runtime.personal.point import Point, point_of
 from edgefl.analysis.personal.report import BATCH, STEPS, PersonalReport, Setting, UserReport, summed_up
 from edgefl.contract.program import Function, Program
 from edgefl.contract.tensors import Tensors, arrays, prefixed, role_of, select
@@ -31,6 +28,9 @@ from edgefl.wire.bundle.manifest import SAMPLE
 from edgefl.wire.errors import ConfigError, DataError
 from edgefl.wire.metrics import added
 from edgefl.wire.tensors import Array
+from edgefl_device.data import support
+from edgefl_device.data.support import Shards
+from edgefl_device.personal.point import Point, point_of
 
 EVALUATION_ROWS = 500
 """Rows that are judged at a time; static batch norm wants many."""

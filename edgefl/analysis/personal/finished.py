@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from device_runtime.data.arrays import archive
 from edgefl.analysis.personal.evaluate import Adapter, User, evaluate_user
 from edgefl.analysis.personal.report import PersonalReport, Setting, UserReport, summed_up
 from edgefl.config import Federation, load
@@ -29,6 +28,7 @@ from edgefl.simulator.folder import MODEL_NAME
 from edgefl.wire import tensors
 from edgefl.wire.errors import ConfigError, DataError
 from edgefl.wire.tensors import Array, Arrays
+from edgefl_device.data.arrays import archive
 
 DEVICES = "devices"
 """Folder of a run in which each device has its own."""

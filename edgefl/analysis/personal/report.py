@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from device_runtime.data import support
-from device_runtime.data.support import checked_protocol
-from device_runtime.personal.point import Point
 from edgefl.analysis.charts.html import document, table
 from edgefl.analysis.charts.svg import COUNT, FREE, SHARE, Span, line_chart
 from edgefl.contract.ranges import at_least_zero
 from edgefl.wire.errors import ConfigError, DataError
 from edgefl.wire.metric_text import SHARES, number
+from edgefl_device.data import support
+from edgefl_device.data.support import checked_protocol
+from edgefl_device.personal.point import Point
 
 STEPS = (0, 1, 2, 5, 10)
 """The curve over q that is reported beside the headline."""

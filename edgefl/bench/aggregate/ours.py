@@ -18,11 +18,11 @@ from edgefl.bench.common.coded import CodedModel
 from edgefl.system.cores import cores
 from edgefl.wire.tensors import Arrays
 from edgefl.wire.update.decode import decode
-from server.aggregate.accumulator import Accumulator
-from server.aggregate.adders import Checked
-from server.aggregate.aggregator import Aggregator, accumulator, layout_of
-from server.aggregate.averaging import OverHolders
-from server.aggregate.scatter import Pieces, flatten
+from edgefl_server.aggregate.accumulator import Accumulator
+from edgefl_server.aggregate.adders import Checked
+from edgefl_server.aggregate.aggregator import Aggregator, accumulator, layout_of
+from edgefl_server.aggregate.averaging import OverHolders
+from edgefl_server.aggregate.scatter import Pieces, flatten
 
 _ACCUMULATED = 8
 """Bytes of an entry's sum."""

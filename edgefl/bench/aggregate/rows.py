@@ -31,7 +31,7 @@ from edgefl.models.zoo.catalog import build_model
 from edgefl.system.processes import last_line
 from edgefl.system.structs import filled
 from edgefl.wire.errors import ConfigError
-from server.aggregate.cuda import measure_signs
+from edgefl_server.aggregate.cuda import measure_signs
 
 __all__ = ["CODECS", "AggregateRow", "AggregateSettings", "build", "measure"]
 
@@ -255,7 +255,7 @@ def measure_on_device(parameters: int, clients: int, repeat: int) -> OnDeviceRow
 
 
 def row_of(found: Mapping[str, Any], repeat: int) -> OnDeviceRow:
-    """What :func:`server.aggregate.cuda.measure_signs` found, as a row."""
+    """What :func:`edgefl_server.aggregate.cuda.measure_signs` found, as a row."""
     parameters, clients = found["parameters"], found["clients"]
     return OnDeviceRow(
         codec=ON_DEVICE_CODEC,

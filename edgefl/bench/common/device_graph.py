@@ -20,13 +20,13 @@ from edgefl.wire.bundle.manifest import Graph
 from edgefl.wire.limits import Limits
 from edgefl.wire.regions import extract
 from edgefl.wire.tensors import Arrays
-from exporters.artifact import Artifact
-from exporters.bundle.build import ports, segments_of
-from exporters.bundle.formats import Format
-from exporters.capture.trace import Captured
-from exporters.memory.usage import rewritable
-from exporters.onnx import capture_for
-from exporters.onnx.model import to_onnx
+from edgefl_export.artifact import Artifact
+from edgefl_export.bundle.build import ports, segments_of
+from edgefl_export.bundle.formats import Format
+from edgefl_export.capture.trace import Captured
+from edgefl_export.memory.usage import rewritable
+from edgefl_export.onnx import capture_for
+from edgefl_export.onnx.model import to_onnx
 
 BATCHES = 2
 
@@ -56,7 +56,7 @@ def write_graph(
     memory_budget: int = 0,
     masks: Mapping[str, int] | None = None,
 ) -> None:
-    """The artifact and its entry of a manifest; ``masks`` as of :func:`exporters.bundle.build.ports`."""
+    """The artifact and its entry of a manifest; ``masks`` as of :func:`edgefl_export.bundle.build.ports`."""
     graph = Graph(
         name=captured.name,
         format=format,

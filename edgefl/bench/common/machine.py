@@ -69,7 +69,7 @@ def take_turns(
 def import_path() -> Iterator[Path]:
     """A folder in which another environment finds our packages, and none of the packages installed beside them."""
     with tempfile.TemporaryDirectory(prefix="edgefl-path-") as name:
-        for package in ("edgefl", "device_runtime"):
+        for package in ("edgefl", "edgefl_device"):
             os.symlink(_folder(package), Path(name) / package)
         yield Path(name)
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from device_runtime.memory import anonymous_bytes, peak_bytes, reset_peak, resident_bytes, trim_memory
+from edgefl_device.memory import anonymous_bytes, peak_bytes, reset_peak, resident_bytes, trim_memory
 
 END_S = 10.0
 """Seconds a worker has to end by itself, then to obey SIGTERM, before it is killed."""

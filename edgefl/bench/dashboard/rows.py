@@ -27,16 +27,16 @@ from edgefl.system.python import module_command
 from edgefl.wire.errors import EdgeflError
 from edgefl.wire.mqtt.messages import Hello, encode
 from edgefl.wire.mqtt.packets import Traffic
-from server import events
-from server.coordinator.fleet import Assignment, Assignments
-from server.coordinator.roster import Device
-from server.coordinator.states import OpenRound
-from server.storage.feed import Feed
-from server.storage.history import History
-from server.storage.journal import Journal, Run
-from server.storage.places import journal_at
-from server.storage.update_files import UpdateFiles
-from server.storage.update_rows import AcceptedUpdate
+from edgefl_server import events
+from edgefl_server.coordinator.fleet import Assignment, Assignments
+from edgefl_server.coordinator.roster import Device
+from edgefl_server.coordinator.states import OpenRound
+from edgefl_server.storage.feed import Feed
+from edgefl_server.storage.history import History
+from edgefl_server.storage.journal import Journal, Run
+from edgefl_server.storage.places import journal_at
+from edgefl_server.storage.update_files import UpdateFiles
+from edgefl_server.storage.update_rows import AcceptedUpdate
 
 _TIMES_A_SECOND = 5
 _OPENED = 5

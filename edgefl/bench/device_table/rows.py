@@ -32,7 +32,7 @@ from edgefl.submodels import catalog
 from edgefl.submodels.output_side.submodel import tiers
 from edgefl.submodels.submodel import Submodel
 from edgefl.wire.bundle.formats import FORMATS
-from exporters.bundle.formats import Format, check_installed, format_of
+from edgefl_export.bundle.formats import Format, check_installed, format_of
 
 TIERS = ("strong", "moderate", "weak")
 WIDTHS: Mapping[str, float] = {"moderate": 0.45, "weak": 0.2}

@@ -13,13 +13,13 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from device_runtime.data.samples import noise
-from device_runtime.engine.onnx import OnnxEngine
-from device_runtime.memory import return_memory_early
-from device_runtime.round.graphs import labelled
 from edgefl.bench.common.worker import serve
 from edgefl.wire import tensors
 from edgefl.wire.bundle.manifest import Graph
+from edgefl_device.data.samples import noise
+from edgefl_device.engine.onnx import OnnxEngine
+from edgefl_device.memory import return_memory_early
+from edgefl_device.round.graphs import labelled
 
 _SEED = 0
 

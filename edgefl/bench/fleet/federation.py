@@ -12,7 +12,6 @@ from typing import Any
 
 import psutil
 
-from device_runtime.memory import status_bytes
 from edgefl.bench.common.machine import family, quiet_environment, resident_bytes
 from edgefl.config import Federation, parse
 from edgefl.config.text import dump
@@ -23,8 +22,9 @@ from edgefl.system.parent import PARENT
 from edgefl.system.processes import child_process, last_line
 from edgefl.system.python import module_command
 from edgefl.wire.errors import ConfigError, EdgeflError
-from server.broker import mosquitto_command
-from server.workshop.process import INSIDE
+from edgefl_device.memory import status_bytes
+from edgefl_server.broker import mosquitto_command
+from edgefl_server.workshop.process import INSIDE
 
 NAME, TIER = "bench-fleet", "fleet"
 

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +40,7 @@ from edgefl.lab import agents as lab_agents
 from edgefl.lab.broker import lab_broker
 from edgefl.setup.data import open_data, partition
 from edgefl.setup.tiers import completed
+from edgefl.system.distribution import PACKAGES, folders
 from edgefl.system.processes import child_process, last_line
 from edgefl.system.python import module_command
 from edgefl.wire.errors import ConfigError, EdgeflError
@@ -237,12 +237,8 @@ def installed(python: str, names: Sequence[str]) -> footprint_installed.Found:
 
 def own_bytes() -> int:
     """Our own packages on disk: what is installed with a device, the server's part included."""
-    folders = [spec.submodule_search_locations for name in _OURS if (spec := find_spec(name))]
-    files = [file for locations in folders for folder in locations or () for file in Path(folder).rglob("*")]
+    files = [file for folder in folders(*PACKAGES) for file in folder.rglob("*")]
     return sum(file.stat().st_size for file in files if file.is_file() and "__pycache__" not in file.parts)
-
-
-_OURS = ("edgefl", "device_runtime", "exporters", "server")
 
 
 _SYSTEM = re.compile(r"^(ld-linux.*|linux-vdso|libc|libm|libdl|libpthread|librt|libgcc_s|libstdc\+\+)\.")

@@ -198,8 +198,8 @@ def plain_graph(path: Path, federation: Federation, dataset: Dataset, target: Pa
     if manifest.graph(name).format != "executorch":
         target.write_bytes(bundle.graph_bytes(name))
         return target
-    from exporters.executorch import capture_for
-    from exporters.executorch.program.write import to_executorch
+    from edgefl_export.executorch import capture_for
+    from edgefl_export.executorch.program.write import to_executorch
 
     tier = tier_of(federation, federation_model(federation, dataset), manifest.tier)
     function = tier.program.phases[0].function

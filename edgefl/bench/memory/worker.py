@@ -15,16 +15,16 @@ import msgspec
 import numpy as np
 import onnxruntime as ort
 
-from device_runtime.engine.base import Engine
-from device_runtime.engine.onnx import OnnxEngine
-from device_runtime.engine.select import open_engine
-from device_runtime.memory import return_memory_early
 from edgefl.bench.common.worker import serve
 from edgefl.wire.blobs import describe
 from edgefl.wire.bundle.archive import read_bundle
 from edgefl.wire.bundle.manifest import Port
 from edgefl.wire.limits import Limits
 from edgefl.wire.tensors import Array
+from edgefl_device.engine.base import Engine
+from edgefl_device.engine.onnx import OnnxEngine
+from edgefl_device.engine.select import open_engine
+from edgefl_device.memory import return_memory_early
 
 
 class PlainEngine(OnnxEngine):

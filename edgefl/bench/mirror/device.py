@@ -11,11 +11,6 @@ from pathlib import Path
 
 import msgspec
 
-from device_runtime.link.fetch import Fetcher
-from device_runtime.link.mirrors import Mirrors
-from device_runtime.memory import peak_bytes, return_memory_early
-from device_runtime.round.pages import whole_of
-from device_runtime.store.database import Store
 from edgefl.bench.mirror.told import FEDERATION, Fetched, Trial, tell
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.client_ids import client_id
@@ -23,6 +18,11 @@ from edgefl.wire.mqtt.envelope import peek
 from edgefl.wire.mqtt.messages import Round
 from edgefl.wire.mqtt.session import Address, Incoming, Session
 from edgefl.wire.mqtt.topics import Topics
+from edgefl_device.link.fetch import Fetcher
+from edgefl_device.link.mirrors import Mirrors
+from edgefl_device.memory import peak_bytes, return_memory_early
+from edgefl_device.round.pages import whole_of
+from edgefl_device.store.database import Store
 
 _PATIENCE_S = 3600.0
 

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from device_runtime.memory import status_bytes
 from edgefl.bench.common.machine import quiet_environment
 from edgefl.bench.mirror.told import Fetched, Published, Trial, Way
 from edgefl.lab.ports import free_port
@@ -20,7 +19,8 @@ from edgefl.system.processes import child_process, last_line
 from edgefl.system.python import module_command
 from edgefl.system.structs import filled
 from edgefl.wire.errors import EdgeflError
-from server.broker import mosquitto_command
+from edgefl_device.memory import status_bytes
+from edgefl_server.broker import mosquitto_command
 
 UNIT_BYTES = 64 << 20
 """Of a unit: a device reads one at a time."""

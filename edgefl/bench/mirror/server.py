@@ -21,8 +21,8 @@ from edgefl.wire.mqtt.client_ids import client_id
 from edgefl.wire.mqtt.messages import ELSEWHERE, VERSION, Round, encode
 from edgefl.wire.mqtt.session import Address, Session, Up
 from edgefl.wire.mqtt.topics import Topics
-from server.publish.kept import MirrorFolder
-from server.publish.publisher import Publisher
+from edgefl_server.publish.kept import MirrorFolder
+from edgefl_server.publish.publisher import Publisher
 
 _PATIENCE_S = 3600.0
 

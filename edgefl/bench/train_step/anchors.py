@@ -14,7 +14,7 @@ from edgefl.bench.train_step import et_training, jax_graph, onnxsim_training, or
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.system.python import module_command
 from edgefl.wire.errors import EdgeflError
-from exporters.memory.recompute import Budget
+from edgefl_export.memory.recompute import Budget
 
 FIRST = 3
 """Steps before the race, in which a worker compiles: the second has momentum, the third is of what the second compiled."""

@@ -16,11 +16,11 @@ import msgspec
 import numpy as np
 import numpy.random as numpy_random
 
-from device_runtime.engine.base import Engine
-from device_runtime.engine.select import open_engine
-from device_runtime.memory import return_memory_early
 from edgefl.bench.common.worker import serve
 from edgefl.wire.bundle.manifest import Graph
+from edgefl_device.engine.base import Engine
+from edgefl_device.engine.select import open_engine
+from edgefl_device.memory import return_memory_early
 
 
 def load(folder: Path, graph: Graph, engine: Engine) -> Callable[[], object]:

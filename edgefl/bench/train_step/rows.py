@@ -18,8 +18,6 @@ from typing import Any
 
 import msgspec
 
-from device_runtime.host import processor_features
-from device_runtime.round.suited import suited_form
 from edgefl import programs
 from edgefl.bench.common.as_written import check_as_written
 from edgefl.bench.common.device_graph import worker, write_arrays, write_graph
@@ -34,10 +32,12 @@ from edgefl.objective.objective import Objective
 from edgefl.programs.activations import stored
 from edgefl.system.structs import filled
 from edgefl.wire.errors import ExportError
-from exporters.artifact import Artifact
-from exporters.bundle.formats import Format, format_of
-from exporters.capture.trace import Captured
-from exporters.memory.recompute import Budget
+from edgefl_device.host import processor_features
+from edgefl_device.round.suited import suited_form
+from edgefl_export.artifact import Artifact
+from edgefl_export.bundle.formats import Format, format_of
+from edgefl_export.capture.trace import Captured
+from edgefl_export.memory.recompute import Budget
 
 MODELS = ("resnet20", "resnet18", "cnn", "mobilenet", "bert", "vit", "bilstm", "lstm_lm")
 SGD: Mapping[str, float] = {"lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4}

@@ -19,7 +19,6 @@ import msgspec
 import numpy as np
 import psutil
 
-from device_runtime.memory import status_bytes
 from edgefl import programs
 from edgefl.bench.common.browser import Browser
 from edgefl.bench.common.device_graph import worker, written
@@ -31,7 +30,8 @@ from edgefl.submodels.output_side.submodel import tiers
 from edgefl.web.built import PACKED, built_page
 from edgefl.wire import tensors
 from edgefl.wire.errors import ConfigError
-from exporters.bundle.formats import format_of
+from edgefl_device.memory import status_bytes
+from edgefl_export.bundle.formats import format_of
 
 MODELS = ("resnet20", "cnn")
 WARM_UP = 8

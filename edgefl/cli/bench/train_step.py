@@ -140,7 +140,7 @@ def train_step(
     check_choice(model or (), option or (), tiers=(tier,))
     from edgefl.bench.train_step.anchors import ANCHORS, TrainStepSettings
     from edgefl.bench.train_step.rows import MODELS, measure
-    from exporters.memory.recompute import Budget
+    from edgefl_export.memory.recompute import Budget
 
     settings = TrainStepSettings(
         batch=batch,

@@ -11,7 +11,7 @@ from edgefl.cli.output import console, print_json, print_table
 from edgefl.system.sizes import size
 
 if TYPE_CHECKING:
-    from exporters.front.cache import BundleCache, Entry
+    from edgefl_export.front.cache import BundleCache, Entry
 
 
 def cache(
@@ -33,7 +33,7 @@ def cache(
       edgefl cache --json
     """
 
-    from exporters.front.cache import BundleCache, short
+    from edgefl_export.front.cache import BundleCache, short
 
     kept = BundleCache.of_user()
     if clear:

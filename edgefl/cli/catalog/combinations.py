@@ -21,8 +21,8 @@ from edgefl.setup.versions import why_not
 from edgefl.submodels import catalog as kinds
 from edgefl.submodels.submodel import Submodel
 from edgefl.wire.errors import ConfigError, ModelError
-from exporters.bundle.formats import FORMATS
-from exporters.front.program import DEFAULT_PROGRAM, coded_program, trained_by
+from edgefl_export.bundle.formats import FORMATS
+from edgefl_export.front.program import DEFAULT_PROGRAM, coded_program, trained_by
 
 _KINDS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     WHOLE: ("output_side", {"cut": 0}),

@@ -285,7 +285,7 @@ def validate(
 
 def _refuse_what_breaks(federation: Federation, profile: str, traffic: tuple[int, int] | None) -> None:
     """ConfigError with everything that the hosted broker would not take."""
-    from server.access.limits import HOSTED, Traffic, breaks
+    from edgefl_server.access.limits import HOSTED, Traffic, breaks
 
     hosted = HOSTED[profile]
     found = list(

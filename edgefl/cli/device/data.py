@@ -14,7 +14,7 @@ from edgefl.system.files import write_text
 from edgefl.wire.errors import DataError
 
 if TYPE_CHECKING:
-    from device_runtime.data.check import DataReport
+    from edgefl_device.data.check import DataReport
 
 
 def register(app: typer.Typer) -> None:

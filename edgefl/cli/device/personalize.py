@@ -30,10 +30,10 @@ from edgefl.wire.errors import ConfigError
 from edgefl.wire.metric_text import number
 
 if TYPE_CHECKING:
-    from device_runtime.config import Policy
-    from device_runtime.data.samples import Local
-    from device_runtime.personal.personalize import Adapted
     from edgefl.api.adapt import Model
+    from edgefl_device.config import Policy
+    from edgefl_device.data.samples import Local
+    from edgefl_device.personal.personalize import Adapted
 
 Protocol = StrEnum("Protocol", ["train_support", "split_test", "paper_literal"])
 
@@ -94,13 +94,13 @@ def personalize(
       edgefl device personalize --bundle strong.efl --weights model.safetensors --data my-data.npz --json      (offline)
     """
 
-    from device_runtime.data import sources
-    from device_runtime.data.problems import checked_policy
-    from device_runtime.data.support import checked_protocol
-    from device_runtime.personal.personalize import CURVE, Wanted
     from edgefl.api.adapt import adapt, announced, of_files
     from edgefl.api.bundle import Bundle
     from edgefl.wire import tensors
+    from edgefl_device.data import sources
+    from edgefl_device.data.problems import checked_policy
+    from edgefl_device.data.support import checked_protocol
+    from edgefl_device.personal.personalize import CURVE, Wanted
 
     policy = checked_policy(bad_rows.value)
     local = sources.load(data, policy)
@@ -144,7 +144,7 @@ def personalize(
 
 
 def _judging(data: Path, test_data: Path | None, policy: Policy) -> Local | None:
-    from device_runtime.data import sources
+    from edgefl_device.data import sources
 
     if test_data is None:
         return None

@@ -18,7 +18,7 @@ from edgefl.wire.mqtt.address import Address
 from edgefl.wire.printable import printable
 
 if TYPE_CHECKING:
-    from device_runtime.config import AgentEvent
+    from edgefl_device.config import AgentEvent
 
 
 class DeviceSettings(msgspec.Struct, frozen=True, kw_only=True):

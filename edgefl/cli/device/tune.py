@@ -10,7 +10,7 @@ import typer
 from edgefl.cli.output import console, errors, print_json, print_table, progress
 
 if TYPE_CHECKING:
-    from device_runtime.round.tuning import Choice
+    from edgefl_device.round.tuning import Choice
 
 
 def tune(
@@ -86,7 +86,7 @@ def build_engine(
       edgefl device build-engine --into /media/card
     """
 
-    from device_runtime.engine.executorch.build import build_engine as built
+    from edgefl_device.engine.executorch.build import build_engine as built
 
     file, version = built(into)
     if as_json:

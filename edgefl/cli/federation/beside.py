@@ -54,8 +54,8 @@ def page_beside(listen: str, folder: Path, database: str = "") -> Iterator[None]
     if not listen:
         yield
         return
-    from server.dashboard.web.serve import bind, is_loopback, parse_listen, url_of
-    from server.storage import feed
+    from edgefl_server.dashboard.web.serve import bind, is_loopback, parse_listen, url_of
+    from edgefl_server.storage import feed
 
     host, port = parse_listen(listen)
     with bind(host, port) as tried:

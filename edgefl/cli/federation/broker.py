@@ -14,7 +14,7 @@ from edgefl.cli.options import CaFile, CertFile, KeyFile, parse_bytes, parse_lim
 from edgefl.cli.paths import writable_folder
 
 if TYPE_CHECKING:
-    from server.lab_broker import LabBroker
+    from edgefl_server.lab_broker import LabBroker
 
 
 def broker(
@@ -81,7 +81,7 @@ def broker(
 
     from edgefl import mosquitto_command, serve_broker
     from edgefl.wire.errors import ConfigError
-    from server.broker import run_mosquitto
+    from edgefl_server.broker import run_mosquitto
 
     limits = parse_limits([f"chunk_bytes={chunk_bytes}"])
     memory_bytes = parse_bytes(memory, "--memory") if memory else 0
@@ -89,7 +89,7 @@ def broker(
     if kind not in ("amqtt", "mosquitto"):
         raise ConfigError(f"--kind {kind!r} is unknown: write amqtt or mosquitto")
     if tls:
-        from server.lab_broker import LabBroker
+        from edgefl_server.lab_broker import LabBroker
 
         lab = LabBroker(
             folder=(folder or Path("broker")).resolve(),
@@ -182,8 +182,8 @@ def acl(
     """
 
     from edgefl.system.files import write_text
-    from server.access.files import BROKERS, written
-    from server.access.rules import Access
+    from edgefl_server.access.files import BROKERS, written
+    from edgefl_server.access.rules import Access
 
     name = next(each for each in BROKERS if each == broker.value)
     for file, text in written(Access(federation, server, asker), name, aws=aws).items():

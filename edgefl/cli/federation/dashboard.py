@@ -56,14 +56,14 @@ def dashboard(
     """
 
     if grafana or alerts:
-        from server.dashboard.shipped import ALERTS, GRAFANA
+        from edgefl_server.dashboard.shipped import ALERTS, GRAFANA
 
         typer.echo((GRAFANA if grafana else ALERTS).read_text(encoding="utf-8"), nl=False)
         return
     if (run is None) == (not server):
         raise ConfigError("name the folder of a run, or the page to follow by --server URL, and not both")
-    from server.dashboard.web.serve import bind, is_loopback, parse_listen, serve, url_of
-    from server.dashboard.web.start import desk_of, hub_of
+    from edgefl_server.dashboard.web.serve import bind, is_loopback, parse_listen, serve, url_of
+    from edgefl_server.dashboard.web.start import desk_of, hub_of
 
     host, port = parse_listen(listen)
     hub = hub_of(run, server, database=database, otlp=otlp)

@@ -11,8 +11,8 @@ from edgefl.system.clock import clock
 from edgefl.system.sizes import size
 from edgefl.wire.metric_text import headline
 from edgefl.wire.mqtt.neighbours import named
-from exporters.front import cache
-from server import events
+from edgefl_export.front import cache
+from edgefl_server import events
 
 _DIGITS = 12
 NO_STEP = "online, no step reported yet"

@@ -19,7 +19,7 @@ from edgefl.config import Federation
 from edgefl.lab.lab import Restarted, Said
 from edgefl.system.sizes import KIB, MIB, size
 from edgefl.wire.metric_text import headline
-from exporters.front import cache
+from edgefl_export.front import cache
 
 if TYPE_CHECKING:
     from edgefl.wire.update.size import UpdateSize

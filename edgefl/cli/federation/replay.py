@@ -129,7 +129,7 @@ def verify(
       edgefl audit verify runs/fleet --json
     """
 
-    from server.storage.audit import verify as verified
+    from edgefl_server.storage.audit import verify as verified
 
     found = verified(folder)
     if as_json:

@@ -99,9 +99,9 @@ def simulate(
         refuse_held(out.resolve())
     with progress("loading torch"):
         import torch  # noqa: F401
-    from device_runtime.memory import return_memory_late
     from edgefl.api.federation import demo_federation, load_federation
     from edgefl.api.simulate import prepare_simulation
+    from edgefl_device.memory import return_memory_late
 
     federation = load_federation(config, chosen) if config else demo_federation(chosen)
     with progress("reading the data and spreading it over the clients"):

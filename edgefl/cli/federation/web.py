@@ -79,7 +79,7 @@ class WebOptions:
         from edgefl.web.code import in_terminal
         from edgefl.web.serve import check_certificate
         from edgefl.web.settings import browsers_broker
-        from server.dashboard.web.serve import bind, parse_listen
+        from edgefl_server.dashboard.web.serve import bind, parse_listen
 
         built_page()
         in_terminal("http://127.0.0.1")
@@ -152,7 +152,7 @@ def _settings(
 
     from edgefl.web.relay import Relay
     from edgefl.web.settings import WebSettings, address_of, browsers_broker
-    from server.dashboard.web.serve import bind, parse_listen
+    from edgefl_server.dashboard.web.serve import bind, parse_listen
 
     host, port = parse_listen(options.listen)
     with bind(host, port) as tried:

@@ -18,7 +18,7 @@ from edgefl.wire.errors import ConfigError
 from edgefl.wire.mqtt.topics import checked_name
 
 if TYPE_CHECKING:
-    from server.identity.registry import DeviceKey, Registry
+    from edgefl_server.identity.registry import DeviceKey, Registry
 
 _HELP = """
 Keep the list of the devices that a server lets in: `edgefl server --enrolled LIST`.
@@ -105,11 +105,11 @@ def request(
     as_json: Json = False,
 ) -> None:
     """On a device: write a certificate-signing request with its public key, which is made if there is none."""
-    from device_runtime.link.identity import KEY_FILE
     from edgefl.system.files import write_whole
     from edgefl.wire import folders
     from edgefl.wire.keys import KeyPair
     from edgefl.wire.requests import request_of
+    from edgefl_device.link.identity import KEY_FILE
 
     checked_name("federation", federation), checked_name("device", device)
     keys = KeyPair((store or folders.store(federation, device)) / KEY_FILE)
@@ -165,7 +165,7 @@ def forget(device: Device, list_file: List, federation: Federation = "demo", as_
 
 @contextmanager
 def _opened(path: Path, federation: str) -> Iterator[Registry]:
-    from server.identity.registry import Registry
+    from edgefl_server.identity.registry import Registry
 
     registry = Registry(path, checked_name("federation", federation))
     try:

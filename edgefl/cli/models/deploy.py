@@ -16,8 +16,8 @@ from edgefl.system.collecting import built_to_stay
 from edgefl.system.sizes import size
 from edgefl.wire.errors import ConfigError, ExportError
 from edgefl.wire.metric_text import number
-from exporters.deploy.measuring import FileMeasurement
-from exporters.deploy.target import files_of, refuse_existing, target_of
+from edgefl_export.deploy.measuring import FileMeasurement
+from edgefl_export.deploy.target import files_of, refuse_existing, target_of
 
 if TYPE_CHECKING:
     from edgefl.lab.deployment import BnEval

@@ -93,11 +93,11 @@ def export(
       edgefl export --model resnet18 --fit phone.toml      (what `edgefl plan --device phone.toml` recommends, as tier phone)
     """
 
-    from device_runtime.memory import return_memory_late
     from edgefl.cli.models.plan import read_device
     from edgefl.config.reading import check_names, check_tiers
     from edgefl.setup.torch_start import without_dynamo
     from edgefl.wire.bundle.formats import check_outputs
+    from edgefl_device.memory import return_memory_late
 
     named, forms = named_model(model, option or ()), _names(format)
     parse_memory_budget(memory_budget)
@@ -179,7 +179,7 @@ def _names(formats: list[Engine] | None) -> tuple[str, ...]:
 
 
 def _tell_cache(rows: list[dict[str, Any]]) -> None:
-    from exporters.front.cache import BundleCache, told
+    from edgefl_export.front.cache import BundleCache, told
 
     compiled, cache = sum(row["compiled"] for row in rows), BundleCache.of_user()
     text = told(compiled=compiled, reused=len(rows) - compiled, folder=cache.folder, nbytes=cache.nbytes)
@@ -207,7 +207,7 @@ def _export_fitting(
     from edgefl.setup.shapes import model_with_samples
     from edgefl.submodels.sizes import Size
     from edgefl.wire.mqtt.topics import checked_name
-    from exporters.bundle.formats import check_installed
+    from edgefl_export.bundle.formats import check_installed
 
     check_installed(forms)
     name, wishes = checked_name("tier", file.stem), read_device(file)

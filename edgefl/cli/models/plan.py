@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from edgefl.config import Federation
     from edgefl.models.spec import ModelSpec
     from edgefl.submodels.submodel import Submodel
-    from exporters.device import Device
-    from exporters.offers import Fit, Offer
+    from edgefl_export.device import Device
+    from edgefl_export.offers import Fit, Offer
 
 
 def plan(
@@ -199,7 +199,7 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     @property
     def device(self) -> Device:
         """ConfigError, which names the argument, for a memory or a rate that is none, or negative numbers."""
-        from exporters.device import Device
+        from edgefl_export.device import Device
 
         wrong = [
             name

@@ -132,7 +132,7 @@ def profile(
         refuse,
     )
     from edgefl.wire.errors import ConfigError
-    from server.profiling.recorded import read_recorded
+    from edgefl_server.profiling.recorded import read_recorded
 
     chosen = _Chosen(batch, engine.value if engine else "", tuple(tier or ()))
     targets = list(files_of(bundles or ()))

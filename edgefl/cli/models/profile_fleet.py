@@ -18,15 +18,15 @@ from edgefl.cli.output import console, errors, print_json, print_table, progress
 from edgefl.cli.output import table as table_of
 from edgefl.system.files import write_text
 from edgefl.wire.errors import ConfigError, ParticipationError
-from server.profiling.recorded import merged, record
-from server.profiling.rows import DeviceReport, FleetReport
+from edgefl_server.profiling.recorded import merged, record
+from edgefl_server.profiling.rows import DeviceReport, FleetReport
 
 if TYPE_CHECKING:
     from edgefl.api.bundle import Bundle
     from edgefl.wire.bundle.archive import Bundle as BundleArchive
     from edgefl.wire.bundle.profiles import BundleProfile
     from edgefl.wire.mqtt.address import Address
-    from server.profiling.rows import DeviceReport, FleetReport
+    from edgefl_server.profiling.rows import DeviceReport, FleetReport
 
 _MOST_DEVICES_LISTED = 20
 
@@ -85,7 +85,7 @@ def profile_fleet(bundles: Sequence[BundleArchive], options: ProfileOptions) -> 
 
     ConfigError for options that cannot be used, BrokerError without a broker, ParticipationError if no device answers.
     """
-    from server.profiling.recorded import merged, record
+    from edgefl_server.profiling.recorded import merged, record
 
     report = _asked(bundles, options)
     if options.record and report.answered:
@@ -111,8 +111,8 @@ def _asked(bundles: Sequence[BundleArchive], options: ProfileOptions) -> FleetRe
     from edgefl.wire.bundle.signatures import Signer
     from edgefl.wire.mqtt.profile_messages import MOST_REPEATS
     from edgefl.wire.mqtt.topics import checked_name
-    from server.profiling.fleet import FleetProfiler, Wanted
-    from server.profiling.rows import by_tier
+    from edgefl_server.profiling.fleet import FleetProfiler, Wanted
+    from edgefl_server.profiling.rows import by_tier
 
     if options.repeat > MOST_REPEATS:
         raise ConfigError(
@@ -311,10 +311,10 @@ def _signals_as_before() -> Iterator[None]:
 
 def _through(words: Sequence[str], bundle: Bundle, options: ProfileOptions) -> DeviceReport:
     """The profile of the agent that the command starts."""
-    from device_runtime.profile.measure.inputs import Inputs
     from edgefl.lab.profiled_agent import Through, profiled
     from edgefl.wire.mqtt.topics import checked_name
-    from server.profiling.fleet import FleetProfiler
+    from edgefl_device.profile.measure.inputs import Inputs
+    from edgefl_server.profiling.fleet import FleetProfiler
 
     def stopped_by_signals(profiler: FleetProfiler) -> None:
         for number in _SIGNALS:

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from device_runtime.round.runner import RoundResult
 from edgefl.conformance.verdict import Failed, expect, expect_equal
 from edgefl.wire import tensors
 from edgefl.wire.errors import ProtocolError
 from edgefl.wire.mqtt.messages import Profile, Update
 from edgefl.wire.tensors import Array, Arrays
+from edgefl_device.round.runner import RoundResult
 
 
 @dataclass(frozen=True)

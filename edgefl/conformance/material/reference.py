@@ -6,13 +6,13 @@ import threading
 from collections.abc import Mapping
 from functools import cache
 
-from device_runtime.data.samples import LocalData
-from device_runtime.engine.base import Engine
-from device_runtime.engine.select import open_engine
-from device_runtime.round import offline
-from device_runtime.round.runner import RoundResult
 from edgefl.conformance.material.bundles import Material
 from edgefl.wire.tensors import Array, Arrays
+from edgefl_device.data.samples import LocalData
+from edgefl_device.engine.base import Engine
+from edgefl_device.engine.select import open_engine
+from edgefl_device.round import offline
+from edgefl_device.round.runner import RoundResult
 
 _ONE_AT_A_TIME = threading.Lock()
 

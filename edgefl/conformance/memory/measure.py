@@ -22,8 +22,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from device_runtime.memory import status_bytes
-from device_runtime.profile.measure.inputs import Inputs
 from edgefl.conformance.material.bundles import Material
 from edgefl.conformance.play.broker import Broker
 from edgefl.conformance.play.seat import Setup
@@ -32,6 +30,8 @@ from edgefl.wire import tensors
 from edgefl.wire.blobs import BlobRef, split
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.mqtt.messages import Offer
+from edgefl_device.memory import status_bytes
+from edgefl_device.profile.measure.inputs import Inputs
 
 SAMPLE_S = 0.001
 """Seconds between two readings: a kernel's workspace lives for some milliseconds."""

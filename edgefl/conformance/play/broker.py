@@ -14,7 +14,7 @@ from edgefl.system.processes import child_process
 from edgefl.system.python import module_command
 from edgefl.wire.errors import BrokerError
 from edgefl.wire.mqtt.address import Address
-from server.broker import mosquitto_command
+from edgefl_server.broker import mosquitto_command
 
 _START_S = 20.0
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.random import Philox, SeedSequence
 
-from device_runtime.data.samples import Batches, Pass, noise
+from edgefl_device.data.samples import Batches, Pass, noise
 
 _SEEDS = (0, 7, 123456, 2**53 + 1, 2**62 + 1, 2**63 - 1)
 _SIZES = ((21, 8), (5, 8), (1, 4), (8, 8), (100, 7), (1, 1))

@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from device_runtime.round.runner import RoundResult
 from edgefl.conformance.material.bundles import MASKS, Material, material, samples
 from edgefl.conformance.material.compare import TOLERANCES
 from edgefl.conformance.material.reference import expected
@@ -20,6 +19,7 @@ from edgefl.system.files import write_text, write_whole
 from edgefl.wire import tensors
 from edgefl.wire.bundle.archive import write_bundle
 from edgefl.wire.tensors import Arrays
+from edgefl_device.round.runner import RoundResult
 
 # Whole rounds: bundle, weights, data, seed and carry, and the update and metrics that they give on an engine.
 

@@ -21,7 +21,7 @@ from edgefl.wire.mqtt.messages import Ack, Progress, Round, Status, Task
 from edgefl.wire.mqtt.topics import DeviceTopics
 
 _RUBBISH_BYTES = 1000
-_ROUNDS = 2  # without a task, as in device_runtime.link.listening
+_ROUNDS = 2  # without a task, as in edgefl_device.link.listening
 _PING_PART = 0.7
 """Of the keep-alive: who sent something just after the last look is silent for nearly two of these."""
 _AFTER_S = 1.0

@@ -1,6 +1,6 @@
 """An update on its way: chunks, a window of them ahead of the broker, until the server has spoken on it.
 
-It does what :mod:`device_runtime.link.outbox` does, with timers in place of a thread.
+It does what :mod:`edgefl_device.link.outbox` does, with timers in place of a thread.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Only what must go step by step is in here, and the product with the inputs; :mod:`edgefl.models.layers.recurrence` tells
 autograd which operator is the gradient of which, and has the gradients of the weights. Exporters turn each operator
-into one ONNX Scan (:mod:`exporters.decompositions.recurrent`).
+into one ONNX Scan (:mod:`edgefl_export.decompositions.recurrent`).
 
 Outside, sequences are (T, B, features). Inside, a step is (features, B): a gate is then a contiguous block, and a
 product reads the weight as it lies. ``reverse`` runs from the last position to the first; results lie at the

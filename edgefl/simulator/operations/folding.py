@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx
 
-from exporters.capture.nodes import fake_value
+from edgefl_export.capture.nodes import fake_value
 
 _aten = torch.ops.aten
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from exporters.capture.nodes import fake_value
+from edgefl_export.capture.nodes import fake_value
 
 _aten = torch.ops.aten
 _IMAGES: dict[Any, tuple[int, ...]] = {

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import fx
 
-from exporters.capture.nodes import fake_value, node_argument, results
+from edgefl_export.capture.nodes import fake_value, node_argument, results
 
 _aten = torch.ops.aten
 _PRODUCTS: Mapping[Any, Any] = {

@@ -10,7 +10,7 @@ from typing import Any
 from edgefl.simulator.trainers.pool import Lost, RemoteWorker
 from edgefl.simulator.trainers.worker import Method, Worker
 from edgefl.wire.errors import ConfigError
-from server.shards import ray_cluster
+from edgefl_server.shards import ray_cluster
 
 
 class RayWorker:

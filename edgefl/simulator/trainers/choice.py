@@ -16,7 +16,7 @@ from edgefl.simulator.trainers.pool import Pool
 from edgefl.simulator.trainers.processes import Processes
 from edgefl.simulator.trainers.tasks import Portion, ReadCarry, Report, RoundTask, Trainers
 from edgefl.simulator.trainers.worker import Told
-from server.taking.active import ActiveRound
+from edgefl_server.taking.active import ActiveRound
 
 # Clients train in this process, one portion after the other.
 

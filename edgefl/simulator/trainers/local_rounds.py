@@ -10,9 +10,6 @@ from fnmatch import fnmatchcase
 import numpy as np
 import torch
 
-from device_runtime.data.rows import Parts
-from device_runtime.data.samples import LabelSpec
-from device_runtime.round.runner import RoundResult
 from edgefl.config.simulation import SimulationTable
 from edgefl.simulator.clients import ClientData
 from edgefl.simulator.functions import Functions
@@ -24,10 +21,13 @@ from edgefl.wire.regions import Region, extract
 from edgefl.wire.tensors import Array, Arrays
 from edgefl.wire.update.form import VALUE_LIMIT, Form
 from edgefl.wire.update.size import float32_bytes
-from server.coordinator.claims import Claim, weight_of
-from server.coordinator.fleet import Assignment
-from server.run_spec import RunSpec
-from server.taking.active import ActiveRound
+from edgefl_device.data.rows import Parts
+from edgefl_device.data.samples import LabelSpec
+from edgefl_device.round.runner import RoundResult
+from edgefl_server.coordinator.claims import Claim, weight_of
+from edgefl_server.coordinator.fleet import Assignment
+from edgefl_server.run_spec import RunSpec
+from edgefl_server.taking.active import ActiveRound
 
 # What dishonest clients of a simulation send in place of what they trained, to see what a federation stands.
 

@@ -14,8 +14,8 @@ from typing import Protocol, cast
 from edgefl.simulator.trainers.tasks import Portion, ReadCarry, Report, RoundTask
 from edgefl.simulator.trainers.worker import Failed, Method, Told
 from edgefl.wire.errors import EdgeflError
-from server.aggregate.aggregator import PartialSum
-from server.taking.active import ActiveRound
+from edgefl_server.aggregate.aggregator import PartialSum
+from edgefl_server.taking.active import ActiveRound
 
 _AHEAD = 2
 """Deals that a worker has at a time: one to train, one that waits for it."""

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from edgefl.wire.tensors import Arrays
-from server.active_round import Began
-from server.coordinator.states import OpenRound
-from server.publish.model import Model
-from server.taking.active import ActiveRound
+from edgefl_server.active_round import Began
+from edgefl_server.coordinator.states import OpenRound
+from edgefl_server.publish.model import Model
+from edgefl_server.taking.active import ActiveRound
 
 ReadCarry = Callable[[int], Arrays]
 """What a client kept, by the number that :class:`Portion` has."""
@@ -20,8 +20,9 @@ ReadCarry = Callable[[int], Arrays]
 @dataclass(frozen=True)
 class RoundTask:
     """A round under way. ``weights``: what clients read of the model, by tier and label of the port; ``received``: the
-    model as they have it, where what is added of an update depends on that (:func:`server.active_round.measured`), else
-    empty. ``since``: the model of an earlier round, which clients began with that are trained now; None: ``model``."""
+    model as they have it, where what is added of an update depends on that (:func:`edgefl_server.active_round.measured`),
+    else empty. ``since``: the model of an earlier round, which clients began with that are trained now; None:
+    ``model``."""
 
     opened: OpenRound
     model: Model

@@ -22,8 +22,8 @@ import torch
 
 from edgefl.simulator.trainers.memory import Shared, mapped
 from edgefl.simulator.trainers.worker import Method, Worker
-from exporters.decompositions import first_table
-from server.aggregate.aggregator import Aggregator, layout_of
+from edgefl_export.decompositions import first_table
+from edgefl_server.aggregate.aggregator import Aggregator, layout_of
 
 Asked = tuple[Method, tuple[object, ...]]
 

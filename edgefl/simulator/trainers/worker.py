@@ -22,11 +22,11 @@ from edgefl.simulator.trainers.local_rounds import LocalRounds
 from edgefl.simulator.trainers.tasks import Portion, Report, RoundTask
 from edgefl.wire.errors import ConfigError, EdgeflError
 from edgefl.wire.tensors import Arrays
-from server.active_round import active_round
-from server.aggregate.accumulator import Accumulator
-from server.aggregate.aggregator import PartialSum
-from server.run_spec import RunSpec
-from server.taking.active import ActiveRound
+from edgefl_server.active_round import active_round
+from edgefl_server.aggregate.accumulator import Accumulator
+from edgefl_server.aggregate.aggregator import PartialSum
+from edgefl_server.run_spec import RunSpec
+from edgefl_server.taking.active import ActiveRound
 
 Method = Literal["build", "begin", "train", "collect"]
 Dealt = Sequence[tuple[Portion, Mapping[str, Arrays]]]

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from device_runtime.data.samples import Batches, noise
+from edgefl_device.data.samples import Batches, noise
 
 FILE = Path(__file__).parents[3] / "agents" / "cpp" / "tests" / "draws.json"
 LARGE = (1 << 62) + 1

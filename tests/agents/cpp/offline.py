@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from device_runtime.config import Policy
-from device_runtime.data.samples import LabelSpec
-from device_runtime.data.sources import load
-from device_runtime.engine.select import open_engine
-from device_runtime.round.offline import train_round
 from edgefl.wire import tensors
 from edgefl.wire.bundle.archive import Bundle, write_bundle
 from edgefl.wire.bundle.manifest import Manifest
 from edgefl.wire.tensors import Array, Arrays
+from edgefl_device.config import Policy
+from edgefl_device.data.samples import LabelSpec
+from edgefl_device.data.sources import load
+from edgefl_device.engine.select import open_engine
+from edgefl_device.round.offline import train_round
 from tests.agents.cpp.build import program
 
 SEED = 7

@@ -15,9 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from device_runtime.agent import Agent
-from device_runtime.config import AgentConfig
-from device_runtime.engine.select import open_engine
 from edgefl.config import load
 from edgefl.lab.agents import command_of
 from edgefl.lab.lab import Lab
@@ -25,8 +22,11 @@ from edgefl.setup.data import open_data, partition
 from edgefl.setup.tiers import completed
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.mqtt.session import Address
-from server.compose import compose
-from server.events import RoundClosed
+from edgefl_device.agent import Agent
+from edgefl_device.config import AgentConfig
+from edgefl_device.engine.select import open_engine
+from edgefl_server.compose import compose
+from edgefl_server.events import RoundClosed
 from tests import needs
 from tests.e2e.tap import Direction, Tap
 from tests.server.fleet import RunningServer

@@ -14,7 +14,7 @@ import pytest
 from edgefl.web.code import as_svg, in_terminal
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.mqtt.session import Address, Incoming, Session, Up
-from server.access.certificates import LabAuthority
+from edgefl_server.access.certificates import LabAuthority
 from tests.agents.web.served import CODE, SECRET, WASM, WebProcess
 from tests.conftest import Mosquitto
 

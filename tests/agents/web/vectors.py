@@ -14,8 +14,8 @@ import onnx
 from numpy.random import Generator, Philox, SeedSequence
 from PIL import Image
 
-from device_runtime.data.samples import Batches, Pass, as_read, noise
 from edgefl.wire.bundle.manifest import DataSpec
+from edgefl_device.data.samples import Batches, Pass, as_read, noise
 
 FILE = Path(__file__).resolve().parents[3] / "agents" / "web" / "tests" / "vectors.json"
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from device_runtime.data.support import Shards
 from edgefl.analysis.personal.evaluate import Setting
 from edgefl.analysis.personal.finished import Finished
 from edgefl.api.analysis import personalize
@@ -18,6 +17,7 @@ from edgefl.cli import app
 from edgefl.data.dataset import write_client
 from edgefl.wire import tensors
 from edgefl.wire.errors import ConfigError, DataError
+from edgefl_device.data.support import Shards
 from tests.analysis.personal.conftest import Leave
 from tests.cli.runner import runner
 

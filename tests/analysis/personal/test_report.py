@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from device_runtime.data.support import Shards
-from device_runtime.personal.point import Point
 from edgefl.analysis.personal.evaluate import Setting, User, evaluate_users
 from edgefl.analysis.personal.report import (
     PersonalReport,
@@ -21,6 +19,8 @@ from edgefl.analysis.personal.report import (
 )
 from edgefl.data.groups import groups
 from edgefl.wire.errors import ConfigError, DataError
+from edgefl_device.data.support import Shards
+from edgefl_device.personal.point import Point
 from tests.analysis.personal.users import BATCH, users_of, whole
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from device_runtime.round.job import Job
 from edgefl.analysis.personal.evaluate import Adapter
 from edgefl.api.model import sample_spec
 from edgefl.contract.program import Program
@@ -20,8 +19,9 @@ from edgefl.submodels.submodel import Submodel
 from edgefl.wire import tensors
 from edgefl.wire.blobs import BlobRef, describe
 from edgefl.wire.bundle.archive import Bundle
-from exporters.bundle.build import Label, Prefix, build_bundle
-from exporters.bundle.formats import format_of
+from edgefl_device.round.job import Job
+from edgefl_export.bundle.build import Label, Prefix, build_bundle
+from edgefl_export.bundle.formats import format_of
 from tests.analysis.personal.users import personal
 from tests.invariants.embracingfl.tiny import tiny
 

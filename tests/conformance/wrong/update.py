@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from device_runtime.round import work
 from edgefl.wire.mqtt.messages import Update
+from edgefl_device.round import work
 
 Change = Callable[[work.Work, dict[str, Any]], dict[str, Any]]
 

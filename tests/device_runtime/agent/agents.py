@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from device_runtime.store.database import Store
+from edgefl_device.store.database import Store
 from tests.device_runtime.agent.scripted import RunningAgent
 
 LONG = 1_000_000

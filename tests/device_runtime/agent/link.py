@@ -6,10 +6,10 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 
-from device_runtime.link.fetch import Fetcher
 from edgefl.wire.blobs import BlobRef, describe, split
 from edgefl.wire.mqtt.session import Incoming, Session, Up
 from edgefl.wire.mqtt.topics import Topics
+from edgefl_device.link.fetch import Fetcher
 
 PATIENCE_S = 300.0
 

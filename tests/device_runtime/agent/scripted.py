@@ -10,12 +10,6 @@ from pathlib import Path
 
 import numpy as np
 
-from device_runtime.agent import Agent
-from device_runtime.config import AgentConfig, AgentEvent, Policy, Source
-from device_runtime.engine.base import Engine
-from device_runtime.engine.select import open_engine
-from device_runtime.policy import Policy as OwnerPolicy
-from device_runtime.profile.request import Measure
 from edgefl.wire import tensors
 from edgefl.wire.keys import parse_keys
 from edgefl.wire.limits import Limits
@@ -27,6 +21,12 @@ from edgefl.wire.mqtt.refusals import TEXTS
 from edgefl.wire.mqtt.session import Address, Incoming, Session
 from edgefl.wire.mqtt.topics import Topics
 from edgefl.wire.tensors import Arrays
+from edgefl_device.agent import Agent
+from edgefl_device.config import AgentConfig, AgentEvent, Policy, Source
+from edgefl_device.engine.base import Engine
+from edgefl_device.engine.select import open_engine
+from edgefl_device.policy import Policy as OwnerPolicy
+from edgefl_device.profile.request import Measure
 from tests.device_runtime import tiny
 from tests.device_runtime.agent.link import publish_blob
 from tests.device_runtime.tiny import World

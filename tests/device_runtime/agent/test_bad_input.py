@@ -8,10 +8,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from device_runtime.link.notices import Notices
 from edgefl.wire.errors import DataError
 from edgefl.wire.mqtt import messages
 from edgefl.wire.mqtt.messages import Status
+from edgefl_device.link.notices import Notices
 from tests.conftest import on_both_brokers
 from tests.device_runtime import tiny
 from tests.device_runtime.agent.agents import StartAgent

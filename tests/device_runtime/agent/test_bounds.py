@@ -9,13 +9,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from device_runtime.config import AgentEvent
-from device_runtime.policy import Policy
-from device_runtime.round.job import decode_job, encode_job
-from device_runtime.store.database import Store
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt import messages
 from edgefl.wire.mqtt.profile_messages import ProfileRequest
+from edgefl_device.config import AgentEvent
+from edgefl_device.policy import Policy
+from edgefl_device.round.job import decode_job, encode_job
+from edgefl_device.store.database import Store
 from tests.device_runtime import tiny
 from tests.device_runtime.agent.agents import StartAgent, store_of
 from tests.device_runtime.agent.scripted import RunningAgent, ScriptedServer

@@ -10,10 +10,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from device_runtime.round.job import encode_job
-from device_runtime.store.database import DECLINED
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.mqtt.messages import Decline
+from edgefl_device.round.job import encode_job
+from edgefl_device.store.database import DECLINED
 from tests.device_runtime import tiny
 from tests.device_runtime.agent.agents import StartAgent, store_of
 from tests.device_runtime.agent.scripted import RunningAgent, ScriptedServer, weights_of
@@ -202,7 +202,7 @@ def test_a_device_killed_before_it_declined_does_so_in_the_next_process(
 
 def test_a_decline_survives_a_process_that_is_killed(tmp_path: Path) -> None:
     script = (
-        "import os, sys; from pathlib import Path; from device_runtime.store.database import *;"
+        "import os, sys; from pathlib import Path; from edgefl_device.store.database import *;"
         "s = Store(Path(sys.argv[1]), limit_bytes=1000, history_rounds=5); s.open_job(b'job');"
         "s.decline(PastRound(run='run', round=4, tier='weak', nonce='n4', outcome=DECLINED, reason='no-carry'));"
         "os.kill(os.getpid(), 9)"

@@ -7,13 +7,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from device_runtime.personal.visitor import job_of
-from device_runtime.round.job import Job
-from device_runtime.store.database import DECLINED
 from edgefl.wire.blobs import describe
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.mqtt.messages import Offer, Round
+from edgefl_device.personal.visitor import job_of
+from edgefl_device.round.job import Job
+from edgefl_device.store.database import DECLINED
 from tests.device_runtime import tiny
 from tests.device_runtime.agent.agents import StartAgent, store_of
 from tests.device_runtime.agent.scripted import ScriptedServer, weights_of

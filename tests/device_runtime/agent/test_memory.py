@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from device_runtime.store.database import DECLINED
 from edgefl.wire.blobs import describe
 from edgefl.wire.bundle.archive import Bundle
+from edgefl_device.store.database import DECLINED
 from tests.device_runtime import tiny
 from tests.device_runtime.agent.agents import StartAgent, store_of
 from tests.device_runtime.agent.scripted import ScriptedServer

@@ -7,12 +7,12 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from device_runtime.data.samples import LocalData
-from device_runtime.engine.select import open_engine
-from device_runtime.round.offline import train_round
 from edgefl.data.text.vocabulary import words
 from edgefl.wire.bundle.readers import Reader, Table, Text
 from edgefl.wire.tensors import Array
+from edgefl_device.data.samples import LocalData
+from edgefl_device.engine.select import open_engine
+from edgefl_device.round.offline import train_round
 from tests.device_runtime import tiny
 from tests.device_runtime.agent.agents import StartAgent
 from tests.device_runtime.agent.scripted import ScriptedServer, weights_of

@@ -7,10 +7,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from device_runtime.personal.visitor import Guest
 from edgefl.wire.blobs import describe
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import Round
+from edgefl_device.personal.visitor import Guest
 from tests.conftest import BrokerProcess
 from tests.device_runtime import tiny
 from tests.device_runtime.agent.agents import StartAgent

@@ -10,16 +10,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from device_runtime.agent import Agent
-from device_runtime.config import AgentConfig, AgentEvent
-from device_runtime.engine.onnx import OnnxEngine
-from device_runtime.round.job import decode_job
-from device_runtime.store.database import Outgoing, PastRound, Store
 from edgefl.wire.errors import StoreError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt import messages
 from edgefl.wire.mqtt.messages import Ack, Offer, Round
 from edgefl.wire.mqtt.session import Address, Session
+from edgefl_device.agent import Agent
+from edgefl_device.config import AgentConfig, AgentEvent
+from edgefl_device.engine.onnx import OnnxEngine
+from edgefl_device.round.job import decode_job
+from edgefl_device.store.database import Outgoing, PastRound, Store
 from tests.conftest import Mosquitto, SessionFactory, on_both_brokers
 from tests.device_runtime.agent.agents import StartAgent, store_of
 from tests.device_runtime.agent.scripted import DEVICE, RunningAgent, ScriptedServer, write_data
@@ -188,7 +188,7 @@ def test_an_agent_whose_output_is_closed_goes_on(
 def test_a_store_that_a_round_still_uses_is_not_closed(
     start: StartAgent, server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("device_runtime.agent._WORKER_END_S", 0.05)
+    monkeypatch.setattr("edgefl_device.agent._WORKER_END_S", 0.05)
     agent = start()
     server.hello()
     release = threading.Event()

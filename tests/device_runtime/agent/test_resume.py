@@ -9,13 +9,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from device_runtime.round.job import Job
-from device_runtime.round.resume import NO_CARRY, TakenUp, drop_abandoned, take_up
-from device_runtime.store.carry_choice import StoredCarry
-from device_runtime.store.database import Outgoing, PastRound, Store
 from edgefl.wire import tensors
 from edgefl.wire.bundle.manifest import Manifest, PhaseSpec
 from edgefl.wire.errors import RoundDeclined
+from edgefl_device.round.job import Job
+from edgefl_device.round.resume import NO_CARRY, TakenUp, drop_abandoned, take_up
+from edgefl_device.store.carry_choice import StoredCarry
+from edgefl_device.store.database import Outgoing, PastRound, Store
 from tests.device_runtime import tiny
 from tests.device_runtime.store.stores import open_store
 from tests.device_runtime.tiny import World

@@ -7,7 +7,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from device_runtime.link.notices import Notices
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.signatures import signed_text
 from edgefl.wire.limits import Limits
@@ -16,6 +15,7 @@ from edgefl.wire.mqtt.envelope import Speaker, open_message
 from edgefl.wire.mqtt.messages import Ack, Decline, Hello, Message, Offer, Status, UpdateChunk
 from edgefl.wire.mqtt.profile_messages import ProfileRequest
 from edgefl.wire.mqtt.session import Incoming
+from edgefl_device.link.notices import Notices
 from tests.device_runtime.agent.agents import StartAgent
 from tests.device_runtime.agent.scripted import ScriptedServer
 from tests.device_runtime.tiny import World

@@ -8,11 +8,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from device_runtime.link.identity import KEY_FILE
 from edgefl.wire.errors import BrokerError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt import messages
 from edgefl.wire.mqtt.messages import Ack
+from edgefl_device.link.identity import KEY_FILE
 from tests import needs
 from tests.conftest import Mosquitto, SessionFactory
 from tests.device_runtime.agent.agents import StartAgent

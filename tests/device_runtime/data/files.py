@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from device_runtime.config import Policy
-from device_runtime.data.rows import NO_PARTS, Parts
-from device_runtime.data.samples import ONE_CLASS, FittedData, LabelSpec
-from device_runtime.data.sources import load
 from edgefl.wire.bundle.manifest import DataSpec
 from edgefl.wire.tensors import Array
+from edgefl_device.config import Policy
+from edgefl_device.data.rows import NO_PARTS, Parts
+from edgefl_device.data.samples import ONE_CLASS, FittedData, LabelSpec
+from edgefl_device.data.sources import load
 
 
 def fitted(

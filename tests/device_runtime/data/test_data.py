@@ -13,13 +13,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from device_runtime.data.samples import Local, LocalData
-from device_runtime.data.sources import load as load_any
 from edgefl.wire.array_files import read_idx
 from edgefl.wire.bundle.manifest import DataSpec
 from edgefl.wire.bundle.readers import Table
 from edgefl.wire.errors import DataError
 from edgefl.wire.tensors import Array
+from edgefl_device.data.samples import Local, LocalData
+from edgefl_device.data.sources import load as load_any
 
 X = np.arange(5 * 4 * 3, dtype=np.uint8).reshape(5, 4, 3)
 Y = np.array([0, 2, 1, 2, 0])

@@ -8,13 +8,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from device_runtime.config import Policy
-from device_runtime.data import ranges
-from device_runtime.data.samples import LabelSpec, LocalData
-from device_runtime.data.sources import load as load_any
 from edgefl.wire.bundle.manifest import DataSpec, Input
 from edgefl.wire.errors import DataError
 from edgefl.wire.tensors import Array
+from edgefl_device.config import Policy
+from edgefl_device.data import ranges
+from edgefl_device.data.samples import LabelSpec, LocalData
+from edgefl_device.data.sources import load as load_any
 from tests.device_runtime.data.test_data import SPEC, X, Y, load, npz
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from device_runtime.data.rows import DecodedRows
-from device_runtime.data.sources import load
 from edgefl.wire import pictures
 from edgefl.wire.bundle.manifest import DataSpec
 from edgefl.wire.bundle.readers import Image
 from edgefl.wire.errors import ConfigError, DataError
+from edgefl_device.data.rows import DecodedRows
+from edgefl_device.data.sources import load
 from tests.device_runtime.data.files import every, fitted, image, pillow, written
 
 RGB = DataSpec(

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from device_runtime.data.rows import DecodedRows
 from edgefl.wire.bundle.manifest import DataSpec
 from edgefl.wire.bundle.readers import Sound
 from edgefl.wire.errors import DataError
+from edgefl_device.data.rows import DecodedRows
 from tests.device_runtime.data.files import every, fitted, sound, written
 
 SOUND = DataSpec(

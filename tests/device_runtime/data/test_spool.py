@@ -10,14 +10,14 @@ from typing import IO
 import numpy as np
 import pytest
 
-from device_runtime.data import ranges, running, spool, tables
-from device_runtime.data.samples import LabelSpec
-from device_runtime.data.spool import Spool, released
 from edgefl.data.text.vocabulary import words
 from edgefl.wire.bundle.manifest import DataSpec, Input
 from edgefl.wire.bundle.readers import Series, Table, Text
 from edgefl.wire.errors import DataError
 from edgefl.wire.tensors import Array
+from edgefl_device.data import ranges, running, spool, tables
+from edgefl_device.data.samples import LabelSpec
+from edgefl_device.data.spool import Spool, released
 from tests.device_runtime.data.files import every, fitted, written
 from tests.device_runtime.data.test_texts import tokenized
 
@@ -230,7 +230,7 @@ def test_windows_of_long_recordings_lie_on_the_disk(folder: Path, monkeypatch: p
     written(folder / "r" / "e.csv", path.read_bytes())
     reader = Series(columns=("a", "b", "c"), window=4, step=3, label="label", channels_last=True)
     spec = DataSpec(shape=(4, 3), dtype="float32", classes=2, reader=reader)
-    monkeypatch.setattr("device_runtime.data.series.TOGETHER", 8)
+    monkeypatch.setattr("edgefl_device.data.series.TOGETHER", 8)
     monkeypatch.setattr(spool, "IN_MEMORY", 0)
 
     data = fitted(folder / "r", spec)

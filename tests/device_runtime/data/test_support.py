@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from device_runtime.data.support import (
+from edgefl.wire.errors import ConfigError, DataError
+from edgefl_device.data.support import (
     Shards,
     batch_rows,
     checked_protocol,
@@ -14,7 +15,6 @@ from device_runtime.data.support import (
     split,
     uniform,
 )
-from edgefl.wire.errors import ConfigError, DataError
 
 
 @pytest.mark.parametrize("counts", [(10, 10), (7, 5, 3), (1, 1, 1, 1), (20, 1), (1, 1)])

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from device_runtime.data.samples import LabelSpec
 from edgefl.wire.bundle.manifest import DataSpec, Input
 from edgefl.wire.bundle.readers import Series, Table
 from edgefl.wire.errors import DataError
+from edgefl_device.data.samples import LabelSpec
 from tests.device_runtime.data.files import every, fitted, written
 
 TABLE = DataSpec(

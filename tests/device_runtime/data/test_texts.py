@@ -10,14 +10,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from device_runtime.data import texts
-from device_runtime.data.rows import Parts
-from device_runtime.data.samples import LabelSpec
 from edgefl.data.text.vocabulary import words
 from edgefl.wire.blobs import describe
 from edgefl.wire.bundle.manifest import DataSpec, Input
 from edgefl.wire.bundle.readers import Text
 from edgefl.wire.errors import BundleError, ConfigError, DataError
+from edgefl_device.data import texts
+from edgefl_device.data.rows import Parts
+from edgefl_device.data.samples import LabelSpec
 from tests.device_runtime.data.files import every, fitted, written
 
 BYTES = DataSpec(

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from device_runtime.engine.executorch import build
-from device_runtime.engine.executorch.binding import load
-from device_runtime.engine.executorch.build import Wheel
-from device_runtime.engine.select import ENGINES, open_engine
 from edgefl.cli import app
 from edgefl.wire.errors import ConfigError
+from edgefl_device.engine.executorch import build
+from edgefl_device.engine.executorch.binding import load
+from edgefl_device.engine.executorch.build import Wheel
+from edgefl_device.engine.select import ENGINES, open_engine
 from tests.cli.runner import runner
 
 WHEEL = build.find_wheel()
@@ -213,7 +213,7 @@ def test_without_the_package_the_engine_says_what_to_install(
 
 def test_without_onnxruntime_the_engine_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    monkeypatch.delitem(sys.modules, "device_runtime.engine.onnx", raising=False)
+    monkeypatch.delitem(sys.modules, "edgefl_device.engine.onnx", raising=False)
 
     with pytest.raises(ConfigError, match=r"pip install onnxruntime.*`engine` executorch"):
         open_engine("onnx")

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 import torch
 
-from device_runtime.engine.executorch import ExecuTorchEngine
-from device_runtime.engine.executorch.binding import Program
-from device_runtime.engine.executorch.places import readable
-from device_runtime.engine.select import ENGINES
 from edgefl.wire import tensors
 from edgefl.wire.bundle.manifest import Graph, Port
 from edgefl.wire.errors import BundleError
 from edgefl.wire.tensors import Array, Arrays
+from edgefl_device.engine.executorch import ExecuTorchEngine
+from edgefl_device.engine.executorch.binding import Program
+from edgefl_device.engine.executorch.places import readable
+from edgefl_device.engine.select import ENGINES
 from tests.device_runtime import tiny, tiny_pte
 from tests.device_runtime.rounds import Device
 from tests.device_runtime.tiny import BATCH, COUNT, LR, NOISE, ROWS, WIDTH, V, W, X, Y, port
@@ -258,7 +258,7 @@ import sys
 for name in ("torch", "onnxruntime", "onnx"):
     sys.modules[name] = None
 import numpy as np
-from device_runtime.engine.select import open_engine
+from edgefl_device.engine.select import open_engine
 from edgefl.wire.blobs import describe
 from edgefl.wire.bundle.manifest import Graph, Port
 data = open(sys.argv[1], "rb").read()
@@ -283,11 +283,11 @@ def test_a_program_runs_where_neither_torch_nor_onnxruntime_can_be_imported(tmp_
 @pytest.mark.parametrize("name", ENGINES)
 def test_a_device_imports_the_runtime_of_its_own_engine_only(name: str) -> None:
     script = (
-        "import sys\nimport device_runtime.agent, device_runtime.round.runner\n"
-        "from device_runtime.engine.select import open_engine\n"
+        "import sys\nimport edgefl_device.agent, edgefl_device.round.runner\n"
+        "from edgefl_device.engine.select import open_engine\n"
         f"print(open_engine({name!r}).format)\n"
         "print(sorted({'onnxruntime', 'executorch', 'torch'} & set(sys.modules)),"
-        " 'device_runtime.engine.executorch' in sys.modules)"
+        " 'edgefl_device.engine.executorch' in sys.modules)"
     )
     ran = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=300

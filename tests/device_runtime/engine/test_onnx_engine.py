@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_runtime import libraries
-from device_runtime.engine.onnx import OnnxEngine
-from device_runtime.memory import anonymous_bytes, resident_bytes, return_memory_early, trim_memory
 from edgefl.wire import tensors
 from edgefl.wire.bundle.manifest import Graph
 from edgefl.wire.errors import BundleError
 from edgefl.wire.tensors import Arrays
+from edgefl_device import libraries
+from edgefl_device.engine.onnx import OnnxEngine
+from edgefl_device.memory import anonymous_bytes, resident_bytes, return_memory_early, trim_memory
 from tests.device_runtime import tiny
 from tests.device_runtime.tiny import BATCH, COUNT, LR, NOISE, WIDTH, V, W, X, Y, node, onnx_bytes, port
 

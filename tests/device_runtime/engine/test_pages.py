@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from device_runtime.engine.segments import SMALL_BYTES, Pages
 from edgefl.wire.bundle.graphs import joined, split
 from edgefl.wire.bundle.manifest import Port
 from edgefl.wire.errors import BundleError, StoreError
+from edgefl_device.engine.segments import SMALL_BYTES, Pages
 
 LARGE = SMALL_BYTES // 4
 

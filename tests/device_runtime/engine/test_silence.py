@@ -31,7 +31,7 @@ def threads_of(module: str, home: Path, **more: str) -> int:
 
 @pytest.mark.sample(1)
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-@pytest.mark.parametrize("module", ["device_runtime.engine.onnx", "exporters.deploy.export"])
+@pytest.mark.parametrize("module", ["edgefl_device.engine.onnx", "edgefl_export.deploy.export"])
 def test_onnxruntime_is_told_to_report_to_nobody_before_it_is_imported(module: str, tmp_path: Path) -> None:
     assert threads_of(module, tmp_path, ORT_DISABLE_TELEMETRY="") == 1, "a thread waits to tell"
     assert not [*tmp_path.rglob("*")], "what is to be told waits in a file"
@@ -39,5 +39,5 @@ def test_onnxruntime_is_told_to_report_to_nobody_before_it_is_imported(module: s
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_it_would_report_and_whoever_wants_that_may_say_so(tmp_path: Path) -> None:
-    assert threads_of("device_runtime.engine.onnx", tmp_path, ORT_DISABLE_TELEMETRY="0") > 1
+    assert threads_of("edgefl_device.engine.onnx", tmp_path, ORT_DISABLE_TELEMETRY="0") > 1
     assert [*tmp_path.rglob("onnxruntime.db")]

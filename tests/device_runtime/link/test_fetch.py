@@ -12,11 +12,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from device_runtime.engine.onnx import OnnxEngine
-from device_runtime.link.fetch import Fetcher
-from device_runtime.round.costs import Profiler
-from device_runtime.round.graphs import Graphs
-from device_runtime.store.database import Store
 from edgefl.wire import tensors
 from edgefl.wire.blobs import BlobRef, describe
 from edgefl.wire.errors import BundleError, RoundAborted, RoundDeclined, StoreError
@@ -25,6 +20,11 @@ from edgefl.wire.mqtt.session import Session
 from edgefl.wire.mqtt.topics import Topics
 from edgefl.wire.patches import patch, patched
 from edgefl.wire.tensors import Arrays
+from edgefl_device.engine.onnx import OnnxEngine
+from edgefl_device.link.fetch import Fetcher
+from edgefl_device.round.costs import Profiler
+from edgefl_device.round.graphs import Graphs
+from edgefl_device.store.database import Store
 from tests.conftest import BrokerProcess, Mosquitto, SessionFactory, on_both_brokers
 from tests.device_runtime.agent.link import Inbox, Recorder, publish_blob
 from tests.device_runtime.tiny import World, make_bundle

@@ -7,11 +7,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from device_runtime.link import greeting
-from device_runtime.policy import Policy
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.conditions import Conditions
 from edgefl.wire.mqtt.messages import COME_LATER, Ack, encode
+from edgefl_device.link import greeting
+from edgefl_device.policy import Policy
 from tests.device_runtime.agent.agents import StartAgent
 from tests.device_runtime.agent.scripted import ScriptedServer
 

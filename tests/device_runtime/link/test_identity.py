@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from device_runtime.link.identity import KEY_FILE, Repeated, ServerTrust, speaker_of
-from device_runtime.store.database import Store
 from edgefl.wire.bundle.signatures import Signer
 from edgefl.wire.errors import BundleError, IdentityError, StoreError
 from edgefl.wire.keys import rotate
@@ -17,6 +15,8 @@ from edgefl.wire.mqtt.envelope import Speaker, bare
 from edgefl.wire.mqtt.messages import Ack, Message, Round, Task
 from edgefl.wire.mqtt.profile_messages import ProfileRequest
 from edgefl.wire.mqtt.topics import Topics
+from edgefl_device.link.identity import KEY_FILE, Repeated, ServerTrust, speaker_of
+from edgefl_device.store.database import Store
 from tests.wire.mqtt.rounds import announcement
 from tests.wire.mqtt.speakers import speaker_in
 

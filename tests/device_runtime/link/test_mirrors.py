@@ -9,9 +9,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from device_runtime.link.fetch import Fetcher
-from device_runtime.link.mirrors import Mirrors
-from device_runtime.store.database import Store
 from edgefl.wire.blobs import BlobRef, describe
 from edgefl.wire.errors import BundleError, RoundAborted, RoundDeclined
 from edgefl.wire.limits import Limits
@@ -19,6 +16,9 @@ from edgefl.wire.mirrors import Mirror
 from edgefl.wire.mqtt.messages import ELSEWHERE, Round
 from edgefl.wire.mqtt.session import Session
 from edgefl.wire.mqtt.topics import Topics
+from edgefl_device.link.fetch import Fetcher
+from edgefl_device.link.mirrors import Mirrors
+from edgefl_device.store.database import Store
 from tests.conftest import BrokerProcess, SessionFactory
 from tests.device_runtime.agent.link import Inbox, publish_blob
 from tests.mirror.bad import BAD, CHUNK, DATA, endless, ends_early, hangs_up, head, status, wrong

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from device_runtime.link.notices import Notices
+from edgefl_device.link.notices import Notices
 
 
 def test_a_thing_is_due_once_in_a_while_and_the_rest_is_counted() -> None:

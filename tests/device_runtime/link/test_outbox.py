@@ -11,8 +11,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from device_runtime.link.outbox import Outbox
-from device_runtime.store.database import Outgoing, PastRound, Store
 from edgefl.wire.errors import StoreError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt import messages
@@ -20,6 +18,8 @@ from edgefl.wire.mqtt.envelope import peek
 from edgefl.wire.mqtt.messages import Ack, UpdateChunk
 from edgefl.wire.mqtt.session import Address, Incoming, Session
 from edgefl.wire.mqtt.topics import Topics
+from edgefl_device.link.outbox import Outbox
+from edgefl_device.store.database import Outgoing, PastRound, Store
 from tests.conftest import BrokerProcess, Mosquitto, SessionFactory, on_both_brokers
 from tests.wire.mqtt.events import PATIENCE_S, wait_for, wait_until, wait_up
 

@@ -13,8 +13,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from device_runtime.link.outbox import Outbox, past_of
-from device_runtime.store.database import Outgoing, PastRound, Store
 from edgefl.wire import tensors
 from edgefl.wire.errors import StoreError
 from edgefl.wire.limits import Limits
@@ -22,6 +20,8 @@ from edgefl.wire.mqtt import messages
 from edgefl.wire.mqtt.envelope import peek
 from edgefl.wire.mqtt.messages import ENVELOPE_BYTES, Ack, Profile, Update, UpdateChunk
 from edgefl.wire.mqtt.topics import Topics
+from edgefl_device.link.outbox import Outbox, past_of
+from edgefl_device.store.database import Outgoing, PastRound, Store
 
 PATIENCE_S = 60.0
 NEVER_S = 1e6

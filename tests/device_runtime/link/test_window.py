@@ -6,10 +6,10 @@ from pathlib import Path
 
 import msgspec
 
-from device_runtime.link.outbox import Outbox
-from device_runtime.store.database import Outgoing, Store
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.topics import Topics
+from edgefl_device.link.outbox import Outbox
+from edgefl_device.store.database import Outgoing, Store
 from tests.wire.mqtt.events import wait_until
 
 DATA = bytes(range(256)) * 8

@@ -9,8 +9,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from device_runtime.personal.personalize import graphs_of
-from device_runtime.round.offline import offline, read_weights
 from edgefl.cli import app
 from edgefl.wire import tensors
 from edgefl.wire.bundle.archive import Bundle, write_bundle
@@ -19,6 +17,8 @@ from edgefl.wire.errors import (
     ConfigError,
     DataError,
 )
+from edgefl_device.personal.personalize import graphs_of
+from edgefl_device.round.offline import offline, read_weights
 from tests.analysis.personal.tiers import Tier
 from tests.cli.runner import runner
 from tests.device_runtime.personal.asked import announcement, run, samples

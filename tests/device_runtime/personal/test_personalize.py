@@ -8,9 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from device_runtime.link.identity import ServerTrust
-from device_runtime.store.database import Store
-from device_runtime.store.file import FILE
 from edgefl.wire import folders, tensors
 from edgefl.wire.bundle.signatures import Signer
 from edgefl.wire.errors import (
@@ -24,6 +21,9 @@ from edgefl.wire.errors import (
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import Round
 from edgefl.wire.mqtt.topics import Topics
+from edgefl_device.link.identity import ServerTrust
+from edgefl_device.store.database import Store
+from edgefl_device.store.file import FILE
 from tests.analysis.personal.tiers import Tier
 from tests.conftest import BrokerProcess, SessionFactory
 from tests.device_runtime.personal.asked import CHUNK, announcement, invoked, run, samples

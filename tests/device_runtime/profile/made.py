@@ -8,9 +8,9 @@ from pathlib import Path
 
 import msgspec
 
-from device_runtime.profile.whole import ProfileSettings, profile_bundle
 from edgefl.wire.bundle.archive import write_bundle
 from edgefl.wire.bundle.profiles import BundleProfile, GraphProfile, Peak, Split, Times
+from edgefl_device.profile.whole import ProfileSettings, profile_bundle
 from tests.device_runtime import tiny
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from device_runtime.profile.answer import answer_with
 from edgefl.wire.bundle import profiles
 from edgefl.wire.mqtt import messages
+from edgefl_device.profile.answer import answer_with
 from tests.wire.bundle.example_profile import example_profile
 
 NONCE = "00112233aabbccdd"

@@ -12,21 +12,21 @@ import msgspec
 import numpy as np
 import pytest
 
-from device_runtime.engine.base import LoadedGraph, Outputs
-from device_runtime.engine.executorch import ExecuTorchEngine
-from device_runtime.profile import whole
-from device_runtime.profile.child import Child
-from device_runtime.profile.measure.executorch_trace import trace
-from device_runtime.profile.measure.folder import BundleFolder
-from device_runtime.profile.measure.inputs import Inputs
-from device_runtime.profile.whole import ProfileSettings, profile_bundle
-from device_runtime.sandbox.confine import Confinement
 from edgefl.wire.blobs import describe
 from edgefl.wire.bundle import profiles
 from edgefl.wire.bundle.archive import Bundle, write_bundle
 from edgefl.wire.bundle.manifest import decode_manifest, encode_manifest
 from edgefl.wire.bundle.profiles import BundleProfile
 from edgefl.wire.errors import BundleError, ConfigError, RoundDeclined
+from edgefl_device.engine.base import LoadedGraph, Outputs
+from edgefl_device.engine.executorch import ExecuTorchEngine
+from edgefl_device.profile import whole
+from edgefl_device.profile.child import Child
+from edgefl_device.profile.measure.executorch_trace import trace
+from edgefl_device.profile.measure.folder import BundleFolder
+from edgefl_device.profile.measure.inputs import Inputs
+from edgefl_device.profile.whole import ProfileSettings, profile_bundle
+from edgefl_device.sandbox.confine import Confinement
 from tests.device_runtime import tiny, tiny_pte
 from tests.device_runtime.profile import made
 
@@ -117,7 +117,7 @@ def test_instructions_timed_one_by_one_compute_what_the_engine_computes(delegate
 
 def test_a_measured_process_never_imports_torch_or_onnx() -> None:
     code = (
-        "import sys, device_runtime.profile.__main__, device_runtime.profile.whole; "
+        "import sys, edgefl_device.profile.__main__, edgefl_device.profile.whole; "
         "print([name for name in ('torch', 'onnx', 'onnxruntime') if name in sys.modules])"
     )
     done = subprocess.run(
@@ -194,7 +194,7 @@ def test_no_variable_of_the_agent_reaches_what_measures(
         return [sys.executable, "-c", "import os, sys; sys.exit(str('EDGEFL_TOKEN' in os.environ))"]
 
     monkeypatch.setenv("EDGEFL_TOKEN", "secret")
-    monkeypatch.setattr("device_runtime.profile.child.command", telling)
+    monkeypatch.setattr("edgefl_device.profile.child.command", telling)
     with pytest.raises(RoundDeclined, match="False"):
         Child(engine="onnx", threads=1).measure(tmp_path / "bundle.efl", 1, lambda: False, math.inf)
 

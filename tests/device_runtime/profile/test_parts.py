@@ -11,16 +11,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from device_runtime.profile.measure import ops
-from device_runtime.profile.measure.energy import Battery, Counters, Nothing, open_meter
-from device_runtime.profile.measure.graph import summary
-from device_runtime.profile.measure.inputs import Inputs
-from device_runtime.profile.measure.onnx_trace import read
-from device_runtime.profile.measure.ops import Timed
-from device_runtime.profile.measure.sampler import MemorySampler, thinned
 from edgefl.wire.bundle.manifest import Port
 from edgefl.wire.bundle.profiles import MOMENTS, Moment, Times
 from edgefl.wire.bundle.sources import Node
+from edgefl_device.profile.measure import ops
+from edgefl_device.profile.measure.energy import Battery, Counters, Nothing, open_meter
+from edgefl_device.profile.measure.graph import summary
+from edgefl_device.profile.measure.inputs import Inputs
+from edgefl_device.profile.measure.onnx_trace import read
+from edgefl_device.profile.measure.ops import Timed
+from edgefl_device.profile.measure.sampler import MemorySampler, thinned
 from tests.device_runtime import tiny
 
 NODES = {
@@ -166,7 +166,7 @@ def test_a_long_watch_keeps_its_peak_and_little_memory(monkeypatch: pytest.Monke
     monkeypatch.setattr(
         MemorySampler, "_anonymous", lambda _: asked.append(1) or (9 << 20 if len(asked) == 50 else 1 << 20)
     )
-    monkeypatch.setattr("device_runtime.profile.measure.sampler._PERIOD_S", 0.0)
+    monkeypatch.setattr("edgefl_device.profile.measure.sampler._PERIOD_S", 0.0)
     with MemorySampler() as sampler:
         wait_for(lambda: len(asked) > 20_000)
 

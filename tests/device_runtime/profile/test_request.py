@@ -7,13 +7,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from device_runtime.policy import Policy
 from edgefl.wire.blobs import BlobRef, describe
 from edgefl.wire.bundle import profiles
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.signatures import Signer
 from edgefl.wire.errors import BundleError
 from edgefl.wire.limits import Limits
+from edgefl_device.policy import Policy
 from tests.device_runtime import tiny
 from tests.device_runtime.agent.agents import StartAgent
 from tests.device_runtime.agent.asking import NONCE, Asker, Scripted

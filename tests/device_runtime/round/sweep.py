@@ -14,12 +14,12 @@ import msgspec
 import numpy as np
 from onnx import TensorProto
 
-from device_runtime.data import samples as local_data
-from device_runtime.data.samples import Batches
-from device_runtime.round.job import Job
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import Graph, PhaseSpec
 from edgefl.wire.tensors import Array
+from edgefl_device.data import samples as local_data
+from edgefl_device.data.samples import Batches
+from edgefl_device.round.job import Job
 from tests.device_runtime import tiny
 from tests.device_runtime.tiny import BATCH, NOISE, WIDTH, V, W, World, Y, graph_of, node, onnx_bytes, port
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_runtime.data.samples import Batches, Pass, noise
+from edgefl_device.data.samples import Batches, Pass, noise
 
 SEEDS = st.integers(0, 2**63 - 1)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from device_runtime.data.samples import Batches
-from device_runtime.round.feeds import Feeds, complete
 from edgefl.wire.bundle.manifest import Graph
 from edgefl.wire.errors import BundleError
+from edgefl_device.data.samples import Batches
+from edgefl_device.round.feeds import Feeds, complete
 from tests.device_runtime import tiny
 from tests.device_runtime.tiny import ROWS, WIDTH, port
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from device_runtime.round.work import Guard
 from edgefl.wire.errors import RoundDeclined
 from edgefl.wire.limits import Limits
+from edgefl_device.round.work import Guard
 
 
 class Watch:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from device_runtime.round.job import Job
 from edgefl.wire.mqtt.messages import Round, Task
+from edgefl_device.round.job import Job
 from tests.wire.make_golden import LIVE
 
 TASK = Task(run="run-7", round=3, tier="weak", seed=1, nonce="a" * 24)

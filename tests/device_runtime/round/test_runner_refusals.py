@@ -8,10 +8,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from device_runtime.round.costs import Profiler
-from device_runtime.round.graphs import GraphSettings
-from device_runtime.round.runner import RoundRunner
 from edgefl.wire.errors import BundleError, DataError
+from edgefl_device.round.costs import Profiler
+from edgefl_device.round.graphs import GraphSettings
+from edgefl_device.round.runner import RoundRunner
 from tests.device_runtime import tiny
 from tests.device_runtime.rounds import Device
 from tests.device_runtime.tiny import ROWS, World

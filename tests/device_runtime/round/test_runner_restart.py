@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from device_runtime.round.forward import record_tag
-from device_runtime.round.record import Record
 from edgefl.wire.errors import RoundAborted
+from edgefl_device.round.forward import record_tag
+from edgefl_device.round.record import Record
 from tests.device_runtime import tiny
 from tests.device_runtime.rounds import ALL_STEPS, STATE, Device, Killed, OneByOneEngine, assert_same, kill_at
 from tests.device_runtime.tiny import STEPS, World

@@ -11,12 +11,17 @@ import numpy as np
 import onnx
 import pytest
 
-from device_runtime.engine.onnx import OnnxEngine, OnnxGraph
-from device_runtime.round.costs import Profiler
-from device_runtime.round.graphs import GraphSettings
-from device_runtime.round.runner import RoundResult, RoundRunner
-from device_runtime.round.suited import suited_form
-from device_runtime.round.tuning import (
+from edgefl.wire.blobs import BlobRef
+from edgefl.wire.bundle.manifest import Graph, decode_manifest, encode_manifest
+from edgefl.wire.bundle.variants import Variant
+from edgefl.wire.errors import BundleError, RoundAborted, StoreError
+from edgefl.wire.tensors import Arrays
+from edgefl_device.engine.onnx import OnnxEngine, OnnxGraph
+from edgefl_device.round.costs import Profiler
+from edgefl_device.round.graphs import GraphSettings
+from edgefl_device.round.runner import RoundResult, RoundRunner
+from edgefl_device.round.suited import suited_form
+from edgefl_device.round.tuning import (
     DIFFERS,
     FAILS,
     KILLED,
@@ -30,11 +35,6 @@ from device_runtime.round.tuning import (
     is_clear,
     with_threads,
 )
-from edgefl.wire.blobs import BlobRef
-from edgefl.wire.bundle.manifest import Graph, decode_manifest, encode_manifest
-from edgefl.wire.bundle.variants import Variant
-from edgefl.wire.errors import BundleError, RoundAborted, StoreError
-from edgefl.wire.tensors import Arrays
 from tests.device_runtime import tiny
 from tests.device_runtime.rounds import Device, World, assert_same
 from tests.device_runtime.tiny_forms import forms, with_forms
@@ -128,7 +128,7 @@ def test_forms_are_timed_again_where_the_machine_changed_meanwhile(
         alike = arguments[2] in (tiny.train()[1], forms()["same"])
         return outputs, next(times[arguments[2] == tiny.train()[1]]) if alike else 1.0
 
-    monkeypatch.setattr("device_runtime.round.tuning._run", timed)
+    monkeypatch.setattr("edgefl_device.round.tuning._run", timed)
     tuning = Tuning(device.store, memory_bytes=ROOM)
 
     run(device, tuning)
@@ -149,7 +149,7 @@ def test_a_round_tries_once_and_ends_with_the_same_update(
     tuning = Tuning(device.store, memory_bytes=ROOM)
 
     tried, found = run(device, tuning)
-    monkeypatch.setattr("device_runtime.round.tuning.fastest", _never)
+    monkeypatch.setattr("edgefl_device.round.tuning.fastest", _never)
     again, _ = run(device, tuning)
     known = tuning.known(device.engine, train(device))
     assert known is not None and {*found.dropped} == {"train/wrong", "train/unknown", "train/damaged"}
@@ -184,7 +184,7 @@ def test_what_another_release_or_processor_found_counts_for_nothing(
     keys = {key, tuning.key(OnnxEngine(most_threads=2), train(device))}
     engine.version = "0.0"
     keys.add(tuning.key(engine, train(device)))
-    monkeypatch.setattr("device_runtime.round.tuning.processor", lambda: "another")
+    monkeypatch.setattr("edgefl_device.round.tuning.processor", lambda: "another")
     assert len({*keys, tuning.key(engine, train(device))}) == 4
 
 
@@ -197,7 +197,7 @@ def test_a_form_that_ended_the_process_is_not_tried_again(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("device_runtime.round.tuning.strays", killed)
+        patch.setattr("edgefl_device.round.tuning.strays", killed)
         run(device, tuning)
 
     _, forms = run(device, tuning)
@@ -272,8 +272,8 @@ def test_a_long_turn_is_enough_where_it_is_clear(
         loaded.append(model)
         return _run(engine, graph, model, *others)[0], 10.0 if model == tiny.train()[1] else 8.0
 
-    monkeypatch.setattr("device_runtime.round.tuning._run", timed)
-    monkeypatch.setattr("device_runtime.round.tuning.QUICK_S", seconds)
+    monkeypatch.setattr("edgefl_device.round.tuning._run", timed)
+    monkeypatch.setattr("edgefl_device.round.tuning.QUICK_S", seconds)
 
     run(device, Tuning(device.store, memory_bytes=ROOM))
 

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from device_runtime.sandbox.confine import Confinement
+from edgefl_device.sandbox.confine import Confinement
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what other systems lack is told, not done")
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = """
 import json, os, sys, socket, signal
-from device_runtime.sandbox.confine import Confinement, confine
+from edgefl_device.sandbox.confine import Confinement, confine
 missing = confine(Confinement(**json.loads(sys.argv[1])))
 def attempt():
 {body}
@@ -52,7 +52,7 @@ def unless_missing(missing: list[str], what: str) -> None:
 
 ATTACKS = """
 import ctypes, fcntl, mmap, platform, resource, struct
-from device_runtime.sandbox.calls import _GROUPS, MACHINES
+from edgefl_device.sandbox.calls import _GROUPS, MACHINES
 libc = ctypes.CDLL(None, use_errno=True)
 parent, other = os.getppid(), sys.executable
 def call(number, *arguments):
@@ -151,7 +151,7 @@ def test_a_folder_that_modules_are_looked_for_in_is_not_read(tmp_path: Path) -> 
         result, missing = attempted(f"return open({name!r}).read()", cwd=tmp_path)
         unless_missing(missing, "Landlock")
         assert result == "PermissionError"
-    body = "import numpy, onnxruntime, edgefl.wire.limits, device_runtime.engine.onnx\nreturn 1"
+    body = "import numpy, onnxruntime, edgefl.wire.limits, edgefl_device.engine.onnx\nreturn 1"
     assert attempted(body, cwd=tmp_path)[0] == 1
 
 

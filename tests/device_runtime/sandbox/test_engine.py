@@ -15,15 +15,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from device_runtime.engine.select import open_engine
-from device_runtime.round import offline
-from device_runtime.sandbox import engine as sandbox
-from device_runtime.sandbox.choose import open_sandboxed
-from device_runtime.sandbox.engine import SandboxedEngine
-from device_runtime.sandbox.messages import Tensor, Tensors
 from edgefl.wire.bundle.manifest import Graph
 from edgefl.wire.errors import BundleError, ConfigError, RoundDeclined
 from edgefl.wire.limits import Limits
+from edgefl_device.engine.select import open_engine
+from edgefl_device.round import offline
+from edgefl_device.sandbox import engine as sandbox
+from edgefl_device.sandbox.choose import open_sandboxed
+from edgefl_device.sandbox.engine import SandboxedEngine
+from edgefl_device.sandbox.messages import Tensor, Tensors
 from tests.device_runtime import tiny
 from tests.device_runtime.agent.agents import StartAgent
 from tests.device_runtime.agent.scripted import ScriptedServer
@@ -117,7 +117,7 @@ def opened_in(folder: Path, code: str, **variables: str) -> str:
     script = (
         "import os, sys; from pathlib import Path; import numpy as np\n"
         f"{variables.pop('first', '')}\n"
-        "from device_runtime.sandbox.choose import open_sandboxed\n"
+        "from edgefl_device.sandbox.choose import open_sandboxed\n"
         "from edgefl.wire.limits import Limits\n"
         "e = open_sandboxed('onnx', 1, 0, pages=Path('store/engine'), memory_bytes=0, limits=Limits())\n"
         f"{code}\n"
@@ -164,7 +164,7 @@ def test_what_it_complains_of_as_it_ends_is_told(tmp_path: Path, monkeypatch: py
     def broken(*_: object) -> list[str]:
         return [sys.executable, "-c", "import sys; sys.exit('no module named so')"]
 
-    monkeypatch.setattr("device_runtime.sandbox.process.command", broken)
+    monkeypatch.setattr("edgefl_device.sandbox.process.command", broken)
     with pytest.raises(RoundDeclined, match=r"exited with code 1: .*no module named so"):
         open_sandboxed("onnx", 1, 0, pages=tmp_path / "pages", memory_bytes=0, limits=Limits())
 
@@ -190,8 +190,8 @@ def test_what_it_started_ends_with_it(tmp_path: Path, monkeypatch: pytest.Monkey
     """Where the system refuses it no process."""
     place = tmp_path / "child"
     code = f"import os\nchild = os.fork()\nif child: open({str(place)!r}, 'w').write(str(child))\n"
-    code += "import device_runtime.sandbox.child as it\nit.main() if child else __import__('time').sleep(60)"
-    monkeypatch.setattr("device_runtime.sandbox.process.command", lambda *_: [sys.executable, "-c", code])
+    code += "import edgefl_device.sandbox.child as it\nit.main() if child else __import__('time').sleep(60)"
+    monkeypatch.setattr("edgefl_device.sandbox.process.command", lambda *_: [sys.executable, "-c", code])
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     engine = open_sandboxed("onnx", 1, 0, pages=tmp_path / "pages", memory_bytes=0, limits=Limits())
     below = Path(f"/proc/{place.read_text()}")
@@ -213,7 +213,7 @@ def test_the_process_outlives_the_thread_that_started_it(boxed: SandboxedEngine)
 def test_the_process_ends_with_the_agent_also_in_a_step_without_end(tmp_path: Path) -> None:
     script = (
         "import os, sys; from pathlib import Path\n"
-        "from device_runtime.sandbox.choose import open_sandboxed\n"
+        "from edgefl_device.sandbox.choose import open_sandboxed\n"
         "from edgefl.wire.limits import Limits\n"
         "e = open_sandboxed('onnx', 1, 0, pages=Path(sys.argv[1]), memory_bytes=0, limits=Limits())\n"
         "print(e._process.process.pid, flush=True)\n"

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from device_runtime.store.checkpoint_rows import Checkpoint
-from device_runtime.store.database import Store
 from edgefl.wire.tensors import Array
+from edgefl_device.store.checkpoint_rows import Checkpoint
+from edgefl_device.store.database import Store
 
 TENSORS = {
     "state.weights.w": np.arange(6, dtype=np.float32).reshape(2, 3),

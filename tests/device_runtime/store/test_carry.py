@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from device_runtime.store.carry_choice import RoundToBegin, StoredCarry, choose
-from device_runtime.store.database import Outgoing, PastRound, Store
 from edgefl.wire.errors import StoreError
+from edgefl_device.store.carry_choice import RoundToBegin, StoredCarry, choose
+from edgefl_device.store.database import Outgoing, PastRound, Store
 from tests.device_runtime import tiny
 from tests.device_runtime.agent.agents import StartAgent, store_of
 from tests.device_runtime.agent.scripted import ScriptedServer, weights_of

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from device_runtime.store.checkpoint_rows import Checkpoint
-from device_runtime.store.database import Store
 from edgefl.wire.errors import StoreError
 from edgefl.wire.tensors import Array
+from edgefl_device.store.checkpoint_rows import Checkpoint
+from edgefl_device.store.database import Store
 from tests.device_runtime.store.stores import TENSORS, checkpoint, open_store, step_of
 
 
@@ -104,7 +104,7 @@ def test_a_process_killed_in_the_middle_of_a_checkpoint_leaves_the_older_one(tmp
     store.save_checkpoint("n1", checkpoint(3))
     store.close()
     script = (
-        "import os, sys; import numpy as np; from pathlib import Path; from device_runtime.store.database import *\n"
+        "import os, sys; import numpy as np; from pathlib import Path; from edgefl_device.store.database import *\n"
         "def half():\n"
         "    for index in range(8): yield f't{index}', np.ones(1 << 17)\n"
         "    os.kill(os.getpid(), 9)\n"
@@ -139,8 +139,8 @@ def test_a_checkpoint_keeps_no_tensor_alive_that_it_has_written(store: Store) ->
 
 def test_the_memory_of_a_checkpoint_is_that_of_a_tensor_and_a_cache_not_of_the_state(tmp_path: Path) -> None:
     script = (
-        "import sys; import numpy as np; from pathlib import Path; from device_runtime.store.database import *\n"
-        "from device_runtime.memory import *\n"
+        "import sys; import numpy as np; from pathlib import Path; from edgefl_device.store.database import *\n"
+        "from edgefl_device.memory import *\n"
         "return_memory_early(); s = Store(Path(sys.argv[1]), limit_bytes=1000, history_rounds=5)\n"
         "def use(number):\n"
         "    made = ((f't{i}', np.full(1 << 17, i, float)) for i in range(number))\n"

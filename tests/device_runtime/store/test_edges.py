@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from device_runtime.store import database
-from device_runtime.store.carry_choice import RoundToBegin, StoredCarry, abandoned, choose, foreign
-from device_runtime.store.checkpoint_rows import Checkpoint
-from device_runtime.store.database import DECLINED, Outgoing, PastRound, Store
 from edgefl.wire.blobs import BlobRef, describe, split
 from edgefl.wire.errors import StoreError
+from edgefl_device.store import database
+from edgefl_device.store.carry_choice import RoundToBegin, StoredCarry, abandoned, choose, foreign
+from edgefl_device.store.checkpoint_rows import Checkpoint
+from edgefl_device.store.database import DECLINED, Outgoing, PastRound, Store
 from tests.device_runtime.store.stores import checkpoint, open_store, step_of
 
 CHUNK = 100

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from device_runtime.store.database import Store
 from edgefl.wire.errors import StoreError
+from edgefl_device.store.database import Store
 from tests.power import stored
 from tests.power.disk import crash_states, lay_out
 from tests.power.recorder import Op, record

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from server.storage.checkpoints import Checkpoints
-from server.storage.journal import Journal
-from server.storage.places import journal_at
-from server.storage.update_files import UpdateFiles
+from edgefl_server.storage.checkpoints import Checkpoints
+from edgefl_server.storage.journal import Journal
+from edgefl_server.storage.places import journal_at
+from edgefl_server.storage.update_files import UpdateFiles
 from tests.device_runtime.store.stores import open_store
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="other systems have no modes")

@@ -12,11 +12,11 @@ from typing import cast
 
 import pytest
 
-from device_runtime.store import database, file
-from device_runtime.store.carry_choice import StoredCarry
-from device_runtime.store.database import DECLINED, Outgoing, PastRound, Store
 from edgefl.wire.blobs import BlobRef, describe, split
 from edgefl.wire.errors import StoreError
+from edgefl_device.store import database, file
+from edgefl_device.store.carry_choice import StoredCarry
+from edgefl_device.store.database import DECLINED, Outgoing, PastRound, Store
 from tests.device_runtime.store.stores import carry_of, checkpoint, open_store, step_of
 
 CHUNK = 100
@@ -172,7 +172,7 @@ def test_the_oldest_update_goes_first(store: Store) -> None:
 
 def test_an_update_survives_a_process_that_is_killed(tmp_path: Path) -> None:
     script = (
-        "import os, sys; from pathlib import Path; from device_runtime.store.database import *;"
+        "import os, sys; from pathlib import Path; from edgefl_device.store.database import *;"
         "s = Store(Path(sys.argv[1]), limit_bytes=1000, history_rounds=5); s.open_job(b'job');"
         "s.finish_job(Outgoing('run', 3, 'n1', b'update'), b'carry', 'c'); os.kill(os.getpid(), 9)"
     )
@@ -364,7 +364,7 @@ def test_two_agents_cannot_share_a_store(impatient: None, tmp_path: Path) -> Non
 
 def test_the_lock_of_a_store_does_not_survive_its_process(impatient: None, tmp_path: Path) -> None:
     script = (
-        "import sys, time; from pathlib import Path; from device_runtime.store.database import Store;"
+        "import sys, time; from pathlib import Path; from edgefl_device.store.database import Store;"
         "s = Store(Path(sys.argv[1]), limit_bytes=1000, history_rounds=5); print('open', flush=True); time.sleep(60)"
     )
     process = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE)

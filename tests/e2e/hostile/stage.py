@@ -16,8 +16,8 @@ from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import Round, Task
 from edgefl.wire.mqtt.session import Incoming, Session
 from edgefl.wire.mqtt.topics import Topics
-from server.events import RoundClosed
-from server.identity.registry import Registry
+from edgefl_server.events import RoundClosed
+from edgefl_server.identity.registry import Registry
 from tests.secure import SecureBroker
 from tests.server.fleet import (
     PATIENCE_S,

@@ -12,12 +12,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from device_runtime.link.notices import Notices
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.envelope import bare
 from edgefl.wire.mqtt.messages import Ack, Message, Offer
 from edgefl.wire.mqtt.profile_messages import ProfileRequest
 from edgefl.wire.mqtt.session import Incoming, Session
+from edgefl_device.link.notices import Notices
 from tests.conftest import SessionFactory
 from tests.device_runtime import tiny
 from tests.device_runtime.agent.scripted import DEVICE, RunningAgent

@@ -21,7 +21,7 @@ from edgefl.wire.mqtt.client_ids import ClientIds, Role, client_id
 from edgefl.wire.mqtt.envelope import bare
 from edgefl.wire.mqtt.messages import Hello, Progress, Round, Status, Task, UpdateChunk, encode
 from edgefl.wire.mqtt.session import Down, Event, Incoming, Refused, Session
-from server.events import DeviceLost, Offline, Rejected, RoundClosed
+from edgefl_server.events import DeviceLost, Offline, Rejected, RoundClosed
 from tests.conftest import SessionFactory
 from tests.e2e.hostile.stage import DEVICES, EVERYTHING, FEDERATION, TOPICS, Stage, Tap, changed, secured
 from tests.server.fleet import chunks_of, trained, update_for

@@ -10,7 +10,7 @@ from msgspec import structs
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import Task, UpdateChunk, encode
 from edgefl.wire.mqtt.session import Incoming, Refused, Session
-from server.events import Rejected, RoundClosed
+from edgefl_server.events import Rejected, RoundClosed
 from tests.conftest import SessionFactory
 from tests.e2e.hostile.stage import DEVICES, EVERYTHING, TOPICS, Stage, Tap, secured
 from tests.wire.mqtt.events import wait_for, wait_message, wait_up

@@ -14,7 +14,7 @@ from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
 from edgefl.wire.bundle.archive import Bundle, read_bundle, write_bundle
 from edgefl.wire.bundle.manifest import DataSpec
 from edgefl.wire.errors import ExportError
-from exporters.bundle.build import Label, Prefix, build_bundle
+from edgefl_export.bundle.build import Label, Prefix, build_bundle
 from tests.exporters.examples import BATCH, step_of
 
 DATA = DataSpec(shape=(3, 6, 6), dtype="float32", classes=3)

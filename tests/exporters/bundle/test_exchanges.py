@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from device_runtime.data.samples import Batches
 from edgefl.contract.program import CarryRule, Function, Phase, Program
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import decode_manifest
 from edgefl.wire.errors import ExportError
-from exporters.artifact import Artifact
-from exporters.bundle.build import Label, batch_size, build_bundle, trained_entries
-from exporters.bundle.formats import Onnx
-from exporters.capture.trace import Captured, Joint
+from edgefl_device.data.samples import Batches
+from edgefl_export.artifact import Artifact
+from edgefl_export.bundle.build import Label, batch_size, build_bundle, trained_entries
+from edgefl_export.bundle.formats import Onnx
+from edgefl_export.capture.trace import Captured, Joint
 from tests.device_runtime import tiny
 from tests.device_runtime.rounds import Device
 from tests.device_runtime.tiny import WIDTH, World

@@ -15,11 +15,11 @@ from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.formats import FORMATS
 from edgefl.wire.bundle.manifest import BlobRef, Graph, decode_manifest, encode_manifest
 from edgefl.wire.errors import BundleError, ConfigError, ExportError
-from exporters.bundle.build import Label, ports
-from exporters.bundle.build import build_bundle as build
-from exporters.bundle.formats import check_installed, format_of
-from exporters.bundle.verify import Origin, verify_bundle
-from exporters.bundle.wiring import check_wiring
+from edgefl_export.bundle.build import Label, ports
+from edgefl_export.bundle.build import build_bundle as build
+from edgefl_export.bundle.formats import check_installed, format_of
+from edgefl_export.bundle.verify import Origin, verify_bundle
+from edgefl_export.bundle.wiring import check_wiring
 from tests.exporters.bundle.test_bundle import DATA, program_of
 from tests.exporters.examples import step_of
 from tests.pairs import by_default
@@ -219,7 +219,7 @@ def test_a_format_whose_package_is_missing_says_what_to_install(monkeypatch: pyt
     def missing(name: str) -> str:
         raise metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr("exporters.bundle.formats.metadata.version", missing)
+    monkeypatch.setattr("edgefl_export.bundle.formats.metadata.version", missing)
 
     check_installed(["onnx"])
     with pytest.raises(ConfigError, match=r"pip install 'edgefl-tiers\[executorch\]'"):

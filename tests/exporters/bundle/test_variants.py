@@ -17,10 +17,10 @@ from edgefl.programs.baselines.sgd import sgd
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import DataSpec
 from edgefl.wire.bundle.variants import unfolded
-from exporters.bundle import formats
-from exporters.bundle.build import Label, build_bundle
-from exporters.onnx.blocked import blocked
-from exporters.verify.graphs import verify
+from edgefl_export.bundle import formats
+from edgefl_export.bundle.build import Label, build_bundle
+from edgefl_export.onnx.blocked import blocked
+from edgefl_export.verify.graphs import verify
 
 SHAPE = (3, 8, 8)
 

@@ -20,7 +20,7 @@ from edgefl.wire.blobs import describe
 from edgefl.wire.bundle.archive import Bundle, read_bundle, write_bundle
 from edgefl.wire.bundle.manifest import Graph, Manifest, Port
 from edgefl.wire.errors import BundleError, ConfigError, EdgeflError
-from exporters.bundle.verify import Origin, verify_bundle
+from edgefl_export.bundle.verify import Origin, verify_bundle
 
 CHUNK = 1 << 17
 CONFIG = """

@@ -12,9 +12,9 @@ from edgefl.submodels.cost import TRAINING, Cost
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import Graph, Manifest, PhaseSpec, Port
 from edgefl.wire.errors import ExportError
-from exporters.bundle.verify import Origin, verify_bundle
-from exporters.bundle.wiring import check_wiring
-from exporters.work import round_work
+from edgefl_export.bundle.verify import Origin, verify_bundle
+from edgefl_export.bundle.wiring import check_wiring
+from edgefl_export.work import round_work
 from tests.exporters.bundle.test_exchanges import ADAPT, PROGRAM, SWEEP, SWEEPING, build
 
 

@@ -15,9 +15,9 @@ from torch.nn import functional as F
 
 from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors
-from exporters.capture.trace import capture
-from exporters.onnx.model import to_onnx
-from exporters.verify.graphs import verify
+from edgefl_export.capture.trace import capture
+from edgefl_export.onnx.model import to_onnx
+from edgefl_export.verify.graphs import verify
 from tests.exporters.examples import op_types, pointwise, step_of
 
 STATISTICS = torch.ops.aten._native_batch_norm_legit.no_stats

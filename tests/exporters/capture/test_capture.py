@@ -11,7 +11,7 @@ from torch import nn
 from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.wire.errors import ExportError
-from exporters.capture.trace import Captured, capture
+from edgefl_export.capture.trace import Captured, capture
 from tests.exporters.examples import pointwise, small_net, step_of
 
 

@@ -8,9 +8,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from edgefl.contract.tensors import Tensors
-from exporters.capture.trace import Captured, capture
-from exporters.onnx.model import to_onnx
-from exporters.verify.graphs import verify
+from edgefl_export.capture.trace import Captured, capture
+from edgefl_export.onnx.model import to_onnx
+from edgefl_export.verify.graphs import verify
 from tests.exporters.examples import pointwise, step_of
 
 _aten = torch.ops.aten

@@ -9,8 +9,8 @@ from torch import fx
 
 from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
-from exporters.capture.equal import merge_equal
-from exporters.onnx import capture_for
+from edgefl_export.capture.equal import merge_equal
+from edgefl_export.onnx import capture_for
 
 _aten = torch.ops.aten
 

@@ -18,8 +18,8 @@ from edgefl.models.zoo.basic import mlp
 from edgefl.objective.objective import Objective
 from edgefl.programs.baselines.sgd import sgd
 from edgefl.submodels.output_side.submodel import OutputSide
-from exporters.capture.fingerprint import Joints, fingerprint
-from exporters.capture.trace import capture
+from edgefl_export.capture.fingerprint import Joints, fingerprint
+from edgefl_export.capture.trace import capture
 from tests.exporters.examples import pointwise, step_of
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -107,7 +107,7 @@ def test_programs_differ_by_what_is_compiled_in_and_by_nothing_else() -> None:
 def test_another_process_finds_the_same() -> None:
     script = (
         "from tests.exporters.capture.test_fingerprint import step\n"
-        "from exporters.capture.fingerprint import fingerprint\n"
+        "from edgefl_export.capture.fingerprint import fingerprint\n"
         "print(fingerprint(step()))"
     )
     ended = subprocess.run(

@@ -12,10 +12,10 @@ from torch.nn import functional
 from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.wire.bundle.formats import FormatName
-from exporters.bundle.formats import format_of
-from exporters.capture.gradients import _FACTORS, rewrite_gradients
-from exporters.capture.trace import Captured, capture, joint_graph
-from exporters.decompositions import core_table
+from edgefl_export.bundle.formats import format_of
+from edgefl_export.capture.gradients import _FACTORS, rewrite_gradients
+from edgefl_export.capture.trace import Captured, capture, joint_graph
+from edgefl_export.decompositions import core_table
 
 _aten = torch.ops.aten
 FORMATS: tuple[FormatName, ...] = ("onnx", "executorch")

@@ -15,12 +15,12 @@ from edgefl.codecs import catalog as codecs
 from edgefl.contract.program import Function
 from edgefl.models.zoo.basic import bilstm, mlp
 from edgefl.submodels import catalog as submodels
-from exporters.capture import trace
-from exporters.capture.graph import Table, graph_of
-from exporters.capture.trace import capture
-from exporters.decompositions import core_table
-from exporters.executorch.rules import table as executorch_table
-from exporters.front.program import coded_program
+from edgefl_export.capture import trace
+from edgefl_export.capture.graph import Table, graph_of
+from edgefl_export.capture.trace import capture
+from edgefl_export.decompositions import core_table
+from edgefl_export.executorch.rules import table as executorch_table
+from edgefl_export.front.program import coded_program
 from tests.exporters.examples import pointwise, small_net, step_of
 from tests.pairs import slow
 

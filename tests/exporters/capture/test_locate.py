@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
-import exporters.capture.locate
-from exporters.capture.locate import is_compiler
+import edgefl_export.capture.locate
+from edgefl_export.capture.locate import is_compiler
 
 
 def test_torch_behind_a_link_is_the_compiler_s(tmp_path: Path) -> None:
@@ -15,5 +15,5 @@ def test_torch_behind_a_link_is_the_compiler_s(tmp_path: Path) -> None:
     link.symlink_to(Path(torch.__file__).parents[1])
 
     assert is_compiler(link / "torch" / "functional.py")
-    assert is_compiler(Path(exporters.capture.locate.__file__))
+    assert is_compiler(Path(edgefl_export.capture.locate.__file__))
     assert not is_compiler(Path(__file__))

@@ -9,14 +9,14 @@ import types
 import pytest
 import torch
 
-import exporters.onnx.model
+import edgefl_export.onnx.model
 from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.wire.errors import ExportError
-from exporters.capture.patches import Patch, patched
-from exporters.capture.trace import capture
-from exporters.onnx import op_tables
-from exporters.onnx.model import to_onnx
+from edgefl_export.capture.patches import Patch, patched
+from edgefl_export.capture.trace import capture
+from edgefl_export.onnx import op_tables
+from edgefl_export.onnx.model import to_onnx
 
 ROWS = TensorSpec((3, 4))
 
@@ -91,7 +91,7 @@ def test_exports_are_the_same_without_what_they_are_spared(monkeypatch: pytest.M
     functions = [Function(fn.__name__, fn, {"batch.0.x": ROWS}) for fn in (core, beyond, core, beyond)]
     monkeypatch.setattr(op_tables._REGISTRY, "from_torchlib", op_tables._from_torchlib)
     spared = [_exported(function) for function in functions]
-    monkeypatch.setattr(exporters.onnx.model, "patched", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(edgefl_export.onnx.model, "patched", lambda *_: contextlib.nullcontext())
 
     assert [_exported(function) for function in functions] == spared
 

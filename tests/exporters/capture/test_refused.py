@@ -8,8 +8,8 @@ import pytest
 from torch import Tensor
 
 from edgefl.wire.errors import ExportError
-from exporters.capture.trace import capture
-from exporters.onnx.model import to_onnx
+from edgefl_export.capture.trace import capture
+from edgefl_export.onnx.model import to_onnx
 from tests.parity.ops.case import Case
 
 

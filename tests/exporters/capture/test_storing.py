@@ -14,15 +14,15 @@ from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.programs.activations import stored
 from edgefl.submodels.output_side.submodel import OutputSide
-from exporters.bundle.formats import format_of
-from exporters.capture.storing import stores
-from exporters.capture.trace import Captured
-from exporters.executorch.graph import lowered
-from exporters.executorch.program.keep import end_of_forward, recomputed
-from exporters.memory.predict import predicted_peak
-from exporters.memory.recompute import Budget
-from exporters.memory.usage import SMALL_BYTES, size, timeline
-from exporters.ordering import AFTER
+from edgefl_export.bundle.formats import format_of
+from edgefl_export.capture.storing import stores
+from edgefl_export.capture.trace import Captured
+from edgefl_export.executorch.graph import lowered
+from edgefl_export.executorch.program.keep import end_of_forward, recomputed
+from edgefl_export.memory.predict import predicted_peak
+from edgefl_export.memory.recompute import Budget
+from edgefl_export.memory.usage import SMALL_BYTES, size, timeline
+from edgefl_export.ordering import AFTER
 from tests.parity.forms import checked
 from tests.rings.rows import mostly_slow
 

@@ -13,10 +13,10 @@ from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.models.split import split
 from edgefl.wire.errors import ExportError
-from exporters.capture.locate import Place, locate
-from exporters.capture.trace import capture
-from exporters.onnx.model import to_onnx
-from exporters.verify.graphs import verify
+from edgefl_export.capture.locate import Place, locate
+from edgefl_export.capture.trace import capture
+from edgefl_export.onnx.model import to_onnx
+from edgefl_export.verify.graphs import verify
 from tests.pairs import slow
 
 HERE = Path(__file__)
@@ -215,7 +215,7 @@ def test_an_op_of_the_forward_pass_is_told_with_its_line(fn: Callable, op: str, 
     assert error.details["module"] == "Layer"
     assert error.details["source"] == line_of(comment)
     assert op in error.message and line_of(comment) in error.message
-    assert "exporters/decompositions" in error.message or "by its factors" in error.message
+    assert "exporters/edgefl_export/decompositions" in error.message or "by its factors" in error.message
 
 
 def test_an_op_that_only_the_gradient_needs_is_told_with_the_line_of_the_forward_call() -> None:

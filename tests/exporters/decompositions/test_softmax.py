@@ -7,9 +7,9 @@ import torch
 from torch.nn import functional as F
 
 from edgefl.contract.tensors import Tensors
-from exporters.capture.trace import capture
-from exporters.onnx.model import to_onnx
-from exporters.verify.graphs import load
+from edgefl_export.capture.trace import capture
+from edgefl_export.onnx.model import to_onnx
+from edgefl_export.verify.graphs import load
 from tests.exporters.examples import op_types, pointwise
 
 SEEN = torch.tensor([[1, 1, 0], [0, 1, 0], [0, 0, 0]], dtype=torch.bool)

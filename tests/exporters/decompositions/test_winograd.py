@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
-from exporters.capture.trace import capture
-from exporters.decompositions.convolution import winograd
-from exporters.onnx.model import to_onnx
+from edgefl_export.capture.trace import capture
+from edgefl_export.decompositions.convolution import winograd
+from edgefl_export.onnx.model import to_onnx
 
 CHANNELS, SIDE, BATCH = 192, 8, 8
 sides = st.integers(3, 9)

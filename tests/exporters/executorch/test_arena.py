@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporters.executorch.xnnpack.arena import ALIGNMENT, Span, aligned, planned
+from edgefl_export.executorch.xnnpack.arena import ALIGNMENT, Span, aligned, planned
 
 spans = st.builds(
     lambda size, first, length: Span(size, first, first + length),

@@ -12,10 +12,10 @@ from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.errors import ExportError
-from exporters.artifact import Artifact
-from exporters.bundle.formats import format_of
-from exporters.executorch.program.write import LEAST_BYTES
-from exporters.memory.recompute import Budget
+from edgefl_export.artifact import Artifact
+from edgefl_export.bundle.formats import format_of
+from edgefl_export.executorch.program.write import LEAST_BYTES
+from edgefl_export.memory.recompute import Budget
 
 
 @functools.cache

@@ -21,11 +21,11 @@ from edgefl.contract.program import Function
 from edgefl.wire.bundle.formats import EXECUTORCH_DTYPES
 from edgefl.wire.bundle.manifest import BlobRef, Graph
 from edgefl.wire.errors import ExportError
-from exporters.bundle.build import ports
-from exporters.bundle.formats import ExecuTorch, format_of
-from exporters.executorch.check.isolated import IsolatedRunner
-from exporters.executorch.check.ports import TENSOR, read_ports
-from exporters.executorch.check.programs import verify_isolated
+from edgefl_export.bundle.build import ports
+from edgefl_export.bundle.formats import ExecuTorch, format_of
+from edgefl_export.executorch.check.isolated import IsolatedRunner
+from edgefl_export.executorch.check.ports import TENSOR, read_ports
+from edgefl_export.executorch.check.programs import verify_isolated
 from tests.exporters.examples import step_of
 
 ROUNDS = 100

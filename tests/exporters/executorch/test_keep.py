@@ -8,15 +8,15 @@ from torch import Tensor, fx, nn
 
 from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
-from exporters.capture.trace import Captured
-from exporters.executorch import capture_for
-from exporters.executorch.check.programs import verify
-from exporters.executorch.graph import lowered
-from exporters.executorch.program.emit import Program, emit
-from exporters.executorch.program.keep import HELD, end_of_forward, recomputed
-from exporters.executorch.program.partition import steps_of
-from exporters.executorch.program.write import to_executorch
-from exporters.executorch.xnnpack.region import costs, delegate, supported
+from edgefl_export.capture.trace import Captured
+from edgefl_export.executorch import capture_for
+from edgefl_export.executorch.check.programs import verify
+from edgefl_export.executorch.graph import lowered
+from edgefl_export.executorch.program.emit import Program, emit
+from edgefl_export.executorch.program.keep import HELD, end_of_forward, recomputed
+from edgefl_export.executorch.program.partition import steps_of
+from edgefl_export.executorch.program.write import to_executorch
+from edgefl_export.executorch.xnnpack.region import costs, delegate, supported
 from tests.exporters.examples import step_of
 
 pytestmark = pytest.mark.slow

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from exporters.executorch.passes.layout import transpositions_moved
-from exporters.executorch.rules import table
+from edgefl_export.executorch.passes.layout import transpositions_moved
+from edgefl_export.executorch.rules import table
 
 _aten = torch.ops.aten
 

@@ -12,12 +12,12 @@ from torch.nn import functional as F
 from edgefl.contract.program import Function
 from edgefl.contract.tensors import TensorSpec
 from edgefl.wire.errors import ExportError
-from exporters.capture.trace import Captured, capture
-from exporters.executorch.check.programs import verify
-from exporters.executorch.graph import lowered
-from exporters.executorch.program import partition
-from exporters.executorch.program.partition import steps_of
-from exporters.executorch.program.write import to_executorch
+from edgefl_export.capture.trace import Captured, capture
+from edgefl_export.executorch.check.programs import verify
+from edgefl_export.executorch.graph import lowered
+from edgefl_export.executorch.program import partition
+from edgefl_export.executorch.program.partition import steps_of
+from edgefl_export.executorch.program.write import to_executorch
 
 Case = tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...]]
 

@@ -13,8 +13,6 @@ import torch
 from torch import nn
 
 import edgefl
-from device_runtime.engine.base import Engine
-from device_runtime.engine.executorch.build import LIBRARIES, find_wheel
 from edgefl import programs
 from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors, TensorSpec, role_of
@@ -23,6 +21,8 @@ from edgefl.wire.bundle.formats import EXECUTORCH_DTYPES
 from edgefl.wire.bundle.manifest import PLANNED, Graph, decode_manifest, encode_manifest
 from edgefl.wire.errors import BundleError, ConfigError
 from edgefl.wire.tensors import Arrays
+from edgefl_device.engine.base import Engine
+from edgefl_device.engine.executorch.build import LIBRARIES, find_wheel
 from tests import needs
 from tests.exporters.examples import small_net, step_of
 from tests.exporters.executorch.test_program import momentum, swap

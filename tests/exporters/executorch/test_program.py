@@ -13,15 +13,15 @@ from torch.nn import functional as F
 
 from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
-from exporters.artifact import Artifact
-from exporters.capture.trace import Captured, capture
-from exporters.executorch import capture_for
-from exporters.executorch.check.programs import load, verify
-from exporters.executorch.graph import lowered
-from exporters.executorch.program.partition import steps_of
-from exporters.executorch.program.write import LEAST_BYTES, to_executorch
-from exporters.ordering import AFTER
-from exporters.verify.graphs import compare
+from edgefl_export.artifact import Artifact
+from edgefl_export.capture.trace import Captured, capture
+from edgefl_export.executorch import capture_for
+from edgefl_export.executorch.check.programs import load, verify
+from edgefl_export.executorch.graph import lowered
+from edgefl_export.executorch.program.partition import steps_of
+from edgefl_export.executorch.program.write import LEAST_BYTES, to_executorch
+from edgefl_export.ordering import AFTER
+from edgefl_export.verify.graphs import compare
 from tests.exporters.examples import pointwise, small_net, step_of
 from tests.parity.forms import runner_of
 

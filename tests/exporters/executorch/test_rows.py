@@ -14,10 +14,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from device_runtime.engine.executorch import ExecuTorchEngine
-from device_runtime.engine.executorch.binding import Program as Loaded
-from device_runtime.engine.executorch.places import places
-from device_runtime.round.tuning import fastest
 from edgefl.contract.program import Function, Program
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.models.split import split
@@ -30,13 +26,17 @@ from edgefl.wire.bundle.variants import folded, unfolded
 from edgefl.wire.errors import BundleError
 from edgefl.wire.limits import Limits
 from edgefl.wire.tensors import Array, Arrays
-from exporters.artifact import Artifact
-from exporters.bundle.build import ports
-from exporters.bundle.formats import ROWS, format_of
-from exporters.capture.trace import Captured
-from exporters.executorch.check.ports import read_ports
-from exporters.executorch.program import rows
-from exporters.executorch.program.write import in_rows, to_executorch
+from edgefl_device.engine.executorch import ExecuTorchEngine
+from edgefl_device.engine.executorch.binding import Program as Loaded
+from edgefl_device.engine.executorch.places import places
+from edgefl_device.round.tuning import fastest
+from edgefl_export.artifact import Artifact
+from edgefl_export.bundle.build import ports
+from edgefl_export.bundle.formats import ROWS, format_of
+from edgefl_export.capture.trace import Captured
+from edgefl_export.executorch.check.ports import read_ports
+from edgefl_export.executorch.program import rows
+from edgefl_export.executorch.program.write import in_rows, to_executorch
 
 WIDE, BATCH, STEPS = 1024, 4, 3
 STEP = rows.BLOCK_BYTES // 4 // WIDE

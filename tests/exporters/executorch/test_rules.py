@@ -10,8 +10,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from exporters.decompositions import core_table
-from exporters.executorch.rules import (
+from edgefl_export.decompositions import core_table
+from edgefl_export.executorch.rules import (
     RULES,
     activation,
     arithmetic,

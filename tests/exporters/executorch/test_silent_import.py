@@ -7,7 +7,9 @@ import sys
 
 import pytest
 
-_LOADED = "from exporters.executorch.silent_import import portable_lib; portable_lib()._get_operator_names()"
+_LOADED = (
+    "from edgefl_export.executorch.silent_import import portable_lib; portable_lib()._get_operator_names()"
+)
 
 
 @pytest.mark.slow
@@ -34,8 +36,8 @@ def test_errors_are_heard_again_after_it() -> None:
 
 _LATER = """
 import sys
-from exporters.executorch.program import write
-from exporters.executorch.silent_import import portable_lib
+from edgefl_export.executorch.program import write
+from edgefl_export.executorch.silent_import import portable_lib
 portable_lib()
 packages = "executorch.exir", "executorch.backends.xnnpack", "torchao"
 early = [name for name in packages if name in sys.modules and not is_unused(name)]

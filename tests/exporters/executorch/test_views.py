@@ -15,17 +15,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from device_runtime.engine.select import open_engine
 from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
-from exporters.capture.trace import capture
-from exporters.executorch import capture_for
-from exporters.executorch.check.programs import load, verify
-from exporters.executorch.graph import lowered
-from exporters.executorch.program import partition
-from exporters.executorch.program.partition import steps_of
-from exporters.executorch.program.write import to_executorch
-from exporters.executorch.xnnpack.builder import Builder
+from edgefl_device.engine.select import open_engine
+from edgefl_export.capture.trace import capture
+from edgefl_export.executorch import capture_for
+from edgefl_export.executorch.check.programs import load, verify
+from edgefl_export.executorch.graph import lowered
+from edgefl_export.executorch.program import partition
+from edgefl_export.executorch.program.partition import steps_of
+from edgefl_export.executorch.program.write import to_executorch
+from edgefl_export.executorch.xnnpack.builder import Builder
 from tests.exporters.executorch.test_ops import Case, function
 from tests.parity.forms import made
 

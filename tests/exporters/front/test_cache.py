@@ -14,8 +14,8 @@ import pytest
 
 from edgefl.system.files import PARTIAL
 from edgefl.wire.bundle.archive import Bundle, file_of
-from exporters.front import cache as module
-from exporters.front.cache import BundleCache, short, told
+from edgefl_export.front import cache as module
+from edgefl_export.front.cache import BundleCache, short, told
 from tests.device_runtime import tiny
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-import exporters
+import edgefl_export
 from edgefl.codecs import catalog as codecs
 from edgefl.contract.program import CarryRule
 from edgefl.models.spec import ModelSpec
@@ -19,14 +19,14 @@ from edgefl.programs.activations import stored
 from edgefl.submodels import catalog as submodels
 from edgefl.wire.bundle.manifest import DataSpec
 from edgefl.wire.errors import ExportError
-from exporters.bundle.formats import Onnx
-from exporters.front import compile as module
-from exporters.front.cache import BundleCache
-from exporters.front.compile import bundle_digest, cached, source_digest
-from exporters.front.order import Order
-from exporters.front.program import coded_program
-from exporters.front.tier import Exchange, Tier
-from exporters.memory.recompute import Budget
+from edgefl_export.bundle.formats import Onnx
+from edgefl_export.front import compile as module
+from edgefl_export.front.cache import BundleCache
+from edgefl_export.front.compile import bundle_digest, cached, source_digest
+from edgefl_export.front.order import Order
+from edgefl_export.front.program import coded_program
+from edgefl_export.front.tier import Exchange, Tier
+from edgefl_export.memory.recompute import Budget
 
 DATA = DataSpec(shape=(1, 4, 4), dtype="float32", classes=2)
 
@@ -143,11 +143,11 @@ def test_another_format_and_another_version_of_its_writer_miss() -> None:
 def test_an_edited_source_tree_misses_without_a_new_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    package = tmp_path / "exporters"
+    package = tmp_path / "edgefl_export"
     package.mkdir()
     (package / "__init__.py").write_text("")
     (package / "rule.py").write_text("A = 1\n")
-    monkeypatch.setattr(exporters.__spec__, "origin", str(package / "__init__.py"))
+    monkeypatch.setattr(edgefl_export.__spec__, "origin", str(package / "__init__.py"))
 
     def now() -> str:
         source_digest.cache_clear()

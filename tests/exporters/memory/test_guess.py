@@ -8,8 +8,8 @@ import edgefl
 from edgefl.models.zoo.catalog import build_model
 from edgefl.submodels.cost import Forwards
 from edgefl.submodels.output_side.submodel import OutputSide
-from exporters.memory.guess import guessed, next_traced, step_bytes, too_large
-from exporters.offers import Fit, Offer
+from edgefl_export.memory.guess import guessed, next_traced, step_bytes, too_large
+from edgefl_export.offers import Fit, Offer
 
 PEAKS = [400, 330, 290, 250, 200, 160, 110, 80, 50, 20]
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import nn
 
-from device_runtime.engine.onnx import OnnxEngine
 from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.models.split import split
@@ -19,12 +18,13 @@ from edgefl.objective.objective import Objective
 from edgefl.programs import catalog
 from edgefl.wire.bundle.manifest import Graph
 from edgefl.wire.tensors import Arrays
-from exporters.bundle.formats import format_of
-from exporters.capture.trace import Captured, capture
-from exporters.memory.late import updated_last
-from exporters.memory.predict import predicted_peak
-from exporters.memory.recompute import lean
-from exporters.memory.usage import rewritable
+from edgefl_device.engine.onnx import OnnxEngine
+from edgefl_export.bundle.formats import format_of
+from edgefl_export.capture.trace import Captured, capture
+from edgefl_export.memory.late import updated_last
+from edgefl_export.memory.predict import predicted_peak
+from edgefl_export.memory.recompute import lean
+from edgefl_export.memory.usage import rewritable
 from tests.exporters.examples import entry_of
 
 WIDE, BATCH, STEPS = 1024, 4, 3

@@ -11,9 +11,9 @@ from torch import Tensor, fx
 
 from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
-from exporters.capture.trace import capture
-from exporters.memory.usage import is_pointwise, rewritable, size, timeline
-from exporters.ordering import AFTER
+from edgefl_export.capture.trace import capture
+from edgefl_export.memory.usage import is_pointwise, rewritable, size, timeline
+from edgefl_export.ordering import AFTER
 
 aten = torch.ops.aten
 

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from device_runtime.engine.onnx import OnnxEngine
 from edgefl import programs
 from edgefl.contract.program import Program
 from edgefl.contract.tensors import role_of
@@ -25,15 +24,16 @@ from edgefl.wire.bundle.manifest import SEGMENTED, DataSpec, Graph
 from edgefl.wire.errors import BundleError
 from edgefl.wire.limits import Limits
 from edgefl.wire.tensors import Arrays
-from exporters.artifact import Artifact, artifacts_in, in_segments, is_page
-from exporters.bundle.build import Label, build_bundle, ports, segments_of
-from exporters.bundle.formats import format_of
-from exporters.capture.trace import Captured, capture
-from exporters.memory.budget import cuts, within_onnx
-from exporters.memory.cutting import segments
-from exporters.memory.predict import predicted_peak
-from exporters.memory.recompute import Budget, plans
-from exporters.memory.usage import timeline
+from edgefl_device.engine.onnx import OnnxEngine
+from edgefl_export.artifact import Artifact, artifacts_in, in_segments, is_page
+from edgefl_export.bundle.build import Label, build_bundle, ports, segments_of
+from edgefl_export.bundle.formats import format_of
+from edgefl_export.capture.trace import Captured, capture
+from edgefl_export.memory.budget import cuts, within_onnx
+from edgefl_export.memory.cutting import segments
+from edgefl_export.memory.predict import predicted_peak
+from edgefl_export.memory.recompute import Budget, plans
+from edgefl_export.memory.usage import timeline
 from tests.rings.rows import mostly_slow
 
 OPTIONS: dict[str, tuple[dict[str, object], int]] = {

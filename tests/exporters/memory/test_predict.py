@@ -10,9 +10,9 @@ from torch.nn import functional
 
 from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
-from exporters.capture.trace import capture
-from exporters.memory import predict
-from exporters.memory.predict import (
+from edgefl_export.capture.trace import capture
+from edgefl_export.memory import predict
+from edgefl_export.memory.predict import (
     NODE_BYTES,
     PAGE,
     ROUND_BYTES,

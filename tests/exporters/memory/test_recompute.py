@@ -22,15 +22,15 @@ from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.errors import ConfigError, ExportError
-from exporters.bundle.formats import format_of
-from exporters.capture.trace import Captured, capture
-from exporters.memory.budget import within_onnx
-from exporters.memory.predict import predicted_peak
-from exporters.memory.recompute import WORTH, Budget, beside_tensors, lean, peak_bytes
-from exporters.memory.usage import around_products, timeline
-from exporters.onnx.model import to_onnx
-from exporters.ordering import AFTER
-from exporters.verify.graphs import verify
+from edgefl_export.bundle.formats import format_of
+from edgefl_export.capture.trace import Captured, capture
+from edgefl_export.memory.budget import within_onnx
+from edgefl_export.memory.predict import predicted_peak
+from edgefl_export.memory.recompute import WORTH, Budget, beside_tensors, lean, peak_bytes
+from edgefl_export.memory.usage import around_products, timeline
+from edgefl_export.onnx.model import to_onnx
+from edgefl_export.ordering import AFTER
+from edgefl_export.verify.graphs import verify
 from tests.exporters.examples import pointwise
 from tests.pairs import by_default
 

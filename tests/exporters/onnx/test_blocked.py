@@ -11,11 +11,11 @@ import pytest
 from onnx import TensorProto, helper
 from torch import nn
 
-from exporters.onnx import capture_for
-from exporters.onnx.blocked import blocked
-from exporters.onnx.model import to_onnx
-from exporters.onnx.values import LAYOUT
-from exporters.verify.graphs import verify
+from edgefl_export.onnx import capture_for
+from edgefl_export.onnx.blocked import blocked
+from edgefl_export.onnx.model import to_onnx
+from edgefl_export.onnx.values import LAYOUT
+from edgefl_export.verify.graphs import verify
 from tests.exporters.examples import BATCH, step_of
 
 CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {

@@ -14,12 +14,12 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
 from edgefl.models.layers.recurrent import Gru
-from exporters.onnx import capture_for
-from exporters.onnx.blocked import blocked
-from exporters.onnx.model import to_onnx
-from exporters.onnx.peak import live_peak
-from exporters.onnx.values import Values
-from exporters.verify.graphs import verify
+from edgefl_export.onnx import capture_for
+from edgefl_export.onnx.blocked import blocked
+from edgefl_export.onnx.model import to_onnx
+from edgefl_export.onnx.peak import live_peak
+from edgefl_export.onnx.values import Values
+from edgefl_export.verify.graphs import verify
 from tests.exporters.examples import step_of
 
 CHANNELS, SIDE = 16, 6
@@ -89,7 +89,7 @@ def counted(model: bytes) -> Counter[str]:
 
 
 def waiting(x: str, trigger: str, sizes: str, result: str) -> tuple[NodeProto, ...]:
-    """x in a shape, once the trigger is there: see :func:`exporters.onnx.ops.after`."""
+    """x in a shape, once the trigger is there: see :func:`edgefl_export.onnx.ops.after`."""
     return (
         node("Reshape", f"{trigger} flat", "all"),
         node("Slice", "all zero first", "one_of_them"),

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from edgefl.contract.tensors import Tensors
-from exporters.capture.trace import capture
-from exporters.onnx.broadcasts import match_ranks
-from exporters.onnx.model import to_onnx
+from edgefl_export.capture.trace import capture
+from edgefl_export.onnx.broadcasts import match_ranks
+from edgefl_export.onnx.model import to_onnx
 from tests.exporters.examples import pointwise
 
 SHAPES = st.lists(st.sampled_from([1, 1, 3, 40]), min_size=1, max_size=5).map(tuple)

@@ -7,9 +7,9 @@ from pathlib import Path
 import onnxruntime as ort
 import pytest
 
-from exporters.capture.trace import capture
-from exporters.onnx.model import to_onnx
-from exporters.verify.graphs import verify
+from edgefl_export.capture.trace import capture
+from edgefl_export.onnx.model import to_onnx
+from edgefl_export.verify.graphs import verify
 from tests.exporters.examples import op_types, pointwise
 
 SHAPES = {

@@ -12,7 +12,7 @@ from torch import Tensor
 from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.wire.errors import ExportError
-from exporters.bundle.formats import format_of
+from edgefl_export.bundle.formats import format_of
 
 N = 64
 W, X, B, LOSS = "state.w", "batch.0.x", "batch.0.b", "metric.loss"

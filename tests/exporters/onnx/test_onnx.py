@@ -15,9 +15,9 @@ from torch import nn
 from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.wire.errors import ExportError
-from exporters.capture.trace import capture, exported_program
-from exporters.onnx.model import to_onnx
-from exporters.verify.graphs import verify
+from edgefl_export.capture.trace import capture, exported_program
+from edgefl_export.onnx.model import to_onnx
+from edgefl_export.verify.graphs import verify
 from tests.exporters.examples import op_types, pointwise, small_net, step_of
 
 
@@ -210,7 +210,7 @@ def test_op_without_rule_is_named_with_module_and_line() -> None:
         .index("        return torch.special.bessel_j0(x)  # no ONNX form")
     )
     assert details["source"] == f"{__file__}:{line + 1}"
-    assert "exporters/decompositions" in str(caught.value)
+    assert "exporters/edgefl_export/decompositions" in str(caught.value)
 
 
 def test_op_outside_the_core_set_is_decomposed_by_torch() -> None:

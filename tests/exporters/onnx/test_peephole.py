@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from exporters.onnx.peephole import merge_chains, name_types
+from edgefl_export.onnx.peephole import merge_chains, name_types
 
 SHAPE = (4, 6, 5)
 X = np.arange(120, dtype=np.float32).reshape(SHAPE)

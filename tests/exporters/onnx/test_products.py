@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from edgefl.contract.tensors import Tensors
-from exporters.onnx import capture_for
-from exporters.onnx.blocked import blocked
-from exporters.onnx.model import to_onnx
-from exporters.onnx.values import LAYOUT
-from exporters.verify.graphs import verify
+from edgefl_export.onnx import capture_for
+from edgefl_export.onnx.blocked import blocked
+from edgefl_export.onnx.model import to_onnx
+from edgefl_export.onnx.values import LAYOUT
+from edgefl_export.verify.graphs import verify
 from tests.exporters.examples import pointwise, step_of
 
 ROWS, WIDTH, INNER = 64, 128, 1024

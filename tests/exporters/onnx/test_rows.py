@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import nn
 
-from device_runtime.engine.onnx import OnnxEngine
 from edgefl.contract.program import Program
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.split import split
@@ -23,11 +22,12 @@ from edgefl.programs import catalog
 from edgefl.wire.bundle.manifest import Graph
 from edgefl.wire.errors import BundleError
 from edgefl.wire.tensors import Array, Arrays
-from exporters.artifact import Artifact
-from exporters.bundle.formats import format_of
-from exporters.onnx import rows
-from exporters.onnx.rows import by_rows
-from exporters.verify.graphs import verify
+from edgefl_device.engine.onnx import OnnxEngine
+from edgefl_export.artifact import Artifact
+from edgefl_export.bundle.formats import format_of
+from edgefl_export.onnx import rows
+from edgefl_export.onnx.rows import by_rows
+from edgefl_export.verify.graphs import verify
 from tests.exporters.examples import entry_of
 
 WIDE, BATCH, STEPS = 1024, 4, 3

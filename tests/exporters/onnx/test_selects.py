@@ -17,11 +17,11 @@ from torch.nn import functional as F
 
 from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
-from exporters.memory.recompute import _is_expensive
-from exporters.onnx import capture_for
-from exporters.onnx import model as model_module
-from exporters.onnx.model import to_onnx
-from exporters.ordering import POSITIVE
+from edgefl_export.memory.recompute import _is_expensive
+from edgefl_export.onnx import capture_for
+from edgefl_export.onnx import model as model_module
+from edgefl_export.onnx.model import to_onnx
+from edgefl_export.ordering import POSITIVE
 
 SMALLEST = float(np.finfo(np.float32).tiny)
 LARGEST = float(np.finfo(np.float32).max)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from exporters.onnx.sums import multiply_ones
+from edgefl_export.onnx.sums import multiply_ones
 
 
 def model(

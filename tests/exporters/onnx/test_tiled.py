@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
-from exporters.onnx import capture_for
-from exporters.onnx.model import to_onnx
-from exporters.onnx.tiled import chains, tiled
-from exporters.onnx.values import Values, read_by
-from exporters.verify.graphs import verify
+from edgefl_export.onnx import capture_for
+from edgefl_export.onnx.model import to_onnx
+from edgefl_export.onnx.tiled import chains, tiled
+from edgefl_export.onnx.values import Values, read_by
+from edgefl_export.verify.graphs import verify
 from tests.exporters.examples import step_of
 
 ROWS, WIDE = 64, 8192

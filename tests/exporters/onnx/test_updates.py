@@ -12,18 +12,18 @@ import onnx
 import pytest
 import torch
 
-from device_runtime.engine.onnx import OnnxEngine
 from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.wire.bundle.manifest import Graph
 from edgefl.wire.bundle.rows import rows_in
 from edgefl.wire.errors import BundleError
 from edgefl.wire.tensors import Arrays
-from exporters.bundle.formats import format_of
-from exporters.onnx.blocked.updates import summed
-from exporters.onnx.rows import by_rows
-from exporters.onnx.values import LAYOUT
-from exporters.verify.graphs import verify
+from edgefl_device.engine.onnx import OnnxEngine
+from edgefl_export.bundle.formats import format_of
+from edgefl_export.onnx.blocked.updates import summed
+from edgefl_export.onnx.rows import by_rows
+from edgefl_export.onnx.values import LAYOUT
+from edgefl_export.verify.graphs import verify
 from tests.exporters.examples import entry_of
 
 SIDE, LONG, BATCH, STEPS = 256, 1024, 4, 3

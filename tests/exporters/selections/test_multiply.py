@@ -19,14 +19,14 @@ from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.submodels import catalog as kinds
-from exporters.executorch import capture_for
-from exporters.executorch.check.programs import load, verify
-from exporters.executorch.passes.rewrite import step
-from exporters.executorch.program.write import to_executorch
-from exporters.executorch.rules import table
-from exporters.onnx import capture_for as capture_for_onnx
-from exporters.onnx.model import to_onnx
-from exporters.selections.multiply import selections_multiplied
+from edgefl_export.executorch import capture_for
+from edgefl_export.executorch.check.programs import load, verify
+from edgefl_export.executorch.passes.rewrite import step
+from edgefl_export.executorch.program.write import to_executorch
+from edgefl_export.executorch.rules import table
+from edgefl_export.onnx import capture_for as capture_for_onnx
+from edgefl_export.onnx.model import to_onnx
+from edgefl_export.selections.multiply import selections_multiplied
 from tests.exporters.examples import small_net, step_of
 from tests.pairs import by_default, slow
 

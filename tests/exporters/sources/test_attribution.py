@@ -18,12 +18,12 @@ from edgefl.wire.bundle import sources
 from edgefl.wire.bundle.sources import Node, Row, Sources
 from edgefl.wire.compression import unpacked
 from edgefl.wire.errors import BundleError
-from exporters.artifact import Artifact
-from exporters.bundle.formats import format_of
-from exporters.capture.trace import capture
-from exporters.memory.recompute import plans
-from exporters.onnx.model import to_onnx
-from exporters.sources.blob import Nodes, Op, graph_nodes, onnx_nodes, packed_sources
+from edgefl_export.artifact import Artifact
+from edgefl_export.bundle.formats import format_of
+from edgefl_export.capture.trace import capture
+from edgefl_export.memory.recompute import plans
+from edgefl_export.onnx.model import to_onnx
+from edgefl_export.sources.blob import Nodes, Op, graph_nodes, onnx_nodes, packed_sources
 from tests.exporters.examples import BATCH, step_of
 
 WIDTH, HIDDEN, CLASSES = 6, 5, 3

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from edgefl.contract.tensors import Tensors
-from exporters.verify.rounding import NUDGE, PROBES, Rounding, exactly, nudged
+from edgefl_export.verify.rounding import NUDGE, PROBES, Rounding, exactly, nudged
 from tests.exporters.examples import pointwise, small_net, step_of
 
 THIRD = torch.full((4, 4), 1 / 3, dtype=torch.float64)

@@ -14,10 +14,10 @@ from torch.nn import functional as F
 from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.wire.errors import ExportError
-from exporters.capture.trace import capture
-from exporters.onnx.model import to_onnx
-from exporters.verify.graphs import CEILING, FACTOR, RELATIVE, THOROUGH, Run, compare, verify
-from exporters.verify.rounding import Array, exactly
+from edgefl_export.capture.trace import capture
+from edgefl_export.onnx.model import to_onnx
+from edgefl_export.verify.graphs import CEILING, FACTOR, RELATIVE, THOROUGH, Run, compare, verify
+from edgefl_export.verify.rounding import Array, exactly
 from tests.exporters.examples import pointwise, small_net, step_of
 
 

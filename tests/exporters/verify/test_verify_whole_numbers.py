@@ -11,8 +11,8 @@ import torch
 from edgefl.contract.program import Function
 from edgefl.contract.tensors import TensorSpec
 from edgefl.wire.errors import ExportError
-from exporters.verify.graphs import CEILING, Run, compare
-from exporters.verify.rounding import Array
+from edgefl_export.verify.graphs import CEILING, Run, compare
+from edgefl_export.verify.rounding import Array
 
 SIZE = 10_000
 CODES = Function(

@@ -11,9 +11,9 @@ from torch import Tensor
 from edgefl.contract.program import Function
 from edgefl.contract.tensors import TensorSpec
 from edgefl.wire.errors import ExportError
-from exporters.capture.trace import capture
-from exporters.onnx.model import to_onnx
-from exporters.verify.graphs import verify
+from edgefl_export.capture.trace import capture
+from edgefl_export.onnx.model import to_onnx
+from edgefl_export.verify.graphs import verify
 
 FLOATS, WHOLE = TensorSpec((8, 4)), TensorSpec((8, 4), torch.int64)
 

@@ -13,7 +13,7 @@ from edgefl.models.zoo.resnet import resnet8
 from edgefl.simulation.average import partial_average
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.tensors import Arrays
-from server.aggregate.aggregator import Aggregator, layout_of
+from edgefl_server.aggregate.aggregator import Aggregator, layout_of
 
 CUTS = {"strong": 0, "moderate": 2, "weak": 3}
 Uploads = list[tuple[OutputSide, Arrays]]

@@ -11,16 +11,16 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from device_runtime.data.samples import Batches, LocalData
-from device_runtime.engine.onnx import OnnxEngine
-from device_runtime.round.costs import Profiler
-from device_runtime.round.forward import MultiStepForward, record_tag
-from device_runtime.round.graphs import Graphs, GraphSettings
-from device_runtime.round.record import Record
 from edgefl.models.zoo.basic import mlp
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.errors import StaleRecordError
-from server.aggregate.aggregator import Aggregator, layout_of
+from edgefl_device.data.samples import Batches, LocalData
+from edgefl_device.engine.onnx import OnnxEngine
+from edgefl_device.round.costs import Profiler
+from edgefl_device.round.forward import MultiStepForward, record_tag
+from edgefl_device.round.graphs import Graphs, GraphSettings
+from edgefl_device.round.record import Record
+from edgefl_server.aggregate.aggregator import Aggregator, layout_of
 from tests.invariants.embracingfl.tiny import tiny
 from tests.parity.rounds import Exported, exported, local_data, on_device, published
 from tests.rings.rows import mostly_slow

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from edgefl.wire.tensors import Arrays
-from server.aggregate.aggregator import Aggregator, layout_of
+from edgefl_server.aggregate.aggregator import Aggregator, layout_of
 
 CLIENTS, STEP, ROUNDS = 4, 0.5, 50
 ALL = range(CLIENTS)

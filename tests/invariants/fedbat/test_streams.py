@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from device_runtime.data import samples as local
-from device_runtime.data.samples import Batches
 from edgefl.contract.program import Function
+from edgefl_device.data import samples as local
+from edgefl_device.data.samples import Batches
 from tests.codecs.coding import Coding
 
 SEED, STEPS, SAMPLES, BATCH = 5, 6, 40, 8

@@ -16,7 +16,7 @@ from edgefl.models.zoo.catalog import build_model
 from edgefl.wire.tensors import Arrays
 from edgefl.wire.update.decode import unpack_codes
 from edgefl.wire.update.form import SIGNS, Codes, Form, Section, Values
-from server.aggregate.aggregator import Aggregator, layout_of
+from edgefl_server.aggregate.aggregator import Aggregator, layout_of
 from tests.codecs.coding import Coding, small
 
 PAPER = [

@@ -16,8 +16,8 @@ from edgefl.submodels.importance.carrier import VALUES
 from edgefl.submodels.importance.submodel import Importance, importance
 from edgefl.wire.regions import extract
 from edgefl.wire.tensors import Array, Arrays
-from server.aggregate.aggregator import Aggregator, layout_of
-from server.run_spec import Count
+from edgefl_server.aggregate.aggregator import Aggregator, layout_of
+from edgefl_server.run_spec import Count
 from tests.invariants.fiarse.tiny import vector
 from tests.invariants.fiarse.training import LR, arrays_of, batches_of, client, simulate, small_net
 

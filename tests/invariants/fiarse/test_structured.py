@@ -31,10 +31,10 @@ from edgefl.submodels.structured.gradient import Measure
 from edgefl.submodels.structured.groups import Group, Part
 from edgefl.submodels.structured.submodel import Structured, importance_structured
 from edgefl.wire.regions import extract
-from exporters.capture.trace import capture
-from exporters.onnx.model import to_onnx
-from exporters.verify.graphs import verify
-from server.aggregate.aggregator import Aggregator, layout_of
+from edgefl_export.capture.trace import capture
+from edgefl_export.onnx.model import to_onnx
+from edgefl_export.verify.graphs import verify
+from edgefl_server.aggregate.aggregator import Aggregator, layout_of
 from tests.invariants.fiarse.training import (
     BATCH,
     Client,

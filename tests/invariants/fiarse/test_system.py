@@ -18,11 +18,11 @@ from edgefl.submodels.importance.submodel import Importance, importance
 from edgefl.wire import bits, tensors
 from edgefl.wire.regions import extract
 from edgefl.wire.tensors import Arrays
-from server.aggregate.aggregator import Aggregator, layout_of
-from server.coordinator import machine as coordinator
-from server.coordinator import states
-from server.coordinator.roster import TierRule
-from server.coordinator.states import Answered, DeviceHello, ModelReady, Open, OpenRound, Rules
+from edgefl_server.aggregate.aggregator import Aggregator, layout_of
+from edgefl_server.coordinator import machine as coordinator
+from edgefl_server.coordinator import states
+from edgefl_server.coordinator.roster import TierRule
+from edgefl_server.coordinator.states import Answered, DeviceHello, ModelReady, Open, OpenRound, Rules
 from tests.invariants.fiarse.tiny import framework_default
 from tests.invariants.fiarse.training import (
     BATCH,

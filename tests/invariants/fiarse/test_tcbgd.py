@@ -24,8 +24,8 @@ from edgefl.programs.submodels.tcbgd import tcbgd
 from edgefl.submodels.importance.carrier import MASK, THETA, VALUES, TopK
 from edgefl.submodels.importance.submodel import Importance, importance
 from edgefl.wire.errors import ConfigError
-from exporters.capture.trace import capture
-from exporters.onnx.model import to_onnx
+from edgefl_export.capture.trace import capture
+from edgefl_export.onnx.model import to_onnx
 from tests.invariants.embracingfl.tiny import samples, tiny
 from tests.invariants.fiarse.training import (
     BATCH,

@@ -12,8 +12,6 @@ import onnxruntime
 import torch
 from torch import Tensor, nn
 
-from device_runtime.data.samples import Batches, LabelSpec, LocalData
-from device_runtime.engine.select import open_engine
 from edgefl.contract.program import Function, Program
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
 from edgefl.models.layers.explicit import BatchNorm
@@ -29,11 +27,13 @@ from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import DataSpec
 from edgefl.wire.regions import Placement
 from edgefl.wire.tensors import Arrays
-from exporters.bundle.build import Label, build_bundle
-from exporters.capture.trace import capture
-from exporters.front.tier import fetched
-from exporters.onnx.model import to_onnx
-from server.publish.publisher import unit_blobs
+from edgefl_device.data.samples import Batches, LabelSpec, LocalData
+from edgefl_device.engine.select import open_engine
+from edgefl_export.bundle.build import Label, build_bundle
+from edgefl_export.capture.trace import capture
+from edgefl_export.front.tier import fetched
+from edgefl_export.onnx.model import to_onnx
+from edgefl_server.publish.publisher import unit_blobs
 from tests.parity.rounds import device_round
 
 Run = Callable[[Tensors], Tensors]

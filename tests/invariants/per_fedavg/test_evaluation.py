@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from device_runtime.data.support import Protocol, Shards, held_out, split
 from edgefl.analysis.personal.evaluate import User, evaluate_users
 from edgefl.contract.program import Function, Program
 from edgefl.contract.tensors import Tensors, prefixed
 from edgefl.simulation.federated import Client, federated
+from edgefl_device.data.support import Protocol, Shards, held_out, split
 from tests.analysis.personal.users import users_of, whole
 from tests.pairs import by_default
 

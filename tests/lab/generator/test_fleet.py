@@ -19,8 +19,8 @@ from edgefl.wire.bundle.graphs import Port
 from edgefl.wire.errors import BrokerError, ConfigError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address
-from server.events import RoundClosed, UpdateAccepted
-from server.run_spec import RunSpec
+from edgefl_server.events import RoundClosed, UpdateAccepted
+from edgefl_server.run_spec import RunSpec
 from tests.conftest import BrokerProcess, Mosquitto
 from tests.server.fleet import WEIGHTS, RunningServer, names_of, plan_for
 

@@ -16,8 +16,8 @@ from edgefl.models.split import split
 from edgefl.objective.objective import Objective
 from edgefl.programs.baselines.sgd import sgd
 from edgefl.wire.errors import ModelError
-from exporters.capture.graph import graph_of
-from exporters.capture.trace import capture
+from edgefl_export.capture.graph import graph_of
+from edgefl_export.capture.trace import capture
 
 
 class Solver(nn.Module):

@@ -14,7 +14,7 @@ from edgefl.models.split import split
 from edgefl.objective.objective import Objective
 from edgefl.programs.baselines.sgd import sgd
 from edgefl.wire.errors import ExportError, ModelError
-from exporters.capture.trace import capture
+from edgefl_export.capture.trace import capture
 from tests.models.draws.nets import LARGE, MODELS, ROWS, Noisy, Transformer
 from tests.models.draws.torch_numbers import Given
 

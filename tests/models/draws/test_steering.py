@@ -21,7 +21,7 @@ from edgefl.models.split import split
 from edgefl.objective.objective import Objective
 from edgefl.programs.baselines.sgd import sgd
 from edgefl.wire.errors import ModelError
-from exporters.capture.trace import capture
+from edgefl_export.capture.trace import capture
 from tests.pairs import slow
 
 ROWS = TensorSpec((6,))

@@ -14,7 +14,7 @@ from edgefl.models.caches import forgotten
 from edgefl.models.split import split
 from edgefl.objective.objective import Objective
 from edgefl.programs.baselines.sgd import sgd
-from exporters.capture.trace import capture
+from edgefl_export.capture.trace import capture
 
 SAMPLE = TensorSpec((4,))
 

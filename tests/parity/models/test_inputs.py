@@ -10,11 +10,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from device_runtime.data.samples import LabelSpec, LocalData
 from edgefl.models.split import split
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.errors import BundleError, DataError, ExportError
-from exporters.bundle.wiring import check_wiring
+from edgefl_device.data.samples import LabelSpec, LocalData
+from edgefl_export.bundle.wiring import check_wiring
 from tests.models.test_inputs import CLASSES, LENGTH, TEXT, reader
 from tests.parity.rounds import Exported, exported, in_torch, local_data, on_device
 

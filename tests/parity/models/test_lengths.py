@@ -13,8 +13,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from device_runtime.data.samples import Batches, LabelSpec, LocalData
-from device_runtime.round.feeds import Feeds
 from edgefl import programs
 from edgefl.api.model import sample_spec
 from edgefl.contract.program import Program
@@ -25,9 +23,11 @@ from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.bundle.manifest import Bucket
 from edgefl.wire.errors import BundleError, ConfigError, ModelError
-from exporters.bundle.build import Label, build_bundle
-from exporters.bundle.formats import format_of
-from exporters.front.program import with_shorter
+from edgefl_device.data.samples import Batches, LabelSpec, LocalData
+from edgefl_device.round.feeds import Feeds
+from edgefl_export.bundle.build import Label, build_bundle
+from edgefl_export.bundle.formats import format_of
+from edgefl_export.front.program import with_shorter
 from tests.models.test_inputs import CLASSES, LENGTH, TEXT, WIDTH, WORDS, reader
 from tests.pairs import in_turn
 from tests.parity.rounds import Exported, in_torch, on_device

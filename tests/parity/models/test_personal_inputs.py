@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from device_runtime.data.samples import LocalData
-from device_runtime.personal.personalize import Adapted, Personalizer, Wanted
 from edgefl.analysis.personal.evaluate import Setting, User, evaluate_user
 from edgefl.analysis.personal.report import UserReport
 from edgefl.models.split import split
+from edgefl_device.data.samples import LocalData
+from edgefl_device.personal.personalize import Adapted, Personalizer, Wanted
 from tests.analysis.personal.tiers import BATCH, Tier, made
 from tests.models.test_inputs import CLASSES, TEXT, reader
 from tests.pairs import slow

@@ -17,10 +17,10 @@ from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import tiers
 from edgefl.wire.errors import ExportError
-from exporters.bundle.formats import format_of
-from exporters.capture.trace import capture
-from exporters.executorch.rules.recurrent import STEPS
-from exporters.onnx.model import to_onnx
+from edgefl_export.bundle.formats import format_of
+from edgefl_export.capture.trace import capture
+from edgefl_export.executorch.rules.recurrent import STEPS
+from edgefl_export.onnx.model import to_onnx
 from tests.pairs import by_default, in_turn
 from tests.parity.forms import written
 

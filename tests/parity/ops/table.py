@@ -11,8 +11,8 @@ from pathlib import Path
 
 import onnx
 
-from exporters.capture.trace import capture
-from exporters.onnx.model import to_onnx
+from edgefl_export.capture.trace import capture
+from edgefl_export.onnx.model import to_onnx
 from tests.parity.ops.case import Case
 
 PATH = Path(__file__).parents[3] / "docs" / "models" / "ops.md"

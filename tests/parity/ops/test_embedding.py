@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from edgefl.models.draws.steering import Steered
-from exporters.decompositions.indexing import index_put
+from edgefl_export.decompositions.indexing import index_put
 from tests.parity.ops.case import LABELS, Case, Family, Labels, agrees, every
 
 TOKENS = Labels((4, 5))  # twenty indices in [0, 4): each occurs several times

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from edgefl.contract.program import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
-from exporters.decompositions.indexing import PRODUCT_ROWS
+from edgefl_export.decompositions.indexing import PRODUCT_ROWS
 from tests.pairs import in_turn
 from tests.parity.forms import runner_of, written
 from tests.parity.ops.case import lossy

@@ -12,8 +12,8 @@ import pytest
 
 from edgefl.wire.mqtt.session import Incoming, Refused, Session
 from edgefl.wire.mqtt.topics import Topics
-from server.access.files import BROKERS, written
-from server.access.rules import ROLES, Access, Role
+from edgefl_server.access.files import BROKERS, written
+from edgefl_server.access.rules import ROLES, Access, Role
 from tests.conftest import SessionFactory
 from tests.secure import SecureBroker
 from tests.wire.mqtt.events import wait_for, wait_message, wait_up

@@ -9,9 +9,9 @@ import pytest
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address
-from server.access.files import aws_policy
-from server.access.limits import HOSTED, Traffic, breaks, longest_topics
-from server.access.rules import ROLES, Access
+from edgefl_server.access.files import aws_policy
+from edgefl_server.access.limits import HOSTED, Traffic, breaks, longest_topics
+from edgefl_server.access.rules import ROLES, Access
 from tests.server.publish.test_publisher import announcement, connected
 
 AWS = HOSTED["aws"]

@@ -9,9 +9,9 @@ import msgspec
 from hypothesis import strategies as st
 
 from edgefl.wire.mqtt.messages import NO_CARRY
-from server.coordinator import machine, states
-from server.coordinator.roster import TierRule
-from server.coordinator.states import Close, ModelReady, Rules, State
+from edgefl_server.coordinator import machine, states
+from edgefl_server.coordinator.roster import TierRule
+from edgefl_server.coordinator.states import Close, ModelReady, Rules, State
 
 NAMES = ("a", "b", "c")
 RULES = Rules(

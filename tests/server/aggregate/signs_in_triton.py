@@ -14,11 +14,11 @@ import numpy as np
 import torch
 
 from edgefl.wire.update.form import Codes, Form, Section
-from server.aggregate.accumulator import CpuAccumulator
-from server.aggregate.adders import Checked
-from server.aggregate.cuda import TorchAccumulator, measure_signs
-from server.aggregate.scatter import BLOCK, Integers, compiled
-from server.aggregate.triton_kernels import Tuning, add_signs
+from edgefl_server.aggregate.accumulator import CpuAccumulator
+from edgefl_server.aggregate.adders import Checked
+from edgefl_server.aggregate.cuda import TorchAccumulator, measure_signs
+from edgefl_server.aggregate.scatter import BLOCK, Integers, compiled
+from edgefl_server.aggregate.triton_kernels import Tuning, add_signs
 from tests.server.aggregate.test_kernels import LAYOUT, REGIONS, SIZE, drawn
 
 BOUNDS = np.iinfo(np.int64)

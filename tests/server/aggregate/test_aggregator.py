@@ -14,11 +14,11 @@ from edgefl.wire.errors import ConfigError, UpdateRejected
 from edgefl.wire.regions import Block, Region, extract, pieces
 from edgefl.wire.tensors import Array, Arrays
 from edgefl.wire.update.form import CHANGE_LIMIT, SIGNS, VALUE_LIMIT, Codes, Form, Section, Values
-from server.aggregate.accumulator import Accumulator, CpuAccumulator
-from server.aggregate.aggregator import Aggregator, layout_of
-from server.aggregate.cuda import TorchAccumulator
-from server.aggregate.robust import MeanRule, buffered_bytes
-from server.coordinator.states import Rules
+from edgefl_server.aggregate.accumulator import Accumulator, CpuAccumulator
+from edgefl_server.aggregate.aggregator import Aggregator, layout_of
+from edgefl_server.aggregate.cuda import TorchAccumulator
+from edgefl_server.aggregate.robust import MeanRule, buffered_bytes
+from edgefl_server.coordinator.states import Rules
 from tests.server.aggregate.small_model import OLD, SINGLES, SLICE, SUFFIX, WHOLE, drawn
 
 

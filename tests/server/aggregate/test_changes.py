@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from edgefl.wire.update.form import DENSE, VALUE_LIMIT, Form, Section, Values
-from server.aggregate.aggregator import Aggregator, Clip, layout_of
-from server.aggregate.robust import MeanRule
+from edgefl_server.aggregate.aggregator import Aggregator, Clip, layout_of
+from edgefl_server.aggregate.robust import MeanRule
 from tests.server.aggregate.small_model import OLD, SUFFIX, WHOLE, drawn
 
 

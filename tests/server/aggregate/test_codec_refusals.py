@@ -18,8 +18,8 @@ from edgefl.wire.mqtt.messages import Round, Task, encode
 from edgefl.wire.tensors import Arrays
 from edgefl.wire.update.decode import decode
 from edgefl.wire.update.form import DENSE, SIGNS, Codes, Form, Section, Sparse, Values
-from server.events import Rejected, RoundClosed
-from server.run_spec import RunSpec
+from edgefl_server.events import Rejected, RoundClosed
+from edgefl_server.run_spec import RunSpec
 from tests.conftest import Mosquitto
 from tests.server.fleet import (
     PATIENCE_S,

@@ -14,14 +14,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import server.aggregate.cuda
+import edgefl_server.aggregate.cuda
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.update.form import Codes, Encoding, Form, Section, Sparse, Values
-from server.aggregate.accumulator import CpuAccumulator
-from server.aggregate.adders import Checked
-from server.aggregate.cuda import TorchAccumulator, measure_signs
-from server.aggregate.scatter import BLOCK, compiled
-from server.aggregate.triton_kernels import sign_tables
+from edgefl_server.aggregate.accumulator import CpuAccumulator
+from edgefl_server.aggregate.adders import Checked
+from edgefl_server.aggregate.cuda import TorchAccumulator, measure_signs
+from edgefl_server.aggregate.scatter import BLOCK, compiled
+from edgefl_server.aggregate.triton_kernels import sign_tables
 from tests.server.aggregate.test_kernels import LAYOUT, REGIONS, SIZE, drawn, forms, levels
 
 ROOT = Path(__file__).parents[3]
@@ -58,7 +58,7 @@ def agree(kind: str, form: Form, clients: int, seed: int) -> bool:
 def test_torch_adds_every_encoding_as_the_processor_does(
     encoding: Encoding, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server.aggregate.cuda, "SLAB", 700)
+    monkeypatch.setattr(edgefl_server.aggregate.cuda, "SLAB", 700)
     groups = {name: number for number, name in enumerate(LAYOUT.shapes)}
     assert agree(kind, Form("any", sections=(Section(tuple(sorted(REGIONS[kind])), encoding, groups),)), 3, 4)
 
@@ -73,10 +73,10 @@ def test_torch_adds_any_form_of_any_regions_as_the_processor_does(
 def test_slabs_hold_every_entry_once_in_order_and_pass_their_size_by_less_than_a_block(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(server.aggregate.cuda, "SLAB", 450)
+    monkeypatch.setattr(edgefl_server.aggregate.cuda, "SLAB", 450)
     made = compiled(LAYOUT, REGIONS["whole"])
     [work] = made.works
-    found = list(server.aggregate.cuda.slabs(work, server.aggregate.cuda.Batch(made, [], CPU)))
+    found = list(edgefl_server.aggregate.cuda.slabs(work, edgefl_server.aggregate.cuda.Batch(made, [], CPU)))
     assert torch.cat([slab.target for slab in found]).tolist() == made.targets().tolist()
     assert [len(slab.target) for slab in found] == [407 + 1, 64, BLOCK + 300 + 15]
 
@@ -114,7 +114,7 @@ def test_the_triton_kernel_compiles_for_a_gpu_that_is_not_here() -> None:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from server.aggregate.triton_kernels import _add_signs
+    from edgefl_server.aggregate.triton_kernels import _add_signs
 
     types = ("*i32", "i64", "i32", "*u8", "*i64", "*i64", "i64", "*i64", "constexpr")
     source = ASTSource(_add_signs, dict(zip(_add_signs.arg_names, types, strict=True)), {"WORDS": 128})
@@ -125,6 +125,6 @@ def test_the_triton_kernel_compiles_for_a_gpu_that_is_not_here() -> None:
 def test_measuring_where_nothing_can_be_measured_says_what_is_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(server.aggregate.cuda, "triton_kernels", None)
+    monkeypatch.setattr(edgefl_server.aggregate.cuda, "triton_kernels", None)
     with pytest.raises(ConfigError, match="found no triton; run it where there are both"):
         measure_signs(1000, 2)

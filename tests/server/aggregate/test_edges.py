@@ -10,11 +10,11 @@ from edgefl.wire.errors import ConfigError, UpdateRejected
 from edgefl.wire.regions import Region
 from edgefl.wire.tensors import Arrays
 from edgefl.wire.update.form import CHANGE_LIMIT, SIGNS, Codes, Form, Section, Sparse, Values
-from server.aggregate.accumulator import CpuAccumulator
-from server.aggregate.aggregator import Aggregator, Clip, accumulator, layout_of
-from server.aggregate.averaging import OverHolders
-from server.aggregate.robust import MeanRule, buffered_bytes, clip_factor
-from server.aggregate.scatter import PART, compiled, flatten
+from edgefl_server.aggregate.accumulator import CpuAccumulator
+from edgefl_server.aggregate.aggregator import Aggregator, Clip, accumulator, layout_of
+from edgefl_server.aggregate.averaging import OverHolders
+from edgefl_server.aggregate.robust import MeanRule, buffered_bytes, clip_factor
+from edgefl_server.aggregate.scatter import PART, compiled, flatten
 
 OLD: Arrays = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones(2, np.float32)}
 WHOLE: dict[str, Region] = dict.fromkeys(OLD)

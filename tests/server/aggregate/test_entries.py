@@ -11,7 +11,7 @@ from edgefl.wire.regions import Block, Entries, Region
 from edgefl.wire.tensors import Arrays
 from edgefl.wire.update.decode import read, split
 from edgefl.wire.update.form import DENSE, Codes, Form, Section, Sparse, Values
-from server.aggregate.statistics import reader
+from edgefl_server.aggregate.statistics import reader
 
 SHAPES = {"a": (3, 5), "b": (7,), "c": (), "d": (0,), "e": (4, 2)}
 REGIONS: dict[str, Region] = {

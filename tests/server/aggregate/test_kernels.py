@@ -27,11 +27,11 @@ from edgefl.wire.update.form import (
     Sparse,
     Values,
 )
-from server.aggregate import averaging
-from server.aggregate.accumulator import CpuAccumulator
-from server.aggregate.adders import Checked
-from server.aggregate.aggregator import Aggregator, layout_of
-from server.aggregate.scatter import BLOCK, LENGTH, Integers, compiled
+from edgefl_server.aggregate import averaging
+from edgefl_server.aggregate.accumulator import CpuAccumulator
+from edgefl_server.aggregate.adders import Checked
+from edgefl_server.aggregate.aggregator import Aggregator, layout_of
+from edgefl_server.aggregate.scatter import BLOCK, LENGTH, Integers, compiled
 
 OLD: Arrays = {
     "a": np.linspace(-1, 1, 37 * 11, dtype=np.float32).reshape(37, 11),

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.regions import Block, Region
 from edgefl.wire.tensors import Arrays
-from server.aggregate.aggregator import Aggregator, layout_of
-from server.aggregate.averaging import chosen, distances
-from server.aggregate.robust import BLOCK, MeanRule, unprotected
-from server.aggregate.statistics import bounds_of
+from edgefl_server.aggregate.aggregator import Aggregator, layout_of
+from edgefl_server.aggregate.averaging import chosen, distances
+from edgefl_server.aggregate.robust import BLOCK, MeanRule, unprotected
+from edgefl_server.aggregate.statistics import bounds_of
 
 RULE = MeanRule("multi_krum", 0.25)
 Row = npt.NDArray[np.float32]

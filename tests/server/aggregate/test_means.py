@@ -12,9 +12,9 @@ from numba import njit
 from edgefl.wire.regions import Region
 from edgefl.wire.tensors import Array, Arrays
 from edgefl.wire.update.form import CHANGE_LIMIT, DENSE, Codes, Form, Section, Values
-from server.aggregate.aggregator import Aggregator, layout_of
-from server.aggregate.blocks import quotient
-from server.aggregate.scatter import BLOCK
+from edgefl_server.aggregate.aggregator import Aggregator, layout_of
+from edgefl_server.aggregate.blocks import quotient
+from edgefl_server.aggregate.scatter import BLOCK
 
 OLD: Arrays = {
     "a": np.linspace(-1, 1, 3 * BLOCK + 77, dtype=np.float32),

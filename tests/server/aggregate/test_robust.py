@@ -15,7 +15,7 @@ from edgefl.wire.errors import ConfigError
 from edgefl.wire.regions import Block, Entries, Region
 from edgefl.wire.tensors import Arrays
 from edgefl.wire.update.form import DENSE, SIGNS, Codes, Form, Section, Sparse, Values
-from server.aggregate.robust import (
+from edgefl_server.aggregate.robust import (
     BLOCK,
     MEAN,
     Floats,

@@ -13,14 +13,14 @@ from edgefl.wire.limits import Limits
 from edgefl.wire.regions import Block, Entries, Region
 from edgefl.wire.tensors import Arrays
 from edgefl.wire.update.form import DENSE, VALUE_LIMIT, Codes, Form, Section, Values
-from server.active_round import active_round
-from server.aggregate.aggregator import Aggregator, Clip, layout_of
-from server.aggregate.robust import MeanRule
-from server.aggregate.statistics import bounds_of
-from server.coordinator.fleet import Assignment, Assignments
-from server.coordinator.states import OpenRound
-from server.publish.model import Model
-from server.run_spec import AggregateSpec
+from edgefl_server.active_round import active_round
+from edgefl_server.aggregate.aggregator import Aggregator, Clip, layout_of
+from edgefl_server.aggregate.robust import MeanRule
+from edgefl_server.aggregate.statistics import bounds_of
+from edgefl_server.coordinator.fleet import Assignment, Assignments
+from edgefl_server.coordinator.states import OpenRound
+from edgefl_server.publish.model import Model
+from edgefl_server.run_spec import AggregateSpec
 from tests.server.fleet import plan_for
 
 OLD: Arrays = {

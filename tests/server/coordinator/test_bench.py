@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from edgefl.wire.mqtt.messages import NO_CARRY
-from server.coordinator import states
-from server.coordinator.states import Open, OpenRound, Refuse, Rules, State, Warn
+from edgefl_server.coordinator import states
+from edgefl_server.coordinator.states import Open, OpenRound, Refuse, Rules, State, Warn
 from tests.server.aggregate.members import NAMES, RULES, accepted, back, begun, decline, left, play
 
 PLAIN = replace(RULES, whole=False, opening=0, rounds=40, min_devices=2, strikes=3, bench_rounds=4)

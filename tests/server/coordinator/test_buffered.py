@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgefl.wire.errors import UpdateRejected
-from server.coordinator import machine, states
-from server.coordinator.claims import addressed
-from server.coordinator.fleet import Assignment
-from server.coordinator.roster import TierRule
-from server.coordinator.states import (
+from edgefl_server.coordinator import machine, states
+from edgefl_server.coordinator.claims import addressed
+from edgefl_server.coordinator.fleet import Assignment
+from edgefl_server.coordinator.roster import TierRule
+from edgefl_server.coordinator.states import (
     Answered,
     Close,
     Declined,

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from edgefl.config import parse
 from edgefl.wire.errors import ConfigError
-from server.coordinator import machine, states
-from server.coordinator.collapse import Best, Rollback, best_of, collapse
-from server.coordinator.roster import TierRule
-from server.coordinator.states import DeviceHello, ModelReady, Open, Rules
+from edgefl_server.coordinator import machine, states
+from edgefl_server.coordinator.collapse import Best, Rollback, best_of, collapse
+from edgefl_server.coordinator.roster import TierRule
+from edgefl_server.coordinator.states import DeviceHello, ModelReady, Open, Rules
 
 RULE = Rollback(accuracy=0.2, loss=3.0)
 SO_FAR = Best(accuracy=0.8, loss=0.5)

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgefl.wire.errors import UpdateRejected
-from server.coordinator import claims, machine, states
-from server.coordinator.roster import TierRule, sample, share, task_nonce, task_seed, tier_of
-from server.coordinator.states import (
+from edgefl_server.coordinator import claims, machine, states
+from edgefl_server.coordinator.roster import TierRule, sample, share, task_nonce, task_seed, tier_of
+from edgefl_server.coordinator.states import (
     Abandon,
     Answered,
     Close,

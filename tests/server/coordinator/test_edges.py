@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from edgefl.wire.errors import DIVERGED, DivergedError, UpdateRejected
-from server.coordinator import attendance, claims, machine, roster, states
-from server.coordinator.roster import Device, TierRule
-from server.coordinator.states import Abandon, Close, Finish, Open, Refuse, Rules
+from edgefl_server.coordinator import attendance, claims, machine, roster, states
+from edgefl_server.coordinator.roster import Device, TierRule
+from edgefl_server.coordinator.states import Abandon, Close, Finish, Open, Refuse, Rules
 from tests.server.aggregate.members import NAMES, accepted, begun, kinds, left, play
 from tests.server.coordinator.test_coordinator import RULES, VERSION, answer, claim, hello, opened
 

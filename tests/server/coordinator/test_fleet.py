@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.coordinator.fleet import Assignment, Assignments, Devices, Status
-from server.coordinator.roster import Device
+from edgefl_server.coordinator.fleet import Assignment, Assignments, Devices, Status
+from edgefl_server.coordinator.roster import Device
 
 NAMES = st.sampled_from("abcdef")
 STATUSES = st.sampled_from(("open", "accepted", "rejected", "declined"))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from server.coordinator import machine as coordinator
-from server.coordinator import states
-from server.coordinator.roster import TierRule
-from server.coordinator.states import (
+from edgefl_server.coordinator import machine as coordinator
+from edgefl_server.coordinator import states
+from edgefl_server.coordinator.roster import TierRule
+from edgefl_server.coordinator.states import (
     Answered,
     Close,
     DeviceHello,

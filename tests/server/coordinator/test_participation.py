@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from edgefl.wire.mqtt.messages import NO_CARRY
-from server.coordinator import attendance, machine, states
-from server.coordinator.roster import TierRule
-from server.coordinator.states import Abandon, Close, Open, Refuse, SendTask, Warn
+from edgefl_server.coordinator import attendance, machine, states
+from edgefl_server.coordinator.roster import TierRule
+from edgefl_server.coordinator.states import Abandon, Close, Open, Refuse, SendTask, Warn
 from tests.server.aggregate.members import (
     NAMES,
     RULES,

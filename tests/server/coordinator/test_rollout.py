@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.coordinator import machine, rollout
-from server.coordinator.fleet import Devices
-from server.coordinator.record import Turnout
-from server.coordinator.rollout import Arm, Reports, Rollout, Trial
-from server.coordinator.roster import Device
-from server.coordinator.states import Answered, ModelReady, State, Tick, TrialCounted
+from edgefl_server.coordinator import machine, rollout
+from edgefl_server.coordinator.fleet import Devices
+from edgefl_server.coordinator.record import Turnout
+from edgefl_server.coordinator.rollout import Arm, Reports, Rollout, Trial
+from edgefl_server.coordinator.roster import Device
+from edgefl_server.coordinator.states import Answered, ModelReady, State, Tick, TrialCounted
 from tests.server.coordinator.test_selection import RULES, fleet, names
 
 RULE = Rollout(

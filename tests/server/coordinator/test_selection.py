@@ -13,11 +13,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from edgefl.wire.mqtt.conditions import LINK, POWER, THERMAL, Conditions, understood
-from server.coordinator import attendance, machine, selection, states
-from server.coordinator.eligibility import Selection, unfit
-from server.coordinator.record import Participation, Record, Turnout
-from server.coordinator.roster import TierRule, sample, share
-from server.coordinator.states import Answered, Declined, DeviceHello, ModelReady, Rules, State, Tick
+from edgefl_server.coordinator import attendance, machine, selection, states
+from edgefl_server.coordinator.eligibility import Selection, unfit
+from edgefl_server.coordinator.record import Participation, Record, Turnout
+from edgefl_server.coordinator.roster import TierRule, sample, share
+from edgefl_server.coordinator.states import Answered, Declined, DeviceHello, ModelReady, Rules, State, Tick
 
 TIERS = (TierRule("strong", ("strong-*",)), TierRule("weak", ("weak-*",)))
 RULES = Rules(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgefl.bench.dashboard.rows import SyntheticRun
-from server.events import DeviceFailed, DeviceJoined, Warned
+from edgefl_server.events import DeviceFailed, DeviceJoined, Warned
 from tests.server.dashboard.served import TOKEN, PageProcess
 
 HOSTILE = "=cmd|' calc'!A0"

@@ -14,11 +14,11 @@ import pytest
 
 from edgefl.bench.common.browser import Browser
 from edgefl.wire.limits import Limits
-from server.events import Event, Finished, Ordered, RoundClosed, RoundOpened
-from server.operations.mailbox import Mailbox
-from server.service import Service
-from server.storage.feed import Feed
-from server.storage.history import History
+from edgefl_server.events import Event, Finished, Ordered, RoundClosed, RoundOpened
+from edgefl_server.operations.mailbox import Mailbox
+from edgefl_server.service import Service
+from edgefl_server.storage.feed import Feed
+from edgefl_server.storage.history import History
 from tests.conftest import Mosquitto
 from tests.server.dashboard.served import TOKEN, PageProcess
 from tests.server.fleet import RunningServer, ScriptedDevice, plan_for, silent

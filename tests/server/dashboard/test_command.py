@@ -18,12 +18,12 @@ import pytest
 
 from edgefl.cli.federation.beside import DEFAULT, page_beside, with_place
 from edgefl.wire.errors import ConfigError, StoreError
-from server.dashboard.known.fleet import Fleet
-from server.dashboard.known.source import Folder
-from server.dashboard.web.hub import Hub
-from server.dashboard.web.serve import bind, check_token, is_loopback, parse_listen, read_token, serve
-from server.dashboard.web.start import desk_of
-from server.dashboard.web.upstream import Upstream
+from edgefl_server.dashboard.known.fleet import Fleet
+from edgefl_server.dashboard.known.source import Folder
+from edgefl_server.dashboard.web.hub import Hub
+from edgefl_server.dashboard.web.serve import bind, check_token, is_loopback, parse_listen, read_token, serve
+from edgefl_server.dashboard.web.start import desk_of
+from edgefl_server.dashboard.web.upstream import Upstream
 
 
 @pytest.fixture
@@ -230,14 +230,14 @@ def test_a_page_for_everybody_says_so(folder: Path) -> None:
 def test_the_page_alone_needs_none_of_the_servers_packages() -> None:
     script = (
         "import sys\n"
-        "import server.dashboard.web.start, server.dashboard.web.serve\n"
+        "import edgefl_server.dashboard.web.start, edgefl_server.dashboard.web.serve\n"
         "sys.argv = ['edgefl', 'dashboard', '--alerts']\n"
         "import edgefl.cli\n"
         "try:\n"
         "    edgefl.cli.main()\n"
         "except SystemExit:\n"
         "    pass\n"
-        "heavy = {'torch', 'onnx', 'numba', 'amqtt', 'psutil', 'exporters'}\n"
+        "heavy = {'torch', 'onnx', 'numba', 'amqtt', 'psutil', 'edgefl_export'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

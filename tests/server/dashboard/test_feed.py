@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from server import events
-from server.dashboard.known.tail import AnyEvent, Tail, Told, told
-from server.events import DeviceSeen, Noted, RoundClosed, UpdateAccepted
-from server.storage import feed
-from server.storage.feed import Feed
+from edgefl_server import events
+from edgefl_server.dashboard.known.tail import AnyEvent, Tail, Told, told
+from edgefl_server.events import DeviceSeen, Noted, RoundClosed, UpdateAccepted
+from edgefl_server.storage import feed
+from edgefl_server.storage.feed import Feed
 
 
 def followed(tail: Tail) -> list[Told]:

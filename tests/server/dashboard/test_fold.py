@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from edgefl.bench.dashboard.rows import FEDERATION, RUN, SyntheticRun
-from server import events
-from server.dashboard.known import fleet as fleets
-from server.dashboard.known import fold
-from server.dashboard.known.fleet import Fleet
-from server.dashboard.known.source import Folder
-from server.dashboard.shown import rows
-from server.dashboard.shown.glance import Glance, histogram
-from server.dashboard.shown.rows import View
-from server.events import (
+from edgefl_server import events
+from edgefl_server.dashboard.known import fleet as fleets
+from edgefl_server.dashboard.known import fold
+from edgefl_server.dashboard.known.fleet import Fleet
+from edgefl_server.dashboard.known.source import Folder
+from edgefl_server.dashboard.shown import rows
+from edgefl_server.dashboard.shown.glance import Glance, histogram
+from edgefl_server.dashboard.shown.rows import View
+from edgefl_server.events import (
     Declined,
     DeviceJoined,
     DeviceSeen,
@@ -25,9 +25,9 @@ from server.events import (
     RoundOpened,
     UpdateAccepted,
 )
-from server.storage.feed import Feed
-from server.storage.journal import Journal
-from server.storage.update_files import UpdateFiles
+from edgefl_server.storage.feed import Feed
+from edgefl_server.storage.journal import Journal
+from edgefl_server.storage.update_files import UpdateFiles
 
 DEVICES = ("strong-0", "strong-1", "weak-0", "weak-1")
 

@@ -12,8 +12,8 @@ from urllib.parse import SplitResult, quote, urlsplit
 
 import pytest
 
-from server.dashboard.web.hub import MOST_STREAMS
-from server.operations.mailbox import Mailbox, Pause, RollBack
+from edgefl_server.dashboard.web.hub import MOST_STREAMS
+from edgefl_server.operations.mailbox import Mailbox, Pause, RollBack
 from tests.server.dashboard.conftest import HOSTILE, MARKUP
 from tests.server.dashboard.served import PageProcess
 

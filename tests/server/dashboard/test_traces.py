@@ -6,8 +6,8 @@ import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from edgefl.wire.errors import ConfigError
-from server.dashboard.web.traces import Traces
-from server.events import RoundEnded, RoundOpened, UpdateAccepted
+from edgefl_server.dashboard.web.traces import Traces
+from edgefl_server.events import RoundEnded, RoundOpened, UpdateAccepted
 
 
 def test_a_round_is_a_trace_of_its_devices() -> None:

@@ -12,8 +12,8 @@ from edgefl.wire.keys import rotate
 from edgefl.wire.mqtt.envelope import Speaker
 from edgefl.wire.mqtt.messages import Decline, Hello, Message, Status, UpdateChunk
 from edgefl.wire.mqtt.topics import Topics
-from server.identity.door import Door
-from server.identity.registry import Registry
+from edgefl_server.identity.door import Door
+from edgefl_server.identity.registry import Registry
 from tests.wire.mqtt.speakers import speaker_in
 
 MINE = Topics("demo").device("phone")

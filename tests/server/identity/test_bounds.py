@@ -13,7 +13,7 @@ from edgefl.wire.keys import MOST_SUCCESSIONS
 from edgefl.wire.mqtt.envelope import Speaker
 from edgefl.wire.mqtt.messages import Hello, Message, Status
 from edgefl.wire.mqtt.topics import Topics
-from server.identity.registry import Registry
+from edgefl_server.identity.registry import Registry
 from tests.server.identity.lab import CHUNK, MINE, Gate, hello, rotated, topic_of
 
 

@@ -11,7 +11,7 @@ from edgefl.wire.errors import IdentityError
 from edgefl.wire.keys import rotate
 from edgefl.wire.mqtt.envelope import Speaker
 from edgefl.wire.mqtt.messages import Decline, Hello, Message, Progress, Status, encode
-from server.identity.registry import Registry
+from edgefl_server.identity.registry import Registry
 from tests.server.identity.lab import CHUNK, DECLINE, MINE, Gate, hello, topic_of
 from tests.wire.mqtt.speakers import speaker_in
 

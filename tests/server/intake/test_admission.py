@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgefl.wire.limits import Limits
-from server.coordinator import machine
-from server.coordinator.record import Participation, Record
-from server.coordinator.states import DeviceHello, DeviceLeft, State
-from server.intake.admission import Admission
+from edgefl_server.coordinator import machine
+from edgefl_server.coordinator.record import Participation, Record
+from edgefl_server.coordinator.states import DeviceHello, DeviceLeft, State
+from edgefl_server.intake.admission import Admission
 from tests.server.coordinator.test_selection import RULES
 
 LIMITS = Limits(max_devices=4, come_later_s=60)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from edgefl.wire.errors import UpdateRejected
 from edgefl.wire.mqtt.messages import UpdateChunk
-from server.intake.assembly import (
+from edgefl_server.intake.assembly import (
     MOST_DAMAGED,
     MOST_NAMED,
     PARTIAL_BYTES,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edgefl.wire.mqtt.messages import NO_CARRY, Decline
-from server.intake.admission import reason_of
+from edgefl_server.intake.admission import reason_of
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edgefl.wire.limits import Limits
-from server.intake.gate import Gate, Shares
+from edgefl_server.intake.gate import Gate, Shares
 
 
 class Watch:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from edgefl.wire.mqtt.session import Incoming
 from edgefl.wire.mqtt.topics import Topics
-from server.intake.leftovers import Leftovers
+from edgefl_server.intake.leftovers import Leftovers
 from tests.conftest import Mosquitto, SessionFactory
 from tests.server.fleet import PATIENCE_S
 from tests.wire.mqtt.events import wait_for, wait_until, wait_up

@@ -7,7 +7,7 @@ import msgspec
 from edgefl.cli.federation.lines import text_of
 from edgefl.wire.mqtt.messages import Task
 from edgefl.wire.mqtt.packets import Traffic
-from server.intake.reports import report
+from edgefl_server.intake.reports import report
 from tests.server.fleet import update_for
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgefl.wire.mqtt.messages import UpdateChunk
-from server.intake.turns import LOOK_S, PATIENCE_S, SHORTEST_SLOW_S, Turns
+from edgefl_server.intake.turns import LOOK_S, PATIENCE_S, SHORTEST_SLOW_S, Turns
 
 
 class Clock:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from server.run_spec import RunSpec
-from server.shards.hiring import Workers
-from server.shards.process import ProcessHand
+from edgefl_server.run_spec import RunSpec
+from edgefl_server.shards.hiring import Workers
+from edgefl_server.shards.process import ProcessHand
 from tests.server.fleet import plan_for
 from tests.server.killed.kill_me import LIMITS, run
 

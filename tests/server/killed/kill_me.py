@@ -11,9 +11,9 @@ import msgspec
 
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.session import Address
-from server.events import Event
-from server.run_spec import RunSpec
-from server.service import Service
+from edgefl_server.events import Event
+from edgefl_server.run_spec import RunSpec
+from edgefl_server.service import Service
 from tests.server.fleet import plan_for
 
 LIMITS = Limits(chunk_bytes=1024, reconnect_min_s=0.02, reconnect_max_s=0.1)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edgefl.wire.limits import Limits
-from server.events import RoundClosed
+from edgefl_server.events import RoundClosed
 from tests.conftest import Mosquitto
 from tests.server.fleet import RunningServer, ScriptedDevice
 from tests.server.killed.kill_me import plan_of

@@ -12,10 +12,10 @@ import pytest
 from edgefl.simulator.replay import Replay
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import Task
-from server.events import Event, Finished, Ordered, RoundClosed, RoundOpened, Started, Stopped
-from server.operations.mailbox import Drain, Mailbox, Order, Pause, Resume, RollBack, read
-from server.storage.journal import Journal
-from server.storage.update_files import UpdateFiles
+from edgefl_server.events import Event, Finished, Ordered, RoundClosed, RoundOpened, Started, Stopped
+from edgefl_server.operations.mailbox import Drain, Mailbox, Order, Pause, Resume, RollBack, read
+from edgefl_server.storage.journal import Journal
+from edgefl_server.storage.update_files import UpdateFiles
 from tests.conftest import Mosquitto
 from tests.server.fleet import WEIGHTS, RunningServer, ScriptedDevice, plan_for, silent
 from tests.server.service.served import MakeDevice

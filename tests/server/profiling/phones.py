@@ -12,7 +12,7 @@ from edgefl.wire.mqtt.messages import Hello, Status, encode
 from edgefl.wire.mqtt.profile_messages import ProfileAnswer, ProfileRequest
 from edgefl.wire.mqtt.session import Incoming, Session
 from edgefl.wire.mqtt.topics import Topics
-from server.profiling.rows import DeviceReport, FleetReport
+from edgefl_server.profiling.rows import DeviceReport, FleetReport
 from tests.server.fleet import bundle
 from tests.wire.bundle.example_profile import example_profile
 from tests.wire.mqtt.events import PATIENCE_S, wait_up

@@ -16,8 +16,8 @@ from edgefl.wire.mqtt.messages import Status, encode
 from edgefl.wire.mqtt.profile_messages import ProfileAnswer, ProfileOffer, ProfileRequest
 from edgefl.wire.mqtt.session import Address, Incoming, Session
 from edgefl.wire.mqtt.topics import Topics
-from server.profiling.fleet import FleetProfiler, Wanted
-from server.profiling.rows import FleetReport
+from edgefl_server.profiling.fleet import FleetProfiler, Wanted
+from edgefl_server.profiling.rows import FleetReport
 from tests.conftest import BrokerProcess, SessionFactory, on_both_brokers
 from tests.server.profiling.phones import WEAK, Behaviour, MakePhone, Phone, by_name, ignores, measures, takes
 from tests.wire.bundle.example_profile import example_profile

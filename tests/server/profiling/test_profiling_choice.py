@@ -11,8 +11,8 @@ import pytest
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.mqtt.messages import Hello
-from server.profiling.fleet import FleetProfiler, Wanted
-from server.profiling.rows import FleetReport, by_tier, tier_for
+from edgefl_server.profiling.fleet import FleetProfiler, Wanted
+from edgefl_server.profiling.rows import FleetReport, by_tier, tier_for
 from tests.conftest import BrokerProcess
 from tests.server.profiling.phones import STRONG, WEAK, MakePhone, by_name, measures
 from tests.wire.mqtt.events import PATIENCE_S

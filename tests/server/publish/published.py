@@ -9,19 +9,19 @@ from typing import Any
 
 import numpy as np
 
-from device_runtime.engine.onnx import OnnxEngine
-from device_runtime.round.costs import Profiler
-from device_runtime.round.graphs import Graphs
-from device_runtime.round.job import Job
 from edgefl.wire.blobs import BlobRef, describe
 from edgefl.wire.compression import unpacked
 from edgefl.wire.mqtt.messages import Offer, Round
 from edgefl.wire.mqtt.topics import Topics
 from edgefl.wire.tensors import Arrays
-from server.publish.downlink import Downlink, Part
-from server.publish.publisher import Publisher
-from server.run_spec import DownlinkSpec
-from server.storage.published import PublishedModels
+from edgefl_device.engine.onnx import OnnxEngine
+from edgefl_device.round.costs import Profiler
+from edgefl_device.round.graphs import Graphs
+from edgefl_device.round.job import Job
+from edgefl_server.publish.downlink import Downlink, Part
+from edgefl_server.publish.publisher import Publisher
+from edgefl_server.run_spec import DownlinkSpec
+from edgefl_server.storage.published import PublishedModels
 from tests.server.fleet import bundle
 
 LIMIT = 1 << 24

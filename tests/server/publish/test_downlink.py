@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from device_runtime.round.forward import record_tag
 from edgefl.wire import bits, tensors
 from edgefl.wire.errors import BundleError
 from edgefl.wire.regions import Block, Entries, Placement
-from server.publish.downlink import Part
+from edgefl_device.round.forward import record_tag
+from edgefl_server.publish.downlink import Part
 from tests.server.publish.published import NAMES, Device, Server, believed, job, model, same, units
 
 

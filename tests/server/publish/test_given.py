@@ -16,9 +16,9 @@ from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import Round, Task
 from edgefl.wire.mqtt.session import Address
 from edgefl.wire.tensors import Arrays
-from server.events import RoundClosed
-from server.run_spec import AggregateSpec, DownlinkSpec, RunSpec
-from server.service import Service
+from edgefl_server.events import RoundClosed
+from edgefl_server.run_spec import AggregateSpec, DownlinkSpec, RunSpec
+from edgefl_server.service import Service
 from tests.conftest import Mosquitto
 from tests.server.fleet import UNITS, WEIGHTS, RunningServer, ScriptedDevice, names_of, plan_for
 from tests.server.service.served import MakeDevice

@@ -14,9 +14,9 @@ from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.envelope import peek
 from edgefl.wire.mqtt.messages import ELSEWHERE, Round, decode, encode
 from edgefl.wire.mqtt.topics import Topics
-from server.publish.kept import MirrorFolder
-from server.publish.publisher import Publisher
-from server.publish.watch import Watch
+from edgefl_server.publish.kept import MirrorFolder
+from edgefl_server.publish.publisher import Publisher
+from edgefl_server.publish.watch import Watch
 from tests.server.publish.test_publisher import TOPICS, Broker
 from tests.wire.mqtt.rounds import announcement
 
@@ -222,7 +222,7 @@ class SlowBroker(Broker):
 def test_a_model_waits_for_the_broker_in_its_file_and_not_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dead: bool
 ) -> None:
-    monkeypatch.setattr("server.publish.publisher._MOST_WAITING", 3000)
+    monkeypatch.setattr("edgefl_server.publish.publisher._MOST_WAITING", 3000)
     broker = SlowBroker(dead=dead)
     publisher = Publisher(broker, Topics("demo"), 1000, kept=MirrorFolder(tmp_path))
     publisher.connected()

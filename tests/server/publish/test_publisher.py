@@ -14,8 +14,8 @@ from edgefl.wire.errors import ConfigError
 from edgefl.wire.mqtt.envelope import peek
 from edgefl.wire.mqtt.messages import Round
 from edgefl.wire.mqtt.topics import Topics
-from server.publish.publisher import Publisher, unit_blobs, version_of
-from server.publish.watch import Watch
+from edgefl_server.publish.publisher import Publisher, unit_blobs, version_of
+from edgefl_server.publish.watch import Watch
 from tests.wire.mqtt.rounds import announcement
 from tests.wire.mqtt.speakers import speaker_in
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 
 from edgefl.wire.limits import Limits
-from server.events import RoundClosed, RoundOpened
-from server.identity.registry import Registry
-from server.intake.admission import Admission
+from edgefl_server.events import RoundClosed, RoundOpened
+from edgefl_server.identity.registry import Registry
+from edgefl_server.intake.admission import Admission
 from tests.conftest import Mosquitto
 from tests.server.fleet import PATIENCE_S, RunningServer, plan_for
 from tests.server.service.served import MakeDevice

@@ -6,9 +6,9 @@ from typing import Any
 
 from edgefl.wire.mqtt.conditions import Conditions
 from edgefl.wire.mqtt.messages import Hello
-from server.coordinator.eligibility import Selection
-from server.coordinator.record import Turnout
-from server.events import DeviceFitness, DeviceJoined, RoundClosed, RoundOpened, Waiting
+from edgefl_server.coordinator.eligibility import Selection
+from edgefl_server.coordinator.record import Turnout
+from edgefl_server.events import DeviceFitness, DeviceJoined, RoundClosed, RoundOpened, Waiting
 from tests.server.fleet import PATIENCE_S, ScriptedDevice, silent
 from tests.server.service.served import MakeDevice
 

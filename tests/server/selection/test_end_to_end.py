@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from server.events import UpdateAccepted
+from edgefl_server.events import UpdateAccepted
 from tests.conftest import BrokerProcess
 from tests.e2e.inside import train
 from tests.e2e.runs import TINY

@@ -12,11 +12,11 @@ from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.client_ids import client_id
 from edgefl.wire.mqtt.messages import FAILED, Hello, Progress, UpdateChunk
 from edgefl.wire.mqtt.refusals import TEXTS
-from server import events
-from server.coordinator.roster import TierRule, described
-from server.coordinator.states import Rules
-from server.device_news import DeviceNews, objection
-from server.events import (
+from edgefl_server import events
+from edgefl_server.coordinator.roster import TierRule, described
+from edgefl_server.coordinator.states import Rules
+from edgefl_server.device_news import DeviceNews, objection
+from edgefl_server.events import (
     Awaiting,
     Declined,
     DeviceFailed,

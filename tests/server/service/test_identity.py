@@ -19,8 +19,8 @@ from edgefl.wire.mqtt.envelope import Speaker, open_message, unwrap
 from edgefl.wire.mqtt.messages import FAILED, LOST_CHUNK, Ack, Hello, Progress, Round, Task, encode
 from edgefl.wire.mqtt.session import Incoming, Session
 from edgefl.wire.mqtt.topics import Topics
-from server.events import Rejected, RoundClosed, Warned
-from server.identity.registry import Registry
+from edgefl_server.events import Rejected, RoundClosed, Warned
+from edgefl_server.identity.registry import Registry
 from tests.conftest import Mosquitto, SessionFactory
 from tests.server.fleet import (
     PATIENCE_S,

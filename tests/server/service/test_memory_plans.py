@@ -10,11 +10,11 @@ import msgspec
 import pytest
 
 from edgefl.wire.mqtt.messages import Round, Task
-from server.coordinator.roster import TierRule, tier_of
-from server.dashboard.known.fleet import Fleet, Tier
-from server.dashboard.known.source import Folder
-from server.events import REPORTED, DeviceSeen, Rejected, Warned
-from server.memory_plans import MemoryPlans, read_raised
+from edgefl_server.coordinator.roster import TierRule, tier_of
+from edgefl_server.dashboard.known.fleet import Fleet, Tier
+from edgefl_server.dashboard.known.source import Folder
+from edgefl_server.events import REPORTED, DeviceSeen, Rejected, Warned
+from edgefl_server.memory_plans import MemoryPlans, read_raised
 from tests.conftest import Mosquitto
 from tests.server.fleet import RunningServer, ScriptedDevice, plan_for, update_for
 from tests.server.service.served import MakeDevice

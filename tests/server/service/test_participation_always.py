@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.coordinator import machine
-from server.coordinator.states import Abandon, Close, Finish, ModelReady, Open, Refuse, Rules
+from edgefl_server.coordinator import machine
+from edgefl_server.coordinator.states import Abandon, Close, Finish, ModelReady, Open, Refuse, Rules
 from tests.server.aggregate.members import EVENTS, RULES, VERSION, addressed
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.session import Incoming
 from edgefl.wire.mqtt.topics import Topics
-from server.events import Online, Waiting, Warned
+from edgefl_server.events import Online, Waiting, Warned
 from tests.conftest import BrokerProcess, SessionFactory
 from tests.secure import SecureBroker
 from tests.server.fleet import RunningServer, plan_for

@@ -12,9 +12,9 @@ from edgefl.wire import tensors
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import Round, Task, encode
 from edgefl.wire.tensors import Arrays
-from server.coordinator.collapse import Rollback
-from server.events import Finished, RolledBack, RoundClosed
-from server.run_spec import RunSpec
+from edgefl_server.coordinator.collapse import Rollback
+from edgefl_server.events import Finished, RolledBack, RoundClosed
+from edgefl_server.run_spec import RunSpec
 from tests.conftest import Mosquitto
 from tests.server.fleet import RunningServer, ScriptedDevice, expected_mean, plan_for, trained, update_for
 from tests.server.service.served import MakeDevice

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from edgefl.config import parse
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.limits import Limits
-from server.active_round import active_round
-from server.coordinator import machine as coordinator
-from server.coordinator import states
-from server.coordinator.claims import weight_cap
-from server.coordinator.fleet import Assignments
-from server.coordinator.roster import TierRule
-from server.coordinator.states import DeviceHello, OpenRound, Rules
-from server.publish.model import Model
+from edgefl_server.active_round import active_round
+from edgefl_server.coordinator import machine as coordinator
+from edgefl_server.coordinator import states
+from edgefl_server.coordinator.claims import weight_cap
+from edgefl_server.coordinator.fleet import Assignments
+from edgefl_server.coordinator.roster import TierRule
+from edgefl_server.coordinator.states import DeviceHello, OpenRound, Rules
+from edgefl_server.publish.model import Model
 from tests.server.fleet import plan_for
 
 RULES = Rules("run", 0, 1, (TierRule("strong", ("*",)),), min_devices=2)

@@ -14,8 +14,8 @@ from edgefl.wire import tensors
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import Progress, Round, Status, Task, encode
 from edgefl.wire.mqtt.packets import Traffic
-from server.events import DeviceSeen, Finished, Rejected, RoundClosed, RoundOpened, Waiting
-from server.service import Service
+from edgefl_server.events import DeviceSeen, Finished, Rejected, RoundClosed, RoundOpened, Waiting
+from edgefl_server.service import Service
 from tests.conftest import Mosquitto
 from tests.server.fleet import (
     PATIENCE_S,

@@ -14,7 +14,16 @@ from edgefl.wire import tensors
 from edgefl.wire.errors import DivergedError, ParticipationError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import NO_CARRY, Decline, Round, Task
-from server.events import Declined, Finished, Refused, Rejected, RoundClosed, RoundOpened, Waiting, Warned
+from edgefl_server.events import (
+    Declined,
+    Finished,
+    Refused,
+    Rejected,
+    RoundClosed,
+    RoundOpened,
+    Waiting,
+    Warned,
+)
 from tests.conftest import Mosquitto
 from tests.server.fleet import (
     PATIENCE_S,

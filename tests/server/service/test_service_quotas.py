@@ -17,10 +17,10 @@ from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import Ack, Hello, Message, Progress, Status, Task, UpdateChunk, encode
 from edgefl.wire.mqtt.session import Address, Incoming
 from edgefl.wire.mqtt.topics import Topics
-from server.coordinator import roster
-from server.coordinator.states import Tick
-from server.events import DeviceLost, DeviceSeen, Event, Limited, Rejected, RoundClosed, Warned
-from server.service import Service
+from edgefl_server.coordinator import roster
+from edgefl_server.coordinator.states import Tick
+from edgefl_server.events import DeviceLost, DeviceSeen, Event, Limited, Rejected, RoundClosed, Warned
+from edgefl_server.service import Service
 from tests.server.fleet import PATIENCE_S, ScriptedDevice, chunks_of, plan_for, trained, update_for
 from tests.server.service.served import MakeDevice
 from tests.wire.mqtt.speakers import speaker_in

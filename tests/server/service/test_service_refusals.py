@@ -18,11 +18,11 @@ from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import Status, Task, UpdateChunk, encode
 from edgefl.wire.mqtt.session import Address
 from edgefl.wire.update.form import DENSE, Form
-from server.events import Rejected, RoundClosed
-from server.publish.downlink import check_counting
-from server.run_spec import DownlinkSpec, RunSpec
-from server.service import Service
-from server.storage.update_rows import MOST_REJECTED
+from edgefl_server.events import Rejected, RoundClosed
+from edgefl_server.publish.downlink import check_counting
+from edgefl_server.run_spec import DownlinkSpec, RunSpec
+from edgefl_server.service import Service
+from edgefl_server.storage.update_rows import MOST_REJECTED
 from tests.server.fleet import (
     PATIENCE_S,
     WEIGHTS,

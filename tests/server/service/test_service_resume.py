@@ -14,8 +14,8 @@ from edgefl.wire import tensors
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import encode
-from server.events import Finished, Offline, Online, RoundClosed, RoundOpened, Started
-from server.service import Service
+from edgefl_server.events import Finished, Offline, Online, RoundClosed, RoundOpened, Started
+from edgefl_server.service import Service
 from tests.conftest import Mosquitto
 from tests.server.fleet import (
     PATIENCE_S,

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from edgefl.wire.mqtt.messages import NO_CARRY
 from edgefl.wire.mqtt.packets import Traffic
-from server.coordinator import fleet, machine, states
-from server.coordinator.states import Abandon, Close, ModelReady, Open, Rules, State
-from server.storage.journal import Journal, Run
-from server.storage.round_rows import MethodProgress
-from server.storage.update_files import UpdateFiles
-from server.storage.update_rows import AcceptedUpdate
+from edgefl_server.coordinator import fleet, machine, states
+from edgefl_server.coordinator.states import Abandon, Close, ModelReady, Open, Rules, State
+from edgefl_server.storage.journal import Journal, Run
+from edgefl_server.storage.round_rows import MethodProgress
+from edgefl_server.storage.update_files import UpdateFiles
+from edgefl_server.storage.update_rows import AcceptedUpdate
 from tests.server.aggregate.members import EVENTS, NAMES, RULES, VERSION, addressed, decline, hello
 
 

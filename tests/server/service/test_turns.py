@@ -13,8 +13,8 @@ import numpy as np
 from edgefl.wire import tensors
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import Task, encode
-from server.events import Finished, RoundClosed
-from server.intake.assembly import LEAST_PIECE
+from edgefl_server.events import Finished, RoundClosed
+from edgefl_server.intake.assembly import LEAST_PIECE
 from tests.conftest import Mosquitto
 from tests.server.fleet import (
     PATIENCE_S,

@@ -11,9 +11,9 @@ import pytest
 
 from edgefl.wire import tensors
 from edgefl.wire.errors import StoreError
-from server.events import Rejected, RoundClosed, Warned
-from server.storage.journal import Journal
-from server.storage.update_rows import AcceptedUpdate
+from edgefl_server.events import Rejected, RoundClosed, Warned
+from edgefl_server.storage.journal import Journal
+from edgefl_server.storage.update_rows import AcceptedUpdate
 from tests.server.fleet import PATIENCE_S, WEIGHTS, expected_mean, silent
 from tests.server.service.served import MakeDevice
 

@@ -15,7 +15,7 @@ from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import Round, Task
 from edgefl.wire.tensors import Arrays
 from edgefl.wire.update.form import SIGNS, Codes, Form, Section
-from server.events import RoundClosed
+from edgefl_server.events import RoundClosed
 from tests.conftest import Mosquitto
 from tests.server.fleet import WEIGHTS, RunningServer, ScriptedDevice, names_of, plan_for, trained
 from tests.server.service.served import MakeDevice

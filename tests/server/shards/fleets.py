@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from edgefl.wire.limits import Limits
-from server.shards.crew import Hand, Hire
-from server.shards.hiring import Workers
-from server.shards.messages import News, Told
-from server.shards.process import ProcessHand
+from edgefl_server.shards.crew import Hand, Hire
+from edgefl_server.shards.hiring import Workers
+from edgefl_server.shards.messages import News, Told
+from edgefl_server.shards.process import ProcessHand
 from tests.server.fleet import RunningServer, plan_for
 from tests.server.forked import forked_hand
 

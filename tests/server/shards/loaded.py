@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from server.aggregate.aggregator import Aggregator, layout_of
-from server.shards import process
+from edgefl_server.aggregate.aggregator import Aggregator, layout_of
+from edgefl_server.shards import process
 
 assert process  # all that a worker imports
 _WEIGHTS = {"any": np.zeros(1, np.float32)}

@@ -14,16 +14,16 @@ import pytest
 from edgefl.wire.errors import StoreError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address
-from server import events
-from server.coordinator.machine import initial
-from server.coordinator.states import Outage, Rules
-from server.reception import Tellers
-from server.shards import process
-from server.shards.crew import Around, Crew
-from server.shards.messages import Died, FromWorker, Know, News, Order, Ready, Told, Troubled
-from server.shards.process import ProcessHand
-from server.storage.journal import Journal
-from server.storage.update_files import UpdateFiles
+from edgefl_server import events
+from edgefl_server.coordinator.machine import initial
+from edgefl_server.coordinator.states import Outage, Rules
+from edgefl_server.reception import Tellers
+from edgefl_server.shards import process
+from edgefl_server.shards.crew import Around, Crew
+from edgefl_server.shards.messages import Died, FromWorker, Know, News, Order, Ready, Told, Troubled
+from edgefl_server.shards.process import ProcessHand
+from edgefl_server.storage.journal import Journal
+from edgefl_server.storage.update_files import UpdateFiles
 
 WORKERS = 2
 

@@ -24,14 +24,14 @@ from edgefl.wire.keys import FOREVER, KeyPair
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.envelope import Sequence, Speaker, bare
 from edgefl.wire.mqtt.messages import UpdateChunk, encode
-from server.aggregate.robust import MeanRule
-from server.events import Noted, Rejected, RoundClosed, RoundOpened, UpdateAccepted, Warned
-from server.identity.registry import DeviceKey, Registry
-from server.shards.crew import Hand
-from server.shards.hiring import Workers
-from server.shards.messages import News, Summed, Told, Took
-from server.shards.slots import shard_of
-from server.shards.worker import KeyRing, Stranger
+from edgefl_server.aggregate.robust import MeanRule
+from edgefl_server.events import Noted, Rejected, RoundClosed, RoundOpened, UpdateAccepted, Warned
+from edgefl_server.identity.registry import DeviceKey, Registry
+from edgefl_server.shards.crew import Hand
+from edgefl_server.shards.hiring import Workers
+from edgefl_server.shards.messages import News, Summed, Told, Took
+from edgefl_server.shards.slots import shard_of
+from edgefl_server.shards.worker import KeyRing, Stranger
 from tests.conftest import Mosquitto
 from tests.e2e.tap import Direction, Tap
 from tests.server.fleet import (

@@ -13,11 +13,11 @@ import pytest
 from edgefl.wire.errors import StoreError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.topics import Topics
-from server.events import RoundClosed, UpdateAccepted, Warned
-from server.shards.process import ProcessHand
-from server.shards.slots import worker_of
-from server.storage.places import place_of, store_at
-from server.storage.update_files import UpdateFiles
+from edgefl_server.events import RoundClosed, UpdateAccepted, Warned
+from edgefl_server.shards.process import ProcessHand
+from edgefl_server.shards.slots import worker_of
+from edgefl_server.storage.places import place_of, store_at
+from edgefl_server.storage.update_files import UpdateFiles
 from tests.conftest import Mosquitto
 from tests.server.fleet import ScriptedDevice
 from tests.server.shards.buckets import Bucket

@@ -13,10 +13,10 @@ import pytest
 from edgefl.wire.errors import StoreError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import Round, Task
-from server.dashboard.known.source import Folder
-from server.events import RoundClosed, RoundOpened, UpdateAccepted, Warned
-from server.storage.journal import Journal
-from server.storage.update_files import UpdateFiles
+from edgefl_server.dashboard.known.source import Folder
+from edgefl_server.events import RoundClosed, RoundOpened, UpdateAccepted, Warned
+from edgefl_server.storage.journal import Journal
+from edgefl_server.storage.update_files import UpdateFiles
 from tests.conftest import Mosquitto
 from tests.server.fleet import PATIENCE_S, RunningServer, ScriptedDevice, plan_for
 from tests.server.shards.databases import Postgres

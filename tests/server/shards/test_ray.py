@@ -14,12 +14,12 @@ import pytest
 from edgefl.config.serving import ServerTable
 from edgefl.wire.errors import ConfigError, StoreError
 from edgefl.wire.limits import Limits
-from server.events import RoundClosed, UpdateAccepted, Warned
-from server.shards import actors
-from server.shards.actors import Actor, ActorHand, Actors
-from server.shards.hiring import workers_of
-from server.shards.messages import Died, News
-from server.shards.slots import worker_of
+from edgefl_server.events import RoundClosed, UpdateAccepted, Warned
+from edgefl_server.shards import actors
+from edgefl_server.shards.actors import Actor, ActorHand, Actors
+from edgefl_server.shards.hiring import workers_of
+from edgefl_server.shards.messages import Died, News
+from edgefl_server.shards.slots import worker_of
 from tests.conftest import Mosquitto
 from tests.server.fleet import ScriptedDevice
 from tests.server.shards.fleets import NAMES, model_of, started

@@ -16,10 +16,10 @@ import pytest
 
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import Round, Task
-from server.events import RoundClosed, RoundOpened, UpdateAccepted, Warned
-from server.shards.messages import Summed, Took
-from server.shards.process import ProcessHand
-from server.shards.slots import SHARDS, shard_of, shards_of, worker_of
+from edgefl_server.events import RoundClosed, RoundOpened, UpdateAccepted, Warned
+from edgefl_server.shards.messages import Summed, Took
+from edgefl_server.shards.process import ProcessHand
+from edgefl_server.shards.slots import SHARDS, shard_of, shards_of, worker_of
 from tests.conftest import Mosquitto
 from tests.server.fleet import (
     PATIENCE_S,
@@ -152,9 +152,9 @@ import sys, time
 from pathlib import Path
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address
-from server.coordinator.states import Rules
-from server.shards.process import ProcessHand
-from server.shards.messages import Told
+from edgefl_server.coordinator.states import Rules
+from edgefl_server.shards.process import ProcessHand
+from edgefl_server.shards.messages import Told
 out = Path(sys.argv[1])
 rules = Rules(run="r", seed=0, rounds=1, tiers=())
 told = Told(0, 2, "demo", rules, Limits(), Address("127.0.0.1", 1), f"sqlite:///{out}/j.sqlite", str(out), False)

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from edgefl.wire.errors import DataError
-from server import events
-from server.storage.audit import MOST_REJECTED, NAME, Audit, verify
-from server.storage.history import History
+from edgefl_server import events
+from edgefl_server.storage.audit import MOST_REJECTED, NAME, Audit, verify
+from edgefl_server.storage.history import History
 
 DEVICES = ("a", "b")
 

@@ -14,15 +14,15 @@ from edgefl.wire.mqtt.conditions import Conditions
 from edgefl.wire.mqtt.messages import Hello, encode
 from edgefl.wire.mqtt.packets import Traffic
 from edgefl.wire.mqtt.topics import NO_SHARD
-from server.coordinator.fleet import Assignment, Assignments
-from server.coordinator.record import Participation, Turnout
-from server.coordinator.roster import Device
-from server.coordinator.states import OpenRound
-from server.storage import tables, update_files
-from server.storage.journal import Journal, Run
-from server.storage.round_rows import RoundOver
-from server.storage.update_files import UpdateFiles
-from server.storage.update_rows import AcceptedUpdate
+from edgefl_server.coordinator.fleet import Assignment, Assignments
+from edgefl_server.coordinator.record import Participation, Turnout
+from edgefl_server.coordinator.roster import Device
+from edgefl_server.coordinator.states import OpenRound
+from edgefl_server.storage import tables, update_files
+from edgefl_server.storage.journal import Journal, Run
+from edgefl_server.storage.round_rows import RoundOver
+from edgefl_server.storage.update_files import UpdateFiles
+from edgefl_server.storage.update_rows import AcceptedUpdate
 
 RUN = Run("run", "digest", 1)
 ASSIGNMENTS = {

@@ -14,7 +14,7 @@ from edgefl.contract.server import MEAN, ServerOpt
 from edgefl.contract.tensors import Tensors
 from edgefl.wire.errors import StepError
 from edgefl.wire.regions import Block, Placement
-from server.run_spec import ExchangeSpec, RunSpec, TierSpec
+from edgefl_server.run_spec import ExchangeSpec, RunSpec, TierSpec
 from tests.server.fleet import bundle
 
 WEIGHTS = {

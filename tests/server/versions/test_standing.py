@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgefl.wire.mqtt.packets import Traffic
-from server.coordinator import fleet, machine, states
-from server.coordinator.fleet import Assignments
-from server.coordinator.states import Answered, Close, Declined, ModelReady, Open, Reassign
-from server.storage.journal import Journal, Run
-from server.storage.places import store_at
-from server.storage.update_rows import AcceptedUpdate
+from edgefl_server.coordinator import fleet, machine, states
+from edgefl_server.coordinator.fleet import Assignments
+from edgefl_server.coordinator.states import Answered, Close, Declined, ModelReady, Open, Reassign
+from edgefl_server.storage.journal import Journal, Run
+from edgefl_server.storage.places import store_at
+from edgefl_server.storage.update_rows import AcceptedUpdate
 from tests.server.coordinator.test_buffered import EVENTS, RULES, declining
 
 

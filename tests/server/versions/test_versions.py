@@ -18,10 +18,10 @@ from edgefl.wire.errors import ConfigError, StoreError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import Ack, Round, Task
 from edgefl.wire.tensors import Arrays
-from server.events import RoundClosed
-from server.run_spec import DownlinkSpec, RunSpec
-from server.storage.journal import Journal
-from server.storage.places import store_at
+from edgefl_server.events import RoundClosed
+from edgefl_server.run_spec import DownlinkSpec, RunSpec
+from edgefl_server.storage.journal import Journal
+from edgefl_server.storage.places import store_at
 from tests.conftest import Mosquitto
 from tests.server.fleet import (
     PATIENCE_S,

@@ -10,9 +10,9 @@ import pytest
 
 from edgefl.wire import errors
 from edgefl.wire.errors import ConfigError, EdgeflError, IdentityError, StoreError
-from server.patience import CannotGoOn
-from server.workshop.line import Line, LineEnded
-from server.workshop.messages import Failed, Move, WorkFailed, portable
+from edgefl_server.patience import CannotGoOn
+from edgefl_server.workshop.line import Line, LineEnded
+from edgefl_server.workshop.messages import Failed, Move, WorkFailed, portable
 
 
 @pytest.fixture

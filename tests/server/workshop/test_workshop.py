@@ -20,12 +20,12 @@ from edgefl.contract.server import MEAN
 from edgefl.setup.data import open_data
 from edgefl.wire.errors import ConfigError, StepError, WorkshopError
 from edgefl.wire.regions import Entries, Placement
-from server.compose import compose
-from server.events import Compiled, Event, Exporting, Warned
-from server.run_spec import RunSpec, Steady
-from server.workshop import process
-from server.workshop.messages import Compose, Judge
-from server.workshop.workshop import Workshop
+from edgefl_server.compose import compose
+from edgefl_server.events import Compiled, Event, Exporting, Warned
+from edgefl_server.run_spec import RunSpec, Steady
+from edgefl_server.workshop import process
+from edgefl_server.workshop.messages import Compose, Judge
+from edgefl_server.workshop.workshop import Workshop
 from tests.server.workshop.processes import gone, wait_until_gone
 from tests.server.workshop.runs import TABLES, alike, federation, moved
 
@@ -193,7 +193,10 @@ def test_a_workshop_that_nobody_needs_ends() -> None:
 
 @pytest.mark.slow
 def test_a_workshop_ends_with_a_server_that_is_killed() -> None:
-    code = "from server.workshop.process import Process\nprint(Process().pid, flush=True)\nimport time\ntime.sleep(600)"
+    code = (
+        "from edgefl_server.workshop.process import Process\n"
+        "print(Process().pid, flush=True)\nimport time\ntime.sleep(600)"
+    )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as server:
         assert server.stdout is not None
         pid = int(server.stdout.readline())

@@ -13,7 +13,7 @@ from edgefl.wire.errors import BrokerError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address, read_secret
 from edgefl.wire.mqtt.session import Session
-from server.access.certificates import LabAuthority
+from edgefl_server.access.certificates import LabAuthority
 from tests.wire.texts import LETTERS
 
 

@@ -16,8 +16,8 @@ import pytest
 
 from edgefl.wire.mqtt.address import Address
 from edgefl.wire.mqtt.session import Down, Incoming, Refused
-from server.access.certificates import LabAuthority
-from server.lab_broker import _hashed
+from edgefl_server.access.certificates import LabAuthority
+from edgefl_server.lab_broker import _hashed
 from tests import needs
 from tests.conftest import Amqtt, BrokerProcess, Mosquitto, SessionFactory
 from tests.secure import SecureBroker

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from device_runtime.round import work
 from edgefl.wire.bundle.manifest import Manifest, decode_manifest
+from edgefl_device.round import work
 
 
 def plant() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from device_runtime.round.desk import RoundDesk
+from edgefl_device.round.desk import RoundDesk
 
 
 def plant() -> None:

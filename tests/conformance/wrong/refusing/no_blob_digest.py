@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from device_runtime.link import fetch
+from edgefl_device.link import fetch
 
 
 def plant() -> None:

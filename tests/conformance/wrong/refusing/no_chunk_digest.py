@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from device_runtime.link import fetch
 from edgefl.wire.blobs import BlobRef
+from edgefl_device.link import fetch
 
 
 def plant() -> None:

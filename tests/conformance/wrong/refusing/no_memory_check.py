@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from device_runtime.round.work import Work
+from edgefl_device.round.work import Work
 
 
 def plant() -> None:

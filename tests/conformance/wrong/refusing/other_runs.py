@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from device_runtime.round.job import Job
+from edgefl_device.round.job import Job
 
 _of = Job.of
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from device_runtime.round import desk
 from edgefl.wire.mqtt.messages import Decline
+from edgefl_device.round import desk
 
 
 def plant() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from device_runtime.round import desk
 from edgefl.wire.errors import RoundDeclined
+from edgefl_device.round import desk
 
 _decline = desk.RoundDesk._decline
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from device_runtime.link.outbox import Outbox
 from edgefl.wire.mqtt.messages import Ack
+from edgefl_device.link.outbox import Outbox
 
 
 def plant() -> None:

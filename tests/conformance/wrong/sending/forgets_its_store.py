@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from device_runtime.store.database import Store
+from edgefl_device.store.database import Store
 
 _init = Store.__init__
 

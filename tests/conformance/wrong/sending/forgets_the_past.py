@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from device_runtime.store.database import Store
+from edgefl_device.store.database import Store
 
 
 def plant() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from device_runtime.agent import Agent
 from edgefl.wire.mqtt.messages import Message, Status
+from edgefl_device.agent import Agent
 
 _publish = Agent._publish
 

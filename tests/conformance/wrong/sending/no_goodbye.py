@@ -6,7 +6,7 @@ import os
 import signal
 from typing import Any
 
-from device_runtime.agent import Agent
+from edgefl_device.agent import Agent
 
 
 def plant() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from device_runtime import agent
 from edgefl.wire.mqtt.session import Session
+from edgefl_device import agent
 
 
 def plant() -> None:

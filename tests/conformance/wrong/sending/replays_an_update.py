@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 
-from device_runtime.link.outbox import Outbox
-from device_runtime.store.database import Outgoing
 from edgefl.wire.blobs import split
+from edgefl_device.link.outbox import Outbox
+from edgefl_device.store.database import Outgoing
 
 _settle, _again = Outbox._send_until_settled, Outbox.send_again
 _last: dict[int, Outgoing] = {}

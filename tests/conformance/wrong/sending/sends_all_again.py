@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from device_runtime.link.outbox import Outbox
-from device_runtime.store.database import Outgoing
+from edgefl_device.link.outbox import Outbox
+from edgefl_device.store.database import Outgoing
 
 _send = Outbox._send
 

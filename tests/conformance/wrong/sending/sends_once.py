@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from device_runtime.link.outbox import Outbox
+from edgefl_device.link.outbox import Outbox
 
 
 def plant() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from device_runtime.data.samples import FittedData
+from edgefl_device.data.samples import FittedData
 
 
 def plant() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from device_runtime.data.samples import Batches
 from edgefl.wire.tensors import Array
+from edgefl_device.data.samples import Batches
 
 _order = Batches._order
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from device_runtime.round import work
-from device_runtime.round.resume import TakenUp
+from edgefl_device.round import work
+from edgefl_device.round.resume import TakenUp
 
 
 def plant() -> None:

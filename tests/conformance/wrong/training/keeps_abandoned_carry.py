@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from device_runtime.round import desk
-from device_runtime.round.job import Job
+from edgefl_device.round import desk
+from edgefl_device.round.job import Job
 
 _of = Job.of
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from device_runtime.data.samples import Pass
 from edgefl.wire.tensors import Array
+from edgefl_device.data.samples import Pass
 
 
 def plant() -> None:

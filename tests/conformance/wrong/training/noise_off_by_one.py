@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from device_runtime.data import samples
 from edgefl.wire.tensors import Array
+from edgefl_device.data import samples
 
 _noise = samples.noise
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from device_runtime.store.checkpoint_rows import Checkpoint
-from device_runtime.store.database import Store
+from edgefl_device.store.checkpoint_rows import Checkpoint
+from edgefl_device.store.database import Store
 
 _checkpoint = Store.checkpoint
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from device_runtime.round import runner
 from edgefl.wire.bundle.manifest import Manifest
+from edgefl_device.round import runner
 
 
 def plant() -> None:

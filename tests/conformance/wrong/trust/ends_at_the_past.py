@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 
-from device_runtime.link.identity import ServerTrust
 from edgefl.wire.errors import IdentityError
 from edgefl.wire.mqtt.envelope import Envelope
 from edgefl.wire.mqtt.messages import Message
+from edgefl_device.link.identity import ServerTrust
 
 _in_order = ServerTrust._in_order
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from device_runtime.store.database import Store
+from edgefl_device.store.database import Store
 
 _fact = Store.fact
 

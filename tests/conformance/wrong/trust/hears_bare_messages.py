@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from device_runtime.link.identity import ServerTrust
 from edgefl.wire.mqtt.messages import AnyMessage, decode
+from edgefl_device.link.identity import ServerTrust
 
 
 def plant() -> None:

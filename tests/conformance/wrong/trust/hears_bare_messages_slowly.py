@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from device_runtime.round.runner import RoundRunner
+from edgefl_device.round.runner import RoundRunner
 from tests.conformance.wrong.trust import hears_bare_messages
 
 _SLOW_S = 1.5

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from device_runtime.link.identity import ServerTrust
 from edgefl.wire.mqtt.envelope import Envelope
 from edgefl.wire.mqtt.messages import Message
+from edgefl_device.link.identity import ServerTrust
 
 
 def plant() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from device_runtime.link.identity import ServerTrust
+from edgefl_device.link.identity import ServerTrust
 
 
 def plant() -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from device_runtime.link import identity
 from edgefl.wire.mqtt.envelope import Envelope
 from edgefl.wire.mqtt.messages import AnyMessage, decode
+from edgefl_device.link import identity
 
 
 def plant() -> None:

@@ -1,0 +1,94 @@
+"""Samples that lie in files as arrays: npz, npy and idx; and those that a function gives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from edgefl.wire.array_files import native, read_idx, read_npz, unreadable
+from edgefl.wire.errors import DataError
+from edgefl.wire.tensors import Array
+from edgefl_device.config import Policy, Source
+from edgefl_device.data.samples import LocalData
+
+
+def load(path: Path, policy: Policy) -> LocalData | None:
+    """Samples and labels at ``path``: an npz with x and y, a folder of x.npy and y.npy, or a folder with a pair of idx
+    files, which stay on the disk where they can. None if there is none of these, DataError for damaged ones."""
+    if path.suffix.lower() == ".npz":
+        return archive(path, policy)
+    if (path / "x.npy").is_file():
+        if not (path / "y.npy").is_file():
+            raise DataError(
+                f"{path} has x.npy and no y.npy: save the labels of the samples there", path=str(path)
+            )
+        arrays = {file.stem: _mapped(file) for file in sorted(path.glob("*.npy"))}
+        return LocalData(arrays.pop("x"), np.asarray(arrays.pop("y")), str(path), arrays, policy)
+    if path.is_dir() and (images := _idx_file(path, "images-idx3-ubyte")):
+        labels = _idx_file(path, "labels-idx1-ubyte")
+        if labels is None:
+            raise DataError(f"{path} has {images.name} but no labels-idx1-ubyte file beside it")
+        return LocalData(read_idx(images), read_idx(labels), str(path), policy=policy)
+    return None
+
+
+def _mapped(file: Path) -> Array:
+    """Return the array of an npy, which stays on the disk unless its bytes are in another machine's order."""
+    try:
+        return native(np.load(file, mmap_mode="r"))
+    except ValueError as error:
+        raise DataError(
+            f"{file} cannot be read as training data: {unreadable(error, '')}", path=str(file)
+        ) from error
+
+
+def given(source: Source, policy: Policy) -> LocalData:
+    """What a function gives, called once; DataError for what is no samples and labels."""
+    name = getattr(source, "__name__", type(source).__name__)
+    found = source()
+    parts: list[object] = []
+    others: dict[str, object] = {}
+    if isinstance(found, Mapping):
+        others = dict(found)
+        parts = [others.pop(key, None) for key in ("x", "y")]
+    elif isinstance(found, tuple) and (
+        len(found) == 2 or (len(found) == 3 and isinstance(found[2], Mapping))
+    ):
+        parts = list(found[:2])
+        others = dict(*found[2:])
+    if len(parts) != 2 or any(part is None for part in parts):
+        raise DataError(
+            f"{name}() gives {type(found).__name__}: it has to give (x, y), (x, y, others) or a mapping with x and y, where "
+            "others are the inputs beside x by name"
+        )
+    x, y = (_array(part, key, name) for part, key in zip(parts, ("x", "y"), strict=True))
+    return LocalData(
+        x, y, f"{name}()", {key: _array(each, key, name) for key, each in others.items()}, policy
+    )
+
+
+def _array(part: object, key: str, name: str) -> Array:
+    try:
+        return native(np.asarray(part))
+    except ValueError as error:  # lists of unequal lengths
+        raise DataError(f"{name}() gives {key} that is no array: {error}") from error
+
+
+def archive(path: Path, policy: Policy = "refuse") -> LocalData:
+    """The arrays of an npz, not looked at. DataError for what is none."""
+    found = read_npz(path, "write one with numpy.savez(file, x=samples, y=labels)")
+    if missing := {"x", "y"} - found.keys():
+        raise DataError(
+            f"{path} has no array {' and no array '.join(sorted(missing))}; it has {', '.join(found) or 'none'}: "
+            "samples are called x, their labels y",
+            path=str(path),
+        )
+    return LocalData(found.pop("x"), found.pop("y"), str(path), found, policy)
+
+
+def _idx_file(folder: Path, ending: str) -> Path | None:
+    """The training file of that kind, else the only one there is."""
+    files = sorted(file for file in folder.iterdir() if ending in file.name)
+    return next((file for file in files if file.name.startswith("train")), files[0] if files else None)

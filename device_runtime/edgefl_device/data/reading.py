@@ -1,0 +1,125 @@
+"""What all readers share: what is read for which model, labels, and files that are decoded when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from edgefl.wire.bundle.manifest import DataSpec
+from edgefl.wire.bundle.readers import Reader
+from edgefl.wire.errors import DataError
+from edgefl.wire.records.values import BadRow, class_number, finite, listed
+from edgefl.wire.tensors import Array
+from edgefl_device.data.problems import Problems
+from edgefl_device.data.rows import DecodedRows, Parts, Rows
+from edgefl_device.data.samples import LabelSpec
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file, and the class folder that it is in ("" outside one)."""
+
+    path: Path
+    folder: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """What was read: as many rows of each."""
+
+    x: Rows
+    y: Array
+    others: Mapping[str, Array] = field(default_factory=dict)
+
+
+@dataclass
+class Reading:
+    """Files at ``source`` on their way to samples of ``spec`` and labels of ``label``, read as ``reader`` says."""
+
+    source: str
+    spec: DataSpec
+    label: LabelSpec
+    parts: Parts
+    problems: Problems
+    reader: Reader | None = None
+
+    def check_shape(self, *shapes: tuple[int, ...]) -> None:
+        """DataError unless the model takes samples of one of these shapes, the only ones that the reader makes."""
+        if self.spec.shape not in shapes:
+            raise DataError(
+                f"the bundle's model takes samples of shape {self.spec.shape}, and its reader makes "
+                f"{' or '.join(map(str, shapes))}: the federation's `reader` does not go with its data",
+                found=shapes,
+                expected=self.spec.shape,
+            )
+
+    def number(self, value: object) -> float:
+        """A label as it stands in a file, as a class number or, where labels are floats, as a number. BadRow if it is
+        none."""
+        if value is None or value == "":
+            raise BadRow("the label is empty")
+        if self.label.floats:
+            return finite(value, "the label", self.label.dtype)
+        return class_number(value, self.spec.names, self.spec.classes)
+
+    def is_label(self, text: str) -> bool:
+        """Return True if ``text`` is a label as :meth:`number` reads it."""
+        try:
+            self.number(text)
+        except BadRow:
+            return False
+        return True
+
+    def by_folder(self, entries: Sequence[Entry]) -> list[tuple[Entry, int]]:
+        """The files with the class numbers of their folders. DataError for files outside of one."""
+        if self.label.shape or self.label.floats:
+            raise DataError(
+                f"{self.source}: a folder gives its files one class, the model takes labels {self.label.dtype} "
+                f"{self.label.shape} of each sample: give arrays (.npz)"
+            )
+        if outside := [each.path.name for each in entries if not each.folder]:
+            raise DataError(
+                f"{self.source} has {len(outside)} files that are in no folder, such as {outside[0]}: put the files of each "
+                f"class in a folder that is called as the class is ({listed(self.spec.names) or 'its number'})"
+            )
+        numbers: dict[str, int | None] = {}
+        for folder in dict.fromkeys(each.folder for each in entries):
+            try:
+                numbers[folder] = class_number(folder, self.spec.names, self.spec.classes)
+            except BadRow as bad:
+                count = sum(each.folder == folder for each in entries)
+                self.problems.add(f"{self.source}/{folder}", str(bad), rows=count)
+        labelled = ((each, numbers.get(each.folder)) for each in entries)
+        return [(each, number) for each, number in labelled if number is not None]
+
+    def decoded(
+        self,
+        entries: Sequence[tuple[Entry, int]],
+        decode: Callable[[Path], Array],
+        then: Callable[[Array], Array] = np.asarray,
+    ) -> Samples:
+        """A sample for each file, decoded again whenever it is asked for: memory holds a batch of them. Each is decoded once
+        now, so that a broken one is known before a round begins. ``then`` makes a sample of what a file holds."""
+        good: list[tuple[Path, int]] = []
+        for entry, number in entries:
+            try:
+                decode(entry.path)
+            except BadRow as bad:
+                self.problems.add(str(entry.path), str(bad))
+            else:
+                good.append((entry.path, number))
+
+        def again(path: Path) -> Array:
+            try:
+                return then(decode(path))
+            except BadRow as bad:
+                raise DataError(
+                    f"{path} {bad}; it could be read before: start the device again, which then reads its files anew",
+                    path=str(path),
+                ) from bad
+
+        rows = DecodedRows([path for path, _ in good], again)
+        return Samples(rows, np.array([number for _, number in good], np.int64))

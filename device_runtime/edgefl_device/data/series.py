@@ -1,0 +1,99 @@
+"""Windows over sensor series: each file is a recording, its rows are in the order of time."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+
+import numpy as np
+
+from edgefl.wire.bundle.readers import Series
+from edgefl.wire.errors import DataError
+from edgefl.wire.records.files import Checks, field, numbers, records, scaled
+from edgefl.wire.records.values import BadRow, is_number
+from edgefl.wire.tensors import Array
+from edgefl_device.data.reading import Entry, Reading, Samples
+from edgefl_device.data.rows import DecodedRows
+from edgefl_device.data.spool import Spool, released
+from edgefl_device.data.tables import TOGETHER
+
+
+def read(reading: Reading, entries: tuple[Entry, ...]) -> Samples:
+    """No window has a bad row in it, and none lies in two recordings. Recordings are kept once, on the disk where they are
+    long, and windows are cut out when they are asked for."""
+    reader = reading.reader
+    assert isinstance(reader, Series)
+    width, window = len(reader.columns), reader.window
+    reading.check_shape((window, width) if reader.channels_last else (width, window))
+    if reading.label.shape:
+        raise DataError(
+            f"{reading.source}: a window has one label, the model takes {reading.label.shape} of each sample: give arrays "
+            "(.npz)"
+        )
+    rows, places, labels = Spool(reading.spec.dtype, (width,)), array("q"), array("d")
+    for begin, own, good in _recordings(reading, reader, entries, rows):
+        for start in range(0, len(own) - window + 1, reader.step):
+            part = slice(start, start + window)
+            if good[part].all():
+                places.append(begin + start)
+                labels.append(_most(own[part]))
+    if not places and not reading.problems.count:
+        raise DataError(
+            f"{reading.source}: no recording has the {window} rows of a window of this federation",
+            window=window,
+        )
+
+    whole = rows.array()
+
+    def cut(start: int) -> Array:
+        found = whole[start : start + window].copy()
+        released(whole)
+        return found if reader.channels_last else np.ascontiguousarray(found.T)
+
+    return Samples(
+        DecodedRows(places, cut), np.array(labels, np.float64 if reading.label.floats else np.int64)
+    )
+
+
+def _recordings(
+    reading: Reading, reader: Series, entries: tuple[Entry, ...], kept: Spool
+) -> Iterator[tuple[int, Array, Array]]:
+    """Each file's rows go to ``kept``: where they begin there, their labels (n,), and which of them are good (n,)."""
+    classes = {} if reader.label else dict(reading.by_folder(entries))
+    checks: Checks = dict.fromkeys(reader.columns, is_number)
+    if reader.label:
+        checks = {**checks, reader.label: reading.is_label}
+    for entry in entries:
+        if not reader.label and entry not in classes:
+            continue
+        begin, held, own = len(kept), array("d"), array("d")
+        good = bytearray()
+        for line, record in records(entry.path, checks):
+            try:
+                row = numbers(record, reader.columns, reading.spec.dtype, reading.spec.below)
+                label = reading.number(field(record, reader.label)) if reader.label else classes[entry]
+            except BadRow as bad:
+                reading.problems.add(f"{entry.path}, line {line}", str(bad))
+                row, label = [0.0] * len(reader.columns), 0
+                good.append(False)
+            else:
+                good.append(True)
+            held.extend(row)
+            own.append(label)
+            if len(own) % TOGETHER == 0:
+                held = _moved(held, reader, kept)
+        _moved(held, reader, kept)
+        yield begin, np.array(own), np.array(good, bool)
+
+
+def _moved(held: array[float], reader: Series, kept: Spool) -> array[float]:
+    """Nothing, as what was held is kept now."""
+    kept.extend(scaled(np.array(held, np.float64).reshape(-1, len(reader.columns)), reader))
+    return array("d")
+
+
+def _most(labels: Array) -> float:
+    """The label that most rows have; of equally many the one that comes first."""
+    values, first, counts = np.unique(labels, return_index=True, return_counts=True)
+    best = np.flatnonzero(counts == counts.max())
+    return float(values[best[np.argmin(first[best])]])

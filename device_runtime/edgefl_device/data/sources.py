@@ -1,0 +1,240 @@
+"""Where the samples of a device are: arrays, or files that become samples as a bundle says.
+
+::
+
+    data = load(Path("photos"), "skip")      # a folder for each class, files that cannot be read left out
+    fitted = data.fitted(manifest.data, LabelSpec.of(manifest), parts)
+    fitted.rows(np.arange(32)), fitted.skipped
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import IO
+
+from edgefl.wire.bundle.manifest import DataSpec
+from edgefl.wire.bundle.readers import Image, Reader, Series, Sound, Table, Text
+from edgefl.wire.errors import DataError
+from edgefl.wire.pictures import SUFFIXES, UNREAD, check_library
+from edgefl.wire.records.files import RECORDS
+from edgefl_device.config import Policy, Source
+from edgefl_device.data import arrays, images, npy, series, sounds, tables, texts
+from edgefl_device.data.problems import Problems
+from edgefl_device.data.reading import Entry, Reading, Samples
+from edgefl_device.data.rows import NO_PARTS, Parts
+from edgefl_device.data.samples import ONE_CLASS, FittedData, LabelSpec, Local, check_some
+
+_PIECE = 1 << 20
+_IMAGES = (*SUFFIXES, *UNREAD)
+_LINES = (*RECORDS, ".tsv", ".txt")
+_SUFFIXES = (".npy", ".wav", *_IMAGES, *_LINES)
+_READ: dict[type, tuple[tuple[str, ...], Callable[[Reading, tuple[Entry, ...]], Samples]]] = {
+    type(None): ((".npy",), npy.read),
+    Image: (_IMAGES, images.read),
+    Table: (RECORDS, tables.read),
+    Series: (RECORDS, series.read),
+    Sound: ((".wav",), sounds.read),
+    Text: (_LINES, texts.read),
+}
+"""What each reader reads (none: arrays): the endings of files, and how they become samples."""
+_CONVERSIONS = {
+    (".gz", ".bz2", ".xz", ".zst", ".zip", ".7z", ".tar", ".tgz"): "unpack it",
+    (".json", ".ndjson"): "write one object a line, as .jsonl",
+    (".parquet", ".feather", ".arrow", ".orc", ".xlsx", ".xls", ".ods", ".db", ".sqlite"): "write it as .csv",
+    (".npy", ".pkl", ".pt", ".pth", ".h5", ".hdf5", ".mat", ".safetensors", ".tfrecord"): (
+        "write its arrays by numpy.savez(file, x=samples, y=labels)"
+    ),
+    (".mp3", ".flac", ".ogg", ".opus", ".m4a", ".aac", ".aif", ".aiff", ".wma"): "write it as .wav",
+}
+"""What to do with files of kinds that are not read, by their endings."""
+
+
+def load(data: Path | Source, policy: Policy = "refuse") -> Local:
+    """Samples and labels at a path, or those that a function gives (:data:`edgefl_device.config.Source`).
+
+    A path is an npz with x and y, a folder of x.npy and y.npy, a folder with a pair of idx files; or files that become
+    samples as a bundle says (:mod:`edgefl.wire.bundle.readers`): a folder with one sub-folder of files per class (images,
+    WAV, text, npy, series), or a file or a folder of CSV, JSON lines or text.
+
+    Raises:
+        DataError: There is none of these, or a value of an array is NaN or infinite and bad rows are refused.
+        ConfigError: The files are images, and Pillow is not installed.
+    """
+    if callable(data):
+        found = arrays.given(data, policy)
+        found.check()
+        return found
+    try:
+        found_or_none = arrays.load(data, policy)
+        files = _files(data, policy) if found_or_none is None else None
+    except DataError:
+        raise
+    except (
+        Exception
+    ) as error:  # numpy, zipfile, zlib and gzip raise a dozen unrelated types for damaged files
+        raise DataError(f"{data} cannot be read as training data: {error}", path=str(data)) from error
+    if found_or_none is not None:
+        found_or_none.check()
+        return found_or_none
+    assert files is not None
+    if all(each.path.suffix.lower() in _IMAGES for each in files.entries):
+        check_library()  # before the device goes online, not in its first round
+    return files
+
+
+@dataclass(frozen=True, eq=False)
+class Files:
+    """Files that a bundle says how to read. What was read stays until another bundle asks."""
+
+    source: str
+    entries: tuple[Entry, ...]
+    policy: Policy
+    unknown: tuple[str, ...] = ()
+    """Endings of the other files there, and the folders in those of classes."""
+    nested: tuple[Path, ...] = ()
+    """Folders with data inside of those of classes."""
+    _last: dict[str, FittedData] = field(default_factory=dict)
+
+    @cached_property
+    def _rows(self) -> int:
+        return sum(map(_rows_of, self.entries))
+
+    def __len__(self) -> int:
+        """Files of classes, and lines of others."""
+        return self._rows
+
+    def fitted(self, spec: DataSpec, label: LabelSpec = ONE_CLASS, parts: Parts = NO_PARTS) -> FittedData:
+        """The samples that these files hold for such a model; DataError says what differs."""
+        key = repr((spec, label))
+        if key not in self._last:
+            fitted = self._read(spec, label, parts)
+            self._last.clear()
+            if isinstance(spec.reader, Sound) and spec.reader.features:
+                return fitted  # its rows hold a graph of this round
+            self._last[key] = fitted
+        return self._last[key]
+
+    def _read(self, spec: DataSpec, label: LabelSpec, parts: Parts) -> FittedData:
+        reading = Reading(self.source, spec, label, parts, Problems(self.policy))
+        reading.reader = self._reader(spec)
+        suffixes, read = _READ[type(reading.reader)]
+        entries = tuple(each for each in self.entries if each.path.suffix.lower() in suffixes)
+        if not entries:
+            raise DataError(
+                f"{self.source} has {self._found}, and the federation's samples are read of {', '.join(suffixes)}: convert "
+                "the files, or give arrays",
+                found=self._found,
+            )
+        for folder in self.nested:
+            files = sum(map(_is_data, folder.iterdir()))
+            reading.problems.add(
+                str(folder), "is a folder inside of a class's folder; move its files up", files
+            )
+        samples = read(reading, entries)
+        check_some(len(samples.y), reading.problems, self.source)
+        y = label.fitted(samples.y, spec.classes, self.source)
+        others = [each for each in self._endings if each not in suffixes]
+        unread = tuple(f"{count} {kind}" for kind, count in Counter([*others, *self.unknown]).items())
+        return FittedData(samples.x, y, spec, samples.others, label, reading.problems, unread)
+
+    def _reader(self, spec: DataSpec) -> Reader | None:
+        """How these files are read: None for npy, whose samples are arrays already, where there is no file that the
+        bundle's reader reads."""
+        endings = {*self._endings}
+        if ".npy" in endings and endings.isdisjoint(_READ[type(spec.reader)][0] if spec.reader else ()):
+            return None
+        if spec.reader is None and len(spec.shape) == 3 and endings & {*_IMAGES}:
+            return Image()
+        if spec.reader is None:
+            raise DataError(
+                f"{self.source} has {self._found}, and the bundle does not say how they become samples of shape "
+                f"{spec.shape}: give arrays (.npz), or have the federation say it (`reader` in its [data])",
+                found=self._found,
+            )
+        return spec.reader
+
+    @property
+    def _found(self) -> str:
+        return ", ".join(f"{count} {suffix}" for suffix, count in Counter(self._endings).items())
+
+    @cached_property
+    def _endings(self) -> tuple[str, ...]:
+        return tuple(each.path.suffix.lower() for each in self.entries)
+
+
+def _files(path: Path, policy: Policy) -> Files:
+    entries: list[Entry] = []
+    others: list[Path] = [path]
+    nested: list[Path] = []
+    if path.is_file() and path.suffix.lower() in _LINES:
+        entries = [Entry(path)]
+    elif path.is_dir():
+        children = _visible(path)
+        others = [child for child in children if child.is_file()]
+        entries = [Entry(file) for file in others if _is_data(file)]
+        for folder in (child for child in children if child.is_dir()):
+            inside = _visible(folder)
+            others += inside
+            entries += [Entry(file, folder.name) for file in inside if _is_data(file)]
+            nested += [each for each in inside if each.is_dir() and any(map(_is_data, each.iterdir()))]
+    if not entries:
+        problem = f"{path} is no training data" if path.exists() else f"there is no file or folder {path}"
+        raise DataError(
+            f"{problem}: give an .npz with arrays x and y, a folder with x.npy and y.npy, a folder with "
+            "idx files, a folder with one sub-folder of files per class (.npy, .png, .jpg, .wav, .txt, .csv), or .csv, "
+            f".jsonl, .tsv or .txt{_advice(others)}",
+            path=str(path),
+        )
+    unknown = tuple(_kind(each) for each in others if not _is_data(each) and each not in nested)
+    return Files(str(path), tuple(entries), policy, unknown, tuple(nested))
+
+
+def _advice(paths: Sequence[Path]) -> str:
+    """Return the first file or folder that holds no data, and what to do with it; empty if no kind is known."""
+    for path in paths:
+        for endings, advice in _CONVERSIONS.items():
+            if path.suffix.lower() in endings and path.is_file():
+                return f"; found {path.name}: {advice}"
+        if path.is_dir():
+            return f"; found the folder {path.name} inside of {path.parent.name}: name the folder above those of the classes"
+    return ""
+
+
+def _visible(folder: Path) -> list[Path]:
+    return [child for child in sorted(folder.iterdir()) if not child.name.startswith(".")]
+
+
+def _is_data(path: Path) -> bool:
+    """Return True for a file of a kind that is read, and for a link to one that is gone."""
+    return path.suffix.lower() in _SUFFIXES and (path.is_file() or path.is_symlink())
+
+
+def _kind(path: Path) -> str:
+    return f"{path.name}/" if path.is_dir() else path.suffix.lower() or path.name
+
+
+def _rows_of(entry: Entry) -> int:
+    """Samples as far as one can tell without a bundle."""
+    suffix = entry.path.suffix.lower()
+    if suffix not in _LINES or (entry.folder and suffix not in RECORDS):
+        return 1
+    try:
+        with entry.path.open("rb") as file:
+            lines = _lines(file)
+    except OSError:  # whoever reads it for a bundle says so
+        return 0
+    return max(0, lines - (suffix == ".csv"))
+
+
+def _lines(file: IO[bytes]) -> int:
+    """Lines that are not blank; a line may be larger than memory."""
+    count, blank = 0, True
+    while piece := file.readline(_PIECE):
+        blank = blank and not piece.strip()
+        if piece.endswith(b"\n"):
+            count, blank = count + (not blank), True
+    return count + (not blank)

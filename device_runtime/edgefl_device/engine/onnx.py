@@ -1,0 +1,279 @@
+"""Stock ONNX Runtime. State is bound in place of being copied through Python between steps."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from edgefl.wire.bundle.manifest import Graph, Port
+from edgefl.wire.bundle.rows import Rows, cover, rows_in
+from edgefl.wire.errors import BundleError
+from edgefl.wire.tensors import Array, Arrays
+from edgefl_device.engine.base import Outputs, State
+from edgefl_device.engine.segments import SegmentedGraph, load_segments
+from edgefl_device.libraries import sparing_code
+
+_DEVICE = "cpu"
+_LOCATION = b"location"
+_KEY_BEFORE = re.compile(
+    rb"(?:\x0a|\x8a[\x80-\xff]{0,8}[\x00-\x7f])(?:\x08|\x88[\x80-\xff]{0,8}[\x00-\x7f])\Z"
+)
+_MOST_BEFORE = 20
+_DTYPES = {"float": "float32", "double": "float64"}
+
+
+class OnnxEngine:
+    """Runs ``onnx`` graphs on the CPU with ``threads`` threads per operator. ``pages``: the folder for what graphs in
+    segments keep on the disk."""
+
+    name = "onnxruntime"
+    format = "onnx"
+
+    def __init__(self, threads: int = 1, pages: Path | None = None, most_threads: int = 0) -> None:
+        self.version = str(ort.__version__)
+        self._threads, self._most_threads = threads, max(threads, most_threads)
+        self._pages = pages
+
+    @property
+    def thread_counts(self) -> tuple[int, ...]:
+        """Each session has threads of its own: powers of two, and the most."""
+        return (
+            *itertools.takewhile(self._most_threads.__gt__, (1 << power for power in itertools.count())),
+            self._most_threads,
+        )
+
+    def load(self, graph: Graph, artifact: bytes, threads: int = 0) -> OnnxGraph | SegmentedGraph:
+        if not graph.segments:
+            return self._loaded(graph, artifact, self._options(threads))
+        _share_arena()
+        options = self._options(threads)
+        options.add_session_config_entry("session.use_env_allocators", "1")
+        load = functools.partial(self._loaded, options=options, shrinks=True)
+        return load_segments(graph, artifact, self._pages, load)
+
+    def _loaded(self, graph: Graph, artifact: bytes, options: Any, shrinks: bool = False) -> OnnxGraph:
+        if _names_file(artifact):  # versions of onnxruntime open it
+            raise BundleError(
+                f"graph {graph.name!r} reads numbers from a file of this device, which no bundle may: export it again with "
+                "its tensors inside",
+                graph=graph.name,
+            )
+        try:
+            with sparing_code(release=graph.is_repeated):
+                session = ort.InferenceSession(artifact, options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # onnxruntime raises its own unrelated exception types
+            raise BundleError(
+                f"onnxruntime {self.version} cannot load graph {graph.name!r}: {error}; export the bundle for this version",
+                graph=graph.name,
+            ) from error
+        return OnnxGraph(graph, session, shrinks=shrinks)
+
+    def _options(self, threads: int = 0) -> Any:
+        options = ort.SessionOptions()
+        # By their first bytes, graphs would be read in a format of onnxruntime's own, too.
+        options.add_session_config_entry("session.load_model_format", "ONNX")
+        options.intra_op_num_threads = threads or self._threads
+        options.inter_op_num_threads = 1
+        # The plan that lets a later value take a dead one's block keeps the block until then; the arena does better.
+        options.enable_mem_reuse = False
+        # The pattern planned from the first run would be one more block beside what that run took.
+        options.enable_mem_pattern = False
+        options.log_severity_level = (
+            4  # what fails is raised, too: said on standard error it would come twice
+        )
+        return options
+
+    def read_state(self, state: State) -> Arrays:
+        return {name: value.numpy() for name, value in state.items()}
+
+    def write_state(self, arrays: Mapping[str, Array]) -> State:
+        """Copies: a graph may write over its state, and the arrays are somebody else's."""
+        state: State = {}
+        for name, array in arrays.items():
+            state[name] = ort.OrtValue.ortvalue_from_shape_and_type(array.shape, array.dtype, _DEVICE)
+            state[name].update_inplace(np.ascontiguousarray(array))
+        return state
+
+
+class OnnxGraph:
+    """One session and its manifest entry. Outputs are matched by position: ONNX allows no name on both sides.
+
+    State that the graph rewrites is written into the memory that it is read from where the manifest allows it
+    (``Graph.in_place``). The rest moves between two sets of buffers, one read and one written in turn: outputs taken anew
+    from the arena each step would leave gaps between its blocks that nothing fits. Of large state a graph may read and write
+    rows, each a port of its own (:mod:`edgefl.wire.bundle.rows`): they are bound to places in the memory of the whole.
+    """
+
+    def __init__(self, graph: Graph, session: Any, *, shrinks: bool = False) -> None:
+        self._graph = graph
+        self._run_options = _shrinking() if shrinks else None
+        self._session = session
+        self._last: State = {}
+        self._spare: State = {}
+        inputs, outputs = list(session.get_inputs()), _by_port(session.get_outputs())
+        ports = {port.name: port for port in graph.inputs}
+        names = [rows.whole if (rows := rows_in(arg.name)) else arg.name for arg in inputs]
+        wrong = sorted({*names} ^ ports.keys())
+        self._inputs = [(ports[name], arg) for name, arg in zip(names, inputs, strict=True) if name in ports]
+        self._outputs = list(zip(graph.outputs, outputs, strict=False))
+        wrong += [_differs(port, arg) for port, arg in self._inputs]
+        wrong += [text for port, args in self._outputs for text in _outputs_differ(port, args)]
+        if len(outputs) != len(graph.outputs):
+            wrong.append(f"{len(outputs)} outputs instead of {len(graph.outputs)}")
+        if any(wrong):
+            listed = "; ".join([text for text in wrong if text][:5])
+            raise BundleError(
+                f"graph {graph.name!r} and its manifest disagree on {listed}: export the bundle again"
+            )
+
+    def run(self, feeds: Mapping[str, Array], state: State) -> Outputs:
+        return self.run_into(feeds, state, {})
+
+    def run_into(self, feeds: Mapping[str, Array], state: State, rooms: Mapping[str, Array]) -> Outputs:
+        """See :class:`edgefl_device.engine.segments.LoadedSegment`."""
+        in_place = {name: state[name] for name in self._graph.in_place}
+        later_state = {
+            port.name: in_place.get(port.name) or self._buffer(port)
+            for port in self._graph.outputs_of("state")
+        }
+        # In the arena, an output that is still read when the next run begins would leave a gap that stays.
+        arrays = {
+            port.name: np.empty(port.shape, port.dtype)
+            for port in self._graph.outputs
+            if port.role != "state" and port.name not in rooms
+        }
+        bound = {**rooms, **arrays}
+        binding = self._session.io_binding()
+        for port, arg in self._inputs:
+            if port.role != "state":
+                binding.bind_cpu_input(port.name, np.asarray(feeds[port.name], order="C"))
+            elif rows := rows_in(arg.name):
+                binding.bind_input(arg.name, *_place(state[port.name], port, rows, arg.shape))
+            else:
+                binding.bind_ortvalue_input(port.name, state[port.name])
+        for port, args in self._outputs:
+            for arg in args:
+                if port.role == "state" and (rows := rows_in(arg.name)):
+                    binding.bind_output(arg.name, *_place(later_state[port.name], port, rows, arg.shape))
+                elif port.role == "state":
+                    binding.bind_ortvalue_output(arg.name, later_state[port.name])
+                else:
+                    room = bound[port.name]
+                    binding.bind_output(arg.name, _DEVICE, 0, room.dtype.type, room.shape, room.ctypes.data)
+        self._session.run_with_iobinding(binding, self._run_options)
+        # What it gave out keeps the binding, and the binding would keep the state that was read.
+        binding.clear_binding_inputs()
+        # Only what this graph made itself: the first state may be read again, by another graph.
+        read = {name: value for name, value in self._last.items() if state.get(name) is value}
+        self._spare = {name: value for name, value in read.items() if name not in in_place}
+        self._last = later_state
+        return Outputs(later_state, arrays)
+
+    def _buffer(self, port: Port) -> Any:
+        if port.name in self._spare:
+            return self._spare.pop(port.name)
+        return ort.OrtValue.ortvalue_from_shape_and_type(port.shape, np.dtype(port.dtype), _DEVICE)
+
+
+def _names_file(artifact: bytes) -> bool:
+    """Whether a tensor anywhere in a model may have its numbers in a file.
+
+    It names the file under the key ``location``, a string, and field 1 of its message. Wherever that stands, and whatever
+    stands around it, protobuf has the letters of a string as they are and in one piece, before them its length (8), and
+    before that the field's number and kind (10). A number takes one byte to ten, with seven bits in each, the lowest first:
+    all forms of these two are looked for, and some that mean other numbers. So nothing that a parser takes for that key is
+    missed, in fields that we do not know either; what is refused beside it is another field 1 of that name.
+    """
+    at = artifact.find(_LOCATION)
+    while at >= 0:
+        if _KEY_BEFORE.search(artifact[max(0, at - _MOST_BEFORE) : at]):
+            return True
+        at = artifact.find(_LOCATION, at + 1)
+    return False
+
+
+@functools.cache
+def _share_arena() -> None:
+    """One arena for all segments of a process: with one for each, what a segment has given back would be of no use to the
+    next. It is onnxruntime's own with its own settings, of which there can be one."""
+    kind = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
+    ort.create_and_register_allocator(kind, ort.OrtArenaCfg(0, -1, -1, -1))
+
+
+def _shrinking() -> Any:
+    """Options of a run that ends with giving the arena's memory back to the system: the next segment has pages of its own to
+    hold, and the arena outlives the graphs that share it."""
+    options = ort.RunOptions()
+    options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+    return options
+
+
+def _by_port(args: Sequence[Any]) -> list[list[Any]]:
+    """Outputs in groups: rows of one whole behind each other are one port."""
+
+    def whole(numbered: tuple[int, Any]) -> str | int:
+        rows = rows_in(numbered[1].name)
+        return rows.whole if rows else numbered[0]
+
+    return [[arg for _, arg in group] for _, group in itertools.groupby(enumerate(args), key=whole)]
+
+
+def _place(value: Any, port: Port, rows: Rows, shape: Sequence[int]) -> tuple[str, int, Any, list[int], int]:
+    """Where rows of a state tensor are: device and its number, type of an entry, the shape as which a graph takes them,
+    address.
+
+    The address is all that onnxruntime sees of it, so a tensor that is not what the manifest lists is a BundleError.
+    """
+    found, dtype = tuple(value.shape()), np.dtype(port.dtype)
+    if found != tuple(port.shape) or _dtype_name(value.data_type()) != port.dtype:
+        raise BundleError(
+            f"state {port.name!r} should be {port.dtype} {tuple(port.shape)}, found {value.data_type()} {found}; begin the "
+            "round again"
+        )
+    _, address = rows.place(value.data_ptr(), found, dtype.itemsize)
+    return _DEVICE, 0, dtype.type, list(shape), address
+
+
+def _dtype_name(element_type: str) -> str:
+    """onnxruntime's name of a tensor's type as numpy has it."""
+    name = element_type.removeprefix("tensor(").removesuffix(")")
+    return _DTYPES.get(name, name)
+
+
+def _outputs_differ(port: Port, args: Sequence[Any]) -> list[str]:
+    """What is wrong with the outputs of a port: each, and whether rows are all of it."""
+    parts = [rows for arg in args if (rows := rows_in(arg.name))]
+    if parts and (port.role != "state" or not cover(parts, port.shape[0] if port.shape else 0)):
+        return [f"{port.name}: rows that are not all of it"]
+    return [_differs(port, arg) for arg in args]
+
+
+def _differs(port: Port, arg: Any) -> str:
+    """What onnxruntime says of a port, or of rows of it, where it contradicts the manifest, else "".
+
+    Unknown sizes contradict nothing, but of rows, which are bound to memory by them: of these, and of their place within the
+    whole, nothing may be unknown. A graph may take rows as another shape of as many entries: they lie behind each other.
+    """
+    dtype, shape, wanted = _dtype_name(arg.type), tuple(arg.shape), tuple(port.shape)
+    rows = rows_in(arg.name)
+    if rows is not None:
+        if port.role != "state" or not wanted or not rows.start < rows.stop <= wanted[0]:
+            return f"{arg.name}: no rows of the state that the manifest lists"
+        wanted = (rows.stop - rows.start, *wanted[1:])
+        alike = all(isinstance(size, int) for size in shape) and math.prod(shape) == math.prod(wanted)
+    else:
+        sizes = zip(shape, wanted, strict=False)
+        alike = len(shape) == len(wanted) and all(
+            size == length or not isinstance(size, int) for size, length in sizes
+        )
+    if dtype == port.dtype and alike:
+        return ""
+    return f"{arg.name}: {port.dtype} {wanted} listed, {dtype} {shape} in the graph"

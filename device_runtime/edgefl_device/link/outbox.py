@@ -1,0 +1,208 @@
+"""The durable outbox: an update is sent, and sent again, until the server has spoken on it."""
+
+from __future__ import annotations
+
+import hashlib
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+
+import msgspec
+
+from edgefl.wire.errors import ProtocolError, StoreError
+from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.envelope import Seal, bare
+from edgefl.wire.mqtt.messages import ENVELOPE_BYTES, Ack, UpdateChunk, UpdateFigures, decode
+from edgefl.wire.mqtt.session import Delivery, Session
+from edgefl.wire.mqtt.topics import DeviceTopics
+from edgefl_device.store.database import Outgoing, PastRound, Store
+
+_MOST_ACKS = 64
+"""That wait to be read, of reasons to send again too: whoever can write them may write a million."""
+_LONGEST = 16
+"""Times ``ack_timeout_s`` that an update waits at most; a reason to send it again ends any wait."""
+
+
+def past_of(outgoing: Outgoing, ack: Ack) -> PastRound:
+    """What a device remembers of an update that the server accepted or refused."""
+    past = PastRound(
+        run=outgoing.run,
+        round=outgoing.round,
+        tier="",
+        nonce=outgoing.nonce,
+        outcome=ack.status,
+        reason=ack.reason,
+        up_bytes=len(outgoing.data),
+    )
+    with suppress(ProtocolError):  # another release of the runtime may have computed it
+        update = decode(UpdateFigures, outgoing.data)
+        past = msgspec.structs.replace(
+            past,
+            tier=update.tier,
+            loss=update.metrics.get("loss", float("nan")),
+            step_ms=update.profile.step_ms,
+            peak_bytes=update.profile.peak_bytes,
+            down_bytes=update.profile.down_bytes,
+        )
+    return past
+
+
+class Outbox:
+    """One thread that empties the store's outbox, oldest first.
+
+    ``seal`` makes what is published of a chunk. ``settled`` is told each final word, ``troubled`` once what the store says
+    while it cannot be read or written.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        topics: DeviceTopics,
+        store: Store,
+        limits: Limits,
+        settled: Callable[[Outgoing, Ack], None],
+        troubled: Callable[[str], None] = lambda _: None,
+        seal: Seal = bare,
+    ) -> None:
+        self._session = session
+        self._topics = topics
+        self._store = store
+        self._limits = limits
+        self._settled = settled
+        self._troubled = troubled
+        self._seal = seal
+        self._trouble = ""
+        self._sending = ""
+        self._acks: queue.SimpleQueue[Ack | None] = queue.SimpleQueue()
+        self._work = threading.Event()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="outbox", daemon=True)
+        self.sent_bytes = 0
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._acks.put(None)
+        self._work.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=5)
+
+    def wake(self) -> None:
+        """There is something to send. If it is being sent already, this changes nothing."""
+        self._work.set()
+
+    def send_again(self) -> None:
+        """There is a reason to send what waits once more: what was sent may be lost."""
+        self._keep(None)
+        self._work.set()
+
+    def deliver(self, ack: Ack) -> None:
+        """The server's word arrived. One on another update than the one that is being sent says nothing; while none is sent
+        it may be about the next. What finds no room comes again, as the update does."""
+        if self._sending in ("", ack.nonce):
+            self._keep(ack)
+
+    def _keep(self, ack: Ack | None) -> None:
+        if self._acks.qsize() < _MOST_ACKS:
+            self._acks.put(ack)
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                outgoing = self._store.outgoing() if self._session.connected else None
+                if outgoing is not None:
+                    self._sending = outgoing.nonce
+                    self._send_until_settled(outgoing)
+                    self._trouble = ""
+                    continue
+            except StoreError as error:
+                # A full disk: the update waits, and with it the server's word is asked for again.
+                if error.message != self._trouble:
+                    self._trouble = error.message
+                    self._troubled(error.message)
+                self._stopping.wait(self._limits.retry_pause_s)
+                continue
+            self._sending = ""
+            self._work.wait(timeout=1.0)
+            self._work.clear()
+
+    def _send_until_settled(self, outgoing: Outgoing) -> None:
+        room = max(self._limits.chunk_bytes // 2, self._limits.chunk_bytes - ENVELOPE_BYTES)
+        count = max(1, -(-len(outgoing.data) // room))
+        sha256 = hashlib.sha256(outgoing.data).hexdigest()
+        every = range(count)
+        first = None if outgoing.ask and count > 1 else every
+        wanted: Sequence[int] | None = first
+        patience_s = self._limits.ack_timeout_s
+        while not self._stopping.is_set() and self._session.connected:
+            self._drain()
+            if wanted is None:
+                self._offer(outgoing, sha256, count)
+            else:
+                self._send(outgoing, sha256, room, wanted)
+            ack = self._wait_for(outgoing.nonce, sha256, patience_s)
+            if ack is None:
+                # A server with a backlog gets no shorter one by hearing everything twice.
+                patience_s = min(2 * patience_s, _LONGEST * self._limits.ack_timeout_s)
+                wanted = first
+            elif ack.status == "missing":
+                # Each once: whoever can write acknowledgements could ask for one piece a thousand times.
+                wanted = [index for index in dict.fromkeys(ack.missing) if index in every]
+            else:
+                self._settled(outgoing, ack)
+                return
+
+    def _offer(self, outgoing: Outgoing, sha256: str, count: int) -> None:
+        """Say that there is an update, whose pieces go out when the server asks for them."""
+        topic = self._topics.update(outgoing.round, 0, outgoing.shard)
+        size = len(outgoing.data)
+        offer = UpdateChunk(nonce=outgoing.nonce, sha256=sha256, index=0, count=count, size=size, data=b"")
+        payload = self._seal(topic, offer)
+        self.sent_bytes += len(payload)
+        self._session.publish(topic, payload)
+
+    def _send(self, outgoing: Outgoing, sha256: str, room: int, wanted: Iterable[int]) -> None:
+        """Publish chunks of ``room`` bytes, at most a window of them ahead of the broker."""
+        size = len(outgoing.data)
+        flying: deque[Delivery] = deque()
+        for index in wanted:
+            chunk = UpdateChunk(
+                nonce=outgoing.nonce,
+                sha256=sha256,
+                index=index,
+                count=max(1, -(-size // room)),
+                size=size,
+                data=bytes(outgoing.data[index * room : (index + 1) * room]),
+            )
+            topic = self._topics.update(outgoing.round, index, outgoing.shard)
+            payload = self._seal(topic, chunk)
+            self.sent_bytes += len(payload)
+            flying.append(self._session.publish(topic, payload))
+            while len(flying) >= self._limits.upload_window and not self._stopping.is_set():
+                if flying[0].wait(1.0):
+                    flying.popleft()
+                elif not self._session.connected:
+                    return
+
+    def _wait_for(self, nonce: str, sha256: str, patience_s: float) -> Ack | None:
+        """The server's word on this update, not on another for the same task; None when it is time to send again."""
+        try:
+            while (ack := self._acks.get(timeout=patience_s)) is not None:
+                if (ack.nonce, ack.sha256) == (nonce, sha256):
+                    return ack
+        except queue.Empty:
+            pass
+        return None
+
+    def _drain(self) -> None:
+        """Forget reasons to send again that came before this sending, but no words of the server."""
+        acks = []
+        while not self._acks.empty():
+            if (ack := self._acks.get_nowait()) is not None:
+                acks.append(ack)
+        for ack in acks:
+            self._acks.put(ack)

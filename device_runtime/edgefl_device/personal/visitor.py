@@ -1,0 +1,178 @@
+"""A visit to a federation's broker: what is announced, and the blobs it names. A guest says nothing and takes no task."""
+
+from __future__ import annotations
+
+import queue
+import secrets
+import threading
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+from edgefl.wire.errors import BrokerError, ConfigError, ProtocolError, StoreError
+from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.client_ids import client_id
+from edgefl.wire.mqtt.messages import Round
+from edgefl.wire.mqtt.session import Address, Down, Event, Incoming, Refused, Session, Up
+from edgefl.wire.mqtt.topics import Topics
+from edgefl_device.link.fetch import Fetcher
+from edgefl_device.link.identity import Say, ServerTrust, follow
+from edgefl_device.link.mirrors import Mirrors
+from edgefl_device.round.job import Job
+from edgefl_device.round.pages import whole_of
+from edgefl_device.store.database import Store
+
+_POLL_S = 0.1
+_REFUSED = b""
+"""In place of an announcement that the broker keeps from us."""
+
+
+class Guest:
+    """A connection beside the device's agent, which may go on meanwhile; ``folder`` keeps what was fetched for next time.
+
+    It listens to ``server_keys``; without any to those that the agent's store, in the folder ``agent``, knows, and only
+    where there are none to the first that it hears. ``say`` is told whom it trusts then.
+
+    ::
+
+        with Guest("demo", "phone-7", address, folder, limits) as guest:
+            job = job_of(guest.announced(), tier="")
+            data = guest.blobs.get(job.bundle)
+    """
+
+    def __init__(
+        self,
+        federation: str,
+        device: str,
+        broker: Address,
+        folder: Path,
+        limits: Limits,
+        server_keys: tuple[bytes, ...] = (),
+        *,
+        agent: Path | None = None,
+        say: Say = lambda *_: None,
+    ) -> None:
+        self._federation, self._broker, self._limits = federation, broker, limits
+        self._topics = Topics(federation)
+        # Not the agent's client id: a broker would end its connection for ours.
+        guest = client_id(secrets.token_bytes(), "guest", federation, device, style=broker.client_ids)
+        self._session = Session(broker, guest, limits=limits, clean=True)
+        self._store = Store(
+            folder,
+            limit_bytes=limits.store_bytes,
+            history_rounds=limits.history_rounds,
+            federation=federation,
+            device=device,
+        )
+        try:
+            if agent is not None and not server_keys:
+                follow(self._store, agent)
+        except StoreError:
+            self._store.close()
+            raise
+        self.trust = ServerTrust(self._store, server_keys, say)
+        asked = Mirrors(limits, ca_file=broker.ca_file, tell=lambda text: say("mirror", text))
+        self.blobs = Fetcher(self._session, self._topics, self._store, limits, lambda: False, asked)
+        self._rounds: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._ending = threading.Event()
+        self._trouble = ""
+        self._reader = threading.Thread(target=self._read, name="guest", daemon=True)
+
+    def __enter__(self) -> Guest:
+        self._session.subscribe([self._topics.current_round])
+        self._session.start()
+        self._reader.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # The broker keeps our session: without a subscription nothing piles up in it.
+        self._session.unsubscribe([self._topics.current_round])
+        self._session.stop()
+        self._ending.set()
+        self._reader.join()
+        self._store.close()
+
+    def announced(self) -> Round:
+        """The round that the server announced last, open or not. BrokerError where nothing is announced in time,
+        IdentityError where it is not the server that says so."""
+        patience = self._limits.fetch_timeout_s * self._limits.fetch_retries
+        try:
+            payload = self._rounds.get(timeout=patience)
+            if not payload:
+                raise BrokerError(self._trouble, federation=self._federation)
+            announced = self.trust.open(Round, self._topics.current_round, payload)
+            self.blobs.mirrors.announced(announced)
+            return whole_of(announced, self.blobs, self._limits)
+        except queue.Empty:
+            why = self._trouble or "no round was ever announced there"
+            raise BrokerError(
+                f"nothing is known of federation {self._federation!r} at {self._broker} after {patience:g} s: {why}; is "
+                "the server up, and is this the federation's name?",
+                federation=self._federation,
+            ) from None
+
+    def _read(self) -> None:
+        while not self._ending.is_set():
+            with suppress(queue.Empty):
+                self._take(self._session.inbox.get(timeout=_POLL_S))
+
+    def _take(self, event: Event) -> None:
+        if isinstance(event, Up):
+            self._trouble = ""
+            self.blobs.poke()
+        elif isinstance(event, Down):
+            self._trouble = event.reason
+        elif isinstance(event, Refused):
+            self._trouble = event.text(self._broker)
+            self._rounds.put(_REFUSED)
+        elif not isinstance(event, Incoming):
+            return
+        elif event.topic == self._topics.current_round:
+            if event.payload:
+                self._rounds.put(event.payload)
+        else:
+            with suppress(ProtocolError):
+                self._topics.parse_blob(event.topic)
+                self.blobs.deliver(event.topic, event.payload)
+
+
+def job_of(announced: Round, tier: str, format: str = "onnx") -> Job:
+    """The announced model as ``tier`` has it ("": the only one there is), for an engine that runs ``format``.
+
+    ConfigError lists the tiers, or the formats in which there are any.
+    """
+    offer = announced.offer(format)
+    offered = sorted(offer.bundles)
+    others = sorted(name for name, other in announced.offers.items() if other.bundles)
+    if not offered and others:
+        raise ConfigError(
+            f"round {announced.round} offers nothing in format {format}, but in {', '.join(others)}: choose another "
+            f'`engine`, or have the server export it (formats = ["{format}"] in [export])',
+            format=format,
+            offered=others,
+        )
+    chosen = tier or (offered[0] if len(offered) == 1 else "")
+    if chosen not in offered:
+        problem = f"no tier {tier!r}" if tier else "several tiers"
+        raise ConfigError(
+            f"round {announced.round} offers {problem} in format {format}: choose one of {', '.join(offered) or 'none'} by "
+            "`tier`",
+            tier=tier,
+            offered=offered,
+        )
+    return Job(
+        run=announced.run,
+        round=announced.round,
+        tier=chosen,
+        seed=0,
+        nonce="",
+        samples=0,
+        model_version=announced.model_version,
+        bundle=offer.bundles[chosen],
+        units=announced.units,
+        hyper=announced.hyper,
+        signature=offer.signatures.get(chosen, b""),
+        format=format,
+    )

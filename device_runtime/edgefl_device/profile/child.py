@@ -1,0 +1,127 @@
+"""A profile measured in a process of its own: its memory over idle is true, and its crash is not the agent's."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from edgefl.system.parent import end_with_input, sign_of_life
+from edgefl.wire.bundle.profiles import BundleProfile
+from edgefl.wire.errors import BundleError, EdgeflError, RoundAborted, RoundDeclined
+from edgefl.wire.mqtt.messages import MALFORMED
+from edgefl.wire.mqtt.profile_messages import FAILED, LATE
+from edgefl_device.sandbox.confine import Confinement
+from edgefl_device.sandbox.starting import command, environment
+
+if TYPE_CHECKING:
+    import subprocess
+
+_POLL_S = 0.05
+_MOST_OUTPUT = 16 << 20
+_LAST_WORDS = 300
+
+
+@dataclass(frozen=True, kw_only=True)
+class Child:
+    """How to measure: ``engine`` is the format that it runs, ``threads`` those that the device trains with,
+    ``confinement`` what is left to a process that runs graphs (None: what this one may)."""
+
+    engine: str
+    threads: int
+    confinement: Confinement | None = None
+
+    def measure(self, bundle: Path, repeat: int, aborted: Callable[[], bool], until: float) -> BundleProfile:
+        """The profile of the file ``bundle``, by ``time.monotonic() < until``.
+
+        RoundAborted as soon as ``aborted`` says so, RoundDeclined where it took too long or failed.
+        """
+        import subprocess
+
+        bundle = bundle.absolute()
+        out, errors = bundle.with_suffix(".out"), bundle.with_suffix(".err")
+        with out.open("wb") as output, errors.open("wb") as complaints, sign_of_life() as line:
+            process = subprocess.Popen(
+                self._command(bundle, repeat),
+                stdin=line,
+                stdout=output,
+                stderr=complaints,
+                cwd=bundle.parent,
+                # What it leaves when it is killed goes with the bundle.
+                env=environment() | {"TMPDIR": str(bundle.parent)},
+                start_new_session=True,
+            )
+            try:
+                _wait(process, aborted, until)
+            finally:
+                _end(process)
+        if process.returncode != 0:
+            words = errors.read_text(errors="replace").strip()[-_LAST_WORDS:] or "it said nothing"
+            raise RoundDeclined(FAILED, f"nothing was measured (code {process.returncode}): {words}")
+        return _read(out)
+
+    def _command(self, bundle: Path, repeat: int) -> list[str]:
+        bounds = msgspec.json.encode(self.confinement).decode()
+        arguments = (str(bundle), self.engine, str(self.threads), str(repeat), bounds)
+        return command("edgefl_device.profile.child", *arguments)
+
+
+def _wait(process: subprocess.Popen[bytes], aborted: Callable[[], bool], until: float) -> None:
+    while process.poll() is None:
+        if aborted():
+            raise RoundAborted("a round began while a bundle was profiled")
+        if time.monotonic() > until:
+            raise RoundDeclined(LATE, "the profile was not done in time: ask with a longer `timeout`")
+        time.sleep(_POLL_S)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """It has processes of its own, one for each graph: they end with it."""
+    running = process.poll() is None
+    with suppress(ProcessLookupError):
+        if hasattr(os, "killpg"):
+            os.killpg(process.pid, signal.SIGKILL)  # also where it ended, or was ended, before them
+        elif running:
+            process.kill()
+    process.wait()
+
+
+def _read(out: Path) -> BundleProfile:
+    if out.stat().st_size > _MOST_OUTPUT:
+        raise BundleError(f"the profile takes {out.stat().st_size} bytes, more than {_MOST_OUTPUT}")
+    try:
+        return msgspec.json.decode(out.read_bytes(), type=BundleProfile)
+    except MALFORMED as error:
+        raise BundleError(f"the profile cannot be read: {error}; install one edgefl only") from error
+
+
+def main(bundle: str, engine: str, threads: str, repeat: str, bounds: str) -> None:
+    """The child: the profile of the file ``bundle`` as JSON on standard output; an error becomes its exit code."""
+    from edgefl.wire.bundle.archive import read_bundle
+    from edgefl_device.profile.whole import ProfileSettings, profile_bundle
+
+    end_with_input()
+    try:
+        settings = ProfileSettings(
+            engine=engine,
+            threads=int(threads),
+            repeat=int(repeat),
+            confinement=msgspec.json.decode(bounds, type=Confinement | None),
+        )
+        profile = profile_bundle(read_bundle(Path(bundle)), settings)
+    except EdgeflError as error:
+        sys.stderr.write(error.message + "\n")
+        sys.exit(error.exit_code)
+    sys.stdout.buffer.write(msgspec.json.encode(profile))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

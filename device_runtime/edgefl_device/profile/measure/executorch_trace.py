@@ -1,0 +1,42 @@
+"""What each instruction of an ExecuTorch program takes: they are run one by one, on a graph loaded for it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+
+from edgefl.wire.bundle.manifest import Graph
+from edgefl_device.engine.base import LoadedGraph
+from edgefl_device.engine.executorch import ExecuTorchEngine, ExecuTorchGraph
+from edgefl_device.profile.measure.ops import Timed, Trace
+
+_WARM = 1
+
+
+def trace(
+    graph: Graph, artifact: bytes, threads: int, run: Callable[[LoadedGraph], None], calls: int
+) -> Trace:
+    """Run the graph ``calls`` times so, after one call that is not counted: medians, in the order of the program."""
+    loaded = _TimedEngine(threads).load(graph, artifact)
+    for _ in range(calls + _WARM):
+        run(loaded)
+    times = zip(*loaded.calls[_WARM:], strict=True)
+    nodes = tuple(Timed(str(at), "", statistics.median(seen)) for at, seen in enumerate(times))
+    return Trace(nodes, loaded.planned_bytes, instructions=True)
+
+
+class _TimedGraph(ExecuTorchGraph):
+    """``calls``: of each, the milliseconds of its instructions."""
+
+    calls: list[list[float]]
+
+    def _call(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        self.calls.append(self._program.run_timed(inputs, outputs))
+
+
+class _TimedEngine(ExecuTorchEngine):
+    def load(self, graph: Graph, artifact: bytes, threads: int = 0) -> _TimedGraph:
+        loaded = super().load(graph, artifact, threads)
+        made = _TimedGraph(graph, loaded._program, loaded._inputs, loaded._outputs)
+        made.calls = []
+        return made

@@ -1,0 +1,155 @@
+"""One graph in this process: loading, running, memory, energy, and what its time goes into."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from dataclasses import dataclass, field
+
+from edgefl.wire.bundle.manifest import Graph, Manifest
+from edgefl.wire.bundle.profiles import GraphProfile, How, Kind, Peak, Times
+from edgefl.wire.bundle.sources import Node
+from edgefl.wire.tensors import Arrays
+from edgefl_device.engine.base import Engine, LoadedGraph, State
+from edgefl_device.memory import anonymous_bytes, trim_memory
+from edgefl_device.profile.measure import ops
+from edgefl_device.profile.measure.energy import open_meter
+from edgefl_device.profile.measure.folder import BundleFolder
+from edgefl_device.profile.measure.inputs import Inputs
+from edgefl_device.profile.measure.ops import Trace
+
+WARM = 2
+"""Calls before those that count: engines plan and allocate in the first."""
+
+TRACED = 5
+"""Most calls under the engine's profiler."""
+
+
+def kinds(manifest: Manifest) -> dict[str, Kind]:
+    """Every graph that a device may run, in the order of a round, with what it is for."""
+    graph_kinds: dict[str, Kind] = {chunk.graph: "forward" for chunk in manifest.prefix}
+    graph_kinds[manifest.start] = "start"
+    graph_kinds |= {phase.graph: "step" for phase in manifest.phases}
+    graph_kinds[manifest.finish], graph_kinds[manifest.evaluate] = "finish", "evaluate"
+    return graph_kinds | ({manifest.personalize: "personalize"} if manifest.personalize else {})
+
+
+@dataclass
+class _Running:
+    """A graph's inputs, and the state, which moves on with every call."""
+
+    feeds: Arrays
+    state: State = field(default_factory=dict)
+
+    def once(self, loaded: LoadedGraph) -> None:
+        self.state = {**self.state, **loaded.run(self.feeds, self.state).state}
+
+
+def profile_graph(engine: Engine, threads: int, folder: BundleFolder, name: str, repeat: int) -> GraphProfile:
+    """Measure graph ``name``. Call it in a process where the engine is open and no graph was loaded."""
+    manifest, idle = folder.manifest, anonymous_bytes()
+    spec, inputs = manifest.graph(name), Inputs(manifest)
+    running = _Running(inputs.feeds(spec), state_before(engine, folder, manifest, spec, inputs))
+    trim_memory()
+    start = time.perf_counter()
+    loaded = engine.load(spec, folder.get(spec.blob))
+    load_ms = 1e3 * (time.perf_counter() - start)
+    times, joules = _timed(running, loaded, repeat)
+    peak = anonymous_bytes() - idle  # the engine keeps what a call took until the graph is dropped
+    own = int(getattr(loaded, "planned_bytes", 0))
+    del loaded
+    nodes = folder.nodes(manifest, name)
+    run = summary(times)
+    trace = _traced(engine, threads, spec, folder, running, repeat)
+    parts, how = _parts(trace, nodes)
+    kind = kinds(manifest)[name]
+    return GraphProfile(
+        name=name,
+        kind=kind,
+        artifact_bytes=spec.blob.size,
+        macs=sum(node.macs for node in nodes.values()),
+        load_ms=round(load_ms, 3),
+        run=run,
+        peak=Peak(
+            planned_bytes=spec.planned_bytes or spec.memory_budget,
+            engine_bytes=trace.engine_bytes if trace else own,
+            rss_bytes=max(0, peak),
+        ),
+        split=ops.split(parts, run, how) if kind == "step" else None,
+        energy_j=joules,
+        ops=ops.costliest(parts, run.median_ms, how),
+    )
+
+
+def summary(times: list[float]) -> Times:
+    """Of milliseconds; p90 is the least value that nine tenths do not exceed."""
+    ordered = sorted(times)
+    return Times(
+        calls=len(ordered),
+        median_ms=round(statistics.median(ordered), 4),
+        p90_ms=round(ordered[math.ceil(0.9 * len(ordered)) - 1], 4),
+        min_ms=round(ordered[0], 4),
+    )
+
+
+def _timed(running: _Running, loaded: LoadedGraph, repeat: int) -> tuple[list[float], float | None]:
+    """Milliseconds of each counted call, and joules of one."""
+    for _ in range(WARM):
+        running.once(loaded)
+    times, meter = [], open_meter()
+    meter.start()
+    for _ in range(repeat):
+        start = time.perf_counter()
+        running.once(loaded)
+        times.append(1e3 * (time.perf_counter() - start))
+    joules = meter.joules()
+    return times, None if joules is None else joules / repeat
+
+
+def _traced(
+    engine: Engine, threads: int, spec: Graph, folder: BundleFolder, running: _Running, repeat: int
+) -> Trace | None:
+    """What the engine tells of its nodes; None for one that tells nothing. A few calls, as they are slower."""
+    if spec.segments:
+        return None  # each would have a trace of its own
+    # Not every runtime is installed beside every engine.
+    if engine.format == "onnx":
+        from edgefl_device.profile.measure.onnx_trace import trace
+    elif engine.format == "executorch":
+        from edgefl_device.profile.measure.executorch_trace import trace
+    else:
+        return None
+    return trace(spec, folder.get(spec.blob), threads, running.once, min(repeat, TRACED))
+
+
+def _parts(told: Trace | None, nodes: dict[str, Node]) -> tuple[list[ops.Part], How]:
+    if told and told.instructions:
+        groups = ops.by_instruction(nodes)
+        return (ops.shared(told.nodes, groups), "shared") if groups else _guessed(nodes)
+    if told and told.nodes:
+        return ops.measured(told.nodes, nodes), "measured"
+    return _guessed(nodes)
+
+
+def _guessed(nodes: dict[str, Node]) -> tuple[list[ops.Part], How]:
+    return ops.estimated(nodes), "estimated" if nodes else ""
+
+
+def state_before(
+    engine: Engine, folder: BundleFolder, manifest: Manifest, spec: Graph, inputs: Inputs
+) -> State:
+    """The state that ``spec`` reads, within ``engine``: what the graphs before it in a round leave, each run once."""
+    if not spec.inputs_of("state"):
+        return {}
+    before = [manifest.start]
+    for phase in manifest.phases:
+        if phase.graph == spec.name:
+            break
+        before.append(phase.graph)
+    running = _Running({})
+    for name in dict.fromkeys(before):
+        earlier = manifest.graph(name)
+        running.feeds = inputs.feeds(earlier)
+        running.once(engine.load(earlier, folder.get(earlier.blob)))
+    return running.state

@@ -1,0 +1,116 @@
+"""What ONNX Runtime's own profiler tells of a graph: the time of each node and what its arena held."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from edgefl.wire.bundle.manifest import Graph
+from edgefl_device.engine.base import LoadedGraph
+from edgefl_device.engine.onnx import OnnxEngine, OnnxGraph
+from edgefl_device.profile.measure.ops import Timed, Trace
+
+_KERNEL = "_kernel_time"
+_WARM = 1
+_WITH_BODY = frozenset({"Scan", "Loop", "If"})
+"""Ops that run a graph of their own. Its nodes are listed too, and their time is that of the op already."""
+
+
+def trace(
+    graph: Graph, artifact: bytes, threads: int, run: Callable[[LoadedGraph], None], calls: int
+) -> Trace:
+    """Run the graph ``calls`` times under the profiler, after one call that is not counted."""
+    with _beginning_of_files() as begin:
+        loaded = _ProfilingEngine(threads, begin).load(graph, artifact)
+        for _ in range(calls + _WARM):
+            run(loaded)
+        return read(json.loads(loaded.end_profiling().read_text()), calls)
+
+
+@contextmanager
+def _beginning_of_files() -> Iterator[Path]:
+    """A path that names of temporary files may begin with; in no folder of its own, which a confined process cannot make."""
+    handle, name = tempfile.mkstemp(prefix="edgefl-trace-")
+    os.close(handle)
+    begin = Path(name)
+    try:
+        yield begin
+    finally:
+        for file in begin.parent.glob(f"{begin.name}*"):
+            file.unlink(missing_ok=True)
+
+
+def read(events: Iterable[Mapping[str, Any]], calls: int) -> Trace:
+    """The trace in the profiler's events of ``calls`` calls and one before them. Times are medians over the calls.
+
+    Nodes of the body of another one are left out: their time is in its own.
+    """
+    kernels = [
+        event
+        for event in events
+        if event.get("cat") == "Node" and str(event.get("name", "")).endswith(_KERNEL)
+    ]
+    times: dict[str, list[float]] = {}
+    ops: dict[str, str] = {}
+    for event in _outermost(kernels):
+        name = str(event["name"]).removesuffix(_KERNEL)
+        times.setdefault(name, []).append(float(event.get("dur", 0)) / 1e3)
+        ops[name] = _op(event) or name
+    nodes = tuple(Timed(name, ops[name], _of_a_call(seen, calls)) for name, seen in times.items())
+    return Trace(nodes, max(map(_held, kernels), default=0))
+
+
+def _outermost(kernels: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """Those that do not begin while a node with a body runs. Nodes run one after another, and are told as they end."""
+    body_ends = -math.inf
+    for event in sorted(kernels, key=lambda each: (each.get("ts", 0), -each.get("dur", 0))):
+        began = event.get("ts", 0)
+        if began >= body_ends:
+            yield event
+            if _op(event) in _WITH_BODY:
+                body_ends = began + event.get("dur", 0)
+
+
+def _op(event: Mapping[str, Any]) -> str:
+    return str(event.get("args", {}).get("op_name", ""))
+
+
+def _held(event: Mapping[str, Any]) -> int:
+    args = event.get("args", {})
+    return int(args.get("mem_arena_held", args.get("mem_in_use_peak", 0)))
+
+
+def _of_a_call(seen: list[float], calls: int) -> float:
+    """Milliseconds of a node in one call; it may run several times in each, as in the body of a loop."""
+    each = len(seen) // (calls + _WARM) or 1
+    times = sorted(sum(seen[start : start + each]) for start in range(each * _WARM, len(seen), each))
+    return times[len(times) // 2] if times else sum(seen)
+
+
+class _ProfiledGraph(OnnxGraph):
+    def end_profiling(self) -> Path:
+        """The file with all events since the session began."""
+        return Path(self._session.end_profiling())
+
+
+class _ProfilingEngine(OnnxEngine):
+    """Sessions as on the device in training, but for their profiler."""
+
+    def __init__(self, threads: int, prefix: Path) -> None:
+        super().__init__(threads)
+        self._prefix = prefix
+
+    def load(self, graph: Graph, artifact: bytes, threads: int = 0) -> _ProfiledGraph:
+        return _ProfiledGraph(graph, self._loaded(graph, artifact, self._options(threads))._session)
+
+    def _options(self, threads: int = 0) -> Any:
+        options = super()._options(threads)
+        options.enable_profiling = True
+        options.profile_file_prefix = str(self._prefix)
+        return options

@@ -1,0 +1,227 @@
+"""One short round in this process, on random data: the I/O of the multi-step forward pass, and memory over time."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+
+import msgspec
+import numpy as np
+
+from edgefl.wire import tensors
+from edgefl.wire.blobs import BlobRef
+from edgefl.wire.bundle.manifest import Graph, Manifest, Port
+from edgefl.wire.bundle.profiles import ChunkProfile, Span, Timeline
+from edgefl.wire.tensors import Array, Arrays
+from edgefl_device.data.samples import FittedData
+from edgefl_device.engine.base import Engine, LoadedGraph, Outputs, State
+from edgefl_device.memory import anonymous_bytes, trim_memory
+from edgefl_device.profile.measure.folder import BundleFolder
+from edgefl_device.profile.measure.inputs import Inputs
+from edgefl_device.profile.measure.sampler import MemorySampler
+from edgefl_device.round.costs import Profiler
+from edgefl_device.round.graphs import GraphSettings
+from edgefl_device.round.job import Job
+from edgefl_device.round.offline import NoCheckpoints
+from edgefl_device.round.runner import RoundRunner
+
+# A round under watch: what each stage of it takes, and when each begins.
+
+
+@dataclass
+class Stage:
+    """From the fetch of a graph's weights, or its load, to that of the next. Times in milliseconds."""
+
+    graph: str
+    start_ms: float
+    fetch_bytes: int = 0
+    fetch_ms: float = 0.0
+    load_ms: float = 0.0
+    run_ms: float = 0.0
+    end_ms: float = 0.0
+
+
+@dataclass
+class WatchedEngine:
+    """An engine that notes every load and every run of ``inner``."""
+
+    inner: Engine
+    folder: BundleFolder
+    sampler: MemorySampler
+    stages: list[Stage] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return self.inner.name
+
+    @property
+    def version(self) -> str:
+        return self.inner.version
+
+    @property
+    def format(self) -> str:
+        return self.inner.format
+
+    @property
+    def thread_counts(self) -> tuple[int, ...]:
+        return self.inner.thread_counts
+
+    def load(self, graph: Graph, artifact: bytes, threads: int = 0) -> LoadedGraph:
+        start = time.perf_counter()
+        began = self.folder.asked or start
+        stage = Stage(graph.name, self.sampler.ms_of(began))
+        fetched = self.folder.reads[:-1]  # the last one was the graph
+        stage.fetch_bytes = sum(size for size, _ in fetched)
+        stage.fetch_ms = sum(took for _, took in fetched)
+        self.folder.asked, self.folder.reads = 0.0, []
+        if self.stages:
+            self.stages[-1].end_ms = stage.start_ms
+        self.stages.append(stage)
+        loaded = self.inner.load(graph, artifact, threads)
+        stage.load_ms = 1e3 * (time.perf_counter() - start)
+        return _WatchedGraph(loaded, stage)
+
+    def read_state(self, state: State) -> Arrays:
+        return self.inner.read_state(state)
+
+    def write_state(self, arrays: Mapping[str, Array]) -> State:
+        return self.inner.write_state(arrays)
+
+    def spans(self, manifest: Manifest) -> tuple[Span, ...]:
+        """The stages with the names that people read."""
+        chunks = {chunk.graph: number for number, chunk in enumerate(manifest.prefix, 1)}
+        labels = {graph: f"chunk {number} of {len(chunks)}" for graph, number in chunks.items()}
+        labels |= {phase.graph: f"training ({phase.name})" for phase in manifest.phases}
+        return tuple(
+            Span(label=labels.get(stage.graph, stage.graph), start_ms=stage.start_ms, end_ms=stage.end_ms)
+            for stage in self.stages
+        )
+
+
+@dataclass(frozen=True)
+class _WatchedGraph:
+    inner: LoadedGraph
+    stage: Stage
+
+    def run(self, feeds: Mapping[str, Array], state: State) -> Outputs:
+        start = time.perf_counter()
+        outputs = self.inner.run(feeds, state)
+        self.stage.run_ms += 1e3 * (time.perf_counter() - start)
+        return outputs
+
+
+STEPS = 4
+"""Most training steps of each phase: memory reaches its peak in the second at the latest."""
+
+
+class RoundProfile(msgspec.Struct, frozen=True, kw_only=True):
+    """What the round showed. ``idle_bytes`` is the process with its engine open."""
+
+    idle_bytes: int
+    peak_bytes: int
+    io: tuple[ChunkProfile, ...]
+    timeline: Timeline
+
+
+def profile_round(engine: Engine, folder: BundleFolder, rows: int) -> RoundProfile:
+    """Run one round over ``rows`` samples (0: two batches) whose weights and graphs come from files."""
+    idle, whole = anonymous_bytes(), folder.manifest
+    manifest = _shortened(whole)
+    inputs = Inputs(whole)
+    job = _job(folder, whole, inputs)
+    data = inputs.samples(rows or 2 * whole.batch)
+    trim_memory()
+    profiler = Profiler()
+    with MemorySampler() as sampler:
+        watched = WatchedEngine(engine, folder, sampler)
+        settings = GraphSettings(folder.path, checkpoint_steps=1 << 30)
+        runner = RoundRunner(
+            engine=watched,
+            manifest=manifest,
+            blobs=folder,
+            memory=NoCheckpoints(),
+            profiler=profiler,
+            settings=settings,
+        )
+        runner.run(job, data, _no_carry(manifest))
+        watched.stages[-1].end_ms = sampler.now_ms
+    return RoundProfile(
+        idle_bytes=idle,
+        peak_bytes=max(idle, *(moment.rss_bytes for moment in sampler.moments)),
+        io=_chunks(manifest, watched.stages, profiler, data),
+        timeline=Timeline(moments=sampler.moments, spans=watched.spans(manifest)),
+    )
+
+
+def _shortened(manifest: Manifest) -> Manifest:
+    phases = tuple(msgspec.structs.replace(phase, steps=min(phase.steps, STEPS)) for phase in manifest.phases)
+    return msgspec.structs.replace(manifest, phases=phases)
+
+
+def _job(folder: BundleFolder, manifest: Manifest, inputs: Inputs) -> Job:
+    """A round's task, with random weights written where the blobs of a bundle lie."""
+    masks = {
+        port.label: port.mask for graph in manifest.graphs for port in graph.inputs_of("weights") if port.mask
+    }
+    units: dict[str, tuple[BlobRef, ...]] = {
+        unit: (
+            folder.add(tensors.dump(arrays, {name: masks[name] for name in arrays.keys() & masks.keys()})),
+        )
+        for unit, arrays in inputs.weights(manifest).items()
+    }
+    scalars = {port.label for graph in manifest.graphs for port in graph.inputs_of("hyper")}
+    return Job(
+        run="profile",
+        round=1,
+        tier=manifest.tier,
+        seed=0,
+        nonce="profile",
+        samples=0,
+        model_version="random",
+        bundle=folder.add(b"profile"),
+        units=units,
+        hyper={label: manifest.hyper.get(label, 0.0) for label in scalars},
+    )
+
+
+def _no_carry(manifest: Manifest) -> Arrays:
+    """What a first round goes on from: nothing, which reads as zeros."""
+    ports = [port for graph in manifest.graphs for port in graph.inputs_of("carry")]
+    return {port.label: np.zeros(port.shape, port.dtype) for port in ports}
+
+
+def _chunks(
+    manifest: Manifest, stages: list[Stage], profiler: Profiler, data: FittedData
+) -> tuple[ChunkProfile, ...]:
+    by_graph = {stage.graph: stage for stage in stages}
+    forward, written = (iter(profiler.times_ms.get(name, [])) for name in ("forward", "write"))
+    profiles = []
+    for chunk in manifest.prefix:
+        spec, stage = manifest.graph(chunk.graph), by_graph[chunk.graph]
+        (port,), (out,) = spec.inputs_of("batch"), spec.outputs_of("record")
+        groups = math.ceil(len(data) / port.shape[0])
+        reading = sum(islice(forward, groups)) - stage.run_ms
+        writing = sum(islice(written, groups + 2))  # the record is made, filled and sealed
+        profiles.append(
+            ChunkProfile(
+                graph=chunk.graph,
+                units=chunk.units,
+                rows=len(data),
+                fetch_bytes=stage.fetch_bytes,
+                fetch_ms=round(stage.fetch_ms, 3),
+                load_ms=round(stage.load_ms, 3),
+                read_bytes=groups * port.nbytes,
+                read_ms=round(max(0.0, reading), 3),
+                forward_ms=round(stage.run_ms, 3),
+                write_bytes=len(data) * _row_bytes(out),
+                write_ms=round(writing, 3),
+            )
+        )
+    return tuple(profiles)
+
+
+def _row_bytes(port: Port) -> int:
+    return port.nbytes // max(1, port.shape[0])

@@ -1,0 +1,176 @@
+"""The engine's process: ``python -m edgefl_device.sandbox.child``, spoken to over its standard input and output."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import time
+from typing import Any
+
+import msgspec
+
+from edgefl_device.sandbox import messages
+from edgefl_device.sandbox.confine import confine
+
+_MOST_TEXT = 2000
+_LOOK_S = 1.0
+
+
+class Server:
+    """Answers one word after the other until the line ends."""
+
+    def __init__(self, line: Any, engine: Any) -> None:
+        self._line = line
+        self._engine = engine
+        self._graphs: dict[int, tuple[Any, Any]] = {}
+        self._state: dict[int, Any] = {}
+        self._numbers = itertools.count(1)
+
+    def serve(self) -> None:
+        from edgefl.wire.errors import EdgeflError
+        from edgefl_device.sandbox.frames import LineEnded
+
+        decoder = msgspec.msgpack.Decoder(messages.Word)
+        while True:
+            try:
+                word = decoder.decode(self._line.head())
+                try:
+                    answer, arrays = self._answer(word)
+                except LineEnded:
+                    raise
+                except EdgeflError as error:
+                    answer, arrays = (
+                        messages.Failed(code=error.exit_code, text=error.message[:_MOST_TEXT]),
+                        [],
+                    )
+                except Exception as error:  # an engine's own
+                    answer, arrays = (
+                        messages.Failed(code=0, text=f"{type(error).__name__}: {error}"[:_MOST_TEXT]),
+                        [],
+                    )
+                if answer is not None:
+                    self._line.send(msgspec.msgpack.encode(answer), arrays)
+                del answer, arrays, word
+            except LineEnded:
+                return
+
+    def _answer(self, word: messages.Word) -> tuple[messages.Answer | None, list[Any]]:
+        match word:
+            case messages.Load():
+                artifact = self._line.array("uint8", (word.nbytes,)).tobytes()
+                self._graphs[word.number] = (
+                    word.graph,
+                    self._engine.load(word.graph, artifact, word.threads),
+                )
+                return messages.Done(), []
+            case messages.Run():
+                return self._run(word)
+            case messages.Read():
+                arrays = self._engine.read_state(self._held(word.state))
+                return _told(arrays)
+            case messages.Tensors():
+                arrays = {each.name: self._line.array(each.dtype, each.shape) for each in word.tensors}
+                return messages.Written(state=self._keep(self._engine.write_state(arrays))), []
+            case messages.Drop():
+                for number in word.state:
+                    self._state.pop(number, None)
+                for number in word.graphs:
+                    self._graphs.pop(number, None)
+        return None, []
+
+    def _run(self, word: messages.Run) -> tuple[messages.Answer, list[Any]]:
+        graph, loaded = self._graphs[word.number]
+        feeds = {
+            port.name: self._line.array(port.dtype, port.shape)
+            for port in graph.inputs
+            if port.role != "state"
+        }
+        outputs = loaded.run(feeds, self._held(word.state))
+        arrays = [outputs.arrays[port.name] for port in graph.outputs if port.role != "state"]
+        return messages.Ran(state=self._keep(outputs.state)), [_contiguous(array) for array in arrays]
+
+    def _held(self, state: dict[str, int]) -> dict[str, Any]:
+        return {name: self._state[number] for name, number in state.items()}
+
+    def _keep(self, state: dict[str, Any]) -> dict[str, int]:
+        numbers = {name: next(self._numbers) for name in state}
+        self._state.update({numbers[name]: value for name, value in state.items()})
+        return numbers
+
+
+def _told(arrays: dict[str, Any]) -> tuple[messages.Answer, list[Any]]:
+    tensors = tuple(
+        messages.Tensor(name=name, dtype=a.dtype.str, shape=a.shape) for name, a in arrays.items()
+    )
+    return messages.Tensors(tensors=tensors), [_contiguous(array) for array in arrays.values()]
+
+
+def _contiguous(array: Any) -> Any:
+    import numpy as np
+
+    return np.asarray(array, order="C")
+
+
+def _first(read_end: int) -> messages.Open:
+    """The first word, read without numpy, whose threads must not begin before the process is confined."""
+    length = int.from_bytes(_exactly(read_end, 8), "little")
+    return msgspec.msgpack.decode(_exactly(read_end, length), type=messages.Open)
+
+
+def _exactly(read_end: int, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        piece = os.read(read_end, count - len(data))
+        if not piece:
+            raise SystemExit(0)
+        data += piece
+    return data
+
+
+def _end_with(parent: int) -> None:
+    """End with the agent, also in a step without end. The kernel's own way means the thread that started this process, and
+    the agent has one for each round."""
+    while os.getppid() == parent:
+        time.sleep(_LOOK_S)
+    os._exit(1)
+
+
+def main() -> None:
+    parent = os.getppid()
+    read_end, write_end = os.dup(0), os.dup(1)
+    os.dup2(2, 1)  # whatever a library prints is no answer
+    wanted = _first(read_end)
+    missing = confine(wanted.confinement)
+
+    from pathlib import Path
+
+    from edgefl.wire.errors import EdgeflError
+    from edgefl_device.engine.select import open_engine
+    from edgefl_device.memory import return_memory_early
+    from edgefl_device.sandbox.frames import Line, widen
+
+    threading.Thread(target=_end_with, args=(parent,), name="parent", daemon=True).start()
+    return_memory_early()
+    widen(write_end)
+    line = Line(read_end, write_end)
+    try:
+        pages = Path(wanted.pages) if wanted.pages else None
+        engine = open_engine(wanted.engine, wanted.threads, pages, wanted.most_threads)
+    except EdgeflError as error:
+        line.send(msgspec.msgpack.encode(messages.Failed(code=error.exit_code, text=error.message)))
+        return
+    opened = messages.Opened(
+        name=engine.name,
+        version=engine.version,
+        format=engine.format,
+        thread_counts=tuple(engine.thread_counts),
+        missing=missing,
+    )
+    line.send(msgspec.msgpack.encode(opened))
+    Server(line, engine).serve()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

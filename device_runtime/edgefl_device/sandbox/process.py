@@ -1,0 +1,250 @@
+"""One process of an engine: how it is started and spoken to, and in what words it is said to have ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+import weakref
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from edgefl.wire.errors import BundleError, ConfigError, EdgeflError, RoundDeclined, StoreError
+from edgefl.wire.mqtt.messages import CRASHED, MALFORMED
+from edgefl.wire.tensors import Array
+from edgefl_device.memory import status_bytes
+from edgefl_device.sandbox.confine import Confinement
+from edgefl_device.sandbox.frames import Line, LineEnded, TookTooLong, patient, patient_to_write, widen
+from edgefl_device.sandbox.messages import Answer, Drop, Failed, Open, Opened, Tensor, Word
+from edgefl_device.sandbox.starting import Complaints, command, environment
+
+if TYPE_CHECKING:
+    import subprocess
+
+START_S = 120.0
+_ERRORS: dict[int, type[EdgeflError]] = {
+    each.exit_code: each for each in (ConfigError, BundleError, StoreError)
+}
+_ADDRESS_BYTES = 4 << 30
+"""Address space beside what the device offers: code, threads' stacks, and what an allocator sets apart and never uses."""
+_decoder = msgspec.msgpack.Decoder(Answer)
+
+
+class EngineFailed(RuntimeError):
+    """An engine's own error, in its words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SandboxSettings:
+    """``engine``, ``threads`` and ``most_threads`` as :func:`edgefl_device.engine.select.open_engine` takes them; ``pages``
+    is the folder for what graphs keep on the disk. ``step_s``: the longest call. ``memory_bytes``, ``file_bytes`` and
+    ``cpu_s`` bound the process; ``readable``: more files that it may read."""
+
+    engine: str
+    threads: int = 1
+    most_threads: int = 0
+    pages: Path | None = None
+    step_s: float = 600.0
+    memory_bytes: int = 0
+    file_bytes: int = 0
+    cpu_s: int = 0
+    readable: tuple[str, ...] = ()
+
+    def first_word(self) -> Open:
+        return Open(
+            engine=self.engine,
+            threads=self.threads,
+            most_threads=self.most_threads,
+            pages=self._pages,
+            confinement=self.confinement(),
+        )
+
+    def confinement(self) -> Confinement:
+        """What is left to the process."""
+        return Confinement(
+            memory_bytes=_ADDRESS_BYTES + 2 * self.memory_bytes if self.memory_bytes else 0,
+            file_bytes=self.file_bytes,
+            cpu_s=self.cpu_s,
+            writable=self._pages,
+            readable=self.readable,
+        )
+
+    @property
+    def _pages(self) -> str:
+        return str(self.pages.resolve()) if self.pages else ""
+
+
+class EngineProcess:
+    """One process of the engine. What is said to it is said by one thread at a time: the agent's worker."""
+
+    def __init__(self, settings: SandboxSettings) -> None:
+        import subprocess  # most devices wait without a process: they are to be small
+        import tempfile
+
+        self._step_s = settings.step_s
+        self._until = time.monotonic() + START_S
+        self._place = None if settings.pages else tempfile.TemporaryDirectory(prefix="edgefl-engine-")
+        if settings.pages:
+            _make_empty(settings.pages)
+        self.process: subprocess.Popen[bytes] = subprocess.Popen(
+            command("edgefl_device.sandbox.child"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=self._place.name if self._place else settings.pages,
+            env=environment(),
+            start_new_session=True,
+        )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        self._complaints = Complaints(self.process.stderr)
+        read_end, write_end = self.process.stdout.fileno(), self.process.stdin.fileno()
+        widen(write_end)
+        self._line = Line(
+            read_end,
+            write_end,
+            patient(read_end, lambda: self._until),
+            patient_to_write(write_end, lambda: self._until),
+        )
+        self._gone: list[int] = []
+        self._gone_graphs: list[int] = []
+        self._graphs = 0
+        self.ended = ""
+        opened = self.ask(settings.first_word(), within_s=START_S)
+        assert isinstance(opened, Opened)
+        self.opened = opened
+        self._idle_bytes = status_bytes("RssAnon", self.process.pid)
+
+    def ask(self, word: Word, arrays: list[Array] | None = None, *, within_s: float = 0.0) -> Answer:
+        """The answer to a word. Its own errors come as they are; RoundDeclined if the process ended, or took too long."""
+        if self.ended:
+            raise RoundDeclined(CRASHED, self.ended)
+        self._until = time.monotonic() + (within_s or self._step_s)
+        try:
+            self._forget()
+            self._line.send(msgspec.msgpack.encode(word), arrays or [])
+            answer: Answer = _decoder.decode(self._line.head())
+        except (LineEnded, TookTooLong, *MALFORMED) as error:
+            raise self.over(error) from error
+        if isinstance(answer, Failed):
+            kind = _ERRORS.get(answer.code)
+            raise kind(answer.text) if kind else EngineFailed(answer.text)
+        return answer
+
+    def array(self, dtype: str, shape: tuple[int, ...]) -> Array:
+        """The next array of an answer."""
+        try:
+            return self._line.array(dtype, shape)
+        except (LineEnded, TookTooLong, ValueError, TypeError, MemoryError) as error:
+            raise self.over(error) from error
+
+    def over(self, error: Exception) -> RoundDeclined:
+        """End it, and say how it ended."""
+        with contextlib.suppress(Exception):
+            self.process.wait(0.5 if isinstance(error, LineEnded) else 0.0)
+        code = self.process.poll()
+        words = self._complaints.last() if code is not None else ""
+        self.end()
+        if isinstance(error, TookTooLong):
+            why = f"it took longer than {self._step_s:g} s (limits.max_step_s) for one step"
+        elif isinstance(error, MemoryError):
+            why = "there is no memory here for what it answered"
+        elif code is None:
+            why = "what it answered cannot be read"
+        else:
+            why = _signal(-code) if code < 0 else f"it exited with code {code}"
+            why += f": {words}" if words else ""
+        self.ended = f"the engine's process ended: {why}"
+        return RoundDeclined(CRASHED, self.ended)
+
+    def number_graph(self) -> int:
+        self._graphs += 1
+        return self._graphs
+
+    def hold(self, number: int, dtype: str, shape: tuple[int, ...]) -> Remote:
+        """A value of the state there, that is forgotten with what is returned."""
+        remote = Remote(self, number, np.dtype(dtype).str, tuple(shape))
+        weakref.finalize(remote, self._gone.append, number)
+        return remote
+
+    def forget_graph(self, number: int) -> None:
+        self._gone_graphs.append(number)
+
+    def _forget(self) -> None:
+        if self._gone or self._gone_graphs:
+            state, graphs = self._gone[:], self._gone_graphs[:]
+            del self._gone[: len(state)], self._gone_graphs[: len(graphs)]
+            drop = Drop(state=tuple(state), graphs=tuple(graphs))
+            self._line.send(msgspec.msgpack.encode(drop))
+
+    def used_bytes(self) -> int:
+        """Return the anonymous memory above that of the idle process, 0 if the system does not report it."""
+        return max(0, status_bytes("RssAnon", self.process.pid) - self._idle_bytes)
+
+    def end(self) -> None:
+        self.ended = self.ended or "the engine's process was ended"
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if hasattr(os, "killpg"):
+                os.killpg(
+                    self.process.pid, signal.SIGKILL
+                )  # with what it may have started, also where it ended before
+        self.process.kill()
+        self.process.wait()
+        for stream in (self.process.stdin, self.process.stdout):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+        self._complaints.close()
+        if self._place is not None:
+            self._place.cleanup()
+
+
+@dataclass(eq=False)
+class Remote:
+    """A tensor of the state, in the engine's process. ``dtype`` and ``shape`` are what it has to have by the manifest, or by
+    what it was made of; ``dtype`` as ``numpy.dtype.str``."""
+
+    process: EngineProcess
+    number: int
+    dtype: str
+    shape: tuple[int, ...]
+
+    def told(self, name: str) -> Tensor:
+        """How it has to be announced."""
+        return Tensor(name=name, dtype=self.dtype, shape=self.shape)
+
+
+def _signal(number: int) -> str:
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        name = f"signal {number}"
+    told = {
+        "SIGKILL": "killed, as by a system that is out of memory",
+        "SIGXCPU": "its processor time was over",
+        "SIGSEGV": "it read or wrote where nothing is",
+    }
+    return f"{name}: {told[name]}" if name in told else name
+
+
+def _make_empty(path: Path) -> None:
+    """A folder without what an earlier process left there."""
+    import shutil
+
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        for left in path.iterdir():
+            if left.is_dir() and not left.is_symlink():
+                shutil.rmtree(left)
+            else:
+                left.unlink()
+    except OSError as error:
+        raise StoreError(
+            f"the folder {path} cannot be made, or not be emptied: {error.strerror}; choose another `--store`"
+        ) from error

@@ -1,0 +1,412 @@
+"""The device's store: one SQLite file with blobs, the open job, its checkpoint, the outbox, carry and history.
+
+Everything a killed agent needs to go on is here; each method is one transaction.
+"""
+
+from __future__ import annotations
+
+import io
+import sqlite3
+import time
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from edgefl.wire.blobs import BlobRef
+from edgefl.wire.errors import StoreError
+from edgefl.wire.mqtt.messages import MALFORMED, with_last_bytes
+from edgefl.wire.mqtt.topics import NO_SHARD
+from edgefl.wire.tensors import Array, Piece
+from edgefl_device.store import checkpoint_rows
+from edgefl_device.store.carry_choice import StoredCarry
+from edgefl_device.store.checkpoint_rows import Checkpoint
+from edgefl_device.store.file import StoreFile
+from edgefl_device.store.values import insert
+
+# In tables of large values ``data`` is the last column, so that finding a row does not read it. No row of ``carries`` is
+# ever rewritten, which would hold it in memory.
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS blobs(sha256 TEXT PRIMARY KEY, size INTEGER NOT NULL, used_at REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS chunks(
+  sha256 TEXT NOT NULL REFERENCES blobs ON DELETE CASCADE, idx INTEGER NOT NULL, data BLOB NOT NULL,
+  PRIMARY KEY(sha256, idx));
+CREATE TABLE IF NOT EXISTS job(one INTEGER PRIMARY KEY CHECK(one = 1), data BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS outbox(nonce TEXT PRIMARY KEY, round INTEGER NOT NULL, data BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS traffic(day TEXT PRIMARY KEY, bytes INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS facts(name TEXT PRIMARY KEY, value BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS history(nonce TEXT PRIMARY KEY, finished_at REAL NOT NULL, data BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS carries(
+  id INTEGER PRIMARY KEY, name TEXT NOT NULL, nonce TEXT NOT NULL, round INTEGER NOT NULL, data BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS choices(
+  id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, data BLOB NOT NULL);
+"""
+
+
+_MOST_CHOICES = 256
+"""Results of trials that are kept, the newest."""
+
+_MOST_NAMES = 500
+"""Blobs that are asked for in one query: old versions of SQLite take 999 values."""
+
+DECLINED = "declined"
+"""The outcome of a task that this device did not take."""
+
+
+Place = tuple[BlobRef, int]
+"""A chunk of a blob, by its index."""
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """An update that waits for the server's word. ``data`` is an encoded Update; ``ask``: it is offered before it goes;
+    ``shard``: below which topics."""
+
+    run: str
+    round: int
+    nonce: str
+    data: Piece = b""
+    ask: bool = False
+    shard: int = NO_SHARD
+
+
+class _StoredOutgoing(msgspec.Struct):
+    """An :class:`Outgoing` as the store holds it."""
+
+    run: str
+    round: int
+    nonce: str
+    data: memoryview
+    ask: bool = False
+    shard: int = NO_SHARD
+
+
+class PastRound(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the device's history."""
+
+    run: str
+    round: int
+    tier: str
+    nonce: str
+    outcome: str
+    reason: str = ""
+    loss: float = float("nan")
+    step_ms: float = 0.0
+    peak_bytes: int = 0
+    down_bytes: int = 0
+    up_bytes: int = 0
+    text: str = ""
+
+
+class Store(StoreFile):
+    """One agent's memory on disk. Thread-safe.
+
+    It belongs to the device and federation that first opened it, and to one process at a time.
+    """
+
+    def __init__(
+        self, folder: Path, *, limit_bytes: int, history_rounds: int, federation: str = "", device: str = ""
+    ) -> None:
+        self._limit = limit_bytes
+        self._history_rounds = history_rounds
+        super().__init__(folder, _SCHEMA + checkpoint_rows.SCHEMA, federation=federation, device=device)
+
+    # -- blobs -----------------------------------------------------------------------------------------------
+
+    def missing(self, refs: Sequence[BlobRef]) -> list[Place]:
+        """The chunks of ``refs`` that are not here yet, in their order. A blob of no bytes is always here."""
+        here: dict[str, set[int]] = {ref.sha256: set() for ref in refs}
+        names = list(here)
+        for first in range(0, len(names), _MOST_NAMES):
+            some = names[first : first + _MOST_NAMES]
+            marks = ", ".join("?" * len(some))
+            query = f"SELECT sha256, idx FROM chunks WHERE sha256 IN ({marks})"
+            for sha256, index in self._all(query, *some):
+                here[sha256].add(index)
+        return [
+            (ref, index)
+            for ref in refs
+            if ref.size
+            for index in range(ref.count)
+            if index not in here[ref.sha256]
+        ]
+
+    def missing_chunks(self, ref: BlobRef) -> list[int]:
+        """Indices of the chunks of ``ref`` that are not here yet."""
+        return [index for _, index in self.missing([ref])]
+
+    def put_chunk(self, ref: BlobRef, index: int, data: bytes) -> None:
+        """Keep one checked chunk."""
+        self.put_chunks([((ref, index), data)])
+
+    def put_chunks(self, chunks: Sequence[tuple[Place, bytes]]) -> None:
+        """Keep checked chunks, all or none."""
+        now = time.time()
+        with self._transaction() as db:
+            blobs = [(ref.sha256, ref.size, now) for (ref, _), _ in chunks]
+            db.executemany("INSERT OR IGNORE INTO blobs VALUES(?, ?, ?)", blobs)
+            rows = [(ref.sha256, index, data) for (ref, index), data in chunks]
+            db.executemany("INSERT OR REPLACE INTO chunks VALUES(?, ?, ?)", rows)
+
+    def make_room(self, needed: list[BlobRef]) -> None:
+        """Drop the least recently used blobs until ``needed`` fit; StoreError if they never can."""
+        keep = {ref.sha256: ref.size for ref in needed}
+        if sum(keep.values()) > self._limit:
+            raise StoreError(
+                f"this round needs {sum(keep.values())} bytes of blobs, the store may hold {self._limit}: "
+                "raise limits.store_bytes or ask for a smaller tier",
+                needed=sum(keep.values()),
+                limit=self._limit,
+            )
+        with self._transaction() as db:
+            self._drop_oldest(db, sum(keep.values()) + self._beside_bytes(), keep)
+            _touch(db, keep)
+
+    def touch(self, refs: Sequence[BlobRef]) -> None:
+        """They are used again: others are dropped before them."""
+        with self._transaction() as db:
+            _touch(db, [ref.sha256 for ref in refs])
+
+    def make_room_beside(self, nbytes: int) -> None:
+        """Drop the least recently used blobs until a file of ``nbytes`` fits into the folder, which a round keeps there
+        beside this store; StoreError if it never can."""
+        beside = self._beside_bytes() + nbytes
+        if beside > self._limit:
+            raise StoreError(
+                f"this round keeps {beside} bytes on the disk, the store may hold {self._limit}: raise limits.store_bytes "
+                "or ask for a smaller tier",
+                needed=beside,
+                limit=self._limit,
+            )
+        with self._transaction() as db:
+            self._drop_oldest(db, beside, ())
+
+    def _drop_oldest(self, db: sqlite3.Connection, nbytes: int, keep: Collection[str]) -> None:
+        """Drop the least recently used blobs, but those to ``keep``, until the others and ``nbytes`` fit."""
+        rows = db.execute("SELECT sha256, size FROM blobs ORDER BY used_at").fetchall()
+        others = [(sha256, size) for sha256, size in rows if sha256 not in keep]
+        used = nbytes + sum(size for _, size in others)
+        for sha256, size in others:
+            if used <= self._limit:
+                return
+            db.execute("DELETE FROM blobs WHERE sha256 = ?", (sha256,))
+            used -= size
+
+    def _beside_bytes(self) -> int:
+        """What lies in the folder beside the store: records, and bundles that are measured."""
+        files = [*self.folder.glob("record-*"), *self.folder.glob("profile/**/*")]
+        sizes = 0
+        for file in files:
+            with suppress(OSError):  # it is gone
+                sizes += file.stat().st_size if file.is_file() else 0
+        return sizes
+
+    def add_traffic(self, day: str, nbytes: int) -> None:
+        """So many bytes more went over the link on ``day``; other days are forgotten."""
+        with self._transaction() as db:
+            db.execute("DELETE FROM traffic WHERE day != ?", (day,))
+            db.execute(
+                "INSERT INTO traffic VALUES(?, ?) ON CONFLICT(day) DO UPDATE SET bytes = bytes + excluded.bytes",
+                (day, nbytes),
+            )
+
+    def traffic(self, day: str) -> int:
+        """Bytes that went over the link on ``day``."""
+        rows = self._all("SELECT bytes FROM traffic WHERE day = ?", day)
+        return int(rows[0][0]) if rows else 0
+
+    def blob(self, ref: BlobRef) -> bytes:
+        """The whole blob, unchecked; fewer bytes than ``ref.size`` if chunks are missing."""
+        whole = io.BytesIO()  # one chunk after the other, in memory once
+        with self._reading() as db:
+            for (data,) in db.execute("SELECT data FROM chunks WHERE sha256 = ? ORDER BY idx", (ref.sha256,)):
+                whole.write(data)
+        return whole.getvalue()
+
+    def drop_blob(self, ref: BlobRef) -> None:
+        with self._transaction() as db:
+            db.execute("DELETE FROM blobs WHERE sha256 = ?", (ref.sha256,))
+
+    # -- the open round --------------------------------------------------------------------------------------
+
+    def open_job(self, data: bytes, *, fresh: bool = False) -> None:
+        """Remember the round that is being worked on, before any work; ``fresh`` drops what was computed for it."""
+        with self._transaction() as db:
+            if fresh:
+                checkpoint_rows.delete(db)
+            db.execute("INSERT OR REPLACE INTO job VALUES(1, ?)", (data,))
+
+    def job(self) -> bytes | None:
+        return self._one("SELECT data FROM job")
+
+    def close_job(self) -> None:
+        with self._transaction() as db:
+            db.execute("DELETE FROM job")
+            checkpoint_rows.delete(db)
+
+    def save_checkpoint(self, nonce: str, checkpoint: Checkpoint) -> None:
+        """Replace the checkpoint, whole or not at all; its tensors are drawn and written one after the other."""
+        with self._transaction() as db:
+            checkpoint_rows.replace(db, nonce, checkpoint)
+
+    def checkpoint(self, nonce: str) -> Checkpoint | None:
+        """The checkpoint of this task. Its tensors are read as they are drawn: StoreError if it was replaced by then."""
+        with self._reading() as db:
+            stored = checkpoint_rows.find(db, nonce)
+        if stored is None:
+            return None
+        tensors = ((row.name, self._tensor(row)) for row in stored.rows)
+        return Checkpoint(stored.step, stored.sums, tensors, stored.basis)
+
+    def _tensor(self, row: checkpoint_rows.TensorRow) -> Array:
+        with self._reading() as db:
+            return checkpoint_rows.read(db, row)
+
+    # -- outbox ----------------------------------------------------------------------------------------------
+
+    def finish_job(
+        self,
+        outgoing: Outgoing,
+        carry: bytes | Sequence[Piece] | None,
+        carry_name: str,
+        data: Sequence[Piece] = (),
+    ) -> None:
+        """Move a computed update into the outbox and end its job, in one durable step: it is never lost.
+
+        ``data``: the encoded update in pieces, in place of ``outgoing.data``. Nothing is joined in memory.
+        """
+        body = data or [outgoing.data]
+        fields = {key: value for key, value in vars(outgoing).items() if key != "data"}
+        head = with_last_bytes(msgspec.msgpack.encode({**fields, "data": b""}), sum(map(len, body)))
+        with self._transaction(durable=True) as db:
+            db.execute("DELETE FROM outbox WHERE nonce = ?", (outgoing.nonce,))
+            insert(db, "outbox", {"nonce": outgoing.nonce, "round": outgoing.round}, [head, *body])
+            if carry is not None:
+                # Beside those before: had the server never heard of the update, what it did not tell must not stand either.
+                kept = {"name": carry_name, "nonce": outgoing.nonce, "round": outgoing.round}
+                insert(db, "carries", kept, [carry] if isinstance(carry, bytes) else carry)
+            db.execute("DELETE FROM job")
+            checkpoint_rows.delete(db)
+
+    def outgoing(self) -> Outgoing | None:
+        """The oldest update that waits. StoreError for one that cannot be read, which is dropped."""
+        rows = self._all("SELECT rowid FROM outbox ORDER BY rowid LIMIT 1")
+        if not rows:
+            return None
+        [(row,)] = rows
+        with self._reading() as db, db.blobopen("outbox", "data", row, readonly=True) as blob:
+            data = blob.read()  # a selected value would be copied twice
+        try:
+            return Outgoing(**msgspec.structs.asdict(msgspec.msgpack.decode(data, type=_StoredOutgoing)))
+        except MALFORMED as error:
+            with self._transaction() as db:
+                db.execute("DELETE FROM outbox WHERE rowid = ?", (row,))
+            raise StoreError(
+                f"an update that waited in the store in {self.folder} cannot be read ({error}) and is dropped: the disk may "
+                "be damaged, or another release wrote it"
+            ) from error
+
+    def any_waits(self) -> bool:
+        """Whether an update waits; it is not read."""
+        return bool(self._all("SELECT rowid FROM outbox LIMIT 1"))
+
+    def waits(self, nonce: str) -> bool:
+        """Whether the update of this task was computed and waits for the server."""
+        return self._one("SELECT nonce FROM outbox WHERE nonce = ?", nonce) is not None
+
+    def settle(self, past: PastRound) -> None:
+        """The server has spoken: the update leaves the outbox and enters the history, in one step.
+
+        Unless the server accepted it, the carry that its round left goes with it.
+        """
+        with self._transaction() as db:
+            if past.outcome != "accepted":
+                db.execute("DELETE FROM carries WHERE nonce = ?", (past.nonce,))
+            db.execute("DELETE FROM outbox WHERE nonce = ?", (past.nonce,))
+            self._remember(db, past)
+
+    def decline(self, past: PastRound) -> None:
+        """The open job is not taken: it ends and enters the history, in one durable step."""
+        with self._transaction(durable=True) as db:
+            self._remember(db, past)
+            db.execute("DELETE FROM job")
+            checkpoint_rows.delete(db)
+
+    def _remember(self, db: sqlite3.Connection, past: PastRound) -> None:
+        row = (past.nonce, time.time(), msgspec.msgpack.encode(past))
+        db.execute("INSERT OR REPLACE INTO history VALUES(?, ?, ?)", row)
+        db.execute(
+            # By the order in which they came: a clock may have been a day ahead.
+            "DELETE FROM history WHERE rowid NOT IN (SELECT rowid FROM history ORDER BY rowid DESC LIMIT ?)",
+            (self._history_rounds,),
+        )
+
+    # -- whom this device knows ------------------------------------------------------------------------------
+
+    def fact(self, name: str) -> bytes | None:
+        """What was kept under ``name``."""
+        return self._one("SELECT value FROM facts WHERE name = ?", name)
+
+    def keep_fact(self, name: str, value: bytes, *, durable: bool = True) -> None:
+        """Keep ``value``, in place of what was there. ``durable``: at once; else with the next thing that is, such as a
+        round that is begun."""
+        with self._transaction(durable=durable) as db:
+            db.execute("INSERT OR REPLACE INTO facts VALUES(?, ?)", (name, value))
+
+    # -- which forms of graphs run fastest here --------------------------------------------------------------
+
+    def choice(self, key: str) -> bytes | None:
+        """What a trial found for ``key``, if there was one."""
+        return self._one("SELECT data FROM choices WHERE key = ?", key)
+
+    def keep_choice(self, key: str, data: bytes) -> None:
+        """Keep what a trial found, in place of what an earlier one did."""
+        with self._transaction() as db:
+            db.execute("DELETE FROM choices WHERE key = ?", (key,))
+            db.execute("INSERT INTO choices(key, data) VALUES(?, ?)", (key, data))
+            old = "SELECT id FROM choices ORDER BY id DESC LIMIT -1 OFFSET ?"
+            db.execute(f"DELETE FROM choices WHERE id IN ({old})", (_MOST_CHOICES,))
+
+    # -- what is carried from round to round -----------------------------------------------------------------
+
+    def carries(self) -> list[StoredCarry]:
+        """What rounds left for later ones, oldest first; of all runs, programs and tiers."""
+        waits = "EXISTS(SELECT 1 FROM outbox WHERE outbox.nonce = carries.nonce)"
+        rows = self._all(f"SELECT id, name, nonce, round, {waits} FROM carries ORDER BY id")
+        return [
+            StoredCarry(key, name, nonce, number, bool(waits)) for key, name, nonce, number, waits in rows
+        ]
+
+    def carry(self, carry: StoredCarry) -> bytes | None:
+        """The bytes of one; None if its update was rejected meanwhile."""
+        return self._one("SELECT data FROM carries WHERE id = ?", carry.id)
+
+    def drop_carries(self, carries: Iterable[StoredCarry]) -> None:
+        with self._transaction() as db:
+            db.executemany("DELETE FROM carries WHERE id = ?", [(carry.id,) for carry in carries])
+
+    # -- history ---------------------------------------------------------------------------------------------
+
+    def history(self) -> list[PastRound]:
+        """Past rounds, oldest first."""
+        rows = self._all("SELECT data FROM history ORDER BY rowid")
+        return [msgspec.msgpack.decode(row[0], type=PastRound) for row in rows]
+
+    def past(self, nonce: str) -> PastRound | None:
+        data = self._one("SELECT data FROM history WHERE nonce = ?", nonce)
+        return msgspec.msgpack.decode(data, type=PastRound) if data else None
+
+    def declined(self, run: str, number: int) -> list[PastRound]:
+        """The tasks of a round that were not taken."""
+        return [
+            past
+            for past in self.history()
+            if past.outcome == DECLINED and (past.run, past.round) == (run, number)
+        ]
+
+
+def _touch(db: sqlite3.Connection, names: Iterable[str]) -> None:
+    now = time.time()
+    db.executemany("UPDATE blobs SET used_at = ? WHERE sha256 = ?", [(now, name) for name in names])

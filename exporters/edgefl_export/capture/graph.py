@@ -1,0 +1,299 @@
+"""A function of tensors as the graph of the ops that it runs: what ``torch.fx.experimental.proxy_tensor.make_fx`` gives,
+node by node and name by name, in a third of its time.
+
+An op is written down where torch dispatches it, below autograd and functorch, so gradients are there as ops. make_fx does
+so through proxies, which also serve symbolic shapes, subclasses of tensors and higher-order ops; a program has none of
+these.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx, nn
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import DynamicOutputShapeException
+from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.fx.experimental.proxy_tensor import CONSTANT_NUMEL_LIMIT, disable_autocast_cache
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from edgefl_export.named import named
+
+Table = Mapping[OpOverload, Callable[..., object]]
+"""What stands for an op: a function of its arguments. One that returns NotImplemented leaves the op as it is."""
+
+_aten = torch.ops.aten
+_DEVICE = torch.ops.prim.device.default
+_NOWHERE, _REAL = torch.device("meta"), torch.device("cpu")
+_KNOWN_RESULTS = 1 << 16
+# In inference a processor gives no saved statistics: empty tensors, where the form without values has full ones.
+_BY_DEVICE = frozenset(
+    {_aten.native_batch_norm, _aten._native_batch_norm_legit, _aten._native_batch_norm_legit_no_training}
+)
+# Products, which take nearly all of a run's time. Nothing reads what they give for one example; its layout is known.
+_PRODUCTS = named("convolution convolution_backward mm addmm bmm baddbmm")
+_LAYOUT = frozenset({_aten.size.default, _aten.stride.default, _aten.storage_offset.default})
+
+
+def graph_of(
+    fn: Callable[..., Sequence[Tensor]], arguments: Sequence[Tensor], table: Table, *, fake: bool
+) -> fx.GraphModule:
+    """The graph of ``fn`` on these arguments, one placeholder for each, with the ops in ``table`` rewritten.
+
+    ``fake``: run without values, where no tensor is written to. Else with those of the arguments, and zeros in place of
+    products of them: RuntimeError where a Python value is taken out of a tensor that depends on them. Tensors that no op has
+    made are constants, attributes of the module. Each node has its result, without values, as ``meta["val"]``. The module's
+    code is made when it runs.
+    """
+    inputs = [_bare(value) for value in arguments] if fake else arguments
+    writer = _Writer(table, without_values if fake else _with_values)
+    for number, value in enumerate(inputs):
+        writer.place(value, number)
+    with writer, disable_autocast_cache():
+        results = fn(*inputs)
+    return writer.module(results)
+
+
+@dataclass(frozen=True)
+class _Made:
+    """The node of a tensor; ``constant``: its value is the same whatever the arguments are."""
+
+    node: fx.Node
+    constant: bool = False
+
+
+class _Writer(TorchDispatchMode):
+    """Runs ops, and writes a node for each."""
+
+    def __init__(self, table: Table, run: Callable[[Any, Any, Any], Any]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._table, self._run = table, run
+        self._graph = fx.Graph()
+        self._root = nn.Module()
+        self._made: Any = WeakTensorKeyDictionary()
+        self._constants: dict[int, str] = {}
+
+    def place(self, value: Tensor, number: int) -> None:
+        """A placeholder for an argument."""
+        name = f"arg{number}_1"
+        self._note(value, self._graph.create_node("placeholder", name, name=name))
+
+    def module(self, results: Sequence[Tensor]) -> fx.GraphModule:
+        self._graph.output(tuple(self._argument(value) for value in results))
+        return _LazyGraphModule(self._root, self._graph)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is _DEVICE or func.namespace == "profiler":  # nothing is computed
+            return func(*args, **kwargs)
+        results = self._rewritten(func, args, kwargs)
+        if results is not NotImplemented:
+            return results
+        made = [self._made.get(value) for value in _tensors(args, kwargs)]
+        drawn = torch.Tag.nondeterministic_seeded in func.tags
+        constant = not drawn and all(each is None or each.constant for each in made)
+        if torch.Tag.data_dependent_output in func.tags:
+            return self._value(func, args, kwargs, constant)
+        return self._write(func, args, kwargs, constant and any(made))
+
+    def _rewritten(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What the table has in place of an op, or what the op is made of where autograd would not see it either."""
+        rule = self._table.get(func)
+        if rule is not None:
+            with self:
+                results = rule(*args, **kwargs)
+            if results is not NotImplemented:
+                return results
+        if func is _aten.is_nonzero.default:
+            with self:
+                return (args[0] != 0).item()
+        if func not in _LAYOUT and not (_has_kernel(func) and _tensors(args, kwargs)):
+            with self:
+                return func.decompose(*args, **kwargs)
+        return NotImplemented
+
+    def _value(self, func: Any, args: Any, kwargs: Any, constant: bool) -> Any:
+        """A Python value out of a tensor, which no graph can hold unless it is always the same."""
+        if not constant:
+            raise RuntimeError(f"{func} takes a Python value out of a tracing tensor")
+        return func(*args, **kwargs)
+
+    def _write(self, func: Any, args: Any, kwargs: Any, constant: bool) -> Any:
+        if (
+            func is _aten.lift_fresh.default
+        ):  # of torch.tensor(...): the constant itself must not be written to
+            func = _aten.lift_fresh_copy.default
+            constant = True
+        node = self._graph.create_node(
+            "call_function",
+            func,
+            self._argument(args),
+            self._argument(kwargs),
+            name=self._graph._target_to_str(func.overloadpacket.__name__),
+        )
+        results = self._results(func, args, kwargs, constant)
+        if isinstance(results, Tensor):
+            self._note(results, node, constant)
+        elif isinstance(results, tuple | list):
+            node.meta["val"] = type(results)(map(_bare, results))
+            for number, result in enumerate(results):
+                part = self._graph.create_node("call_function", operator.getitem, (node, number))
+                if isinstance(result, Tensor):
+                    self._note(result, part, constant)
+        return results
+
+    def _results(self, func: Any, args: Any, kwargs: Any, constant: bool) -> Any:
+        if self._run is _with_values and func in _PRODUCTS and not constant and _row_major(args, kwargs):
+            return _of_zeros(func, args, kwargs)
+        return self._run(func, args, kwargs)
+
+    def _note(self, value: Tensor, node: fx.Node, constant: bool = False) -> None:
+        self._made[value] = _Made(node, constant and value.numel() <= CONSTANT_NUMEL_LIMIT)
+        node.meta["val"] = _bare(value)
+
+    def _argument(self, value: Any) -> Any:
+        """``value`` with nodes for tensors."""
+        if isinstance(value, Tensor):
+            made = self._made.get(value)
+            return self._attribute(value) if made is None else made.node
+        if isinstance(value, dict):
+            return {key: self._argument(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)(self._argument(item) for item in value)
+        return _REAL if isinstance(value, torch.device) else value
+
+    def _attribute(self, value: Tensor) -> fx.Node:
+        """A constant; the same one is the same attribute."""
+        name = self._constants.get(id(value), "")
+        if not name:
+            word = "_param_constant" if isinstance(value, nn.Parameter) else "_tensor_constant"
+            name = f"{word}{sum(other.startswith(word) for other in self._constants.values())}"
+            self._constants[id(value)] = name
+            setattr(self._root, name, value)
+        node = self._graph.create_node("get_attr", name)
+        node.meta["val"] = _bare(value)
+        return node
+
+
+class _Layout(NamedTuple):
+    """All that an op's result without values depends on, and all of that result."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+
+    def tensor(self, device: torch.device = _NOWHERE) -> Tensor:
+        """One that looks so, of zeros where it has values."""
+        if not self.offset or 0 in self.shape:
+            made = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=device)
+            return made if device == _NOWHERE else made.zero_()
+        reach = sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+        memory = torch.zeros(self.offset + reach + 1, dtype=self.dtype, device=device)
+        return memory.as_strided(self.shape, self.strides, self.offset)
+
+
+class _Listed(NamedTuple):
+    """A list or tuple that can be looked up."""
+
+    kind: type
+    items: tuple[Any, ...]
+
+
+class _Plain(NamedTuple):
+    """Another value: numbers are equal whatever their type is, and a type decides that of a result."""
+
+    kind: type
+    value: Any
+
+
+@functools.cache
+def _has_kernel(func: OpOverload) -> bool:
+    """Whether a processor runs the op itself, rather than those it is made of."""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), torch._C.DispatchKey.CPU))
+
+
+def _with_values(func: Any, args: Any, kwargs: Any) -> Any:
+    return func(*args, **kwargs)
+
+
+def _of_zeros(func: Any, args: Any, kwargs: Any) -> Any:
+    """Zeros that look like what the op gives on a processor, which multiplies nothing for them."""
+    key = func, _closed(args), _closed(tuple(kwargs.items())), torch.get_default_dtype()
+    return _opened(_result(*key), _REAL)
+
+
+def _row_major(args: Any, kwargs: Any) -> bool:
+    """Whether all tensors lie in the order of their axes, as what is made of them then does on each device; matrices may be
+    transposed."""
+    return all(value.is_contiguous() or value.ndim < 4 for value in _tensors(args, kwargs))
+
+
+def without_values(func: Any, args: Any, kwargs: Any) -> Any:
+    """What the op gives, without values; the same of equal arguments is worked out once."""
+    if torch.Tag.dynamic_output_shape in func.tags:
+        raise DynamicOutputShapeException(func)
+    key = func, _closed(args), _closed(tuple(kwargs.items())), torch.get_default_dtype()
+    try:
+        hash(key)
+    except TypeError:  # an argument that cannot be looked up
+        return _opened(_result.__wrapped__(*key))
+    return _opened(_result(*key))
+
+
+@functools.lru_cache(_KNOWN_RESULTS)
+def _result(func: Any, args: _Listed, kwargs: _Listed, numbers: torch.dtype) -> Any:
+    """``numbers``: the type that torch takes for numbers now, which is not passed on."""
+    named = dict(_opened(kwargs))
+    if func.overloadpacket in _BY_DEVICE:
+        return _closed(func(*_opened(args, _REAL), **named))
+    try:
+        here = {name: _NOWHERE if name == "device" else value for name, value in named.items()}
+        return _closed(func(*_opened(args), **here))
+    except NotImplementedError:  # no form without values: of zeros, which are right as positions too
+        return _closed(func(*_opened(args, _REAL), **named))
+
+
+def _closed(value: Any) -> Any:
+    """``value`` as a key: tensors as what they look like."""
+    if isinstance(value, Tensor):
+        return _Layout(tuple(value.shape), value.stride(), int(value.storage_offset()), value.dtype)
+    if isinstance(value, tuple | list):
+        kind = type(value) if type(value) in (list, torch.Size) else tuple  # named results are made otherwise
+        return _Listed(kind, tuple(map(_closed, value)))
+    return _Plain(type(value), value)
+
+
+def _opened(key: Any, device: torch.device = _NOWHERE) -> Any:
+    """The arguments of a key, tensors as new ones."""
+    if isinstance(key, _Layout):
+        return key.tensor(device)
+    if isinstance(key, _Listed):
+        return key.kind(_opened(item, device) for item in key.items)
+    return key.value
+
+
+def _bare(value: Any) -> Any:
+    """A tensor without values; what is no tensor as it is."""
+    return _closed(value).tensor() if isinstance(value, Tensor) else value
+
+
+def _tensors(args: Any, kwargs: Any) -> list[Tensor]:
+    """Those among an op's arguments, which nest in lists and tuples alone."""
+    found: list[Tensor] = []
+    waiting = [*reversed(kwargs.values()), *reversed(args)]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            waiting.extend(reversed(value))
+    return found

@@ -1,0 +1,252 @@
+"""Where in the user's code an op comes from: runs the function once more, in torch, and watches."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from edgefl.contract.program import Function
+from edgefl.models.graph.plain import module_of
+from edgefl.models.user_code import is_user_code, node_at, source_of
+from edgefl.system.distribution import folders
+from edgefl.wire.errors import ExportError
+from edgefl_export.decompositions import core_table
+
+_ROOMS = (Path(torch.__file__).resolve().parent, Path(__file__).resolve().parents[1])
+# They run a model's code and have no part in what it computes.
+_RUNNERS = tuple(
+    folder / room for folder in folders("edgefl") for room in ("models/draws", "models/graph", "objective")
+)
+
+
+@dataclass(frozen=True)
+class Place:
+    """The op as torch calls it, module path as in ``named_modules``, ``file:line``; empty if unknown.
+
+    ``backward``: the op belongs to a gradient; module and line are those of the forward op that it belongs to.
+    """
+
+    op: str = ""
+    module: str = ""
+    source: str = ""
+    backward: bool = False
+
+    def __str__(self) -> str:
+        parts = [
+            "in the gradient of what is called" if self.backward else "",
+            f"in module {self.module}" if self.module else "",
+            f"at {self.source}" if self.source else "",
+        ]
+        return ", ".join(part for part in parts if part) or "in the backward pass or inside another op"
+
+
+def locate(function: Function, op: str) -> Place:
+    """Place of the first call of ``op`` (``aten.name.overload``), or of the op that it is a part of.
+
+    Tried in this order: the op itself, another overload or form of it, an op that has its name among the words of
+    its own, an op that is rewritten into it. An empty Place if no call leads to it.
+    """
+    for wanted in (_is(op), _named(op), _contains(op), _decomposes_into(op)):
+        place = _watched(function, _Watch(wanted))
+        if place != Place():
+            return place
+    return Place()
+
+
+def locate_type(function: Function, types: Callable[[torch.dtype], bool]) -> Place:
+    """Place of the first call whose result is a tensor of one of ``types``; an empty Place if there is none."""
+
+    def made(result: object) -> bool:
+        return any(isinstance(item, Tensor) and types(item.dtype) for item in pytree.tree_leaves(result))
+
+    return _watched(function, _Watch(made=made))
+
+
+def locate_call(function: Function, op: str, tensor: Callable[[Tensor], bool]) -> Place:
+    """Return the place of the first call of ``op`` on a tensor of this kind; of any of its calls if there is none."""
+
+    def wanted(func: Any, args: Any, kwargs: Any) -> bool:
+        leaves = pytree.tree_leaves((args, kwargs))
+        return str(func) == op and any(isinstance(leaf, Tensor) and tensor(leaf) for leaf in leaves)
+
+    place = _watched(function, _Watch(wanted))
+    return place if place != Place() else locate(function, op)
+
+
+def refusal(function: Function, op: str, place: Place, what: str) -> ExportError:
+    """What to raise for ``op`` of the function, found at ``place``."""
+    return ExportError(
+        f"op {op} in function {function.name!r} {what}",
+        function=function.name,
+        op=op,
+        module=place.module,
+        source=place.source,
+    )
+
+
+def _watched(function: Function, watch: _Watch) -> Place:
+    example = function.example(0)  # before the watch: it draws random numbers
+    enter = register_module_forward_pre_hook(lambda module, args: watch.enter(module))
+    leave = register_module_forward_hook(lambda module, args, out: watch.leave(), always_call=True)
+    try:
+        with watch:
+            function(example)
+    except Exception:
+        return watch.place  # the function failed by itself; what was seen until then still helps
+    finally:
+        enter.remove()
+        leave.remove()
+    return watch.place
+
+
+Wanted = Callable[[Any, Any, Any], bool]
+"""Whether an op, called with these positional and named arguments, is looked for."""
+
+
+def _is(op: str) -> Wanted:
+    return lambda func, args, kwargs: str(func) == op
+
+
+def _named(op: str) -> Wanted:
+    """``linalg_svd`` for ``_linalg_svd``, ``rrelu_with_noise`` for ``rrelu_with_noise_functional``."""
+    return lambda func, args, kwargs: _bare(str(func)) == _bare(op)
+
+
+def _contains(op: str) -> Wanted:
+    """``native_batch_norm_backward`` for ``batch_norm``, but not ``nanmedian`` for ``median``."""
+    return lambda func, args, kwargs: f"_{_bare(op)}_" in f"_{_bare(str(func))}_"
+
+
+def _bare(op: str) -> str:
+    """The name without namespace, overload, underscores around it, and what torch calls its form without writes."""
+    return op.split(".")[1].strip("_").removesuffix("_functional").removesuffix("_copy")
+
+
+def _decomposes_into(op: str) -> Wanted:
+    """An op that our rules or PyTorch's rewrite into ``op``, among others; each op is tried once."""
+    decided: dict[object, bool] = {}
+    known = [*torch._decomp.decomposition_table.items(), *core_table().items()]
+    rules: dict[Any, Callable[..., object]] = {func: rule for func, rule in known if str(func) != op}
+
+    def wanted(func: Any, args: Any, kwargs: Any) -> bool:
+        if func not in decided:
+            trace = make_fx(
+                lambda: func(*args, **kwargs),
+                decomposition_table=rules,
+                tracing_mode="fake",
+                _allow_non_fake_inputs=True,
+            )
+            decided[func] = any(str(node.target) == op for node in trace().graph.nodes)
+        return decided[func]
+
+    return wanted
+
+
+def _nothing(*_: object) -> bool:
+    return False
+
+
+class _Watch(TorchDispatchMode):
+    """Runs ops and remembers where the first one comes from that is ``wanted`` or whose result is ``made``."""
+
+    def __init__(self, wanted: Wanted = _nothing, made: Callable[[object], bool] = _nothing) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.place = Place()
+        self._wanted = wanted
+        self._made = made
+        self._calls: list[tuple[nn.Module, str]] = []  # the modules that are running, each with its path
+        self._forward: dict[int, tuple[str, str]] = {}  # module and line of each gradient's forward op
+
+    def enter(self, module: nn.Module) -> None:
+        self._calls.append((module, _path(module, self._calls)))
+
+    def leave(self) -> None:
+        self._calls.pop()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        place = self._place(str(func))
+        if self.place == Place() and self._wanted(func, args, kwargs or {}):
+            self.place = place
+        result = func(*args, **(kwargs or {}))
+        if self.place == Place() and self._made(result):
+            self.place = place
+        return result
+
+    def _place(self, op: str) -> Place:
+        gradient = torch._C._current_autograd_node()
+        if gradient is not None:
+            return Place(op, *self._forward.get(gradient._sequence_nr(), ("", "")), backward=True)
+        here = (self._module(), _source())
+        # Autograd has just numbered the node of this op; an op without one must not take the last one's place.
+        self._forward.setdefault(torch.autograd._get_sequence_nr() - 1, here)
+        return Place(op, *here)
+
+    def _module(self) -> str:
+        """Dotted path of the innermost module, with its class."""
+        if not self._calls:
+            return ""
+        module, path = self._calls[-1]
+        node = _generated(module)
+        if node is not None and module_of(node):
+            return module_of(node)
+        return f"{path} ({type(module).__name__})" if path else type(module).__name__
+
+
+def _path(module: nn.Module, calls: list[tuple[nn.Module, str]]) -> str:
+    """Path of ``module`` as its nearest caller knows it, behind that of the caller.
+
+    A module may be registered under several names: the calls tell which of them is meant.
+    """
+    for caller, path in reversed(calls):
+        for name, inner in caller.named_modules(remove_duplicate=False):
+            if inner is module:
+                return ".".join(part for part in (path, name) if part)
+    return ""
+
+
+def _source() -> str:
+    """``file:line`` of the innermost line of the user's code between the function and the op.
+
+    Code that was generated from a graph stands for the line that the graph was traced from. Without any line of the
+    user's, the innermost of edgefl's that is no exporter; empty where torch was called by what runs models.
+    """
+    own: str | None = None
+    for frame, line in traceback.walk_stack(None):
+        path = Path(frame.f_code.co_filename)
+        if frame.f_code is _watched.__code__:
+            break
+        node = node_at(frame, line)
+        if node is not None and source_of(node):
+            return source_of(node)
+        if is_user_code(path):
+            return f"{path}:{line}"
+        if own is None and path.exists() and not _within(_ROOMS, path):
+            own = "" if _within(_RUNNERS, path) else f"{path}:{line}"
+    return own or ""
+
+
+def is_compiler(path: Path) -> bool:
+    """Whether ``path`` lies in torch or in the exporters, by whatever links an environment has."""
+    return _within(_ROOMS, path)
+
+
+def _within(rooms: tuple[Path, ...], path: Path) -> bool:
+    return any(room in path.resolve().parents for room in rooms)
+
+
+def _generated(module: nn.Module) -> fx.Node | None:
+    """The node that runs in the code that was generated for ``module``; None if there is none."""
+    frames = traceback.walk_stack(None)
+    return next(
+        (node_at(frame, line) for frame, line in frames if frame.f_locals.get("self") is module), None
+    )

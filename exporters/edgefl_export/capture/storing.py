@@ -1,0 +1,109 @@
+"""What waits for the backward pass in half precision (:mod:`edgefl.programs.activations`), stored when it is made.
+
+onnxruntime computes what is asked for first, and a value that waits is asked for by the backward pass alone: it would be
+stored then, and have waited as it is. So all else that reads the value reads it behind the store
+(:mod:`edgefl_export.ordering`). What both passes read of a store is restored twice, once for each, and so are masks
+of floats, which wait as what they are made of: a byte for each entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+
+import torch
+from torch import Tensor, fx
+
+from edgefl_export.capture.nodes import fake_value, node_argument
+from edgefl_export.ordering import AFTER, POSITIVE
+
+WAITING = 0.03
+"""A value waits if no node reads it for this share of the nodes."""
+
+_TO_COPY = torch.ops.aten._to_copy.default
+
+
+def stores(graph: fx.Graph) -> list[fx.Node]:
+    """The nodes that make of a value the half that waits in its place."""
+    halves = [node for node in graph.nodes if _converts(node, torch.float16)]
+    made = [node for node in halves if node_argument(node, 0).op == "call_function"]
+    return [node for node in made if any(map(_restores, node.users))]
+
+
+def stored_at_once(graph: fx.Graph) -> None:
+    """Rewrite ``graph`` in place: each store comes right behind its value, in whatever order a runtime goes."""
+    found = stores(graph)
+    if not found:
+        return
+    position = {node: place for place, node in enumerate(graph.nodes)}
+    for node in list(position):
+        if _restores(node) or _is_mask(node):
+            _restored_again(graph, node, position)
+    for store in found:
+        _moved_up(graph, store, position)
+
+
+def _converts(node: fx.Node, dtype: torch.dtype) -> bool:
+    return node.target is _TO_COPY and fake_value(node).dtype is dtype
+
+
+def _restores(node: fx.Node) -> bool:
+    return _converts(node, torch.float32) and fake_value(node.args[0]).dtype is torch.float16
+
+
+def _is_mask(node: fx.Node) -> bool:
+    return _converts(node, torch.float32) and fake_value(node.args[0]).dtype is torch.bool
+
+
+def _moved_up(graph: fx.Graph, store: fx.Node, position: Mapping[fx.Node, int]) -> None:
+    value = node_argument(store, 0)
+    others = [user for user in value.users if user is not store and user.op == "call_function"]
+    value.append(store)
+    with graph.inserting_after(store):
+        behind = _after(graph, value, store)
+    for user in others:
+        if position[user] > position[value]:
+            user.replace_input_with(value, behind)
+
+
+def _restored_again(graph: fx.Graph, restored: fx.Node, position: Mapping[fx.Node, int]) -> None:
+    late = _late(restored, position)
+    if not late:
+        return
+    with graph.inserting_before(late[0]):
+        kept = node_argument(restored, 0)
+        held = _after(graph, kept, _before(late[0]))
+        again = graph.node_copy(restored, _in_place_of(kept, held))
+    for user in late:
+        user.replace_input_with(restored, again)
+
+
+def _in_place_of(old: fx.Node, new: fx.Node) -> Callable[[fx.Node], fx.Node]:
+    return lambda node: new if node is old else node
+
+
+def _late(node: fx.Node, position: Mapping[fx.Node, int]) -> list[fx.Node]:
+    """The readers of ``node`` behind the longest time in which nobody reads it; none if it does not wait."""
+    readers = sorted((user for user in node.users if user in position), key=position.__getitem__)
+    places = [position[node], *(position[user] for user in readers)]
+    gaps = [later - earlier for earlier, later in pairwise(places)]
+    if max(gaps, default=0) <= WAITING * len(position):
+        return []
+    first = gaps.index(max(gaps))
+    return readers[first:] if first else []
+
+
+def _before(node: fx.Node) -> fx.Node:
+    """The number that was computed last before ``node``: when it is there, the turn of ``node`` has come."""
+    while True:
+        node = node.prev
+        value = node.meta.get("val")
+        floats = isinstance(value, Tensor) and value.dtype is torch.float32 and value.numel() > 0
+        if node.op != "call_function" or (floats and node.target not in (_TO_COPY, AFTER, POSITIVE)):
+            return node
+
+
+def _after(graph: fx.Graph, node: fx.Node, trigger: fx.Node) -> fx.Node:
+    call = graph.call_function(AFTER, (node, trigger))
+    call.meta["val"] = node.meta["val"]
+    return call

@@ -1,0 +1,355 @@
+"""The one place that traces: a pure function of named tensors becomes a graph of core ops.
+
+Two passes. The first runs the function with its own calls to ``torch.autograd.grad`` and records forward,
+backward and update as one graph. The second makes that graph functional (an in-place update of a running mean
+becomes a new tensor) and rewrites training ops by the rules of :mod:`edgefl_export.decompositions`. Autograd is
+gone by then, which is why one pass cannot do both. Last, what no output needs is removed::
+
+    captured = capture(program.phases[0].function)
+    captured.inputs, captured.outputs       # the ports that are left, in order
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, fx
+from torch._export.verifier import SpecViolationError
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.export import ExportedProgram, ModuleCallEntry, ModuleCallSignature
+from torch.export.graph_signature import (
+    ExportGraphSignature,
+    InputKind,
+    InputSpec,
+    OutputKind,
+    OutputSpec,
+    TensorArgument,
+)
+from torch.utils import _pytree as pytree
+
+from edgefl.contract.program import INPUT_ROLES, OUTPUT_ROLES, Function
+from edgefl.contract.tensors import Tensors, TensorSpec, role_of
+from edgefl.submodels.channels.trace import plain_attention
+from edgefl.wire.errors import EdgeflError, ExportError
+from edgefl_export.capture.checks import (
+    check_constants,
+    check_ops,
+    drop_outside_writes,
+    untraceable,
+    written_by,
+)
+from edgefl_export.capture.complex_pairs import NoComplexFormError, without_complex
+from edgefl_export.capture.gradients import rewrite_gradients
+from edgefl_export.capture.graph import Table, graph_of
+from edgefl_export.capture.nodes import copy_of, fake_value, read_inputs, results
+from edgefl_export.capture.patches import patched
+from edgefl_export.decompositions import core_table, first_table
+from edgefl_export.named import named
+
+_aten = torch.ops.aten
+
+# Gradients of clamps that ask the clamp's result, which often waits for the backward pass anyway, in place of its input.
+#
+# ReLU6 before a convolution: the weight's gradient reads the result. torch keeps the input too, a third of what MobileNet's
+# blocks keep.
+
+_BOUND_OF = {_aten.le.Scalar: 0, _aten.ge.Scalar: 1}
+"""Which bound of the clamp a comparison has to name: x <= low where low is what the clamp gives, and x >= high."""
+
+
+def compare_results(graph: fx.Graph) -> None:
+    """x <= low and x >= high become y <= low and y >= high for y = hardtanh(x, low, high): the same for every float x."""
+    seen: set[fx.Node] = set()
+    for node in graph.nodes:
+        place = _BOUND_OF.get(node.target)
+        clamped = _clamp(node.args[0], place, node.args[1]) if place is not None else None
+        if clamped is not None and clamped in seen:
+            node.replace_input_with(node.args[0], clamped)
+        seen.add(node)
+
+
+def _clamp(value: object, place: int, bound: object) -> fx.Node | None:
+    """The clamp of ``value`` that has ``bound``, if there is one."""
+    if not isinstance(value, fx.Node):
+        return None
+    for user in value.users:
+        if user.target is _aten.hardtanh.default and fake_value(user).is_floating_point():
+            bounds = _bounds(user)
+            if bounds is not None and bounds[0] < bounds[1] and bound == bounds[place]:
+                return user
+    return None
+
+
+def _bounds(clamp: fx.Node) -> tuple[float, float] | None:
+    match clamp.args[1:]:
+        case ():
+            return -1.0, 1.0
+        case (int() | float() as low, int() | float() as high):
+            return low, high
+    return None
+
+
+_SAME_VALUE = named("alias clone detach detach_ lift_fresh lift_fresh_copy")
+_FLOAT = 0.5
+
+_Flat = Callable[..., tuple[Tensor, ...]]
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A function as a functional graph of core ops.
+
+    ``module`` has one placeholder per entry of ``inputs`` and returns one tensor per entry of ``outputs``, both
+    in order; constants are attributes of it. ``unused`` lists declared ports that no output depends on.
+    """
+
+    function: Function
+    module: fx.GraphModule
+    inputs: Mapping[str, TensorSpec]
+    outputs: Mapping[str, TensorSpec]
+    unused: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return self.function.name
+
+    def __call__(self, tensors: Tensors) -> Tensors:
+        """Run the graph in torch; entries of ``tensors`` that are not inputs are ignored."""
+        results = self.module(*(tensors[name] for name in self.inputs))
+        return dict(zip(self.outputs, results, strict=True))
+
+
+@dataclass(frozen=True)
+class Joint:
+    """What the first pass makes of a function: forward, backward and update as they ran, and the outputs."""
+
+    module: fx.GraphModule
+    outputs: Mapping[str, TensorSpec]
+
+
+def capture(function: Function, table: Table | None = None, joint: Joint | None = None) -> Captured:
+    """Trace ``function`` on its example; ExportError says which part of the contract it breaks.
+
+    ``table`` has the rules of the second pass, :func:`edgefl_export.decompositions.core_table` if none are given.
+    ``joint`` is the first pass of this function where it was made before; it is used up.
+    """
+    first = joint or joint_graph(function)
+    module, outputs = first.module, first.outputs
+    module.graph.eliminate_dead_code(is_impure_node=_is_kept)  # draws that inference does not read, too
+    check_ops(function, module)
+    drop_outside_writes(function, module)
+    table = core_table() if table is None else table
+    _lift_written_constants(module.graph)
+    rewrite_gradients(module, table)
+    # Nothing runs there: what the arguments hold is never read.
+    arguments = tuple(torch.empty(spec.shape, dtype=spec.dtype) for spec in function.inputs.values())
+    reals = without_complex(function, tuple(function.inputs), module)
+    core = _trace(function, torch.func.functionalize(reals), arguments, table, fake=True)
+    _drop_copies(core)
+    compare_results(core.graph)
+    core.graph.eliminate_dead_code()
+    _separate_outputs(core)
+    used = read_inputs(core.graph, function.inputs)
+    check_constants(function, module, core)
+    core.recompile()
+    return Captured(
+        function=function,
+        module=core,
+        inputs={name: function.inputs[name] for name in used},
+        outputs=outputs,
+        unused=tuple(name for name in function.inputs if name not in used),
+    )
+
+
+def _is_kept(node: fx.Node) -> bool:
+    return node.op in ("placeholder", "output") or bool(written_by(node))
+
+
+def _lift_written_constants(graph: fx.Graph) -> None:
+    """Let the second pass follow writes into values that are made of constants, such as a clone of a mask.
+
+    It makes writes functional where the tensor comes from an input, or out of this operation.
+    """
+    reached = [written for node in graph.nodes for written in written_by(node)]
+    seen: set[fx.Node] = set()
+    while reached:
+        node = reached.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        reached += node.all_input_nodes
+        if node.op == "get_attr":
+            readers = list(node.users)
+            with graph.inserting_after(node):
+                lifted = graph.call_function(_aten.lift_fresh.default, (node,))
+            lifted.meta = dict(node.meta)
+            for reader in readers:
+                reader.replace_input_with(node, lifted)
+
+
+def joint_graph(function: Function) -> Joint:
+    """The first pass. No values decide what it is, so the inputs are all alike.
+
+    ExportError as :func:`capture`.
+    """
+    try:
+        return _joint_graph(function, 0)
+    except ExportError as error:
+        if "ZeroDivisionError" not in str(error.__cause__):
+            raise
+    return _joint_graph(function, 1)  # the function divides by a whole number that it reads
+
+
+def _joint_graph(function: Function, whole: int) -> Joint:
+    example = {name: _anything(spec, whole) for name, spec in function.inputs.items()}
+    outputs: dict[str, TensorSpec] = {}
+
+    def flat(*arguments: Tensor) -> tuple[Tensor, ...]:
+        # Copies, so that a module that updates a buffer in place never reaches a graph input.
+        result = function({name: value.clone() for name, value in zip(example, arguments, strict=True)})
+        outputs.update(_checked_outputs(function, result))
+        return tuple(result.values())
+
+    with patched(), plain_attention():
+        module = _trace(function, flat, tuple(example.values()), first_table(), fake=False)
+    return Joint(module, outputs)
+
+
+def _anything(spec: TensorSpec, whole: int) -> Tensor:
+    """Return equal numbers. Floats may be divisors or radicands; ``whole`` 0 is a position of anything."""
+    return torch.full(spec.shape, _FLOAT if spec.dtype.is_floating_point else whole, dtype=spec.dtype)
+
+
+def exported_program(captured: Captured) -> ExportedProgram:
+    """The graph as an ExportedProgram: plain user inputs and outputs, constants as constant tensors.
+
+    Built directly rather than by ``torch.export.export``, which would trace the graph once more. Every output is
+    a USER_OUTPUT: exporters drop gradients and losses that carry any other kind, without a word.
+    """
+    graph, _ = copy_of(captured.module.graph)
+    constants = _constants_to_placeholders(graph, captured.module)
+    nodes = [node for node in graph.nodes if node.op == "placeholder"]
+    outputs = results(graph)
+    signature = ExportGraphSignature(
+        input_specs=[
+            InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(name=node.name), constants[node.name])
+            if node.name in constants
+            else InputSpec(InputKind.USER_INPUT, TensorArgument(name=node.name), None)
+            for node in nodes
+        ],
+        output_specs=[
+            OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(name=node.name), None) for node in outputs
+        ],
+    )
+    _as_fake(nodes)
+    values = {target: getattr(captured.module, target) for target in constants.values()}
+    try:
+        return ExportedProgram(
+            root=torch.nn.Module(),
+            graph=graph,
+            graph_signature=signature,
+            state_dict={},
+            range_constraints={},
+            module_call_graph=[_call_entry(signature, len(captured.inputs), len(outputs))],
+            constants=values,
+        )
+    except SpecViolationError as error:
+        raise ExportError(
+            f"function {captured.name!r} cannot be exported: expected operations that make new tensors, found one that "
+            f"writes in place ({error}); write into a clone of the tensor, such as one by torch.where or torch.cat",
+            function=captured.name,
+        ) from error
+
+
+def _as_fake(placeholders: list[fx.Node]) -> None:
+    """What torch's passes expect of a program's inputs: tensors without values that are on a processor."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    for node in placeholders:
+        node.meta["val"] = FakeTensor(mode, fake_value(node), torch.device("cpu"))
+
+
+def _call_entry(signature: ExportGraphSignature, inputs: int, outputs: int) -> ModuleCallEntry:
+    user_inputs = [spec.arg for spec in signature.input_specs if spec.kind is InputKind.USER_INPUT]
+    call = ModuleCallSignature(
+        inputs=user_inputs,
+        outputs=[spec.arg for spec in signature.output_specs],
+        in_spec=pytree.tree_structure((tuple(range(inputs)), {})),
+        out_spec=pytree.tree_structure(tuple(range(outputs))),
+    )
+    return ModuleCallEntry(fqn="", signature=call)
+
+
+def _constants_to_placeholders(graph: fx.Graph, module: fx.GraphModule) -> dict[str, str]:
+    """Replace each ``get_attr`` by a leading placeholder; map its node name to the attribute's name."""
+    placeholders: dict[str, fx.Node] = {}
+    first = next(iter(graph.nodes))
+    for node in [node for node in graph.nodes if node.op == "get_attr"]:
+        if node.target not in placeholders:
+            with graph.inserting_before(first):
+                placeholders[node.target] = graph.placeholder(f"c_{node.target}")
+            placeholders[node.target].meta["val"] = node.meta["val"]
+        node.replace_all_uses_with(placeholders[node.target])
+        graph.erase_node(node)
+    return {node.name: target for target, node in placeholders.items()}
+
+
+def _trace(
+    function: Function, traced: _Flat, arguments: tuple[Tensor, ...], table: Table, *, fake: bool
+) -> fx.GraphModule:
+    try:
+        return graph_of(traced, arguments, table, fake=fake)
+    except EdgeflError:
+        raise
+    except NoComplexFormError as error:
+        raise error.refusal(function) from None
+    except Exception as error:
+        raise untraceable(function, error) from error
+
+
+def _checked_outputs(function: Function, result: object) -> dict[str, TensorSpec]:
+    if not isinstance(result, dict) or not result:
+        raise ExportError(
+            f"function {function.name!r} must return a non-empty dict of tensors, got {type(result).__name__}",
+            function=function.name,
+        )
+    bad = [name for name, value in result.items() if not isinstance(value, Tensor)]
+    bad += [name for name in result if role_of(name) not in OUTPUT_ROLES]
+    bad += [name for name in function.inputs if role_of(name) not in INPUT_ROLES]
+    if bad:
+        raise ExportError(
+            f"function {function.name!r} has ports that are no tensors or carry no known role: {bad}; inputs have "
+            f"the roles {sorted(INPUT_ROLES)}, outputs {sorted(OUTPUT_ROLES)}",
+            function=function.name,
+            ports=bad,
+        )
+    return {name: TensorSpec.of(value) for name, value in result.items()}
+
+
+def _drop_copies(module: fx.GraphModule) -> None:
+    for node in list(module.graph.nodes):
+        if node.op == "call_function" and node.target in _SAME_VALUE and _same_layout(node, node.args[0]):
+            node.replace_all_uses_with(node.args[0])
+            module.graph.erase_node(node)
+
+
+def _separate_outputs(module: fx.GraphModule) -> None:
+    """Give an output that is an input, a constant or another output a copy of its own."""
+    graph = module.graph
+    output = graph.output_node()
+    separate: list[fx.Node] = []
+    for node in results(graph):
+        if node.op == "call_function" and node not in separate:
+            separate.append(node)
+            continue
+        with graph.inserting_before(output):
+            copy = graph.call_function(_aten.clone.default, (node,))
+        copy.meta["val"] = node.meta["val"]
+        separate.append(copy)
+    output.args = (tuple(separate),)
+
+
+def _same_layout(copy: fx.Node, source: fx.Node) -> bool:
+    """Whether a copy may be dropped: one that makes its input contiguous is needed by a following view."""
+    return fake_value(copy).stride() == fake_value(source).stride()

@@ -1,0 +1,372 @@
+"""Ops on complex numbers, computed with pairs of reals: :mod:`edgefl_export.capture.complex_pairs` puts a pair for each
+tensor.
+
+Each rule has the arguments of its op, with a :class:`Pair` for a complex tensor. It returns NotImplemented for a case
+without a form.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from edgefl_export.named import named
+
+_aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A complex tensor: ``parts`` has its shape and an axis of real and imaginary part."""
+
+    parts: Tensor
+
+
+_LONGEST = 2048
+"""Entries of a Fourier transform: it is a product with a matrix of as many rows and columns."""
+
+Operand = Pair | Tensor | complex
+Real = Tensor | float
+
+
+def halves(x: Operand) -> tuple[Real, Real]:
+    """Return real and imaginary part; 0.0 as the imaginary part of a real tensor."""
+    if isinstance(x, Pair):
+        return x.parts.select(-1, 0), x.parts.select(-1, 1)
+    return (x, 0.0) if isinstance(x, Tensor) else (complex(x).real, complex(x).imag)
+
+
+def joined(real: Real, imaginary: Real) -> Pair:
+    """Return the pair of two parts, at least one of which is a tensor."""
+    like = real if isinstance(real, Tensor) else cast(Tensor, imaginary)
+    both = (each if isinstance(each, Tensor) else torch.full_like(like, each) for each in (real, imaginary))
+    return Pair(torch.stack(torch.broadcast_tensors(*both), -1))
+
+
+def as_pair(x: Tensor) -> Pair:
+    return joined(x, 0.0)
+
+
+def _add(x: Operand, y: Operand, *, alpha: complex = 1) -> Pair:
+    y = y if alpha == 1 else _multiply(y, alpha)
+    if isinstance(x, Pair) and isinstance(y, Pair):
+        return Pair(x.parts + y.parts)
+    (a, b), (c, d) = halves(x), halves(y)
+    return joined(a + c, b + d)
+
+
+def _subtract(x: Operand, y: Operand, *, alpha: complex = 1) -> Pair:
+    return _add(x, y, alpha=-alpha)
+
+
+def _subtract_from(x: Operand, y: Operand, alpha: complex = 1) -> Pair:
+    return _add(y, x, alpha=-alpha)
+
+
+def _scaled(x: Operand, factor: Real) -> Operand:
+    """Return x times a real factor."""
+    if isinstance(x, Pair):
+        return Pair(x.parts * (factor.unsqueeze(-1) if isinstance(factor, Tensor) else factor))
+    return x * factor
+
+
+def _multiply(x: Operand, y: Operand) -> Any:
+    """Return (a + bi)(c + di) = (a c - b d) + (a d + b c)i."""
+    for first, second in ((x, y), (y, x)):
+        if isinstance(second, Tensor):
+            if isinstance(first, Pair):
+                return _scaled(first, second)
+        elif not isinstance(second, Pair) and not complex(second).imag:
+            return _scaled(first, complex(second).real)
+    (a, b), (c, d) = halves(x), halves(y)
+    if not isinstance(x, Pair) or not isinstance(y, Pair):
+        real, other = (x, y) if isinstance(x, Tensor) else (y, x)
+        if isinstance(real, Tensor):  # times a complex number
+            a, b = halves(other)
+            return joined(real * a, real * b)
+    return joined(a * c - b * d, a * d + b * c)
+
+
+def _conjugate(x: Operand) -> Any:
+    if not isinstance(x, Pair):
+        return x.conjugate() if isinstance(x, complex) else x
+    real, imaginary = halves(x)
+    return joined(real, -imaginary)
+
+
+def _reciprocal(x: Pair) -> Pair:
+    """Return conj(x) / |x|^2, of x divided by its larger part: no square overflows."""
+    largest = _largest(x)
+    small = Pair(x.parts / largest)
+    squares = (small.parts * small.parts).sum(-1, keepdim=True)
+    return Pair(_conjugate(small).parts / squares / largest)
+
+
+def _divide(x: Operand, y: Operand) -> Any:
+    if isinstance(y, Pair):
+        return _multiply(x, _reciprocal(y))
+    if isinstance(y, Tensor):
+        return _scaled(x, 1.0 / y)
+    return _multiply(x, 1.0 / y)
+
+
+def _largest(x: Pair) -> Tensor:
+    """Return the larger part with the pair's axis, 1 where x is 0."""
+    largest = x.parts.abs().amax(-1, keepdim=True)
+    return torch.where(largest == 0, torch.ones_like(largest), largest)
+
+
+def _magnitude(x: Pair) -> Tensor:
+    largest = _largest(x)
+    small = x.parts / largest
+    return ((small * small).sum(-1, keepdim=True).sqrt() * largest).squeeze(-1)
+
+
+def _sign(x: Pair) -> Pair:
+    """Return x / |x|, and 0 where x is 0."""
+    small = x.parts / _largest(x)
+    length = (small * small).sum(-1, keepdim=True).sqrt()
+    return Pair(small / torch.where(length == 0, torch.ones_like(length), length))
+
+
+def _angle(x: Operand) -> Any:
+    if not isinstance(x, Pair):
+        return NotImplemented
+    real, imaginary = halves(x)
+    return torch.atan2(cast(Tensor, imaginary), cast(Tensor, real))
+
+
+def _polar(length: Tensor, angle: Tensor) -> Pair:
+    return joined(length * angle.cos(), length * angle.sin())
+
+
+def _exponential(x: Pair) -> Pair:
+    real, imaginary = halves(x)
+    return _polar(cast(Tensor, real).exp(), cast(Tensor, imaginary))
+
+
+def _logarithm(x: Pair) -> Pair:
+    return joined(_magnitude(x).log(), _angle(x))
+
+
+def _power(x: Operand, exponent: complex) -> Any:
+    """Return a product of ``exponent`` factors; of other exponents exp(exponent log(x))."""
+    if not isinstance(x, Pair):
+        return NotImplemented
+    if exponent in (1, 2, 3, 4):
+        product: Any = x
+        for _ in range(int(complex(exponent).real) - 1):
+            product = _multiply(product, x)
+        return product
+    return _exponential(_multiply(_logarithm(x), exponent))
+
+
+def _power_of_number(base: complex, x: Pair) -> Any:
+    """Return base^x = exp(x log(base)) of a positive number."""
+    if complex(base).imag or complex(base).real <= 0:
+        return NotImplemented
+    return _exponential(_multiply(x, math.log(complex(base).real)))
+
+
+def _product(op: OpOverload) -> Callable[..., Any]:
+    """Return the rule for a matrix product."""
+
+    def product(x: Operand, y: Operand) -> Any:
+        (a, b), (c, d) = halves(x), halves(y)
+        if not isinstance(y, Pair):
+            return joined(op(a, c), op(b, c))
+        if not isinstance(x, Pair):
+            return joined(op(a, c), op(a, d))
+        return joined(op(a, c) - op(b, d), op(a, d) + op(b, c))
+
+    return product
+
+
+def _same(x: Operand, y: Operand) -> Tensor:
+    (a, b), (c, d) = halves(x), halves(y)
+    return cast(Tensor, (a == c) & (b == d))
+
+
+def _select(condition: Tensor, x: Operand, y: Operand) -> Pair:
+    (a, b), (c, d) = halves(x), halves(y)
+    return joined(torch.where(condition, a, c), torch.where(condition, b, d))
+
+
+def _fill(x: Operand, value: Operand) -> Any:
+    return _add(Pair(torch.zeros_like(x.parts)), value) if isinstance(x, Pair) else NotImplemented
+
+
+def _fill_masked(x: Operand, mask: Tensor, value: Operand) -> Any:
+    return _select(mask, value, x) if isinstance(x, Pair) else NotImplemented
+
+
+def _full(size: Sequence[int], value: complex, *, dtype: torch.dtype | None = None, **_: Any) -> Pair:
+    real = torch.full(size, complex(value).real, dtype=dtype.to_real() if dtype else None)
+    return joined(real, complex(value).imag)
+
+
+def _ones(size: Sequence[int], **options: Any) -> Pair:
+    return _full(size, 1.0, **options)
+
+
+def _full_like(x: Operand, value: complex, **_: Any) -> Pair:
+    like = x.parts.select(-1, 0) if isinstance(x, Pair) else cast(Tensor, x)
+    return joined(torch.full_like(like, complex(value).real), complex(value).imag)
+
+
+def _ones_like(x: Operand, **_: Any) -> Pair:
+    return _full_like(x, 1.0)
+
+
+def _sum_all(x: Pair, **_: Any) -> Pair:
+    return Pair(x.parts.flatten(0, -2).sum(0) if x.parts.dim() > 1 else x.parts)
+
+
+def _mean_all(x: Pair, **_: Any) -> Pair:
+    return Pair(x.parts.flatten(0, -2).mean(0) if x.parts.dim() > 1 else x.parts)
+
+
+def _convert(x: Operand, *, dtype: torch.dtype | None = None, **_: Any) -> Any:
+    """Convert between types; the imaginary part is lost on the way to a real one, as in torch."""
+    if dtype is None:
+        return x.parts.clone() if isinstance(x, Pair) else x
+    if not dtype.is_complex:
+        return cast(Tensor, halves(x)[0]).to(dtype)
+    if isinstance(x, Pair):
+        return Pair(x.parts.to(dtype.to_real()))
+    return as_pair(cast(Tensor, x).to(dtype.to_real()))
+
+
+def _view_as_type(x: Operand, dtype: torch.dtype) -> Any:
+    """Return the same bytes as another type: pairs of reals as complex numbers and back."""
+    if isinstance(x, Pair):
+        return x.parts.flatten(-2) if x.parts.dtype == dtype and x.parts.dim() > 1 else NotImplemented
+    tensor = cast(Tensor, x)
+    return Pair(tensor.unflatten(-1, (-1, 2))) if tensor.dtype == dtype.to_real() else NotImplemented
+
+
+def _transposed(x: Pair) -> Pair:
+    return Pair(x.parts.transpose(0, 1)) if x.parts.dim() == 3 else x
+
+
+def _rolled(x: Pair, shifts: Sequence[int], dims: Sequence[int] = ()) -> Pair:
+    if not dims:
+        return Pair(x.parts.flatten(0, -2).roll(shifts, 0).reshape(x.parts.shape))
+    return Pair(x.parts.roll(shifts, [dim % (x.parts.dim() - 1) for dim in dims]))
+
+
+def _waves(size: int, rows: int, columns: int) -> tuple[Tensor, Tensor]:
+    """Return cos and sin of 2 pi j k / ``size`` as matrices of ``rows`` j and ``columns`` k."""
+    turns = np.outer(np.arange(rows), np.arange(columns)) % size * (2 * np.pi / size)
+    return torch.tensor(np.cos(turns).tolist()), torch.tensor(np.sin(turns).tolist())
+
+
+def _fourier(x: Operand, dim: int, *, forward: bool, kept: int | None = None) -> Pair:
+    """Return the discrete Fourier transform along one axis without a factor, the first ``kept`` of its entries."""
+    a, b = halves(x)
+    real, imaginary = cast(Tensor, a).movedim(dim, -1), b.movedim(dim, -1) if isinstance(b, Tensor) else b
+    size = real.shape[-1]
+    cos, sin = _waves(size, size, size if kept is None else kept)
+    sin = -sin if forward else sin  # (a + bi)(cos + i sin)
+    if isinstance(imaginary, Tensor):
+        made = real @ cos - imaginary @ sin, real @ sin + imaginary @ cos
+    else:
+        made = real @ cos, real @ sin
+    return joined(*(each.movedim(-1, dim) for each in made))
+
+
+def _normalized(x: Any, sizes: Sequence[int], norm: int) -> Any:
+    """Return x by ``norm``: as it is for 0, over the root of the number of entries for 1, over their number for 2."""
+    return _scaled(x, math.prod(sizes) ** (-0.5 * norm))
+
+
+def _complex_fourier(x: Pair, dim: Sequence[int], norm: int, forward: bool) -> Any:
+    dim = [each % (x.parts.dim() - 1) for each in dim]
+    sizes = [x.parts.shape[each] for each in dim]
+    if max(sizes) > _LONGEST:
+        return NotImplemented
+    for each in dim:
+        x = _fourier(x, each, forward=forward)
+    return _normalized(x, sizes, norm)
+
+
+def _fourier_of_real(x: Tensor, dim: Sequence[int], norm: int, onesided: bool) -> Any:
+    dim = [each % x.dim() for each in dim]
+    if max(x.shape[each] for each in dim) > _LONGEST:
+        return NotImplemented
+    kept = x.shape[dim[-1]] // 2 + 1 if onesided else None
+    made = _fourier(x, dim[-1], forward=True, kept=kept)
+    for each in dim[:-1]:
+        made = _fourier(made, each, forward=True)
+    return _normalized(made, [x.shape[each] for each in dim], norm)
+
+
+def _fourier_to_real(x: Pair, dim: Sequence[int], norm: int, size: int) -> Any:
+    """Return the transform of half a spectrum; its other half is the conjugate."""
+    dim = [each % (x.parts.dim() - 1) for each in dim]
+    sizes = [*(x.parts.shape[each] for each in dim[:-1]), size]
+    if max(sizes) > _LONGEST:
+        return NotImplemented
+    for each in dim[:-1]:
+        x = _fourier(x, each, forward=False)
+    kept = size // 2 + 1
+    real, imaginary = (cast(Tensor, each).narrow(dim[-1], 0, kept).movedim(dim[-1], -1) for each in halves(x))
+    cos, sin = _waves(size, kept, size)
+    twice = torch.tensor([[1.0 if 2 * k in (0, size) else 2.0] for k in range(kept)])
+    return _normalized((real @ (twice * cos) - imaginary @ (twice * sin)).movedim(-1, dim[-1]), sizes, norm)
+
+
+def _empty_strided(x: Operand, size: Sequence[int], stride: Sequence[int], **_: Any) -> Any:
+    if not isinstance(x, Pair):
+        return NotImplemented
+    return Pair(x.parts.new_empty_strided([*size, 2], [*(2 * each for each in stride), 1]))
+
+
+RULES: dict[Any, Callable[..., Any]] = {
+    _aten.view_as_real.default: lambda x: x.parts if isinstance(x, Pair) else NotImplemented,
+    _aten.view_as_complex.default: Pair,
+    _aten.view.dtype: _view_as_type,
+    _aten.complex.default: joined,
+    _aten.polar.default: _polar,
+    _aten._to_copy.default: _convert,
+    **dict.fromkeys(named("_conj conj_physical _conj_physical"), _conjugate),
+    _aten._neg_view.default: lambda x: _scaled(x, -1.0),
+    _aten.scalar_tensor.default: lambda value, **_: complex(value),
+    **dict.fromkeys(named("add.Tensor add.Scalar"), _add),
+    **dict.fromkeys(named("sub.Tensor sub.Scalar"), _subtract),
+    **dict.fromkeys(named("rsub.Tensor rsub.Scalar"), _subtract_from),
+    **dict.fromkeys(named("mul.Tensor mul.Scalar"), _multiply),
+    **dict.fromkeys(named("div.Tensor div.Scalar"), _divide),
+    _aten.reciprocal.default: _reciprocal,
+    _aten.abs.default: _magnitude,
+    _aten.sgn.default: _sign,
+    _aten.angle.default: _angle,
+    _aten.exp.default: _exponential,
+    _aten.log.default: _logarithm,
+    _aten.pow.Tensor_Scalar: _power,
+    _aten.pow.Scalar: _power_of_number,
+    **dict.fromkeys(named("eq.Tensor eq.Scalar"), _same),
+    **{op: _product(op) for op in named("mm bmm mv")},
+    _aten.where.self: _select,
+    **dict.fromkeys(named("masked_fill.Scalar masked_fill.Tensor"), _fill_masked),
+    **dict.fromkeys(named("fill.Scalar fill.Tensor"), _fill),
+    _aten.full.default: _full,
+    _aten.ones.default: _ones,
+    _aten.full_like.default: _full_like,
+    _aten.ones_like.default: _ones_like,
+    _aten.sum.default: _sum_all,
+    _aten.mean.default: _mean_all,
+    _aten.t.default: _transposed,
+    _aten.roll.default: _rolled,
+    _aten._fft_c2c.default: _complex_fourier,
+    _aten._fft_r2c.default: _fourier_of_real,
+    _aten._fft_c2r.default: _fourier_to_real,
+    _aten.new_empty_strided.default: _empty_strided,
+}

@@ -1,0 +1,212 @@
+"""Weight gradients of a convolution.
+
+As a convolution of the input with dL/dy as its kernel, channels as a further axis of space; for the small windows of a first
+layer as one product with all of them; for large weights on few positions as one product per kernel offset, of dL/dy with the
+input seen through that offset.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from edgefl_export.decompositions.convolution.moves import ConvolutionArgs
+
+_aten = torch.ops.aten
+
+# A convolution's kernel may have as many axes in runtimes, that of channels included.
+MOST_AXES = 3
+# Weights of so many entries per output position get one product over all samples, not one per sample: where it is one for
+# each kernel offset; and where one convolution makes them all.
+MANY_ENTRIES, ENTRIES_PER_POSITION = 64, 16
+# Below so many positions, weights of many entries for each are faster as one product per kernel offset.
+FEW_POSITIONS = 128
+# Windows of so few numbers, and of no more than twice as many as there are outputs, are laid out whole.
+SMALL_WINDOW = 32
+# Windows are gathered row by row where rows have so many numbers; shorter ones cost more than the longer copies of a cut.
+GATHERED_CHANNELS = 32
+
+
+def weight_gradient(grad: Tensor, x: Tensor, shape: Sequence[int], moves: ConvolutionArgs) -> Tensor:
+    """dL/dw[o, c, k] = sum_{n, p} dL/dy[n, o, p] x[n, c, p * stride + k * dilation - padding]; ``shape`` is w's."""
+    groups = moves.groups
+    if groups > 1 and shape[1] == 1 and shape[0] == groups:
+        return _by_offset_depthwise(grad, x, shape, moves)
+    positions = math.prod(grad.shape[2:])
+    window = math.prod(shape[1:])
+    if groups == 1 and {*moves.stride} == {1} and 1 < window <= min(SMALL_WINDOW, 2 * shape[0]):
+        return _by_windows(grad, x, shape, moves)
+    large = shape[0] * shape[1] >= MANY_ENTRIES * positions and positions < FEW_POSITIONS
+    if len(shape) - 1 > MOST_AXES or math.prod(shape[2:]) == 1 or (large and groups == 1):
+        return _by_offset(grad, x, shape, moves)
+    return _by_volume(grad, x, shape, moves)
+
+
+def _by_windows(grad: Tensor, x: Tensor, shape: Sequence[int], moves: ConvolutionArgs) -> Tensor:
+    """One product for each sample, [O, P] x [P, K C], of dL/dy with the windows of a first layer's few channels: another
+    convolution would have one sample's channel at a time."""
+    padded = _pad(x, moves.padding, first_axis=2)
+    offsets = itertools.product(*(range(size) for size in shape[2:]))
+    windows = [_window(padded, offset, grad.shape[2:], moves, first_axis=2) for offset in offsets]
+    columns = torch.cat(windows, 1).flatten(2).transpose(1, 2)
+    dw = torch.bmm(grad.flatten(2), columns).sum(0)
+    return dw.view(shape[0], len(windows), shape[1]).transpose(1, 2).reshape(*shape)
+
+
+def _by_volume(grad: Tensor, x: Tensor, shape: Sequence[int], moves: ConvolutionArgs) -> Tensor:
+    """One convolution over the axes of space and of channels, with dL/dy as its kernel of one channel:
+
+    dL/dw[o, k, c] = sum_p dL/dy[o, p, 0] x[p * stride + k * dilation - padding, c]
+
+    Stride and dilation change places. The samples are groups, whose results are summed, or for a large weight the channels
+    that the convolution sums over. Among groups the last axis of space and the channels are one where its offsets lie side
+    by side: runtimes lay out windows row by row, and their rows are the longer by the kernel then.
+    """
+    stride, padding, dilation, groups = moves.stride, moves.padding, moves.dilation, moves.groups
+    batch, out = grad.shape[:2]
+    rank, kernel, depth = len(shape) - 2, shape[2:], shape[1]
+    single = groups == 1 and out * depth >= ENTRIES_PER_POSITION * math.prod(grad.shape[2:])
+    ends = [
+        (grad.shape[2 + i] - 1) * stride[i] + (kernel[i] - 1) * dilation[i] + 1 - x.shape[2 + i] - padding[i]
+        for i in range(rank)
+    ]
+    images = x.reshape(batch * groups, depth, *x.shape[2:])
+    volumes, begins = _fitted(images.permute(0, *range(2, 2 + rank), 1), padding, ends)
+    if not single and dilation[-1] == 1:
+        volumes, kernels = volumes.flatten(-2), grad.reshape(-1, 1, *grad.shape[2:])
+        begins, stride = ([*move[:-1], move[-1] * depth] for move in (begins, stride))
+    else:
+        kernels = grad.transpose(0, 1).unsqueeze(-1) if single else grad.reshape(-1, 1, *grad.shape[2:], 1)
+        begins, stride, dilation = [*begins, 0], [*stride, 1], [*dilation, 1]
+    products: Tensor = _aten.convolution(
+        volumes.unsqueeze(0),
+        kernels,
+        None,
+        dilation,
+        begins,
+        stride,
+        False,
+        [0] * len(stride),
+        1 if single else batch * groups,
+    )
+    dw = products.view(-1, out, math.prod(kernel), depth)
+    summed = dw.squeeze(0) if single else dw.sum(0)
+    return summed.transpose(1, 2).reshape(*shape) if depth > 1 else summed.view(*shape)
+
+
+def _fitted(volumes: Tensor, begins: list[int], ends: list[int]) -> tuple[Tensor, list[int]]:
+    """The volumes [N, *S, C] with zeros or cuts at their ends, so that what is left to pad is alike on both sides: that, as
+    the second result."""
+    if begins == ends:
+        return volumes, begins
+    for axis, (size, end) in enumerate(zip(volumes.shape[1:-1], ends, strict=True), start=1):
+        if end < 0:  # a stride that does not divide the input leaves its last rows unread
+            volumes = volumes.narrow(axis, 0, size + end)
+    if all(end <= 0 and begin == 0 for begin, end in zip(begins, ends, strict=True)):
+        return volumes, begins
+    pads = [0, 0]
+    for begin, end in zip(reversed(begins), reversed(ends), strict=True):
+        pads += [begin, max(end, 0)]
+    padded: Tensor = _aten.constant_pad_nd(volumes, pads, 0.0)
+    return padded, [0] * len(begins)
+
+
+def _by_offset(grad: Tensor, x: Tensor, shape: Sequence[int], moves: ConvolutionArgs) -> Tensor:
+    """One product per offset, summed over samples: batched [N, g, O/g, P] x [N, g, P, C/g], or [O, N P] x [N P, C].
+
+    The input is laid out channels last, so that a window is a few long copies. The sum over samples of many small
+    weight gradients takes longer than to lay out dL/dy for one large product. There the windows' rows are gathered: runtimes
+    cut windows on one thread, and gather on all.
+    """
+    batch, out = grad.shape[:2]
+    rank, kernel, groups = len(shape) - 2, shape[2:], moves.groups
+    positions = math.prod(grad.shape[2:])
+    single = groups == 1 and out * shape[1] >= MANY_ENTRIES * positions
+    rows = grad.reshape(batch * groups, out // groups, -1)
+    if single:
+        rows = rows.transpose(0, 1).reshape(out, -1)
+    last = _pad(x.permute(0, *range(2, 2 + rank), 1), moves.padding, first_axis=1)
+    gathered = single and math.prod(kernel) > 1 and x.shape[1] >= GATHERED_CHANNELS
+    places = _places(last.shape[:-1], grad.shape[2:], moves) if gathered else None
+    pixels = last.reshape(-1, x.shape[1]) if gathered else last
+    products = []
+    for offset in itertools.product(*(range(size) for size in kernel)):
+        if places is not None:
+            shift = _row(last.shape[1:-1], [k * d for k, d in zip(offset, moves.dilation, strict=True)])
+            products.append(rows @ pixels.index_select(0, places + shift))
+            continue
+        window = _window(last, offset, grad.shape[2:], moves, first_axis=1)
+        if single:
+            products.append(rows @ window.reshape(-1, x.shape[1]))
+            continue
+        columns = window.reshape(batch, -1, x.shape[1])
+        if groups > 1:
+            columns = columns.view(batch, -1, groups, shape[1]).permute(0, 2, 1, 3)
+            columns = columns.reshape(batch * groups, -1, shape[1])
+        product = torch.bmm(rows, columns).view(batch, out, shape[1])
+        products.append(product.sum(0))
+    if len(products) == 1:
+        return products[0].view(*shape)
+    return torch.cat(products, 1).view(out, len(products), shape[1]).transpose(1, 2).reshape(*shape)
+
+
+def _by_offset_depthwise(grad: Tensor, x: Tensor, shape: Sequence[int], moves: ConvolutionArgs) -> Tensor:
+    """One channel per group: dL/dw[c, 0, k] = sum_{n, p} dL/dy[n, c, p] * window_k[n, c, p].
+
+    Channels last, so that the sums run over leading axes and windows are long copies.
+    """
+    rank = len(shape) - 2
+    last = (0, *range(2, 2 + rank), 1)
+    padded, grad = _pad(x.permute(last), moves.padding, first_axis=1), grad.permute(last)
+    sums = [
+        (grad * _window(padded, offset, grad.shape[1:-1], moves, first_axis=1)).sum(list(range(rank + 1)))
+        for offset in itertools.product(*(range(size) for size in shape[2:]))
+    ]
+    return torch.stack(sums, 1).view(*shape)
+
+
+def _pad(x: Tensor, padding: list[int], first_axis: int) -> Tensor:
+    """Zero padding of the spatial axes, which start at ``first_axis``."""
+    if not any(padding):
+        return x
+    behind = x.dim() - first_axis - len(padding)
+    pads = [0, 0] * behind + [amount for pad in reversed(padding) for amount in (pad, pad)]
+    padded: Tensor = _aten.constant_pad_nd(x, pads, 0.0)
+    return padded
+
+
+def _window(
+    padded: Tensor,
+    offset: tuple[int, ...],
+    size: Sequence[int],
+    moves: ConvolutionArgs,
+    first_axis: int,
+) -> Tensor:
+    """The inputs that kernel position ``offset`` meets, one per output position."""
+    for i, k in enumerate(offset):
+        start = k * moves.dilation[i]
+        stop = start + (size[i] - 1) * moves.stride[i] + 1
+        axis = first_axis + i
+        if (start, stop, moves.stride[i]) != (0, padded.shape[axis], 1):
+            padded = _aten.slice.Tensor(padded, axis, start, stop, moves.stride[i])
+    return padded
+
+
+def _places(images: Sequence[int], size: Sequence[int], moves: ConvolutionArgs) -> Tensor:
+    """[N P], rows of ``images`` [N, *S] that the first position of a kernel meets."""
+    batch, *space = images
+    starts = itertools.product(*(range(0, n * s, s) for n, s in zip(size, moves.stride, strict=True)))
+    first = torch.tensor([_row(space, start) for start in starts])
+    return (torch.arange(batch).unsqueeze(1) * math.prod(space) + first).reshape(-1)
+
+
+def _row(space: Sequence[int], place: Sequence[int]) -> int:
+    """Where a place is, counted through all axes of space."""
+    row = 0
+    for size, at in zip(space, place, strict=True):
+        row = row * size + at
+    return row

@@ -1,0 +1,176 @@
+"""Batch normalization, in training and frozen, in the two forms that :mod:`edgefl_export.onnx.ops` writes as one node,
+and the gradient of layer normalization in few passes.
+
+PyTorch's own op hides a write to the running statistics in its schema. Here the batch statistics come out of a
+functional op, and the running ones follow from them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from edgefl_export.decompositions.rule import DECLINED, Rules
+
+_aten = torch.ops.aten
+
+
+def native_batch_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """y = (x - m) / sqrt(v + eps) * weight + bias, with m, v of the batch (training) or the running ones.
+
+    Training also moves the running statistics: r <- (1 - momentum) r + momentum s, where s is the batch mean or
+    the unbiased batch variance. The op's schema hides this write, so it is spelled out here.
+    """
+    if not training:
+        assert running_mean is not None and running_var is not None
+        empty = x.new_zeros(0)
+        frozen = _aten._native_batch_norm_legit_no_training
+        return frozen(x, weight, bias, running_mean, running_var, momentum, eps)[0], empty, empty
+    out, mean, rstd = _aten._native_batch_norm_legit.no_stats(x, weight, bias, True, momentum, eps)
+    if running_mean is not None and running_var is not None:
+        count = x.numel() // x.shape[1]
+        unbiased = (rstd.pow(-2) - eps) * (count / max(count - 1, 1))
+        running_mean.copy_(running_mean * (1 - momentum) + mean * momentum)
+        running_var.copy_(running_var * (1 - momentum) + unbiased * momentum)
+    return out, mean, rstd
+
+
+Gradient = tuple[Tensor | None, Tensor | None, Tensor | None]
+
+
+def backward_of(
+    gradient: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]], times: Callable[[Tensor, Tensor], Tensor]
+) -> Callable[..., Gradient]:
+    """Return the rule that makes dL/dx = gain h, dL/dweight and dL/dbias of :func:`batch_norm_gradient`, or of another
+    form of it; ``times`` multiplies h by the gain."""
+
+    def rule(grad: Tensor, x: Tensor, weight: Tensor | None, *args: Any) -> Gradient:
+        *how, (wants_x, wants_weight, wants_bias) = args
+        before, gain, slope, total = gradient(grad, x, weight, *how)
+        dx = times(before, gain) if wants_x else None
+        return dx, slope if wants_weight else None, total if wants_bias else None
+
+    return rule
+
+
+def batch_norm_gradient(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    save_mean: Tensor | None,
+    save_rstd: Tensor | None,
+    training: bool,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """h like x, and gain, dL/dweight and dL/dbias [C], where dL/dx = gain h. With s = 1 / sqrt(v + eps), n values per
+    channel and sums over all axes but channels:
+
+    * gain = weight s;  dL/dbias = sum g;  dL/dweight = s sum g (x - m)
+    * frozen: h = g
+    * training: h = g - dL/dbias / n - (x - m) s dL/dweight / n, written g + b x + c with one b, c per channel.
+    """
+    axes = _not_channels(x)
+    mean, rstd = (save_mean, save_rstd) if training else (running_mean, _rstd(running_var, eps))
+    assert mean is not None and rstd is not None
+    gain = rstd if weight is None else rstd * weight
+    sum_grad = grad.sum(axes)
+    slope = (grad * (x - _channels(mean, x))).sum(axes) * rstd  # centred first: the sum would cancel badly
+    if not training:
+        return grad, gain, slope, sum_grad
+    share = -x.shape[1] / x.numel()
+    tilt = rstd * slope * share
+    return grad + _affine(x, tilt, sum_grad * share - tilt * mean), gain, slope, sum_grad
+
+
+def native_layer_norm_backward(
+    grad: Tensor,
+    x: Tensor,
+    shape: list[int],
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    output_mask: list[bool],
+) -> Gradient:
+    """With z = (x - m) s, means over the normalized axes and sums over the others:
+
+    dL/dweight = sum g z;  dL/dbias = sum g;  dL/dx = s (weight g - mean(weight g) - z mean(weight g z)).
+
+    Means with the weight are products of a matrix and a vector: weight g z is never made.
+    """
+    if x.numel() == 0:
+        return DECLINED
+    count, lead = math.prod(shape), x.dim() - len(shape)
+    rows = grad.reshape(-1, count)
+    scale = rstd.reshape(-1, 1)
+    z = (x.reshape(-1, count) - mean.reshape(-1, 1)) * scale
+    slopes = rows * z
+    grad_x = None
+    if output_mask[0]:
+        if weight is None:
+            level, tilt, pull = rows.sum(1, keepdim=True), slopes.sum(1, keepdim=True), rows
+        else:
+            column = weight.reshape(-1, 1)
+            level, tilt, pull = rows @ column, slopes @ column, rows * weight.reshape(-1)
+        part = scale / count
+        grad_x = (pull * scale - (z * (tilt * part) + level * part)).view(x.shape)
+    inner = x.shape[lead:]
+    grad_weight = slopes.sum(0).view(inner) if output_mask[1] and weight is not None else None
+    grad_bias = rows.sum(0).view(inner) if output_mask[2] and bias is not None else None
+    return grad_x, grad_weight, grad_bias
+
+
+def _affine(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    """x * scale + shift per channel in one pass: frozen batch norm with mean 0 and variance 1."""
+    zeros, ones = torch.zeros(x.shape[1], dtype=x.dtype), torch.ones(x.shape[1], dtype=x.dtype)
+    out: Tensor = _aten._native_batch_norm_legit_no_training(x, scale, shift, zeros, ones, 0.0, 0.0)[0]
+    return out
+
+
+def _rstd(var: Tensor | None, eps: float) -> Tensor:
+    assert var is not None
+    return (var + eps).rsqrt()
+
+
+def _not_channels(x: Tensor) -> list[int]:
+    return [axis for axis in range(x.dim()) if axis != 1]
+
+
+def _channels(value: Tensor, like: Tensor) -> Tensor:
+    """[C] -> [C, 1, ...], so that it broadcasts along the channel axis of ``like``."""
+    return value.view(-1, *([1] * (like.dim() - 2)))
+
+
+HIDDEN_MUTATIONS: Rules = {_aten.native_batch_norm.default: native_batch_norm}
+
+_library = torch.library.Library("edgefl", "FRAGMENT")
+_library.define(
+    "batch_norm_gradient(Tensor grad, Tensor x, Tensor? weight, Tensor? running_mean, Tensor? running_var, "
+    "Tensor? save_mean, Tensor? save_rstd, bool training, float eps) -> (Tensor, Tensor, Tensor, Tensor)"
+)
+_library.impl("batch_norm_gradient", batch_norm_gradient, "CompositeExplicitAutograd")
+GRADIENT = torch.ops.edgefl.batch_norm_gradient.default
+"""What a norm gives a convolution that takes the gain into its kernel (:mod:`edgefl_export.capture.gradients`)."""
+
+RULES: Rules = {
+    GRADIENT: batch_norm_gradient,
+    _aten.native_batch_norm_backward.default: backward_of(
+        batch_norm_gradient, lambda before, gain: before * _channels(gain, before)
+    ),
+    _aten.native_layer_norm_backward.default: native_layer_norm_backward,
+}

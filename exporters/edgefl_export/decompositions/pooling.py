@@ -1,0 +1,343 @@
+"""Pooling forwards that ONNX lacks, and gradients. Tensors are [N, C, H, W] or [C, H, W] and float32, or have three axes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from edgefl_export.decompositions.convolution.moves import per_axis
+from edgefl_export.decompositions.rule import DECLINED, Rules
+from edgefl_export.decompositions.separable import along, column, windows
+
+_aten = torch.ops.aten
+
+# Windows of so many entries at the most are gone through one by one.
+FEW_ENTRIES = 9
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Arguments of a pooling op, by axis. ``divisor`` and ``include_pad`` belong to averages."""
+
+    kernel: list[int]
+    stride: list[int]
+    padding: list[int]
+    dilation: list[int]
+    ceil_mode: bool
+    include_pad: bool = True
+    divisor: int | None = None
+
+    @classmethod
+    def of(
+        cls,
+        axes: int,
+        kernel: Sequence[int],
+        stride: Sequence[int] | None = None,
+        padding: Sequence[int] | None = None,
+        dilation: Sequence[int] | None = None,
+        ceil_mode: bool = False,
+    ) -> Windows:
+        """Return the windows of a maximum over ``axes``, from what its op takes between input and positions."""
+        given = (kernel, stride or kernel, padding or [0], dilation or [1])
+        kernels, strides, paddings, dilations = (per_axis(values, axes) for values in given)
+        return cls(kernels, strides, paddings, dilations, ceil_mode)
+
+    @classmethod
+    def of_average(
+        cls,
+        axes: int,
+        kernel: Sequence[int],
+        stride: Sequence[int] | None = None,
+        padding: Sequence[int] | None = None,
+        ceil_mode: bool = False,
+        include_pad: bool = True,
+        divisor: int | None = None,
+    ) -> Windows:
+        """Return the windows of an average over ``axes``, from what its op takes behind the input."""
+        windows = cls.of(axes, kernel, stride, padding, None, ceil_mode)
+        return replace(windows, include_pad=include_pad, divisor=divisor)
+
+    def along(self, x: Tensor) -> Iterator[tuple[int, int, int, int, int]]:
+        """Yield size, kernel, stride, padding and dilation of each axis of ``x``."""
+        sizes = x.shape[-len(self.kernel) :]
+        return zip(sizes, self.kernel, self.stride, self.padding, self.dilation, strict=True)
+
+    def ends(self, x: Tensor) -> list[int]:
+        """Return how far the last window of each axis reaches behind ``x``."""
+        return [end_padding(*axis, self.ceil_mode) for axis in self.along(x)]
+
+
+def max_pool2d(x: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
+    """The op stays, but where a dilated last window in ceil mode sticks out by more than ONNX's padding may be.
+
+    The input gets rows and columns of -inf at the end then, and each position loses those it has counted.
+    """
+    where = Windows.of(2, *args)
+    ends = where.ends(x)
+    if all(end < k for end, k in zip(ends, where.kernel, strict=True)):
+        return DECLINED
+    return in_padded(x, where, ends, _aten.max_pool2d_with_indices)
+
+
+def in_padded(
+    x: Tensor, where: Windows, ends: list[int], pool: Callable[..., tuple[Tensor, Tensor]]
+) -> tuple[Tensor, Tensor]:
+    """``pool`` of x with entries of -inf behind its last axes, as many as windows need beyond the padding, and positions
+    as they are in x."""
+    axes = len(ends)
+    behind = [max(end - begin, 0) for end, begin in zip(ends, where.padding, strict=True)]
+    sides = [side for more in reversed(behind) for side in (0, more)]
+    padded = _aten.constant_pad_nd(x, sides, -math.inf)
+    values, place = pool(padded, where.kernel, where.stride, where.padding, where.dilation)
+    return values, in_larger(place, padded.shape[-axes:], x.shape[-axes:])
+
+
+def in_larger(place: Tensor, own: Sequence[int], other: Sequence[int]) -> Tensor:
+    """Flat positions in a block of sizes ``own`` as those of the same entries in one of sizes ``other`` that begins where
+    it does."""
+    rest, unit = place, 1
+    for size, wanted in zip(reversed(own[1:]), reversed(other[1:]), strict=True):
+        rest = torch.div(rest, size, rounding_mode="trunc")
+        place = place + rest * ((wanted - size) * unit)
+        unit *= wanted
+    return place
+
+
+def max_pool2d_backward(grad: Tensor, x: Tensor, *args: Any) -> Tensor:
+    """dL/dx[n, c, q] = sum of dL/dy[n, c, p] over windows p whose maximum lies at q (``indices``, flat in H * W)."""
+    *how, indices = args
+    where = Windows.of(2, *how)
+    plain = not any(where.padding) and {*where.dilation} == {1} and not where.ceil_mode
+    if plain and where.kernel == where.stride and math.prod(where.kernel) <= FEW_ENTRIES:
+        return _to_first_maxima(grad, x, where.kernel)
+    return to_positions(grad, x, indices)
+
+
+def _to_first_maxima(grad: Tensor, x: Tensor, kernel: list[int]) -> Tensor:
+    """The same of windows that do not overlap: the first entry, row by row, that is the maximum takes the gradient.
+
+    No position is kept until then, nor computed in the forward pass, which takes ONNX Runtime ten times as long. In a run
+    that has diverged an infinite gradient leaves NaN in the last entry of its window too, and that of a NaN goes there.
+    """
+    (height, width), (rows, columns) = kernel, grad.shape[-2:]
+    maxima = _aten.max_pool2d_with_indices(x, kernel, kernel)[0].reshape(-1, rows, columns)
+    cells = x[..., : rows * height, : columns * width].reshape(-1, rows, height, columns, width)
+    rest, zero = grad.reshape(-1, rows, columns), torch.zeros((), dtype=grad.dtype)
+    lines = []
+    for i in range(height):
+        taken = []
+        for j in range(width):
+            last = (i, j) == (height - 1, width - 1)
+            taken.append(rest if last else torch.where(cells[:, :, i, :, j] >= maxima, rest, zero))
+            rest = rest - taken[-1]
+        lines.append(torch.stack(taken, -1).flatten(-2))
+    covered = torch.stack(lines, 2).view(*x.shape[:-2], rows * height, columns * width)
+    sides = [0, x.shape[-1] - columns * width, 0, x.shape[-2] - rows * height]
+    return _aten.constant_pad_nd(covered, sides, 0.0) if any(sides) else covered
+
+
+def to_positions(grad: Tensor, x: Tensor, indices: Tensor, axes: int = 2) -> Tensor:
+    """Zeros shaped like x, with each entry of ``grad`` added at its flat position in the last ``axes``."""
+    planes, area = x.shape[:-axes].numel(), x.shape[-axes:].numel()
+    empty = torch.zeros((planes, area), dtype=grad.dtype)
+    return empty.scatter_add(1, indices.reshape(planes, -1), grad.reshape(planes, -1)).view(x.shape)
+
+
+def adaptive_max_pool(
+    x: Tensor, output_size: list[int], pool: Callable[..., tuple[Tensor, Tensor]]
+) -> tuple[Tensor, Tensor]:
+    """Maxima over rows floor(i n / m) .. ceil((i + 1) n / m), and so along each of the last axes, and their positions, flat
+    in these axes.
+
+    Plain max pooling, ``pool``, where the sizes divide. Otherwise windows differ by an entry: the shorter ones repeat
+    their last, which is never the first maximum, so that the position within a window tells the one in the input.
+    """
+    axes = len(output_size)
+    sizes, lead = list(x.shape[-axes:]), x.shape[:-axes]
+    if all(size % count == 0 for size, count in zip(sizes, output_size, strict=True)):
+        kernel = [size // count for size, count in zip(sizes, output_size, strict=True)]
+        return pool(x, kernel, kernel)
+    spans = [_adaptive_windows(size, count) for size, count in zip(sizes, output_size, strict=True)]
+    wide = [max(stop - start for start, stop in axis) for axis in spans]
+    cells, first = x, torch.zeros((), dtype=torch.int64)
+    for at, (axis, width) in enumerate(zip(spans, wide, strict=True)):
+        entries = [min(start + k, stop - 1) for start, stop in axis for k in range(width)]
+        cells = cells.index_select(at - axes, torch.tensor(entries))
+        first = first.unsqueeze(-1) * sizes[at] + torch.tensor([start for start, _ in axis])
+    pairs = [each for both in zip(output_size, wide, strict=True) for each in both]
+    outer = range(len(lead), len(lead) + 2 * axes, 2)
+    order = [*range(len(lead)), *outer, *(at + 1 for at in outer)]
+    cells = cells.view(*lead, *pairs).permute(order).reshape(*lead, *output_size, -1)
+    values, place = cells.max(-1)
+    return values, first + in_larger(place, wide, sizes)
+
+
+def avg_pool2d(x: Tensor, *args: Any) -> Tensor:
+    """y = A_H x A_W^T / count with 0/1 window matrices, where ONNX cannot say it: a divisor of one's own, or
+    windows that stick out (ceil mode, which runtimes count differently). Otherwise the op stays."""
+    where = Windows.of_average(2, *args)
+    if not where.divisor and not where.ceil_mode:
+        return DECLINED
+    rows, columns, scale = _average(x, where)
+    return _sandwich(rows, x, columns.t()) * scale
+
+
+def avg_pool2d_backward(grad: Tensor, x: Tensor, *args: Any) -> Tensor:
+    """dL/dx = A_H^T (dL/dy / count) A_W: each output spreads its gradient evenly over its window."""
+    rows, columns, scale = _average(x, Windows.of_average(2, *args))
+    return _sandwich(rows.t(), grad * scale, columns)
+
+
+def adaptive_avg_pool2d(x: Tensor, output_size: list[int]) -> Tensor:
+    """y = A_H x A_W^T, where row i of A averages inputs floor(i n / m) .. ceil((i + 1) n / m); a mean if m = 1."""
+    if list(output_size) == [1, 1]:
+        return x.mean([-2, -1], keepdim=True)
+    rows, columns = (adaptive_matrix(x.shape[i - 2], output_size[i], x) for i in range(2))
+    return _sandwich(rows, x, columns.t())
+
+
+def adaptive_avg_pool2d_backward(grad: Tensor, x: Tensor) -> Tensor:
+    """dL/dx = A_H^T dL/dy A_W with the averaging matrices of the forward."""
+    if tuple(grad.shape[-2:]) == (1, 1):
+        return (grad * (1.0 / (x.shape[-2] * x.shape[-1]))).expand(x.shape)
+    rows, columns = (adaptive_matrix(x.shape[i - 2], grad.shape[i - 2], x) for i in range(2))
+    return _sandwich(rows.t(), grad, columns)
+
+
+def _sandwich(left: Tensor, x: Tensor, right: Tensor) -> Tensor:
+    """left x right for each plane, contiguous as pooling gives it: a flatten behind it is a view."""
+    return along(along(x, -1, right), -2, left.t()).contiguous()
+
+
+def _average(x: Tensor, where: Windows) -> tuple[Tensor, Tensor, Tensor | float]:
+    """Window matrices A_H [H', H] and A_W [W', W], and 1 / count as a number, or as [H', W'] if it varies."""
+    spans = spans_of(x, where)
+    rows, columns = (windows(spans[i], x.shape[i - 2], x.dtype) for i in range(2))
+    if where.divisor:
+        return rows, columns, 1.0 / where.divisor
+    tall, wide = (counts(spans[i], x.shape[i - 2], where.include_pad) for i in range(2))
+    if len(set(tall)) == len(set(wide)) == 1:
+        return rows, columns, 1.0 / (tall[0] * wide[0])
+    return rows, columns, 1.0 / (column(tall) * column(wide).t()).to(x.dtype)
+
+
+def pooled(size: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> int:
+    """Number of windows; in ceil mode a last window may stick out, but must begin inside the input."""
+    room = size + 2 * padding - dilation * (kernel - 1) - 1
+    if not ceil_mode:
+        return room // stride + 1
+    count = -(-room // stride) + 1
+    return count - 1 if (count - 1) * stride >= size + padding else count
+
+
+def end_padding(size: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> int:
+    """What the last window needs behind the input; runtimes disagree on the windows of a ceil mode."""
+    last = (pooled(size, kernel, stride, padding, dilation, ceil_mode) - 1) * stride - padding
+    return max(last + dilation * (kernel - 1) + 1 - size, 0)
+
+
+def spans_of(x: Tensor, where: Windows) -> list[list[tuple[int, int]]]:
+    """First and one-past-last position of each window, by axis, padding included (a ceil-mode window may stick out)."""
+    spans = []
+    for size, kernel, stride, padding, _ in where.along(x):
+        count = pooled(size, kernel, stride, padding, 1, where.ceil_mode)
+        starts = [i * stride - padding for i in range(count)]
+        spans.append([(start, min(start + kernel, size + padding)) for start in starts])
+    return spans
+
+
+def counts(windows: list[tuple[int, int]], size: int, include_pad: bool) -> list[int]:
+    if include_pad:
+        return [stop - start for start, stop in windows]
+    return [min(stop, size) - max(start, 0) for start, stop in windows]
+
+
+def _adaptive_windows(size: int, count: int) -> list[tuple[int, int]]:
+    return [(i * size // count, -(-(i + 1) * size // count)) for i in range(count)]
+
+
+def adaptive_matrix(size: int, count: int, like: Tensor) -> Tensor:
+    spans = _adaptive_windows(size, count)
+    lengths = torch.tensor([[float(stop - start)] for start, stop in spans], dtype=like.dtype)
+    return windows(spans, size, like.dtype) / lengths
+
+
+# Over three axes. Tensors are [N, C, D, H, W] or [C, D, H, W].
+
+
+def max_pool3d(x: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
+    """The op stays, but in ceil mode, in which runtimes count windows differently: the input gets entries of -inf at its
+    end then, and each position loses those it has counted."""
+    where = Windows.of(3, *args)
+    return in_padded(x, where, where.ends(x), _aten.max_pool3d_with_indices) if where.ceil_mode else DECLINED
+
+
+def max_pool3d_backward(grad: Tensor, x: Tensor, *args: Any) -> Tensor:
+    """dL/dx[q] = sum of dL/dy[p] over windows p whose maximum lies at q (``indices``, flat in D * H * W)."""
+    return to_positions(grad, x, args[-1], 3)
+
+
+def avg_pool3d(x: Tensor, *args: Any) -> Tensor:
+    """y = x times A_D, A_H and A_W, each along its axis: row i of A averages window i of that axis."""
+    return _along_all(x, _averages(x, Windows.of_average(3, *args)))
+
+
+def avg_pool3d_backward(grad: Tensor, x: Tensor, *args: Any) -> Tensor:
+    """dL/dx is dL/dy times the transposed matrices."""
+    return _along_all(grad, [matrix.t() for matrix in _averages(x, Windows.of_average(3, *args))])
+
+
+def adaptive_avg_pool3d(x: Tensor, output_size: list[int]) -> Tensor:
+    """As :func:`avg_pool3d`, of windows floor(i n / m) .. ceil((i + 1) n / m)."""
+    sizes = zip(x.shape[-3:], output_size, strict=True)
+    return _along_all(x, [adaptive_matrix(size, count, x) for size, count in sizes])
+
+
+def adaptive_avg_pool3d_backward(grad: Tensor, x: Tensor) -> Tensor:
+    """dL/dx is dL/dy times the transposed matrices."""
+    sizes = zip(x.shape[-3:], grad.shape[-3:], strict=True)
+    return _along_all(grad, [adaptive_matrix(size, count, x).t() for size, count in sizes])
+
+
+def _averages(x: Tensor, where: Windows) -> list[Tensor]:
+    """[windows, size] for each axis; the number of entries of a window is the product of those along its axes."""
+    matrices = []
+    for axis, (size, spans) in enumerate(zip(x.shape[-3:], spans_of(x, where), strict=True)):
+        entries = counts(spans, size, where.include_pad)
+        if where.divisor:
+            entries = [where.divisor if axis == 0 else 1] * len(spans)
+        matrices.append(windows(spans, size, x.dtype) / column(entries, x.dtype))
+    return matrices
+
+
+def _along_all(x: Tensor, matrices: list[Tensor]) -> Tensor:
+    """x [.., D, H, W] with each axis multiplied by its matrix [new, old]."""
+    for axis, matrix in zip((-1, -2, -3), reversed(matrices), strict=True):
+        x = along(x, axis, matrix.t())
+    return x.contiguous()
+
+
+RULES: Rules = {
+    _aten.adaptive_max_pool2d.default: partial(adaptive_max_pool, pool=_aten.max_pool2d_with_indices),
+    _aten.adaptive_max_pool2d_backward.default: to_positions,
+    _aten.avg_pool2d.default: avg_pool2d,
+    _aten.max_pool2d_with_indices.default: max_pool2d,
+    _aten.max_pool2d_with_indices_backward.default: max_pool2d_backward,
+    _aten.avg_pool2d_backward.default: avg_pool2d_backward,
+    _aten._adaptive_avg_pool2d.default: adaptive_avg_pool2d,
+    _aten._adaptive_avg_pool2d_backward.default: adaptive_avg_pool2d_backward,
+    _aten.adaptive_max_pool3d.default: partial(adaptive_max_pool, pool=_aten.max_pool3d_with_indices),
+    _aten.adaptive_max_pool3d_backward.default: partial(to_positions, axes=3),
+    _aten.max_pool3d_with_indices.default: max_pool3d,
+    _aten.max_pool3d_with_indices_backward.default: max_pool3d_backward,
+    _aten.avg_pool3d.default: avg_pool3d,
+    _aten.avg_pool3d_backward.default: avg_pool3d_backward,
+    _aten._adaptive_avg_pool3d.default: adaptive_avg_pool3d,
+    _aten._adaptive_avg_pool3d_backward.default: adaptive_avg_pool3d_backward,
+}

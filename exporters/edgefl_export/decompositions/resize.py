@@ -1,0 +1,209 @@
+"""Resizing in one to three dimensions. Tensors are [N, C, W], [N, C, H, W] or [N, C, D, H, W].
+
+Resizing is linear and separable, y = A_H x A_W^T, so that dL/dx = A_H^T dL/dy A_W. Row i of a matrix A holds the
+weights with which output i reads the inputs.
+
+A forward stays where ONNX has it. Its Resize takes the step between outputs from the sizes, though, and torch takes it
+from the scale that the user gave: 7 pixels times 1.3 are 9 pixels, 1 / 1.3 apart and not 7 / 9.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from edgefl_export.decompositions.rule import DECLINED, Rules
+from edgefl_export.decompositions.separable import along, taps
+from edgefl_export.named import named
+
+_aten = torch.ops.aten
+
+# Row of output i: the inputs it reads (possibly out of range: the border stands in) and their weights.
+Row = list[tuple[int, float]]
+RowOf = Callable[[int, float], Row]  # of output i at i times the step
+CUBIC = -0.75
+
+
+def nearest(x: Tensor, output_size: Sequence[int], *scales: float | None) -> Tensor:
+    """y[i] = x[floor(i * step)] along each axis: repeated blocks for a whole factor, else picked."""
+    size = tuple(x.shape[2:])
+    if _whole(size, output_size, scales):
+        parts = [part for n in size for part in (n, 1)]
+        blocks = [part for n, m in zip(size, output_size, strict=True) for part in (n, m // n)]
+        lead = x.shape[:2]
+        return x.reshape(*lead, *parts).expand(*lead, *blocks).reshape(*lead, *output_size)
+    steps = _steps(size, output_size, scales, copied=len(size) == 2)
+    for axis, (n, m, step) in enumerate(zip(size, output_size, steps, strict=True), start=2):
+        x = x.index_select(axis, torch.tensor([min(_nearest(i, step), n - 1) for i in range(m)]))
+    return x
+
+
+def nearest_backward(
+    grad: Tensor, output_size: Sequence[int], input_size: Sequence[int], *scales: float | None
+) -> Tensor:
+    """dL/dx[q] = sum of dL/dy over the outputs that copied q: block sums for a whole factor, else by matrices."""
+    size = tuple(input_size[2:])
+    if _whole(size, output_size, scales):
+        blocks = [part for n, m in zip(size, output_size, strict=True) for part in (n, m // n)]
+        inner = [3 + 2 * axis for axis in range(len(size))]
+        return grad.reshape(*grad.shape[:2], *blocks).sum(inner)
+    steps = _steps(size, output_size, scales)
+    return _adjoint(grad, size, steps, lambda i, step: [(_nearest(i, step), 1.0)])
+
+
+class Interpolation(ABC):
+    """y = A_H x A_W^T with rows that weigh the neighbours of each output's position. ``copied``: see :func:`_steps`."""
+
+    copied: bool
+
+    @abstractmethod
+    def row(self, align_corners: bool) -> RowOf:
+        """Return the function that makes row i of a matrix."""
+
+    def forward(
+        self, x: Tensor, output_size: Sequence[int], align_corners: bool, *scales: float | None
+    ) -> Tensor:
+        """The product where the steps do not follow from the sizes; otherwise the op stays."""
+        steps = _steps(x.shape[2:], output_size, scales, align_corners, self.copied)
+        axes = zip(x.shape[2:], output_size, steps, strict=True)
+        if align_corners or all(math.isclose(step, n / m) for n, m, step in axes):
+            return DECLINED
+        return _product(x, output_size, steps, self.row(align_corners))
+
+    def product(
+        self, x: Tensor, output_size: Sequence[int], align_corners: bool, *scales: float | None
+    ) -> Tensor:
+        """Products of matrices, for formats that have no such op."""
+        steps = _steps(x.shape[2:], output_size, scales, align_corners, self.copied)
+        return _product(x, output_size, steps, self.row(align_corners))
+
+    def backward(
+        self,
+        grad: Tensor,
+        output_size: Sequence[int],
+        input_size: Sequence[int],
+        align_corners: bool,
+        *scales: float | None,
+    ) -> Tensor:
+        """The adjoint."""
+        size = list(input_size[2:])
+        copied = self.copied or size == list(output_size)
+        steps = _steps(size, output_size, scales, align_corners, copied)
+        return _adjoint(grad, size, steps, self.row(align_corners))
+
+
+class Linear(Interpolation):
+    """Between the two neighbours of a position."""
+
+    copied = True
+
+    def row(self, align_corners: bool) -> RowOf:
+        def row(i: int, step: float) -> Row:
+            at = i * step if align_corners else max((i + 0.5) * step - 0.5, 0.0)
+            left = math.floor(at)
+            return [(left, 1 - (at - left)), (left + 1, at - left)]
+
+        return row
+
+
+class Cubic(Interpolation):
+    """Cubic convolution over the four neighbours of a position (Keys 1981, a = -0.75)."""
+
+    copied = False
+
+    def row(self, align_corners: bool) -> RowOf:
+        def row(i: int, step: float) -> Row:
+            at = i * step if align_corners else (i + 0.5) * step - 0.5
+            left = math.floor(at)
+            return [(left + k, _cubic(abs(at - left - k))) for k in (-1, 0, 1, 2)]
+
+        return row
+
+
+def _product(x: Tensor, output_size: Sequence[int], steps: Sequence[float], row: RowOf) -> Tensor:
+    """A_H x A_W^T, contiguous."""
+    axes = zip(x.shape[2:], output_size, steps, strict=True)
+    for axis, (n, m, step) in enumerate(axes, start=2):
+        x = along(x, axis, _matrix(n, m, step, row, x.dtype).t())
+    return x.contiguous()
+
+
+def _adjoint(grad: Tensor, size: Sequence[int], steps: Sequence[float], row: RowOf) -> Tensor:
+    """A_H^T dL/dy A_W, contiguous."""
+    for axis, (n, m, step) in enumerate(zip(size, grad.shape[2:], steps, strict=True), start=2):
+        grad = along(grad, axis, _matrix(n, m, step, row, grad.dtype))
+    return grad.contiguous()
+
+
+def _matrix(n: int, m: int, step: float, row: RowOf, dtype: torch.dtype) -> Tensor:
+    """[m, n] from the rows; an input beyond the border is the border."""
+    rows = [[(min(max(j, 0), n - 1), weight) for j, weight in row(i, step)] for i in range(m)]
+    return taps(rows, n, dtype)
+
+
+def _whole(size: Sequence[int], output_size: Sequence[int], scales: Sequence[float | None]) -> bool:
+    """Whether each input is copied to a block of its own."""
+    axes = zip(size, output_size, _filled(scales, size), strict=True)
+    return all(m % n == 0 and (not scale or scale == m / n) for n, m, scale in axes)
+
+
+def _filled(scales: Sequence[float | None], size: Sequence[int]) -> list[float | None]:
+    """One scale per axis: the trace leaves out those at the end that are not given."""
+    return [*scales, *[None] * (len(size) - len(scales))]
+
+
+def _steps(
+    size: Sequence[int],
+    output_size: Sequence[int],
+    scales: Sequence[float | None],
+    align_corners: bool = False,
+    copied: bool = True,
+) -> list[float]:
+    """Inputs per output along each axis, as torch's CPU kernels have it.
+
+    ``copied``: an axis that keeps its size is copied, whatever the scale. They differ in this from mode to mode,
+    and even from a forward to its gradient.
+    """
+    axes = zip(size, output_size, _filled(scales, size), strict=True)
+    return [1.0 if copied and n == m else _step(n, m, scale, align_corners) for n, m, scale in axes]
+
+
+def _step(n: int, m: int, scale: float | None, align_corners: bool) -> float:
+    if align_corners:
+        return (n - 1) / (m - 1) if m > 1 else 0.0
+    return 1 / scale if scale else n / m
+
+
+def _nearest(i: int, step: float) -> int:
+    """Rounded as torch does it, in float32: at a whole position one bit decides."""
+    return int(np.floor(np.float32(i) * np.float32(step)))
+
+
+def _cubic(d: float) -> float:
+    """Weight of a neighbour at distance d in [0, 2]."""
+    if d <= 1:
+        return ((CUBIC + 2) * d - (CUBIC + 3)) * d * d + 1
+    return ((d - 5) * d + 8) * d * CUBIC - 4 * CUBIC
+
+
+LINEAR, KEYS = Linear(), Cubic()
+
+RULES: Rules = {
+    **dict.fromkeys(named("upsample_nearest1d upsample_nearest2d upsample_nearest3d"), nearest),
+    **dict.fromkeys(
+        named("upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward"),
+        nearest_backward,
+    ),
+    **dict.fromkeys(named("upsample_linear1d upsample_bilinear2d upsample_trilinear3d"), LINEAR.forward),
+    **dict.fromkeys(
+        named("upsample_linear1d_backward upsample_bilinear2d_backward upsample_trilinear3d_backward"),
+        LINEAR.backward,
+    ),
+    _aten.upsample_bicubic2d.default: KEYS.forward,
+    _aten.upsample_bicubic2d_backward.default: KEYS.backward,
+}

@@ -1,0 +1,175 @@
+"""A model for inference as a program of torch.export, which every format starts from."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+from torch.export.graph_signature import InputKind
+
+from edgefl.contract.tensors import Tensors, TensorSpec
+from edgefl.models.copies import copy_module
+from edgefl.models.layers.given import called
+from edgefl.models.layers.torch_recurrent import recurring
+from edgefl.wire.errors import ExportError
+from edgefl_export.deploy.preprocessing import Preprocessing
+from edgefl_export.deploy.target import DeployTarget
+
+INPUT, OUTPUT = "x", "logits"
+"""Name of the first input within the model, and of the output of a file."""
+MOST_ROWS = 64
+"""Most samples of one call of a .pte file with a dynamic batch."""
+_ROWS = 2
+"""Rows of an example whose batch is dynamic: torch.export takes a batch of 1 for a constant."""
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """What is deployed.
+
+    Attributes:
+        module: the model in inference mode.
+        inputs: one sample of each input, the first as :data:`INPUT`.
+        names: the names of inputs in the file; an input without an entry keeps its own.
+        preprocessing: makes the first input of raw samples, within the file; None if the caller does that.
+    """
+
+    module: nn.Sequential
+    inputs: Mapping[str, TensorSpec]
+    names: Mapping[str, str] = field(default_factory=dict)
+    preprocessing: Preprocessing | None = None
+
+    def name(self, own: str) -> str:
+        """Return the name of an input in the file."""
+        return self.names.get(own, own)
+
+    def rows(self, inputs: Tensors) -> Tensors:
+        """Return rows of the inputs as the file reads them: raw samples if it has the preprocessing."""
+        if self.preprocessing is None:
+            return inputs
+        return {**inputs, INPUT: self.preprocessing.raw(inputs[INPUT])}
+
+    def expected(self, inputs: Tensors) -> Tensor:
+        """Return the output of torch for rows as the file reads them."""
+        if self.preprocessing is not None:
+            inputs = {**inputs, INPUT: self.preprocessing(inputs[INPUT])}
+        return called(self.module, inputs)
+
+
+class Inference(nn.Module):
+    """A model that takes its inputs by position."""
+
+    def __init__(self, subject: Subject, half: bool = False) -> None:
+        super().__init__()
+        self.units = copy_module(subject.module).half() if half else subject.module
+        self.own, self.prepare, self.half_floats = tuple(subject.inputs), subject.preprocessing, half
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """Return the output. With ``half`` the model computes in float16, and its inputs and output stay float32."""
+        named = dict(zip(self.own, inputs, strict=True))
+        if self.prepare is not None:
+            named[INPUT] = self.prepare(named[INPUT])
+        if not self.half_floats:
+            return called(self.units, named)
+        floats = {name: each.half() if each.is_floating_point() else each for name, each in named.items()}
+        return called(self.units, floats).float()
+
+
+@dataclass(frozen=True, eq=False)
+class InferenceProgram:
+    """A model as torch exports it.
+
+    Attributes:
+        subject: the model, with the inputs that its output depends on.
+        exported: the program; it has the inputs of ``subject``, in order.
+        example: the inputs that it was exported with.
+        shapes: their dynamic axes.
+    """
+
+    subject: Subject
+    exported: ExportedProgram
+    example: tuple[Tensor, ...]
+    shapes: tuple[dict[int, Any], ...]
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The names of the inputs in the file, in order."""
+        return tuple(map(self.subject.name, self.subject.inputs))
+
+
+def program_of(subject: Subject, target: DeployTarget, *, half: bool = False) -> InferenceProgram:
+    """Export ``subject``. Inputs that its output does not depend on are left out.
+
+    Raises:
+        ExportError: if torch cannot export the model, or an input has the name of the output.
+    """
+    program = _exported(subject, target, half)
+    read = _read(program.exported)
+    used = {name: spec for (name, spec), there in zip(subject.inputs.items(), read, strict=True) if there}
+    if len(used) < len(read):
+        program = _exported(replace(subject, inputs=used), target, half)
+    if OUTPUT in program.inputs:
+        raise ExportError(
+            f"an input of the model is called {OUTPUT!r}, as the output of the file is: give it another name",
+            input=OUTPUT,
+        )
+    return program
+
+
+def _exported(subject: Subject, target: DeployTarget, half: bool) -> InferenceProgram:
+    rows = _ROWS if target.dynamic_batch else target.batch
+    # ExecuTorch plans memory for the largest batch.
+    any_batch = Dim("batch", min=1, max=MOST_ROWS) if target.format == "executorch" else Dim.DYNAMIC
+    example: list[Tensor] = []
+    shapes: list[dict[int, Any]] = []
+    for name, spec in subject.inputs.items():
+        prepare = subject.preprocessing if name == INPUT else None
+        raw = prepare.example if prepare else spec.zeros()
+        example.append(raw[None].expand(rows, *raw.shape).contiguous())
+        free = {axis + 1: Dim.DYNAMIC for axis in (prepare.dynamic if prepare else ())}
+        shapes.append(({0: any_batch} if target.dynamic_batch else {}) | free)
+    return InferenceProgram(
+        subject,
+        export(Inference(subject, half).eval(), example, (tuple(shapes),)),
+        tuple(example),
+        tuple(shapes),
+    )
+
+
+def export(module: nn.Module, example: Sequence[Tensor], shapes: Any) -> ExportedProgram:
+    """Return ``torch.export`` of ``module``, without its warnings.
+
+    Raises:
+        ExportError: if torch cannot export it.
+    """
+    free = any(shape for shape in shapes[0]) if isinstance(shapes[0], tuple) else any(shapes)
+    try:
+        with warnings.catch_warnings(), torch.no_grad(), recurring():
+            warnings.simplefilter("ignore")
+            return torch.export.export(module, tuple(example), dynamic_shapes=shapes if free else None)
+    except Exception as error:  # torch.export raises dozens of unrelated types
+        raise ExportError(
+            f"torch.export cannot export the model: {_first_line(error)}; change the layer it names, or export with a "
+            "fixed batch"
+        ) from error
+
+
+def _read(program: ExportedProgram) -> list[bool]:
+    """Return for each user input in order whether anything but a check reads it."""
+    nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    found = []
+    for spec in program.graph_signature.input_specs:
+        if spec.kind is InputKind.USER_INPUT:
+            node = nodes[spec.arg.name]
+            found.append(any(user.users or user.op == "output" for user in node.users))
+    return found
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[0][:300] if lines else type(error).__name__

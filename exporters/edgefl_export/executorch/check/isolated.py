@@ -1,0 +1,157 @@
+"""Programs that somebody else made run in a process of their own: what they break there breaks nothing here.
+
+ExecuTorch checks little of what it reads, so that a damaged program may take its process along.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from zipfile import BadZipFile
+
+import numpy as np
+import torch
+
+from edgefl.system.python import module_command
+from edgefl.wire.errors import ExportError
+from edgefl_export.executorch.check.ports import METHOD
+from edgefl_export.executorch.silent_import import portable_lib
+from edgefl_export.verify.rounding import Array
+
+LIMIT_S = 120.0
+"""The longest run of a single program; the start of the process takes ``START_S`` at most."""
+START_S = 300.0
+MODEL, GIVEN, FOUND = "model.pte", "given.npz", "found.npz"
+
+
+class IsolatedRunner:
+    """One process for program after program: it starts with the first and, if one ends it, again with the next."""
+
+    def __init__(self, limit_s: float = LIMIT_S) -> None:
+        self._limit_s = limit_s
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def run(self, name: str, model: bytes, arrays: Sequence[Array]) -> list[Array]:
+        """Outputs of the program for these inputs. Raises ExportError if it fails, hangs or ends its process."""
+        with tempfile.TemporaryDirectory(prefix="edgefl-isolated-") as folder:
+            (Path(folder) / MODEL).write_bytes(model)
+            write(Path(folder) / GIVEN, arrays)
+            problem = self._asked(folder)
+            if not problem:
+                try:
+                    return read(Path(folder) / FOUND)
+                except (BadZipFile, KeyError, OSError, ValueError) as error:
+                    problem = f"what it wrote cannot be read: {error}"
+            raise ExportError(
+                f"ExecuTorch cannot run the program of function {name!r}: {problem}. Export it again",
+                function=name,
+            )
+
+    def _asked(self, folder: str) -> str:
+        """What the process says of the program in ``folder``, or what became of the process; "" if all is well."""
+        if self._process is None and (problem := self._start()):
+            return problem
+        process = self._process
+        assert process is not None and process.stdin is not None
+        try:
+            process.stdin.write(f"{folder}\n".encode())
+            process.stdin.flush()
+        except BrokenPipeError:
+            return self._ended(process)
+        return self._answer(process, self._limit_s)
+
+    def _start(self) -> str:
+        self._process = subprocess.Popen(
+            module_command("edgefl_export.executorch.check.isolated"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        weakref.finalize(self, _stopped, self._process)
+        return self._answer(self._process, START_S)
+
+    def _answer(self, process: subprocess.Popen[bytes], limit_s: float) -> str:
+        """Whoever is interrupted here leaves no answer behind that the next run would take for its own."""
+        try:
+            answer = _line(process, limit_s)
+        except BaseException:
+            process.kill()
+            self._ended(process)
+            raise
+        if answer is None:
+            process.kill()
+            self._ended(process)
+            return f"it was not done after {limit_s:.0f} seconds"
+        return str(json.loads(answer)) if answer else self._ended(process)
+
+    def _ended(self, process: subprocess.Popen[bytes]) -> str:
+        self._process = None
+        _stopped(process)
+        return f"it ended its process (exit status {process.returncode})"
+
+
+def _line(process: subprocess.Popen[bytes], limit_s: float) -> bytes | None:
+    """What the process writes; None if that takes longer than the limit. Empty if it has ended."""
+    assert process.stdout is not None
+    waiting = select.poll()  # unlike select.select, it takes files beyond the 1024th
+    waiting.register(process.stdout, select.POLLIN)
+    return process.stdout.readline() if waiting.poll(limit_s * 1000) else None
+
+
+def write(path: Path, arrays: Sequence[Array]) -> None:
+    np.savez(path, **{str(at): array for at, array in enumerate(arrays)})  # type: ignore[arg-type]
+
+
+def read(path: Path) -> list[Array]:
+    with np.load(path, allow_pickle=False) as archive:
+        return [archive[str(at)] for at in range(len(archive.files))]
+
+
+def _stopped(process: subprocess.Popen[bytes]) -> None:
+    """Closing its input ends the process; one that hangs is ended."""
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            with contextlib.suppress(BrokenPipeError):
+                stream.close()
+    try:
+        process.wait(5)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _tried(folder: Path) -> str:
+    """In the process apart: run the program in ``folder``; what is wrong with it, or ""."""
+    model = (
+        folder / MODEL
+    ).read_bytes()  # the runtime reads the bytes where they lie, for as long as it runs
+    try:
+        module = portable_lib()._load_for_executorch_from_buffer(model)
+        inputs = tuple(torch.from_numpy(array) for array in read(folder / GIVEN))
+        write(folder / FOUND, [value.numpy() for value in module.run_method(METHOD, inputs)])
+    except (RuntimeError, TypeError, ValueError, AttributeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def main() -> None:
+    """Say that it has started, then answer each folder that is named on a line of the input, both by what is wrong, or
+    "". What libraries print goes elsewhere."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    print(json.dumps(""), file=answers, flush=True)
+    for line in sys.stdin:
+        print(json.dumps(_tried(Path(line.rstrip("\n")))), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

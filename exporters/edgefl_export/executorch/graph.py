@@ -1,0 +1,176 @@
+"""The captured graph as ExecuTorch shall run it: copies gone, constants folded, ops in forms that have a kernel."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from edgefl_export.capture.nodes import copy_of, fake_value, ints_argument, node_argument, results
+from edgefl_export.capture.trace import Captured
+from edgefl_export.memory.usage import is_pointwise
+from edgefl_export.named import named
+from edgefl_export.ordering import AFTER
+
+_aten = torch.ops.aten
+
+
+def call(graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+    """A node with its fake value."""
+    node = graph.call_function(target, args, kwargs)
+    values = fx.node.map_arg((args, kwargs), lambda read: read.meta["val"])
+    node.meta["val"] = target(*values[0], **values[1])
+    return node
+
+
+SAME = frozenset(
+    {
+        _aten.alias.default,
+        _aten.clone.default,
+        _aten.detach.default,
+        _aten.lift_fresh_copy.default,
+        AFTER,
+    }
+)
+"""Ops whose result is their first argument; every value is contiguous here."""
+
+VIEWS = named("view _unsafe_view reshape unsqueeze squeeze.dim squeeze.dims squeeze")
+"""Ops whose result has the bytes of their first argument in the same order: another name for the same memory."""
+
+_PERHAPS_NOTHING = (
+    _aten.expand.default,
+    _aten._to_copy.default,
+    _aten.slice.Tensor,
+    _aten.constant_pad_nd.default,
+)
+
+
+def base_of(node: fx.Node) -> fx.Node:
+    """What a view is a view of, through any number of views; any other node itself."""
+    while node.op == "call_function" and node.target in VIEWS:
+        node = node_argument(node, 0)
+    return node
+
+
+def is_name(node: fx.Node) -> bool:
+    """Whether a node computes nothing: a view, or one of the results of a node."""
+    return node.op == "call_function" and (node.target in VIEWS or node.target is operator.getitem)
+
+
+FOLDED_BYTES = 1 << 16
+"""A value made of constants alone is computed at export if it has at most so many bytes."""
+
+
+def lowered(captured: Captured) -> fx.GraphModule:
+    """A copy of the captured graph in ops that have kernels; every node has its fake value in ``meta["val"]``."""
+    graph, _ = copy_of(captured.module.graph)
+    module = fx.GraphModule(captured.module, graph)
+    _merge_equal(module.graph)
+    _drop_copies(module.graph)
+    _name_axes(module.graph)
+    _fold(module)
+    _drop_copies(module.graph)
+    _merge_views(module.graph)
+    module.graph.eliminate_dead_code()
+    return module
+
+
+def _drop_copies(graph: fx.Graph) -> None:
+    outputs = set(results(graph))
+    for node in list(graph.nodes):
+        if node.op != "call_function" or not (node.target in SAME or _is_nothing(node)):
+            continue
+        source = node_argument(node, 0)
+        if node in outputs and (source in outputs or source.op != "call_function"):
+            continue  # an output has memory of its own
+        if node in outputs and any(user.target is operator.getitem for user in source.users):
+            continue
+        if node in outputs:
+            outputs.add(source)
+        node.replace_all_uses_with(source)
+        graph.erase_node(node)
+
+
+def _is_nothing(node: fx.Node) -> bool:
+    """A view, an expansion, a slice, a padding or a conversion to what it is already."""
+    if node.target not in VIEWS and node.target not in _PERHAPS_NOTHING:
+        return False
+    if not isinstance(node.args[0], fx.Node):  # a number
+        return False
+    if node.target is _aten.constant_pad_nd.default and any(ints_argument(node, 1)):
+        return False
+    before, after = fake_value(node.args[0]), fake_value(node)
+    return before.shape == after.shape and before.dtype == after.dtype
+
+
+def _name_axes(graph: fx.Graph) -> None:
+    """A sum over all axes names none: ExecuTorch has no kernel for the other form."""
+    for node in graph.find_nodes(op="call_function", target=_aten.sum.default):
+        with graph.inserting_before(node):
+            new = call(graph, _aten.sum.dim_IntList, node.args[0], [], False, **node.kwargs)
+        node.replace_all_uses_with(new)
+        graph.erase_node(node)
+
+
+def _merge_views(graph: fx.Graph) -> None:
+    """A view of a view is a view of the first. One that is an output is a copy: outputs have memory of their own."""
+    outputs = set(results(graph))
+    for node in graph.nodes:
+        if node.op == "call_function" and node.target in VIEWS:
+            source = node.args[0]
+            while source.op == "call_function" and source.target in VIEWS:
+                source = source.args[0]
+            node.target = _aten.view_copy.default if node in outputs else _aten.view.default
+            node.args = (source, list(node.meta["val"].shape))
+            node.kwargs = {}
+
+
+def _merge_equal(graph: fx.Graph) -> None:
+    """Arithmetic that is done twice is done once, so that the backward pass can read what the forward pass has made.
+
+    Not movements, of which there are many, nor what waits for something (:data:`AFTER`); an output has memory of its own.
+    """
+    outputs, known = set(results(graph)), dict[object, fx.Node]()
+    for node in list(graph.nodes):
+        if node.op != "call_function" or node in outputs or not is_pointwise(node):
+            continue
+        same = known.setdefault((node.target, _key(node.args), _key(node.kwargs)), node)
+        if same is not node:
+            node.replace_all_uses_with(same)
+            graph.erase_node(node)
+
+
+def _key(value: object) -> object:
+    """Equal for equal arguments, which may be lists and dictionaries; 1, 1.0 and True are not equal."""
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_key, value))
+    if isinstance(value, dict):
+        return tuple((name, _key(item)) for name, item in value.items())
+    return value if isinstance(value, fx.Node) else (type(value), repr(value))  # 0.0 and -0.0 are two numbers
+
+
+def _fold(module: fx.GraphModule) -> None:
+    """Compute what depends on constants alone."""
+    values: dict[fx.Node, Tensor] = {}
+    outputs = set(results(module.graph))
+    for node in list(module.graph.nodes):
+        if node.op == "get_attr":
+            values[node] = getattr(module, node.target)
+        if node.op != "call_function" or not isinstance(node.meta["val"], Tensor):
+            continue
+        value = node.meta["val"]
+        known = all(read in values for read in node.all_input_nodes)
+        if not known or node in outputs or value.numel() * value.itemsize > FOLDED_BYTES:
+            continue
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+        name = f"folded_{len(values)}"
+        values_here = node.target(*args, **kwargs).contiguous().clone()
+        module.register_buffer(name, values_here)
+        with module.graph.inserting_before(node):
+            new = module.graph.get_attr(name)
+        new.meta["val"] = value
+        values[new] = values_here
+        node.replace_all_uses_with(new)
+        module.graph.erase_node(node)

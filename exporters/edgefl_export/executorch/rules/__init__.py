@@ -1,0 +1,34 @@
+"""Rules that rewrite training ops into ops that XNNPACK, ExecuTorch's CPU backend, runs well.
+
+They stand in front of those for ONNX (:mod:`edgefl_export.decompositions`), which hold for all ops without one here.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from edgefl_export.decompositions import core_table
+from edgefl_export.decompositions.rule import Rules
+from edgefl_export.executorch.rules import (
+    activation,
+    arithmetic,
+    normalization,
+    pooling,
+    positions,
+    recurrent,
+    volumes,
+)
+
+_aten = torch.ops.aten
+# Products: XNNPACK takes a right factor that is transposed as it is.
+_AS_IS = frozenset({_aten.mm.default, _aten.addmm.default})
+
+_FAMILIES = (activation, arithmetic, normalization, pooling, positions, recurrent, volumes)
+
+RULES: Rules = {op: rule for family in _FAMILIES for op, rule in family.RULES.items()}
+
+
+def table() -> Rules:
+    """The table of the second pass of :func:`edgefl_export.capture.trace.capture` for ExecuTorch."""
+    core = {op: rule for op, rule in core_table().items() if op not in _AS_IS}
+    return {**core, **RULES}

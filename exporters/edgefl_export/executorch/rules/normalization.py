@@ -1,0 +1,159 @@
+"""Batch and layer normalization as element-wise ops and sums that XNNPACK runs; variances in two passes.
+
+The formulas are those of :mod:`edgefl_export.decompositions.normalization`, with images channels last.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from edgefl_export.decompositions.normalization import GRADIENT, Gradient, backward_of
+from edgefl_export.decompositions.rule import Rules
+
+_aten = torch.ops.aten
+
+
+def batch_statistics_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """y = (x - m) r weight + bias with m = mean, r = 1 / sqrt(mean (x - m)^2 + eps) per channel; returns y, m, r."""
+    last = _last(x)
+    axes = list(range(last.dim() - 1))
+    share = x.shape[1] / x.numel()
+    mean = last.sum(axes) * share
+    centred = last - mean
+    rstd = ((centred * centred).sum(axes) * share + eps).rsqrt()
+    y = centred * (rstd if weight is None else rstd * weight)
+    return _first(y if bias is None else y + bias), mean, rstd
+
+
+def frozen_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor,
+    running_var: Tensor,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """y = (x - running mean) weight / sqrt(running variance + eps) + bias."""
+    rstd = (running_var + eps).rsqrt()
+    y = (_last(x) - running_mean) * (rstd if weight is None else rstd * weight)
+    empty = x.new_zeros(0)
+    return _first(y if bias is None else y + bias), empty, empty
+
+
+def batch_norm_gradient(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    save_mean: Tensor | None,
+    save_rstd: Tensor | None,
+    training: bool,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """h like x, and gain, dL/dweight and dL/dbias [C], where dL/dx = gain h. With c = x - m and n values per channel:
+
+    * gain = weight r;  dL/dbias = sum g;  dL/dweight = r sum g c
+    * frozen: h = g
+    * training: h = g - c (r dL/dweight / n) - dL/dbias / n.
+    """
+    g, last = _last(grad), _last(x)
+    if not training:
+        assert running_mean is not None and running_var is not None
+        save_mean, save_rstd = running_mean, (running_var + eps).rsqrt()
+    assert save_mean is not None and save_rstd is not None
+    axes = list(range(g.dim() - 1))
+    gain = save_rstd if weight is None else save_rstd * weight
+    centred = last - save_mean
+    total, slope = g.sum(axes), (g * centred).sum(axes) * save_rstd
+    if not training:
+        return grad, gain, slope, total
+    share = -x.shape[1] / x.numel()
+    return _first(g + centred * (save_rstd * slope * share) + total * share), gain, slope, total
+
+
+batch_norm_backward = backward_of(batch_norm_gradient, lambda before, gain: _first(_last(before) * gain))
+
+
+def _last(x: Tensor) -> Tensor:
+    """Channels last."""
+    return x if x.dim() == 2 else x.permute(0, *range(2, x.dim()), 1)
+
+
+def _first(x: Tensor) -> Tensor:
+    return x if x.dim() == 2 else x.permute(0, x.dim() - 1, *range(1, x.dim() - 1))
+
+
+def layer_norm(
+    x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """y = (x - m) r weight + bias over the last axes, which have ``shape``; returns y, m, r, the last two keeping axes."""
+    size = math.prod(shape)
+    rows = _rows(x, shape)
+    mean = rows.sum([-1], keepdim=True) * (1.0 / size)
+    centred = rows - mean
+    rstd = ((centred * centred).sum([-1], keepdim=True) * (1.0 / size) + eps).rsqrt()
+    y = centred * rstd
+    y = y if weight is None else y * weight.reshape(-1)
+    y = y if bias is None else y + bias.reshape(-1)
+    mean_shape = (*x.shape[: x.dim() - len(shape)], *[1] * len(shape))
+    return y.view(x.shape), mean.view(mean_shape), rstd.view(mean_shape)
+
+
+def _rows(x: Tensor, shape: Sequence[int]) -> Tensor:
+    """What is normalized as the last axis, the others as they are if it is one of several."""
+    return x if len(shape) == 1 < x.dim() else x.reshape(-1, math.prod(shape))
+
+
+def layer_norm_backward(
+    grad: Tensor,
+    x: Tensor,
+    shape: Sequence[int],
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    output_mask: list[bool],
+) -> Gradient:
+    """With h = (x - m) r, d = g weight and means over the last axes:
+
+    dL/dx = r (d - mean d - h mean (d h)); dL/dweight = sum g h; dL/dbias = sum g over the other axes.
+    """
+    size = math.prod(shape)
+    g, rows = _rows(grad, shape), _rows(x, shape)
+    scale = rstd.reshape(*rows.shape[:-1], 1)
+    unit = (rows - mean.reshape(scale.shape)) * scale
+    before = list(range(rows.dim() - 1))
+    dx = dw = db = None
+    if output_mask[0]:
+        d = g if weight is None else g * weight.reshape(-1)
+        level = d.sum([-1], keepdim=True) * (1.0 / size)
+        tilt = (d * unit).sum([-1], keepdim=True) * (1.0 / size)
+        dx = ((d - level - unit * tilt) * scale).view(x.shape)
+    if output_mask[1]:
+        dw = (g * unit).sum(before).view(tuple(shape))
+    if output_mask[2]:
+        db = g.sum(before).view(tuple(shape))
+    return dx, dw, db
+
+
+RULES: Rules = {
+    _aten._native_batch_norm_legit.no_stats: batch_statistics_norm,
+    _aten._native_batch_norm_legit_no_training.default: frozen_norm,
+    GRADIENT: batch_norm_gradient,
+    _aten.native_batch_norm_backward.default: batch_norm_backward,
+    _aten.native_layer_norm.default: layer_norm,
+    _aten.native_layer_norm_backward.default: layer_norm_backward,
+}

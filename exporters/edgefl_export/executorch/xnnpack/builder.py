@@ -1,0 +1,245 @@
+"""The XNNPACK graph under construction: values, nodes, constants; permutations are kept back until they are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from executorch.backends.xnnpack.serialization import xnnpack_graph_schema as xnn
+from torch import Tensor, fx
+
+from edgefl_export.capture.nodes import fake_value
+from edgefl_export.executorch.xnnpack.workspace import FLOAT, NONE, workspace_bytes
+
+_INPUT, _OUTPUT = 1, 2
+_CONSTANT_ALIGNMENT = 64
+
+DATATYPES = {
+    torch.float32: xnn.XNNDatatype.xnn_datatype_fp32,
+    torch.float16: xnn.XNNDatatype.xnn_datatype_fp16,
+}
+"""What values may be: numbers to compute with, and halves, which conversions alone make and read."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """A value of the graph, read with its axes in the order ``perm``: axis i is axis ``perm[i]`` of what is stored.
+
+    ``shape``: sizes as stored, which may be those of another view of the node's numbers: see :meth:`Builder.stored`.
+    """
+
+    id: int
+    shape: tuple[int, ...]
+    perm: tuple[int, ...]
+
+    @property
+    def plain(self) -> bool:
+        return self.perm == tuple(range(len(self.perm)))
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(self.shape[axis] for axis in self.perm)
+
+
+class Builder:
+    """Collects one delegate's graph. ``resolve`` finds the value of a node that was not emitted yet.
+
+    Views are not run until something needs the shape: another shape of a value that more is done with is a copy.
+    """
+
+    def __init__(self) -> None:
+        self.nodes: list[xnn.XNode] = []
+        self.values: list[xnn.XNNTensorValue] = []
+        self.resolve: Callable[[fx.Node], Value]
+        self.reserved: Value | None = None
+        self._known: dict[fx.Node, Value] = {}
+        self._plain: dict[Value, Value] = {}
+        self._shaped: dict[tuple[Value, tuple[int, ...]], Value] = {}
+        self._latest: dict[Value, Value] = {}
+        self._outputs: dict[fx.Node, Value] = {}
+        self._inputs: list[Value] = []
+        self._data = bytearray()
+        self._places: list[xnn.ConstantDataOffset] = [xnn.ConstantDataOffset(0, 0, None)]
+        self._constants: dict[tuple[tuple[int, ...], bytes], Value] = {}
+
+    # values
+
+    def known(self, node: fx.Node) -> Value | None:
+        return self._known.get(node)
+
+    def value(self, shape: Sequence[int], constant: int = 0, dtype: torch.dtype = torch.float32) -> Value:
+        """A new value with these sizes, of one of :data:`DATATYPES`."""
+        sizes = tuple(int(size) for size in shape)
+        made = Value(len(self.values), sizes, tuple(range(len(sizes))))
+        self.values.append(
+            xnn.XNNTensorValue(DATATYPES[dtype], len(sizes), list(sizes), constant, NONE, 0, made.id)
+        )
+        return made
+
+    def _like(self, node: fx.Node) -> Value:
+        value = fake_value(node)
+        return self.value(value.shape, dtype=value.dtype)
+
+    def external_input(self, node: fx.Node, place: int) -> Value:
+        made = self._like(node)
+        self._mark(made, place, _INPUT)
+        self._inputs.append(made)
+        self._known[node] = made
+        return made
+
+    def constant(self, node: fx.Node | None, tensor: Tensor) -> Value:
+        """``tensor`` as data of the graph; equal ones are stored once."""
+        tensor = tensor.detach().to(torch.float32).contiguous()
+        data = tensor.numpy().tobytes()
+        key = (tuple(tensor.shape), data)
+        if key not in self._constants:
+            self._data.extend(bytes(-len(self._data) % _CONSTANT_ALIGNMENT))
+            self._places.append(xnn.ConstantDataOffset(len(self._data), len(data), None))
+            self._data.extend(data)
+            self._constants[key] = self.value(tensor.shape, len(self._places) - 1)
+        if node is not None:
+            self._known[node] = self._constants[key]
+        return self._constants[key]
+
+    def number(self, number: float) -> Value:
+        return self.constant(None, torch.tensor(number))
+
+    def viewed(self, node: fx.Node, base: fx.Node) -> Value:
+        """A view of a value of this graph."""
+        self._known[node] = self.plain(self.resolve(base))
+        return self._known[node]
+
+    def reshaped(self, source: Value, shape: Sequence[int]) -> Value:
+        sizes = tuple(int(size) for size in shape)
+        if sizes == source.sizes:
+            return source
+        key = source, sizes
+        if key not in self._shaped:
+            self._shaped[key] = self.value(sizes)
+            self.add(
+                xnn.XNNStaticReshape(len(sizes), list(sizes), self.plain(source).id, self._shaped[key].id, 0)
+            )
+            self._latest[source] = self._shaped[key]
+        return self._shaped[key]
+
+    def stored(self, argument: Any) -> Value:
+        """The value of a node or a number as it was made: its numbers in their order, in the shape of any view of them."""
+        return self.plain(self.raw(argument))
+
+    def raw(self, argument: Any) -> Value:
+        """As :meth:`stored`, but perhaps with another order of its axes, which nothing has asked for yet."""
+        if isinstance(argument, fx.Node):
+            return self._known[argument] if argument in self._known else self.resolve(argument)
+        return self.number(float(argument))
+
+    def latest(self, value: Value) -> Value:
+        """The value in the shape in which it was read last: a shape that all read is another name, and no copy."""
+        while value in self._latest:
+            value = self._latest[value]
+        return value
+
+    def read(self, argument: Any) -> Value:
+        """The value of a node or a number, with its shape and its permutation."""
+        value = self.raw(argument)
+        return self.reshaped(value, fake_value(argument).shape) if isinstance(argument, fx.Node) else value
+
+    def id(self, argument: Any) -> int:
+        """The value of a node or a number, stored in the order of its axes."""
+        return self.plain(self.read(argument)).id
+
+    def plain(self, value: Value) -> Value:
+        if value.plain:
+            return value
+        if value not in self._plain:
+            made = self.value(value.sizes)
+            self.add(xnn.XNNStaticTranspose(len(value.perm), list(value.perm), value.id, made.id, 0))
+            self._plain[value] = made
+        return self._plain[value]
+
+    # results
+
+    def output(self, node: fx.Node) -> None:
+        """Declare that ``node`` is read outside: the value that :meth:`result` makes of it is external."""
+        self._outputs[node] = self._like(node)
+
+    def result(self, node: fx.Node, shape: Sequence[int] | None = None) -> Value:
+        """Where the op of ``node`` writes; in another ``shape`` than the node's only if :meth:`is_inner`."""
+        wanted = self._outputs.get(node)
+        if wanted is None:
+            value = fake_value(node)
+            wanted = self.value(value.shape if shape is None else shape, dtype=value.dtype)
+        self._known[node] = wanted
+        return wanted
+
+    def is_inner(self, node: fx.Node) -> bool:
+        """Whether nothing outside reads the node, so that any view of it will do."""
+        return node not in self._outputs
+
+    def define(self, node: fx.Node, value: Value) -> None:
+        """``node`` is this value, perhaps with its axes in another order."""
+        self._known[node] = value
+
+    def write_output(self, node: fx.Node) -> None:
+        """If the op of an output wrote elsewhere, bring it to where it belongs."""
+        wanted, source = self._outputs[node], self._known[node]
+        if source.id == wanted.id:
+            return
+        if source.sizes != wanted.shape:
+            shape = list(wanted.shape)
+            self.add(xnn.XNNStaticReshape(len(shape), shape, self.plain(source).id, wanted.id, 0))
+        elif source.plain:
+            self.add(xnn.XNNCopy(source.id, wanted.id, 0))
+        else:
+            self.add(xnn.XNNStaticTranspose(len(source.perm), list(source.perm), source.id, wanted.id, 0))
+        self._known[node] = wanted
+
+    def add(self, op: Any, low: float | None = None, high: float | None = None) -> None:
+        limits = None
+        if low is not None or high is not None:
+            limits = xnn.OutputMinMax(
+                "-inf" if low is None else float(low), "+inf" if high is None else float(high)
+            )
+        self.nodes.append(xnn.XNode(op, 0, limits))
+
+    def reserve(self, count: int) -> None:
+        """Let the workspace have ``count`` bytes, by a value that no node writes and one reads a single number of,
+        which is one more result of the graph.
+
+        A workspace that grows is a new one, filled with zeros, beside the old one: the peak of the whole call.
+        """
+        room, number = self.value((count // FLOAT,)), self.value((1,))
+        self.add(xnn.XNNStaticSlice(1, [0], [1], room.id, number.id, 0))
+        self.reserved = number
+
+    def _mark(self, value: Value, place: int, flag: int) -> None:
+        self.values[value.id].external_id = place
+        self.values[value.id].flags |= flag
+
+    def finish(self, inputs: int, outputs: Sequence[fx.Node]) -> tuple[xnn.XNNGraph, bytearray]:
+        """The graph and its constants. External ids are places in the delegate's arguments: inputs, then outputs."""
+        order = {value.id: place for place, value in enumerate(self._inputs)}
+        for place, node in enumerate(outputs):
+            self._mark(self._outputs[node], inputs + place, _OUTPUT)
+            order[self._outputs[node].id] = inputs + place
+        read = [value.id for value in self._inputs]
+        written = [self._outputs[node].id for node in outputs]
+        if self.reserved is not None:
+            self._mark(self.reserved, len(order), _OUTPUT)
+            order[self.reserved.id] = len(order)
+            written.append(self.reserved.id)
+        graph = xnn.XNNGraph(
+            version="0",
+            xnodes=self.nodes,
+            xvalues=[xnn.XValue(value) for value in self.values],
+            num_externs=len(order),
+            input_ids=read,
+            output_ids=written,
+            constant_data=self._places,
+        )
+        return graph, self._data
+
+    def workspace(self) -> int:
+        """Bytes that XNNPACK takes for the graph beside its arguments."""
+        return workspace_bytes(self.nodes, self.values)

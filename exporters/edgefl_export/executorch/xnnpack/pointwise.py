@@ -1,0 +1,197 @@
+"""Element-wise ops and softmax on XNNPACK."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import torch
+from executorch.backends.xnnpack.serialization import xnnpack_graph_schema as xnn
+from torch import fx
+
+from edgefl_export.capture.nodes import argument, int_argument
+from edgefl_export.executorch.graph import VIEWS
+from edgefl_export.executorch.xnnpack.builder import DATATYPES, Builder, Value
+from edgefl_export.executorch.xnnpack.emitter import Emitter, always, shape_of
+from edgefl_export.named import named
+
+_aten = torch.ops.aten
+
+
+def _binary(op: Any, swapped: bool = False) -> Emitter:
+    def emit(builder: Builder, node: fx.Node) -> None:
+        first, second = node.args[:2]
+        if swapped:
+            first, second = second, first
+        low, high, shape = _operands(builder, node, first, second)
+        builder.add(op(low.id, high.id, builder.result(node, shape).id, 0))
+
+    return Emitter(emit, _is_binary)
+
+
+def _operands(builder: Builder, node: fx.Node, first: Any, second: Any) -> tuple[Value, Value, Sequence[int]]:
+    """Both as they are stored, where numbers meet as they do in their own shapes, and the shape of the result."""
+    low, high = builder.stored(first), builder.stored(second)
+    count = math.prod(shape_of(node)) if builder.is_inner(node) else 0
+    if math.prod(low.shape) == count and (other := _met(builder, node, low, second, high)) is not None:
+        return low, other, low.shape
+    if math.prod(high.shape) == count and (other := _met(builder, node, high, first, low)) is not None:
+        return other, high, high.shape
+    return builder.plain(builder.read(first)), builder.plain(builder.read(second)), shape_of(node)
+
+
+def _met(builder: Builder, node: fx.Node, full: Value, argument: Any, value: Value) -> Value | None:
+    """``argument``, stored as ``value``, in a shape that meets ``full`` as it is stored: as many numbers, a single one, or
+    one for each place of the last axis or of the others. None where there is none."""
+    count, last = math.prod(value.shape), full.shape[-1:]
+    if count == math.prod(full.shape):
+        return (
+            builder.reshaped(value, full.shape)
+            if _is_read_once(argument) or value.shape == full.shape
+            else None
+        )
+    if count == 1:
+        return value if len(value.shape) <= len(full.shape) else None
+    if last != shape_of(node)[-1:] or not isinstance(argument, fx.Node):
+        return None
+    if shape_of(argument)[-1:] == (count,) == last:
+        return builder.reshaped(value, last)
+    if shape_of(argument)[-1:] == (1,) and count * last[0] == math.prod(full.shape):
+        return builder.reshaped(value, (*full.shape[:-1], 1))
+    return None
+
+
+def _is_read_once(argument: Any) -> bool:
+    while isinstance(argument, fx.Node) and len(argument.users) == 1:
+        if argument.target not in VIEWS:
+            return argument.op == "call_function"
+        argument = argument.args[0]
+    return False
+
+
+def _single(builder: Builder, node: fx.Node) -> tuple[int, Value]:
+    """The argument as it is stored, if that will do, and where the result goes."""
+    if not builder.is_inner(node):
+        return builder.id(node.args[0]), builder.result(node)
+    source = builder.stored(node.args[0])
+    return source.id, builder.result(node, source.shape)
+
+
+def _is_binary(node: fx.Node) -> bool:
+    """Operands that are tensors or numbers, and no factor beside them."""
+    numbers = all(isinstance(item, (fx.Node, int, float)) for item in node.args[:2])
+    factor = node.kwargs.get("alpha", node.args[2] if len(node.args) > 2 else 1)
+    return numbers and bool(factor == 1) and not node.kwargs.get("rounding_mode")
+
+
+def _unary(
+    op: Any,
+    accepts: Callable[[fx.Node], bool] = always,
+    types: Collection[torch.dtype] = (torch.float32,),
+) -> Emitter:
+    def emit(builder: Builder, node: fx.Node) -> None:
+        source, out = _single(builder, node)
+        builder.add(op(source, out.id, 0))
+
+    return Emitter(emit, accepts, types=types)
+
+
+def _clamped(bounds: Callable[[fx.Node], tuple[Any, Any]]) -> Emitter:
+    def emit(builder: Builder, node: fx.Node) -> None:
+        low, high = bounds(node)
+        source, out = _single(builder, node)
+        builder.add(xnn.XNNClamp(source, out.id, 0), low, high)
+
+    def accepts(node: fx.Node) -> bool:
+        low, high = bounds(node)
+        return (low is not None or high is not None) and (low is None or high is None or low < high)
+
+    return Emitter(emit, accepts)
+
+
+def _power(builder: Builder, node: fx.Node) -> None:
+    exponent = float(node.args[1])  # type: ignore[arg-type]
+    source, result = _single(builder, node)
+    out = result.id
+    if exponent == 3.0:
+        square = builder.value(result.shape)
+        builder.add(xnn.XNNSquare(source, square.id, 0))
+        builder.add(xnn.XNNMultiply(square.id, source, out, 0))
+    elif exponent == -2.0:
+        square = builder.value(result.shape)
+        builder.add(xnn.XNNSquare(source, square.id, 0))
+        builder.add(xnn.XNNDiv(builder.number(1.0).id, square.id, out, 0))
+    elif exponent == -1.0:
+        builder.add(xnn.XNNDiv(builder.number(1.0).id, source, out, 0))
+    else:
+        builder.add(_POWERS[exponent](source, out, 0))
+
+
+_POWERS = {
+    2.0: xnn.XNNSquare,
+    0.5: xnn.XNNSquareRoot,
+    -0.5: xnn.XNNReciprocalSquareRoot,
+    1.0: xnn.XNNCopy,
+}
+
+
+def _is_power(node: fx.Node) -> bool:
+    return isinstance(node.args[1], (int, float)) and float(node.args[1]) in (*_POWERS, 3.0, -1.0, -2.0)
+
+
+def _reciprocal(builder: Builder, node: fx.Node) -> None:
+    source, out = _single(builder, node)
+    builder.add(xnn.XNNDiv(builder.number(1.0).id, source, out.id, 0))
+
+
+def _is_softmax(node: fx.Node) -> bool:
+    rank = len(shape_of(node))
+    return rank > 0 and int_argument(node, 1) % rank == rank - 1 and node.args[2] is False
+
+
+def _bounds(node: fx.Node) -> tuple[Any, Any]:
+    return argument(node, "min"), argument(node, "max")
+
+
+def _hard_bounds(node: fx.Node) -> tuple[Any, Any]:
+    return argument(node, "min_val"), argument(node, "max_val")
+
+
+EMITTERS: dict[Any, Emitter] = {
+    **dict.fromkeys(named("add.Tensor add.Scalar"), _binary(xnn.XNNAdd)),
+    **dict.fromkeys(named("sub.Tensor sub.Scalar"), _binary(xnn.XNNSubtract)),
+    _aten.rsub.Scalar: _binary(xnn.XNNSubtract, swapped=True),
+    **dict.fromkeys(named("mul.Tensor mul.Scalar"), _binary(xnn.XNNMultiply)),
+    **dict.fromkeys(named("div.Tensor div.Scalar"), _binary(xnn.XNNDiv)),
+    _aten.maximum.default: _binary(xnn.XNNMaximum),
+    _aten.minimum.default: _binary(xnn.XNNMinimum),
+    _aten.abs.default: _unary(xnn.XNNAbs),
+    _aten.neg.default: _unary(xnn.XNNNegate),
+    _aten.ceil.default: _unary(xnn.XNNCeiling),
+    _aten.floor.default: _unary(xnn.XNNFloor),
+    _aten.exp.default: _unary(xnn.XNNExp),
+    _aten.log.default: _unary(xnn.XNNLog),
+    _aten.sqrt.default: _unary(xnn.XNNSquareRoot),
+    _aten.rsqrt.default: _unary(xnn.XNNReciprocalSquareRoot),
+    _aten.tanh.default: _unary(xnn.XNNTanh),
+    _aten.sigmoid.default: _unary(xnn.XNNSigmoid),
+    _aten.sin.default: _unary(xnn.XNNSin),
+    _aten.cos.default: _unary(xnn.XNNCos),
+    _aten.clone.default: _unary(xnn.XNNCopy),
+    _aten.gelu.default: _unary(xnn.XNNGelu, lambda node: argument(node, "approximate") == "none"),
+    _aten._to_copy.default: _unary(xnn.XNNConvert, types=tuple(DATATYPES)),
+    _aten.relu.default: _clamped(lambda node: (0.0, None)),
+    _aten.clamp.default: _clamped(_bounds),
+    _aten.clamp_min.default: _clamped(lambda node: (node.args[1], None)),
+    _aten.clamp_max.default: _clamped(lambda node: (None, node.args[1])),
+    _aten.hardtanh.default: _clamped(_hard_bounds),
+    _aten.pow.Tensor_Scalar: Emitter(_power, _is_power),
+    _aten.reciprocal.default: Emitter(_reciprocal),
+    _aten._softmax.default: Emitter(
+        lambda builder, node: builder.add(
+            xnn.XNNSoftmax(builder.id(node.args[0]), builder.result(node).id, 0)
+        ),
+        _is_softmax,
+    ),
+}

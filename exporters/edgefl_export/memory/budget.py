@@ -1,0 +1,301 @@
+"""One search for all formats: the cheapest form of a step that a budget allows.
+
+A form is the step as it is, with recomputation (:mod:`edgefl_export.memory.recompute`), or with recomputation and cut into
+segments that page (:mod:`edgefl_export.memory.cutting`). What a form needs, only its format knows.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import fx
+
+from edgefl.contract.tensors import role_of
+from edgefl.system.sizes import mebibytes, mebibytes_up
+from edgefl.wire.errors import ExportError
+from edgefl_export.capture.nodes import results
+from edgefl_export.capture.trace import Captured
+from edgefl_export.memory.cutting import segments
+from edgefl_export.memory.predict import predicted_peak
+from edgefl_export.memory.recompute import Budget, Plan, beside_tensors, lean, peak_bytes, plans
+from edgefl_export.memory.usage import Timeline, constants, has_many, size, timeline, workspace
+
+# Where to cut a step into segments: the cheapest cuts between which no more than so many bytes are held.
+#
+# A segment holds the pages that it reads and those that it makes until its end, and in between what begins and ends in
+# it. The cuts are a shortest path over the places for a cut, as those of recomputation are
+# (:mod:`edgefl_export.memory.recompute`); what a path costs is what it moves to the disk and back. POET (Patil et al.,
+# "POET: Training Neural Networks on Tiny Devices with Integrated Rematerialization and Paging", arXiv 2207.07697) joins
+# both in one linear program over single values; we join its two means in one search over plans of each.
+
+BYTE_COST = 10.0
+"""What a byte to or from the disk costs, in operations of recomputation: a page is written once and read at least once."""
+SEGMENT_COST = 5e6
+"""What a segment more costs in the same unit: its call, and what is small on its way."""
+PLACES = 72
+"""Places for a cut that are looked at."""
+SHARES = (0.8, 0.7, 0.6, 0.5, 0.45, 0.4, 0.35, 0.3, 0.27, 0.24, 0.21, 0.18, 0.16, 0.14, 0.12, 0.1)
+"""Of the bytes that a step holds at once: how many a segment may, in the plans that are tried."""
+
+_Numbers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """Positions behind which a step is cut, the most bytes that a segment holds beside what the step reads, and the cost of
+    its pages."""
+
+    places: tuple[int, ...]
+    held: int
+    cost: float
+
+
+def cuts(line: Timeline) -> Iterator[Cuts]:
+    """Ways to cut a step, each holding less than the one before it and costing more."""
+    table = _Table(line)
+    whole = table.held[0, -1]
+    least = math.inf
+    for share in SHARES:
+        found = table.cheapest(int(share * whole))
+        if found is not None and found.held < least:
+            least = found.held
+            yield found
+
+
+class _Values:
+    """The values that may become pages: where each is made, its bytes, and where it is read."""
+
+    def __init__(self, line: Timeline) -> None:
+        fixed = constants(line)
+        outputs = set(results(line.nodes[-1].graph))
+        reads = _reads(line, fixed)
+        nodes = [node for node in reads if node.op == "call_function" and node not in fixed]
+        self.made: _Numbers = np.array([_begins(node, line) for node in nodes], np.int64)
+        self.sizes: _Numbers = np.array([size(node) for node in nodes], np.int64)
+        self.last: _Numbers = np.array([max(reads[node]) for node in nodes], np.int64)
+        self.reads = [sorted(reads[node]) for node in nodes]
+        # State is bound and metrics are small: neither is a part of what a segment holds for itself.
+        self.inside = np.array([node not in outputs for node in nodes], bool)
+        self.busy = _while_running(line)
+
+    def next_read(self, place: int) -> _Numbers:
+        """Of each value, the first position behind ``place`` that reads it; far away where none does."""
+        far = np.iinfo(np.int64).max
+        found = [(reads, bisect_right(reads, place)) for reads in self.reads]
+        return np.array([reads[at] if at < len(reads) else far for reads, at in found], np.int64)
+
+
+def _reads(line: Timeline, fixed: frozenset[fx.Node]) -> dict[fx.Node, list[int]]:
+    """By value, the positions that read its memory when they run."""
+    reads: dict[fx.Node, list[int]] = {
+        node: [at] for at, node in enumerate(line.nodes) if line.owner[node] is node and not has_many(node)
+    }
+    for at, node in enumerate(line.nodes):
+        again = node in fixed or line.owner[node] is not node
+        if node.op == "call_function" and not again and node.target is not operator.getitem:
+            for value in node.all_input_nodes:
+                if line.owner[value] in reads:
+                    reads[line.owner[value]].append(at)
+    return reads
+
+
+def _begins(node: fx.Node, line: Timeline) -> int:
+    """Where ``node`` is computed: one of several results with the others."""
+    return line.position[node.all_input_nodes[0] if node.target is operator.getitem else node]
+
+
+def _while_running(line: Timeline) -> _Numbers:
+    """Bytes that each node needs beside its inputs and its result; less what it computes in the memory of an input."""
+    return np.array([workspace(node) if node.op == "call_function" else 0 for node in line.nodes], np.int64)
+
+
+class _Table:
+    """What every stretch between two places for a cut would hold and move."""
+
+    def __init__(self, line: Timeline) -> None:
+        self._values = _Values(line)
+        self._places = _places(self._values, len(line.nodes))
+        count = len(self._places)
+        self.held = np.full((count, count), np.iinfo(np.int64).max, np.int64)
+        self._moved = np.zeros((count, count), np.int64)
+        for first, start in enumerate(self._places[:-1]):
+            upcoming = self._values.next_read(start)
+            for last in range(first + 1, count):
+                self._fill(first, last, upcoming)
+
+    def _fill(self, first: int, last: int, upcoming: _Numbers) -> None:
+        values, start, end = self._values, self._places[first], self._places[last]
+        read = int(values.sizes[(values.made <= start) & (upcoming <= end)].sum())
+        here = (values.made > start) & (values.made <= end)
+        left = int(values.sizes[here & (values.last > end)].sum())
+        inside = here & (values.last <= end) & values.inside
+        change = np.zeros(end - start + 2, np.int64)
+        np.add.at(change, values.made[inside] - start, values.sizes[inside])
+        np.add.at(change, values.last[inside] - start + 1, -values.sizes[inside])
+        live = np.cumsum(change[:-1])[1:] + values.busy[start + 1 : end + 1]
+        self.held[first, last] = read + left + int(live.max(initial=0))
+        self._moved[first, last] = read + left
+
+    def cheapest(self, limit: int) -> Cuts | None:
+        """The cheapest cuts between which at most ``limit`` bytes are held; None if there are none."""
+        costs = [0.0] + [math.inf] * (len(self._places) - 1)
+        before = [0] * len(self._places)
+        for last in range(1, len(self._places)):
+            for first in range(last):
+                cost = costs[first] + SEGMENT_COST + BYTE_COST * float(self._moved[first, last])
+                if self.held[first, last] <= limit and cost < costs[last]:
+                    costs[last], before[last] = cost, first
+        if math.isinf(costs[-1]):
+            return None
+        path = [len(self._places) - 1]
+        while path[-1]:
+            path.append(before[path[-1]])
+        path.reverse()
+        held = max(int(self.held[first, last]) for first, last in pairwise(path))
+        return Cuts(tuple(self._places[at] for at in path[1:-1]), held, costs[-1])
+
+
+def _places(values: _Values, count: int) -> list[int]:
+    """Where a step may be cut: the ends, and between them the places that least crosses, one in each stretch in which
+    equally many bytes come and go."""
+    change, busy = np.zeros(count + 1, np.int64), np.ones(count, np.int64)
+    for at, sign in ((values.made, 1), (values.last, -1)):
+        np.add.at(change, at, sign * values.sizes)
+        np.add.at(busy, at, values.sizes)
+    crossing, done = np.cumsum(change)[:-1], np.cumsum(busy)
+    edges = np.searchsorted(done, np.linspace(0, done[-1], PLACES + 1))
+    inner = [int(a + np.argmin(crossing[a:b])) for a, b in pairwise(edges) if b > a]
+    return sorted({-1, *inner, count - 1})
+
+
+Form = tuple[Captured, ...]
+"""A step as the graphs that it runs one after another: itself, or its segments."""
+Needed = Callable[[Form], int]
+"""Bytes over the idle process that a device needs for a form."""
+
+MARGIN = 1.1
+"""How many times the prediction a budget has to have room for, where there is no bound beside it."""
+
+
+@dataclass(frozen=True)
+class Measures:
+    """What a format knows of a form: ``safe`` bytes are enough for a device, about ``likely`` ones it will need (None: no
+    better number), and ``least`` is a number that takes no time and that ``safe`` is never below. ``pages``: whether its
+    engine runs segments. ``first`` makes the form of a step that no budget asks anything of."""
+
+    safe: Needed
+    likely: Needed | None = None
+    least: Needed = lambda form: 0
+    pages: bool = True
+    first: Callable[[Captured], Captured] = lambda captured: captured
+
+
+def within(captured: Captured, budget: int, measures: Measures) -> Form:
+    """``captured`` in the cheapest form that needs at most ``budget`` bytes over the idle process.
+
+    Recomputation alone comes first, by the safe measure and then by the likely one: paging wears the disk, and wants a
+    device that knows segments. Raises ExportError with the smallest number of bytes that was found if none fits.
+    """
+    forms, found, passed = _Forms(captured, measures.first(captured)), list[int](), list[tuple[int, Form]]()
+    passes = [(forms.recomputed(), measures.safe)]
+    if measures.likely:
+        passes.append((forms.recomputed(), measures.likely))
+    if measures.pages:
+        passes.append((forms.paged(), measures.likely or measures.safe))
+    for tried, needed_by in passes:
+        for form in tried:
+            if needed_by is measures.safe and (least := measures.least(form)) > budget:
+                passed.append((least, form))
+                continue
+            found.append(needed_by(form))
+            if found[-1] <= budget:
+                return form
+    smallest = min(
+        [*found, *(measures.safe(form) for _, form in sorted(passed, key=lambda each: each[0])[:1])]
+    )
+    means = "recomputation and paging" if measures.pages else "recomputation"
+    without = mebibytes_up(measures.safe((forms.first,)))
+    raise ExportError(
+        f"function {captured.name!r} does not fit a memory budget of {mebibytes(budget)}: with all {means} it needs "
+        f"{mebibytes_up(smallest)} over the idle process, {without} without. Give "
+        "that much, a smaller batch, or a later cut",
+        function=captured.name,
+        budget=budget,
+        smallest=smallest,
+    )
+
+
+def within_onnx(captured: Captured, budget: Budget) -> tuple[Form, int]:
+    """:func:`within` for onnxruntime, and the budget in bytes.
+
+    A share of the tensors is kept by the tensors; a number of bytes by the bound, or else by what is predicted, with a
+    margin.
+    """
+    count = budget.of(captured)
+    measures = Measures(needed, None if budget.relative else _predicted, _bound, first=lean)
+    return within(captured, count, measures), count
+
+
+def _predicted(form: Form) -> int:
+    return int(MARGIN * predicted_peak(*form))
+
+
+def needed(form: Form) -> int:
+    """The bytes that a budget for ``form`` has to have: our bound, or what is predicted of onnxruntime if that is more,
+    which does not compute all in place that could be."""
+    return max(_bound(form), predicted_peak(*form))
+
+
+def _bound(form: Form) -> int:
+    if len(form) == 1:
+        return peak_bytes(form[0])
+    lines = [(each, timeline(each.module)) for each in form]
+    own = max(line.peak - sum(_given(each).values()) for each, line in lines)
+    given = {name: count for each in form for name, count in _given(each).items()}
+    return own + sum(given.values()) + max(map(beside_tensors, form))
+
+
+def _given(captured: Captured) -> dict[str, int]:
+    """Bytes of what a segment reads of the step's inputs."""
+    nodes = captured.module.graph.find_nodes(op="placeholder")
+    named = zip(captured.inputs, nodes, strict=True)
+    return {name: size(node) for name, node in named if role_of(name) != "page"}
+
+
+class _Forms:
+    """The forms of a step."""
+
+    def __init__(self, captured: Captured, first: Captured) -> None:
+        self._captured, self.first = captured, first
+        self._plans: list[Plan] = []
+
+    def recomputed(self) -> Iterator[Form]:
+        """With recomputation alone, the cheapest one first."""
+        yield (self.first,)
+        yield from ((replace(self._captured, module=plan.module),) for plan in self._all())
+
+    def paged(self) -> Iterator[Form]:
+        """In segments, the cheapest one first, each holding less than all before it."""
+        module = self._captured.module
+        whole = Plan(module, timeline(module).peak, 0.0)
+        choices = [
+            (plan.cost + cut.cost, cut, plan)
+            for plan in (whole, *self._all())
+            for cut in cuts(timeline(plan.module))
+        ]
+        lowest = math.inf
+        for _, cut, plan in sorted(choices, key=lambda choice: choice[0]):
+            if cut.held < lowest:
+                lowest = cut.held
+                yield segments(replace(self._captured, module=plan.module), cut.places)
+
+    def _all(self) -> list[Plan]:
+        self._plans = self._plans or list(plans(self._captured))
+        return self._plans

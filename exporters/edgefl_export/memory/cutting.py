@@ -1,0 +1,208 @@
+"""A step cut into segments: graphs that run one after another and hand on what lives across the cuts as pages.
+
+A segment reads those inputs of the step that it needs, and values of earlier segments by the role ``page``
+(``page.<n>``); it returns the outputs of the step that it makes, and what later segments read. Other names of the same
+memory (views) and constants are written again where they are read, so that each memory crosses a cut once.
+"""
+
+from __future__ import annotations
+
+import operator
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, fx
+
+from edgefl.contract.tensors import TensorSpec
+from edgefl_export.artifact import is_page
+from edgefl_export.capture.nodes import fake_value, node_argument, read_inputs, results
+from edgefl_export.capture.trace import Captured
+from edgefl_export.memory.usage import SMALL_BYTES, Timeline, constants, is_pointwise, shares, size, timeline
+from edgefl_export.ordering import AFTER
+
+_clone = torch.ops.aten.clone.default
+
+
+def segments(captured: Captured, cuts: Sequence[int]) -> tuple[Captured, ...]:
+    """``captured`` cut behind the nodes at each of the positions ``cuts``, ascending; without any, ``captured`` alone.
+
+    A segment's ports are a part of the step's, in its order, and the pages behind them. Segments behind the one that
+    rewrites a state go on reading what the step began with.
+    """
+    if not cuts:
+        return (captured,)
+    crossing = Crossing(captured, timeline(captured.module), cuts)
+    return tuple(_Segment(captured, crossing, number).written() for number in range(len(cuts) + 1))
+
+
+class Crossing:
+    """Which segment makes each value, and which values later ones read: ``pages`` has their numbers."""
+
+    def __init__(self, captured: Captured, line: Timeline, cuts: Sequence[int]) -> None:
+        self.line, self._cuts = line, cuts
+        self._constants = constants(line)
+        self.segment = {node: self._place(node) for node in line.nodes}
+        self.last_read: dict[fx.Node, int] = {}
+        self.outputs = dict(zip(captured.outputs, results(captured.module.graph), strict=True))
+        for node in line.nodes:
+            if node.op == "call_function" and not self.is_again(node):
+                for value in node.all_input_nodes:
+                    self._read(value, self.segment[node])
+        for node in self.outputs.values():
+            self._read(node, self.segment[node])
+        crossing = [node for node, last in self.last_read.items() if last > self.segment[node]]
+        self.pages = {node: n for n, node in enumerate(sorted(crossing, key=line.position.__getitem__))}
+
+    def is_again(self, node: fx.Node) -> bool:
+        """Whether each segment that reads ``node`` writes it itself."""
+        return node in self._constants or self.line.owner[node] is not node
+
+    def _place(self, node: fx.Node) -> int:
+        made = node_argument(node, 0) if node.target is operator.getitem else node  # of several results
+        return bisect_left(self._cuts, self.line.position[made])
+
+    def _read(self, value: fx.Node, segment: int) -> None:
+        owner = self.line.owner[value]
+        if owner.op == "call_function" and owner not in self._constants:
+            self.last_read[owner] = max(segment, self.last_read.get(owner, 0))
+
+
+class _Segment:
+    """Writes one segment, node by node."""
+
+    def __init__(self, captured: Captured, crossing: Crossing, number: int) -> None:
+        self._captured, self._crossing, self._number = captured, crossing, number
+        self._body = fx.Graph()
+        self._made: dict[fx.Node, fx.Node] = {}
+        self._latest: fx.Node | None = None
+        placeholders = [node for node in crossing.line.nodes if node.op == "placeholder"]
+        self._ports = dict(zip(placeholders, captured.inputs.items(), strict=True))
+
+    def written(self) -> Captured:
+        inputs = self._inputs()
+        self._write()
+        named = self._outputs()
+        self._body.output(tuple(named.values()))
+        self._body.eliminate_dead_code()
+        used = {name: inputs[name] for name in read_inputs(self._body, inputs)}
+        _ends_in_turn(self._body)
+        specs = dict(self._captured.outputs)
+        specs |= {name: TensorSpec.of(fake_value(node)) for name, node in named.items() if is_page(name)}
+        return replace(
+            self._captured,
+            module=fx.GraphModule(self._captured.module, self._body),
+            inputs=used,
+            outputs={name: specs[name] for name in named},
+            unused=(),
+        )
+
+    def _write(self) -> None:
+        crossing, number = self._crossing, self._number
+        for node in crossing.line.nodes:
+            here = crossing.segment[node] == number
+            if node.op == "call_function" and here and not crossing.is_again(node):
+                read = self._reads(node)
+                self._made[node] = self._body.node_copy(node, read.__getitem__)
+                self._latest = self._made[node] if _is_floats(node) else self._latest
+
+    def _outputs(self) -> dict[str, fx.Node]:
+        crossing, number = self._crossing, self._number
+        outputs = {name: node for name, node in crossing.outputs.items() if crossing.segment[node] == number}
+        named = {name: self._value(node) for name, node in outputs.items()}
+        returned = set(named.values())
+        for value, page in crossing.pages.items():
+            if crossing.segment[value] == number:
+                named[f"page.{page}"] = self._apart(self._made[value], returned)
+        return named
+
+    def _inputs(self) -> dict[str, TensorSpec]:
+        """A placeholder for every input of the step and for every page of earlier segments: unread ones go at the end."""
+        crossing, specs = self._crossing, dict[str, TensorSpec]()
+        for node, (name, spec) in self._ports.items():
+            self._made[node] = self._body.node_copy(node)
+            specs[name] = spec
+        for value, page in crossing.pages.items():
+            if crossing.segment[value] < self._number <= crossing.last_read[value]:
+                made = self._body.placeholder(f"page_{page}")
+                made.meta["val"] = value.meta["val"]
+                self._made[value] = made
+                specs[f"page.{page}"] = TensorSpec.of(fake_value(value))
+        return specs
+
+    def _reads(self, node: fx.Node) -> dict[fx.Node, fx.Node]:
+        """What ``node`` reads. One that reads pages alone could run long before its turn: they are held back."""
+        read = {value: self._value(value) for value in node.all_input_nodes}
+        owners = {value: self._crossing.line.owner[value] for value in read}
+        if self._latest is None or any(self._is_made_here(owner) for owner in owners.values()):
+            return read
+        return {
+            value: self._held_back(made)
+            if size(owners[value]) >= SMALL_BYTES and owners[value] in self._crossing.pages
+            else made
+            for value, made in read.items()
+        }
+
+    def _is_made_here(self, owner: fx.Node) -> bool:
+        return owner.op == "call_function" and self._crossing.segment[owner] == self._number
+
+    def _held_back(self, value: fx.Node) -> fx.Node:
+        call = self._body.call_function(AFTER, (value, self._latest))
+        call.meta["val"] = value.meta["val"]
+        return call
+
+    def _value(self, node: fx.Node) -> fx.Node:
+        """``node`` in this segment, written now where every segment does that itself."""
+        missing, waiting = set[fx.Node](), [node]
+        while waiting:
+            value = waiting.pop()
+            if value not in self._made and value not in missing:
+                missing.add(value)
+                waiting += self._sources(value)
+        for value in sorted(missing, key=self._crossing.line.position.__getitem__):
+            self._made[value] = self._again(value)
+        return self._made[node]
+
+    def _again(self, node: fx.Node) -> fx.Node:
+        if node.target is AFTER and len(self._sources(node)) == 1:
+            return self._made[node_argument(node, 0)]
+        return self._body.node_copy(node, self._made.__getitem__)
+
+    def _sources(self, node: fx.Node) -> list[fx.Node]:
+        """What ``node`` is made of; what it only waits for where that is computed here, and not before the segment began."""
+        if node.target is not AFTER:
+            return node.all_input_nodes
+        value, trigger = node_argument(node, 0), node_argument(node, 1)
+        here = self._crossing.segment[self._crossing.line.owner[trigger]] == self._number
+        return [value, trigger] if here else [value]
+
+    def _apart(self, value: fx.Node, returned: set[fx.Node]) -> fx.Node:
+        """A page that is an output as well has a copy of its own."""
+        if value not in returned:
+            return value
+        copy = self._body.call_function(_clone, (value,))
+        copy.meta["val"] = value.meta["val"]
+        return copy
+
+
+def _is_floats(node: fx.Node) -> bool:
+    """Whether a value may hold others back: some numbers, no truths or positions."""
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and value.is_floating_point() and size(node) >= SMALL_BYTES
+
+
+def _ends_in_turn(graph: fx.Graph) -> None:
+    """Move what no node reads to the end, the earliest last: onnxruntime begins with the last of them and computes what it
+    needs before it looks at the next. In the order of the step the gradient that is handed on would be the first, and all
+    others of the segment would wait for their turn, with what they are made of."""
+    ready: dict[fx.Node, int] = {}
+    ends = []
+    for at, node in enumerate(graph.nodes):
+        latest = max((ready[value] for value in node.all_input_nodes), default=0)
+        ready[node] = latest if is_pointwise(node) or shares(node) else at
+        if node.op == "call_function" and not any(user.op == "call_function" for user in node.users):
+            ends.append(node)
+    output = graph.output_node()
+    for node in sorted(ends, key=ready.__getitem__, reverse=True):
+        output.prepend(node)

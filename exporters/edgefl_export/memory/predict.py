@@ -1,0 +1,335 @@
+"""Memory that a device needs to run a captured graph with onnxruntime, before anything is exported or run.
+
+Memory is anonymous memory above the idle agent: what no file backs. An idle agent is connected and has its engine open.
+Mapped files, such as the engine's code, are not counted, because the system can drop their pages at any time.
+
+:func:`predicted_peak` follows onnxruntime in what matters: the order in which it executes a graph, what it computes
+in place, the buffers of state that the device binds, and its arena. What it needs beside tensors is a constant and a
+little for every node, fitted to ``python -m edgefl.conformance.memory``, which compares prediction and measurement of
+whole rounds of real agents. A budget has to have room for this and for the bound
+:func:`edgefl_export.memory.recompute.peak_bytes`, which mostly is more.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+import operator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import fx
+
+from edgefl.contract.tensors import role_of
+from edgefl_export.artifact import is_page
+from edgefl_export.capture.nodes import fake_value, int_argument, ints_argument
+from edgefl_export.capture.trace import Captured
+from edgefl_export.memory.usage import PRODUCTS, constants, has_many, rewritable, size, timeline, workspace
+from edgefl_export.named import named
+from edgefl_export.ordering import POSITIVE
+
+# onnxruntime's memory arena, run on sizes alone: which of its pages a sequence of requests touches.
+#
+# Its rules: requests are rounded to 256 bytes and take the smallest free chunk that holds them, which is split where at
+# least half would be left over; freed neighbours merge; where nothing fits, a new region twice the size of the last one
+# is taken. Pages are never given back, so what was touched once stays resident.
+
+PAGE = 4096
+_ALIGN = 256
+_FIRST_REGION = 1 << 20
+_LARGEST_GROWTH = 1 << 30
+_LARGEST_LEFTOVER = 128 << 20
+
+
+@dataclass
+class _Chunk:
+    size: int
+    used: bool
+    before: int | None  # addresses of the neighbours in the same region
+    after: int | None
+
+
+class Arena:
+    """Addresses count from 0 through all regions, in the order in which they were taken."""
+
+    def __init__(self) -> None:
+        self._chunks: dict[int, _Chunk] = {}
+        self._free: list[tuple[int, int]] = []  # (size, address), ascending
+        self._end = 0
+        self._region = _FIRST_REGION
+        self._touched = np.zeros(0, np.bool_)
+
+    @property
+    def touched(self) -> int:
+        """Bytes of all pages that some request has covered."""
+        return int(self._touched.sum()) * PAGE
+
+    def take(self, count: int) -> int:
+        """The address of ``count`` bytes."""
+        rounded = max(_ALIGN, -(-count // _ALIGN) * _ALIGN)
+        place = bisect.bisect_left(self._free, (rounded, -1))
+        if place == len(self._free):
+            self._grow(rounded)
+            place = bisect.bisect_left(self._free, (rounded, -1))
+        size, address = self._free.pop(place)
+        chunk = self._chunks[address]
+        if size >= 2 * rounded or size - rounded >= _LARGEST_LEFTOVER:
+            rest = address + rounded
+            self._chunks[rest] = _Chunk(size - rounded, False, address, chunk.after)
+            if chunk.after is not None:
+                self._chunks[chunk.after].before = rest
+            chunk.size, chunk.after = rounded, rest
+            bisect.insort(self._free, (size - rounded, rest))
+        chunk.used = True
+        self._touched[address // PAGE : -(-(address + count) // PAGE)] = True
+        return address
+
+    def give(self, address: int) -> None:
+        """Free what :meth:`take` returned."""
+        self._chunks[address].used = False
+        after, before = self._chunks[address].after, self._chunks[address].before
+        if after is not None and not self._chunks[after].used:
+            self._forget(after)
+            self._merge(address, after)
+        if before is not None and not self._chunks[before].used:
+            self._forget(before)
+            self._merge(before, address)
+            address = before
+        bisect.insort(self._free, (self._chunks[address].size, address))
+
+    def _forget(self, address: int) -> None:
+        """Take a free chunk off the list."""
+        del self._free[bisect.bisect_left(self._free, (self._chunks[address].size, address))]
+
+    def _merge(self, left: int, right: int) -> None:
+        gone = self._chunks.pop(right)
+        self._chunks[left].size += gone.size
+        self._chunks[left].after = gone.after
+        if gone.after is not None:
+            self._chunks[gone.after].before = left
+
+    def _grow(self, rounded: int) -> None:
+        enough = rounded <= self._region
+        while rounded > self._region:
+            self._region *= 2
+        self._chunks[self._end] = _Chunk(self._region, False, None, None)
+        bisect.insort(self._free, (self._region, self._end))
+        self._end += self._region
+        self._touched = np.concatenate([self._touched, np.zeros(self._region // PAGE, np.bool_)])
+        if enough:
+            self._region = min(2 * self._region, _LARGEST_GROWTH)
+
+
+NODE_BYTES = 5100
+"""A node of a loaded graph: the parsed model and onnxruntime's session."""
+ROUND_BYTES = 2.8e6
+"""A round around the graph: what other graphs have left, the store, decompression, a batch that is put together."""
+SEGMENT_BYTES = 0.95e6
+"""Each segment but the first: its session, and what is small of its pages."""
+ARENA_SHARE = 0.05
+"""Of the arena: buffers of the kernels, and blocks that lie in other places than predicted."""
+
+_aten = torch.ops.aten
+# Those that onnxruntime replaces by a new node, which then counts as later than all others.
+_REPLACED = frozenset({_aten.mm.default, _aten.addmm.default})
+_SUM = _aten.add.Tensor
+# Those that onnxruntime's kernels compute in place; its arithmetic does not, nor do Exp, Log and their like.
+_IN_PLACE = named("relu sigmoid tanh softplus leaky_relu elu hardsigmoid clamp _softmax _log_softmax") | {
+    POSITIVE
+}
+# onnxruntime copies the places that these write to.
+_SCATTERED = named("scatter.src scatter.value scatter_add scatter_reduce.two index_put _unsafe_index_put")
+_CELLS = "edgefl"
+"""Namespace of the operators of recurrent layers (:mod:`edgefl.models.layers.cells`)."""
+# What onnxruntime's convolution copies windows into, for each thread: 128 x 128 numbers.
+_FLOAT, _CONVOLUTION_SLICE = 4, 4 * 128 * 128
+# State moves between two sets of buffers: from the second step on, both are there.
+_STEPS = 2
+
+
+def predicted_peak(*steps: Captured) -> int:
+    """Return the expected peak of anonymous memory above the idle agent, for a round that repeats ``steps``.
+
+    These are one graph, or the segments that it was cut into, which run one after another.
+
+    The pages of a segment, those that it reads and those that it writes, are there while it runs, and so is what it
+    computes: the arena is emptied behind each.
+    """
+    runs = [_Run(each) for each in steps]
+    nodes = NODE_BYTES * sum(len(run.calls) for run in runs)
+    given = {name: count for run in runs for name, count in run.given.items()}
+    bound = sum(given.values()) + sum(run.own for run in runs) + SEGMENT_BYTES * (len(runs) - 1)
+    turn = max(run.pages + (1 + ARENA_SHARE) * run.arena_bytes() + run.places for run in runs)
+    copied = max((run.largest for run in runs), default=0)
+    return int(ROUND_BYTES + nodes + bound + turn + copied)
+
+
+class _Run:
+    """One graph as onnxruntime runs it."""
+
+    def __init__(self, captured: Captured) -> None:
+        line = timeline(captured.module)
+        self.calls = [node for node in line.nodes if node.op == "call_function"]
+        self._position = line.position
+        result = next(node for node in line.nodes if node.op == "output")
+        returned: tuple[fx.Node, ...] = result.args[0]  # type: ignore[assignment]
+        named = list(zip(captured.outputs, returned, strict=True))
+        self._state = {
+            node for name, node in named if role_of(name) == "state" and node.op == "call_function"
+        }
+        in_place_names = rewritable(captured)
+        in_place = {node for name, node in named if name in in_place_names}
+        self._outputs = {node for _, node in named}
+        pages = {node for name, node in named if is_page(name)}
+        self._products = _through_transposes(self.calls)
+        self._owner = {node: self._root(line.owner, node) for node in line.nodes}
+        fixed = constants(line)
+        read = dict(zip(captured.inputs, (n for n in line.nodes if n.op == "placeholder"), strict=True))
+        self.largest = max(map(size, self._state), default=0)
+        """Bytes of the largest tensor of the new state: a checkpoint copies one after the other."""
+        # Bound buffers and copies of inputs: the graph has them from its beginning to its end.
+        second = self._state - in_place
+        bound = second | (self._outputs - self._state - pages)
+        left = sum(size(node) for _, node in named if node in bound or node.op != "call_function")
+        self.places = max((_place_bytes(node) for node in self.calls), default=0)
+        """Bytes of the largest copy of places that a scatter makes."""
+        self.given = {name: size(node) for name, node in read.items() if not is_page(name)}
+        self.own = left + sum(size(node) for node in fixed)
+        self.pages = sum(size(node) for name, node in [*read.items(), *named] if is_page(name))
+        self._elsewhere = self._outputs | fixed
+
+    def _root(self, owner: dict[fx.Node, fx.Node], node: fx.Node) -> fx.Node:
+        """The node whose memory ``node`` has; transposes that products take in have none of their own."""
+        while True:
+            above = owner[node] if owner[node] is not node else self._products.get(node, node)
+            if above is node or node in self._outputs:
+                return node
+            node = above
+
+    def arena_bytes(self) -> int:
+        """What the arena has touched after a few runs."""
+        order, arena = self._order(), Arena()
+        ends = self._ends(order)
+        for _ in range(_STEPS):
+            addresses: dict[fx.Node, int] = {}
+            for node in order:
+                self._execute(node, addresses, ends, arena)
+            for address in addresses.values():
+                arena.give(address)
+        return arena.touched
+
+    def _execute(
+        self, node: fx.Node, held: dict[fx.Node, int], ends: dict[fx.Node, fx.Node], arena: Arena
+    ) -> None:
+        reads = list(dict.fromkeys(self._owner[value] for value in node.all_input_nodes))
+        dying = [value for value in reads if ends.get(value) is node and value in held]
+        for made in self._made(node):
+            same = [value for value in dying if size(value) == size(made) and _in_place(made, value)]
+            if same:
+                held[made] = held.pop(same[0])
+                dying.remove(same[0])
+            else:
+                held[made] = arena.take(size(made))
+        for address in [arena.take(count) for count in _buffers(node)]:
+            arena.give(address)
+        unread = [node] if node not in ends and node in held and node not in self._outputs else []
+        for value in [*dying, *unread]:
+            arena.give(held.pop(value))
+
+    def _made(self, node: fx.Node) -> list[fx.Node]:
+        """The values in the arena that ``node`` computes: the parts of several are there before its inputs are let go."""
+        if has_many(node):
+            return [part for part in node.users if self._in_arena(part)]
+        return [node] if self._in_arena(node) and node.target is not operator.getitem else []
+
+    def _in_arena(self, node: fx.Node) -> bool:
+        return self._owner[node] is node and node not in self._elsewhere and size(node) > 0
+
+    def _ends(self, order: list[fx.Node]) -> dict[fx.Node, fx.Node]:
+        """The last reader of each memory; none for outputs."""
+        ends = {self._owner[value]: node for node in order for value in node.all_input_nodes}
+        return {value: node for value, node in ends.items() if value not in self._outputs}
+
+    def _order(self) -> list[fx.Node]:
+        """Depth first from the nodes that no node reads, the last one first; of its inputs, the latest first."""
+        leaves = [node for node in self.calls if not any(user.op == "call_function" for user in node.users)]
+        stack = [(node, False) for node in leaves]
+        seen: set[fx.Node] = set()
+        order: list[fx.Node] = []
+        while stack:
+            node, done = stack.pop()
+            if done:
+                order.append(node)
+            elif node not in seen:
+                seen.add(node)
+                stack.append((node, True))
+                inputs = {v for v in node.all_input_nodes if v.op == "call_function" and v not in seen}
+                stack += [(value, False) for value in sorted(inputs, key=self._rank)]
+        return order
+
+    def _rank(self, node: fx.Node) -> int:
+        """When the node comes in onnxruntime's list; a product, and a sum with one, is put anew at its end."""
+        node = self._source(node)
+        summed = [self._source(value) for value in node.all_input_nodes] if node.target is _SUM else []
+        later = any(value.target in _REPLACED for value in (node, *summed))
+        return self._position[node] + (len(self._position) if later else 0)
+
+    def _source(self, node: fx.Node) -> fx.Node:
+        """What a transpose that a product takes in is made of; any other node is its own."""
+        while node in self._products:
+            node = self._products[node]
+        return node
+
+
+def _in_place(node: fx.Node, value: fx.Node) -> bool:
+    """Whether ``node`` is computed in the memory of ``value``; a sum with a product becomes part of that product."""
+    return node.target in _IN_PLACE or (node.target is _SUM and value.target in _REPLACED)
+
+
+def _through_transposes(calls: list[fx.Node]) -> dict[fx.Node, fx.Node]:
+    """Transposes of matrices that become a flag of a product, and what they read."""
+    transposes: dict[fx.Node, fx.Node] = {}
+    for node in calls:
+        if not _is_transpose(node):
+            continue
+        source = node.all_input_nodes[0]
+        behind = source.target in PRODUCTS or _is_transpose(source)
+        if behind or all(user.target in PRODUCTS or _is_transpose(user) for user in node.users):
+            transposes[node] = source
+    return transposes
+
+
+def _buffers(node: fx.Node) -> list[int]:
+    """Bytes of each block that the kernel of ``node`` takes beside its output, with one thread.
+
+    A convolution copies the windows of its input: in slices of one size where it has no more filters than places to
+    put them, of a whole image otherwise; one of single pixels multiplies the input as it is. A transposed one makes the
+    windows of its output, of a whole image and group, and adds them up. A loop over the steps of a recurrent layer keeps
+    all of its results, also those that nothing reads.
+    """
+    if has_many(node) and getattr(node.target, "namespace", "") == _CELLS:
+        read = {user.args[1] for user in node.users}
+        return [each.nbytes for index, each in enumerate(node.meta["val"]) if index not in read]
+    if node.target is not _aten.convolution.default:
+        return [workspace(node) // 2] * 2 if workspace(node) else []
+    weight, stride, padding = node.args[1], ints_argument(node, 3), ints_argument(node, 4)
+    filters, depth, *window = fake_value(weight).shape
+    if node.args[6]:  # transposed: its weight counts the channels of the input first
+        positions = math.prod(fake_value(node.args[0]).shape[2:])
+        return [_FLOAT * depth * math.prod(window) * positions]
+    if {*window, *stride} == {1} and not any(padding):
+        return []
+    places, groups = math.prod(node.meta["val"].shape[2:]), int_argument(node, 8)
+    whole = places * depth * math.prod(window)
+    return [_FLOAT * whole if filters // groups > places else _CONVOLUTION_SLICE]
+
+
+def _place_bytes(node: fx.Node) -> int:
+    """Bytes of the places that a scatter copies, outside of the arena; 0 of other nodes."""
+    read = node.all_input_nodes if node.target in _SCATTERED else []
+    return sum(size(value) for value in read if value.meta["val"].dtype == torch.int64)
+
+
+def _is_transpose(node: fx.Node) -> bool:
+    return node.target is _aten.permute.default and node.meta["val"].ndim == 2

@@ -1,0 +1,373 @@
+"""Less memory for more time: values that wait for the backward pass are dropped and computed again when it asks.
+
+The graph is read as a timeline. At its *turn* most bytes wait for a later use: in a training step, the moment
+between forward and backward. A plan names which of them are kept; the others are computed a second time behind the
+turn, from the kept ones. Plans go from "repeat only what is cheap" to "keep what crosses a few cuts, repeat all
+between them" (Chen et al., "Training deep nets with sublinear memory cost", arXiv 1604.06174); the cheapest one that
+fits the budget is taken.
+
+Runtimes merge equal computations, and would merge the second with the first. So the second reads its inputs through
+``edgefl::after(x, trigger)``: x, but not before the gradient that needs it has arrived.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.utils.flop_counter import flop_registry
+
+from edgefl.contract.tensors import role_of
+from edgefl.system.sizes import parse_budget
+from edgefl.wire.errors import ConfigError
+from edgefl_export.capture.trace import Captured
+from edgefl_export.memory.late import updated_last
+from edgefl_export.memory.predict import predicted_peak
+from edgefl_export.memory.usage import (
+    SMALL_BYTES,
+    Timeline,
+    around_products,
+    has_many,
+    is_pointwise,
+    size,
+    timeline,
+)
+from edgefl_export.ordering import AFTER
+
+RUNTIME_BYTES = 36 * 2**20
+"""What onnxruntime itself needs for a training graph, over the idle process; the rest of a budget is for tensors.
+
+Measured for graphs of some 2,500 nodes: 9 MiB for the first session, 12 for the nodes, up to 17 for gaps between the
+arena's blocks and for the kernels' own memory.
+"""
+
+NEXT_TO_NOTHING, BYTE = 0.09, 10
+"""Of a graph's work, what :func:`lean` may add to it, and how many operations a byte that is moved counts for there: with
+8 % by this count ResNet-20's step takes as long as before, with 10 and 16 % ViT's and MobileNet's 8 and 21 % longer."""
+WORTH = 0.9
+"""What :func:`lean` may leave of the peak: the nodes that it adds take time and memory, too."""
+
+# A value waits if no node reads it for this share of the timeline.
+WAITING = 0.03
+# Bytes of dropped values between two cuts, as shares of all bytes that wait: the plans that are tried.
+SPACINGS = (1 / 16, 1 / 12, 1 / 9, 1 / 7, 1 / 6, 1 / 5, 1 / 4, 1 / 3)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Peak memory of a device in training, over its idle process.
+
+    ``count`` bytes; or, if ``relative``, that share of what the step's tensors take without recomputation, and what
+    the runtime itself needs.
+    """
+
+    count: float
+    relative: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> Budget:
+        """``"48MiB"``, ``"100 MB"`` or ``"50%"``. Raises ConfigError for anything else."""
+        try:
+            amount, relative = parse_budget(text)
+        except ValueError as error:
+            raise ConfigError(str(error), found=text) from error
+        return cls(amount, relative)
+
+    def of(self, captured: Captured) -> int:
+        """The budget of this graph in bytes, the runtime's own memory included."""
+        if not self.relative:
+            return int(self.count)
+        return int(self.count * timeline(captured.module).peak) + beside_tensors(captured)
+
+
+_EXPENSIVE_FLOPS_PER_BYTE = 2.0
+_aten = torch.ops.aten
+# Computed as a series or by a loop over an axis: several times the time of arithmetic.
+_SLOW = frozenset(
+    {
+        *(_aten.exp.default, _aten.log.default, _aten.erf.default, _aten.tanh.default, _aten.sigmoid.default),
+        *(_aten.pow.Tensor_Scalar, _aten.pow.Tensor_Tensor, _aten.sin.default, _aten.cos.default),
+        *(_aten._softmax.default, _aten._log_softmax.default, _aten.cumsum.default, _aten.sort.default),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A rewritten graph, its peak in bytes, and what the second computations cost (operations and bytes moved)."""
+
+    module: fx.GraphModule
+    peak: int
+    cost: float
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """A place for a cut: bytes of waiting values made before it, and the cheapest row of cuts that ends here."""
+
+    made: int
+    kept: int
+    before: _Cut | None
+    values: frozenset[fx.Node]
+
+
+def beside_tensors(captured: Captured) -> int:
+    """What a device needs beside the tensors of one run, at most: the runtime's own, and a set of state buffers that the
+    step does not read, into which it writes. State that is rewritten in place needs none of it: a budget has that to
+    spare (see :class:`edgefl_device.engine.onnx.OnnxGraph`)."""
+    specs = [spec for name, spec in captured.outputs.items() if role_of(name) == "state"]
+    return RUNTIME_BYTES + sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs)
+
+
+def peak_bytes(captured: Captured) -> int:
+    """Estimated peak of a device process that runs ``captured``, over its idle memory."""
+    return timeline(captured.module).peak + beside_tensors(captured)
+
+
+def lean(captured: Captured) -> Captured:
+    """:func:`lean_and_peak`, the graph alone."""
+    return lean_and_peak(captured)[0]
+
+
+def lean_and_peak(captured: Captured) -> tuple[Captured, int]:
+    """``captured`` with the recomputation and the waiting (:mod:`.late`) that cost next to nothing, where they are predicted
+    to lower the peak; else itself. With its predicted peak.
+
+    Arithmetic and movements are computed again behind the turn, unless they go around a product. The graph may grow by
+    :data:`NEXT_TO_NOTHING` of its work, and what it saves has to be worth the nodes (:data:`WORTH`).
+    """
+    line = timeline(captured.module)
+    plan = _Planner(captured.module, line).cheap()
+    peak = predicted_peak(captured)
+    if _work(plan.module) <= (1 + NEXT_TO_NOTHING) * _work(captured.module):
+        leaner = replace(captured, module=plan.module)
+        leaner_peak = predicted_peak(leaner)
+        if leaner_peak < WORTH * peak:
+            captured, peak = leaner, leaner_peak
+    return updated_last(captured, peak)
+
+
+def _work(module: fx.GraphModule) -> float:
+    """Return the operations of a graph and the bytes that it moves, weighted by :data:`BYTE`."""
+    return sum(flops(node) + BYTE * size(node) for node in module.graph.nodes if node.op == "call_function")
+
+
+def plans(captured: Captured) -> Iterator[Plan]:
+    """``captured`` with recomputation, the cheapest plan first, each with a lower peak than all before it."""
+    line = timeline(captured.module)
+    lowest = math.inf
+    for plan in sorted(_Planner(captured.module, line).plans(), key=lambda plan: plan.cost):
+        if plan.peak < lowest:
+            lowest = plan.peak
+            yield plan
+
+
+class _Planner:
+    """The plans for one graph."""
+
+    def __init__(self, module: fx.GraphModule, line: Timeline) -> None:
+        self.module, self.line = module, line
+        self.turn = _turn(line)
+
+    def cheap(self) -> Plan:
+        """Again what is neither a product nor a series, but for what goes around a product."""
+        early = self.line.nodes[: self.turn + 1]
+        around = around_products(early, self.line.owner.__getitem__, _is_expensive)
+        slow = {node for node in early if node.target in _SLOW}
+        return self._keeping(self._expensive() | around | slow)
+
+    def _expensive(self) -> frozenset[fx.Node]:
+        return frozenset(node for node in self.line.nodes if _is_expensive(node))
+
+    def plans(self) -> Iterator[Plan]:
+        waiting = {node for node in self.line.nodes[: self.turn + 1] if _waits(node, self.line, self.turn)}
+        total = sum(size(node) for node in waiting)
+        yield self._keeping(self._expensive())
+        for spacing in SPACINGS:
+            yield self._keeping(_crossing(self.line, self.turn, waiting, total * spacing))
+
+    def _keeping(self, kept: frozenset[fx.Node]) -> Plan:
+        writer = _Writer(self.line, self.turn, kept)
+        rewritten = _LazyGraphModule(self.module, writer.write())
+        rewritten.graph.eliminate_dead_code()
+        return Plan(rewritten, timeline(rewritten).peak, writer.cost)
+
+
+def _turn(line: Timeline) -> int:
+    """The position at which most bytes wait."""
+    least = max(2, int(len(line.nodes) * WAITING))
+    change = [0] * (len(line.nodes) + 1)
+    for node in line.nodes:
+        uses = [line.position[node], *line.reads[node]]
+        for before, after in pairwise(uses):
+            if node.op == "call_function" and after - before > least:
+                change[before + 1] += size(node)
+                change[after] -= size(node)
+    waiting_bytes = list(accumulate(change))
+    # A little before the most: by then the backward pass may have begun, and its own values must not count as early.
+    return next(index for index, count in enumerate(waiting_bytes) if count >= 0.9 * max(waiting_bytes))
+
+
+def _waits(node: fx.Node, line: Timeline, turn: int) -> bool:
+    """Whether ``node`` owns memory, not little of it, that is read behind the turn."""
+    reads = line.reads[node]
+    owns = node.op == "call_function" and line.owner[node] is node
+    return owns and size(node) >= SMALL_BYTES and bool(reads) and reads[-1] > turn
+
+
+def _crossing(line: Timeline, turn: int, waiting: set[fx.Node], spacing: float) -> frozenset[fx.Node]:
+    """What crosses cuts between which at most ``spacing`` bytes of waiting values lie, as few bytes as possible.
+
+    A shortest path over the places for a cut; a single value of more than ``spacing`` lies between two cuts alone.
+    """
+    cuts = [_Cut(0, 0, None, frozenset())]
+    made = 0
+    for index, values in _crossings(line, turn):
+        made += size(line.nodes[index]) if line.nodes[index] in waiting else 0
+        dropped = made - sum(size(value) for value in values & waiting)
+        near = [cut for cut in cuts if dropped - cut.made <= spacing] or cuts[-1:]
+        before = min(reversed(near), key=lambda cut: cut.kept)
+        cuts.append(_Cut(made, before.kept + sum(map(size, values)), before, values))
+    crossing: set[fx.Node] = set()
+    cut = min((cut for cut in reversed(cuts) if made - cut.made <= spacing), key=lambda cut: cut.kept)
+    while cut.before is not None:
+        crossing |= cut.values
+        cut = cut.before
+    return frozenset(crossing)
+
+
+def _crossings(line: Timeline, turn: int) -> Iterator[tuple[int, frozenset[fx.Node]]]:
+    """For each value made up to the turn: its position, and the values that exist then and are read up to the turn."""
+    values: set[fx.Node] = set()
+    for index, node in enumerate(line.nodes[: turn + 1]):
+        owns = node.op == "call_function" and line.owner[node] is node and not has_many(node)
+        if owns and size(node) >= SMALL_BYTES:
+            values.add(node)
+            values = {value for value in values if any(index < read <= turn for read in line.reads[value])}
+            yield index, frozenset(values)
+
+
+def _is_expensive(node: fx.Node) -> bool:
+    """Products, convolutions, and ops of ours that run whole recurrences."""
+    if node.target is operator.getitem:
+        return _is_expensive(node.args[0])  # type: ignore[arg-type]
+    ours = getattr(node.target, "namespace", "") == "edgefl" and node.target is not AFTER
+    return (ours and not is_pointwise(node)) or flops(node) > _EXPENSIVE_FLOPS_PER_BYTE * size(node)
+
+
+def flops(node: fx.Node) -> float:
+    """Two for each multiplication of a product; 0 for other ops."""
+    count = flop_registry.get(getattr(node.target, "overloadpacket", None))
+    if count is None:
+        return 0.0
+
+    def shaped(item: Any) -> Any:
+        return item.meta["val"] if isinstance(item, fx.Node) else item
+
+    args, kwargs = fx.node.map_aggregate((node.args, node.kwargs), shaped)
+    return float(count(*args, **kwargs, out_val=node.meta["val"]))
+
+
+class _Writer:
+    """Copies a graph node by node; behind the turn, reads of dropped values become reads of second computations."""
+
+    def __init__(self, line: Timeline, turn: int, kept: frozenset[fx.Node]) -> None:
+        self.line, self.turn, self.kept = line, turn, kept
+        self.graph = fx.Graph()
+        self.cost = 0.0
+        self.first: dict[fx.Node, fx.Node] = {}
+        self.again: dict[fx.Node, fx.Node] = {}
+        self.late: dict[fx.Node, fx.Node] = {}
+        # Head of the longest chain of nodes behind the turn: the gradient that has come furthest.
+        self.depth: dict[fx.Node, int] = {}
+        self.deepest = 0
+        self.trigger: fx.Node | None = None
+
+    def write(self) -> fx.Graph:
+        for index, node in enumerate(self.line.nodes):
+            if index > self.turn:
+                self.first[node] = self._copied(node, self._reads(node))
+                self._advance(node)
+            else:
+                self.first[node] = self._copied(node, self.first)
+        return self.graph
+
+    def _reads(self, node: fx.Node) -> dict[fx.Node, fx.Node]:
+        """What a node behind the turn reads. One that reads no gradient would run long before its turn: held back."""
+        read = {value: self._later(value) for value in node.all_input_nodes}
+        if self.trigger is not None and not any(self.line.position[value] > self.turn for value in read):
+            early = [v for v in read if v.op == "call_function" and size(v) >= SMALL_BYTES]
+            read |= {value: self._after(read[value]) for value in early}
+        return read
+
+    def _copied(self, node: fx.Node, read: dict[fx.Node, fx.Node]) -> fx.Node:
+        return self.graph.node_copy(node, read.__getitem__)
+
+    def _advance(self, node: fx.Node) -> None:
+        self.depth[node] = 1 + max((self.depth.get(value, 0) for value in node.all_input_nodes), default=0)
+        self.deepest = max(self.deepest, self.depth[node])
+        value = node.meta.get("val")
+        floats = isinstance(value, Tensor) and value.is_floating_point() and value.numel() > 0
+        if floats and self.depth[node] >= self.deepest:
+            self.trigger = self.first[node]
+
+    def _dropped(self, node: fx.Node) -> bool:
+        owner = self.line.owner[node]
+        early = self.line.position[node] <= self.turn and owner.op == "call_function"
+        if has_many(owner):
+            return early  # only its results are kept, each or not
+        return early and size(owner) >= SMALL_BYTES and owner not in self.kept
+
+    def _later(self, node: fx.Node) -> fx.Node:
+        """What a node behind the turn reads in place of ``node``."""
+        if self.trigger is None or not self._dropped(node):
+            return self.first[node]
+        for value in self._chain(node):
+            read = {item: self._input(item) for item in value.all_input_nodes}
+            self._hold_back(read)
+            self.again[value] = self._copied(value, read)
+            self.cost += flops(value) + size(value)
+        return self.again[node]
+
+    def _chain(self, node: fx.Node) -> list[fx.Node]:
+        """What must be computed again before ``node`` can be, and ``node``, in order."""
+        nodes: set[fx.Node] = set()
+        stack = [node]
+        while stack:
+            value = stack.pop()
+            if value not in nodes and value not in self.again:
+                nodes.add(value)
+                stack += [item for item in value.all_input_nodes if self._dropped(item)]
+        return sorted(nodes, key=self.line.position.__getitem__)
+
+    def _input(self, value: fx.Node) -> fx.Node:
+        """An input of a second computation: computed again itself, or held back until the gradient is there."""
+        if self._dropped(value):
+            return self.again[value]
+        return self._held_back(value) if size(value) >= SMALL_BYTES else self.first[value]
+
+    def _hold_back(self, read: dict[fx.Node, fx.Node]) -> None:
+        """See to it that one input at least differs from those of the first computation."""
+        if read and all(read[value] is self.first[value] for value in read):
+            value = next(iter(read))
+            read[value] = self._held_back(value)
+
+    def _held_back(self, value: fx.Node) -> fx.Node:
+        if value not in self.late:
+            self.late[value] = self._after(self.first[value])
+        return self.late[value]
+
+    def _after(self, node: fx.Node) -> fx.Node:
+        """``node``, not before the gradient that has come furthest."""
+        if not isinstance(node.meta["val"], Tensor):
+            return node
+        call = self.graph.call_function(AFTER, (node, self.trigger))
+        call.meta["val"] = node.meta["val"]
+        return call

@@ -1,0 +1,247 @@
+"""What is between convolutions, on the blocked layout.
+
+Entry by entry, ops are the same there. A number for each channel is the kernel, or the bias, of a depthwise convolution of
+one position, and a sum over all else is that of each sample's mean::
+
+    s x + b            -> Conv(x, s, b)
+    sum_{n, h, w} x    -> H W sum_n GlobalAveragePool(x)
+    batch norm         -> m = mean(x); x' = Conv(x, 1, -m); v = mean(x' x'); Conv(x', gamma / sqrt(v + eps), beta)
+
+onnxruntime's own batch norm runs on one thread.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence, Set
+from typing import Any
+
+from onnx import NodeProto
+
+from edgefl_export.onnx.blocked.layout import Layout
+from edgefl_export.onnx.values import Shape, attributes
+
+ENTRIES = {"Relu", "LeakyRelu", "HardSigmoid", "Sigmoid", "Tanh", "Neg", "Abs", "Clip"}
+"""Ops whose every entry is made of the same entry of their first input; what others they have are numbers."""
+PAIRS = {"Add", "Sub", "Mul", "Div"}
+_ALL_BUT_CHANNELS = (0, 2, 3)
+_CHANNELS_LAST = [0, 2, 3, 1]
+_NORM_INPUTS, _STATISTICS = 3, 3
+_EPSILON, _MOMENTUM = 1e-5, 0.9
+"""BatchNormalization's, where it names none."""
+
+Norm = tuple[str, ...]
+
+
+class Images:
+    """Rules by op; each says whether it wrote the node anew. ``nodes``: of the graph, in order; ``fits``: whether one is a
+    convolution that will be on the layout; ``left``: batch norms that stay as they are."""
+
+    def __init__(
+        self,
+        nodes: Sequence[NodeProto],
+        layout: Layout,
+        fits: Callable[[NodeProto], bool],
+        left: Set[Norm] = frozenset(),
+    ) -> None:
+        self._layout = layout
+        self._left = left
+        self._norms: dict[Norm, set[bool]] = {}
+        self._rules: dict[str, Callable[[NodeProto], bool]] = {
+            **dict.fromkeys(ENTRIES, self._entries),
+            **dict.fromkeys(PAIRS, self._pair),
+            "BatchNormalization": self._batch_norm,
+            "ReduceSum": self._sum,
+            "Transpose": self._channels_last,
+            "Reshape": self._reshape,
+        }
+        self._convolved: set[str] = set()
+        self._elsewhere: set[str] = set()
+        for node in reversed(nodes):
+            self._look_ahead(node, fits(node))
+
+    def _look_ahead(self, node: NodeProto, fits: bool) -> None:
+        """``_convolved``: what leads to a convolution there, through nothing but nodes that have a form there.
+        ``_elsewhere``: what is read, at their end, by a node that has none."""
+        images = node.input if node.op_type in PAIRS else node.input[:1]
+        out = node.output[0]
+        stays = node.op_type in {*ENTRIES, *PAIRS, "BatchNormalization"} or self._waits(node)
+        if fits or (stays and out in self._convolved):
+            self._convolved.update(images)
+        elif not self._ends(node) and (not stays or out in self._elsewhere):
+            self._elsewhere.update(node.input)
+
+    def _pays(self, node: NodeProto) -> bool:
+        """Whether to write it anew: for a convolution other operands are brought there, otherwise none."""
+        out, images = node.output[0], filter(self._layout.is_image, node.input)
+        inside = all(map(self._layout.is_inside, images))
+        return out in self._convolved or (inside and out not in self._elsewhere) or self._ends(node)
+
+    def _waits(self, node: NodeProto) -> bool:
+        return node.op_type == "Reshape" and self._layout.waits(node)
+
+    def _ends(self, node: NodeProto) -> bool:
+        """Whether it reads an image on the layout, and gives something that is on none."""
+        if node.op_type == "ReduceSum":
+            axes = self._layout.values.whole(node.input[1]) if len(node.input) > 1 else None
+            return axes is not None and sorted(axes) == list(_ALL_BUT_CHANNELS)
+        if node.op_type == "Transpose":
+            return attributes(node).get("perm") == _CHANNELS_LAST
+        return node.op_type == "Reshape" and self._layout.values.is_waited_for(node.output[0])
+
+    def add(self, node: NodeProto) -> bool:
+        """Whether the node reads something that was made on the blocked layout, and is written anew there."""
+        if node.op_type == "BatchNormalization" and not node.domain:
+            norm = self._norm(node)
+            done = norm not in self._left and self._is_rewritten(node)
+            self._norms.setdefault(norm, set()).add(done)
+            return done
+        return self._is_rewritten(node)
+
+    def _is_rewritten(self, node: NodeProto) -> bool:
+        if node.domain or not any(map(self._layout.is_inside, node.input)):
+            return False
+        rule = self._rules.get(node.op_type)
+        return rule is not None and self._pays(node) and rule(node)
+
+    def torn(self) -> set[Norm]:
+        """Batch norms of which one is there and another, the same computed again, is not: they would round otherwise, and
+        what compares their results, as the gradient of a maximum does, would find none alike."""
+        return {norm for norm, forms in self._norms.items() if len(forms) > 1}
+
+    def _norm(self, node: NodeProto) -> Norm:
+        """What is normalized, however long it waited, and by what."""
+        x, *others = node.input[:_NORM_INPUTS]
+        while (waiting := self._layout.values.maker(x, "Reshape")) is not None and self._waits(waiting):
+            x = waiting.input[0]
+        return (x, *others)
+
+    def _entries(self, node: NodeProto) -> bool:
+        x, *numbers = node.input
+        if not self._layout.is_inside(x):
+            return False
+        twin = self._layout.call(
+            node.op_type, [self._layout.twin(x), *numbers], domain="", **attributes(node)
+        )
+        self._layout.keep(node.output[0], twin, self._layout.shapes[x])
+        return True
+
+    def _pair(self, node: NodeProto) -> bool:
+        left, right = node.input
+        shape = self._layout.shapes[left if self._layout.is_inside(left) else right]
+        shapes = [self._layout.shapes.get(name) for name in node.input]
+        per_channel = [(shape[1], 1, 1), (1, shape[1], 1, 1)]
+        if shapes == [shape, shape] and all(map(self._layout.is_image, node.input)):
+            twin = self._layout.call(
+                node.op_type, [self._layout.twin(name) for name in node.input], domain=""
+            )
+        elif any(each in ((), (1,)) for each in shapes):
+            inputs = [
+                self._layout.twin(name) if found == shape else name
+                for name, found in zip(node.input, shapes, strict=True)
+            ]
+            twin = self._layout.call(node.op_type, inputs, domain="")
+        elif shapes[0] == shape and shapes[1] in per_channel and node.op_type != "Div":
+            twin = self._with_channels(node.op_type, left, right, shape)
+        elif shapes[1] == shape and shapes[0] in per_channel and node.op_type in ("Add", "Mul"):
+            twin = self._with_channels(node.op_type, right, left, shape)
+        else:
+            return False
+        self._layout.keep(node.output[0], twin, shape)
+        return True
+
+    def _with_channels(self, op: str, x: str, numbers: str, shape: Shape) -> str:
+        """x and a number for each channel, added, subtracted or multiplied."""
+        channels = shape[1]
+        if op == "Mul":
+            return self._scaled(self._layout.twin(x), self._flat(numbers, channels), channels)
+        bias = self._flat(numbers, channels)
+        if op == "Sub":
+            bias = self._layout.call("Neg", [bias], domain="")
+        return self._shifted(self._layout.twin(x), bias, channels)
+
+    def _flat(self, numbers: str, channels: int) -> str:
+        """[C], of what was reshaped to fit in between other axes."""
+        made = self._layout.values.maker(numbers, "Reshape")
+        if made is not None and self._layout.shapes.get(made.input[0]) == (channels,):
+            return str(made.input[0])
+        return self._layout.reshaped(numbers, (channels,))
+
+    def _scaled(self, twin: str, scale: str, channels: int, *bias: str, **options: Any) -> str:
+        """scale x + bias, each number for a channel; ``scale`` and ``bias``: [C]."""
+        kernel = self._layout.reshaped(scale, (channels, 1, 1, 1))
+        return self._layout.call(
+            "Conv", [twin, kernel, *bias], group=channels, kernel_shape=[1, 1], **options
+        )
+
+    def _shifted(self, twin: str, bias: str, channels: int) -> str:
+        ones = self._layout.filled(1.0, channels, 1, 1, 1)
+        shifted = self._layout.call("Conv", [twin, ones, bias], group=channels, kernel_shape=[1, 1])
+        self._layout.shapes[shifted] = self._layout.shapes[twin]
+        return shifted
+
+    def _mean(self, twin: str, result: str) -> None:
+        """[C], of [N, C, H, W] on the layout."""
+        pooled, axes = self._layout.call("GlobalAveragePool", [twin]), self._layout.sizes(_ALL_BUT_CHANNELS)
+        self._layout.emit("ReduceMean", [pooled, axes], result, domain="", keepdims=0)
+
+    def _batch_norm(self, node: NodeProto) -> bool:
+        x, scale, bias, mean, variance = node.input
+        options, layout = attributes(node), self._layout
+        trains = bool(options.get("training_mode", 0))
+        # Mixed with those that it was given, its statistics would be others.
+        known = not trains or (options.get("momentum", _MOMENTUM) == 0.0 and len(node.output) == _STATISTICS)
+        if not layout.is_inside(x) or not known:
+            return False
+        twin, channels = layout.twin(x), layout.shapes[x][1]
+        if trains:
+            mean, variance = node.output[1:]
+            self._mean(twin, mean)
+            twin = self._shifted(twin, self._plain("Neg", mean), channels)
+            self._mean(self._plain("Mul", twin, twin), variance)
+        epsilon = layout.filled(options.get("epsilon", _EPSILON))
+        scale = self._plain("Div", scale, self._plain("Sqrt", self._plain("Add", variance, epsilon)))
+        if not trains:
+            bias = self._plain("Sub", bias, self._plain("Mul", mean, scale))
+        result, activation = layout.activated(node.output[0])
+        layout.keep(result, self._scaled(twin, scale, channels, bias, **activation), layout.shapes[x])
+        return True
+
+    def _plain(self, op: str, *inputs: str) -> str:
+        return self._layout.call(op, inputs, domain="")
+
+    def _sum(self, node: NodeProto) -> bool:
+        """Over samples and positions."""
+        x, axes = node.input
+        if not self._layout.is_inside(x) or not self._ends(node):
+            return False
+        positions = math.prod(self._layout.shapes[x][2:])
+        pooled = self._layout.call("GlobalAveragePool", [self._layout.twin(x)])
+        kept = attributes(node).get("keepdims", 1)
+        means = self._layout.call("ReduceSum", [pooled, axes], domain="", keepdims=kept)
+        self._layout.emit("Mul", [means, self._layout.filled(positions)], node.output[0], domain="")
+        return True
+
+    def _channels_last(self, node: NodeProto) -> bool:
+        """The layout's own way out, on all threads."""
+        x = node.input[0]
+        if not self._ends(node):
+            return False
+        options: dict[str, Any] = {"channels": self._layout.shapes[x][1], "channels_last": 1}
+        self._layout.emit("ReorderOutput", [self._layout.twin(x)], node.output[0], **options)
+        return True
+
+    def _reshape(self, node: NodeProto) -> bool:
+        """To its own shape, as what waits for something else is, and what is waited for: its first number, which is the
+        same in both layouts."""
+        x, shape = node.input
+        if not self._layout.is_inside(x):
+            return False
+        if self._waits(node):
+            twin = self._layout.call("Reshape", [self._layout.twin(x), shape], domain="")
+            self._layout.keep(node.output[0], twin, self._layout.shapes[x])
+            return True
+        if not self._ends(node):
+            return False
+        self._layout.emit("Reshape", [self._layout.twin(x), shape], node.output[0], domain="")
+        return True

@@ -1,0 +1,292 @@
+"""Products of matrices between which only ops by entry stand, as convolutions of one position on the blocked layout.
+
+A matrix of T rows and C columns is there an image of T positions and C channels::
+
+    x [T, C] -> as [1, 1, T, C], channels last -> ReorderInput -> [C/b][T][b]
+
+Entry by entry, the order of the numbers does not matter: what stands between two products keeps its shape and its nodes,
+and only the products know that its numbers lie otherwise. In the layout of a kernel, [O/b][I/b][b][b], such an image of O
+channels and I positions is a kernel of O x I. So the three products of a layer bring few numbers there or back::
+
+    y = x W^T           -> Conv(x, kernel W)                             W [O, I] as an image of I positions
+    dL/dx = dL/dy W     -> Conv(dL/dy, kernel W^T)                       W as one of O positions
+    dL/dW = dL/dy^T x   -> Conv(x with rows as channels, kernel dL/dy)   dL/dy as it lies
+
+What a layer of a transformer keeps between its two products, four times as wide as what goes in and comes out, is the case
+for which this pays; products alone gain less than the layout costs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any
+
+from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
+
+from edgefl_export.onnx.blocked.layout import BLOCK
+from edgefl_export.onnx.values import BY_ENTRY, LAYOUT, Shape, Sizes, Values, attributes, read_by
+
+_LEAST = 1 << 25
+"""Multiplications of a product; a smaller one takes as long as its operands take to be brought here."""
+_PRODUCTS = 3
+"""Of a region: fewer are no layer that is trained."""
+_MATRIX = 2
+
+
+@dataclass(frozen=True)
+class Product:
+    """``x @ y``, [T, I] and [I, O], plus ``bias`` [O] if there is one. ``of``: the matrix of which ``x`` is the transposed,
+    in a weight gradient; else ""."""
+
+    x: str
+    y: str
+    bias: tuple[str, ...] = ()
+    of: str = ""
+
+
+def with_products(graph: GraphProto) -> int:
+    """Write the products of ``graph`` anew that are the ends of a region; how many."""
+    values = Values(graph)
+    products = {
+        node.output[0]: product for node in graph.node if (product := _product(values, node)) is not None
+    }
+    inside = set[str]()
+    for name, product in products.items():
+        if name not in inside and not product.of:
+            inside |= _region(values, products, name)
+    if not inside:
+        return 0
+    writer = _Writer(values, products, inside)
+    nodes = [each for node in graph.node for each in writer.written(node)]
+    read = values.outputs.union(*map(read_by, nodes))
+    kept = [NodeProto.FromString(node.SerializeToString()) for node in nodes if read & {*node.output}]
+    del graph.node[:]
+    graph.node.extend(kept)
+    return writer.count
+
+
+def _product(values: Values, node: NodeProto) -> Product | None:
+    """The product that a node is, of numbers that fit into blocks and are many."""
+    if node.domain or node.op_type not in ("MatMul", "Gemm"):
+        return None
+    x, y, *bias = node.input
+    shapes = [values.shapes.get(name, ()) for name in (x, y)]
+    if any(len(shape) != _MATRIX for shape in shapes) or values.types.get(x) != TensorProto.FLOAT:
+        return None
+    (rows, inner), columns = shapes[0], shapes[1][1]
+    turned = _turned(values, x)
+    channels = (rows, inner, columns) if turned is not None else (inner, columns)
+    if any(size % BLOCK for size in channels) or rows * inner * columns < _LEAST:
+        return None
+    if node.op_type == "Gemm":
+        options = attributes(node)
+        plain = (options.get("alpha", 1.0), options.get("beta", 1.0)) == (1.0, 1.0)
+        turns = options.get("transA", 0) or options.get("transB", 0)
+        if not plain or turns or any(values.shapes.get(name) != (columns,) for name in bias):
+            return None
+    if turned is not None and bias:
+        return None
+    return Product(x, y, tuple(bias), of=turned or "")
+
+
+def _turned(values: Values, matrix: str) -> str | None:
+    """What it is the transposed of, if it is one of a matrix."""
+    node = values.maker(matrix, "Transpose")
+    return node.input[0] if node is not None and [*attributes(node)["perm"]] == [1, 0] else None
+
+
+def _region(values: Values, products: Mapping[str, Product], start: str) -> set[str]:
+    """All values that ops by entry and changes of shape join with ``start``, if nothing but these, products and sums over
+    rows make and read them; else none."""
+    channels, total = values.shapes[start][-1], values.count(start)
+    found, waiting, ends = set[str](), [start], set[str]()
+    while waiting:
+        name = waiting.pop()
+        if name in found:
+            continue
+        *rows, last = values.shapes.get(name, (0,))
+        ported = name in values.outputs or name in values.inputs
+        if ported or not rows or last != channels or values.count(name) != total:
+            return set()
+        found.add(name)
+        for node in (values.maker(name), *values.read_at(name)):
+            joined = _joined(values, products, node, name) if node is not None else None
+            if node is None or joined is None:
+                return set()
+            waiting += joined
+            ends |= products.keys() & {*node.output}
+    return found if len(ends) >= _PRODUCTS else set()
+
+
+def _joined(
+    values: Values, products: Mapping[str, Product], node: NodeProto, name: str
+) -> Sequence[str] | None:
+    """The values that ``node``, which makes or reads ``name``, joins with it; None where it needs them in their order."""
+    result = node.output[0]
+    product = products.get(result)
+    if product is not None:
+        images = {product.of, product.y} if product.of else {product.x, result}
+        kernels = product.bias if product.of else (product.y, *product.bias)
+        return () if name in images and name not in kernels else None
+    if node.domain:
+        return None
+    if node.op_type == "Transpose" and name != result:
+        turned = [products.get(each.output[0]) for each in values.read_at(result)]
+        fits = all(each is not None and each.of == name and each.y != result for each in turned)
+        return () if fits and result not in values.outputs else None
+    if node.op_type == "Reshape":
+        taken = name != result and values.is_waited_for(result)
+        return () if taken else (result, node.input[0])
+    if node.op_type in BY_ENTRY:
+        return (result, *(each for each in node.input if values.count(each) != 1))
+    fits = values.types.get(name) == TensorProto.FLOAT and values.shapes.get(result) is not None
+    return () if fits and name == _summed(values, node) else None
+
+
+def _summed(values: Values, node: NodeProto) -> str:
+    """What ``node`` adds the rows of, as such or as a product with ones (:mod:`edgefl_export.onnx.sums`); "" if it does
+    not."""
+    if node.op_type == "MatMul" and not node.domain:
+        ones = values.maker(node.input[0], "Expand")
+        number = values.constants.get(ones.input[0]) if ones is not None else None
+        shapes = [values.shapes.get(name, ()) for name in node.input]
+        whole = [*map(len, shapes)] == [_MATRIX, _MATRIX] and shapes[0][0] == 1
+        return node.input[1] if whole and number is not None and _is_one(number) else ""
+    if node.op_type != "ReduceSum" or len(node.input) == 1:
+        return ""
+    rank, axes = len(values.shapes.get(node.input[0], ())), values.whole(node.input[1])
+    rows = axes is not None and rank and sorted(axis % rank for axis in axes) == list(range(rank - 1))
+    return node.input[0] if rows else ""
+
+
+def _is_one(number: TensorProto) -> bool:
+    return numpy_helper.to_array(number).tolist() in (1.0, [1.0], [[1.0]])
+
+
+class _Writer:
+    """Writes nodes anew; ``count``: products so far."""
+
+    def __init__(self, values: Values, products: Mapping[str, Product], inside: Set[str]) -> None:
+        self.count = self._made = 0
+        self._values, self._products, self._inside = values, products, inside
+        self._sizes = Sizes(values.graph, "product_size")
+        self._known: dict[tuple[str, str], str] = {}
+        self._new: list[NodeProto] = []
+
+    def written(self, node: NodeProto) -> Iterator[NodeProto]:
+        """What stands in place of ``node``."""
+        result = node.output[0]
+        product = self._products.get(result)
+        self._new = []
+        if product is not None and self._inside & {result, product.x, product.of, product.y}:
+            self.count += 1
+            if product.of:
+                self._weight_gradient(product, result)
+            else:
+                self._plain(product, result)
+        elif (summed := _summed(self._values, node)) in self._inside:
+            self._sum(summed, result)
+        else:
+            self._new = [node]
+        yield from self._new
+
+    def _plain(self, product: Product, result: str) -> None:
+        (rows, inner), columns = self._values.shapes[product.x], self._values.shapes[product.y][1]
+        image = self._image(product.x, (1, inner, 1, rows))
+        made = self._call("Conv", [image, self._kernel(product.y), *product.bias], kernel_shape=[1, 1])
+        if result not in self._inside:
+            made = self._call("ReorderOutput", [made], channels=columns, channels_last=1)
+        self._reshape(made, (rows, columns), result)
+
+    def _kernel(self, matrix: str) -> str:
+        """[I, O] as the kernel of a convolution."""
+        turned = _turned(self._values, matrix)
+        key = ("kernel", matrix)
+        if key not in self._known:
+            inner, out = self._values.shapes[matrix]
+            if turned is None:
+                made = self._reordered(matrix, (1, 1, inner, out), channels_last=1)
+            else:
+                made = self._reordered(turned, (1, out, 1, inner))
+            self._known[key] = self._reshape(made, (out, inner, 1, 1))
+        return self._known[key]
+
+    def _weight_gradient(self, product: Product, result: str) -> None:
+        """[N, M], of ``of`` [T, N] and ``y`` [T, M]: one is the kernel as it lies, of the other the rows are channels."""
+        left, right = product.of, product.y
+        (rows, columns), (_, others) = self._values.shapes[left], self._values.shapes[right]
+        last: dict[str, Any] = {}
+        if left in self._inside:
+            kernel, image, out, positions = left, self._outside(right), columns, others
+        else:
+            kernel, image, out, positions = right, left, others, columns
+            last = {"channels_last": 1}
+        made = self._call(
+            "Conv",
+            [
+                self._reordered(image, (1, rows, 1, positions)),
+                self._reshape(self._image(kernel, (1, out, 1, rows)), (out, rows, 1, 1)),
+            ],
+            kernel_shape=[1, 1],
+        )
+        plain = self._call("ReorderOutput", [made], channels=out, **last)
+        self._reshape(plain, (columns, others), result)
+
+    def _sum(self, name: str, result: str) -> None:
+        """Of all rows: their number times the mean of each channel."""
+        *rows, channels = self._values.shapes[name]
+        count = math.prod(rows)
+        number = f"product_rows{count}"
+        if number not in self._values.shapes:
+            self._values.shapes[number] = ()
+            self._values.graph.initializer.append(helper.make_tensor(number, TensorProto.FLOAT, (), [count]))
+        mean = self._call("GlobalAveragePool", [self._reshape(name, (1, channels, 1, count))])
+        total = self._call("Mul", [mean, number], domain="")
+        self._reshape(total, self._values.shapes[result], result)
+
+    def _image(self, name: str, shape: Shape) -> str:
+        """The matrix on the layout, in the shape of an image."""
+        if name in self._inside:
+            return self._reshape(name, shape)
+        _, channels, _, rows = shape
+        return self._reordered(name, (1, 1, rows, channels), channels_last=1)
+
+    def _outside(self, name: str) -> str:
+        """The matrix in its own order."""
+        if name not in self._inside:
+            return name
+        key = ("outside", name)
+        if key not in self._known:
+            rows, channels = self._values.shapes[name]
+            plain = self._call(
+                "ReorderOutput",
+                [self._reshape(name, (1, channels, 1, rows))],
+                channels=channels,
+                channels_last=1,
+            )
+            self._known[key] = self._reshape(plain, (rows, channels))
+        return self._known[key]
+
+    def _reordered(self, name: str, shape: Shape, **options: Any) -> str:
+        key = (f"{shape}", name)
+        if key not in self._known:
+            self._known[key] = self._call("ReorderInput", [self._reshape(name, shape)], **options)
+        return self._known[key]
+
+    def _reshape(self, name: str, shape: Shape, result: str = "") -> str:
+        return self._call("Reshape", [name, self._sizes(shape)], result, domain="")
+
+    def _call(
+        self,
+        op: str,
+        inputs: Sequence[str],
+        result: str = "",
+        domain: str = LAYOUT,
+        **options: Any,
+    ) -> str:
+        self._made += 1
+        made = result or f"product{self._made}"
+        self._new.append(helper.make_node(op, inputs, [made], name=f"{op}_{made}", domain=domain, **options))
+        return made

@@ -1,0 +1,250 @@
+"""Updates of large state in fewer passes: a number times a tensor plus another is one op on the blocked layout, which adds
+to what is there.
+
+    m <- mu m + d w + g;  w <- w - lr m
+
+takes a product and a sum for each term elsewhere. Entry by entry the order of the numbers does not matter, so tensors are
+taken as images of one block of channels as they lie::
+
+    t = mu m;  t = Conv(w, d, sum t);  m.next = t + g;  w.next = Conv(m.next, -lr, sum w)
+
+State is read and written in that shape by ports of its rows (:mod:`edgefl.wire.bundle.rows`): to bring an output of a graph
+into another shape is a copy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+
+from edgefl.wire.bundle.rows import rows_in, rows_of_port
+from edgefl_export.onnx import REWRITTEN
+from edgefl_export.onnx.blocked.layout import AXES, BLOCK, ROOM
+from edgefl_export.onnx.peak import live_peak
+from edgefl_export.onnx.values import LAYOUT, Shape, Sizes, Values, read_by
+
+LEAST = 1 << 15
+"""Numbers of a tensor; the views of a smaller one take as long as the passes."""
+_STATE = "state."
+_PARTS = (8, 4, 2)
+"""Rows of an image: threads divide it by them."""
+
+
+def summed(model: bytes) -> bytes | None:
+    """The ONNX model with the sums that make its large state on the blocked layout; None where it has none, or where its
+    values then need more than :data:`ROOM` times what they did: all terms of a sum are there at a time."""
+    proto = onnx.load_from_string(model)
+    values = Values(proto.graph)
+    before = live_peak(values)
+    sums = [found for name in sorted(values.outputs) if (found := _sum_of(values, name)) is not None]
+    if not sums:
+        return None
+    _Writer(values, sums).write()
+    if live_peak(Values(proto.graph)) > ROOM * before:
+        return None
+    if all(each.domain != LAYOUT for each in proto.opset_import):
+        proto.opset_import.append(helper.make_opsetid(LAYOUT, 1))
+    return bytes(proto.SerializeToString(deterministic=True))
+
+
+@dataclass(frozen=True)
+class _Term:
+    """A tensor, times a number if there is one, from which it is taken if ``negative``."""
+
+    name: str
+    number: str = ""
+    negative: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        return not (self.number or self.negative)
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """New state of ``shape``: the terms of which it is the sum, in the order in which they are added, and the results of the
+    nodes that made it so far. ``old``: the port of what it was before."""
+
+    result: str
+    shape: Shape
+    old: str
+    scaled: tuple[_Term, ...]
+    plain: tuple[str, ...]
+    inside: frozenset[str]
+
+    @property
+    def onto_old(self) -> bool:
+        """Whether a number times one tensor is added to the state before, where it lies."""
+        return self.plain == (self.old,) and len(self.scaled) == 1
+
+
+def _sum_of(values: Values, result: str) -> _Sum | None:
+    """How new state is made, where that takes fewer passes here."""
+    shape, count = values.shapes.get(result, ()), values.count(result)
+    is_state = result.startswith(_STATE) and values.types.get(result) == TensorProto.FLOAT
+    if not (is_state and shape) or count < LEAST or count % BLOCK:
+        return None
+    inside = set[str]()
+    terms = list(_terms(values, result, shape, inside, negative=False))
+    scaled = tuple(each for each in terms if not each.is_plain)
+    plain = tuple(each.name for each in terms if each.is_plain)
+    found = _Sum(result, shape, _old(result), scaled, plain, frozenset(inside))
+    products = sum(bool(each.number) for each in scaled)
+    if found.onto_old:
+        return found if products and not values.read_at(result) else None
+    return found if products > 1 and plain else None
+
+
+def _old(result: str) -> str:
+    """The port of what state, or rows of it, were before."""
+    rows = rows_in(result)
+    if rows is None:
+        return result.removesuffix(REWRITTEN)
+    return rows_of_port(rows.whole.removesuffix(REWRITTEN), rows.start, rows.stop)
+
+
+def _terms(values: Values, name: str, shape: Shape, inside: set[str], *, negative: bool) -> Iterator[_Term]:
+    """Of a sum of tensors of one shape; ``inside`` gets the results of its nodes."""
+    node = values.maker(name)
+    own = not inside or (name not in values.outputs and len(values.read_at(name)) == 1)
+    if node is not None and own and not node.domain and len({*node.input}) == len(node.input):
+        if node.op_type in ("Add", "Sub") and all(values.shapes.get(each) == shape for each in node.input):
+            inside.add(name)
+            first, second = node.input
+            yield from _terms(values, first, shape, inside, negative=negative)
+            yield from _terms(values, second, shape, inside, negative=negative != (node.op_type == "Sub"))
+            return
+        if node.op_type == "Mul" and inside:
+            for number, tensor in (node.input, node.input[::-1]):
+                if values.count(number) == 1 and values.shapes.get(tensor) == shape:
+                    inside.add(name)
+                    yield _Term(tensor, number, negative)
+                    return
+    yield _Term(name, negative=negative)
+
+
+class _Writer:
+    """Writes a graph's sums anew, each where its last node was."""
+
+    def __init__(self, values: Values, sums: Sequence[_Sum]) -> None:
+        self._values, self._graph = values, values.graph
+        self._sums = {each.result: each for each in sums}
+        gone = frozenset[str]().union(*(each.inside for each in sums))
+        self._kept = [node for node in self._graph.node if not gone & {*node.output}]
+        plain = (each.plain for each in sums if not each.onto_old)
+        self._read_as_it_is = values.outputs.union(*map(read_by, self._kept), *plain)
+        self._nodes: list[NodeProto] = []
+        self._size = Sizes(self._graph, "sum_size")
+        self._numbers: dict[tuple[str, bool], str] = {}
+        self._kernels: dict[str, str] = {}
+        self._images: dict[str, str] = {}
+        self._inputs: dict[str, ValueInfoProto] = {}
+        self._outputs: dict[str, ValueInfoProto] = {}
+
+    def write(self) -> None:
+        kept = {id(node) for node in self._kept}
+        for node in self._graph.node:
+            if node.output[0] in self._sums:
+                self._sum(self._sums[node.output[0]])
+            elif id(node) in kept:
+                self._nodes.append(node)
+        made = {name for node in self._nodes for name in node.output}
+        whole = [
+            each
+            for each in self._graph.input
+            if each.name in self._read_as_it_is or self._images.get(each.name) not in self._inputs
+        ]
+        for field, entries in (
+            (self._graph.node, self._nodes),
+            (self._graph.input, [*whole, *self._inputs.values()]),
+            (self._graph.output, [self._outputs.get(each.name, each) for each in self._graph.output]),
+            (self._graph.value_info, [each for each in self._graph.value_info if each.name in made]),
+        ):
+            copies = [type(entry).FromString(entry.SerializeToString()) for entry in entries]
+            del field[:]
+            field.extend(copies)
+
+    def _sum(self, found: _Sum) -> None:
+        if found.onto_old:
+            (term,) = found.scaled
+            port = self._port(found.result, found.shape)
+            self._outputs[found.result] = port
+            self._added(term, self._image(found.old, found.shape), found.shape, port.name)
+            return
+        first, *rest = found.scaled
+        name = self._call("Mul", [self._image(first.name, found.shape), self._number(first)])
+        for term in rest:
+            name = self._added(term, name, found.shape)
+        for plain in found.plain[:-1]:
+            name = self._call("Add", [self._image(plain, found.shape), name])
+        name = self._call("Reshape", [name, self._size(found.shape)])
+        self._call("Add", [found.plain[-1], name], result=found.result)
+
+    def _added(self, term: _Term, onto: str, shape: Shape, result: str = "") -> str:
+        """``onto`` plus a number times a tensor, both images."""
+        inputs = [self._image(term.name, shape), self._kernel(self._number(term)), "", onto]
+        return self._call("Conv", inputs, LAYOUT, result, group=BLOCK, kernel_shape=[1, 1])
+
+    def _image(self, name: str, shape: Shape) -> str:
+        """The tensor as an image: of state a port, where nothing reads these rows of it as they are."""
+        if name not in self._images:
+            is_port = name in self._values.inputs and name.startswith(_STATE)
+            if is_port and not (rows_in(name) and name in self._read_as_it_is):
+                port = self._port(name, shape)
+                self._inputs[port.name], self._images[name] = port, port.name
+            else:
+                self._images[name] = self._call("Reshape", [name, self._size(_seen(shape))])
+        return self._images[name]
+
+    def _port(self, name: str, shape: Shape) -> ValueInfoProto:
+        rows = name if rows_in(name) else rows_of_port(name, 0, shape[0])
+        return helper.make_tensor_value_info(rows, TensorProto.FLOAT, _seen(shape))
+
+    def _number(self, term: _Term) -> str:
+        """The number of a term, with its sign, of no more axes than an image."""
+        key = (term.number, term.negative)
+        if key not in self._numbers:
+            self._numbers[key] = self._signed(term)
+        return self._numbers[key]
+
+    def _signed(self, term: _Term) -> str:
+        if not term.number:
+            return self._constant(np.full(1, -1 if term.negative else 1, np.float32))
+        number = term.number
+        if term.negative and number in self._values.constants:
+            return self._constant(-np.ravel(numpy_helper.to_array(self._values.constants[number])))
+        if len(self._values.shapes[number]) > AXES:
+            number = self._call("Reshape", [number, self._size((1,))])
+        return self._call("Neg", [number]) if term.negative else number
+
+    def _kernel(self, number: str) -> str:
+        """A depthwise kernel of one position with this number for each channel."""
+        if number not in self._kernels:
+            self._kernels[number] = self._call("Expand", [number, self._size((BLOCK, 1, 1, 1))])
+        return self._kernels[number]
+
+    def _constant(self, array: Any) -> str:
+        name = f"sum_number{len(self._graph.initializer)}"
+        self._graph.initializer.append(numpy_helper.from_array(array, name))
+        return name
+
+    def _call(
+        self, op: str, inputs: Sequence[str], domain: str = "", result: str = "", **options: Any
+    ) -> str:
+        result = result or f"sum{len(self._nodes)}"
+        name = f"{op}_s{len(self._nodes)}"
+        self._nodes.append(helper.make_node(op, inputs, [result], name=name, domain=domain, **options))
+        return result
+
+
+def _seen(shape: Shape) -> Shape:
+    """The shape as an image of one block of channels."""
+    positions = math.prod(shape) // BLOCK
+    rows = next((part for part in _PARTS if positions % part == 0), 1)
+    return 1, BLOCK, rows, positions // rows

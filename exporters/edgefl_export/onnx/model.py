@@ -1,0 +1,185 @@
+"""The one place that talks to torch.onnx: captured graph in, bytes of an ONNX model out.
+
+The bytes hold standard ops of the default domain, no weights (they are graph inputs), the port names and static
+shapes of the function, and nothing of the machine that made them: equal functions give equal bytes. The
+optimizer of torch.onnx stays off, because it folds and renames; the few clean-ups below touch constants only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator
+
+import onnx
+import onnx_ir as ir
+import torch
+from onnx_ir.passes import PassManager
+from onnx_ir.passes import common as passes
+
+from edgefl.wire.errors import ExportError
+from edgefl_export.capture.patches import patched
+from edgefl_export.capture.trace import Captured, exported_program
+from edgefl_export.capture.unsupported import check_floats, unsupported
+from edgefl_export.onnx import REWRITTEN, op_tables
+from edgefl_export.onnx.broadcasts import match_ranks
+from edgefl_export.onnx.one_hot import add_labels
+from edgefl_export.onnx.ops import OPSET, TRANSLATIONS
+from edgefl_export.onnx.peephole import merge_chains, name_types
+from edgefl_export.onnx.sums import multiply_from_the_left, multiply_ones
+
+# The version that came with opset 18; an older runtime refuses a newer file even if it knows every op in it.
+IR_VERSION = 9
+
+
+def to_onnx(captured: Captured) -> bytes:
+    """The graph as a serialized ONNX model with the inputs and outputs of ``captured``, in order.
+
+    Raises ExportError naming the op, the module and the source line if an op or a type cannot be expressed.
+    """
+    check_floats(captured)
+    with patched(op_tables.protocols()):
+        model = _translate(captured)
+        _clean(model)
+        _separate_outputs(model.graph)
+        _name_ports(captured, model)
+        _name_the_rest(model)
+        proto = ir.to_proto(model)
+    _check(captured, proto)
+    return bytes(proto.SerializeToString(deterministic=True))
+
+
+def _translate(captured: Captured) -> ir.Model:
+    try:
+        return _export(captured, decomposed=True)
+    except torch.onnx.errors.OnnxExporterError:
+        pass  # an op outside the core set: let torch.onnx decompose it, which traces once more
+    try:
+        return _export(captured, decomposed=False)
+    except torch.onnx.errors.OnnxExporterError as error:
+        raise unsupported(captured, error) from error
+
+
+def _export(captured: Captured, decomposed: bool) -> ir.Model:
+    with patched(*op_tables.patches(decomposed)), _without_warnings():
+        program = exported_program(captured)
+        if decomposed:
+            program.run_decompositions = lambda table=None: program
+        exported = torch.onnx.export(
+            program,
+            opset_version=OPSET,
+            custom_translation_table=TRANSLATIONS,
+            optimize=False,
+            verbose=False,
+        )
+    assert exported is not None
+    return exported.model
+
+
+@contextlib.contextmanager
+def _without_warnings() -> Iterator[None]:
+    """torch.onnx warns about every missing package and node annotation; none of it concerns the user."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _clean(model: ir.Model) -> None:
+    """Drop copies, repeated constants and everything that describes the exporting machine."""
+    passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    passes.IdentityEliminationPass()(model)  # they would stand between the links of a chain
+    multiply_ones(model.graph)
+    multiply_from_the_left(model.graph)
+    merge_chains(model.graph)
+    match_ranks(model.graph)
+    name_types(model.graph)
+    add_labels(model.graph)
+    PassManager(
+        [
+            passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+            passes.DeduplicateInitializersPass(),
+            passes.CommonSubexpressionEliminationPass(),
+            passes.RemoveUnusedNodesPass(),
+            passes.RemoveUnusedOpsetsPass(),
+            passes.TopologicalSortPass(),
+            passes.ClearMetadataAndDocStringPass(),
+        ]
+    )(model)
+    model.producer_name = "edgefl"
+    model.producer_version = None
+    model.ir_version = IR_VERSION
+    model.metadata_props.clear()
+    model.graph.metadata_props.clear()
+
+
+def _separate_outputs(graph: ir.Graph) -> None:
+    """One value per output: the clean-ups merge equal values, which outputs may be, but need not share."""
+    seen: set[ir.Value] = set()
+    for index, value in enumerate(graph.outputs):
+        if value in seen or value in graph.inputs:
+            copy = ir.node("Identity", [value])
+            copy.outputs[0].type, copy.outputs[0].shape = value.type, value.shape
+            graph.append(copy)
+            graph.outputs[index] = copy.outputs[0]
+        seen.add(graph.outputs[index])
+
+
+def output_names(captured: Captured) -> tuple[str, ...]:
+    """Names of the model's outputs, in the order of the ports.
+
+    ONNX gives every value of a graph its own name, so a port that is both read and written (state) cannot have
+    one name for both: the output carries a suffix then. Runtimes therefore match outputs by position.
+    """
+    return tuple(name + REWRITTEN if name in captured.inputs else name for name in captured.outputs)
+
+
+def _name_ports(captured: Captured, model: ir.Model) -> None:
+    for value, name in zip(model.graph.inputs, captured.inputs, strict=True):
+        value.name = name
+    specs = captured.outputs.values()
+    for value, name, spec in zip(model.graph.outputs, output_names(captured), specs, strict=True):
+        value.name = name
+        value.shape = ir.Shape(spec.shape)
+
+
+def _name_the_rest(model: ir.Model) -> None:
+    """Short names by position: the names of the trace are long and say nothing to a device."""
+    ports = {id(value) for value in (*model.graph.inputs, *model.graph.outputs)}
+    constants = list(model.graph.initializers.values())
+    model.graph.initializers.clear()
+    for index, value in enumerate(constants):
+        value.name = f"c{index}"
+        model.graph.initializers[value.name] = value
+    count = 0
+    for index, node in enumerate(model.graph):
+        node.name = f"{node.op_type}_{index}"
+        for value in node.outputs:
+            if id(value) not in ports and value.name:
+                value.name = f"v{count}"
+                count += 1
+
+
+def _check(captured: Captured, proto: onnx.ModelProto) -> None:
+    """What must hold for every model that leaves this file; a failure is our bug, told plainly."""
+    inputs = [value.name for value in proto.graph.input]
+    outputs = [value.name for value in proto.graph.output]
+    domains = {node.domain for node in proto.graph.node} | {f.domain for f in proto.functions}
+    weights = [value.name for value in proto.graph.initializer if value.name in captured.inputs]
+    if (
+        inputs != list(captured.inputs)
+        or outputs != list(output_names(captured))
+        or domains - {""}
+        or weights
+    ):
+        raise ExportError(
+            f"the ONNX form of function {captured.name!r} lost its ports, folded a weight or uses custom ops "
+            f"(domains {sorted(domains)}); report this with the function's source",
+            function=captured.name,
+        )

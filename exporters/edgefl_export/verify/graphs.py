@@ -1,0 +1,399 @@
+"""Every exported graph runs once in the runtime it is meant for, beside torch, before anybody downloads it."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import torch
+
+from edgefl.contract.program import Function
+from edgefl.wire.bundle.rows import Rows, rows_in
+from edgefl.wire.errors import ExportError
+from edgefl_export.artifact import artifacts_in, is_page
+from edgefl_export.onnx import REWRITTEN
+from edgefl_export.verify import wide as wide_samples
+from edgefl_export.verify.rounding import Array, Rounding, distance
+
+# Float32 sums in another order differ by about 1e-6 of the largest entry; a wrong formula by far more.
+RELATIVE = 1e-4
+# A tensor that is zero in exact arithmetic (a gradient behind batch norm) is rounding noise in both.
+ABSOLUTE = 1e-6
+# Where rounding decides, the graph may stray from float64 this many times as far as torch does in float32.
+FACTOR = 2.0
+# Kinks of deep models move torch's float32 by a percent. Where it strays further, relative to the largest entry, a
+# wrong formula would hide behind it.
+CEILING = 5e-2
+# But not behind a graph that is itself so close to float64.
+CLOSE = 1e-2
+
+
+@dataclass(frozen=True)
+class Care:
+    """How much is asked before a graph is called right.
+
+    An example on which rounding decides shows little; another one may show all, so up to ``attempts`` are tried. Of these,
+    ``forgiven`` may be a little off: a kink that the graph takes and no float32 of torch's does. A wrong formula is wrong on
+    the others too. Without ``double`` torch's float32 on nudged examples says what rounding does, not its float64, which
+    would take most of the time of compiling a deep model.
+    """
+
+    attempts: int
+    forgiven: int
+    double: bool
+
+
+THOROUGH = Care(attempts=3, forgiven=1, double=True)
+# Nothing is forgiven: what strays is looked at thoroughly.
+QUICK = Care(attempts=2, forgiven=0, double=False)
+
+Run = Callable[[Mapping[str, Array]], Sequence[Array] | Mapping[str, Array]]
+"""A runtime with a graph in it: arrays by port name in, outputs in the order of the graph or by name. Extra entries are
+ignored."""
+
+REDRAWS = 3
+"""Other examples where torch itself gives no number: the loss of a batch in which every label is ignored is none."""
+
+
+@dataclass(frozen=True)
+class Verification:
+    """Largest error of each output, relative to its largest magnitude: beside torch or, if that is more than the
+    tolerance, beside a float64 run of the same function.
+
+    ``rounding`` has the outputs beyond the tolerance even then, with the relative error of torch's own float32 on the
+    same example: they are right as far as float32 can tell, and not to be read as errors of the graph. Of whole numbers
+    both say the share that differs.
+    ``seed`` is the example that was compared, ``set_aside`` lists those on which rounding decided more. ``found`` are the
+    runtime's outputs on it.
+    """
+
+    function: str
+    seed: int
+    errors: Mapping[str, float]
+    set_aside: tuple[int, ...] = ()
+    rounding: Mapping[str, float] = field(default_factory=dict)
+    found: Mapping[str, Array] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def worst(self) -> float:
+        """At most the tolerance, ``RELATIVE``, where :attr:`rounding` is empty and no output is tiny."""
+        return max(self.errors.values(), default=0.0)
+
+
+def verify(
+    function: Function, model: bytes, seed: int, in_place: Collection[str] = (), *, quick: bool = False
+) -> Verification:
+    """Run ``model`` in onnxruntime on ``function.example(seed)`` and compare all outputs with torch.
+
+    The state ``in_place`` is written where it is read, as on a device.
+
+    An output passes within the tolerance beside torch or beside float64, or if its distance to float64 is at most
+    ``FACTOR`` times that of torch's float32. The last is weak, so other examples are tried for one that does without
+    (:class:`Care`), and torch itself must stay within ``CEILING``, or the graph within ``CLOSE``. Where even that fails
+    by no more than ``CEILING``, the other examples all have to pass. ``quick``: see :func:`compare`. Raises ExportError
+    naming the function, the first output that differs, the measured error and what is allowed; its detail ``worst`` is
+    the largest relative error of all outputs. Raises it also where the excuse is needed and torch gives different
+    results for one example.
+    """
+    return compare(function, load(function, model, in_place), seed, quick=quick)
+
+
+def compare(function: Function, run: Run, seed: int, *, quick: bool = False) -> Verification:
+    """:func:`verify` for a graph in any runtime: onnxruntime here, WebAssembly or a phone elsewhere.
+
+    ``quick`` asks float64 only where float32 does not excuse the graph; errors are beside torch's float32 then.
+    """
+    _compare_wide(function, run, seed)
+    if quick:
+        try:
+            return _compared(function, run, seed, QUICK)
+        except ExportError:
+            pass  # float64 decides
+    return _compared(function, run, seed, THOROUGH)
+
+
+def _compare_wide(function: Function, run: Run, seed: int) -> None:
+    """Raise ExportError if the graph is wrong on samples of several magnitudes (:mod:`edgefl_export.verify.wide`)."""
+    if (wide := wide_samples.expected_of(function, seed)) is None:
+        return
+    example, yardstick = wide
+    outputs = in_order(run({name: value.numpy() for name, value in example.items()}), yardstick.plain)
+    for name, found in zip(yardstick.plain, outputs, strict=False):
+        wide_samples.judge(function, name, found, yardstick)
+
+
+def _compared(function: Function, run: Run, seed: int, care: Care, redraws: int = REDRAWS) -> Verification:
+    reports: list[Verification] = []
+    strayed: list[ExportError] = []
+    for attempt in range(seed, seed + care.attempts):
+        try:
+            reports.append(_judged(function, run, attempt, double=care.double, proven=bool(reports)))
+        except ExportError as error:
+            if redraws and not error.details.get("finite", True):
+                return _compared(function, run, seed + care.attempts, care, redraws - 1)
+            strayed.append(error)
+            if len(strayed) > care.forgiven or not 0 <= _relative(error) <= CEILING:
+                raise strayed[0] from None
+            continue
+        if not reports[-1].rounding and not strayed:
+            break
+    # Nothing beyond the ceiling, then the fewest outputs left to rounding, then the smallest errors.
+    best = min(reports, key=lambda report: (bool(_unjudged(report)), len(report.rounding), report.worst))
+    if unjudged := _unjudged(best):
+        raise _undecidable(function, unjudged[0], best)
+    tried = range(seed, seed + len(reports) + len(strayed))
+    return replace(best, set_aside=tuple(each for each in tried if each != best.seed))
+
+
+def _judged(function: Function, run: Run, seed: int, *, double: bool, proven: bool) -> Verification:
+    example = function.example(seed)
+    yardstick = Rounding(function, example, double=double, proven=proven)
+    expected = yardstick.plain
+    outputs = in_order(run({name: value.numpy() for name, value in example.items()}), expected)
+    if len(outputs) != len(expected):
+        raise ExportError(
+            f"the graph of function {function.name!r} has {len(outputs)} outputs, torch gives {list(expected)}",
+            function=function.name,
+        )
+    errors: dict[str, float] = {}
+    rounding: dict[str, float] = {}
+    wrong: list[ExportError] = []
+    for (name, value), result in zip(expected.items(), outputs, strict=True):
+        try:
+            errors[name], strayed = _judge(function, name, value, result, yardstick)
+        except ExportError as error:
+            wrong.append(error)
+            continue
+        if strayed is not None:
+            rounding[name] = strayed
+    if wrong:
+        wrong[0].details["worst"] = max(map(_relative, wrong))
+        value = expected[str(wrong[0].details["output"])]
+        wrong[0].details["finite"] = value.dtype.kind != "f" or bool(np.isfinite(value).all())
+        raise wrong[0]
+    found = dict(zip(expected, outputs, strict=True))
+    return Verification(function.name, seed, errors, rounding=rounding, found=found)
+
+
+def _unjudged(report: Verification) -> list[str]:
+    """Outputs that torch itself gets so wrong in float32 that they say nothing about the graph."""
+    return [
+        name for name, strayed in report.rounding.items() if strayed > CEILING and report.errors[name] > CLOSE
+    ]
+
+
+def _undecidable(function: Function, name: str, report: Verification) -> ExportError:
+    strayed, error = report.rounding[name], report.errors[name]
+    return ExportError(
+        f"output {name!r} of function {function.name!r} differs from torch by {error:.3g} of its largest entry, and "
+        f"torch's own float32 differs from float64 by {strayed:.3g}; up to {CEILING:g} is excused by rounding. Make "
+        "the output less sensitive to rounding, or compute it in float64",
+        function=function.name,
+        output=name,
+        relative=error,
+        rounding=strayed,
+        worst=report.worst,
+    )
+
+
+def _relative(error: ExportError) -> float:
+    """Error of an output relative to its largest entry; infinite for NaN and where nothing can be compared."""
+    relative = error.details.get("relative", math.inf)
+    return relative if isinstance(relative, float) and not math.isnan(relative) else math.inf
+
+
+def load(function: Function, model: bytes, in_place: Collection[str]) -> Run:
+    """``model``, or the segments that it joins, in onnxruntime; ExportError where it cannot be loaded, and from the run
+    where it fails."""
+    sessions = [_session(function, each) for each in artifacts_in(model)]
+
+    def run(session: Any, arrays: Mapping[str, Array]) -> list[Array]:
+        try:
+            return _bound(session, arrays, in_place)
+        except Exception as error:
+            raise _refused(function, "run", error) from error
+
+    if len(sessions) == 1:
+        return functools.partial(run, sessions[0])
+
+    def named(session: Any, arrays: Mapping[str, Array]) -> dict[str, Array]:
+        return _named(session, run(session, arrays))
+
+    return in_turn([functools.partial(named, each) for each in sessions])
+
+
+def in_turn(segments: Sequence[Callable[[Mapping[str, Array]], Mapping[str, Array]]]) -> Run:
+    """A graph whose segments run one after another: what one leaves as a page is read by later ones."""
+
+    def run(arrays: Mapping[str, Array]) -> Mapping[str, Array]:
+        pages: dict[str, Array] = {}
+        outputs: dict[str, Array] = {}
+        for segment in segments:
+            made = segment({**arrays, **pages})
+            pages |= {name: array for name, array in made.items() if is_page(name)}
+            outputs |= {name: array for name, array in made.items() if not is_page(name)}
+        return outputs
+
+    return run
+
+
+def in_order(outputs: Sequence[Array] | Mapping[str, Array], names: Iterable[str]) -> Sequence[Array]:
+    """Outputs of a run in the order of ``names``."""
+    return [outputs[name] for name in names if name in outputs] if isinstance(outputs, Mapping) else outputs
+
+
+def _session(function: Function, model: bytes) -> Any:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4  # what fails is raised, too
+    options.intra_op_num_threads = max(1, torch.get_num_threads())
+    try:
+        return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime raises its own unrelated exception types
+        raise _refused(function, "load", error) from error
+
+
+def _named(session: Any, outputs: Sequence[Array]) -> dict[str, Array]:
+    """The outputs by the name of their port."""
+    read = {port.name for port in session.get_inputs()}
+    names = [port.name for port in session.get_outputs()]
+    ports = [plain if (plain := name.removesuffix(REWRITTEN)) in read else name for name in names]
+    return dict(zip(ports, outputs, strict=True))
+
+
+def _bound(session: Any, arrays: Mapping[str, Array], in_place: Collection[str]) -> list[Array]:
+    """The outputs of one run. Of what is written ``in_place``, a copy has one memory for the old and the new value."""
+    binding = session.io_binding()
+    shared = {
+        name: onnxruntime.OrtValue.ortvalue_from_numpy(arrays[name].copy())
+        for name in in_place
+        if name in arrays
+    }
+    for port in session.get_inputs():
+        rows = rows_in(port.name)
+        name = rows.whole if rows else port.name
+        if name not in shared:
+            array = given(port.name, arrays)
+            seen = array.reshape(port.shape) if rows else array
+            binding.bind_cpu_input(port.name, np.asarray(seen, order="C"))
+        elif rows:
+            binding.bind_input(port.name, *_place(shared[name], arrays[name], rows, port.shape))
+        else:
+            binding.bind_ortvalue_input(port.name, shared[name])
+    for port in session.get_outputs():
+        rows = rows_in(port.name)
+        name = (rows.whole if rows else port.name).removesuffix(REWRITTEN)
+        if name not in shared:
+            binding.bind_output(port.name, "cpu")
+        elif rows:
+            binding.bind_output(port.name, *_place(shared[name], arrays[name], rows, port.shape))
+        else:
+            binding.bind_ortvalue_output(port.name, shared[name])
+    session.run_with_iobinding(binding)
+    names = [port.name for port in session.get_outputs()]
+    values = [value.numpy().copy() for value in binding.get_outputs()]
+    return joined(names, [_unseen(*each, arrays) for each in zip(names, values, strict=True)])
+
+
+def _place(
+    value: Any, array: Array, rows: Rows, shape: Sequence[int]
+) -> tuple[str, int, Any, list[int], int]:
+    """Where rows of the tensor ``value`` are, whose values were those of ``array``, and the shape as which a graph takes
+    them."""
+    _, address = rows.place(value.data_ptr(), array.shape, array.itemsize)
+    return "cpu", 0, array.dtype.type, list(shape), address
+
+
+def _unseen(name: str, value: Array, arrays: Mapping[str, Array]) -> Array:
+    """What a graph gives as rows of a tensor in a shape of its own, as rows."""
+    rows = rows_in(name)
+    whole = arrays.get(rows.whole.removesuffix(REWRITTEN)) if rows else None
+    return value if rows is None or whole is None else value.reshape(-1, *whole.shape[1:])
+
+
+def given(name: str, arrays: Mapping[str, Array]) -> Array:
+    """What a graph reads as ``name``: an array, or rows of one."""
+    rows = rows_in(name)
+    return arrays[rows.whole][rows.start : rows.stop] if rows else arrays[name]
+
+
+def joined(names: Sequence[str], values: Sequence[Array]) -> list[Array]:
+    """The outputs of a graph, rows of one tensor together."""
+    wholes: dict[str, list[Array]] = {}
+    for name, value in zip(names, values, strict=True):
+        rows = rows_in(name)
+        wholes.setdefault(rows.whole if rows else name, []).append(value)
+    return [parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in wholes.values()]
+
+
+def _refused(function: Function, verb: str, error: Exception) -> ExportError:
+    return ExportError(
+        f"onnxruntime {onnxruntime.__version__} cannot {verb} the graph of function {function.name!r}: {error}",
+        function=function.name,
+    )
+
+
+def _judge(
+    function: Function, name: str, expected: Array, found: Array, yardstick: Rounding
+) -> tuple[float, float | None]:
+    """The relative error of an output and, where only rounding excuses it, the relative error of torch."""
+    if (expected.shape, expected.dtype) != (found.shape, found.dtype):
+        raise ExportError(
+            f"output {name!r} of function {function.name!r} is {found.dtype}{list(found.shape)} in the runtime and "
+            f"{expected.dtype}{list(expected.shape)} in torch",
+            function=function.name,
+            output=name,
+        )
+    if expected.size == 0:
+        return 0.0, None
+    if expected.dtype.kind != "f":
+        return _judge_whole(function, name, expected, found, yardstick)
+    scale = float(np.max(np.abs(expected)))
+    tolerance = RELATIVE * scale + ABSOLUTE
+    # Not "error > tolerance", here and below: NaN is never accepted.
+    if (error := distance(expected, found)) <= tolerance:
+        return (error / scale if scale else error), None
+    if (error := distance(yardstick.exact[name], found)) <= tolerance:
+        return (error / scale if scale else error), None
+    unit, allowed = max(scale, ABSOLUTE), tolerance
+    for strayed in yardstick.strays(name):
+        allowed = tolerance + FACTOR * strayed
+        if error <= allowed:
+            return error / unit, strayed / unit
+    why = f"{RELATIVE:g} of the largest entry, {scale:.3g}, and what torch loses by rounding"
+    raise _wrong(function, name, error, allowed, error / unit, why)
+
+
+def _judge_whole(
+    function: Function, name: str, expected: Array, found: Array, yardstick: Rounding
+) -> tuple[float, float | None]:
+    """The share of whole numbers that differ and, where only rounding excuses it, the share that differs in torch itself.
+
+    None may, or where a threshold made them of floats, no more than rounding moves across it.
+    """
+    differing, allowed = distance(expected, found), 0.0
+    if not differing:
+        return 0.0, None
+    for strayed in yardstick.strays(name):
+        allowed = FACTOR * strayed
+        if differing <= allowed and strayed <= CEILING * expected.size:
+            return differing / expected.size, strayed / expected.size
+    raise _wrong(function, name, differing, allowed, math.inf, f"{differing:.0f} whole numbers differ")
+
+
+def _wrong(
+    function: Function, name: str, error: float, tolerance: float, relative: float, why: str
+) -> ExportError:
+    return ExportError(
+        f"output {name!r} of function {function.name!r} differs from torch by {error:.3g}, allowed are "
+        f"{tolerance:.3g} ({why}); the rule of one of its ops is wrong",
+        function=function.name,
+        output=name,
+        error=error,
+        tolerance=tolerance,
+        relative=relative,
+    )

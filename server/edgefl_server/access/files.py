@@ -1,0 +1,131 @@
+"""The rules of a federation as files that brokers read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Literal, get_args
+from xml.sax.saxutils import escape
+
+from edgefl_server.access.rules import ROLES, USER, Access, Role, Rule
+
+BrokerName = Literal["mosquitto", "emqx", "aws", "hivemq"]
+BROKERS: tuple[BrokerName, ...] = get_args(BrokerName)
+
+_AWS_NAME = "${iot:Certificate.Subject.CommonName}"
+_AWS_CLIENTS = {
+    "server": "*server:{federation}",
+    "asker": "profiler:{federation}:*",
+    "device": "*:{federation}:" + _AWS_NAME.replace("{", "{{").replace("}", "}}"),
+}
+"""Client ids, of :func:`edgefl.wire.mqtt.client_ids.client_id`."""
+_TITLE = "Who may read and write what in federation"
+
+
+def written(access: Access, broker: BrokerName, *, aws: str = "REGION:ACCOUNT") -> Mapping[str, str]:
+    """Files by name. ``aws``: region and account of the ARNs, joined by a colon."""
+    makers: Mapping[BrokerName, Callable[[], Mapping[str, str]]] = {
+        "mosquitto": lambda: {"mosquitto.acl": mosquitto(access)},
+        "emqx": lambda: {"acl.conf": emqx(access)},
+        "aws": lambda: {f"{role}.json": aws_policy(access, role, aws) for role in ROLES},
+        "hivemq": lambda: {"credentials.xml": hivemq(access)},
+    }
+    return makers[broker]()
+
+
+def mosquitto(access: Access) -> str:
+    """``acl_file`` of Mosquitto. Users that are no device have no name that a pattern could stand for."""
+    lines = [f"# {_TITLE} {access.federation!r}. A device's user is its name."]
+    for user, role in ((access.server, "server"), (access.asker, "asker")):
+        lines += [
+            "",
+            f"user {user}",
+            *(f"topic {_may(rule)} {rule.filter}" for rule in access.of(_role(role))),
+        ]
+    lines += ["", '# Mosquitto warns that some of these have no %u. It has no other way to say "every user".']
+    lines += [f"pattern {_may(rule)} {rule.filter.replace(USER, '%u')}" for rule in access.of("device")]
+    return "\n".join(lines) + "\n"
+
+
+def emqx(access: Access) -> str:
+    """``acl.conf`` of EMQX 5: the first rule that matches counts, and the last one denies all."""
+    lines = [f"%% {_TITLE} {access.federation!r}. A device's user is its name."]
+    for who, role in (
+        (f'{{username, "{access.server}"}}', "server"),
+        (f'{{username, "{access.asker}"}}', "asker"),
+        ("all", "device"),
+    ):
+        for rule in access.of(_role(role)):
+            action = {"readwrite": "all", "read": "subscribe", "write": "publish"}[_may(rule)]
+            lines.append(f'{{allow, {who}, {action}, ["{rule.filter.replace(USER, "${username}")}"]}}.')
+    return "\n".join([*lines, "{deny, all}."]) + "\n"
+
+
+def hivemq(access: Access) -> str:
+    """``credentials.xml`` of HiveMQ's file RBAC extension: roles, and an example of a user for each. Passwords are yours."""
+    roles = []
+    for role in ROLES:
+        rules = "".join(_hivemq_rule(rule) for rule in access.of(role))
+        roles.append(
+            f"    <role>\n      <id>{role}</id>\n      <permissions>\n{rules}      </permissions>\n    </role>\n"
+        )
+    users = "".join(
+        f"    <user>\n      <name>{escape(name)}</name>\n      <password>HASH</password>\n"
+        f"      <roles><id>{role}</id></roles>\n    </user>\n"
+        for name, role in ((access.server, "server"), (access.asker, "asker"), ("DEVICE", "device"))
+    )
+    return (
+        f'<?xml version="1.0" encoding="UTF-8" standalone="yes"?>\n<!-- {_TITLE} {escape(access.federation)} -->\n'
+        f"<file-rbac>\n  <users>\n{users}  </users>\n  <roles>\n{''.join(roles)}  </roles>\n</file-rbac>\n"
+    )
+
+
+def aws_policy(access: Access, role: Role, place: str) -> str:
+    """A policy of AWS IoT Core. A client's name is the common name of its certificate; ``*`` stands for any characters."""
+    arn = f"arn:aws:iot:{place}"
+    clients = [f"{arn}:client/edgefl:{_AWS_CLIENTS[role]}".format(federation=access.federation)]
+    rules = list(access.of(role))
+    reads = _short([rule.filter for rule in rules if rule.read], reading=True)
+    writes = _short([rule.filter for rule in rules if rule.write], reading=False)
+    statements = [
+        ("iot:Connect", clients),
+        # A filter is compared as text (+ is no wildcard there), a topic with * for the levels that a filter leaves open.
+        ("iot:Subscribe", [f"{arn}:topicfilter/{each}" for each in reads]),
+        ("iot:Receive", [f"{arn}:topic/{each}" for each in reads]),
+        (["iot:Publish", "iot:RetainPublish"], [f"{arn}:topic/{each}" for each in writes]),
+    ]
+    policy = {
+        "Version": "2012-10-17",
+        "Statement": [
+            {"Effect": "Allow", "Action": action, "Resource": resources} for action, resources in statements
+        ],
+    }
+    return json.dumps(policy, indent=1) + "\n"
+
+
+def _short(filters: list[str], *, reading: bool) -> list[str]:
+    """With ``*`` for open levels, and one filter for all that a client may have below a level: policies are short."""
+    found = []
+    for each in filters:
+        below, own, _ = each.partition(f"{USER}/")
+        if own:
+            found.append(f"{below}{_AWS_NAME}/*")
+        elif "/profiles/" in each or (reading and "/devices/" in each):
+            found.append(f"{each.partition('/+/')[0]}/*")
+        else:
+            found.append(each.replace("/+/+", "/*").replace("/+", "/*"))
+    return list(dict.fromkeys(found))
+
+
+def _hivemq_rule(rule: Rule) -> str:
+    activity = {"readwrite": "ALL", "read": "SUBSCRIBE", "write": "PUBLISH"}[_may(rule)]
+    topic = escape(rule.filter.replace(USER, "${{username}}"))
+    return f"        <permission><topic>{topic}</topic><activity>{activity}</activity></permission>\n"
+
+
+def _may(rule: Rule) -> str:
+    return "readwrite" if rule.read and rule.write else ("read" if rule.read else "write")
+
+
+def _role(name: str) -> Role:
+    return next(role for role in ROLES if role == name)

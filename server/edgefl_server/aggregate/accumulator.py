@@ -1,0 +1,239 @@
+"""Exact sums of fixed-point integers over a flat model, on the processor's cores; :mod:`edgefl_server.aggregate.cuda` has
+the other engine.
+
+A value v of an update becomes ``rint(float64(v) * factor)``, factor being its weight times 2**fraction_bits, and
+integers are added; so neither the engine, the number of threads nor the batch that an update came in changes a bit.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from edgefl.system.cores import cores
+from edgefl.system.spare import Spare
+from edgefl.wire.tensors import Array
+from edgefl_server.aggregate.adders import Checked, Chosen, Factors, Waiting, addresses_of, loop_of, readable
+from edgefl_server.aggregate.scatter import (
+    LENGTH,
+    PART,
+    TARGET,
+    Floats,
+    Integers,
+    Layout,
+    Pieces,
+    Work,
+    stretch,
+)
+from edgefl_server.aggregate.threads import Call, run
+
+if TYPE_CHECKING:
+    from edgefl_server.aggregate.blocks import Sink
+
+_SPANS = 4
+"""Spans of blocks per thread: one that is slowed down takes fewer."""
+
+_LEAST = 1 << 17
+"""Entries times updates below which starting threads costs more than they save."""
+
+Ended = Callable[[slice], Integers]
+"""The final sums of a part of the model, from a multiple of :data:`edgefl_server.aggregate.scatter.PART` to the next:
+several threads may ask, and each may read what it was given until it asks again."""
+
+
+Merge = Callable[[slice, Floats, Floats], None]
+"""Write entries ``part`` of the new model, from a multiple of :data:`edgefl_server.aggregate.scatter.PART` to the next,
+given those of the old one and where they go."""
+
+
+@dataclass(frozen=True)
+class Renewal:
+    """A model made of another one and a round's sums: ``new`` (float32 [model], or float64 where a tensor of ``old`` is not
+    float32). ``change``: the average is added to the old. It must live until the calls that renew are done, which know no
+    more of the old one than where it lies."""
+
+    layout: Layout
+    old: Mapping[str, Array]
+    new: Floats
+    change: bool
+
+    def by_parts(self, merge: Merge) -> list[Call]:
+        starts = range(0, self.layout.size, PART)
+        return [partial(self._part, merge, slice(at, min(at + PART, self.layout.size))) for at in starts]
+
+    def _part(self, merge: Merge, part: slice) -> None:
+        old = stretch(self.layout, self.old, part).astype(self.new.dtype, copy=False)
+        merge(part, old, self.new[part])
+
+    @cached_property
+    def tensors(self) -> list[Array]:
+        """Those of the old model, as compiled loops read them."""
+        return [readable(self.old[name]) for name in self.layout.offsets]
+
+
+class Accumulator(Protocol):
+    """Integer sums over a flat model of ``size`` entries. ``spare`` is memory for the models that they become."""
+
+    size: int
+    spare: Spare
+
+    def add(self, pieces: Pieces, updates: Sequence[Checked], factors: Factors) -> None:
+        """Add ``rint(float64(value) * factor)`` of each entry of the updates, all of which have these ``pieces``."""
+
+    def by_parts(self, pieces: Pieces) -> bool:
+        """Whether updates with these pieces need not be added before :meth:`ended`."""
+
+    def ended(self, batches: Sequence[Waiting]) -> Ended:
+        """The sums so far and ``batches`` (:meth:`by_parts`) beside them, which are in what it gives alone: their sums
+        are made a part at a time, in the cache, and never lie in memory."""
+
+    def renewing(
+        self, batches: Sequence[Waiting], renewal: Renewal, weights: Integers, scale: float
+    ) -> list[Call]:
+        """Calls that make the new model of ``batches`` as :meth:`ended` and :func:`edgefl_server.aggregate.blocks.mean`
+        would, in one go: where they are one batch of whole models, and all that there is. None elsewhere."""
+
+    def sums(self) -> Integers:
+        """The sums so far, int64 [size]; not to be changed."""
+
+    def take(self, sums: Integers) -> None:
+        """Add the ``sums`` of another one, int64 [size]."""
+
+    def reset(self) -> None:
+        """Back to zero: memory that was written to before is the faster one to add into."""
+
+
+class CpuAccumulator:
+    """Checked updates of any form, added by :mod:`edgefl_server.aggregate.kernels` on ``threads`` cores (0: as many as
+    there are)."""
+
+    def __init__(self, size: int, threads: int = 0) -> None:
+        self.size = size
+        self.spare = Spare()
+        self._sums = np.zeros(size, np.int64)
+        self._fresh = False
+        self._empty = True
+        self._threads = threads or cores()
+
+    def add(self, pieces: Pieces, updates: Sequence[Checked], factors: Factors) -> None:
+        if not pieces.covering:
+            self._zeroed()
+        sink = _sink(pieces.index, pieces.model, self._fresh, self._sums)
+        run(self._calls(Waiting(pieces, updates, factors), sink), self._threads)
+        self._fresh = self._empty = False
+
+    def by_parts(self, pieces: Pieces) -> bool:
+        return pieces.by_parts
+
+    def ended(self, batches: Sequence[Waiting]) -> Ended:
+        return _Parts(None if self._fresh else self._sums, batches)
+
+    def renewing(
+        self, batches: Sequence[Waiting], renewal: Renewal, weights: Integers, scale: float
+    ) -> list[Call]:
+        whole = len(batches) == 1 and batches[0].pieces.covering
+        if not (whole and self._empty and renewal.new.dtype == np.float32):
+            return []  # sums in memory make streams of their own, which are better walked through by parts
+        pieces = batches[0].pieces
+        sink = _sink(pieces.index, pieces.model, True, self._sums)._replace(
+            new=renewal.new,
+            old=addresses_of(renewal.tensors),
+            starts=np.array([*renewal.layout.starts, renewal.layout.size], np.int64),
+            weights=weights,
+            scale=scale,
+            change=renewal.change,
+        )
+        return self._calls(batches[0], sink)
+
+    def sums(self) -> Integers:
+        self._zeroed()
+        return self._sums
+
+    def take(self, sums: Integers) -> None:
+        self._zeroed()
+        self._sums += sums
+        self._empty = False
+
+    def reset(self) -> None:
+        self._empty = True
+        self._fresh = True  # the first updates then write over it, which spares a walk through memory
+
+    def _zeroed(self) -> None:
+        if self._fresh:
+            self._sums.fill(0)
+            self._fresh = False
+
+    def _calls(self, batch: Waiting, sink: Sink) -> list[Call]:
+        works = [work for work in batch.pieces.works if len(work.blocks)]
+        return [call for work in works for call in self._of(batch, work, sink)]
+
+    def _of(self, batch: Waiting, work: Work, sink: Sink) -> Iterator[Call]:
+        chosen, values = loop_of(batch, work), int(work.blocks[:, LENGTH].sum()) * len(batch.updates)
+        for span in _spans(work, min(_SPANS * self._threads, 1 + values // _LEAST)):
+            yield partial(chosen(span, work.blocks[span]), sink)
+
+
+def _sink(index: Integers, size: int, fresh: bool, sums: Integers) -> Sink:
+    from edgefl_server.aggregate.blocks import Sink
+
+    nothing, nowhere = np.empty(0, np.float32), np.zeros(1, np.uint64)
+    return Sink(index, size, fresh, sums, nothing, nowhere, _NO_INDEX, _NO_INDEX, 1.0, False)
+
+
+class _Parts:
+    """The sums of one part after the other: ``known`` (None: zeros) and those of ``batches``."""
+
+    def __init__(self, known: Integers | None, batches: Sequence[Waiting]) -> None:
+        batches = sorted(batches, key=lambda batch: not batch.pieces.covering)
+        self._known = known
+        self._covered = bool(batches) and batches[0].pieces.covering
+        self._works = [
+            (number, work, edges, loop_of(batch, work))
+            for number, batch in enumerate(batches)
+            for work, edges in zip(batch.pieces.works, batch.pieces.edges, strict=True)
+            if len(work.blocks)
+        ]
+        self._own = threading.local()
+
+    def __call__(self, part: slice) -> Integers:
+        if self._known is not None and not self._works:
+            return self._known[part]
+        sums = self._scratch()[: part.stop - part.start]
+        fresh = self._known is None and self._covered
+        if not fresh:
+            sums[:] = 0 if self._known is None else self._known[part]
+        for number, work, edges, chosen in self._works:
+            span = slice(*edges[part.start // PART :][:2].tolist())
+            if span.start < span.stop:
+                _add_here(chosen, span, work, part.start, sums, fresh=fresh and number == 0)
+        return sums
+
+    def _scratch(self) -> Integers:
+        """Of this thread, for all parts."""
+        if not hasattr(self._own, "sums"):
+            self._own.sums = np.empty(PART, np.int64)
+        scratch: Integers = self._own.sums
+        return scratch
+
+
+_NO_INDEX = np.zeros(1, np.int64)
+
+
+def _add_here(chosen: Chosen, span: slice, work: Work, start: int, sums: Integers, *, fresh: bool) -> None:
+    """Add the blocks ``span`` of a section to ``sums``, the first of which is that of entry ``start`` of the model."""
+    blocks = work.blocks[span].copy()
+    blocks[:, TARGET] -= start
+    chosen(span, blocks)(_sink(_NO_INDEX, sums.size, fresh, sums))
+
+
+def _spans(work: Work, count: int) -> list[slice]:
+    """Consecutive blocks, about equally many entries in each span."""
+    ends = np.cumsum(work.blocks[:, LENGTH])
+    edges = np.searchsorted(ends, ends[-1] * np.arange(1, count) / count)
+    edges = np.unique([0, *edges.tolist(), len(ends)])
+    return [slice(first, stop) for first, stop in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)]

@@ -1,0 +1,126 @@
+"""From the encoding of a section to the compiled loop that adds a batch of its updates, with all that it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property, partial
+
+import numpy as np
+import numpy.typing as npt
+
+from edgefl.wire.tensors import Array
+from edgefl.wire.update.decode import widen
+from edgefl.wire.update.form import Codes, Sparse, Values
+from edgefl_server.aggregate.scatter import FIRST, LENGTH, Integers, Pieces, Work
+
+Factors = npt.NDArray[np.float64]
+
+Loop = Callable[..., None]
+"""Adds blocks: called with a :class:`edgefl_server.aggregate.blocks.Sink`."""
+
+Chosen = Callable[[slice, Integers], Loop]
+"""The loop over some blocks of a section: which of them these are, and the blocks, whose targets may have been moved."""
+
+
+@dataclass(frozen=True, eq=False)
+class Checked:
+    """A checked update: its arrays in the order of ``pieces.sources`` (C order, aligned), not decoded.
+
+    Nothing is copied: the arrays must not change until they have been added. No float of it is larger than ``largest``.
+    """
+
+    pieces: Pieces
+    arrays: tuple[Array, ...]
+    largest: float = np.inf
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays)
+
+    @property
+    def named(self) -> dict[str, Array]:
+        """The arrays by name, as they travelled."""
+        return dict(zip(self.pieces.sources, self.arrays, strict=True))
+
+    @cached_property
+    def addresses(self) -> npt.NDArray[np.uint64]:
+        """Of the arrays."""
+        return addresses_of(self.arrays)
+
+
+def readable(array: Array) -> Array:
+    """The array as compiled loops read it: in C order and aligned."""
+    if isinstance(array, np.ndarray) and array.flags.c_contiguous and array.flags.aligned:
+        return array
+    return np.require(array, requirements=["C", "A"])  # a number that was an array without a dimension, too
+
+
+def addresses_of(arrays: Sequence[Array]) -> npt.NDArray[np.uint64]:
+    return np.array([array.__array_interface__["data"][0] for array in arrays], np.uint64)
+
+
+@dataclass(frozen=True, eq=False)
+class Waiting:
+    """Updates that are added together, all of the same ``pieces``: each value times its update's factor, rounded."""
+
+    pieces: Pieces
+    updates: Sequence[Checked]
+    factors: Factors
+
+
+def loop_of(batch: Waiting, work: Work) -> Chosen:
+    """What adds the section ``work`` of the updates."""
+    from edgefl_server.aggregate import code_kernels, kernels
+
+    pieces, updates, factors = batch.pieces, batch.updates, batch.factors
+    addresses = np.stack([update.addresses for update in updates])
+    near = factors * [update.largest for update in updates] < kernels.NEAR
+    match work.encoding:
+        case Codes(bits=bits):
+            values = code_values(pieces, work, updates, factors)
+            return lambda _, blocks: partial(code_kernels.add_codes, addresses, bits, values, blocks)
+        case Values(dtype="float32"):
+            return lambda _, blocks: partial(kernels.add_floats, addresses, factors, near, blocks)
+        case Values(dtype=dtype):
+            wide = _widened(dtype)
+            return lambda _, blocks: partial(kernels.add_halves, addresses, wide, factors, near, blocks)
+        case Sparse():
+            source, starts = pieces.sources.index("values"), _starts(pieces, work, updates)
+            return lambda chosen, blocks: partial(
+                kernels.add_kept, addresses, source, starts[:, chosen].copy(), factors, blocks
+            )
+
+
+def code_values(pieces: Pieces, work: Work, updates: Sequence[Checked], factors: Factors) -> Integers:
+    """What each code adds, int64 [updates, rows, 2**bits]: the float32 scale times the level, then times the factor."""
+    assert isinstance(work.encoding, Codes)
+    levels = np.asarray(work.encoding.levels, np.float32)
+    if work.encoding.scale is None:
+        part, source = slice(work.scale, work.scale + work.rows), pieces.sources.index("scales")
+        scales = np.stack([update.arrays[source][part] for update in updates])
+    else:
+        scales = np.full((len(updates), 1), work.encoding.scale, np.float32)
+    values = (scales[:, :, None] * levels).astype(np.float64)
+    values *= factors[:, None, None]
+    return np.rint(values, out=values).astype(np.int64)
+
+
+def _starts(pieces: Pieces, work: Work, updates: Sequence[Checked]) -> Integers:
+    """Where in ``values`` each block of a sparse section begins, int64 [updates, blocks]: blocks go through the mask."""
+    from edgefl_server.aggregate import scans
+
+    source = pieces.sources.index("mask")
+    counts = np.empty((len(updates), len(work.blocks)), np.int64)
+    firsts, lengths = work.blocks[:, FIRST].copy(), work.blocks[:, LENGTH].copy()
+    for update, row in zip(updates, counts, strict=True):
+        scans.count_bits(update.addresses[source], firsts, lengths, row)
+    return work.kept + np.cumsum(counts, axis=1) - counts
+
+
+@cache
+def _widened(dtype: str) -> npt.NDArray[np.float32]:
+    """float32 [65536]: the value of each pattern of 16 bits. The patterns of NaN are there too, and never looked up."""
+    patterns = np.arange(1 << 16, dtype=np.uint16)
+    with np.errstate(invalid="ignore"):
+        return widen(patterns if dtype == "bfloat16" else patterns.view(np.float16))

@@ -1,0 +1,305 @@
+"""Streaming average of updates with coverage: memory as of the model, and some of up to 64 updates (256 MiB, or 16 bytes per
+entry of a larger model) that wait to be added together; and a sum that no order of arrival can change.
+
+Every value is turned into a fixed-point integer, ``round(value * weight * 2**fraction_bits)``, once and on its own,
+and integers are added exactly; so the same set of updates gives the same bits whoever came first. Updates are added as
+they travel: the dense update of a coded one is never built. ::
+
+    aggregator = Aggregator(layout_of(weights), weight_limit=16)
+    checked = aggregator.check(arrays, regions, form)     # UpdateRejected, or an update that may be added
+    aggregator.add(checked, weight=1)                     # its arrays must not change until the result
+    weights = aggregator.result(weights)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from edgefl.setup.processor import processor
+from edgefl.system.cores import cores
+from edgefl.wire.regions import Region, extract
+from edgefl.wire.tensors import Array, Arrays
+from edgefl.wire.update.decode import decode
+from edgefl.wire.update.form import CHANGE_LIMIT, DENSE, VALUE_LIMIT, Form
+from edgefl_server.aggregate.accumulator import Accumulator, CpuAccumulator, Renewal
+from edgefl_server.aggregate.adders import Checked
+from edgefl_server.aggregate.averaging import Added, Average, Buffered, OverChanges, OverHolders
+from edgefl_server.aggregate.checks import checked
+from edgefl_server.aggregate.robust import MEAN, MeanRule, change_norm, clip_factor
+from edgefl_server.aggregate.scatter import Floats, Layout, Pieces, compiled, flatten, layout_of
+from edgefl_server.aggregate.statistics import Bounds, without_negative_variances
+from edgefl_server.aggregate.threads import run
+
+__all__ = ["Aggregator", "Checked", "Clip", "PartialSum", "layout_of"]
+
+_CHANGES = Form(change=True)
+_SUM_BITS = 62  # one bit stays free: each addition may have been rounded up by half a unit
+
+
+@dataclass(frozen=True)
+class Clip:
+    """Shorten each update's change to at most ``limit`` (L2), measured from ``base``, the weights the round began with.
+
+    Global tensors named in ``without`` (moving statistics) do not count to its length; they are shortened with the rest.
+    """
+
+    limit: float
+    base: Mapping[str, Array]
+    without: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class PartialSum:
+    """What an aggregator was given, for another one of the same round: sums of whole numbers, so that it does not matter
+    which of them was given what, nor in which order they come together. ``change``: whether its updates hold changes.
+    ``statistics``: those of each update, where they are not summed."""
+
+    change: bool
+    weight: int
+    added: Added
+    statistics: tuple[npt.NDArray[np.float32], ...] = ()
+
+
+class Aggregator:
+    """Weighted mean over the updates that hold each entry: ``sum(w_i * x_i) / sum(w_i)``.
+
+    With weight 1 this is the per-unit average of EmbracingFL (embracingfl.md 2.3: over the clients that trained the unit),
+    with slices the per-entry average of width reduction. Forms of changes give ``old + sum(w_i * change_i) / sum(w_i)``
+    (FedBAT, eq. 11). ``weight_limit`` bounds the sum of all weights of the round; with the largest value of a form it
+    fixes the number of fraction bits, so the same round always rounds alike. ``threads`` is how many cores add; 0 is all
+    of them.
+
+    With ``base``, the weights the round began with, an update counts only at the entries where it differs from them:
+    the mean over non-zero changes (FIARSE, section 3 of the paper) instead of the mean over holders (fiarse.md A3). They
+    differ where a held entry got no gradient at all, such as the rows of words that a device never saw.
+
+    Entries of ``statistics`` are moved to where an update may say that they lie, whatever else becomes of it, and no round
+    leaves a variance below 0 (:mod:`edgefl_server.aggregate.statistics`).
+
+    ``rule`` may replace the mean by one that a few bad updates cannot move far; it then keeps all updates of a round
+    (:func:`edgefl_server.aggregate.robust.buffered_bytes`), and ``base`` cannot be had beside it: ValueError.
+
+    ``sums`` are those of an earlier round of this layout and device, as :meth:`released` gives them. After that an
+    aggregator is of no more use: RuntimeError.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        *,
+        weight_limit: int,
+        device: str = "auto",
+        threads: int = 0,
+        base: Mapping[str, Array] | None = None,
+        rule: MeanRule = MEAN,
+        clip: Clip | None = None,
+        statistics: Bounds | None = None,
+        sums: Accumulator | None = None,
+    ) -> None:
+        if base is not None and rule.buffered:
+            raise ValueError(
+                f"the rule {rule.name} counts every holder; leave out base or choose the rule mean"
+            )
+        if sums is not None and sums.size != layout.size:
+            raise ValueError(f"sums of {sums.size} entries cannot take a model of {layout.size}")
+        self.layout = layout
+        self.weight_limit = max(1, weight_limit)
+        self.total_weight = 0
+        self._device = device
+        self._threads = threads or cores()
+        self._base = None if base is None else flatten(layout, base).astype(np.float32, copy=False)
+        self._rule = rule
+        self._clip = clip
+        self._statistics = statistics
+        self._rows: list[npt.NDArray[np.float32]] = []
+        self._sums = sums
+        self._change = False
+        self._released = False
+        self._average: Average | None = None
+        self._compiled: dict[tuple[int, int], tuple[Mapping[str, Region], Form, Pieces]] = {}
+
+    @property
+    def fraction_bits(self) -> int:
+        """Bits below 1 of the sums, once the round's first update has said whether they are of weights or of changes:
+        all updates of a round are of the same sort, so it does not matter which one came first."""
+        largest = CHANGE_LIMIT if self._change else VALUE_LIMIT
+        return _SUM_BITS - int(math.log2(largest)) - (self.weight_limit - 1).bit_length()
+
+    def pieces(self, regions: Mapping[str, Region], form: Form = DENSE) -> Pieces:
+        """The compiled form of ``regions``, kept for the next update of the same tier."""
+        key = id(regions), id(form)
+        known = self._compiled.get(key)
+        if known is None:  # the entry keeps both alive, so their ids stay their own
+            made = compiled(self.layout, regions, form)
+            known = self._compiled[key] = (regions, form, made)
+        return known[2]
+
+    def check(
+        self, arrays: Mapping[str, Array], regions: Mapping[str, Region], form: Form = DENSE
+    ) -> Checked:
+        """The update, ready to add; UpdateRejected if a name, shape, dtype or value is not as it should be."""
+        return checked(arrays, self.pieces(regions, form), self._threads)
+
+    def as_change(self, checked: Checked, began: Mapping[str, Array]) -> Checked:
+        """A checked update as the change of ``began``, the weights that its device had; one of changes as it is.
+        UpdateRejected if that goes further than changes may."""
+        pieces = checked.pieces
+        if pieces.form.change:
+            return checked
+        weights, base = self._decoded(checked).named, extract(began, pieces.regions)
+        return self.check({name: weights[name] - base[name] for name in base}, pieces.regions, _CHANGES)
+
+    def add(self, checked: Checked, weight: int, share: float = 1.0) -> None:
+        """Add a checked update, of whose change ``share`` counts, which changes nothing of its weight; ValueError if the
+        weights would pass the limit that keeps the sum exact, or if updates of changes and of weights meet in one round."""
+        self._check_room(weight)
+        form = checked.pieces.form
+        average = self._average_of(f"one of codec {form.codec!r}", change=form.change)
+        factor = float(weight) * share * 2.0**self.fraction_bits
+        if self._statistics is not None:
+            checked = self._bounded(checked, self._statistics)
+            self._keep_statistics(checked, self._statistics)
+        if self._clip is not None:
+            checked, part = self._clipped(checked, self._clip)
+            factor *= part
+        average.add(checked if average.packed else self._decoded(checked), weight, factor)
+        self.total_weight += weight
+
+    def partial(self) -> PartialSum | None:
+        """What was added so far; None if nothing was. Its arrays must not be changed, and change with the next update."""
+        self._check_in_use()
+        if self._average is None:
+            return None
+        return PartialSum(self._change, self.total_weight, self._average.added(), tuple(self._rows))
+
+    def take(self, partial: PartialSum) -> None:
+        """Add what another aggregator of the same round was given; ValueError as :meth:`add`."""
+        self._check_room(partial.weight)
+        self._average_of("another share", change=partial.change).take(partial.added)
+        self._rows.extend(partial.statistics)
+        self.total_weight += partial.weight
+
+    def _check_room(self, weight: int) -> None:
+        self._check_in_use()
+        if weight < 1 or self.total_weight + weight > self.weight_limit:
+            raise ValueError(
+                f"weight {weight} after {self.total_weight} passes the limit {self.weight_limit}"
+            )
+
+    def result(self, old: Mapping[str, Array]) -> Arrays:
+        """The new model: the average where an update counts, the bits of ``old`` elsewhere."""
+        self._check_in_use()
+        if self._average is None:
+            return {name: old[name].copy() for name in self.layout.offsets}
+        names = self.layout.offsets
+        new = self._room(np.float32 if all(old[name].dtype == np.float32 for name in names) else np.float64)
+        renewal = Renewal(self.layout, old, new, self._change)
+        run(self._average.renewing(renewal), self._threads)
+        arrays = {
+            name: new[at : at + old[name].size].reshape(old[name].shape).astype(old[name].dtype, copy=False)
+            for name, at in names.items()
+        }
+        if self._statistics is None:
+            return arrays
+        arrays |= self._statistics.medians(self._rows, old, change=self._change)
+        return without_negative_variances(arrays, self._statistics.names)
+
+    def _room(self, dtype: npt.DTypeLike) -> Floats:
+        """Memory for a model."""
+        if self._sums is None:
+            return np.empty(self.layout.size, dtype)
+        return self._sums.spare.array(self.layout.size, dtype)
+
+    def _average_of(self, which: str, *, change: bool) -> Average:
+        """What takes updates of this round: made for the first one."""
+        if self._average is None:
+            self._change = change
+            self._average = self._begun()
+        if change != self._change:
+            kinds = ("changes", "weights") if self._change else ("weights", "changes")
+            raise ValueError(
+                f"the round's updates hold {kinds[0]} and {which} holds {kinds[1]}; give all tiers codecs of one sort"
+            )
+        return self._average
+
+    def _begun(self) -> Average:
+        scale = 2.0**self.fraction_bits
+        if self._rule.buffered:
+            return Buffered(self.layout, self._rule, scale, self._counted())
+        if self._base is not None:
+            return OverChanges(self._base, scale, change=self._change)
+        if self._sums is None:
+            self._sums = accumulator(self.layout.size, self._device, self._threads)
+        else:
+            self._sums.reset()
+        return OverHolders(self.layout, self._sums, scale)
+
+    def _counted(self) -> npt.NDArray[np.bool_]:
+        """The entries that say how far an update lies from others: all but moving statistics, which are bounded."""
+        counted = np.ones(self.layout.size, np.bool_)
+        for name in self._statistics.names if self._statistics else ():
+            start = self.layout.offsets[name]
+            counted[start : start + math.prod(self.layout.shapes[name])] = False
+        return counted
+
+    def released(self) -> Accumulator | None:
+        """The sums, for the aggregator of the next round; this one is of no more use. None if it made none."""
+        self._check_in_use()
+        self._released = True
+        return self._sums
+
+    def _check_in_use(self) -> None:
+        if self._released:
+            raise RuntimeError("this aggregator has given its sums away; make a new one for the next round")
+
+    def _decoded(self, update: Checked) -> Checked:
+        """The same update, dense."""
+        pieces = update.pieces
+        if not pieces.form.sections:
+            return update
+        arrays = decode(pieces.form, update.named, pieces.regions, self.layout.shapes)
+        return self._dense(arrays, pieces)
+
+    def _dense(self, arrays: Mapping[str, Array], like: Pieces) -> Checked:
+        """``arrays`` in place of those of an update with the pieces ``like``."""
+        pieces = self.pieces(like.regions, _CHANGES if like.form.change else DENSE)
+        return Checked(pieces, tuple(np.require(arrays[n], np.float32, ["C", "A"]) for n in pieces.sources))
+
+    def _bounded(self, update: Checked, bounds: Bounds) -> Checked:
+        pieces = update.pieces
+        arrays = bounds.bounded(pieces.form, update.named, pieces.regions, self.layout.shapes)
+        return update if arrays is None else self._dense(arrays, pieces)
+
+    def _keep_statistics(self, update: Checked, bounds: Bounds) -> None:
+        if bounds.median:
+            pieces = update.pieces
+            row = bounds.row(pieces.form, update.named, pieces.regions, self.layout.shapes)
+            self._rows.append(row)
+
+    def _clipped(self, update: Checked, clip: Clip) -> tuple[Checked, float]:
+        """The update and what its values are to be multiplied with. Weights are pulled towards the base instead."""
+        form, regions, shapes = update.pieces.form, update.pieces.regions, self.layout.shapes
+        norm = change_norm(form, update.named, regions, shapes, clip.base, without=clip.without)
+        share = clip_factor(norm, clip.limit)
+        if form.change or share == 1.0:
+            return update, share
+        weights, base = self._decoded(update).named, extract(clip.base, regions)
+        pulled = {n: base[n] + np.float32(share) * (weights[n] - base[n]) for n in base}
+        return self._dense(pulled, update.pieces), 1.0
+
+
+def accumulator(size: int, device: str = "auto", threads: int = 0) -> Accumulator:
+    """Sums on ``device``: ``cpu``, ``cuda`` or ``auto`` (:func:`~edgefl.setup.processor.processor`)."""
+    place = processor(device)
+    if place == "cpu":
+        return CpuAccumulator(size, threads)
+    import torch
+
+    from edgefl_server.aggregate.cuda import TorchAccumulator
+
+    return TorchAccumulator(size, torch.device(place))

@@ -1,0 +1,310 @@
+"""What an entry becomes at the end of a round: the mean over its holders, over those that changed it, or a robust rule."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from edgefl.wire.tensors import Array
+from edgefl_server.aggregate.accumulator import Accumulator, Renewal
+from edgefl_server.aggregate.adders import Checked, Waiting
+from edgefl_server.aggregate.robust import BLOCK, MeanRule, combine
+from edgefl_server.aggregate.scatter import LENGTH, TARGET, Floats, Integers, Layout, Pieces
+from edgefl_server.aggregate.threads import Call
+
+# Multi-Krum: whole updates are left out, by how far they lie from their nearest neighbours.
+#
+# Krum (Blanchard, El Mhamdi, Guerraoui and Stainer, NeurIPS 2017) scores each of n updates, f of which may be bad::
+#
+#     s(i) = sum over the n - f - 2 updates j nearest to i of |x_i - x_j|^2
+#
+# and multi-Krum is the mean of the m with the lowest scores. It needs 2 f + 2 < n; m = n - f - 2 is the most for which it is
+# shown to hold (El Mhamdi, Guerraoui and Rouault, ICML 2018, proposition 2).
+#
+# Distances have a meaning between updates of the same entries only: devices of different submodels are told apart, and each
+# set of equal entries chooses among its own. What was chosen is averaged over the holders of each entry, as ever.
+
+Row = npt.NDArray[np.float32]
+Mask = npt.NDArray[np.bool_]
+Distances = npt.NDArray[np.float64]
+
+
+def chosen(rows: Sequence[Row], rule: MeanRule, counted: Mask | None = None) -> list[Row]:
+    """The ``rows`` (float32 [n], NaN where an update holds nothing) that count, whatever their order.
+
+    ``counted``, bool [n], are the entries that distances are taken over; None: all of them.
+    """
+    apart: dict[bytes, list[Row]] = {}
+    for row in rows:
+        apart.setdefault(np.packbits(np.isnan(row)).tobytes(), []).append(row)
+    return [row for alike in apart.values() for row in _of_equals(alike, rule, counted)]
+
+
+def _of_equals(rows: list[Row], rule: MeanRule, counted: Mask | None) -> list[Row]:
+    """Of updates that hold the same entries."""
+    bad = rule.left_out(len(rows))
+    if not bad:
+        return rows
+    # Among equal scores the content decides, not who came first.
+    rows = sorted(rows, key=lambda row: hashlib.sha256(row.data).digest())
+    best = np.argsort(scores(distances(rows, counted), bad), kind="stable")
+    return [rows[place] for place in best[: len(rows) - bad - 2]]
+
+
+def distances(rows: Sequence[Row], counted: Mask | None = None) -> Distances:
+    """Squared L2 distances, float64 [K, K], of ``rows`` that hold the same entries.
+
+    Differences are squared as they are: of weights that are nearly equal a product of rows would leave nothing.
+    """
+    count = len(rows)
+    found = np.zeros((count, count), np.float64)
+    size = rows[0].size if rows else 0
+    width = max(1, BLOCK // max(1, count))
+    for start in range(0, size, width):
+        part = slice(start, start + width)
+        here = ~np.isnan(rows[0][part])
+        if counted is not None:
+            here &= counted[part]
+        block = np.stack([row[part][here] for row in rows]).astype(np.float64)
+        for place in range(count - 1):
+            found[place, place + 1 :] += np.square(block[place + 1 :] - block[place]).sum(axis=1)
+    return found + found.T
+
+
+def scores(squares: Distances, bad: int) -> npt.NDArray[np.float64]:
+    """Krum's score of each update, float64 [K]: the sum of its K - bad - 2 smallest distances to others."""
+    others = np.sort(squares + np.diag(np.full(len(squares), np.inf)), axis=1)
+    kept: npt.NDArray[np.float64] = others[:, : len(squares) - bad - 2].sum(axis=1)
+    return kept
+
+
+_BATCH = 64
+"""Updates that wait at most, whatever their size."""
+
+_WAITING = 16
+"""Bytes per entry of the model that updates may always wait with: four dense updates, as much as two further sums."""
+
+_ROOM = 1 << 28
+"""Bytes that updates may always wait with: more of a small model's, as each batch is a walk through the sums."""
+
+
+@dataclass(frozen=True)
+class Added:
+    """What some of a round's updates come to, for another aggregator of the same round.
+
+    ``sums`` int64 [model] and ``weights``, int64 [model] or a single one for all entries; in their place ``rows``, each
+    update as float32 [model], where a rule looks at all of them at once.
+    """
+
+    sums: Integers
+    weights: Integers
+    rows: tuple[npt.NDArray[np.float32], ...] = ()
+
+
+class Average(Protocol):
+    """Takes checked updates one by one, and makes a model of them at the end. ``packed``: of any form, else dense."""
+
+    @property
+    def packed(self) -> bool: ...
+
+    def add(self, update: Checked, weight: int, factor: float) -> None:
+        """Count ``update`` with ``weight``; ``factor`` is what its values are multiplied with in fixed point."""
+
+    def added(self) -> Added:
+        """What was added so far; its arrays are not to be changed."""
+
+    def take(self, added: Added) -> None:
+        """Count what another one was given, too."""
+
+    def renewing(self, renewal: Renewal) -> list[Call]:
+        """Calls, for any threads, that write the new model: the average (added to the old one if it is of changes), or the
+        old one where no update counts. No update comes before they are done."""
+
+
+class OverHolders:
+    """The weighted mean over the updates that hold an entry. Updates wait packed, and are added many at a time."""
+
+    packed = True
+
+    def __init__(self, layout: Layout, sums: Accumulator, scale: float) -> None:
+        self._sums = sums
+        self._scale = scale
+        self._size = layout.size
+        self._held: dict[int, tuple[Pieces, int]] = {}
+        self._waiting: dict[int, list[tuple[Checked, float]]] = {}
+        self._waiting_bytes = 0
+        self._most_bytes = max(_ROOM, _WAITING * layout.size)
+        self._taken = np.zeros(1, np.int64)
+
+    def add(self, update: Checked, weight: int, factor: float) -> None:
+        count = sum(len(batch) for batch in self._waiting.values())
+        if count == _BATCH or self._waiting_bytes + update.nbytes > self._most_bytes:
+            self.flush()
+        key = id(update.pieces)  # kept alive beside it, so its id stays its own
+        self._held[key] = (update.pieces, self._held.get(key, (update.pieces, 0))[1] + weight)
+        self._waiting.setdefault(key, []).append((update, factor))
+        self._waiting_bytes += update.nbytes
+
+    def flush(self) -> None:
+        """Add what waits to the sums in memory."""
+        for batch in self._batches():
+            self._sums.add(batch.pieces, batch.updates, batch.factors)
+        self._waiting, self._waiting_bytes = {}, 0
+
+    def added(self) -> Added:
+        self.flush()
+        return Added(self._sums.sums(), self._total_weights())
+
+    def take(self, added: Added) -> None:
+        self._sums.take(added.sums)
+        self._taken = self._taken + added.weights
+
+    def _batches(self) -> list[Waiting]:
+        return [
+            Waiting(
+                batch[0][0].pieces, [update for update, _ in batch], np.array([factor for _, factor in batch])
+            )
+            for batch in self._waiting.values()
+        ]
+
+    def renewing(self, renewal: Renewal) -> list[Call]:
+        """What waits goes on waiting, unless its pieces cannot be added in parts: then all is added."""
+        if not all(self._sums.by_parts(batch[0][0].pieces) for batch in self._waiting.values()):
+            self.flush()
+        batches, weights = self._batches(), self._total_weights()
+        calls = self._sums.renewing(batches, renewal, weights, self._scale)
+        if calls:
+            return calls
+        ended = self._sums.ended(batches)
+
+        def merge(part: slice, old: Floats, new: Floats) -> None:
+            own = weights if weights.size == 1 else weights[part]
+            _mean(ended(part), own, self._scale, old, renewal, new)
+
+        return renewal.by_parts(merge)
+
+    def _total_weights(self) -> Integers:
+        """The weight of each entry, or a single number where all have the same."""
+        if all(pieces.whole for pieces, _ in self._held.values()):
+            return self._taken + sum(weight for _, weight in self._held.values())
+        from edgefl_server.aggregate import kernels
+
+        weights = np.zeros(self._size, np.int64)
+        weights += self._taken
+        for pieces, weight in self._held.values():
+            kernels.add_weight(weight, pieces.blocks, pieces.index, self._size, weights)
+        return weights
+
+
+class OverChanges:
+    """The weighted mean over the updates in which an entry differs from ``base`` (changes: from 0). Dense updates only."""
+
+    packed = False
+
+    def __init__(self, base: npt.NDArray[np.float32], scale: float, *, change: bool) -> None:
+        self._base = np.zeros_like(base) if change else base
+        self._scale = scale
+        self._sums = np.zeros(base.size, np.int64)
+        self._weights = np.zeros(base.size, np.int64)
+
+    def add(self, update: Checked, weight: int, factor: float) -> None:
+        from edgefl_server.aggregate import kernels
+
+        pieces = update.pieces
+        addresses = np.array([[array.ctypes.data for array in update.arrays]], np.uint64)
+        kernels.add_changed(
+            addresses,
+            factor,
+            self._base,
+            weight,
+            pieces.blocks,
+            pieces.index,
+            pieces.model,
+            self._sums,
+            self._weights,
+        )
+
+    def added(self) -> Added:
+        return Added(self._sums, self._weights)
+
+    def take(self, added: Added) -> None:
+        self._sums += added.sums
+        self._weights += added.weights
+
+    def renewing(self, renewal: Renewal) -> list[Call]:
+        def merge(part: slice, old: Floats, new: Floats) -> None:
+            _mean(self._sums[part], self._weights[part], self._scale, old, renewal, new)
+
+        return renewal.by_parts(merge)
+
+
+class Buffered:
+    """A rule that looks at all updates at once: each is kept as float32 [model], NaN where it holds nothing.
+
+    A rule that leaves out whole updates looks at the entries ``counted``, bool [model].
+    """
+
+    packed = False
+
+    def __init__(
+        self, layout: Layout, rule: MeanRule, scale: float, counted: npt.NDArray[np.bool_] | None = None
+    ) -> None:
+        self._size = layout.size
+        self._rule = rule
+        self._counted = counted
+        self._scale = scale
+        self._rows: list[npt.NDArray[np.float32]] = []
+
+    def add(self, update: Checked, weight: int, factor: float) -> None:
+        row = np.full(self._size, np.nan, np.float32)
+        flat, share = _flat(update.arrays), factor / (weight * self._scale)
+        if share != 1.0:
+            flat *= np.float32(share)
+        start, pieces = 0, update.pieces
+        for length, at in pieces.blocks[:, [LENGTH, TARGET]].tolist():
+            listed = at - pieces.model
+            place = slice(at, at + length) if listed < 0 else pieces.index[listed : listed + length]
+            row[place] = flat[start : start + length]
+            start += length
+        self._rows.append(row)
+
+    def added(self) -> Added:
+        nothing = np.zeros(0, np.int64)
+        return Added(nothing, nothing, tuple(self._rows))
+
+    def take(self, added: Added) -> None:
+        self._rows.extend(added.rows)
+
+    def renewing(self, renewal: Renewal) -> list[Call]:
+        if self._rule.name == "multi_krum":
+            self._rows = chosen(self._rows, self._rule, self._counted)
+        return renewal.by_parts(partial(self._merge, renewal.change))
+
+    def _merge(self, change: bool, part: slice, old: Floats, new: Floats) -> None:
+        new[:] = old
+        width = max(1, BLOCK // max(1, len(self._rows)))
+        for start in range(part.start, part.stop if self._rows else part.start, width):
+            stop = min(part.stop, start + width)
+            values = np.stack([row[start:stop] for row in self._rows])
+            result, mask = combine(values, ~np.isnan(values), self._rule)
+            here = slice(start - part.start, stop - part.start)
+            before = old[here]
+            new[here] = np.where(mask, (before + result if change else result).astype(new.dtype), before)
+
+
+def _mean(
+    sums: Integers, weights: Integers, scale: float, old: Floats, renewal: Renewal, new: Floats
+) -> None:
+    from edgefl_server.aggregate import blocks
+
+    blocks.mean(sums, weights, scale, old, renewal.change, new)
+
+
+def _flat(arrays: tuple[Array, ...]) -> npt.NDArray[np.float32]:
+    return np.concatenate([array.reshape(-1) for array in arrays]) if arrays else np.empty(0, np.float32)

@@ -1,0 +1,246 @@
+"""The compiled loop that adds batches of updates in codes of 1 to 8 bits; it keeps the rules of
+:mod:`edgefl_server.aggregate.kernels`.
+
+The codes that a *group* of updates has for an entry (eight of one bit, four of two, two of three or four, one of more)
+make one byte, which looks up what they add together in a table of 256 sums. So an entry costs a look-up for each group,
+whatever the codes stand for. Bytes come from bits by exchanging fields of words between updates, eight bytes at a time
+and as many words as the processor's registers hold; where bits do not divide eight, codes are unpacked one by one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from edgefl_server.aggregate.blocks import Sink, few, last_word, overwritten, place, spread
+from edgefl_server.aggregate.native import Number, Numbers, compiled, longs_at, prefetch, words_at
+from edgefl_server.aggregate.scatter import BLOCK, FIRST, LENGTH, ROW, SOURCE
+
+_LINE = 64
+"""Bytes that come from memory together."""
+
+_TABLE = 256
+"""Sums of a group's table."""
+
+_TOGETHER = 4
+"""Groups that look up in one pass over the sums: their bytes stay in registers."""
+
+
+@compiled
+def add_codes(
+    addresses: Numbers,
+    bits: Number,
+    values: Numbers,
+    blocks: Numbers,
+    sink: Sink,
+) -> None:
+    """``bits`` (1 to 8) per entry: code c adds ``values[k, row, c]`` (int64 [updates, rows, 2**bits])."""
+    group_size = 8 // bits
+    turned = 8 % bits == 0
+    groups = -(-addresses.shape[0] // group_size)
+    tables = np.zeros((-(-groups // _TOGETHER) * _TOGETHER, _TABLE), np.int64)
+    count = group_size if turned else 1
+    planes = np.zeros((_TOGETHER, count, BLOCK // (8 * count) + 2), np.uint64)
+    own, scratch = np.zeros(group_size, np.uint64), np.zeros(BLOCK, np.int64)
+    ahead = np.zeros(addresses.shape[0] * (BLOCK * bits // (8 * _LINE)), np.uint64)
+    passes = -(-groups // _TOGETHER)
+    row = -1
+    for b in range(blocks.shape[0]):
+        block = blocks[b]
+        if block[ROW] != row:
+            row = block[ROW]
+            _fill(values, row, bits, tables[:groups])
+        out = place(block, sink, scratch)
+        skip = (block[FIRST] & 7) // bits if turned else 0
+        fill = overwritten(block, sink)
+        lines = _ahead(addresses, blocks[b + 1], bits, ahead) if b + 1 < blocks.shape[0] else 0
+        for first in range(0, groups, _TOGETHER):
+            for group in range(first, min(first + _TOGETHER, groups)):
+                few(addresses, group * group_size, block[SOURCE], block[FIRST] >> 3, own)
+                if turned:
+                    _turn(own, skip + out.shape[0], bits, planes[group - first])
+                else:
+                    _unpack(own, block[FIRST] & 7, out.shape[0], bits, planes[group - first, 0])
+            done = first // _TOGETHER
+            asked = ahead[lines * done // passes : lines * (done + 1) // passes]
+            _look_up(tables[first : first + _TOGETHER], planes, skip, fill and first == 0, asked, out)
+        spread(out, block, sink)
+
+
+@compiled
+def _ahead(addresses: Numbers, block: Numbers, bits: Number, lines: Numbers) -> Number:
+    """How many lines of memory the codes of ``block`` take, and their addresses, in ``lines``: one stretch for each update,
+    which is more at once than processors foresee."""
+    found, own = words_at(np.uint64(lines.ctypes.data)), -(-bits * block[LENGTH] // (8 * _LINE))
+    for k in range(addresses.shape[0]):
+        start = addresses[k, block[SOURCE]] + np.uint64(block[FIRST] >> 3)
+        for j in range(own):
+            found[k * own + j] = start + np.uint64(_LINE * j)
+    return own * addresses.shape[0]
+
+
+@compiled
+def _fill(values: Numbers, row: Number, bits: Number, tables: Numbers) -> None:
+    """``tables`` [groups, 256]: what a group adds whose update k has the code in the ``bits`` from ``bits * k`` on.
+
+    An update beyond the last adds nothing, whatever its code is.
+    """
+    group_size = 8 // bits
+    for group in range(tables.shape[0]):
+        table = tables[group]
+        table[0] = 0
+        for k in range(group_size):
+            update, shift = group * group_size + k, bits * k
+            for code in range((1 << bits) - 1, -1, -1):
+                more = values[update, row, code] if update < values.shape[0] else 0
+                for before in range(1 << shift):
+                    table[before + (code << shift)] = table[before] + more
+
+
+@compiled
+def _turn(at: Numbers, codes: Number, bits: Number, planes: Numbers) -> None:
+    """``planes[p]``'s byte j: its bits ``bits * k`` on are code ``j * len(planes) + p`` of update k, whose codes begin
+    at address ``at[k]``; ``bits`` is 1, 2, 4 or 8, and there are ``8 // bits`` updates and planes (uint64 [planes, words]).
+
+    The fields of two words that are half a byte, a quarter and an eighth of one apart are exchanged, all words in turn.
+    """
+    count = (bits * codes + 7) >> 3
+    words, rest = count >> 3, count & 7
+    plane, length = np.uint64(planes.ctypes.data), np.uint64(8 * planes.shape[1])
+    if bits == 8:
+        _read(at[0], words, rest, words_at(plane))
+        return
+    shift, mask = np.uint64(4), np.uint64(0x0F0F0F0F0F0F0F0F)
+    apart = 4 // bits
+    for k in range(apart):
+        a, b = plane + np.uint64(k) * length, plane + np.uint64(k + apart) * length
+        _read_both(at[k], at[k + apart], words, rest, words_at(a), words_at(b))
+    while apart > 1:
+        apart >>= 1
+        shift >>= np.uint64(1)
+        mask ^= mask << shift
+        for k in range(planes.shape[0]):
+            if not k & apart:
+                a, b = plane + np.uint64(k) * length, plane + np.uint64(k + apart) * length
+                _swap(words_at(a), words_at(b), shift, mask, 0, words + min(rest, 1))
+
+
+@compiled
+def _read(address: Number, words: Number, rest: Number, plane: Numbers) -> None:
+    """Fill ``plane`` from so many whole words at ``address`` and ``rest`` bytes more."""
+    source = words_at(address)
+    for j in range(words):
+        plane[j] = source[j]
+    if rest:
+        plane[words] = last_word(address + np.uint64(8 * words), rest)
+
+
+@compiled
+def _read_both(first: Number, second: Number, words: Number, rest: Number, a: Numbers, b: Numbers) -> None:
+    """The same for two planes, whose half bytes are exchanged on the way."""
+    one, other = words_at(first), words_at(second)
+    shift, mask = np.uint64(4), np.uint64(0x0F0F0F0F0F0F0F0F)
+    for j in range(words):
+        a[j], b[j] = _swapped(one[j], other[j], shift, mask)
+    if rest:
+        a[words] = last_word(first + np.uint64(8 * words), rest)
+        b[words] = last_word(second + np.uint64(8 * words), rest)
+        _swap(a, b, shift, mask, words, words + 1)
+
+
+@compiled
+def _swap(a: Numbers, b: Numbers, shift: Number, mask: Number, start: Number, stop: Number) -> None:
+    """Exchange fields between the words ``start`` to ``stop`` of two planes."""
+    for j in range(start, stop):
+        a[j], b[j] = _swapped(a[j], b[j], shift, mask)
+
+
+@compiled
+def _swapped(low: Number, high: Number, shift: Number, mask: Number) -> tuple[Number, Number]:
+    """Both words, the bits of ``low`` above ``shift`` exchanged for those of ``high`` that ``mask`` names."""
+    moved = ((low >> shift) ^ high) & mask
+    return low ^ (moved << shift), high ^ moved
+
+
+@compiled
+def _unpack(at: Numbers, skip: Number, codes: Number, bits: Number, plane: Numbers) -> None:
+    """``plane``'s byte j: its bits ``bits * k`` on are code j from bit ``skip`` on of the update at address ``at[k]``.
+
+    Eight codes lie in a word, which is halved three times: each half moves to its half of the word it becomes.
+    """
+    count = (skip + bits * codes + 7) >> 3
+    for k in range(at.shape[0]):
+        up = np.uint64(bits * k)
+        for j in range((codes + 7) >> 3):
+            start = at[k] + np.uint64(bits * j)
+            rest = count - bits * j
+            word = words_at(start)[0] if rest >= 8 else last_word(start, rest)
+            word >>= np.uint64(skip)
+            for half in (4, 2, 1):
+                apart, mask = np.uint64(half * (8 - bits)), _repeated(half, bits)
+                word = word & mask | word << apart & mask << np.uint64(8 * half)
+            plane[j] = word << up if k == 0 else plane[j] | word << up
+
+
+@compiled
+def _repeated(half: Number, bits: Number) -> Number:
+    """A word whose lowest ``half * bits`` bits are set, and of each ``16 * half`` bits above."""
+    mask = (np.uint64(1) << np.uint64(half * bits)) - np.uint64(1)
+    span = np.uint64(16 * half)
+    while span < np.uint64(64):
+        mask |= mask << span
+        span += span
+    return mask
+
+
+@compiled
+def _look_up(
+    tables: Numbers, planes: Numbers, skip: Number, fill: Number, ahead: Numbers, out: Numbers
+) -> None:
+    """Add to ``out``, or put there with ``fill``, what the bytes of four groups find in their tables. Meanwhile the lines
+    ``ahead`` are brought near, a few at a time, as many as memory takes in that time.
+
+    Entry i has byte ``(skip + i) // p`` of plane ``(skip + i) % p``, of p.
+    """
+    count, words = planes.shape[1], planes.shape[2]
+    step, stop = 8 * count, skip + out.shape[0]
+    first, last = -(-skip // step), stop // step
+    if first >= last:
+        _look_up_some(tables, planes, skip, fill, out, 0, out.shape[0])
+        return
+    sums, codes = longs_at(np.uint64(out.ctypes.data)), words_at(np.uint64(planes.ctypes.data))
+    low, apart = np.uint64(255), count * words
+    table, length = np.uint64(tables.ctypes.data), np.uint64(8 * _TABLE)
+    one, two = longs_at(table), longs_at(table + length)
+    three, four = longs_at(table + length + length), longs_at(table + length + length + length)
+    lines, share, asked = words_at(np.uint64(ahead.ctypes.data)), -(-ahead.shape[0] // (last - first)), 0
+    for j in range(first, last):
+        stop = min(asked + share, ahead.shape[0])
+        for line in range(asked, stop):
+            prefetch(lines[line])
+        asked = stop
+        for plane in range(count):
+            at, entry = plane * words + j, j * step + plane - skip
+            a, b, c, d = codes[at], codes[at + apart], codes[at + 2 * apart], codes[at + 3 * apart]
+            for byte in range(8):
+                found = (one[a & low] + two[b & low]) + (three[c & low] + four[d & low])
+                if fill:
+                    sums[entry + count * byte] = found
+                else:
+                    sums[entry + count * byte] += found
+                a, b, c, d = a >> np.uint64(8), b >> np.uint64(8), c >> np.uint64(8), d >> np.uint64(8)
+    _look_up_some(tables, planes, skip, fill, out, 0, first * step - skip)
+    _look_up_some(tables, planes, skip, fill, out, last * step - skip, out.shape[0])
+
+
+@compiled
+def _look_up_some(
+    tables: Numbers, planes: Numbers, skip: Number, fill: Number, out: Numbers, start: Number, stop: Number
+) -> None:
+    """The same for entries ``start`` to ``stop``, one by one."""
+    codes, count = planes.view(np.uint8), planes.shape[1]
+    for i in range(start, stop):
+        byte, plane = (skip + i) // count, (skip + i) % count
+        found = np.int64(0)
+        for group in range(tables.shape[0]):
+            found += tables[group, codes[group, plane, byte]]
+        out[i] = found if fill else out[i] + found

@@ -1,0 +1,347 @@
+"""The sums on a torch device, from updates of any form: one bit per entry by Triton where it runs, the rest by torch.
+
+float64 and int64 arithmetic follow IEEE 754 there too, and integers are added, so every device gives the bits that the
+processor gives. A batch lies on the device as it travelled; no dense update is built. To measure a GPU ::
+
+    python -c "from edgefl_server.aggregate.cuda import measure_signs; print(measure_signs(10**9, 64))"
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import pairwise
+from statistics import median
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from edgefl.system.spare import Spare
+from edgefl.wire.errors import ConfigError
+from edgefl.wire.update.form import Codes, Sparse, Values
+from edgefl_server.aggregate.accumulator import Ended, Renewal
+from edgefl_server.aggregate.adders import Checked, Waiting, code_values
+from edgefl_server.aggregate.scatter import BLOCK, FIRST, LENGTH, ROW, SOURCE, TARGET, Integers, Pieces, Work
+from edgefl_server.aggregate.threads import Call
+
+# Updates on a torch device, decoded a slab of entries at a time: every form, with torch alone.
+#
+# A slab's places, rows and targets are worked out once for the whole batch; each update's integers are then read for it. ::
+#
+#     batch = Batch(pieces, updates, device)
+#     reader = reader_of(batch, work, factors)
+#     for slab in slabs(work, batch):
+#         part = reader.fixed(0, slab) + reader.fixed(1, slab)        # int64, one per entry of the slab
+
+SLAB = 1 << 20
+"""Entries decoded at a time, and at most a block more, each with about 100 bytes of scratch."""
+
+_WORD = 4
+
+Factors = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Slab:
+    """Of up to SLAB entries, int64: first bit or element, number of its array, row of its scale, place in the model."""
+
+    at: torch.Tensor
+    source: torch.Tensor
+    row: torch.Tensor
+    target: torch.Tensor
+
+
+def slabs(work: Work, batch: Batch) -> Iterator[Slab]:
+    """The blocks of ``work``, in their order."""
+    step = work.encoding.bits if isinstance(work.encoding, Codes) else 1
+    slab_of = np.cumsum(work.blocks[:, LENGTH]) // SLAB
+    edges = [0, *(np.flatnonzero(np.diff(slab_of)) + 1).tolist(), len(slab_of)]
+    for start, stop in pairwise(edges):
+        blocks = torch.from_numpy(work.blocks[start:stop]).to(batch.device)
+        lengths = blocks[:, LENGTH]
+        block = torch.repeat_interleave(lengths)
+        within = torch.arange(len(block), device=batch.device) - (lengths.cumsum(0) - lengths)[block]
+        target = blocks[:, TARGET][block] + within
+        listed = target - batch.pieces.model
+        target = torch.where(listed < 0, target, batch.index[listed.clamp(0, len(batch.index) - 1)])
+        yield Slab(
+            blocks[:, FIRST][block] + step * within, blocks[:, SOURCE][block], blocks[:, ROW][block], target
+        )
+
+
+class Batch:
+    """The arrays of some updates of one tier, each copied to the device when it is first asked for."""
+
+    def __init__(self, pieces: Pieces, updates: Sequence[Checked], device: torch.device) -> None:
+        self.pieces = pieces
+        self.updates = updates
+        self.device = device
+        self._rows: dict[int, torch.Tensor] = {}
+
+    @cached_property
+    def index(self) -> torch.Tensor:
+        """The scattered targets of the pieces."""
+        return torch.from_numpy(self.pieces.index).to(self.device)
+
+    def rows(self, source: int) -> torch.Tensor:
+        """Array ``source`` of each update: [updates, length]. Bytes are followed by a word of zeros at least, up to a
+        multiple of words; bfloat16 arrives as its 16 bits."""
+        if source not in self._rows:
+            arrays = [update.arrays[source].reshape(-1) for update in self.updates]
+            dtype = np.dtype(np.int16) if arrays[0].dtype == np.uint16 else arrays[0].dtype
+            length = arrays[0].size
+            padded = (-(-length // _WORD) + 1) * _WORD if dtype == np.uint8 else length
+            kind = torch.from_numpy(np.empty(0, dtype)).dtype
+            staged = torch.zeros(padded, dtype=kind, pin_memory=self.device.type == "cuda")
+            rows = torch.empty(len(arrays), padded, dtype=kind, device=self.device)
+            for row, array in zip(rows, arrays, strict=True):
+                staged.numpy()[:length] = array.view(dtype)
+                row.copy_(staged)
+            self._rows[source] = rows
+        return self._rows[source]
+
+    def joined(self, used: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Arrays ``used`` one after the other, [updates, entries], and where each source begins."""
+        rows = [self.rows(source) for source in used]
+        starts = torch.zeros(len(self.pieces.sources), dtype=torch.int64)
+        starts[list(used)] = torch.tensor([0, *(row.shape[1] for row in rows)]).cumsum(0)[:-1]
+        return (rows[0] if len(rows) == 1 else torch.cat(rows, 1)), starts.to(self.device)
+
+
+class Reader(Protocol):
+    """Of one section of a batch."""
+
+    def fixed(self, k: int, slab: Slab) -> torch.Tensor:
+        """What update ``k`` adds to each entry of the slab, int64. Slabs come once per update, in their order."""
+
+
+class _CodeReader:
+    """What each code adds, looked up in a table of the update."""
+
+    def __init__(self, batch: Batch, work: Work, factors: Factors, bits: int) -> None:
+        values = code_values(batch.pieces, work, batch.updates, factors)
+        self._values = torch.from_numpy(values).to(batch.device).flatten(1)
+        self._codes = batch.rows(int(work.blocks[0, SOURCE]))
+        self._bits = bits
+
+    def fixed(self, k: int, slab: Slab) -> torch.Tensor:
+        byte, shift = slab.at >> 3, slab.at & 7
+        pair = self._codes[k][byte].long() | self._codes[k][byte + 1].long() << 8
+        code = pair >> shift & ((1 << self._bits) - 1)
+        return self._values[k][(slab.row << self._bits) + code]
+
+
+class _FloatReader:
+    """Floats times the factor of the update, rounded half to even."""
+
+    def __init__(self, batch: Batch, work: Work, factors: Factors, dtype: str) -> None:
+        rows, self._starts = batch.joined(np.unique(work.blocks[:, SOURCE]).tolist())
+        self._rows = rows.view(torch.bfloat16) if dtype == "bfloat16" else rows
+        self._factors = factors.tolist()
+
+    def fixed(self, k: int, slab: Slab) -> torch.Tensor:
+        return _rounded(self._rows[k][self._starts[slab.source] + slab.at], self._factors[k])
+
+
+class _SparseReader:
+    """The next value where the mask has a 1."""
+
+    def __init__(self, batch: Batch, work: Work, factors: Factors) -> None:
+        self._mask = batch.rows(int(work.blocks[0, SOURCE]))
+        self._values = batch.rows(batch.pieces.sources.index("values"))
+        self._next = torch.full((len(factors),), work.kept, dtype=torch.int64, device=batch.device)
+        self._factors = factors.tolist()
+
+    def fixed(self, k: int, slab: Slab) -> torch.Tensor:
+        mask = (self._mask[k][slab.at >> 3].long() >> (slab.at & 7) & 1).bool()
+        ends = self._next[k] + mask.long().cumsum(0)
+        place = torch.where(mask, ends - 1, 0)
+        self._next[k] = ends[-1]
+        return torch.where(mask, _rounded(self._values[k][place], self._factors[k]), 0)
+
+
+def reader_of(batch: Batch, work: Work, factors: Factors) -> Reader:
+    """What reads the entries of ``work``; ``factors`` (float64 [updates]) is what each update is multiplied with."""
+    match work.encoding:
+        case Codes(bits=bits):
+            return _CodeReader(batch, work, factors, bits)
+        case Values(dtype=dtype):
+            return _FloatReader(batch, work, factors, dtype)
+        case Sparse():
+            return _SparseReader(batch, work, factors)
+
+
+def _rounded(values: torch.Tensor, factor: float) -> torch.Tensor:
+    return values.double().mul_(factor).round_().long()
+
+
+try:
+    from edgefl_server.aggregate import triton_kernels
+except ImportError:  # there is no triton for this platform
+    triton_kernels = None  # type: ignore[assignment]
+
+
+class TorchAccumulator:
+    """Sums on ``device``. ``triton``: whether one bit per entry goes through Triton; None: on CUDA, if it is installed."""
+
+    def __init__(self, size: int, device: torch.device, triton: bool | None = None) -> None:
+        self._device = device
+        self.size = size
+        self.spare = Spare()
+        self._sums = torch.zeros(size, dtype=torch.int64, device=device)
+        self._triton = triton_kernels is not None and device.type == "cuda" if triton is None else triton
+
+    def add(self, pieces: Pieces, updates: Sequence[Checked], factors: npt.NDArray[np.float64]) -> None:
+        batch = Batch(pieces, updates, self._device)
+        for work in pieces.works:
+            if not len(work.blocks):
+                continue
+            if self._triton and isinstance(work.encoding, Codes) and work.encoding.bits == 1:
+                triton_kernels.add_signs(
+                    batch.rows(int(work.blocks[0, SOURCE])),
+                    code_values(pieces, work, updates, factors),
+                    torch.from_numpy(work.blocks).to(self._device),
+                    batch.index,
+                    self._sums,
+                )
+                continue
+            reader = reader_of(batch, work, factors)
+            for slab in slabs(work, batch):
+                part = torch.zeros_like(slab.target)
+                for k in range(len(updates)):
+                    part += reader.fixed(k, slab)
+                self._sums[slab.target] += part  # regions name no entry twice
+
+    def by_parts(self, pieces: Pieces) -> bool:
+        """Never: a launch for each part would cost more than it saves."""
+        return False
+
+    def ended(self, batches: Sequence[Waiting]) -> Ended:
+        return self.sums().__getitem__
+
+    def renewing(
+        self, batches: Sequence[Waiting], renewal: Renewal, weights: Integers, scale: float
+    ) -> list[Call]:
+        return []
+
+    def sums(self) -> Integers:
+        sums: Integers = self._sums.cpu().numpy()
+        return sums
+
+    def take(self, sums: Integers) -> None:
+        self._sums += torch.tensor(sums).to(self._device)
+
+    def reset(self) -> None:
+        self._sums.zero_()
+
+
+_GROUPS = 64
+_COPIED = 1 << 31
+"""Bytes of the copy that bandwidth is taken from: far more than any cache holds."""
+
+
+def measure_signs(
+    parameters: int, clients: int, repeat: int = 10, device: str = "cuda", copied: int = _COPIED
+) -> dict[str, Any]:
+    """Speed of adding one-bit updates of ``clients``, made on the device, to a model of so many ``parameters``.
+
+    ``bytes`` counts every packed byte once, and eight per parameter read and eight written for the sums.
+    ``copy_bytes_per_s`` is that of a copy within the device, reading and writing counted, and ``copy_fraction`` the
+    share of it that the sums reach. All are medians of ``repeat``, with the tuning that the server uses;
+    ``tunings`` has the seconds of each that could be used instead. The sums of some blocks are compared with numpy's.
+
+    ConfigError where there is no such device or no triton.
+    """
+    if triton_kernels is None or (device == "cuda" and not torch.cuda.is_available()):
+        raise ConfigError(
+            "measuring a GPU needs CUDA and triton, found "
+            f"{'no triton' if triton_kernels is None else 'no CUDA'}; run it where there are both, or choose device cpu"
+        )
+    where = torch.device(device)
+    codes, values, blocks = _drawn(parameters, clients, where)
+    sums = torch.zeros(parameters, dtype=torch.int64, device=where)
+    index = torch.zeros(1, dtype=torch.int64, device=where)
+    seconds = {}
+    for tuning in triton_kernels.TUNINGS:
+        call = partial(triton_kernels.add_signs, codes, values, blocks, index, sums, tuning)
+        seconds[tuning] = _seconds(call, repeat, where)
+    _compare(sums, codes, values, blocks, launches=len(seconds) * (repeat + 1))
+    chosen = seconds[triton_kernels.Tuning()]
+    moved = clients * -(-parameters // 8) + 16 * parameters
+    copy = 2 * copied / _copy_seconds(copied, repeat, where)
+    return {
+        "device": torch.cuda.get_device_name(where) if where.type == "cuda" else device,
+        "parameters": parameters,
+        "clients": clients,
+        "updates_per_s": clients / chosen,
+        "bytes": moved,
+        "seconds": chosen,
+        "copy_bytes_per_s": copy,
+        "copy_fraction": moved / chosen / copy,
+        "tunings": {str(tuning): duration for tuning, duration in seconds.items()},
+    }
+
+
+def _drawn(
+    parameters: int, clients: int, device: torch.device
+) -> tuple[torch.Tensor, Integers, torch.Tensor]:
+    """Random bits of a model of contiguous tensors, each group's scales of every client, and the blocks."""
+    row = (-(-parameters // 32) + 1) * 4
+    generator = torch.Generator(device).manual_seed(0)
+    codes = torch.randint(256, (clients, row), dtype=torch.uint8, device=device, generator=generator)
+    scales = np.random.default_rng(0).integers(1, 1 << 40, (clients, _GROUPS, 1))
+    first = torch.arange(0, parameters, BLOCK, device=device)
+    blocks = torch.stack(
+        [
+            first,
+            (parameters - first).clamp(max=BLOCK),
+            torch.zeros_like(first),
+            first * _GROUPS // parameters,
+            first,
+        ],
+        1,
+    )
+    return codes, np.concatenate([-scales, scales], 2), blocks
+
+
+def _seconds(call: Callable[[], object], repeat: int, device: torch.device) -> float:
+    """Median over ``repeat`` calls, after one that compiles."""
+    call()
+    durations = []
+    for _ in range(repeat):
+        _wait(device)
+        start = time.perf_counter()
+        call()
+        _wait(device)
+        durations.append(time.perf_counter() - start)
+    return median(durations)
+
+
+def _copy_seconds(size: int, repeat: int, device: torch.device) -> float:
+    source = torch.ones(size, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return _seconds(partial(target.copy_, source), repeat, device)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _compare(
+    sums: torch.Tensor, codes: torch.Tensor, values: Integers, blocks: torch.Tensor, launches: int
+) -> None:
+    """RuntimeError unless the first, the middle and the last block hold ``launches`` times what numpy adds up."""
+    for number in (0, len(blocks) // 2, len(blocks) - 1):
+        first, length, _, row, _ = blocks[number].tolist()
+        packed = codes[:, first // 8 : (first + length + 7) // 8].cpu().numpy()
+        bits = np.unpackbits(packed, axis=1, count=length, bitorder="little")
+        expected = np.where(bits, values[:, row, 1:], values[:, row, :1]).sum(0) * launches
+        if not np.array_equal(sums[first : first + length].cpu().numpy(), expected):
+            raise RuntimeError(
+                f"the sums of block {number} are not what numpy adds up; report this device and driver"
+            )

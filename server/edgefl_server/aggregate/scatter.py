@@ -1,0 +1,372 @@
+"""Where every entry of a packed update belongs in the flat model: compiled once per tier into arrays that kernels read.
+
+An update's tensors are cut into *blocks*: stretches of at most :data:`BLOCK` entries that
+lie one after the other in the update, share a scale, and go to neighbouring entries of one part of the model
+(:data:`PART`) or to positions listed in ``index``. Regions name no entry twice, so no two blocks write the same place and
+threads need no locks.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+
+import numpy as np
+import numpy.typing as npt
+
+from edgefl.wire.bits import packed_bytes
+from edgefl.wire.errors import ConfigError
+from edgefl.wire.regions import Positions, Region, local_shape, pieces
+from edgefl.wire.tensors import Array
+from edgefl.wire.update.form import DENSE, Codes, Encoding, Form, Sparse, Values
+
+Floats = npt.NDArray[np.floating]
+Integers = npt.NDArray[np.int64]
+Stretches = tuple[Integers, npt.NDArray[np.uint64], Integers]
+"""Of some arrays: (number of the array, bytes before, entries)."""
+
+BLOCK = 8192
+"""Most entries of a block: its sums and its clients' bits stay in the processor's cache. A multiple of 8."""
+
+FIRST, LENGTH, SOURCE, ROW, TARGET = range(5)
+"""Columns of a block: its first bit (codes, masks) or element (floats) in its array, entries, number of its array, row of
+its scale, and first entry in the model; ``layout.size + i`` stands for the positions from ``index[i]`` on.
+
+After a change of these or of :data:`BLOCK`, delete the ``__pycache__`` folder of the server
+(:mod:`edgefl_server.aggregate.native` says why).
+"""
+
+PART = 1 << 17
+"""Entries of a part of the model: from a multiple of it to the next. The sums of one nearly stay in a core's cache."""
+
+_STRETCH = 1 << 18
+"""Most values that a thread looks through at a time."""
+
+_SHORT = 64  # where slices leave stretches shorter than this, on average, an index costs less than blocks
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each global tensor lies in one flat buffer, in the order of the names."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+    offsets: Mapping[str, int]
+    size: int
+
+    @cached_property
+    def starts(self) -> list[int]:
+        """The offsets, as a list."""
+        return list(self.offsets.values())
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The tensors, in their order."""
+        return list(self.offsets)
+
+
+def layout_of(weights: Mapping[str, Array]) -> Layout:
+    """The layout of a model's tensors; TypeError for a tensor that is not floating point."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    offsets: dict[str, int] = {}
+    size = 0
+    for name in sorted(weights):
+        if not np.issubdtype(weights[name].dtype, np.floating):
+            raise TypeError(f"{name} is {weights[name].dtype}; only floating-point tensors can be averaged")
+        shapes[name], offsets[name] = weights[name].shape, size
+        size += weights[name].size
+    return Layout(shapes, offsets, size)
+
+
+def flatten(layout: Layout, weights: Mapping[str, Array]) -> Floats:
+    """``weights`` in the order of ``layout``, as one array."""
+    parts = [weights[name].reshape(-1) for name in layout.offsets]
+    return np.concatenate(parts) if parts else np.empty(0, np.float32)
+
+
+def stretch(layout: Layout, weights: Mapping[str, Array], part: slice) -> Floats:
+    """Entries ``part`` of :func:`flatten`, which are not copied where they lie in one tensor."""
+    first, last = bisect_right(layout.starts, part.start) - 1, bisect_left(layout.starts, part.stop)
+    parts = [
+        weights[name].reshape(-1)[max(0, part.start - at) : part.stop - at]
+        for name, at in zip(layout.names[first:last], layout.starts[first:last], strict=True)
+    ]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """The blocks (int64 [blocks, 5]) of one section, and how their entries are coded.
+
+    ``scale`` is where its scales begin in ``scales``, ``kept`` where the values begin that a sparse section kept.
+    """
+
+    encoding: Encoding
+    blocks: Integers
+    scale: int = 0
+    rows: int = 1
+    kept: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Pieces:
+    """A tier's updates, compiled. ``sources`` are the names of the arrays that blocks count through."""
+
+    form: Form
+    regions: Mapping[str, Region]
+    shapes: Mapping[str, tuple[int, ...]]
+    sources: tuple[str, ...]
+    works: tuple[Work, ...]
+    index: Integers
+    size: int
+    model: int
+
+    @cached_property
+    def entries(self) -> dict[str, int]:
+        """Entries of each tensor of the update."""
+        return {name: math.prod(shape) for name, shape in self.shapes.items()}
+
+    @cached_property
+    def expected(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """(dtype, shape) of each array of an update."""
+        if not self.form.sections:
+            return {name: ("float32", shape) for name, shape in self.shapes.items()}
+        arrays = self.form.arrays(self.entries)
+        return {name: (dtype, (length,)) for name, (dtype, length) in arrays.items()}
+
+    @cached_property
+    def blocks(self) -> Integers:
+        """The blocks of all sections."""
+        return np.concatenate([work.blocks for work in self.works]) if self.works else _no_blocks()
+
+    @cached_property
+    def whole(self) -> bool:
+        """Whether every entry of the model is held."""
+        return self.size == self.model
+
+    @cached_property
+    def covering(self) -> bool:
+        """Whether the blocks lie side by side on the whole model, and none is scattered."""
+        return self.whole and bool((self.blocks[:, TARGET] < self.model).all())
+
+    @cached_property
+    def by_parts(self) -> bool:
+        """Whether the blocks of a part of the model are neighbours in each section, and none is scattered."""
+        targets = [work.blocks[:, TARGET] for work in self.works]
+        return all(bool((own < self.model).all() and (np.diff(own) > 0).all()) for own in targets)
+
+    @cached_property
+    def edges(self) -> list[Integers]:
+        """Of each section, where in its blocks each part of the model begins, and the end; for :attr:`by_parts`."""
+        starts = np.arange(0, self.model + PART, PART)
+        return [np.searchsorted(work.blocks[:, TARGET], starts) for work in self.works]
+
+    @cached_property
+    def stretches(self) -> dict[str, Stretches]:
+        """By dtype, the whole of the arrays that have it."""
+        found: dict[str, list[tuple[int, int, int]]] = {}
+        for source, name in enumerate(self.sources):
+            dtype, shape = self.expected[name]
+            size = math.prod(shape)
+            found.setdefault(dtype, []).extend(
+                (source, first, min(_STRETCH, size - first)) for first in range(0, size, _STRETCH)
+            )
+        listed = {dtype: np.array(rows, np.int64).reshape(-1, 3) for dtype, rows in found.items()}
+        return {
+            dtype: (
+                rows[:, 0].copy(),
+                (np.dtype(dtype).itemsize * rows[:, 1]).astype(np.uint64),
+                rows[:, 2].copy(),
+            )
+            for dtype, rows in listed.items()
+        }
+
+    @cached_property
+    def steepest(self) -> float:
+        """The largest magnitude of a level whose scale travels; 0 if none does."""
+        codes = [work.encoding for work in self.works if isinstance(work.encoding, Codes)]
+        return max((reach(each, 1.0) for each in codes if each.scale is None), default=0.0)
+
+    @cached_property
+    def masked(self) -> tuple[list[str], Integers, Integers, Integers]:
+        """Of the mask's tensors, in its order: names, first bits, entries, and how many of these are kept."""
+        found = [
+            (name, self.entries[name], section.encoding.kept(self.entries[name]))
+            for section in self.form.sections
+            if isinstance(section.encoding, Sparse)
+            for name in section.names
+        ]
+        lengths, kept = np.array([row[1:] for row in found], np.int64).reshape(-1, 2).T.copy()
+        return [name for name, _, _ in found], np.cumsum(lengths) - lengths, lengths, kept
+
+    def targets(self) -> Integers:
+        """Position in the model of each entry, in the order of the blocks."""
+        parts = [
+            np.arange(at, at + length) if at < self.model else self.index[at - self.model :][:length]
+            for length, at in self.blocks[:, [LENGTH, TARGET]].tolist()
+        ]
+        return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+
+def compiled(layout: Layout, regions: Mapping[str, Region], form: Form = DENSE) -> Pieces:
+    """The pieces of updates that hold ``regions`` in this ``form``.
+
+    KeyError for a tensor the model does not have, ConfigError for a code whose value is beyond what the form may hold.
+    """
+    for section in form.sections:
+        _check_codes(section.encoding, form)
+    regions = form.held(regions)
+    shapes = {name: local_shape(name, regions[name], layout.shapes) for name in sorted(regions)}
+    entries = {name: math.prod(shape) for name, shape in shapes.items()}
+    cutter = _Cutter(layout, regions)
+    if form.sections:
+        sources = tuple(form.arrays(entries))
+        works = tuple(_works(form, entries, sources, cutter))
+    else:
+        sources = tuple(shapes)
+        runs = [run for source, name in enumerate(sources) for run in cutter.runs(name, 0, 1, source)]
+        works = (Work(Values(), _blocks(runs, 1, layout.size)),)
+    return Pieces(form, regions, shapes, sources, works, cutter.index, sum(entries.values()), layout.size)
+
+
+def reach(codes: Codes, scale: float) -> float:
+    """The largest magnitude of a code's value; NaN or infinity if one is that."""
+    with np.errstate(over="ignore"):
+        return float(np.abs(np.float32(scale) * np.asarray(codes.levels, np.float32)).max())
+
+
+def _check_codes(encoding: Encoding, form: Form) -> None:
+    """Values of a known scale are as large as they will be; those of one that travels are checked with each update."""
+    if not isinstance(encoding, Codes) or encoding.scale is None:
+        return
+    largest = reach(encoding, encoding.scale)
+    if not largest <= form.limit:
+        raise ConfigError(
+            f"codes of codec {form.codec!r} stand for up to {largest:.6g}, and an update may hold {form.limit:.0f}; "
+            "choose a smaller scale",
+            codec=form.codec,
+            largest=largest,
+        )
+
+
+def _works(
+    form: Form, entries: Mapping[str, int], sources: tuple[str, ...], cutter: _Cutter
+) -> Iterator[Work]:
+    """One work per section. Each array continues from section to section."""
+    used = dict.fromkeys(("codes", "scales", "values", "halves", "mask"), 0)
+    for section in form.sections:
+        match section.encoding:
+            case Codes(bits=bits):
+                array, step = "codes", bits
+            case Values(dtype=dtype):
+                array, step = "values" if dtype == "float32" else "halves", 1
+            case Sparse():
+                array, step = "mask", 1
+        runs: list[_Runs] = []
+        scales, scale, first_value = section.scales, used["scales"], used["values"]
+        groups = section.groups if scales else None
+        source = sources.index(array) if array in sources else 0  # without entries there is no array
+        for name in section.names:
+            first = 8 * used["codes"] if array == "codes" else used[array]
+            runs.extend(cutter.runs(name, first, step, source, groups))
+            used[array] += packed_bytes(entries[name], step) if array == "codes" else entries[name]
+        if isinstance(section.encoding, Sparse):
+            used["values"] += sum(section.encoding.kept(entries[name]) for name in section.names)
+        used["scales"] += scales
+        blocks = _blocks(runs, step, cutter.layout.size)
+        yield Work(section.encoding, blocks, scale, max(1, scales), first_value)
+
+
+_Runs = tuple[int, int, int, int, int] | Integers
+"""The columns of a run, or of many."""
+
+
+class _Cutter:
+    """Turns update tensors into runs (columns as of a block, any length), gathering scattered positions in ``index``."""
+
+    def __init__(self, layout: Layout, regions: Mapping[str, Region]) -> None:
+        self.layout = layout
+        self._regions = regions
+        self._scattered: list[Positions] = []
+        self._listed = 0
+
+    @property
+    def index(self) -> Integers:
+        return np.concatenate(self._scattered) if self._scattered else np.zeros(1, np.int64)
+
+    def runs(
+        self, name: str, first: int, step: int, source: int, groups: Mapping[str, int] | None = None
+    ) -> Iterator[_Runs]:
+        """The runs of tensor ``name``, whose first entry lies at ``first`` and each next one ``step`` further; ``groups``
+        are the rows of scales of global tensors."""
+        for part, positions in pieces(name, self._regions[name], self.layout.shapes):
+            if positions is None:
+                size, target = math.prod(self.layout.shapes[part]), self.layout.offsets[part]
+                yield first, size, source, 0 if groups is None else groups[part], target
+                first += step * size
+                continue
+            lengths, targets = self._together(part, positions)
+            starts = np.cumsum(lengths) - lengths
+            rows = np.full(lengths.size, 0 if groups is None else groups[part])
+            yield np.stack([first + step * starts, lengths, np.full(lengths.size, source), rows, targets], 1)
+            first += step * int(lengths.sum())
+
+    def _together(self, part: str, positions: Positions) -> tuple[Integers, Integers]:
+        """(lengths, targets) of the entries of global tensor ``part`` that stay together, in local order."""
+        start = self.layout.offsets[part]
+        if not positions.size:
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        edges = np.concatenate(([0], np.flatnonzero(np.diff(positions) != 1) + 1, [positions.size]))
+        if positions.size >= _SHORT * (edges.size - 2):
+            return np.diff(edges), start + positions[edges[:-1]]
+        at = self.layout.size + self._listed
+        self._scattered.append(start + positions)
+        self._listed += positions.size
+        return np.array([positions.size]), np.array([at])
+
+
+def _no_blocks() -> Integers:
+    return np.empty((0, 5), np.int64)
+
+
+def _blocks(runs: list[_Runs], step: int, model: int) -> Integers:
+    """Runs with neighbours that continue each other as one, cut to the length of a block and where parts meet."""
+    kinds = groupby(runs, lambda each: isinstance(each, tuple))
+    parts = [np.array(list(each)) if single else np.concatenate(list(each)) for single, each in kinds]
+    whole = np.concatenate(parts) if parts else _no_blocks()
+    whole = whole[whole[:, LENGTH] > 0]
+    if not len(whole):
+        return whole
+    before, after = whole[:-1], whole[1:]
+    joins = (
+        (before[:, FIRST] + step * before[:, LENGTH] == after[:, FIRST])
+        & (before[:, TARGET] + before[:, LENGTH] == after[:, TARGET])
+        & ((before[:, TARGET] < model) == (after[:, TARGET] < model))
+        & (before[:, SOURCE] == after[:, SOURCE])
+        & (before[:, ROW] == after[:, ROW])
+    )
+    starts = np.concatenate(([0], np.flatnonzero(~joins) + 1))
+    lengths = np.add.reduceat(whole[:, LENGTH], starts)
+    whole = whole[starts]
+    counts = -(-lengths // BLOCK)
+    skipped = BLOCK * (np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts))
+    cut = np.repeat(whole, counts, 0)
+    cut[:, FIRST] += step * skipped
+    cut[:, TARGET] += skipped
+    cut[:, LENGTH] = np.minimum(BLOCK, np.repeat(lengths, counts) - skipped)
+    return _cut_at_parts(cut, step, model)
+
+
+def _cut_at_parts(blocks: Integers, step: int, model: int) -> Integers:
+    """The blocks, with two for one that goes to two parts of the model."""
+    left = PART - blocks[:, TARGET] % PART
+    across = np.flatnonzero((blocks[:, TARGET] < model) & (left < blocks[:, LENGTH]))
+    second, left = blocks[across], left[across]
+    blocks[across, LENGTH] = left
+    second[:, FIRST] += step * left
+    second[:, TARGET] += left
+    second[:, LENGTH] -= left
+    return np.insert(blocks, across + 1, second, axis=0)

@@ -1,0 +1,387 @@
+"""From a federation file to a run spec: the model, its tiers, their bundles, the initial weights and the evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from edgefl.config import Federation, TierTable
+from edgefl.contract import server_state
+from edgefl.contract.program import Program
+from edgefl.contract.tensors import arrays
+from edgefl.data.dataset import Dataset
+from edgefl.models.spec import ModelSpec
+from edgefl.setup.bundles import bundle_of
+from edgefl.setup.candidate import arrays_of, candidate_of, candidates_of, refused, tried_tiers
+from edgefl.setup.digests import run_digest
+from edgefl.setup.evaluation import evaluation_warning, federation_evaluation
+from edgefl.setup.model import federation_model, submodel_warnings
+from edgefl.setup.training import replaced_program, tier_tables, tiers_of
+from edgefl.setup.versions import check_versions
+from edgefl.system.sizes import mebibytes
+from edgefl.wire.bundle.archive import Bundle, write_bundle
+from edgefl.wire.errors import ConfigError
+from edgefl.wire.tensors import Arrays
+from edgefl_export.front.cache import BundleCache, Found
+from edgefl_export.front.folder import bundle_name
+from edgefl_export.front.program import check_lies_like_weights
+from edgefl_export.front.tier import Exchange, Tier, exchanges_of, trained_names
+from edgefl_server.access.limits import HOSTED
+from edgefl_server.aggregate.robust import SHARED, MeanRule, buffered_bytes
+from edgefl_server.coordinator.collapse import Rollback
+from edgefl_server.coordinator.eligibility import Selection
+from edgefl_server.coordinator.rollout import Rollout
+from edgefl_server.coordinator.roster import TierRule
+from edgefl_server.coordinator.states import Rules
+from edgefl_server.coordinator.tier_names import CANDIDATE
+from edgefl_server.events import Compiled, Event, Exporting, Noted, Warned
+from edgefl_server.publish.downlink import check_counting
+from edgefl_server.run_spec import AggregateSpec, DownlinkSpec, ExchangeSpec, RunSpec, TierSpec, steady
+
+BUNDLES, CANDIDATES = "bundles", "candidate"
+"""Folders: of a run's bundles in the run's own, and of those of candidates below it."""
+
+
+def compose(
+    federation: Federation,
+    dataset: Dataset,
+    out: Path,
+    *,
+    emit: Callable[[Event], None] = lambda _: None,
+    device: str = "auto",
+) -> RunSpec:
+    """The run spec of a federation that is evaluated on ``dataset``. Compiles the tiers' bundles into ``out/bundles``.
+
+    Raises ConfigError, ModelError or ExportError, each with what to change.
+    """
+    made = _Bundles(federation, dataset, out / BUNDLES, emit)
+    other = made
+    if federation.rollout.on:
+        other = _Bundles(candidate_of(federation), dataset, out / BUNDLES / CANDIDATES, emit)
+    spec = composed(federation, dataset, made.of, other.of, emit=emit, device=device)
+    emit(made.told())
+    return spec
+
+
+BundleFor = Callable[[Tier, Exchange, str], Bundle]
+"""The bundle of an exchange of a tier, in the format of that name."""
+
+
+def composed(
+    federation: Federation,
+    dataset: Dataset,
+    bundle_for: BundleFor,
+    candidate_for: BundleFor | None = None,
+    *,
+    emit: Callable[[Event], None] | None = None,
+    device: str = "auto",
+) -> RunSpec:
+    """:func:`compose` with bundles from elsewhere; without ``candidate_for`` no candidate is tried, without ``emit`` nothing
+    looked for that a person should know."""
+    spec = federation_model(federation, dataset)
+    model = arrays_of(spec, rounded=federation.downlink.encoding != "float32")
+    tiers = tiers_of(federation, spec)
+    method = next(iter(tiers.values())).program  # what it asks of the server is the same for all tiers
+    rules = _rules(federation, tier_tables(federation), method)
+    aggregate = _aggregate(federation)
+    _check_counting(federation, tiers)
+    trained = frozenset(trained_names(spec))
+    initial = model | server_state.initial(method.server_state, model, trained)
+    caveat = evaluation_warning(federation, spec, dataset)
+    if emit is not None:
+        if text := replaced_program(federation):
+            emit(Noted(text=text))
+        if caveat:
+            emit(Warned(tier="", text=caveat))
+        for warned in _warnings(federation, tiers, model, initial, aggregate):
+            emit(warned)
+    candidates = candidates_of(federation, spec, tiers) if candidate_for is not None else {}
+    exchanges = [_exchange(federation, tiers, exchange, bundle_for) for exchange in exchanges_of(method)]
+    if candidates and candidate_for is not None:
+        exchanges = _with_candidates(candidate_of(federation), exchanges, candidates, candidate_for)
+        rules = replace(rules, rollout=_rollout(federation))
+    main = exchanges[-1]
+    for tier, table in federation.tiers.items():
+        for warned in _offers(tier, table.memory_bytes, [each.tiers[tier] for each in exchanges]):
+            if emit is not None:
+                emit(warned)
+    return RunSpec(
+        federation=federation.federation.name,
+        digest=run_digest(federation),
+        rules=rules,
+        tiers=main.tiers,
+        units=(*spec.units, *server_state.units_of(method.server_state, spec.units, trained)),
+        initial=initial,
+        hyper=main.hyper,
+        lr_decay_at=federation.round.lr_decay_at,
+        schedule=main.schedule,
+        server=main.server,
+        opening=tuple(exchanges[: len(method.opening)]),
+        ahead=tuple(exchanges[len(method.opening) : -1]),
+        server_state=tuple(method.server_state),
+        count=federation.round.count,
+        trained=trained,
+        aggregate=aggregate,
+        rollback=_rollback(federation, spec),
+        downlink=DownlinkSpec(**federation.downlink.model_dump()),
+        evaluate=federation_evaluation(federation, spec, dataset, device),
+        caveat=caveat,
+        metric=next(iter(spec.metrics), "loss"),
+        evaluate_every=federation.round.evaluate_every,
+        limits=federation.wire_limits,
+        keep_updates=federation.round.keep_updates,
+        message_limit=HOSTED[profile].payload_bytes
+        if (profile := federation.broker.profile) != "none"
+        else 0,
+    )
+
+
+class _Bundles:
+    """The bundles of a run: each one compiled, or out of the user's cache, and written into the run's folder."""
+
+    def __init__(
+        self, federation: Federation, dataset: Dataset, folder: Path, emit: Callable[[Event], None]
+    ) -> None:
+        self._federation, self._dataset, self._folder, self._emit = federation, dataset, folder, emit
+        self._cache = BundleCache.of_user()
+        self._all: list[Found] = []
+
+    def of(self, tier: Tier, exchange: Exchange, format: str) -> Bundle:
+        found = bundle_of(
+            self._federation,
+            self._dataset,
+            tier,
+            exchange,
+            format=format,
+            cache=self._cache,
+            progress=lambda text: self._emit(Exporting(tier=tier.name, text=text)),
+        )
+        self._all.append(found)
+        write_bundle(found.bundle, self._folder / bundle_name(tier.name, exchange.name, format))
+        return found.bundle
+
+    def told(self) -> Compiled:
+        compiled = sum(found.compiled for found in self._all)
+        return Compiled(
+            compiled=compiled,
+            reused=len(self._all) - compiled,
+            cache=str(self._cache.folder),
+            cache_bytes=self._cache.nbytes,
+        )
+
+
+def _exchange(
+    federation: Federation, tiers: Mapping[str, Tier], exchange: Exchange, bundle_for: BundleFor
+) -> ExchangeSpec:
+    """``exchange`` of the method, with the bundles of each tier."""
+    own = {name: tier.exchange(exchange.name) for name, tier in tiers.items()}
+    hyper = _scalars({name: each.program for name, each in own.items()})  # first: bundles take minutes
+    specs = {name: _tier_spec(federation, tier, own[name], bundle_for) for name, tier in tiers.items()}
+    return ExchangeSpec(specs, hyper, exchange.program.schedule, exchange.program.server)
+
+
+def _tier_spec(federation: Federation, tier: Tier, exchange: Exchange, bundle_for: BundleFor) -> TierSpec:
+    bundle, *further = (bundle_for(tier, exchange, format) for format in federation.formats_of(tier.name))
+    form = exchange.program.form
+    finish = bundle.manifest.graph(bundle.manifest.finish)
+    labels = [port.label for port in finish.outputs_of("update")]
+    weights_only = (server_state.WEIGHTS,)
+    sends = weights_only if form.sections else server_state.states_of(labels, tier.program.server_state)
+    _check_sent(federation, tier, sends)
+    submodel = tier.submodel
+    place = steady(submodel.place, arrays(submodel.spec.weights), moves=submodel.moves)
+    return TierSpec(bundle, place, form, exchange.reads, sends, tuple(further))
+
+
+def _with_candidates(
+    candidate: Federation,
+    exchanges: Sequence[ExchangeSpec],
+    tiers: Mapping[str, Tier],
+    bundle_for: BundleFor,
+) -> list[ExchangeSpec]:
+    """The exchanges, in which tasks may be of a tier's candidate, too."""
+    whole = []
+    for index, exchange in enumerate(exchanges):
+        own = {}
+        for name, tier in tiers.items():
+            spec = _tier_spec(candidate, tier, tier.exchanges[index], bundle_for)
+            _check_alike(name, exchange.tiers[name], spec)
+            own[name + CANDIDATE] = spec
+        whole.append(replace(exchange, tiers={**exchange.tiers, **own}))
+    return whole
+
+
+def _check_alike(tier: str, ours: TierSpec, theirs: TierSpec) -> None:
+    if (ours.sends, ours.reads) != (theirs.sends, theirs.reads):
+        raise refused(tier, "it sends or reads another part of the server's state")
+    if ours.bundle.manifest.suffix != theirs.bundle.manifest.suffix:
+        raise refused(tier, "it trains other parts of the model")
+    if ours.bundle.manifest.carry_needed or theirs.bundle.manifest.carry_needed:
+        raise refused(tier, "devices need what they kept of the round before, and those of a trial have none")
+
+
+def _rollout(federation: Federation) -> Rollout:
+    bounds = federation.rollout.model_dump(exclude={"program", "tiers"})
+    return Rollout(seed=federation.federation.seed, tiers=tried_tiers(federation), **bounds)
+
+
+def _scalars(programs: Mapping[str, Program]) -> dict[str, float]:
+    """The scalars of an exchange, which are announced once for all tiers. ConfigError if a tier has another value."""
+    hyper: dict[str, float] = {}
+    for tier, program in programs.items():
+        for name, value in program.hyper.items():
+            if hyper.setdefault(name, value) != value:
+                raise ConfigError(
+                    f"program {program.name!r} has the scalar {name} = {value:g} in tier {tier!r} and {hyper[name]:g} in "
+                    "others, and a round announces one value to all: give it one, or make it part of the graphs",
+                    program=program.name,
+                    tier=tier,
+                )
+    return hyper
+
+
+def _check_counting(federation: Federation, tiers: Mapping[str, Tier]) -> None:
+    forms = {name: tier.program.form for name, tier in tiers.items()}
+    own = [name for name, tier in tiers.items() if not tier.submodel.units]
+    check_counting(federation.round.count, federation.downlink.encoding, forms, own)
+
+
+def _warnings(
+    federation: Federation,
+    tiers: Mapping[str, Tier],
+    model: Arrays,
+    initial: Arrays,
+    aggregate: AggregateSpec,
+) -> Iterator[Warned]:
+    """What a person should know before anything is compiled."""
+    for name, tier in tiers.items():
+        for text in submodel_warnings(tier.submodel, name, model):
+            yield Warned(tier=name, text=text)
+    method = next(iter(tiers.values())).program
+    if federation.round.lr_decay_at and not any("lr" in each.hyper for each in method.exchanges):
+        text = f"round.lr_decay_at has nothing to act on: program {method.name!r} has no scalar lr; see its own schedule"
+        yield Warned(tier="", text=text)
+    if aggregate.rule.buffered:
+        entries = sum(array.size for array in initial.values())
+        yield Warned(tier="", text=_memory_of(aggregate.rule, entries))
+
+
+def _offers(tier: str, offered: int, exchanges: Sequence[TierSpec]) -> Iterator[Warned]:
+    """Devices that report just the memory that their tier asks for decline its rounds if a graph needs more."""
+    manifests = [bundle.manifest for each in exchanges for bundle in (each.bundle, *each.further)]
+    needed = max(manifest.planned_bytes for manifest in manifests)
+    if 0 < offered < needed:
+        text = (
+            f"memory_bytes asks devices for {offered:,} bytes, and the largest graph of a round needs {needed:,}: those "
+            "that offer less decline; ask for as much, or set memory_budget"
+        )
+        yield Warned(tier=tier, text=text)
+
+
+def _check_sent(federation: Federation, tier: Tier, sends: Collection[str]) -> None:
+    """Updates that hold more than weights: what is counted and measured of weights would be wrong of it."""
+    shared = [name for name in sends if name != server_state.WEIGHTS]
+    if not shared:
+        return
+    program = tier.program
+    check_lies_like_weights(program, tier.submodel)
+    subject = f"program {program.name!r} sends {', '.join(shared)} beside the weights, and"
+    if federation.aggregate.clip_norm:
+        raise ConfigError(
+            f"{subject} aggregate.clip_norm bounds weights only; set it to 0 and use the program's own clip, or "
+            "aggregate.rule median or trimmed_mean",
+            program=program.name,
+        )
+    if federation.round.count == "nonzero":
+        raise ConfigError(
+            f"{subject} round.count 'nonzero' leaves out what stayed as it was, which is a value like any other there; set "
+            "it to 'holders'",
+            program=program.name,
+        )
+
+
+def _rules(federation: Federation, tables: Mapping[str, TierTable], method: Program) -> Rules:
+    if method.whole and federation.round.fraction < 1:
+        raise ConfigError(
+            f"program {method.name!r} needs every device in every round, and round.fraction is "
+            f"{federation.round.fraction:g}; set it to 1, or choose a program that samples devices",
+            program=method.name,
+        )
+    limits, table = federation.wire_limits, federation.round
+    if table.mode == "buffered":
+        check_versions(method)
+    return Rules(
+        run="",
+        seed=federation.federation.seed,
+        rounds=federation.federation.rounds,
+        tiers=tuple(
+            TierRule(name, _patterns(name, tier), tier.memory_bytes) for name, tier in tables.items()
+        ),
+        min_devices=table.min_devices,
+        min_reports=table.min_reports,
+        fraction=table.fraction,
+        over_selection=table.over_selection,
+        weighted=table.weighting == "samples",
+        samples=table.samples,
+        most_samples=table.most_samples,
+        weight_cap=table.weight_cap,
+        deadline_s=limits.round_deadline_s,
+        ready_timeout_s=limits.ready_timeout_s,
+        offline_grace_s=limits.offline_grace_s,
+        strikes=limits.strikes,
+        bench_rounds=limits.bench_rounds,
+        whole=method.whole,
+        absent=table.absent,
+        opening=len(method.opening),
+        selection=_selection(federation, method),
+        **_buffered(federation),
+    )
+
+
+def _buffered(federation: Federation) -> dict[str, Any]:
+    """Of the rules, those of rounds that wait for nobody."""
+    table = federation.round
+    if table.mode == "synchronous":
+        return {}
+    names = ("buffer", "concurrency", "max_staleness", "staleness")
+    return {name: getattr(table, name) for name in names}
+
+
+def _selection(federation: Federation, method: Program) -> Selection:
+    table = federation.selection
+    if method.whole and (table.policy != "uniform" or table.measured or table.quorum):
+        raise ConfigError(
+            f"program {method.name!r} needs every device in every round, and the table selection chooses among them: leave "
+            "policy, measured and quorum out, or choose a program that samples devices",
+            program=method.name,
+        )
+    return Selection(**{**dict(table), "quotas": tuple(table.quotas.items())})
+
+
+def _aggregate(federation: Federation) -> AggregateSpec:
+    table = federation.aggregate
+    rule = MeanRule(table.rule, table.trim if table.rule in SHARED else 0.0)
+    return AggregateSpec(rule, table.clip_norm, table.clip_statistics, table.threads)
+
+
+def _rollback(federation: Federation, spec: ModelSpec) -> Rollback:
+    table = federation.round
+    if table.rollback_accuracy and "accuracy" not in spec.metrics:
+        raise ConfigError(
+            f"round.rollback_accuracy is {table.rollback_accuracy:g}, and {spec.name} has no accuracy: set it to 0, and "
+            "round.rollback_loss in its place",
+            metrics=spec.metrics,
+        )
+    return Rollback(table.rollback_accuracy, table.rollback_loss)
+
+
+def _memory_of(rule: MeanRule, entries: int) -> str:
+    each = buffered_bytes(2, entries) - buffered_bytes(1, entries)
+    return f"the rule {rule.name} keeps every update until the round ends: {mebibytes(each)} for each device"
+
+
+def _patterns(name: str, tier: TierTable) -> tuple[str, ...]:
+    """Who belongs to a tier by name. One that says nothing at all takes the devices that bear its name."""
+    return tier.devices if tier.devices or tier.memory_bytes else (f"{name}-*",)

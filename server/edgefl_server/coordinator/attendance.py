@@ -1,0 +1,249 @@
+"""Who may take part in the next round, who is missing from one, and why. Pure functions over the coordinator's state.
+
+Most programs take whoever is there. Where all devices are needed, those of the method's first round are its *members*:
+no round opens without one of them, and none closes. A device that comes later has nothing of the earlier exchanges; it
+joins if the method begins again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+from edgefl.wire.mqtt.messages import NO_CARRY
+from edgefl_server.coordinator import bench, roster, selection
+from edgefl_server.coordinator.roster import Device
+from edgefl_server.coordinator.states import OpenRound, Rules, State
+
+_TOLD = 20
+"""Devices that a message names at most."""
+
+
+@dataclass(frozen=True)
+class Presence:
+    """The next round opens once ``known`` is ``needed``; ``missing`` are those it waits for, where it knows their names.
+
+    ``reason`` says why it needs more than the rules say, or why some that are online do not count.
+    """
+
+    known: int
+    needed: int
+    missing: tuple[str, ...] = ()
+    reason: str = ""
+
+
+def presence(rules: Rules, state: State, now: float) -> Presence:
+    """How many devices the next round has, and how many it needs to open."""
+    least = max(1, rules.min_reports)
+    if not rules.all_needed:
+        needed, here = _least(rules, state, now), _here(rules, state, now)
+        return Presence(here, needed, reason=_reason(rules, state, needed) if here < needed else "")
+    names = candidates(rules, state, now)
+    missing = tuple(name for name in names if not _is_there(state.devices.get(name)))
+    needed = len(names) if state.members else max(len(names), least, rules.min_devices)
+    return Presence(len(names) - len(missing), needed, missing)
+
+
+def _least(rules: Rules, state: State, now: float) -> int:
+    """Devices that have to be there, where not all are needed."""
+    least = max(1, rules.min_reports)
+    if now >= state.waiting_since + _patience_s(rules, state):
+        return least
+    return max(least, rules.min_devices) if state.next_round == 1 else selection.needed(rules, state)
+
+
+def _patience_s(rules: Rules, state: State) -> float:
+    """How long the next round waits for more devices than it cannot do without."""
+    if state.next_round == 1:
+        return rules.ready_timeout_s
+    return rules.selection.patience_s if rules.selection.quorum else 0.0
+
+
+def _reason(rules: Rules, state: State, needed: int) -> str:
+    reasons = []
+    if state.next_round > 1 and needed > max(1, rules.min_reports):
+        lost = state.record.lost_share() or 0.0
+        reasons.append(
+            f"{lost:.0%} of the tasks of the last rounds were not answered, so that it takes {needed} devices to have "
+            f"{max(1, rules.min_reports)} reports with probability {rules.selection.quorum:g}"
+        )
+    if left_out := state.devices.left_out:
+        reasons.append(f"{left_out} more are online and left out for their conditions")
+    return "; ".join(reasons)
+
+
+def _here(rules: Rules, state: State, now: float) -> int:
+    """How many :func:`candidates` there are, where not all are needed."""
+    if state.benched:
+        return len(candidates(rules, state, now))
+    return state.devices.here(now, rules.offline_grace_s)
+
+
+def candidates(rules: Rules, state: State, now: float) -> list[str]:
+    """Whom the next round selects from, sorted: the members if there are some, else every device with a tier that is here.
+
+    A device that has just gone offline counts as here for the grace. Where all are needed, the round waits for it.
+    """
+    if rules.all_needed and state.members:
+        return sorted(state.members)
+    names = roster.eligible(state.devices, now, rules.offline_grace_s)
+    return bench.playing(state, names, max(rules.min_devices, rules.min_reports)) if state.benched else names
+
+
+def opens_at(rules: Rules, state: State, now: float) -> float | None:
+    """When time alone may end the wait for the next round (epoch seconds), or None if only devices can."""
+    if not rules.all_needed:
+        ready = state.waiting_since + _patience_s(rules, state)
+        return ready if ready > now else None
+    missing = presence(rules, state, now).missing
+    if not state.members:
+        return min((state.devices[name].seen + rules.offline_grace_s for name in missing), default=None)
+    if rules.absent != "refuse":
+        return None
+    since = state.waiting_since
+    return min((grace_ends(rules, state.devices.get(name), since) for name in missing), default=None)
+
+
+def gone(rules: Rules, state: State, now: float) -> dict[str, str]:
+    """The members without which no round can open and whose time to come back is over, and what is known of each."""
+    if not (rules.all_needed and rules.absent == "refuse" and state.members):
+        return {}
+    missing = {name: state.devices.get(name) for name in presence(rules, state, now).missing}
+    return {
+        name: _offline(rules)
+        if device is not None and not device.online
+        else (device.unfit if device is not None else "")
+        or "it fits no tier any more: its hello names too little memory"
+        for name, device in missing.items()
+        if now >= grace_ends(rules, device, state.waiting_since)
+    }
+
+
+def lacking(rules: Rules, state: State, current: OpenRound, now: float) -> dict[str, str]:
+    """The devices of a round from which no update will come, and why, by name."""
+    if not _may_lack(rules, state, current, now):
+        return {}
+    why = {name: _why(rules, state, current, name, now) for name in current.assignments}
+    return {name: reason for name, reason in why.items() if reason}
+
+
+def _may_lack(rules: Rules, state: State, current: OpenRound, now: float) -> bool:
+    """Whether there is a reason to look at each device: one has answered, and not by an update, or time is over for one."""
+    ended = sum(current.count(status) for status in ("rejected", "declined", "expired"))
+    if ended or now >= current.deadline:
+        return True
+    return any(until <= now for until in _away_until(rules, state, current))
+
+
+def _away_until(rules: Rules, state: State, current: OpenRound) -> Iterator[float]:
+    """When the grace ends of each device of the round that is offline and has not answered."""
+    waited, away = current.assignments.open, state.devices.away
+    for name in waited if len(waited) < len(away) else away:
+        if name in waited and (until := away_until(rules, state, current, name)) is not None:
+            yield until
+
+
+def _why(rules: Rules, state: State, current: OpenRound, name: str, now: float) -> str:
+    assignment, until = current.assignments[name], away_until(rules, state, current, name)
+    match assignment.status:
+        case "rejected":
+            return f"its update was refused{assignment.reason and f': {assignment.reason}'}"
+        case "declined":
+            return f"it declined ({assignment.reason})"
+        case "expired":
+            return "its task took too long, or it was away for too long"
+        case "open" if now >= current.deadline:
+            return "it did not report in time"
+        case "open" if until is not None and now >= until:
+            return _offline(rules)
+    return ""
+
+
+def unreported(rules: Rules, state: State, current: OpenRound, now: float) -> dict[str, str]:
+    """Every device with a tier whose update is not in the round, and why, by name."""
+    elsewhere = {
+        name: device.unfit or "it was not there"
+        for name, device in sorted(state.devices.items())
+        if device.tier
+    }
+    waited = {each.device: "it did not report in time" for each in current.with_status("open")}
+    reasons = elsewhere | waited | lacking(rules, state, current, now)
+    accepted = {assignment.device for assignment in current.with_status("accepted")}
+    return {name: why for name, why in reasons.items() if name not in accepted}
+
+
+def missing(rules: Rules, state: State, ended: OpenRound, now: float) -> dict[str, str]:
+    """The devices of a round that ended without their updates, and why, by name. Where versions wait for nobody, who is
+    still at work goes on in the next."""
+    known = lacking(rules, state, ended, now)
+    fine = ("accepted", "open") if ended.buffered else ("accepted",)
+    return {
+        name: known.get(name) or "the round had enough without it"
+        for name, task in ended.assignments.items()
+        if task.status not in fine
+    }
+
+
+def without_carry(current: OpenRound) -> tuple[str, ...]:
+    """The devices that declined because what they kept is lost."""
+    return tuple(each.device for each in current.with_status("declined") if each.reason == NO_CARRY)
+
+
+def all_refused(current: OpenRound, names: Collection[str]) -> bool:
+    """Whether all of these devices have answered, with an update that was refused or by declining."""
+    return all(current.assignments[name].status in ("rejected", "declined") for name in names)
+
+
+def given_up_at(rules: Rules, state: State, current: OpenRound) -> float | None:
+    """When a round ends before its deadline for devices that have been offline longer than the grace.
+
+    Where all are needed, the first of these ends it. Elsewhere a round with enough reports ends when it waits for nobody
+    else; None while it lacks reports, or one of those it waits for is online.
+    """
+    if current.whole:
+        return min(_away_until(rules, state, current), default=None)
+    if current.count("accepted") < max(1, rules.min_reports):
+        return None
+    last = 0.0
+    for name in current.assignments.open:  # the first that is online ends the search
+        until = away_until(rules, state, current, name)
+        if until is None:
+            return None
+        last = max(last, until)
+    return last
+
+
+def away_until(rules: Rules, state: State, current: OpenRound, name: str) -> float | None:
+    """When the grace of a device of the round ends; None while it is online.
+
+    The grace runs from the round's beginning at the earliest, which moves with its deadline: after a restart or an outage
+    of the server, devices that were offline when it last heard of them have that long to come back.
+    """
+    device = state.devices.get(name)
+    if device is None or device.online:
+        return None
+    return grace_ends(rules, device, current.deadline - rules.deadline_s)
+
+
+def grace_ends(rules: Rules, device: Device | None, since: float) -> float:
+    """A device has the grace from when it was last seen, from ``since`` at the earliest."""
+    return max(since, device.seen if device is not None else since) + rules.offline_grace_s
+
+
+def told(names: Mapping[str, str]) -> str:
+    """Return ``strong-0, strong-1 (it declined (no-carry)), weak-1 (...)``, and how many more devices there are."""
+    devices: dict[str, list[str]] = {}
+    for name, why in list(names.items())[:_TOLD]:
+        devices.setdefault(why, []).append(name)
+    more = len(names) - _TOLD
+    return ", ".join(f"{', '.join(alike)} ({why})" for why, alike in devices.items()) + (
+        f" and {more} more" if more > 0 else ""
+    )
+
+
+def _is_there(device: Device | None) -> bool:
+    return device is not None and device.online and device.usable
+
+
+def _offline(rules: Rules) -> str:
+    return f"it has been offline for over {rules.offline_grace_s:g} s"

@@ -1,0 +1,176 @@
+"""The devices that a server knows, and the tasks of a round: immutable, and an event costs the same however many there are.
+
+Both are persistent maps (a changed copy shares what is the same) with what the coordinator asks of them for each event:
+how many devices are here, how many tasks are answered. Nothing is counted anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+from immutables import Map
+
+from edgefl_server.coordinator.roster import Device
+
+Status = Literal["open", "accepted", "rejected", "declined", "expired", "stale"]
+"""``expired``: its time is over, ``stale``: too many versions came since; both only where versions wait for nobody."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """A device's part in a round. ``weight_limit`` is the most its update may claim to weigh, ``reason`` why it declined,
+    or why the update was refused. ``round`` is the one whose model it begins from; ``until`` (epoch seconds), where each
+    task has its own, is when its time is over. ``lost_turn``: the device had a turn to upload and did not use it."""
+
+    device: str
+    tier: str
+    seed: int
+    nonce: str
+    weight_limit: int = 1
+    status: Status = "open"
+    reason: str = ""
+    round: int = 0
+    until: float = 0.0
+    lost_turn: bool = False
+
+
+class Devices(Mapping[str, Device]):
+    """Devices by name. ``ready``: how many are usable and online; ``left_out``: how many are online, have a tier, and are
+    kept out by their conditions; ``away``: those that are offline; ``members``: how many have a tier."""
+
+    __slots__ = ("_all", "away", "left_out", "members", "ready")
+
+    def __init__(self, devices: Mapping[str, Device] | None = None) -> None:
+        given = dict(devices or {})
+        self._all = Map(given)
+        self.away = Map({name: device for name, device in given.items() if not device.online})
+        self.ready = sum(map(_ready, given.values()))
+        self.left_out = sum(map(_left_out, given.values()))
+        self.members = sum(map(_has_tier, given.values()))
+
+    def with_device(self, device: Device) -> Devices:
+        """The same devices and ``device``, which takes the place of one of its name."""
+        return self._changed(device.name, device)
+
+    def without(self, name: str) -> Devices:
+        """The same devices but the one of that name."""
+        return self._changed(name, None)
+
+    def _changed(self, name: str, device: Device | None) -> Devices:
+        before, after = self._all.get(name), Devices.__new__(Devices)
+        after.ready, after.left_out, after.members = (
+            count + (device is not None and holds(device)) - (before is not None and holds(before))
+            for count, holds in (
+                (self.ready, _ready),
+                (self.left_out, _left_out),
+                (self.members, _has_tier),
+            )
+        )
+        after._all, after.away = self._all, self.away
+        if name in after.away:
+            after.away = after.away.delete(name)
+        if device is None:
+            after._all = after._all.delete(name) if before is not None else after._all
+            return after
+        after._all = after._all.set(name, device)
+        if not device.online:
+            after.away = after.away.set(name, device)
+        return after
+
+    def here(self, now: float, grace_s: float) -> int:
+        """How many a round may select: those that are online, and those that went offline less than ``grace_s`` ago."""
+        return self.ready + sum(device.eligible(now, grace_s) for device in self.away.values())
+
+    def __getitem__(self, name: str) -> Device:
+        return self._all[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._all
+
+
+class Assignments(Mapping[str, Assignment]):
+    """A round's tasks by device, in the order of the devices' names. ``open``: those that are not answered.
+
+    ``accepted``: answers that were accepted before, of tasks that are not among them."""
+
+    __slots__ = ("_all", "_counts", "_names", "open")
+
+    def __init__(self, tasks: Mapping[str, Assignment], *, accepted: int = 0) -> None:
+        self._names = tuple(sorted(tasks))
+        self._all = Map(tasks)
+        self.open = Map({name: task for name, task in tasks.items() if task.status == "open"})
+        self._counts: dict[Status, int] = dict.fromkeys(get_args(Status), 0)
+        self._counts["accepted"] = accepted
+        for task in tasks.values():
+            self._counts[task.status] += 1
+
+    def answered(self, name: str, status: Status, reason: str = "") -> Assignments:
+        """The same tasks, of which that of ``name`` is answered. One is answered once: later words change nothing."""
+        task = self.open.get(name)
+        if task is None or status == "open":
+            return self
+        after = Assignments.__new__(Assignments)
+        after._names = self._names
+        after._all = self._all.set(name, replace(task, status=status, reason=reason))
+        after.open = self.open.delete(name)
+        after._counts = {**self._counts, "open": len(after.open), status: self._counts[status] + 1}
+        return after
+
+    def with_lost_turn(self, name: str) -> Assignments:
+        """Return the same tasks, where ``name`` has lost a turn to upload."""
+        if (task := self.open.get(name)) is None:
+            return self
+        return self.with_tasks([replace(task, lost_turn=True)])
+
+    def with_tasks(self, tasks: Sequence[Assignment]) -> Assignments:
+        """The same and new ``tasks``, each of a device that has none that is open. What was answered before counts on."""
+        new = {task.device: task for task in tasks}
+        after = Assignments.__new__(Assignments)
+        fresh = [name for name in new if name not in self._all]
+        after._names = tuple(sorted((*self._names, *fresh))) if fresh else self._names
+        after._all, after.open = self._all.update(new), self.open.update(new)
+        after._counts = {**self._counts, "open": len(after.open)}
+        return after
+
+    def later(self, seconds: float) -> Assignments:
+        """The same tasks, each with so much more time."""
+        moved = {name: replace(task, until=task.until + seconds) for name, task in self._all.items()}
+        after = Assignments(moved)
+        after._counts = self._counts
+        return after
+
+    def count(self, status: Status) -> int:
+        """How many were answered so; of ``open``, how many are."""
+        return self._counts[status]
+
+    def __getitem__(self, name: str) -> Assignment:
+        return self._all[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._all
+
+
+def _ready(device: Device) -> bool:
+    return device.online and device.usable
+
+
+def _has_tier(device: Device) -> bool:
+    return bool(device.tier)
+
+
+def _left_out(device: Device) -> bool:
+    return device.online and bool(device.tier) and bool(device.unfit)

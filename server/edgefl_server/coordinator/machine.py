@@ -1,0 +1,377 @@
+"""The rounds of a run as a pure state machine: ``step(rules, state, event, now) -> (state, actions)``.
+
+No clock, no random source and no I/O: time comes in with each event, choices follow from the federation's seed. ::
+
+    waiting --(enough devices)--> open --(goal met, all answered, or deadline)--> closing --ModelReady--> waiting
+                                   |                                                                        |
+                                   +--(too few reports)--> waiting           (no round left) --> done <-----+
+
+Where a program needs every device, a round that lacks one is tried again or ends the run (``Rules.absent``), and one that a
+device declines because it has lost what it kept makes the method begin again. Where updates are refused three tries in a
+row, the run ends, too: nobody is awaited who could change that. Each closed round completes an exchange.
+
+With a buffer (``Rules.buffer``) rounds are versions that wait for nobody: :mod:`edgefl_server.coordinator.buffered` says
+when one ends and who is at work; the rest is the same.
+
+The service carries out the actions in order, and journals them before anyone else hears of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from edgefl_server.coordinator import attendance, bench, buffered, rollout, roster, selection, states, words
+from edgefl_server.coordinator.eligibility import unfit
+from edgefl_server.coordinator.fleet import Assignments, Devices, Status
+from edgefl_server.coordinator.roster import Device
+from edgefl_server.coordinator.states import MOST_REFUSED, Actions, OpenRound, Rules, State
+from edgefl_server.coordinator.tasks import assigned
+from edgefl_server.coordinator.words import noted
+
+_OF_NO_USE = (
+    f"{MOST_REFUSED} tries in a row ended for refused updates, and the next would not be better; start over in another "
+    "`out` with what the reason asks for, or start the server again with the same `out` to go on trying"
+)
+
+
+_SPOILED = "spoiled the exchange again and again"
+
+_NO_MODEL = (
+    f"it failed {MOST_REFUSED} times in a row; change the program's options and start over in another `out`"
+)
+
+
+def initial(model_version: str, now: float) -> State:
+    """Before the first round."""
+    return State("waiting", 1, model_version, now)
+
+
+def step(
+    rules: Rules, state: State, event: states.Event, now: float, *, settle: bool = True
+) -> tuple[State, Actions]:
+    """The state after ``event``, and what the service is to do, in order.
+
+    Without ``settle`` a hello or a status is only noted, which costs the same however many devices there are: whether a
+    round opens or closes for it is found out by the next event with it, such as a Tick.
+    """
+    match event:
+        case states.DeviceHello():
+            return _hello(rules, state, event, now, settle=settle)
+        case states.DeviceLeft():
+            return replace(state, devices=state.devices.without(event.device)), ()
+        case states.TrialCounted():
+            return replace(state, trial=event.trial), ()
+        case states.DeviceStatus() if not settle:
+            return _seen(state, event, now), ()
+        case states.DeviceStatus():
+            state = _seen(state, event, now)
+        case states.Answered() | states.Declined() | states.TurnLost():
+            state = _answered(state, event)
+        case states.Answers():
+            for each in event.answers:
+                state = _answered(state, each)
+        case states.Outage():
+            state = _delayed(rules, state, event.seconds)
+        case states.Hold():
+            state = replace(state, held=event.on)
+        case states.ModelReady() if state.phase == "closing" and state.round is not None:
+            if event.failed:
+                return _failed(rules, state, state.round, event, now)
+            state = _completed(state, state.round, event.model_version, now)
+    return _settle(rules, state, now)
+
+
+def wake_at(rules: Rules, state: State, now: float) -> float | None:
+    """When a Tick may change something (epoch seconds), or None if only other events can."""
+    if state.phase == "open" and state.round is not None:
+        if rules.buffered:
+            return buffered.wake_at(rules, state, state.round)
+        given_up = attendance.given_up_at(rules, state, state.round)
+        return state.round.deadline if given_up is None else min(given_up, state.round.deadline)
+    return attendance.opens_at(rules, state, now) if state.phase == "waiting" and not state.held else None
+
+
+def _hello(
+    rules: Rules, state: State, event: states.DeviceHello, now: float, *, settle: bool
+) -> tuple[State, Actions]:
+    """A hello is retained, so it may be old news: whether the device is there, its status says, if there is one."""
+    known = state.devices.get(event.device)
+    tier = roster.tier_of(rules.tiers, event.device, event.memory_bytes, known.tier if known else "")
+    online = event.online if known is None else known.online
+    seen = (
+        now if online else known.seen if known is not None else 0.0
+    )  # gone before its hello, it is gone for good
+    why = unfit(rules.selection, event.conditions)
+    device = Device(event.device, tier, event.samples, online, seen, event.conditions, why)
+    state = replace(state, devices=state.devices.with_device(device))
+    state, actions = _settle(rules, state, now) if settle else (state, ())
+    if (
+        state.phase != "open"
+        or state.round is None
+        or any(isinstance(action, states.Open) for action in actions)
+    ):
+        return state, actions  # opening a round sends every task
+    assignment = state.round.assignments.get(event.device)
+    if assignment is None or assignment.status != "open" or event.again:
+        return state, actions
+    if any(isinstance(action, states.Reassign) and assignment in action.tasks for action in actions):
+        return state, actions  # a new task is sent anyway
+    return state, (*actions, states.SendTask(assignment))
+
+
+def _seen(state: State, event: states.DeviceStatus, now: float) -> State:
+    known = state.devices.get(event.device)
+    if known is None:
+        return state  # a stranger is nobody before its hello
+    if event.for_good:
+        return replace(state, devices=state.devices.with_device(roster.gone(known)))
+    if known.online == event.online:
+        return state  # "offline" twice does not restart the grace
+    return replace(state, devices=state.devices.with_device(replace(known, online=event.online, seen=now)))
+
+
+def _delayed(rules: Rules, state: State, seconds: float) -> State:
+    """Everything that time was running out for, the grace of devices offline included, gets ``seconds`` more."""
+    current = state.round and replace(
+        state.round,
+        deadline=state.round.deadline + seconds,
+        assignments=state.round.assignments.later(seconds) if rules.buffered else state.round.assignments,
+    )
+    devices = {
+        name: device if device.online else replace(device, seen=device.seen + seconds)
+        for name, device in state.devices.items()
+    }
+    return replace(
+        state, waiting_since=state.waiting_since + seconds, devices=Devices(devices), round=current
+    )
+
+
+def _answered(state: State, event: states.Answered | states.Declined | states.TurnLost) -> State:
+    task = state.round.assignments.get(event.device) if state.round is not None else None
+    if isinstance(event, states.Answered):
+        if task is None or event.nonce not in ("", task.nonce):
+            return state
+        status: Status = "accepted" if event.accepted else "rejected"
+        return _with_answer(state, event.device, status=status, reason=event.reason)
+    if state.round is None or task is None or task.nonce != event.nonce or state.phase != "open":
+        return state
+    if isinstance(event, states.TurnLost):
+        tasks = state.round.assignments.with_lost_turn(event.device)
+        return replace(state, round=replace(state.round, assignments=tasks))
+    return _with_answer(state, event.device, status="declined", reason=event.reason)
+
+
+def _with_answer(state: State, device: str, *, status: Status, reason: str = "") -> State:
+    if state.round is None or device not in state.round.assignments.open:
+        return state
+    tasks = state.round.assignments.answered(device, status, reason)
+    return replace(state, round=replace(state.round, assignments=tasks))
+
+
+def _settle(rules: Rules, state: State, now: float) -> tuple[State, Actions]:
+    """Close or open rounds as far as ``state`` and ``now`` allow."""
+    actions: Actions = ()
+    if state.phase == "open" and state.round is not None:
+        go_on = _maybe_finish if rules.buffered else _maybe_close
+        state, actions = go_on(rules, state, state.round, now)
+    if state.phase == "waiting":
+        state, opened = _maybe_open(rules, state, now)
+        actions += opened
+    return state, actions
+
+
+def _maybe_close(rules: Rules, state: State, current: OpenRound, now: float) -> tuple[State, Actions]:
+    accepted = current.count("accepted")
+    if current.whole:
+        if accepted < current.goal:
+            lacking = attendance.lacking(rules, state, current, now)
+            return _without(rules, state, current, lacking, now) if lacking else (state, ())
+        return replace(noted(state, current, now), phase="closing"), (states.Close(current),)
+    given_up = attendance.given_up_at(rules, state, current)
+    until = current.deadline if given_up is None else min(given_up, current.deadline)
+    if accepted < current.goal and now < until and current.count("open"):
+        return state, ()
+    before, state = state, noted(bench.judged(rules, state, current, now), current, now)
+    left_out = _left_out(before, state)
+    if accepted >= max(1, rules.min_reports):
+        closing = (*_incomplete(rules, state, current, now), states.Close(current))
+        return replace(state, phase="closing"), (*left_out, *closing)
+    after, actions = _too_few(rules, state, current, now)
+    return after, (*left_out, *actions)
+
+
+def _too_few(rules: Rules, state: State, current: OpenRound, now: float) -> tuple[State, Actions]:
+    """End a round without enough reports."""
+    lost = attendance.without_carry(current)
+    if rules.whole and len(lost) == len(current.assignments) and _may_begin_again(rules, current):
+        return _begin_again(state, current, lost, now)
+    text, refused = words.too_few(rules, current), state.refused
+    if current.count("accepted") or current.count("rejected"):
+        refused = refused + 1 if words.diverged(current) else 0
+    if refused < MOST_REFUSED or not words.all_diverged(current):
+        after = replace(
+            _between_rounds(state, current, now), refused=refused, declined=words.all_declined(current)
+        )
+        return after, (states.Abandon(current, text),)
+    return _refused(state, current, text, words.DIVERGED_RUN, now)
+
+
+def _maybe_finish(rules: Rules, state: State, current: OpenRound, now: float) -> tuple[State, Actions]:
+    """A version that waits for nobody: its devices are looked after until it has enough updates."""
+    if current.count("accepted") < current.goal:
+        enough = len(current.assignments) >= min(MOST_REFUSED, len(state.devices))
+        if enough and not current.count("open") and words.all_diverged(current):
+            return _refused(state, current, words.too_few(rules, current), words.DIVERGED_RUN, now)
+        return buffered.gone_on(rules, state, current, now)
+    after = noted(bench.judged(rules, state, current, now), current, now)
+    return replace(after, phase="closing"), (*_left_out(state, after), states.Close(current))
+
+
+def _left_out(before: State, after: State) -> Actions:
+    """A warning, if devices have spoiled too many rounds in a row."""
+    benched = bench.newly_benched(before, after)
+    if not benched:
+        return ()
+    return (states.Warn(words.left_out(benched)),)
+
+
+def _incomplete(rules: Rules, state: State, current: OpenRound, now: float) -> Actions:
+    """A warning, if a program that needs every device goes on without some."""
+    absent = attendance.unreported(rules, state, current, now) if rules.whole else {}
+    if not absent:
+        return ()
+    text = (
+        f"round {current.number} goes on without {attendance.told(absent)}: the program needs every device in every round, "
+        "so the method's guarantees do not hold"
+    )
+    return (states.Warn(text),)
+
+
+def _without(
+    rules: Rules, state: State, current: OpenRound, lacking: dict[str, str], now: float
+) -> tuple[State, Actions]:
+    """End a round that needs all of its devices and will not hear of some."""
+    count, missing = len(current.assignments), attendance.told(lacking)
+    text = f"round {current.number} is abandoned and the model unchanged: it needs all {count} devices, and lacks {missing}"
+    if rules.absent == "refuse":
+        return _refused(state, current, text, words.COME_BACK, now)
+    before, state = state, bench.judged(rules, state, current, now)
+    spoilers = bench.newly_benched(before, state)
+    if spoilers and _may_begin_again(rules, current) and bench.may_go_on_without(rules, state, spoilers):
+        after, actions = _begin_again(state, current, tuple(sorted(spoilers)), now, why=_SPOILED)
+        return after, (*_left_out(before, state), *actions)
+    lost = attendance.without_carry(current)
+    if not lost:
+        refused = state.refused + 1 if attendance.all_refused(current, lacking) else 0
+        if refused == MOST_REFUSED:
+            return _refused(state, current, text, _OF_NO_USE, now)
+        again = f"{text}; the exchange is tried again as soon as all of them are there"
+        return replace(_between_rounds(state, current, now), refused=refused), (
+            states.Abandon(current, again),
+        )
+    if _may_begin_again(rules, current):
+        return _begin_again(state, current, lost, now)
+    remedy = (
+        "what they lost cannot be made again, so no round can be completed; start over with another `out`"
+    )
+    return _refused(state, current, text, remedy, now)
+
+
+def _may_begin_again(rules: Rules, current: OpenRound) -> bool:
+    """Whether exchanges before this one could give devices anew what they lack."""
+    return rules.opening > 0 and current.position > 0
+
+
+def _begin_again(
+    state: State, current: OpenRound, lost: tuple[str, ...], now: float, why: str = ""
+) -> tuple[State, Actions]:
+    names, whose = ", ".join(lost), "has lost what it" if len(lost) == 1 else "have lost what they"
+    why = why or f"{whose} kept" + (f" of round {state.base}" if state.base else "")
+    text = (
+        f"{names} {why}: round {current.number} is abandoned, and the method begins again from the current "
+        "model, with its opening exchange and whatever devices are there"
+    )
+    after = replace(_between_rounds(state, current, now), position=0, members=())
+    return after, (states.Abandon(current, text, restart=True), states.Warn(text))
+
+
+def _refused(state: State, current: OpenRound, text: str, remedy: str, now: float) -> tuple[State, Actions]:
+    ended = replace(_between_rounds(state, current, now), phase="done")
+    return ended, (
+        states.Abandon(current, text),
+        states.Refuse(f"{text}; {remedy}", words.all_diverged(current)),
+    )
+
+
+def _completed(state: State, current: OpenRound, model_version: str, now: float) -> State:
+    ended = replace(_between_rounds(state, current, now), model_version=model_version, base=current.number)
+    return replace(ended, position=state.position + 1)
+
+
+def _failed(
+    rules: Rules, state: State, current: OpenRound, ready: states.ModelReady, now: float
+) -> tuple[State, Actions]:
+    """The server's step gave no model, or one that is worse. Its round has been journaled as abandoned.
+
+    A round that is undone counts as no try: devices that send bad updates must not end the run.
+    """
+    after = replace(_between_rounds(state, current, now), refused=0 if ready.undone else state.refused + 1)
+    if after.refused == MOST_REFUSED:
+        return replace(after, phase="done"), (states.Refuse(f"{ready.failed}; {_NO_MODEL}"),)
+    return _settle(rules, after, now)
+
+
+def _between_rounds(state: State, ended: OpenRound, now: float) -> State:
+    after = replace(
+        state,
+        phase="waiting",
+        next_round=ended.number + 1,
+        waiting_since=now,
+        round=None,
+        refused=0,
+        declined={},
+    )
+    # What is still at work goes on in the next version.
+    versions = {**ended.older, ended.number: states.Version(ended.model_version, ended.position)}
+    open_tasks = Assignments(dict(ended.assignments.open)) if ended.buffered else state.carried
+    return replace(after, carried=open_tasks, versions=versions if ended.buffered else {})
+
+
+def _maybe_open(rules: Rules, state: State, now: float) -> tuple[State, Actions]:
+    if state.next_round > rules.rounds:
+        done = replace(state, phase="done")
+        if (rules.whole and 0 < state.position <= rules.opening) or not state.base:
+            return done, (words.nothing_trained(rules, diverged=state.refused > 0, declined=state.declined),)
+        return done, (states.Finish(),)
+    if state.held:
+        return state, ()
+    there = attendance.presence(rules, state, now)
+    if there.known < there.needed and not state.carried.open:
+        gone = attendance.gone(rules, state, now)
+        return (replace(state, phase="done"), (words.lost(state, gone),)) if gone else (state, ())
+    if rules.buffered:
+        return buffered.begun(rules, state, now)
+    names = attendance.candidates(rules, state, now)
+    if rules.rollout is not None and state.trial is None:
+        state = replace(state, trial=rollout.begun(rules.rollout, state.next_round, state.devices, names))
+    opened = _new_round(rules, state, names, now)
+    members = tuple(names) if rules.all_needed else ()
+    return replace(state, phase="open", round=opened, members=members), (states.Open(opened),)
+
+
+def _new_round(rules: Rules, state: State, names: list[str], now: float) -> OpenRound:
+    number = state.next_round
+    goal, selected = len(names), names
+    if not rules.all_needed:
+        goal, selected = selection.goal_of(rules, len(names)), selection.chosen(rules, state, names)
+    assignments = {name: assigned(rules, state, number, state.devices[name]) for name in selected}
+    return OpenRound(
+        number,
+        state.model_version,
+        now,
+        now + rules.deadline_s,
+        goal,
+        Assignments(assignments),
+        state.position,
+        rules.all_needed,
+    )

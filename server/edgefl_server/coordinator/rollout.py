@@ -1,0 +1,189 @@
+"""A candidate on trial: a share of each tier's devices train with another bundle, are compared with the others, and it is
+promoted or taken back by rule. Pure data and functions; the journal has all of it.
+
+A task of such a device is of the tier ``weak@candidate``, whose updates are of the same form and go into the same sums.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from edgefl_server.coordinator import roster
+from edgefl_server.coordinator.fleet import Devices
+from edgefl_server.coordinator.record import Turnout
+from edgefl_server.coordinator.roster import Device
+from edgefl_server.coordinator.tier_names import CANDIDATE, base_of
+
+LEAST_TASKS = 10
+"""With so many tasks of the candidate its failures are judged before the trial is over: one that ends processes is not to do
+so for all rounds of a trial."""
+
+Verdict = Literal["", "promoted", "taken back"]
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """What the table ``rollout`` says: the ``tiers`` that have a candidate, the ``share`` of their devices that try it, for
+    so many ``rounds``, and how much worse it may be: ``most_loss_increase`` and ``most_slowdown`` relative to the others of
+    its tier, ``most_failures`` as a difference of shares of tasks."""
+
+    seed: int
+    tiers: tuple[str, ...]
+    share: float
+    rounds: int
+    most_loss_increase: float
+    most_failures: float
+    most_slowdown: float
+
+
+class Reports(msgspec.Struct, frozen=True, array_like=True):
+    """Medians over the updates of a tier in one round that counted: the training loss, and milliseconds of local steps; None
+    where none told it."""
+
+    loss: float | None
+    train_ms: float | None
+
+
+class Arm(msgspec.Struct, frozen=True, array_like=True):
+    """A tier, or its candidate, in the rounds of a trial: its tasks, those that were lost, and the :class:`Reports` of each
+    round that had some."""
+
+    tasks: int = 0
+    lost: int = 0
+    reports: tuple[Reports, ...] = ()
+
+    @property
+    def lost_share(self) -> float:
+        return self.lost / self.tasks if self.tasks else 0.0
+
+    def mean(self, name: str) -> float | None:
+        """The mean over the rounds."""
+        values = [value for each in self.reports if (value := getattr(each, name)) is not None]
+        return statistics.fmean(values) if values else None
+
+
+class Trial(msgspec.Struct, frozen=True):
+    """A trial that began with round ``began``. ``marks``: by tier the lot up to which devices try the candidate.
+
+    ``rounds`` of it are over, with what ``arms`` have, by tier and by candidate. ``text`` says why the ``verdict`` is so.
+    """
+
+    began: int
+    marks: dict[str, str]
+    rounds: int = 0
+    arms: dict[str, Arm] = {}
+    verdict: Verdict = ""
+    text: str = ""
+
+
+def begun(rollout: Rollout, number: int, devices: Devices, names: Iterable[str]) -> Trial:
+    """The trial that begins with round ``number``, for which there are ``names``.
+
+    Of each tier the share is rounded up, and one device at least goes on as before: there has to be something to compare.
+    Who comes later is on the side that its lot is on.
+    """
+    lots: dict[str, list[str]] = {tier: [] for tier in rollout.tiers}
+    for name in names:
+        if (tier := devices[name].tier) in lots:
+            lots[tier].append(lot(rollout.seed, name))
+    return Trial(number, {tier: _mark(rollout.share, sorted(own)) for tier, own in lots.items()})
+
+
+def _mark(share: float, lots: list[str]) -> str:
+    """The lot of the last device that tries the candidate; "" where none does."""
+    count = min(roster.share(share, len(lots)), len(lots) - 1)
+    return lots[count - 1] if count > 0 else ""
+
+
+def lot(seed: int, name: str) -> str:
+    """A device's, for the whole trial: 16 hexadecimal digits, which are compared as they are."""
+    return hashlib.sha256(f"rollout/{seed}/{name}".encode()).hexdigest()[:16]
+
+
+def tier_for(rollout: Rollout | None, trial: Trial | None, device: Device) -> str:
+    """The tier of a device's next task."""
+    if rollout is None or trial is None or device.tier not in rollout.tiers or trial.verdict == "taken back":
+        return device.tier
+    tries = trial.verdict == "promoted" or lot(rollout.seed, device.name) <= trial.marks.get(device.tier, "")
+    return device.tier + CANDIDATE if tries else device.tier
+
+
+def counted(
+    rollout: Rollout, trial: Trial, turnout: Mapping[str, Turnout], reports: Mapping[str, Reports]
+) -> Trial:
+    """The trial after a round more, judged if it is time."""
+    arms = dict(trial.arms)
+    for tier in {*turnout, *reports}:
+        if base_of(tier) in rollout.tiers:
+            before, came = arms.get(tier, Arm()), turnout.get(tier, Turnout(0, 0))
+            told = (reports[tier],) if tier in reports else ()
+            arms[tier] = Arm(before.tasks + came.tasks, before.lost + came.lost, (*before.reports, *told))
+    after = msgspec.structs.replace(trial, rounds=trial.rounds + 1, arms=arms)
+    verdict, text = judged(rollout, after)
+    return msgspec.structs.replace(after, verdict=verdict, text=text)
+
+
+def judged(rollout: Rollout, trial: Trial) -> tuple[Verdict, str]:
+    """What becomes of the candidate, and why; an empty verdict while the trial goes on."""
+    old, new = _together(rollout, trial, ""), _together(rollout, trial, CANDIDATE)
+    over = trial.rounds >= rollout.rounds
+    if (over or new.tasks >= LEAST_TASKS) and new.lost_share > old.lost_share + rollout.most_failures:
+        return "taken back", (
+            f"{new.lost} of {new.tasks} tasks with the candidate gave no update, and {old.lost} of {old.tasks} without: the "
+            f"share may be {rollout.most_failures:g} larger (rollout.most_failures)"
+        )
+    if not over:
+        return "", ""
+    compared = []
+    for tier in rollout.tiers:
+        before, after = trial.arms.get(tier, Arm()), trial.arms.get(tier + CANDIDATE, Arm())
+        if not before.reports or not after.reports:
+            continue
+        if worse := _worse(rollout, tier, before, after):
+            return "taken back", worse
+        compared.append(f"{tier}: {_told(before)} before, {_told(after)} with it")
+    if not compared:
+        return (
+            "taken back",
+            "no tier has updates both with the candidate and without it, so nothing can be compared",
+        )
+    failures = f"{new.lost} of {new.tasks} tasks gave no update with it, {old.lost} of {old.tasks} without"
+    return "promoted", f"{'; '.join(compared)}; {failures}"
+
+
+def _together(rollout: Rollout, trial: Trial, side: str) -> Arm:
+    arms = [trial.arms.get(tier + side, Arm()) for tier in rollout.tiers]
+    return Arm(sum(arm.tasks for arm in arms), sum(arm.lost for arm in arms))
+
+
+def _worse(rollout: Rollout, tier: str, before: Arm, after: Arm) -> str:
+    """In what the candidate is worse than it may be; empty if in nothing."""
+    old, new = before.mean("loss"), after.mean("loss")
+    if old is not None and (new is None or new - old > rollout.most_loss_increase * abs(old)):
+        told = "no finite loss" if new is None else f"a training loss of {new:.4g}"
+        return (
+            f"tier {tier!r} has {told} with the candidate and {old:.4g} without: it may be "
+            f"{rollout.most_loss_increase:g} of that higher (rollout.most_loss_increase)"
+        )
+    slow, quick = after.mean("train_ms"), before.mean("train_ms")
+    if slow is not None and quick and slow > rollout.most_slowdown * quick:
+        return (
+            f"tier {tier!r} trains {slow:.4g} ms a round with the candidate and {quick:.4g} without: it may take "
+            f"{rollout.most_slowdown:g} times as long (rollout.most_slowdown)"
+        )
+    return ""
+
+
+def _told(arm: Arm) -> str:
+    loss, train_ms = arm.mean("loss"), arm.mean("train_ms")
+    parts = [
+        f"loss {loss:.4g}" if loss is not None else "",
+        f"{train_ms:.4g} ms" if train_ms is not None else "",
+    ]
+    return ", ".join(part for part in parts if part) or "no figures"

@@ -1,0 +1,120 @@
+"""Reports on rounds that come to nothing, and the state that remembers them. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from edgefl.wire.errors import DIVERGED
+from edgefl.wire.mqtt.messages import WRONG_DATA
+from edgefl.wire.mqtt.refusals import TEXTS
+from edgefl_server.coordinator import attendance
+from edgefl_server.coordinator.fleet import Assignments
+from edgefl_server.coordinator.record import recorded, turnout_of
+from edgefl_server.coordinator.states import OpenRound, Refuse, Rules, State
+
+# What a round that takes no more updates leaves in the record of its devices. Pure functions over the coordinator's
+# state.
+
+
+def noted(state: State, current: OpenRound, now: float) -> State:
+    """With what a round that takes no more updates says of its devices."""
+    late, tasks = now >= current.deadline, current.assignments
+    if current.buffered:  # what is still open is of a later round, too
+        tasks = Assignments({name: task for name, task in tasks.items() if task.status != "open"})
+    turnout = {} if current.whole else turnout_of(tasks, state.devices, late=late)
+    return replace(state, record=recorded(state.record, current.number, tasks, turnout))
+
+
+COME_BACK = (
+    "bring them back and start the server again with the same `out`, or start over in another with a longer "
+    "limits.round_deadline_s, or with round.absent set to wait or partial"
+)
+_REPAIR = "correct the rows that these logs name, or leave them out (`edgefl device --bad-rows skip`), "
+DIVERGED_RUN = (
+    "training diverged on all devices that sent an update, none of which is finite; lower the learning rate (program.lr), "
+    "or bring the data near 0 to 1, and start over in another `out`"
+)
+
+
+def too_few(rules: Rules, current: OpenRound) -> str:
+    """Why a round is abandoned that lacks reports."""
+    accepted, pending = current.count("accepted"), current.count("open")
+    why = "the deadline passed" if pending else "every device has answered"
+    refused, declined = (
+        attendance.told({each.device: each.reason for each in current.with_status(status)})
+        for status in ("rejected", "declined")
+    )
+    late = "raise limits.round_deadline_s or " if pending or not (refused or declined) else ""
+    return (
+        f"round {current.number} is abandoned and the model unchanged: it needs {max(1, rules.min_reports)} reports, "
+        f"{accepted} of {len(current.assignments)} devices sent a usable one and {why}; "
+        + (f"refused: {refused}; " if refused else "")
+        + (f"declined: {declined}; " if declined else "")
+        + (f"{late}lower round.min_reports" if late or accepted else "")
+    ).removesuffix("; ")
+
+
+def diverged(current: OpenRound) -> bool:
+    """Return True if updates came, and none of them is finite. Devices that sent none say nothing of it."""
+    refused = current.with_status("rejected")
+    return (
+        not current.count("accepted") and bool(refused) and all(DIVERGED in each.reason for each in refused)
+    )
+
+
+def all_diverged(current: OpenRound) -> bool:
+    """Return True if the updates of half of the devices or more came, and none of them is finite.
+
+    A few devices that send NaN while all others are away must not end a run.
+    """
+    return diverged(current) and 2 * current.count("rejected") >= len(current.assignments)
+
+
+def all_declined(current: OpenRound) -> dict[str, str]:
+    """Return the reason of each device that declined, or nothing if some device sent an update."""
+    if current.count("accepted") or current.count("rejected"):
+        return {}
+    return {each.device: each.reason for each in current.with_status("declined")}
+
+
+def nothing_trained(rules: Rules, *, diverged: bool, declined: Mapping[str, str]) -> Refuse:
+    """Return the end of a run whose rounds all came to nothing.
+
+    Args:
+        rules: those of the run.
+        diverged: the last updates were not finite.
+        declined: devices that declined the last round, with the code of each one's reason.
+    """
+    if diverged:
+        return Refuse(f"none of {rules.rounds} rounds has trained the model: {DIVERGED_RUN}", diverged)
+    if declined:
+        reasons = {code: TEXTS.get(code, "") for code in dict.fromkeys(declined.values())}
+        meant = "; ".join(f"{code}: {text}" for code, text in reasons.items() if text)
+        repair = _REPAIR if WRONG_DATA in reasons else ""
+        return Refuse(
+            f"none of {rules.rounds} rounds has trained the model: no device sent an update. The last round was declined "
+            f"by {attendance.told(declined)}; {meant + '; ' if meant else ''}{repair}then start over in another `out`"
+        )
+    begins = f"the first {rules.opening} of them only begin the method; " if rules.opening else ""
+    return Refuse(
+        f"all {rules.rounds} rounds are over, tries that were abandoned included, and none has trained the model: {begins}"
+        "start over in another `out` with more rounds, or with what the abandoned ones lacked"
+    )
+
+
+def left_out(benched: Mapping[str, int]) -> str:
+    """Return the warning about devices that are not selected before these rounds."""
+    names = attendance.told({name: f"until round {until}" for name, until in benched.items()})
+    return (
+        f"left out where there are enough others: {names}; each spoiled its last rounds, by updates that were refused, by "
+        "turns to upload that it lost, or by silence until the deadline"
+    )
+
+
+def lost(state: State, gone: dict[str, str]) -> Refuse:
+    """Return the end of a run that lacks devices for good."""
+    return Refuse(
+        f"round {state.next_round} cannot open: the program needs all {len(state.members)} devices in every round, and "
+        f"lacks {attendance.told(gone)}; {COME_BACK}"
+    )

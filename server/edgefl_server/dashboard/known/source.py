@@ -1,0 +1,307 @@
+"""Where a page has its news from: the folder of a run, or another page."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import quote
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from edgefl.wire.bundle.archive import read_manifest
+from edgefl.wire.errors import ConfigError, EdgeflError, ProtocolError
+from edgefl.wire.mqtt.messages import Hello, decode
+from edgefl.wire.printable import printable
+from edgefl_server import events
+from edgefl_server.dashboard.known import fold
+from edgefl_server.dashboard.known.fleet import Facts, Fleet, Part, Tier
+from edgefl_server.dashboard.known.tail import Tail, told
+from edgefl_server.memory_plans import read_raised
+from edgefl_server.storage import tables
+from edgefl_server.storage.feed import NAME
+from edgefl_server.storage.history import rounds_of
+from edgefl_server.storage.round_rows import CLOSING
+
+# What the journal has of rounds and devices, read in short transactions of a connection that may not write.
+
+_MOST_NAME = 64
+_MOST_ENGINES = 8
+
+
+class Past:
+    """The journal at ``url``, by default that of ``folder``. One that is not there, or of another layout, has nothing.
+
+    StoreError for a ``url`` that cannot be one."""
+
+    def __init__(self, folder: Path, url: str = "") -> None:
+        self._file = None if url else folder / "journal.sqlite"
+        self._path = (folder / "journal.sqlite").resolve()
+        self._engine = tables.engine(url) if url else None
+
+    def close(self) -> None:
+        if self._engine is not None:
+            self._engine.dispose()
+
+    def tell(self, fleet: Fleet) -> None:
+        """Know what the journal has of the fleet's run, or of its only one. Sets the fleet's ``problem`` where it cannot be
+        read."""
+        if self._file is not None and not self._file.exists():
+            return
+        try:
+            run = self._run(fleet)
+            if run:
+                self._rounds(fleet, run)
+                self.look(fleet)
+            fleet.problem = ""
+        except sa.exc.SQLAlchemyError as error:
+            reason = getattr(error, "orig", None) or error
+            fleet.problem = f"the journal cannot be read ({reason}): what is shown comes from events alone"
+
+    def look(self, fleet: Fleet) -> None:
+        """Know what devices said of themselves when they came. SQLAlchemyError where the journal cannot be read."""
+        if self._file is not None and not self._file.exists():
+            return
+        table = tables.devices
+        with self._reading() as connection:
+            rows = connection.execute(
+                sa.select(table).where(table.c.federation == fleet.federation)
+            ).mappings().all()  # fmt: skip
+        for row in rows:
+            device = fleet.devices.get(row["device"])
+            if device is None:
+                device = fleet.device(row["device"], row["tier"])
+                device.online, device.seen = bool(row["online"]), row["last_seen"]
+            if device.facts is None or device.facts.samples != row["samples"]:
+                device.facts = _facts(row["hello"], row["samples"])
+                device.changed = fleet.tick
+
+    def _run(self, fleet: Fleet) -> str:
+        table = tables.runs
+        with self._reading() as connection:
+            if connection.execute(sa.select(tables.layout.c.number)).scalar() != tables.LAYOUT:
+                return ""
+            rows = connection.execute(sa.select(table)).mappings().all()
+        row = next((row for row in rows if row["run"] == fleet.run), rows[-1] if rows else None)
+        if row is None or (fleet.run and row["run"] != fleet.run):
+            return ""
+        fleet.run, fleet.federation, fleet.next_round = row["run"], row["federation"], row["number"]
+        return fleet.run
+
+    def _rounds(self, fleet: Fleet, run: str) -> None:
+        table = tables.rounds
+        names = ("round", "state", "opened", "deadline", "goal", "outcome", "weight_cap")
+        columns = [table.c[name] for name in names]
+        with self._reading() as connection:
+            query = sa.select(*columns).where(table.c.run == run).order_by(table.c.round)
+            rows = connection.execute(query).mappings().all()
+        for row in rows:
+            known = fleet.round(row["round"])
+            known.opened = row["opened"]
+            known.state = "open" if row["state"] == CLOSING else row["state"]
+            known.deadline, known.goal = row["deadline"], row["goal"]
+            outcome: dict[str, Any] = row["outcome"]
+            for name in (
+                "seconds",
+                "accuracy",
+                "loss",
+                "train_loss",
+                "metrics",
+                "reports",
+                "text",
+                "down_bytes",
+                "up_bytes",
+            ):
+                if outcome.get(name) is not None:
+                    setattr(known, name, outcome[name])
+            self._parts(fleet, run, row["round"], waits=not row["weight_cap"])
+            if known.state == "open":
+                fleet.phase, fleet.current = "open", row["round"]
+
+    def _parts(self, fleet: Fleet, run: str, number: int, *, waits: bool) -> None:
+        """The devices of one round, in a transaction of their own. ``waits``: those that have not answered when it ends
+        never will."""
+        with self._reading() as connection:
+            for device, tier, status, reason in _assigned(connection, run, number):
+                part = fleet.part(number, device, tier)
+                silent = waits and status == "open" and fleet.rounds[number].state != "open"
+                ended = silent or status in ("expired", "stale")
+                part.status = "missing" if ended else status
+                part.reason = reason or (
+                    "" if not ended else "no update in time" if silent else f"its task is {status}"
+                )
+                fleet.devices[device].missed += ended
+                fleet.devices[device].round = max(number, fleet.devices[device].round)
+            for row in _updates(connection, run, number):
+                if (known := fleet.rounds[number].parts.get(row.device)) is not None:
+                    _add(fleet, known, row)
+
+    @contextmanager
+    def _reading(self) -> Iterator[Connection]:
+        if self._engine is None:
+            file = f"file:{quote(str(self._path))}"
+            self._engine = sa.create_engine(
+                sa.URL.create("sqlite", database=file, query={"mode": "ro", "uri": "true"})
+            )
+        with self._engine.connect() as connection:
+            yield connection
+
+
+def _assigned(connection: Connection, run: str, number: int) -> Iterator[tuple[str, str, str, str]]:
+    table = tables.assignments
+    query = sa.select(table.c.device, table.c.tier, table.c.status, table.c.reason)
+    for row in connection.execute(query.where((table.c.run == run) & (table.c.round == number))):
+        yield row[0], row[1], row[2], row[3]
+
+
+def _updates(connection: Connection, run: str, number: int) -> list[Any]:
+    table = tables.updates
+    names = ("device", "weight", "metrics", "down_bytes", "up_bytes")
+    query = sa.select(*(table.c[name] for name in names))
+    which = (table.c.run == run) & (table.c.round == number) & (table.c.reason == "")
+    return list(connection.execute(query.where(which)))
+
+
+def _add(fleet: Fleet, part: Part, row: Any) -> None:
+    if part.weight == 0:
+        fleet.devices[part.device].reports += 1
+    part.weight, part.loss = row.weight, row.metrics.get("loss")
+    part.down_bytes, part.up_bytes = row.down_bytes, row.up_bytes
+
+
+def _facts(hello: bytes, samples: int) -> Facts:
+    try:
+        told = decode(Hello, hello)
+    except ProtocolError:
+        return Facts(samples=samples)
+    engines = {
+        printable(name, _MOST_NAME): printable(told.engines[name], _MOST_NAME)
+        for name in sorted(told.engines)[:_MOST_ENGINES]
+    }
+    return Facts(
+        agent=printable(told.agent, _MOST_NAME),
+        memory_bytes=told.memory_bytes,
+        cores=told.cores,
+        samples=samples,
+        engines=engines,
+    )
+
+
+SIGNS = ("run.toml", NAME, "journal.sqlite", "history.jsonl", "devices.sqlite")
+"""A folder with one of these is that of a run."""
+_LOOK_S = 5.0
+_CHECKPOINT = re.compile(r"round-(\d+)\.safetensors")
+
+Watch = Callable[[float, events.Event], None]
+
+
+class Source(Protocol):
+    """``begin`` may take a while and is called once, on another thread; ``poll`` is called several times a second."""
+
+    def begin(self) -> Fleet: ...
+
+    def poll(self, fleet: Fleet, line: Callable[[bytes], None]) -> bool:
+        """Know what is new, and hand its lines on; whether anything is."""
+
+    def close(self) -> None: ...
+
+
+class Folder:
+    """The folder of a run, which is only read. ConfigError if it is none. ``database``: SQLAlchemy URL of its journal.
+    ``watch`` is told each event that is new."""
+
+    def __init__(self, folder: Path, database: str = "", watch: Watch | None = None) -> None:
+        if not any((folder / name).exists() for name in SIGNS):
+            raise ConfigError(
+                f"{folder} is not the folder of a run (none of {', '.join(SIGNS)} is there); name what `out` was",
+                path=str(folder),
+            )
+        self.folder = folder
+        self._past = Past(folder, database)
+        self._tail = Tail(folder)
+        self._watch = watch
+        self._looked = 0.0
+
+    def begin(self) -> Fleet:
+        """The journal, the history and all events that are kept."""
+        fleet = Fleet()
+        runs = _runs(self.folder)
+        fleet.run = runs[-1] if runs else ""
+        self._past.tell(fleet)
+        for row in rounds_of(self.folder):
+            fold.known(fleet, row)
+        foreign = bool(runs) and runs[0] != fleet.run  # what an earlier run left is passed over
+        for each in map(told, self._tail.lines()):
+            if each is None:
+                continue
+            if isinstance(each.event, events.Started):
+                foreign = bool(runs) and each.event.run != runs[-1]
+            if not foreign:
+                fold.apply(fleet, each.at, each.event)
+        self._look(fleet)
+        return fleet
+
+    def poll(self, fleet: Fleet, line: Callable[[bytes], None]) -> bool:
+        changed = False
+        for each in self._tail.lines():
+            if (new := told(each)) is not None:
+                line(each)
+                fold.apply(fleet, new.at, new.event)
+                if self._watch is not None:
+                    self._watch(new.at, new.event)
+                changed = True
+        if changed and time.monotonic() > self._looked + _LOOK_S:
+            self._look(fleet)
+        return changed
+
+    def close(self) -> None:
+        self._tail.close()
+        self._past.close()
+
+    def _look(self, fleet: Fleet) -> None:
+        """What is no event: the bundles, the checkpoints, and what devices said when they came."""
+        self._looked = time.monotonic()
+        fleet.checkpoints = checkpoints(self.folder)
+        if not fleet.tiers:
+            fleet.tiers = planned(self.folder)
+        for name, count in read_raised(self.folder).items():
+            if name in fleet.tiers:
+                fleet.tiers[name].planned_bytes = max(fleet.tiers[name].planned_bytes, count)
+        if fleet.federation and any(device.facts is None for device in fleet.devices.values()):
+            try:
+                self._past.look(fleet)
+            except sa.exc.SQLAlchemyError:  # the next look may be luckier
+                return
+
+
+def _runs(folder: Path) -> list[str]:
+    """The runs that the feed tells of, one for each start of a server."""
+    tail = Tail(folder)
+    starts = (told(line) for line in tail.lines() if b'"event":"started"' in line)
+    found = [each.event.run for each in starts if each is not None and isinstance(each.event, events.Started)]
+    tail.close()
+    return found
+
+
+def checkpoints(folder: Path) -> tuple[int, ...]:
+    """The rounds whose models are kept: a run can be taken back to these."""
+    names = (_CHECKPOINT.fullmatch(path.name) for path in (folder / "checkpoints").glob("round-*"))
+    return tuple(sorted(int(name[1]) for name in names if name))
+
+
+def planned(folder: Path) -> dict[str, Tier]:
+    """By tier, what the exporter knows that its largest graph takes of memory."""
+    found: dict[str, Tier] = {}
+    for path in sorted((folder / "bundles").glob("*.efl")):
+        try:
+            manifest = read_manifest(path)
+        except EdgeflError:
+            continue
+        most = manifest.planned_bytes
+        tier = found.setdefault(manifest.tier, Tier(name=manifest.tier))
+        tier.planned_bytes = max(tier.planned_bytes, most)
+    return found

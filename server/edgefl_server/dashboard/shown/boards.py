@@ -1,0 +1,91 @@
+"""What each page shows, as pieces by their name: a page begins with all of them, and is sent those that change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from urllib.parse import urlencode
+
+from edgefl_server.dashboard.shown import parts, rows
+from edgefl_server.dashboard.shown.glance import Glance
+from edgefl_server.dashboard.shown.html import Html, el, joined
+from edgefl_server.dashboard.shown.rows import PAGE, View
+
+ROUNDS_SHOWN, LOG_SHOWN = 12, 40
+
+
+@dataclass(frozen=True)
+class Board:
+    """``pieces`` are the contents of elements by id; ``tables`` the rows of a table, or the lines of a list, by id and
+    key."""
+
+    pieces: dict[str, Html] = field(default_factory=dict)
+    tables: dict[str, dict[str, Html]] = field(default_factory=dict)
+
+
+def overview(glance: Glance, view: View) -> Board:
+    """The run, and the devices of ``view``."""
+    fleet = glance.fleet
+    matching = view.of(fleet)
+    pages = max(1, -(-len(matching) // PAGE))
+    page = min(max(1, view.page), pages)
+    query = urlencode({name: value for name in ("q", "tier", "state") if (value := getattr(view, name))})
+    shown = matching[(page - 1) * PAGE : page * PAGE]
+    board = _frame(glance)
+    board.pieces["versions"] = parts.versions(fleet)
+    board.pieces["pager"] = parts.pager(fleet, len(matching), page, pages, query)
+    board.tables["devices"] = {device.name: parts.device(rows.device_row(fleet, device)) for device in shown}
+    board.tables["rounds"] = {str(row.round): parts.round_(row) for row in glance.rounds(last=ROUNDS_SHOWN)}
+    board.tables["tiers"] = {row.tier: parts.tier(row) for row in glance.tiers}
+    newest = list(fleet.log)[-LOG_SHOWN:]
+    board.tables["log"] = {str(each.n): parts.entry(each) for each in reversed(newest)}
+    return board
+
+
+def device(glance: Glance, name: str) -> Board:
+    """One device: where it stands, what it said of itself, its rounds and its log."""
+    board = _frame(glance)
+    found = glance.fleet.devices.get(name)
+    if found is None:
+        return board
+    row = rows.device_row(glance.fleet, found)
+    facts = found.facts
+    told: list[tuple[str, str]] = [
+        ("tier", row.tier),
+        ("state", row.state),
+        ("stage", row.stage),
+        ("reports", str(row.reports)),
+        ("missed", str(row.missed)),
+    ]
+    if facts is not None:
+        told += [
+            ("agent", facts.agent),
+            ("memory", parts.size_of(facts.memory_bytes)),
+            ("cores", str(facts.cores or "")),
+            ("samples", str(facts.samples)),
+            ("engines", ", ".join(f"{engine} {version}" for engine, version in facts.engines.items())),
+        ]
+    told += [(f"cannot run {graph}", why) for graph, why in found.dropped.items()]
+    board.pieces["tiles"] = joined(*(el("div", el("dt", key), el("dd", value or "-")) for key, value in told))
+    board.tables["parts"] = {
+        str(number): parts.part(found.parts[number]) for number in sorted(found.parts, reverse=True)[:200]
+    }
+    board.tables["log"] = {str(each.n): parts.entry(each) for each in reversed(found.log)}
+    return board
+
+
+def round_(glance: Glance, number: int) -> Board:
+    """One round, and what became of each of its devices."""
+    board = _frame(glance)
+    found = glance.fleet.rounds.get(number)
+    if found is None:
+        return board
+    board.tables["rounds"] = {str(number): parts.round_(glance.round(number))}
+    board.tables["parts"] = {
+        name: parts.part(each, by_device=True) for name, each in sorted(found.parts.items())
+    }
+    return board
+
+
+def _frame(glance: Glance) -> Board:
+    run = rows.run_row(glance.fleet)
+    return Board({"head": parts.head(run), "tiles": parts.tiles(run)}, {})

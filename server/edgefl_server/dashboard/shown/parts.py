@@ -1,0 +1,194 @@
+"""The parts of a page, each of which is sent anew where it changed."""
+
+from __future__ import annotations
+
+import time
+from urllib.parse import urlencode
+
+from edgefl.system.sizes import size
+from edgefl_server.dashboard.known.fleet import Entry, Fleet, Part
+from edgefl_server.dashboard.shown.html import Child, Html, TableColumn, device_path, el, joined, link, row
+from edgefl_server.dashboard.shown.rows import SILENT_S, DeviceRow, RoundRow, RunRow, TierRow
+
+
+def _texts(*names: str) -> list[TableColumn]:
+    return [TableColumn(name) for name in names]
+
+
+def _numbers(*names: str) -> list[TableColumn]:
+    return [TableColumn(name, number=True) for name in names]
+
+
+def _wide(*names: str) -> list[TableColumn]:
+    return [TableColumn(name, number=True, wide=True) for name in names]
+
+
+DEVICE_COLUMNS = [
+    *_texts("device", "tier", "state"),
+    *_numbers("round"),
+    *_texts("stage"),
+    *_numbers("loss"),
+    *_wide("ms a step", "s to report", "memory", "down", "up"),
+    *_numbers("reports"),
+    *_wide("missed"),
+]
+ROUND_COLUMNS = [
+    *_numbers("round"),
+    *_texts("state"),
+    *_numbers("selected", "arrived", "late", "declined"),
+    *_texts("why not"),
+    *_numbers("score", "loss", "s"),
+    *_wide("down", "up"),
+]
+TIER_COLUMNS = [
+    *_texts("tier"),
+    *_numbers("devices", "online", "planned", "measured"),
+    *_wide("most"),
+    *_texts("of plan"),
+    *_numbers("ms a step", "s to report"),
+    *_wide("down", "up"),
+]
+_PART_FIGURES = [
+    *_texts("what became of it"),
+    *_numbers("s to report", "ms a step", "loss"),
+    *_wide("memory", "down", "up", "versions behind"),
+]
+PARTS_OF_DEVICE = [*_numbers("round"), *_PART_FIGURES]
+PARTS_OF_ROUND = [*_texts("device"), *_PART_FIGURES]
+_MOST_REASONS = 4
+
+
+def head(run: RunRow) -> Html:
+    """What the run is about and whether it lives."""
+    silent = run.silent_s is not None and run.silent_s > SILENT_S
+    over = run.phase in ("starting", "done", "stopped", "refused")
+    state = f"{run.phase}, paused" if run.paused else run.phase
+    notes: list[Child] = [
+        el("strong", state, class_=f"phase {run.phase}"),
+        f" {run.text}" if run.text else "",
+    ]
+    if run.broker_offline and not over:
+        notes.append(el("span", " the broker is away", class_="bad"))
+    if silent and not over:
+        notes.append(el("span", f" the server was last heard at {_clock_of(run)}", class_="bad"))
+    if run.problem:
+        notes.append(el("span", f" {run.problem}", class_="bad"))
+    return joined(el("h1", link("/", run.federation or "a run that begins")), el("p", *notes))
+
+
+def tiles(run: RunRow) -> Html:
+    """The figures that people look for first."""
+    figures = [
+        ("round", f"{run.round} of {run.rounds}" if run.rounds else str(run.round)),
+        ("devices online", f"{run.online} of {run.devices}"),
+        ("working", str(run.working)),
+        ("accuracy", "-" if run.accuracy is None else f"{run.accuracy:.1%}"),
+        ("loss", _number(run.loss)),
+    ]
+    return joined(*(el("div", el("dt", name), el("dd", value)) for name, value in figures))
+
+
+def device(found: DeviceRow) -> Html:
+    stage = found.stage
+    if found.steps and stage not in ("reported", "failed"):
+        stage = f"{stage} {found.step}/{found.steps}"
+    cells = [
+        link(device_path(found.device), found.device),
+        found.tier,
+        el("span", found.state, class_=f"state {found.state}"),
+        str(found.round or ""),
+        stage,
+        *map(_number, (found.loss, found.step_ms or None, found.seconds)),
+        *map(size_of, (found.used_bytes, found.down_bytes, found.up_bytes)),
+        *map(str, (found.reports, found.missed)),
+    ]
+    return row(found.device, DEVICE_COLUMNS, cells)
+
+
+def round_(found: RoundRow) -> Html:
+    score = found.metrics.get(found.metric) if found.metric != "loss" else None
+    reasons = sorted(found.reasons.items(), key=lambda item: (-item[1], item[0]))
+    why = "; ".join(f"{count} {reason}" for reason, count in reasons[:_MOST_REASONS])
+    more = len(reasons) - _MOST_REASONS
+    cells = [
+        link(f"/rounds/{found.round}", str(found.round)),
+        found.state,
+        *map(str, (found.selected, found.arrived, found.late, found.declined)),
+        (why + (f" and {more} more" if more > 0 else "")) or found.text,
+        f"{found.metric} {score:.4g}" if score is not None else "",
+        *map(_number, (found.loss, found.seconds)),
+        *map(size_of, (found.down_bytes, found.up_bytes)),
+    ]
+    return row(str(found.round), ROUND_COLUMNS, cells, found.state)
+
+
+def tier(found: TierRow) -> Html:
+    share = el("span", "")
+    if found.planned_bytes and found.used_bytes:
+        ratio = found.used_bytes / found.planned_bytes
+        share = joined(
+            el("meter", value=round(ratio, 3), max=1.5, high=1.0, min=0, optimum=0.5, aria_hidden="true"),
+            f" {ratio:.0%}",
+        )
+    cells = [
+        link(f"/?{urlencode({'tier': found.tier})}#fleet", found.tier) if found.tier else "none",
+        *map(str, (found.devices, found.online)),
+        *map(size_of, (found.planned_bytes, found.used_bytes, found.most_used_bytes)),
+        share,
+        *map(_number, (found.step_ms, found.seconds)),
+        *map(size_of, (found.down_bytes, found.up_bytes)),
+    ]
+    return row(found.tier or "none", TIER_COLUMNS, cells)
+
+
+def part(found: Part, *, by_device: bool = False) -> Html:
+    """A device in a round: for the page of the device, or, ``by_device``, for that of the round."""
+    fate = f"{found.status}: {found.reason}" if found.reason else found.status
+    figures = [
+        fate,
+        *map(_number, (found.seconds, found.step_ms or None, found.loss)),
+        *map(size_of, (found.used_bytes, found.down_bytes, found.up_bytes)),
+        str(found.staleness),
+    ]
+    if by_device:
+        return row(found.device, PARTS_OF_ROUND, [link(device_path(found.device), found.device), *figures])
+    number = str(found.round)
+    return row(number, PARTS_OF_DEVICE, [link(f"/rounds/{number}", number), *figures])
+
+
+def entry(found: Entry) -> Html:
+    """A line of the log."""
+    when = el("time", time.strftime("%H:%M:%S", time.localtime(found.at)), datetime=_iso(found.at))
+    whose = joined(link(device_path(found.device), found.device), " ") if found.device else Html("")
+    return el("li", when, " ", el("b", found.kind), " ", whose, found.text, data_key=str(found.n))
+
+
+def versions(fleet: Fleet) -> Html:
+    """The rounds to which the model can be taken back, as options."""
+    earlier = [number for number in fleet.checkpoints if number < fleet.next_round - 1]
+    return joined(*(el("option", str(number), value=number) for number in reversed(earlier)))
+
+
+def pager(fleet: Fleet, matching: int, page: int, pages: int, query: str) -> Html:
+    """How many devices match, and the way to the pages before and behind."""
+    told = f"{matching} of {len(fleet.devices)} devices, page {page} of {pages}"
+    back = link(f"/?{query}&page={page - 1}#fleet", "previous", rel="prev") if page > 1 else ""
+    on = link(f"/?{query}&page={page + 1}#fleet", "next", rel="next") if page < pages else ""
+    return joined(el("span", told, role="status"), " ", back, " ", on)
+
+
+def _clock_of(run: RunRow) -> str:
+    return time.strftime("%H:%M", time.localtime(time.time() - (run.silent_s or 0.0)))
+
+
+def _iso(at: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}" if abs(value) < 999.5 else f"{value:,.0f}"
+
+
+def size_of(count: int) -> str:
+    """As people write it; empty for nothing."""
+    return size(count) if count else ""

@@ -1,0 +1,248 @@
+"""What is known of the fleet as rows: those of tables, of CSV and JSON, and of charts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import msgspec
+
+from edgefl_server.dashboard.known.fleet import Device, Fleet, Part, Round, Sum
+from edgefl_server.dashboard.known.sums import sums_of, total
+
+STATES = ("working", "reported", "declined", "rejected", "missing", "idle", "offline")
+SILENT_S = 20.0
+"""A server that runs tells of itself more often than that."""
+PAGE = 50
+"""Devices on a page."""
+
+
+class RunRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The run as a whole. ``silent_s``: since the server last told anything."""
+
+    federation: str
+    run: str
+    phase: str
+    paused: bool
+    text: str
+    round: int
+    rounds: int
+    devices: int
+    online: int
+    working: int
+    accuracy: float | None
+    loss: float | None
+    broker: str
+    broker_offline: bool
+    processor: str
+    silent_s: float | None
+    checkpoints: tuple[int, ...]
+    problem: str
+
+
+class RoundRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A round. ``late`` updates came when it was over; ``reasons`` counts why devices sent none that counts."""
+
+    round: int
+    state: str
+    selected: int
+    arrived: int
+    rejected: int
+    declined: int
+    missing: int
+    late: int
+    reasons: dict[str, int]
+    goal: int
+    opened: float
+    deadline: float
+    seconds: float | None
+    accuracy: float | None
+    loss: float | None
+    train_loss: float | None
+    metric: str
+    metrics: dict[str, float]
+    down_bytes: int
+    up_bytes: int
+    server_down_bytes: int
+    staleness: int
+    weights_sha256: str
+    text: str
+    tiers: dict[str, Sum]
+
+
+class TierRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A tier now. Memory is over the idle process: as planned by the exporter, and as devices measured it, at the median and
+    at the most. The other figures are medians of the devices' newest reports."""
+
+    tier: str
+    devices: int
+    online: int
+    planned_bytes: int
+    used_bytes: int
+    most_used_bytes: int
+    seconds: float | None
+    step_ms: float | None
+    down_bytes: int
+    up_bytes: int
+
+
+class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A device, and where it stands in its newest round; ``seconds``, ``used_bytes`` and bytes are of its last report."""
+
+    device: str
+    tier: str
+    state: str
+    round: int
+    stage: str
+    step: int
+    steps: int
+    loss: float | None
+    step_ms: float
+    seconds: float | None
+    used_bytes: int
+    down_bytes: int
+    up_bytes: int
+    staleness: int
+    reports: int
+    missed: int
+    seen: float
+
+
+@dataclass(frozen=True)
+class View:
+    """Which devices are looked at: whose name has ``q`` in it, of a tier, in a state; "" for all. ``page`` counts from 1."""
+
+    q: str = ""
+    tier: str = ""
+    state: str = ""
+    page: int = 1
+
+    def of(self, fleet: Fleet) -> list[Device]:
+        """All of them, by name."""
+        wanted = self.q.casefold()
+        return [
+            device
+            for name, device in sorted(fleet.devices.items())
+            if (not wanted or wanted in name.casefold())
+            and (not self.tier or device.tier == self.tier)
+            and (not self.state or state_of(fleet, device) == self.state)
+        ]
+
+
+def state_of(fleet: Fleet, device: Device) -> str:
+    """One of :data:`STATES`."""
+    if not device.online:
+        return "offline"
+    part = device.parts.get(fleet.current) if fleet.phase == "open" else None
+    if part is None and fleet.phase in ("open", "waiting"):
+        part = device.at_work
+    if part is None:
+        return "idle"
+    return {"open": "working", "accepted": "reported"}.get(part.status, part.status)
+
+
+def run_row(fleet: Fleet, now: float | None = None) -> RunRow:
+    now = time.time() if now is None else now
+    states = [state_of(fleet, device) for device in fleet.devices.values()]
+    scored = next((row for _, row in sorted(fleet.rounds.items(), reverse=True) if row.metrics), None)
+    numbers = {
+        "round": max(fleet.rounds, default=0),
+        "rounds": fleet.total,
+        "devices": len(states),
+        "online": sum(state != "offline" for state in states),
+        "working": states.count("working"),
+        "accuracy": scored.accuracy if scored else None,
+        "loss": scored.loss if scored else None,
+        "broker_offline": fleet.offline,
+        "silent_s": max(0.0, now - fleet.told) if fleet.told else None,
+    }
+    return RunRow(**_fields_of(fleet, RunRow) | numbers)
+
+
+def round_row(row: Round) -> RoundRow:
+    sums = sums_of(row)
+    whole = total(sums.values())
+    counts = {
+        "round": row.number,
+        "arrived": max(whole.arrived, row.reports),
+        "late": sum(row.late.values()),
+        "down_bytes": row.down_bytes or whole.down_bytes,
+        "up_bytes": row.up_bytes or whole.up_bytes,
+        "tiers": sums,
+    }
+    return RoundRow(**_fields_of(whole, RoundRow) | _fields_of(row, RoundRow) | counts)
+
+
+def device_row(fleet: Fleet, device: Device) -> DeviceRow:
+    last = last_report(device) or Part(device=device.name, round=0)
+    report = {
+        name: getattr(last, name) for name in ("seconds", "used_bytes", "down_bytes", "up_bytes", "staleness")
+    }
+    named = {"device": device.name, "state": state_of(fleet, device)}
+    return DeviceRow(**_fields_of(device, DeviceRow) | report | named)
+
+
+def _fields_of(source: msgspec.Struct, row: type[msgspec.Struct]) -> dict[str, Any]:
+    """Return the fields of ``source`` that ``row`` has under the same names."""
+    return {name: getattr(source, name) for name in source.__struct_fields__ if name in row.__struct_fields__}
+
+
+def tier_rows(fleet: Fleet) -> list[TierRow]:
+    """Of all tiers that have a bundle or a device."""
+    members: dict[str, list[Device]] = {name: [] for name in fleet.tiers}
+    for device in fleet.devices.values():
+        members.setdefault(device.tier, []).append(device)
+    return [_tier_row(fleet, name, members[name]) for name in sorted(members)]
+
+
+def _tier_row(fleet: Fleet, name: str, devices: list[Device]) -> TierRow:
+    reports = [last for device in devices if (last := last_report(device)) is not None]
+    used = [part.used_bytes for part in reports if part.used_bytes]
+    return TierRow(
+        tier=name,
+        devices=len(devices),
+        online=sum(device.online for device in devices),
+        planned_bytes=fleet.tiers[name].planned_bytes if name in fleet.tiers else 0,
+        used_bytes=int(median(used)) if used else 0,
+        most_used_bytes=max(used, default=0),
+        seconds=_median(part.seconds for part in reports),
+        step_ms=_median(part.step_ms or None for part in reports),
+        down_bytes=int(_median(part.down_bytes for part in reports) or 0),
+        up_bytes=int(_median(part.up_bytes for part in reports) or 0),
+    )
+
+
+def last_report(device: Device) -> Part | None:
+    """Its newest part whose update was accepted."""
+    for number in reversed(device.parts):
+        if device.parts[number].status == "accepted":
+            return device.parts[number]
+    return None
+
+
+def times(fleet: Fleet) -> tuple[int, list[float], list[float]]:
+    """The newest round that has reports, the seconds its devices took to send theirs, and milliseconds of a step."""
+    for number in sorted(fleet.rounds, reverse=True):
+        arrived = [part for part in fleet.rounds[number].parts.values() if part.status == "accepted"]
+        if arrived:
+            seconds = [part.seconds for part in arrived if part.seconds is not None]
+            return number, seconds, [part.step_ms for part in arrived if part.step_ms]
+    return 0, [], []
+
+
+def staleness(fleet: Fleet, last: int = 20) -> dict[int, int]:
+    """How many updates of the ``last`` rounds were how many versions behind; empty where none ever was."""
+    counts: dict[int, int] = {}
+    for number in sorted(fleet.rounds)[-last:]:
+        for part in fleet.rounds[number].parts.values():
+            if part.status == "accepted" or part.staleness:
+                counts[part.staleness] = counts.get(part.staleness, 0) + 1
+    return dict(sorted(counts.items())) if any(counts) else {}
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    found = [value for value in values if value is not None]
+    return median(found) if found else None

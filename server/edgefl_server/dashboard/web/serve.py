@@ -1,0 +1,105 @@
+"""The page as a process: its address, its hosts, and the web server around it."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import socket
+from pathlib import Path
+from types import FrameType
+
+from starlette.applications import Starlette
+
+from edgefl.system.files import naming
+from edgefl.system.listener import WebServer, listening
+from edgefl.wire.errors import ConfigError
+from edgefl_server.dashboard.web.app import application
+from edgefl_server.dashboard.web.desk import Desk
+from edgefl_server.dashboard.web.hub import Hub
+
+LOOPBACK, PORT = "127.0.0.1", 8090
+_MOST_TOKEN = 4096
+_LEAST_TOKEN = 16
+
+
+def parse_listen(text: str) -> tuple[str, int]:
+    """``HOST:PORT``, ``PORT`` or ``[::1]:PORT``; ConfigError for anything else. Port 0 is any free one."""
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]") or LOOPBACK
+    if not port.isdecimal() or int(port) > 65535:
+        raise ConfigError(f"a page listens at HOST:PORT or PORT, such as {LOOPBACK}:{PORT}, found {text!r}")
+    return host, int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches ``host``."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket at this address; ConfigError if it is taken or none of this machine's."""
+    try:
+        return listening(host, port)
+    except OSError as error:
+        raise _unbound(host, port, error) from error
+
+
+def url_of(bound: socket.socket) -> str:
+    """Where people find the page."""
+    host, port = bound.getsockname()[:2]
+    if host in ("0.0.0.0", "::"):
+        host = socket.gethostname()
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def read_token(path: Path) -> str:
+    """The operator's token: the first line of a file. ConfigError if it is none, or too short to be one."""
+    with naming(path), path.open("rb") as file:
+        line = file.read(_MOST_TOKEN).partition(b"\n")[0].strip()
+    return check_token(line.decode("ascii", "replace"), str(path))
+
+
+def check_token(token: str, where: str) -> str:
+    """``token``, or ConfigError for one that can be guessed, or that no header can carry."""
+    if len(token) < _LEAST_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
+        raise ConfigError(
+            f"{where} holds no operator's token: one has at least {_LEAST_TOKEN} letters and digits, such as what "
+            "`openssl rand -hex 24` prints"
+        )
+    return token
+
+
+def serve(hub: Hub, desk: Desk, bound: socket.socket, host: str) -> None:
+    """Serve the page until the process is asked to end. Raises what the page's loop ended with."""
+    hosts = frozenset({"localhost", "127.0.0.1", "::1", host}) if is_loopback(host) else None
+    _Server(application(hub, desk, hosts=hosts), hub).run(sockets=[bound])
+    if hub.error is not None:
+        raise hub.error
+
+
+class _Server(WebServer):
+    """Web server that lets streams end before it waits for them."""
+
+    def __init__(self, app: Starlette, hub: Hub) -> None:
+        super().__init__(app, timeout_graceful_shutdown=3, ws="none")
+        self._hub = hub
+
+    async def on_tick(self, counter: int) -> bool:
+        return await super().on_tick(counter) or self._hub.ending
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._hub.end()
+        super().handle_exit(sig, frame)
+
+
+def _unbound(host: str, port: int, error: OSError) -> ConfigError:
+    if error.errno == errno.EADDRINUSE:
+        why = "is in use by another process: name another port, or 0 for any that is free"
+    elif error.errno == errno.EACCES:
+        why = "may not be used by this user: take a port above 1023"
+    else:
+        why = f"cannot be used ({error.strerror or error}): name an address of this machine"
+    return ConfigError(f"`listen` {host}:{port} {why}", host=host, port=port)

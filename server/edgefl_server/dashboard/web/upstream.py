@@ -1,0 +1,211 @@
+"""A page that follows another page over HTTP: first all that is known there, then each line of the feed as it comes."""
+
+from __future__ import annotations
+
+import http.client
+import queue
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import AsyncGenerator, Callable
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from edgefl.wire.errors import ConfigError, EdgeflError
+from edgefl_server.dashboard.known import fold
+from edgefl_server.dashboard.known.fleet import Fleet
+from edgefl_server.dashboard.known.source import Watch
+from edgefl_server.dashboard.known.tail import told
+from edgefl_server.operations.mailbox import AnyOrder
+
+if TYPE_CHECKING:
+    from edgefl_server.dashboard.web.hub import Hub
+
+_PAUSE_S = 0.5
+_ANSWER_S = 10.0
+_SILENT_S = 45.0
+"""The other side says that it is there more often than that."""
+_AGAIN_S = 2.0
+_HEARTBEAT_S = 15.0
+_MOST_WAITING = 20_000
+_MOST_LINE = 512 << 20
+_END = "end"
+
+_decode = msgspec.json.Decoder(Fleet).decode
+_encode = msgspec.json.Encoder().encode
+
+
+async def feed(hub: Hub) -> AsyncGenerator[bytes]:
+    """Server-sent events for one that follows: ``fleet`` with all that is known, then ``lines`` as they come."""
+    lines: list[bytes] = []
+    overrun = False
+
+    def take(line: bytes) -> None:
+        nonlocal overrun
+        overrun = overrun or len(lines) >= _MOST_WAITING
+        if not overrun:
+            lines.append(line)
+
+    with hub.following(take):
+        while not (hub.ready or hub.ending):
+            await hub.pause(_PAUSE_S)
+        edition = hub.fleet.edition
+        lines.clear()
+        yield b"event: fleet\ndata: " + _encode(_bare(hub.fleet)) + b"\n\n"
+        quiet = 0.0
+        # One that cannot keep up, or has seen another run, begins anew.
+        while not (overrun or hub.ending) and hub.fleet.edition == edition:
+            await hub.pause(_PAUSE_S)
+            quiet += _PAUSE_S
+            if lines:
+                new, lines[:] = list(lines), []
+                yield b"event: lines\n" + b"".join(b"data: " + line + b"\n" for line in new) + b"\n"
+                quiet = 0.0
+            elif quiet >= _HEARTBEAT_S:
+                yield b": still here\n\n"
+                quiet = 0.0
+
+
+class Upstream:
+    """Follows the page at ``url``. ConfigError if that is no address, or nothing answers there."""
+
+    def __init__(self, url: str, watch: Watch | None = None) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(
+                f"`server` is the address of another page, such as http://gateway:8090, found {url!r}"
+            )
+        if parts.username or parts.password:
+            raise ConfigError(
+                "`server` holds a password, which logs would show: put it into a proxy of your own"
+            )
+        self.url = url.rstrip("/")
+        self._watch = watch
+        self._news: queue.Queue[tuple[str, Any]] = queue.Queue()
+        self._ended = threading.Event()
+        self._check()
+
+    def _check(self) -> None:
+        try:
+            with urllib.request.urlopen(f"{self.url}/healthz", timeout=_ANSWER_S) as answer:
+                if answer.read(16).strip() == b"ok":
+                    return
+            why = "what answers there is no page of edgefl"
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            why = str(getattr(error, "reason", error)) or type(error).__name__
+        raise ConfigError(
+            f"the page at {self.url} does not answer ({why}): start it there with `edgefl dashboard RUN --listen "
+            "HOST:PORT`, and look at the address and at what lies between",
+            url=self.url,
+        )
+
+    def begin(self) -> Fleet:
+        """What is known there, once it has told; what comes after that is polled."""
+        threading.Thread(target=self._follow, name="upstream", daemon=True).start()
+        kind, content = self._news.get()
+        while kind not in ("fleet", _END):
+            kind, content = self._news.get()
+        return Fleet() if kind == _END else self._whole(content)
+
+    def poll(self, fleet: Fleet, line: Callable[[bytes], None]) -> bool:
+        changed = False
+        while True:
+            try:
+                kind, content = self._news.get_nowait()
+            except queue.Empty:
+                return changed
+            changed = True
+            if kind == "problem":
+                fleet.problem = content
+            elif kind == "fleet":
+                replace_all(fleet, self._whole(content))
+            elif kind != _END and (new := told(content)) is not None:
+                line(content)
+                fold.apply(fleet, new.at, new.event)
+                if self._watch is not None:
+                    self._watch(new.at, new.event)
+
+    def close(self) -> None:
+        self._ended.set()
+        self._news.put((_END, b""))  # for who waits for a page that tells nothing
+
+    def _whole(self, data: bytes) -> Fleet:
+        try:
+            return _whole(data)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"the page at {self.url} tells of a fleet in another way than this one reads ({error}): have both of "
+                "the same release of edgefl",
+                url=self.url,
+            ) from error
+
+    def _follow(self) -> None:
+        while not self._ended.is_set():
+            try:
+                self._read()
+                why = "it ended the connection"
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                why = str(getattr(error, "reason", error)) or type(error).__name__
+            self._news.put(
+                ("problem", f"the page at {self.url} is away ({why}): what is shown is what it told last")
+            )
+            self._ended.wait(_AGAIN_S)
+
+    def _read(self) -> None:
+        kind = ""
+        with urllib.request.urlopen(f"{self.url}/feed", timeout=_SILENT_S) as answer:
+            while (line := answer.readline(_MOST_LINE)) and not self._ended.is_set():
+                if line.startswith(b"event: "):
+                    kind = line[7:].strip().decode("ascii", "replace")
+                elif line.startswith(b"data: "):
+                    self._news.put((kind, line[6:].rstrip(b"\n")))
+
+
+def hand_on(url: str, order: AnyOrder, token: str) -> None:
+    """Hand an order on to the page at ``url``, which knows the token. OSError or EdgeflError if it does not take it."""
+    request = urllib.request.Request(
+        f"{url}/api/orders",
+        data=_encode(order),
+        headers={"Content-Type": "application/json", "Authorization": f"Bearer {token}"},
+    )
+    try:
+        urllib.request.urlopen(request, timeout=_ANSWER_S).close()
+    except urllib.error.HTTPError as error:
+        raise EdgeflError(f"the page at {url} refused it: {_text_of(error.read(4096))}") from error
+
+
+def replace_all(fleet: Fleet, other: Fleet) -> None:
+    """``fleet`` becomes ``other``, all of it changed now."""
+    tick, edition = fleet.tick, fleet.edition + 1
+    for name in fleet.__struct_fields__:
+        setattr(fleet, name, getattr(other, name))
+    fleet.tick, fleet.edition = tick, edition
+    for device in fleet.devices.values():
+        device.changed = tick
+    for row in fleet.rounds.values():
+        row.changed = tick
+
+
+def _bare(fleet: Fleet) -> Fleet:
+    """With each part once: the rounds have them."""
+    devices = {name: msgspec.structs.replace(device, parts={}) for name, device in fleet.devices.items()}
+    return msgspec.structs.replace(fleet, devices=devices)
+
+
+def _whole(data: bytes) -> Fleet:
+    """A fleet as it was sent, where a device's part in a round and the round's are one again."""
+    fleet = _decode(data)
+    for number in sorted(fleet.rounds):
+        for name, part in fleet.rounds[number].parts.items():
+            if (device := fleet.devices.get(name)) is not None:
+                device.parts[number] = part
+    return fleet
+
+
+def _text_of(data: bytes) -> str:
+    try:
+        return str(msgspec.json.decode(data, type=dict[str, str]).get("text", ""))[:200]
+    except msgspec.MsgspecError:
+        return "it says nothing more"

@@ -1,0 +1,172 @@
+"""Mosquitto with TLS, users and an access list, ready to run: everything that it needs is in one folder.
+
+What is there already is used again, so that a broker that is started anew knows the same clients.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import secrets
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgefl.system.files import write_text
+from edgefl.wire.errors import ConfigError
+from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.address import Address, read_secret
+from edgefl.wire.mqtt.topics import checked_name
+from edgefl_server.access.certificates import LabAuthority, Pair
+from edgefl_server.access.files import mosquitto
+from edgefl_server.access.rules import Access
+from edgefl_server.broker import checked_ports, mosquitto_base, mosquitto_program
+
+_ROUNDS = 101  # of PBKDF2, as mosquitto_passwd makes them
+_PASSWORD_BYTES = 18
+_EVERYWHERE = ("0.0.0.0", "::")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabBroker:
+    """What to serve: ``devices`` of ``federation``, on ``port`` and, where ``websocket_port`` is not 0, over WebSocket too.
+
+    ``ca_file``, ``cert_file`` and ``key_file`` are the broker's own certificate and its authority; without them a lab's are
+    made. ``client_certificates``: clients show certificates (of the lab's authority) in place of passwords. ``limits`` and
+    ``memory_bytes`` as :func:`edgefl_server.broker.mosquitto_base` takes them.
+    """
+
+    folder: Path
+    federation: str = "demo"
+    devices: Sequence[str] = ()
+    host: str = "127.0.0.1"
+    port: int = 8883
+    websocket_port: int = 0
+    names: Sequence[str] = ()
+    ca_file: str = ""
+    cert_file: str = ""
+    key_file: str = ""
+    client_certificates: bool = False
+    limits: Limits = Limits()
+    memory_bytes: int = 0
+
+    @property
+    def access(self) -> Access:
+        return Access(self.federation)
+
+    @property
+    def users(self) -> tuple[str, ...]:
+        """Who may come, the server first."""
+        return (self.access.server, self.access.asker, *self.devices)
+
+    @property
+    def name(self) -> str:
+        """Under which clients reach it."""
+        if self.names:
+            return self.names[0]
+        return socket.gethostname() if self.host in _EVERYWHERE else self.host
+
+    def command(self) -> list[str]:
+        """Write what is missing in the folder, and give the command that serves.
+
+        BrokerError if Mosquitto is not installed or a port cannot be had, ConfigError for names and files that do not go
+        together.
+        """
+        self._check()
+        program = mosquitto_program()
+        ports = checked_ports(self.host, self.port, self.websocket_port)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        authority, broker = self._certificates()
+        write_text(self.folder / "mosquitto.acl", mosquitto(self.access))
+        lines = [
+            *mosquitto_base(self.limits, self.memory_bytes),
+            "allow_anonymous false",
+            f"acl_file {self.folder / 'mosquitto.acl'}",
+        ]
+        if not self.client_certificates:
+            lines.append(f"password_file {self._passwords()}")
+        for port in ports:
+            lines += [
+                f"listener {port} {self.host}",
+                f"certfile {broker.certificate}",
+                f"keyfile {broker.key}",
+            ]
+            lines += ["protocol websockets"] if port == self.websocket_port else []
+            if self.client_certificates:
+                lines += [f"cafile {authority}", "require_certificate true", "use_identity_as_username true"]
+        config = self.folder / "mosquitto.conf"
+        write_text(config, "\n".join(lines) + "\n")
+        return [program, "-c", str(config)]
+
+    def needs(self, user: str) -> dict[str, str]:
+        """What a client needs to come as ``user``: a broker's URL, which holds the files, and the file of the password."""
+        ca_file = self.ca_file or str(self.folder / "ca.crt")
+        if self.client_certificates:
+            pair = self._authority().client(user)
+            certificate, key = str(pair.certificate), str(pair.key)
+            address = Address(self.name, self.port, ca_file=ca_file, cert_file=certificate, key_file=key)
+            return {"broker": address.url}
+        return {
+            "broker": Address(self.name, self.port, user, ca_file=ca_file).url,
+            "password-file": str(self._password_file(user)),
+        }
+
+    def _check(self) -> None:
+        checked_name("federation", self.federation)
+        for device in self.devices:
+            checked_name("device", device)
+        if len(set(self.users)) != len(self.users):
+            raise ConfigError(
+                f"users {', '.join(self.users)}: two have one name; {self.access.server!r} and {self.access.asker!r} are no "
+                "devices' names here"
+            )
+        given = [name for name in ("ca_file", "cert_file", "key_file") if getattr(self, name)]
+        if given and len(given) < 3:
+            raise ConfigError(
+                f"{' and '.join(given)} alone: give the broker's certificate, its key and its authority, or none of them",
+                given=given,
+            )
+        if given and self.client_certificates:
+            raise ConfigError(
+                "a lab makes certificates for clients of its own authority: leave `ca_file` out, or `client_certificates`"
+            )
+
+    def _authority(self) -> LabAuthority:
+        return LabAuthority(self.folder)
+
+    def _certificates(self) -> tuple[Path, Pair]:
+        if self.cert_file:
+            return Path(self.ca_file), Pair(Path(self.cert_file), Path(self.key_file))
+        authority = self._authority()
+        if self.client_certificates:
+            for user in self.users:
+                authority.client(user)
+        here = (*self.names, self.name, "localhost", "127.0.0.1", socket.gethostname())
+        return authority.own.certificate, authority.broker(*here)
+
+    def _password_file(self, user: str) -> Path:
+        return self.folder / "passwords" / user
+
+    def _passwords(self) -> Path:
+        """The file that Mosquitto reads, with a hash for each user; the passwords are in files of their own."""
+        lines = []
+        for user in self.users:
+            path = self._password_file(user)
+            if not path.is_file():
+                path.parent.mkdir(mode=0o700, exist_ok=True)
+                path.touch(mode=0o600)
+                path.write_text(secrets.token_urlsafe(_PASSWORD_BYTES) + "\n", encoding="ascii")
+            lines.append(f"{user}:{_hashed(read_secret(path))}")
+        found = self.folder / "passwords.hashed"
+        found.touch(mode=0o600)
+        write_text(found, "\n".join(lines) + "\n")
+        found.chmod(0o600)
+        return found
+
+
+def _hashed(password: str) -> str:
+    """As mosquitto_passwd writes it: PBKDF2 with SHA-512."""
+    salt = secrets.token_bytes(12)
+    digest = hashlib.pbkdf2_hmac("sha512", password.encode(), salt, _ROUNDS)
+    return f"$7${_ROUNDS}${base64.b64encode(salt).decode()}${base64.b64encode(digest).decode()}"

@@ -1,0 +1,282 @@
+"""Orders and vitals as the service has them: one thing to start, to ask and to stop."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from edgefl.wire.errors import StoreError
+from edgefl.wire.mqtt.inbox import Inbox
+from edgefl.wire.printable import printable
+from edgefl_server import events
+from edgefl_server.coordinator import states
+from edgefl_server.coordinator.states import State
+from edgefl_server.operations.mailbox import AnyOrder, Drain, Mailbox, Pause, Resume, RollBack
+
+# Carries out an operator's orders, between two rounds where that matters. Each one's fate is told, and audited.
+
+_MOST_BY = 64
+
+
+@dataclass(frozen=True)
+class Given:
+    """Put into the service's inbox: an order, and the file in which it came. None for what cannot be read."""
+
+    path: Path
+    order: AnyOrder | None
+
+
+class Course(Protocol):
+    """The run that orders are about."""
+
+    state: State
+
+    def advance(self, event: states.Event) -> None: ...
+
+    def halt(self) -> None:
+        """End the service; the run can be taken up later."""
+
+
+class Models(Protocol):
+    """The models of the run: ``go_back`` makes one after an earlier round the current one, ``refusal`` says why that cannot
+    be, or nothing."""
+
+    def refusal(self, state: State, to: int) -> str: ...
+
+    def go_back(self, state: State, to: int) -> State: ...
+
+
+class Operator:
+    """Takes orders out of ``mailbox``."""
+
+    def __init__(
+        self, mailbox: Mailbox, course: Course, models: Models, emit: Callable[[events.Event], None]
+    ) -> None:
+        self._mailbox = mailbox
+        self._course = course
+        self._models = models
+        self._emit = emit
+        self._due: list[Given] = []
+
+    @property
+    def holds(self) -> bool:
+        """Whether no round may open before the orders that wait have been looked at."""
+        return self._mailbox.paused or any(
+            isinstance(order, Drain | RollBack) for _, order in self._mailbox.waiting()
+        )
+
+    def take(self, given: Given) -> None:
+        """Carry an order out, or keep it for when no round is open."""
+        match given.order:
+            case Pause() | Resume():
+                text = self._paused(on=isinstance(given.order, Pause))
+                self._end(given, done=not text, text=text)
+                self._hold()
+            case Drain():
+                self._due.append(given)
+                self._hold()
+            case RollBack(version=version):
+                if text := self._models.refusal(self._course.state, version):
+                    self._end(given, done=False, text=text)
+                else:
+                    self._due.append(given)
+                self._hold()
+            case None:
+                self._emit(events.Ordered(order="unknown", by="", done=False, text="it cannot be read"))
+                self._mailbox.done(given.path)
+
+    def _paused(self, *, on: bool) -> str:
+        """Why that cannot be remembered; empty where it is."""
+        try:
+            self._mailbox.pause(on=on)
+        except OSError as error:
+            return f"{error.filename or 'the folder of orders'} cannot be written ({error.strerror}): free some space there"
+        return ""
+
+    def step(self, *, judged: bool) -> None:
+        """Do what waited for the round to end. ``judged``: the models of all rounds have been evaluated."""
+        if not self._due or self._course.state.phase != "waiting":
+            return
+        given = self._due[0]
+        if isinstance(given.order, Drain):
+            self._due.remove(given)
+            self._end(given, done=True)
+            self._course.halt()
+        elif isinstance(given.order, RollBack) and judged:
+            self._due.remove(given)
+            self._roll_back(given, given.order.version)
+            self._hold()
+
+    def _roll_back(self, given: Given, version: int) -> None:
+        text = self._models.refusal(self._course.state, version)  # rounds have ended since it came
+        if not text:
+            try:
+                self._course.state = self._models.go_back(self._course.state, version)
+            except StoreError as error:
+                text = error.message
+        model = self._course.state.model_version[:12]
+        told = text or f"the model is that after round {version} again, {model}"
+        self._end(given, done=not text, text=told, version=version)
+
+    def _hold(self) -> None:
+        self._course.advance(states.Hold(bool(self._due) or self._mailbox.paused))
+
+    def _end(self, given: Given, *, done: bool, text: str = "", version: int = -1) -> None:
+        assert given.order is not None
+        by = printable(given.order.by, _MOST_BY)
+        self._emit(events.Ordered(order=given.order.name, by=by, done=done, text=text, version=version))
+        self._mailbox.done(given.path)
+
+
+# A thread beside the service: looks for orders, and times how long messages wait at the server and at the broker.
+
+_PAUSE_S = 0.5
+_VITALS_S = 5.0
+_BROKER_S, _BROKER_AGAIN_S = 5.0, 2.0
+"""For the broker to confirm a message that is timed; and between two of them."""
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_STATM = Path("/proc/self/statm")
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Put into the service's inbox at ``at`` (monotonic seconds): how long it waits there is what others wait."""
+
+    at: float
+
+
+class Sent(Protocol):
+    """A message on its way to the broker."""
+
+    def wait(self, timeout_s: float) -> bool: ...
+
+
+class Watcher:
+    """``put`` takes what it finds to the service. It ends with the process, or by :meth:`stop`."""
+
+    def __init__(self, mailbox: Mailbox, put: Callable[[Given | Probe], None]) -> None:
+        self._mailbox = mailbox
+        self._put = put
+        self._given: set[Path] = set()
+        self._timed: Sent | None = None
+        self._timed_at = 0.0
+        self._broker_lag_s = -1.0
+        self._due = self._time_again = 0.0
+        self._probing = False
+        self._ended, self._wake = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="operations", daemon=True)
+
+    def start(self) -> None:
+        """Hand over the orders that wait already, and look for more from now on."""
+        self._look()
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._ended.set()
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def sent(self, delivery: Sent) -> None:
+        """A message went to the broker: now and then one is timed."""
+        now = time.monotonic()
+        if self._timed is None and now >= self._time_again:
+            self._timed_at, self._time_again = now, now + _BROKER_AGAIN_S
+            self._timed = delivery
+            self._wake.set()
+
+    def vitals(self, probe: Probe, inbox: int) -> events.Vitals:
+        """How the server fares, now that it looks at ``probe`` while ``inbox`` messages wait."""
+        self._probing = False
+        return events.Vitals(
+            inbox=inbox,
+            server_lag_s=round(time.monotonic() - probe.at, 6),
+            broker_lag_s=round(self._broker_lag_s, 6),
+            cpu_s=round(time.process_time(), 3),
+            rss_bytes=_resident(),
+        )
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            if self._wake.wait(_PAUSE_S):
+                self._wake.clear()
+                self._time()
+                continue
+            self._look()
+            if time.monotonic() >= self._due and not self._probing:
+                self._due, self._probing = time.monotonic() + _VITALS_S, True
+                self._put(Probe(time.monotonic()))
+
+    def _look(self) -> None:
+        for path, order in self._mailbox.waiting():
+            if path not in self._given:
+                self._given.add(path)
+                self._put(Given(path, order))
+
+    def _time(self) -> None:
+        """How long the broker takes for the message that is timed."""
+        if self._timed is None:
+            return
+        if self._timed.wait(_BROKER_S):
+            self._broker_lag_s = time.monotonic() - self._timed_at
+        self._timed = None
+
+
+def _resident() -> int:
+    """Bytes of this process in memory; 0 where the system does not tell."""
+    try:
+        return int(_STATM.read_text().split()[1]) * _PAGE_BYTES
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+__all__ = ["Given", "Operations", "Probe"]
+
+
+class Operations:
+    """Of the server in ``folder``, whose rounds are ``course`` and whose models are ``models``."""
+
+    def __init__(
+        self,
+        folder: Path,
+        course: Course,
+        models: Models,
+        inbox: Inbox[Any],
+        emit: Callable[[events.Event], None],
+    ) -> None:
+        mailbox = Mailbox(folder)
+        self._inbox = inbox
+        self._emit = emit
+        self._operator = Operator(mailbox, course, models, emit)
+        self._watcher = Watcher(mailbox, inbox.put)
+
+    @property
+    def holds(self) -> bool:
+        """Whether no round may open yet."""
+        return self._operator.holds
+
+    def start(self) -> None:
+        self._watcher.start()
+
+    def stop(self) -> None:
+        self._watcher.stop()
+
+    def sent(self, delivery: Sent) -> None:
+        """A message went to the broker."""
+        self._watcher.sent(delivery)
+
+    def take(self, event: Given | Probe) -> None:
+        """What came out of the inbox."""
+        if isinstance(event, Given):
+            self._operator.take(event)
+        else:
+            self._emit(self._watcher.vitals(event, self._inbox.qsize()))
+
+    def step(self, *, judged: bool) -> None:
+        """Do what waited for the end of a round. ``judged``: the models of all rounds have been evaluated."""
+        self._operator.step(judged=judged)

@@ -1,0 +1,361 @@
+"""Asking a fleet what a bundle costs: requests over MQTT beside a running federation, whose topics it only reads.
+
+::
+
+    offered = by_tier([read_bundle(Path("weak.efl"))])
+    report = FleetProfiler(Address("localhost"), Wanted(federation="demo", offered=offered)).run()
+
+What devices fetch lies below a name of its own at the broker, and is cleared in the end.
+"""
+
+from __future__ import annotations
+
+import queue
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from edgefl.wire.blobs import BlobRef, describe, split
+from edgefl.wire.bundle import profiles
+from edgefl.wire.bundle.signatures import Signer
+from edgefl.wire.errors import BrokerError, BundleError, IdentityError, ProtocolError
+from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.client_ids import client_id
+from edgefl.wire.mqtt.envelope import Sequence, Speaker, bare, open_message
+from edgefl.wire.mqtt.events import check_limit
+from edgefl.wire.mqtt.messages import AnyMessage, Hello, Status, decode, encode
+from edgefl.wire.mqtt.profile_messages import ProfileAnswer, ProfileOffer, ProfileRequest
+from edgefl.wire.mqtt.refusals import shown
+from edgefl.wire.mqtt.session import Address, Delivery, Down, Event, Incoming, Refused, Session, Up
+from edgefl.wire.mqtt.topics import Topics
+from edgefl.wire.printable import printable
+from edgefl_server.profiling.rows import DeviceReport, FleetReport, Offered, Row, tier_for
+
+_POLL_S = 0.2
+_FAREWELL_S = 5.0
+_LEFTOVER_S = 3600.0
+"""How long after its end an offer of somebody else is taken for forgotten: clocks differ."""
+_MOST_CHUNKS = 1 << 20
+_MOST_REASON, _MOST_TEXT = 32, 400
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What is asked. ``devices``: only these (empty: all that there are).
+
+    A device is waited for ``timeout_s`` at most, ``answer_s`` for its first word, ``grace_s`` after it went offline; others
+    that may be there have ``settle_s`` to show up.
+    """
+
+    federation: str
+    offered: Offered
+    devices: frozenset[str] = frozenset()
+    repeat: int = 20
+    timeout_s: float = 300.0
+    connect_s: float = 5.0
+    settle_s: float = 3.0
+    answer_s: float = 30.0
+    grace_s: float = 10.0
+    again_s: float = 5.0
+    limits: Limits = field(default_factory=Limits)
+
+
+class FleetProfiler:
+    """``run`` asks and waits; ``tell`` gets a report after each change. :meth:`stop` ends it early."""
+
+    def __init__(
+        self,
+        address: Address,
+        wanted: Wanted,
+        *,
+        signer: Signer | None = None,
+        tell: Callable[[FleetReport], None] = lambda _: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._wanted = wanted
+        self._address = address
+        self._tell = tell
+        self._clock = clock
+        self._nonce = secrets.token_hex(8)
+        self._topics = Topics(wanted.federation)
+        self._own = self._topics.profile(self._nonce)
+        secret = secrets.token_bytes()
+        name = client_id(secret, "profiler", wanted.federation, self._nonce, style=address.client_ids)
+        self._session = Session(address, name, limits=wanted.limits, clean=True)
+        # An asker begins anew each time, and lives by the clock.
+        self._seal = Speaker(signer.keys, Sequence(lambda: 0, lambda _: None)).seal if signer else bare
+        self._keys: dict[str, bytes] = {}
+        self._rows: dict[str, Row] = {}
+        self._blobs: dict[str, tuple[BlobRef, bytes]] = {}
+        self._refs: dict[str, dict[str, BlobRef]] = {
+            tier: {kind: self._add(bundle.encoded) for kind, bundle in bundles.items()}
+            for tier, bundles in wanted.offered.items()
+        }
+        self._signatures = {
+            tier: {kind: signer.sign(ref.sha256) for kind, ref in refs.items()} if signer else {}
+            for tier, refs in self._refs.items()
+        }
+        for bundle in (bundle for bundles in wanted.offered.values() for bundle in bundles.values()):
+            for ref in bundle.manifest.blobs:  # cut as the manifest says
+                self._blobs[ref.sha256] = (ref, bundle.blobs[ref.sha256])
+        self._begun = clock()
+        self._up_since: float | None = None
+        self._trouble = ""
+        self._stopped = False
+
+    def _add(self, data: bytes) -> BlobRef:
+        ref = describe(data, self._wanted.limits.chunk_bytes)
+        self._blobs[ref.sha256] = (ref, data)
+        return ref
+
+    def stop(self) -> None:
+        """End :meth:`run` soon, with what is known; callable from a signal handler."""
+        self._stopped = True
+
+    # -- the loop --------------------------------------------------------------------------------------------
+
+    def run(self) -> FleetReport:
+        """Ask, and wait until all devices that can answer have. BrokerError if the broker cannot be reached."""
+        self._begun = self._clock()
+        for device in self._wanted.devices:
+            self._row(device)
+        self._session.subscribe(self._topics.profile_filters)
+        self._session.start()
+        try:
+            while not self._stopped and not self._is_over():
+                self._next()
+            self._conclude()
+        finally:
+            self._leave()
+        return self.report()
+
+    def report(self) -> FleetReport:
+        """What is known now."""
+        return FleetReport(
+            federation=self._wanted.federation,
+            seconds=round(self._clock() - self._begun, 3),
+            devices=tuple(self._rows[name].report for name in sorted(self._rows)),
+        )
+
+    def _next(self) -> None:
+        before = self.report().devices
+        with suppress(queue.Empty):
+            self._handle(self._session.inbox.get(timeout=_POLL_S))
+        for name, row in self._rows.items():
+            self._ask_if_due(name, row)
+        if self.report().devices != before:
+            self._tell(self.report())
+
+    def _handle(self, event: Event) -> None:
+        check_limit(event, self._address)
+        match event:
+            case Up():
+                self._up()
+            case Down():
+                self._trouble = event.reason
+            case Refused():
+                raise BrokerError(event.text(self._address), topic=event.topic, reason=event.reason)
+            case Incoming(payload=payload) if payload:
+                with suppress(ProtocolError, BundleError):  # somebody's garbage is nobody's answer
+                    self._incoming(event)
+
+    def _up(self) -> None:
+        """Connected: publish what devices fetch, also to a broker that forgot it, and ask again what is open."""
+        self._up_since = self._up_since or self._clock()
+        until = time.time() + self._left()
+        offer = ProfileOffer(until=until, blobs=tuple(ref for ref, _ in self._blobs.values()))
+        expires_s = self._left() + _LEFTOVER_S  # where a killed command left it, the broker clears it
+        self._session.publish(self._own.offer, encode(offer), retain=True, expires_s=expires_s)
+        for ref, data in self._blobs.values():
+            for index, piece in enumerate(split(data, ref.chunk)):
+                topic = self._own.blob_chunk(ref.sha256, index)
+                self._session.publish(topic, piece, retain=True, expires_s=expires_s)
+        for row in self._rows.values():
+            row.asked_last = 0.0
+
+    def _left(self) -> float:
+        return max(1.0, self._begun + self._wanted.timeout_s - self._clock())
+
+    def _is_over(self) -> bool:
+        now = self._clock()
+        if self._up_since is None:
+            if now - self._begun > self._wanted.connect_s:
+                raise BrokerError(
+                    f"no connection to the broker at {self._address} in {self._wanted.connect_s:g} s: "
+                    f"{self._trouble or 'it does not answer'}",
+                    address=str(self._address),
+                )
+            return False
+        if now - self._begun > self._wanted.timeout_s:
+            return True
+        settled = now - self._up_since > self._wanted.settle_s
+        return settled and all(self._is_settled(name, row, now) for name, row in self._rows.items())
+
+    def _is_settled(self, name: str, row: Row, now: float) -> bool:
+        """Whether nothing more is to be expected of a device. Those that were named may still come online."""
+        if row.final:
+            return True
+        if not row.online:
+            gone = row.offline_since is None or now - row.offline_since > self._wanted.grace_s
+            return gone and name not in self._wanted.devices
+        # One that is online and says no hello that we can read is never asked.
+        since = row.asked_first if row.known else row.online_since
+        return not row.heard and since is not None and now - since > self._wanted.answer_s
+
+    # -- messages --------------------------------------------------------------------------------------------
+
+    def _incoming(self, message: Incoming) -> None:
+        if message.topic.startswith(f"{self._topics.root}/profiles/"):
+            self._clear_forgotten(self._topics.parse_offer(message.topic), message.payload)
+            return
+        device, leaf, numbers = self._topics.parse_device(message.topic)
+        if numbers or (self._wanted.devices and device not in self._wanted.devices):
+            return
+        if leaf == "hello":
+            self._hello(device, self._opened(Hello, device, message))
+        elif leaf == "status":
+            self._status(self._row(device), self._opened(Status, device, message).online)
+        elif leaf == "profiles":
+            self._answer(self._row(device), self._opened(ProfileAnswer, device, message))
+
+    def _opened(self, kind: type[AnyMessage], device: str, message: Incoming) -> AnyMessage:
+        """A device's message; the first key that is seen of a device is its own for as long as this command runs."""
+        opened = open_message(kind, message.topic, message.payload)
+        if self._keys.setdefault(device, opened.key) != opened.key:
+            raise IdentityError("wrong-key", f"two keys speak for {device}", device=device)
+        return opened.message
+
+    def _row(self, device: str) -> Row:
+        return self._rows.setdefault(device, Row(DeviceReport(device=device)))
+
+    def _status(self, row: Row, online: bool) -> None:
+        if row.online and not online:
+            row.offline_since = self._clock()
+        if online and not row.online:
+            row.asked_last = 0.0  # what it was asked before may be lost
+            row.online_since = self._clock()
+        row.online = online
+
+    def _hello(self, device: str, hello: Hello) -> None:
+        row = self._row(device)
+        row.known = True
+        row.now(
+            agent=printable(hello.agent, 64),
+            engines={printable(name, 32): printable(version, 32) for name, version in hello.engines.items()},
+            memory_bytes=hello.memory_bytes,
+            cores=hello.cores,
+        )
+        if row.asked_first is None and not row.final:
+            self._choose(device, row, hello)
+
+    def _choose(self, device: str, row: Row, hello: Hello) -> None:
+        tier = tier_for(self._wanted.offered, device, hello)
+        if tier:
+            row.now(tier=tier)
+            return
+        wish = f"it is of tier {printable(hello.tier, 64)!r}" if hello.tier else "it names no tier"
+        offered = ", ".join(self._wanted.offered)
+        row.now(state="skipped", reason="no-tier", text=f"{wish}, offered are {offered}: name one by `tier`")
+
+    def _answer(self, row: Row, answer: ProfileAnswer) -> None:
+        if answer.nonce != self._nonce or row.final:
+            return
+        row.heard = row.online = True
+        if answer.state == "taken":
+            row.now(state="measuring")
+        elif answer.state == "declined":
+            reason, text = (
+                printable(answer.reason, _MOST_REASON),
+                shown(answer.reason, answer.text)[:_MOST_TEXT],
+            )
+            row.now(state="declined", reason=reason or "other", text=text)
+        else:
+            self._done(row, answer.profile)
+
+    def _done(self, row: Row, data: bytes) -> None:
+        """A profile, if it can be read and is of what was asked for."""
+        try:
+            profile = profiles.decode(data)
+        except ProtocolError as error:
+            row.now(state="declined", reason="malformed", text=error.message[:_MOST_TEXT])
+            return
+        digests = {ref.sha256 for ref in self._refs.get(row.report.tier, {}).values()}
+        if profile.bundle not in digests:
+            text = f"it profiled bundle {printable(profile.bundle, 12)!r}, which it was not asked for"
+            row.now(state="declined", reason="wrong-bundle", text=text)
+            return
+        row.now(state="done", profile=profile)
+
+    def _clear_forgotten(self, nonce: str, payload: bytes) -> None:
+        """Take what a command that was killed left behind off the broker."""
+        offer = decode(ProfileOffer, payload)
+        if nonce == self._nonce or time.time() < offer.until + _LEFTOVER_S:
+            return
+        for ref in offer.blobs:
+            ref.check(self._wanted.limits.max_blob_bytes)
+        if sum(ref.count for ref in offer.blobs) <= _MOST_CHUNKS:
+            self._clear(nonce, offer.blobs)
+
+    # -- asking, and leaving ---------------------------------------------------------------------------------
+
+    def _ask_if_due(self, device: str, row: Row) -> None:
+        now, ready = self._clock(), row.known and row.online and self._session.connected
+        if not ready or row.final or not row.report.tier:
+            return
+        # Once it took the request, it is asked again only because its answer may be lost.
+        pause = self._wanted.again_s * (6 if row.heard else 1)
+        if row.asked_last and now - row.asked_last < pause:
+            return
+        request = ProfileRequest(
+            nonce=self._nonce,
+            bundles=self._refs[row.report.tier],
+            within_s=self._left(),
+            repeat=self._wanted.repeat,
+            signatures=self._signatures[row.report.tier],
+        )
+        topic = self._topics.device(device).profile_requests
+        self._session.publish(topic, self._seal(topic, request), expires_s=request.within_s)
+        row.asked_last = now
+        row.asked_first = row.asked_first or now
+
+    def _conclude(self) -> None:
+        """Say of each device without a last word why there is none."""
+        wanted = self._wanted
+        for row in (row for row in self._rows.values() if not row.final):
+            if not row.known and not row.online:
+                text = f"no device of this name ever said hello in federation {wanted.federation}"
+                row.now(state="unknown", text=text)
+            elif not row.online:
+                row.now(state="offline", text="its agent does not run, or has no connection")
+            elif not row.known:
+                text = "it is online, and its hello is missing or of another version: install the same edgefl there"
+                row.now(state="silent", text=text)
+            elif row.heard and self._stopped:
+                row.now(
+                    state="late", text="it took the request, and the command was stopped before it was done"
+                )
+            elif row.heard:
+                text = f"it took the request and was not done in {wanted.timeout_s:g} s: ask with a longer `timeout`"
+                row.now(state="late", text=text)
+            else:
+                text = (
+                    "no answer: its edgefl knows no profiles, the broker's access rules keep the request from it, "
+                    "or its connection is slow"
+                )
+                row.now(state="silent", text=text)
+
+    def _leave(self) -> None:
+        """Nothing of ours stays at the broker."""
+        if self._session.connected:
+            last = self._clear(self._nonce, tuple(ref for ref, _ in self._blobs.values()))
+            last.wait(_FAREWELL_S)
+        self._session.stop()
+
+    def _clear(self, nonce: str, blobs: tuple[BlobRef, ...]) -> Delivery:
+        topics = self._topics.profile(nonce)
+        for ref in blobs:
+            for index in range(ref.count):
+                self._session.publish(topics.blob_chunk(ref.sha256, index), b"", retain=True)
+        return self._session.publish(topics.offer, b"", retain=True)

@@ -1,0 +1,214 @@
+"""Everything that the devices of a run are told: its bundles, the model's parts, where it is, and their tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from edgefl.wire.blobs import BlobRef
+from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.bundle.manifest import encode_manifest
+from edgefl.wire.bundle.readers import Text
+from edgefl.wire.mqtt.envelope import Seal, bare
+from edgefl.wire.mqtt.messages import ELSEWHERE, VERSION, Live, Offer, Round, Task
+from edgefl.wire.mqtt.session import Session
+from edgefl.wire.mqtt.topics import NO_SHARD, Topics
+from edgefl.wire.tensors import Arrays
+from edgefl_server.coordinator.fleet import Assignment
+from edgefl_server.coordinator.states import OpenRound, State
+from edgefl_server.publish.downlink import Downlink
+from edgefl_server.publish.kept import MirrorFolder
+from edgefl_server.publish.model import Model
+from edgefl_server.publish.publisher import Publisher
+from edgefl_server.run_spec import ExchangeSpec, RunSpec
+from edgefl_server.storage.published import PublishedModels
+
+Sign = Callable[[str], bytes]
+"""The signature of a manifest's digest; empty for none."""
+
+
+_PROGRESS_S = 0.2
+"""How often a device tells of its progress if it is not told otherwise."""
+
+
+class Announcements:
+    """Publishes for one run, whose bundles are offered from the start. ``folder`` keeps what devices were given."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        run: str,
+        session: Session,
+        folder: Path,
+        *,
+        sign: Sign = lambda _: b"",
+        seal: Seal = bare,
+    ) -> None:
+        self._spec = spec
+        self._run = run
+        self._session = session
+        self._seal = seal
+        self._topics = Topics(spec.federation)
+        limits, downlink = spec.limits, spec.downlink
+        mirrored = downlink.mirror_folder or (str(folder / "mirror") if downlink.mirrors else "")
+        self.publisher = Publisher(
+            session,
+            self._topics,
+            limits.chunk_bytes,
+            downlink.compression,
+            limits.max_blob_bytes,
+            seal,
+            kept=MirrorFolder(Path(mirrored)) if mirrored else None,
+            by_broker=not downlink.mirrors_only,
+            most_bytes=limits.announcement_bytes,
+        )
+        self.publisher.message_limit = spec.message_limit
+        self._downlink = Downlink(
+            downlink, self.publisher, PublishedModels(folder, run), limits.max_blob_bytes
+        )
+        self._offers = [self._offer(exchange, sign) for exchange in spec.exchanges]
+        self._bundles = frozenset(self.publisher.live)
+        self._units: dict[int, dict[str, tuple[BlobRef, ...]]] = {}
+        """Of the last rounds, by number, what their model is put together from."""
+
+    @property
+    def sent_bytes(self) -> int:
+        """Of all messages so far."""
+        return self._session.sent_bytes
+
+    @property
+    def published(self) -> list[BlobRef]:
+        """Every blob of the current weights, and what the last announcement was too large for."""
+        return [*_refs(self._downlink.units), *self.publisher.pages]
+
+    def publish(self, model: Model) -> None:
+        """Offer the parts of a new model."""
+        self._downlink.publish(model.number, model.version, model.parts(self._spec))
+        self._keep_units(model)
+
+    def _keep_units(self, model: Model) -> None:
+        number, most = model.number + 1, self._spec.rules.max_staleness
+        self._units = {each: units for each, units in self._units.items() if number - most <= each < number}
+        self._units[number] = self._downlink.units
+
+    def resume(self, model: Model) -> None:
+        """Offer the parts of a model as a killed process did."""
+        self._downlink.resume(model.number, model.version, model.parts(self._spec))
+        self._keep_units(model)
+
+    def received(self, model: Model) -> Arrays:
+        """The weights of ``model`` as devices have them, rounded on their way."""
+        return self._downlink.given(model.weights, model.parts(self._spec))
+
+    def clear(self, refs: Iterable[BlobRef]) -> None:
+        """Take blobs off the broker that an earlier process published."""
+        for ref in refs:
+            self.publisher.clear(ref)
+
+    def announce(self, state: State, model_version: str) -> None:
+        """Say where the run is, then clear the blobs that this no longer names. Its blobs have been offered before."""
+        current, spec = state.round, self._spec
+        number = current.number if current else max(0, state.next_round - 1)
+        # Between rounds the main exchange is offered: the one that adapts the model to a user, if any does.
+        position = current.position if current else spec.next_main(state.position)
+        downlink = spec.downlink
+        message = Round(
+            v=ELSEWHERE if downlink.mirrors_only else VERSION,
+            run=self._run,
+            round=number,
+            state=_public_state(state),
+            model_version=model_version,
+            offers=self._offers[spec.index(position)],
+            units=self._downlink.units,
+            hyper=spec.hyper_at(max(1, number), position),
+            # What a device kept of a task that was accepted is good, whatever became of the round that it was given in.
+            base=number if spec.rules.buffered else state.base,
+            deadline=current.deadline if current else 0.0,
+            mirrors=downlink.mirrors,
+            mirrors_only=downlink.mirrors_only,
+            live=self._live(current),
+        )
+        self.publisher.announce(message)
+        older = [ref for number in (current.older if current else ()) for ref in _refs(self._units[number])]
+        self.publisher.keep_only(self._bundles | {ref.sha256 for ref in (*self.published, *older)})
+
+    def _live(self, current: OpenRound | None) -> dict[int, Live]:
+        return {
+            number: Live(
+                model_version=version.model_version,
+                units=self._units[number],
+                hyper=self._spec.hyper_at(number, version.position),
+            )
+            for number, version in (current.older if current is not None else {}).items()
+        }
+
+    def send_task(
+        self, opened: OpenRound, assignment: Assignment, *, ask: bool, shard: int = NO_SHARD
+    ) -> None:
+        """``ask``: the device is to offer its update before it sends it; ``shard``: below which topics."""
+        period_s = opened.count("open") / self._spec.limits.progress_messages_s
+        task = Task(
+            run=self._run,
+            round=assignment.round,
+            tier=assignment.tier,
+            seed=assignment.seed,
+            nonce=assignment.nonce,
+            samples=self._spec.rules.samples,
+            ask=ask or msgspec.UNSET,
+            progress_s=period_s if period_s > _PROGRESS_S else msgspec.UNSET,
+            shard=msgspec.UNSET if shard == NO_SHARD else shard,
+        )
+        topic = self._topics.device(assignment.device).tasks
+        self._session.publish(topic, self._seal(topic, task), expires_s=self._spec.rules.deadline_s)
+
+    def call(self, number: int, device: str, tier: str) -> None:
+        """Have a device that stopped listening look where the run is, after round ``number``: a task that is none."""
+        topic = self._topics.device(device).tasks
+        task = Task(run=self._run, round=number, tier=tier, seed=0, nonce="")
+        self._session.publish(topic, self._seal(topic, task), expires_s=self._spec.limits.round_deadline_s)
+
+    def _offer(self, exchange: ExchangeSpec, sign: Sign) -> dict[str, Offer]:
+        """The bundles of an exchange, by format and tier."""
+        refs: dict[str, dict[str, BlobRef]] = {}
+        for tier, spec in exchange.tiers.items():
+            for format, bundle in spec.bundles.items():
+                refs.setdefault(format, {})[tier] = offer_bundle(self.publisher, bundle)
+        return {format: _signed(bundles, sign) for format, bundles in refs.items()}
+
+
+def _refs(units: Mapping[str, tuple[BlobRef, ...]]) -> list[BlobRef]:
+    return [ref for refs in units.values() for ref in refs]
+
+
+def offer_bundle(publisher: Publisher, bundle: Bundle) -> BlobRef:
+    """Add all that devices need of a bundle to the live set. The manifest names what travels: compressed graphs, and what
+    texts are read by, where that pays. It itself travels as it is, so that the reference's digest, which is signed, is the
+    manifest's."""
+    graphs = tuple(
+        msgspec.structs.replace(
+            graph, blob=publisher.offer(bundle.blobs[graph.blob.sha256], graph.blob.chunk)
+        )
+        for graph in bundle.manifest.graphs
+    )
+    data = bundle.manifest.data
+    if isinstance(data.reader, Text) and (ref := data.reader.tokenizer):
+        sent = publisher.offer(bundle.blobs[ref.sha256], ref.chunk)
+        data = msgspec.structs.replace(data, reader=msgspec.structs.replace(data.reader, tokenizer=sent))
+    for variant in (each for graph in graphs for each in graph.variants):
+        publisher.offer(bundle.blobs[variant.blob.sha256], variant.blob.chunk, plain=True)
+    manifest = msgspec.structs.replace(bundle.manifest, graphs=graphs, data=data)
+    return publisher.offer(encode_manifest(manifest), plain=True)
+
+
+def _signed(bundles: Mapping[str, BlobRef], sign: Sign) -> Offer:
+    signatures = {tier: sign(ref.sha256) for tier, ref in bundles.items()}
+    return Offer(bundles=dict(bundles), signatures={tier: each for tier, each in signatures.items() if each})
+
+
+def _public_state(state: State) -> Literal["open", "closed", "done"]:
+    if state.round is not None:
+        return "open"
+    return "done" if state.phase == "done" else "closed"

@@ -1,0 +1,188 @@
+"""What devices are given of the model: whole in float32 or float16, or as changes in int8 with the error fed back.
+
+With int8 the model has two versions: w, the server's own, exact, and r, the one that devices put together. A *keyframe*
+is w in float32; from one to the next there is one patch per round and unit (:mod:`edgefl.wire.patches`), made from
+w - r, so what one patch rounds off is in the next. A device that took part in the last round fetches a patch, one that
+comes fresh the keyframe and all patches since. A tier's own payload goes like a unit while it holds the same entries;
+when these change, and where they are told by masks, it is sent whole, in float16.
+
+Devices train from r, placements are chosen by w. Both uplinks are fine with that: changes are added to w, so w keeps
+what r has not got yet; dense weights are averaged, and the mean stands where r stood, with its error and all. Who
+measures how far a dense update went has to begin at r (:meth:`Downlink.given`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from edgefl.wire import tensors
+from edgefl.wire.blobs import BlobRef
+from edgefl.wire.compression import unpacked
+from edgefl.wire.errors import ConfigError
+from edgefl.wire.patches import halved, patch, patched, widened
+from edgefl.wire.regions import Entries, Placement, Positions, Region, spans
+from edgefl.wire.tensors import Array, Arrays
+from edgefl.wire.update.form import Form
+from edgefl_server.run_spec import Count, DownlinkSpec, Encoding
+from edgefl_server.storage.published import Lines, PublishedModel, PublishedModels
+
+
+class Shelf(Protocol):
+    """Where blobs are offered (:class:`edgefl_server.publish.publisher.Publisher`)."""
+
+    def offer(self, data: bytes, chunk: int = 0, *, plain: bool = False) -> BlobRef: ...
+
+    def put(self, ref: BlobRef, data: bytes) -> BlobRef: ...
+
+    def travelling(self, sha256: str) -> bytes: ...
+
+
+@dataclass(frozen=True)
+class Part:
+    """What is published under one name: a unit of the model (``regions`` is None), or a tier's own payload.
+
+    ``coded`` names the arrays that may be rounded, ``masks`` those that are packed bits.
+    """
+
+    arrays: Mapping[str, Array]
+    coded: frozenset[str]
+    masks: Mapping[str, int] = field(default_factory=dict)
+    regions: Mapping[str, Region] | None = None
+
+    @classmethod
+    def of_payload(cls, placement: Placement, trained: frozenset[str]) -> Part:
+        """A tier's payload: rounded where it holds nothing but entries of the parameters ``trained``."""
+        coded = {
+            name
+            for name, region in placement.regions.items()
+            if trained.issuperset(region.names if isinstance(region, Entries) else (name,))
+        }
+        always = placement.payload.keys() & trained  # sent down, and not up
+        return cls(placement.payload, frozenset(coded | always), placement.masks, placement.regions)
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A whole blob and the patches since; ``since`` numbers the model of the whole one, ``r`` is what they come to."""
+
+    since: int
+    refs: tuple[BlobRef, ...]
+    r: Arrays
+    regions: Mapping[str, Region] | None
+
+
+class Downlink:
+    """Publishes the parts of one model after the other. The same models in the same order give the same bytes."""
+
+    def __init__(
+        self, spec: DownlinkSpec, publisher: Shelf, published: PublishedModels, blob_limit: int
+    ) -> None:
+        self._spec = spec
+        self._publisher = publisher
+        self._published = published
+        self._limit = blob_limit
+        self._lines: dict[str, _Line] = {}
+
+    @property
+    def units(self) -> dict[str, tuple[BlobRef, ...]]:
+        """Of each part the whole blob, and the patches to it in order."""
+        return {name: line.refs for name, line in self._lines.items()}
+
+    def publish(self, number: int, model: str, parts: Mapping[str, Part]) -> None:
+        """Offer the ``parts`` of ``model`` after round ``number``. With int8 they are on disk before this returns."""
+        before, after = self._lines, {name: self._next(number, name, part) for name, part in parts.items()}
+        if self._spec.encoding == "int8":
+            lines: Lines = {name: line.refs for name, line in after.items()}
+            fresh = {
+                ref.sha256
+                for name, line in after.items()
+                for ref in line.refs[0 if line.since == number else len(before[name].refs) :]
+            }
+            blobs = {name: self._publisher.travelling(name) for name in sorted(fresh)}
+            record = PublishedModel(
+                run=self._published.run, model=model, oldest=_oldest(after, number), lines=lines, blobs=blobs
+            )
+            self._published.save(number, record)
+            # The model before must stay: its round is not journaled as ended yet.
+            self._published.prune(_oldest(before, number), number)
+        self._lines = after  # last: a full disk leaves it as it was, for another try
+
+    def resume(self, number: int, model: str, parts: Mapping[str, Part]) -> None:
+        """Offer ``model`` after round ``number`` again as a killed process did; as keyframes if that is not known."""
+        known = self._published.load(number, model) if self._spec.encoding == "int8" else None
+        if known is None or known[0].lines.keys() != parts.keys():
+            self.publish(number, model, parts)
+            return
+        record, blobs = known
+        for name, refs in record.lines.items():
+            data = [unpacked(ref, blobs[ref.sha256], self._limit) for ref in refs]
+            r = widened(tensors.load(data[0]))
+            for changes in data[1:]:
+                r = patched(r, changes)
+            for ref in refs:
+                self._publisher.put(ref, blobs[ref.sha256])
+            self._lines[name] = _Line(record.oldest, refs, r, parts[name].regions)
+
+    def given(self, weights: Mapping[str, Array], parts: Mapping[str, Part]) -> Arrays:
+        """What devices begin with, by global name: ``weights`` as the published ``parts`` of them have been rounded.
+
+        Where parts overlap and were rounded apart (:func:`check_counting`), a unit's entries go before a payload's.
+        """
+        if self._spec.encoding == "float32":
+            return dict(weights)
+        rounded_weights = {name: array.copy() for name, array in weights.items()}
+        shapes = {name: array.shape for name, array in weights.items()}
+        for name, part in sorted(parts.items(), key=lambda item: item[1].regions is None):
+            r = self._lines[name].r or widened(halved(part.arrays, part.coded))
+            regions = dict.fromkeys(r) if part.regions is None else part.regions
+            for local in regions.keys() & r.keys():
+                _scatter(r[local].reshape(-1), spans(local, regions[local], shapes), rounded_weights)
+        return rounded_weights
+
+    def _next(self, number: int, name: str, part: Part) -> _Line:
+        """The part whole, or one patch more."""
+        before, encoding = self._lines.get(name), self._spec.encoding
+        moved = before is not None and part.regions != before.regions
+        keyframe = before is None or number % self._spec.keyframe_every == 0
+        if encoding == "float16" or (encoding == "int8" and (moved or part.masks)):
+            return self._whole(number, part, halved(part.arrays, part.coded))
+        if before is None or encoding == "float32" or keyframe:
+            return self._whole(number, part, part.arrays)
+        changes = patch(before.r, part.arrays, part.coded)
+        if changes is None:
+            return before
+        refs = (*before.refs, self._publisher.offer(changes))
+        return replace(before, refs=refs, r=patched(before.r, changes))
+
+    def _whole(self, number: int, part: Part, arrays: Mapping[str, Array]) -> _Line:
+        ref = self._publisher.offer(tensors.dump(arrays, part.masks))
+        r = widened(arrays) if self._spec.encoding == "int8" and not part.masks else {}
+        return _Line(number, (ref,), r, part.regions)
+
+
+def _oldest(lines: Mapping[str, _Line], number: int) -> int:
+    return min((line.since for line in lines.values()), default=number)
+
+
+def check_counting(count: Count, encoding: Encoding, forms: Mapping[str, Form], own: Collection[str]) -> None:
+    """Whoever compares what came back with what devices were given must know that: ConfigError if it is not one model.
+
+    ``forms`` are those of the tiers' updates, ``own`` the tiers with a payload. Float16 has one number for each weight,
+    int8 rounds a payload by steps of its own.
+    """
+    dense = any(not form.change for form in forms.values())
+    if count == "nonzero" and dense and encoding == "int8" and own and len(forms) > 1:
+        raise ConfigError(
+            "round.count 'nonzero' finds out what a device changed by comparing its weights with those it was given, and "
+            "downlink.encoding 'int8' rounds each tier's own part by itself: choose 'float16' or 'float32', round.count "
+            "'holders', or a codec that sends changes",
+            encoding=encoding,
+        )
+
+
+def _scatter(values: Array, parts: Iterable[tuple[str, slice, Positions | None]], into: Arrays) -> None:
+    """Put a local tensor's entries (flat) where they belong."""
+    for name, where, positions in parts:
+        into[name].reshape(-1)[slice(None) if positions is None else positions] = values[where]

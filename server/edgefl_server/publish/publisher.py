@@ -1,0 +1,296 @@
+"""Retained blobs and the round's announcement: what any device may fetch at any time, published once for all.
+
+A blob's chunks go out before an announcement that names them and are cleared after one that no longer does, so a
+device that follows ``rounds/current`` never misses a chunk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import Protocol
+
+from edgefl.wire import tensors
+from edgefl.wire.blobs import BlobRef, describe
+from edgefl.wire.compression import Compression, packed
+from edgefl.wire.errors import ConfigError, StoreError
+from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.envelope import Seal, bare
+from edgefl.wire.mqtt.messages import Round
+from edgefl.wire.mqtt.session import Delivery
+from edgefl.wire.mqtt.topics import Topics
+from edgefl.wire.tensors import Array, Arrays
+from edgefl_server.publish.kept import InMemory, Kept
+
+_MOST_ECHOES = 64
+_MOST_WAITING = 64 << 20
+"""Bytes of chunks that wait for the broker: each is a copy in memory until it has them."""
+_BROKER_S = 10.0
+"""For the broker to take one more; after that the rest waits in memory, as it must."""
+
+
+class Publishes(Protocol):
+    """The part of :class:`edgefl.wire.mqtt.session.Session` that the publisher uses."""
+
+    def publish(self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> Delivery: ...
+
+
+class Publisher:
+    """Keeps the live set of blobs and the announcement, here and at the broker.
+
+    Nothing is published before :meth:`connected`; blobs offered while the broker is away follow with the next one.
+    None has more than ``blob_limit`` bytes, which devices refuse. ``kept`` holds their bytes; only there are they unless
+    they go out ``by_broker``. An announcement of more than ``most_bytes`` bytes, or than the broker takes, is paged.
+    """
+
+    def __init__(
+        self,
+        session: Publishes,
+        topics: Topics,
+        chunk_bytes: int,
+        compression: Compression = "none",
+        blob_limit: int = Limits().max_blob_bytes,
+        seal: Seal = bare,
+        *,
+        kept: Kept | None = None,
+        by_broker: bool = True,
+        most_bytes: int = Limits().announcement_bytes,
+    ) -> None:
+        self._session = session
+        self._topics = topics
+        self._chunk = chunk_bytes
+        self._compression: Compression = compression
+        self._limit = blob_limit
+        self._seal = seal
+        self._said = b""
+        self._announced: Round | None = None
+        self._echoes: deque[bytes] = deque(maxlen=_MOST_ECHOES)
+        self._kept: Kept = kept or InMemory()
+        self._by_broker = by_broker
+        self._most_bytes = most_bytes
+        self._blobs: dict[str, BlobRef] = {}
+        self._page: BlobRef | None = None
+        self._waiting: deque[tuple[Delivery, int]] = deque()
+        self._waiting_bytes = 0
+        self._stale: dict[str, BlobRef] = {}
+        self._delivery: Delivery | None = None
+        self._cleared: Delivery | None = None
+        self._restored: Delivery | None = None
+        self.message_limit = 0
+        """Bytes of the largest message that the broker is known to take; 0: nothing is known."""
+        self._sent: set[str] = set()
+        self.current: Round | None = None
+        self.online = False
+        self.asking = False
+        """Connected, and waiting to learn from :meth:`heard` what the broker still has."""
+
+    @property
+    def live(self) -> Mapping[str, BlobRef]:
+        """References of the blobs that devices may fetch, by SHA-256."""
+        return dict(self._blobs)
+
+    @property
+    def pages(self) -> tuple[BlobRef, ...]:
+        """What the last announcement was too large for; it stays as long as that does."""
+        return () if self._page is None else (self._page,)
+
+    def offer(self, data: bytes, chunk: int = 0, *, plain: bool = False) -> BlobRef:
+        """Add a blob to the live set, cut into ``chunk`` bytes (0: the default); an equal one is not published twice.
+
+        It travels compressed where that pays, unless it is to be ``plain``: then the reference has the digest of ``data``.
+        ConfigError if it is larger than devices take.
+        """
+        if len(data) > self._limit:
+            raise ConfigError(
+                f"a blob of {len(data)} bytes is to be published, and limits.max_blob_bytes is {self._limit}: devices would "
+                "refuse it; raise the limit on both sides, or cut the model into smaller units",
+                size=len(data),
+                limit=self._limit,
+            )
+        return self.put(*packed(data, chunk or self._chunk, "none" if plain else self._compression))
+
+    def put(self, ref: BlobRef, data: bytes) -> BlobRef:
+        """Add a blob whose bytes are ready to travel."""
+        if ref.sha256 not in self._blobs:
+            self._kept.keep(ref.sha256, data)
+            self._blobs[ref.sha256] = ref
+            self._stale.pop(ref.sha256, None)
+            if self.online:
+                self._send(ref.sha256)
+        return self._blobs[ref.sha256]
+
+    def travelling(self, sha256: str) -> bytes:
+        """The bytes of a live blob as they travel."""
+        return self._kept.whole(sha256)
+
+    def announce(self, message: Round) -> None:
+        """Make ``message`` the retained ``rounds/current``. Offer what it names first.
+
+        ConfigError if it is larger than the broker takes (:attr:`message_limit`), what can be paged apart.
+        """
+        topic = self._topics.current_round
+        payload, page = self._seal(topic, message), b""
+        if len(payload) > min(self._most_bytes, self.message_limit or self._most_bytes):
+            page = message.page
+            payload = self._seal(topic, message.paged(describe(page, self._chunk)))
+        if self.message_limit and len(payload) > self.message_limit:
+            raise ConfigError(
+                f"the announcement of a round takes {len(payload)} bytes, and the broker {self.message_limit} a "
+                "message (`[broker] profile`): use fewer units or tiers, or another broker",
+                size=len(payload),
+                limit=self.message_limit,
+            )
+        self._page = self.offer(page, plain=True) if page else None
+        self.current, self._delivery = message, None
+        if self.online:
+            self._said, self._announced = payload, message
+            self._echoes.append(payload)
+            self._delivery = self._session.publish(topic, payload, retain=True)
+
+    def wait_delivered(self, timeout_s: float) -> bool:
+        """Whether the broker has the announcement and knows what was cleared, waiting ``timeout_s`` for its word on each."""
+        announced = self._delivery is not None and self._delivery.wait(timeout_s)
+        return announced and (self._cleared is None or self._cleared.wait(timeout_s))
+
+    def keep_only(self, wanted: Iterable[str]) -> None:
+        """Clear every live blob whose SHA-256 is not ``wanted``. Announce the round that no longer names it first."""
+        keep = {*wanted, *(ref.sha256 for ref in self.pages)}
+        for sha256 in [name for name in self._blobs if name not in keep]:
+            ref = self._blobs.pop(sha256)
+            if self._by_broker:
+                self.clear(ref)
+        self._kept.keep_only(self._blobs.keys())
+
+    def clear(self, ref: BlobRef) -> None:
+        """Take a blob's chunks off the broker, also one that an earlier process left there."""
+        if ref.sha256 in self._blobs:
+            return
+        if not self.online:
+            self._stale[ref.sha256] = ref
+            return
+        self._sent.discard(ref.sha256)
+        for index in range(ref.count):
+            self._cleared = self._session.publish(
+                self._topics.blob_chunk(ref.sha256, index), b"", retain=True
+            )
+
+    def connected(self, *, resumed: bool = False) -> None:
+        """The broker is there. One that knows our session (``resumed``) is asked for the announcement that it retains before
+        anything is published again: the whole model goes out only where the broker has lost something."""
+        if resumed and self._said:
+            self.asking = True
+        else:
+            self._publish(lost=True)
+
+    def heard(self, retained: bytes) -> None:
+        """What the broker has on the announcement's topic; empty: nothing.
+
+        Where that is what we said last, the blobs that it names, which went out before it, are there too. A broker that was
+        killed may have kept our session and come back with an older state, or none.
+        """
+        if self.asking:
+            self._publish(lost=retained != self._said)
+
+    def disconnected(self) -> None:
+        """The broker is away; offers wait."""
+        self.online = self.asking = False
+        self._echoes.clear()
+
+    def _publish(self, *, lost: bool) -> None:
+        """Everything that is live, or where nothing is ``lost`` what came up meanwhile."""
+        self.online, self.asking = True, False
+        for sha256 in self._blobs:
+            if lost or sha256 not in self._sent:
+                self._send(sha256)
+        if self.current is not None and (lost or self.current != self._announced):
+            self.announce(self.current)
+        stale, self._stale = self._stale, {}
+        for ref in stale.values():
+            self.clear(ref)
+
+    def is_foreign(self, payload: bytes) -> bool:
+        """Whether somebody else put ``payload`` (empty: cleared it) where the announcement lies.
+
+        Everything that we publish there comes back once, in order.
+        """
+        if payload not in self._echoes:
+            return bool(self._said) and (bool(self._echoes) or payload != self._said)
+        while self._echoes.popleft() != payload:
+            pass
+        return False
+
+    def restore(self) -> None:
+        """Announce again what somebody else cleared or replaced, under the next number."""
+        if self.current is not None:
+            self.announce(self.current)
+
+    def restore_blobs(self) -> None:
+        """Publish every live blob again: a device cannot find some of it. Not before the last time is over."""
+        if self.online and (self._restored is None or self._restored.done()):
+            for sha256 in self._blobs:
+                self._restored = self._send(sha256) or self._restored
+
+    def lost(self) -> str:
+        """What is wrong with the blobs that are kept; empty if they are all there."""
+        try:
+            for ref in self._blobs.values():
+                for _ in self._kept.pieces(ref):
+                    break
+        except StoreError as error:
+            return error.message
+        return ""
+
+    def close(self) -> None:
+        """Nothing more is published."""
+        self._kept.close()
+
+    def _send(self, sha256: str) -> Delivery | None:
+        """Publish a blob; the last chunk's delivery."""
+        ref, last, patient = self._blobs[sha256], None, True
+        self._sent.add(sha256)
+        if not self._by_broker:
+            return None
+        with suppress(StoreError):  # a device that misses it says so, and people are told
+            for index, piece in enumerate(self._kept.pieces(ref)):
+                patient = patient and self._room_for(len(piece))
+                last = self._session.publish(self._topics.blob_chunk(sha256, index), piece, retain=True)
+                self._waiting.append((last, len(piece)))
+                self._waiting_bytes += len(piece)
+        return last
+
+    def _room_for(self, nbytes: int) -> bool:
+        """Whether the broker has taken enough of what was published; False where it takes nothing for a while."""
+        while self._waiting and self._waiting_bytes + nbytes > _MOST_WAITING:
+            oldest, size = self._waiting.popleft()
+            self._waiting_bytes -= size
+            if not oldest.wait(_BROKER_S):
+                self._waiting.clear()
+                self._waiting_bytes = 0
+                return False
+        return True
+
+
+def of_units(weights: Mapping[str, Array], units: Iterable[str]) -> dict[str, Arrays]:
+    """Each unit's tensors under their global names; a unit without tensors is left out."""
+    by_unit = {
+        unit: {name: array for name, array in weights.items() if name.startswith(f"{unit}.")}
+        for unit in units
+    }
+    return {unit: own for unit, own in by_unit.items() if own}
+
+
+def unit_blobs(weights: Mapping[str, Array], units: Iterable[str]) -> Iterator[tuple[str, bytes]]:
+    """One safetensors blob per unit with its tensors under their global names, one after the other; a unit without tensors
+    has none."""
+    return ((unit, tensors.dump(own)) for unit, own in of_units(weights, units).items())
+
+
+def version_of(units: Iterable[tuple[str, bytes]]) -> str:
+    """The model version: SHA-256 over the SHA-256 of each unit's blob, by unit."""
+    digests = {unit: hashlib.sha256(data).hexdigest() for unit, data in units}
+    whole = hashlib.sha256()
+    for unit in sorted(digests):
+        whole.update(f"{unit}={digests[unit]}\n".encode())
+    return whole.hexdigest()

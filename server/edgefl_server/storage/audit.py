@@ -1,0 +1,209 @@
+"""Who did what in each round, as JSON lines that vouch for each other: ``audit.jsonl`` in the run's folder.
+
+Each line has a number, a time, what happened, the hash of the line before, and its own::
+
+    {"n":7,"at":1700000000.5,"event":{"event":"updateaccepted","round":1,...},"before":"<sha256>","hash":"<sha256>"}
+
+``hash`` is the SHA-256 of the line's bytes up to it. Whoever changes, removes or adds a line breaks the chain from there on,
+and who rewrites the chain changes its last hash: keep that elsewhere (`edgefl audit verify` prints it) to find that too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from edgefl.wire.errors import DataError
+from edgefl_server import events
+from edgefl_server.events import Event, Warned
+from edgefl_server.storage.history import rounds_of
+
+NAME = "audit.jsonl"
+BEGINNING = "0" * 64
+"""What stands before the first line."""
+MOST_REJECTED = 16
+"""Refusals of a device in a round that are written down, and only of devices that the round has: strangers may send a
+million messages."""
+
+_TOLD = (
+    *(events.Started, events.RoundOpened, events.UpdateAccepted, events.Declined, events.RoundEnded),
+    *(events.RoundClosed, events.Refused, events.Stopped, events.Finished, events.Ordered),
+)
+_LASTS = (
+    *(events.RoundEnded, events.RoundClosed, events.Finished, events.Refused, events.Stopped),
+    events.Ordered,
+)
+"""After these the file is on disk before the run goes on."""
+_HASH = b',"hash":"'
+
+
+@dataclass
+class _Tail:
+    """Where a chain stands. ``accepted``: (run, round, device, nonce) of the updates that it has."""
+
+    lines: int = 0
+    head: str = BEGINNING
+    size: int = 0
+    run: str = ""
+    accepted: set[tuple[str, ...]] = field(default_factory=set)
+
+
+class Audit:
+    """Appends to the chain in ``folder``. What cannot be written is told, as news of the run."""
+
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
+        self._path = folder / NAME
+        self._clock = clock
+        self._tail: _Tail | None = None
+        self._rejected: Counter[str] = Counter()
+        self._devices: frozenset[str] = frozenset()
+
+    def take(self, event: Event) -> Warned | None:
+        """Write down what belongs to the history of a round; an update that a killed server accepted twice, once."""
+        try:
+            self._tail = self._tail or _mended(self._path)
+            if self._is_told(event, self._tail):
+                self._append(event, self._tail)
+        except OSError as error:
+            text = f"{self._path} lacks {type(event).__name__} ({error.strerror or error}): free some space"
+            self._tail = None  # half a line may be there
+            return Warned(tier="", text=text)
+        return None
+
+    def _is_told(self, event: Event, tail: _Tail) -> bool:
+        match event:
+            case events.Started():
+                tail.run = event.run
+            case events.RoundOpened():
+                self._devices, self._rejected = frozenset(event.devices), Counter()
+                # Nobody accepts for a round that is over: those of earlier ones need not be known.
+                tail.accepted = {key for key in tail.accepted if key[:2] == (tail.run, str(event.round))}
+            case events.UpdateAccepted():
+                key = tail.run, str(event.round), event.device, event.nonce
+                if key in tail.accepted:
+                    return False
+                tail.accepted.add(key)
+            case events.Rejected():
+                if event.device not in self._devices:
+                    return False
+                self._rejected[event.device] += 1
+                return self._rejected[event.device] <= MOST_REJECTED
+        return isinstance(event, _TOLD)
+
+    def _append(self, event: Event, tail: _Tail) -> None:
+        told = {"n": tail.lines + 1, "at": self._clock(), "event": event, "before": tail.head}
+        text = msgspec.json.encode(told)[:-1]
+        head = hashlib.sha256(text).hexdigest()
+        line = text + _HASH + head.encode() + b'"}\n'
+        with self._path.open("ab") as file:
+            file.write(line)
+            file.flush()
+            if isinstance(event, _LASTS):
+                os.fsync(file.fileno())
+        tail.lines, tail.head, tail.size = tail.lines + 1, head, tail.size + len(line)
+
+
+class Verified(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a log: ``head`` is the hash of its last line, ``problems`` name lines, and rounds that it lacks."""
+
+    lines: int
+    head: str
+    rounds: int
+    updates: int
+    problems: tuple[str, ...]
+
+
+def verify(folder: Path) -> Verified:
+    """Check every line of the log in ``folder``, and that it has the rounds of ``history.jsonl`` with the same weights.
+
+    DataError if there is no log.
+    """
+    path = folder / NAME
+    if not path.is_file():
+        raise DataError(f"{folder} has no {NAME}: name the folder of a server, its `out`", path=str(folder))
+    head, problems, weights, updates = BEGINNING, list[str](), dict[str, str](), 0
+    lines = path.read_bytes().splitlines()
+    for number, line in enumerate(lines, 1):
+        told, problem = _read(line, number, head)
+        if problem:
+            problems.append(f"line {number}: {problem}")
+        head = _own_hash(line) or head
+        event = _event(told)
+        updates += event.get("event") == "updateaccepted"
+        if event.get("event") == "roundclosed":
+            weights[str(event.get("round"))] = str(event.get("weights_sha256"))
+    for row in rounds_of(folder):
+        if (found := weights.get(str(row.round), "nothing")) != row.weights_sha256:
+            problems.append(
+                f"round {row.round}: history.jsonl has weights {row.weights_sha256[:12]}, the log has {found[:12]}"
+            )
+    return Verified(
+        lines=len(lines), head=head, rounds=len(weights), updates=updates, problems=tuple(problems)
+    )
+
+
+def _read(line: bytes, number: int, before: str) -> tuple[dict[str, Any], str]:
+    """A line as values, and what is wrong with it."""
+    try:
+        told = msgspec.json.decode(line, type=dict[str, Any])
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return {}, "it is no JSON object"
+    text, _, _ = line.rpartition(_HASH)
+    if hashlib.sha256(text).hexdigest() != told.get("hash"):
+        return told, "its hash is not that of its words: it was changed"
+    if told.get("before") != before:
+        return told, "it does not follow the line before: lines were removed, added or moved"
+    if told.get("n") != number:
+        return told, f"it has number {told.get('n')}"
+    return told, ""
+
+
+def _event(told: dict[str, Any]) -> dict[str, Any]:
+    """What happened, of a line that anybody may have written."""
+    event = told.get("event")
+    return event if isinstance(event, dict) else {}
+
+
+def _own_hash(line: bytes) -> str:
+    _, found, rest = line.rpartition(_HASH)
+    return rest.removesuffix(b'"}').decode("ascii", "replace") if found else ""
+
+
+def _mended(path: Path) -> _Tail:
+    """The end of the chain, after half a line that a killed server left was cut off; nothing else is ever changed."""
+    tail = _Tail()
+    if not path.exists():
+        return tail
+    line = b"\n"
+    with path.open("rb") as file:
+        for line in file:  # one at a time: a long run's log is larger than memory
+            if line.endswith(b"\n"):
+                _go_on(tail, line.rstrip(b"\n"))
+                tail.size += len(line)
+    if not line.endswith(b"\n"):
+        with path.open("r+b") as file:
+            file.truncate(tail.size)
+    return tail
+
+
+def _go_on(tail: _Tail, line: bytes) -> None:
+    """One line further along the chain."""
+    told, _ = _read(line, tail.lines + 1, tail.head)
+    tail.lines, tail.head = tail.lines + 1, _own_hash(line) or tail.head
+    event = _event(told)
+    number, device, nonce = (str(event.get(name)) for name in ("round", "device", "nonce"))
+    match event.get("event"):
+        case "started":
+            tail.run = str(event.get("run"))
+        case "roundopened":
+            tail.accepted = {key for key in tail.accepted if key[:2] == (tail.run, number)}
+        case "updateaccepted":
+            tail.accepted.add((tail.run, number, device, nonce))

@@ -1,0 +1,78 @@
+"""Devices as the journal's table holds them, within one transaction of :mod:`edgefl_server.storage.journal`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from edgefl.wire.errors import ProtocolError
+from edgefl.wire.mqtt.conditions import UNKNOWN, Conditions, understood
+from edgefl.wire.mqtt.messages import Hello, decode
+from edgefl_server.coordinator.roster import Device
+from edgefl_server.storage import tables
+
+_FEW = 500
+"""Names that a statement lists: databases have a limit."""
+
+
+def save(connection: Connection, federation: str, devices: Iterable[tuple[Device, bytes | None]]) -> None:
+    """Rows of devices, each with the hello that it sent, if it sent one anew."""
+    table, new = tables.devices, {device.name: (device, hello) for device, hello in devices}
+    ours = table.c.federation == federation
+    among = ours & table.c.device.in_(list(new)) if len(new) <= _FEW else ours
+    known = set(connection.execute(sa.select(table.c.device).where(among)).scalars())
+    rows = [
+        {**_device_row(device), "hello": hello or b"", "federation": federation, "device": name}
+        for name, (device, hello) in new.items()
+        if name not in known
+    ]
+    if rows:
+        connection.execute(table.insert(), rows)
+    key = ours & (table.c.device == sa.bindparam("name"))
+    changes = [(device, hello) for name, (device, hello) in new.items() if name in known]
+    for greeted in (True, False):  # one statement for many rows has one set of columns
+        many = [
+            {"name": device.name, **_device_row(device), **({"hello": hello} if greeted else {})}
+            for device, hello in changes
+            if (hello is not None) == greeted
+        ]
+        if many:
+            connection.execute(table.update().where(key), many)
+
+
+def devices(connection: Connection, federation: str) -> dict[str, Device]:
+    """The devices of a federation by name."""
+    query = sa.select(tables.devices).where(tables.devices.c.federation == federation)
+    return {
+        row["device"]: Device(
+            row["device"],
+            row["tier"],
+            row["samples"],
+            row["online"],
+            row["last_seen"],
+            _conditions(row["hello"]),
+        )
+        for row in connection.execute(query).mappings().all()
+    }
+
+
+def count(connection: Connection, federation: str) -> int:
+    """How many devices of a federation have a tier."""
+    columns = tables.devices.c
+    query = sa.select(sa.func.count()).where((columns.federation == federation) & (columns.tier != ""))
+    return int(connection.execute(query).scalar_one())
+
+
+def _conditions(hello: bytes) -> Conditions:
+    """Those of a hello as it is kept; what an earlier release kept may be no hello of this one."""
+    try:
+        told = decode(Hello, hello).conditions if hello else UNKNOWN
+    except ProtocolError:
+        return UNKNOWN
+    return understood(told) if isinstance(told, Conditions) else UNKNOWN
+
+
+def _device_row(device: Device) -> dict[str, object]:
+    return {"tier": device.tier, "samples": device.samples, "online": device.online, "last_seen": device.seen}

@@ -1,0 +1,136 @@
+"""All that a server tells, for whoever watches it: ``events.jsonl`` in the run's folder, a time and an event a line.
+
+    {"at":1700000000.5,"event":{"event":"roundopened","round":1,...}}
+
+For people and their programs: nothing of the run depends on it. A thread of its own writes it several times a second, and of
+a device's progress the newest word only, so that telling costs the server no more than an append. It is bounded: a full file
+becomes ``events.1.jsonl`` in the place of the one before. What equals an event's default is left out.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from edgefl_server import events
+from edgefl_server.events import Event, Warned
+
+NAME, BEFORE = "events.jsonl", "events.1.jsonl"
+MOST_BYTES = 32 << 20
+"""Of a file; there are two."""
+_PAUSE_S = 0.25
+_PROGRESS_S = 1.0
+"""A device's progress is written once in so long."""
+
+
+class Feed:
+    """Appends to the feed of ``folder``. ``clock`` gives epoch seconds."""
+
+    def __init__(
+        self, folder: Path, clock: Callable[[], float] = time.time, *, most_bytes: int = MOST_BYTES
+    ) -> None:
+        self._folder = folder
+        self._clock = clock
+        self._most_bytes = most_bytes
+        self._told: list[tuple[float, Event]] = []
+        self._progress: dict[str, tuple[float, events.DeviceSeen]] = {}
+        self._progress_due = 0.0
+        self._lock = threading.Lock()
+        self._problem = ""
+        self._complained = False
+        self._ended = threading.Event()
+        self._begun = False
+        self._thread = threading.Thread(target=self._run, name="feed", daemon=True)
+        self._thread.start()
+
+    def take(self, event: Event) -> Warned | None:
+        """Have ``event`` written soon. What could not be written before is told, once."""
+        now = self._clock()
+        with self._lock:
+            if isinstance(event, events.DeviceSeen) and event.stage != events.REPORTED:
+                self._progress[event.device] = now, event
+            else:
+                # What a device said before is not to stand behind what became of it.
+                device = getattr(event, "device", None)
+                if device is None and isinstance(event, events.RoundOpened):
+                    self._told += self._progress.values()
+                    self._progress.clear()
+                elif device in self._progress:
+                    self._told.append(self._progress.pop(device))
+                self._told.append((now, event))
+        if not self._problem or self._complained:
+            return None
+        self._complained = True
+        return Warned(tier="", text=self._problem)
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ended.wait(_PAUSE_S):
+            self._write(all_of_it=False)
+        self._write(all_of_it=True)
+
+    def _write(self, *, all_of_it: bool) -> None:
+        lines = b"".join(_line(at, event) for at, event in self._taken(all_of_it=all_of_it))
+        if not lines:
+            return
+        path = self._folder / NAME
+        try:
+            if path.exists() and path.stat().st_size > self._most_bytes:
+                path.replace(self._folder / BEFORE)
+            with path.open("ab") as file:
+                file.write(lines if self._begun else b"\n" + lines)  # begins anew behind half a line
+            self._begun = True
+        except OSError as error:
+            self._problem = f"{path} lacks events ({error.strerror or error}), and the fleet's page with it: free some space"
+
+    def _taken(self, *, all_of_it: bool) -> list[tuple[float, Event]]:
+        """What is to be written now, in its order."""
+        now = time.monotonic()
+        with self._lock:
+            told: list[tuple[float, Event]] = self._told
+            self._told = []
+            if all_of_it or now >= self._progress_due:
+                told = sorted([*told, *self._progress.values()], key=lambda each: each[0])
+                self._progress = {}
+                self._progress_due = now + _PROGRESS_S
+        return told
+
+
+def begin(folder: Path) -> None:
+    """A feed in ``folder``, empty where there is none: who follows it finds the folder to be that of a run."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / NAME).touch()
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+def _line(at: float, event: Event) -> bytes:
+    if isinstance(event, events.UpdateAccepted):  # the audit log has these
+        event = msgspec.structs.replace(event, nonce="", sha256="")
+    return _encode({"at": at, "event": {"event": type(event).__name__.lower(), **_lean(event)}}) + b"\n"
+
+
+def _lean(event: Event) -> dict[str, Any]:
+    """The fields that say something; JSON has no NaN."""
+    kind = type(event)
+    required = len(kind.__struct_fields__) - len(kind.__struct_defaults__)
+    found: dict[str, Any] = {}
+    for at, name in enumerate(kind.__struct_fields__):
+        value = getattr(event, name)
+        default = kind.__struct_defaults__[at - required] if at >= required else None
+        if isinstance(value, float) and not math.isfinite(value):
+            continue
+        if at < required or (value != default and value not in ({}, ())):
+            found[name] = value
+    return found

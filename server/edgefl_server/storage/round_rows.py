@@ -1,0 +1,228 @@
+"""Rounds as the journal's tables hold them, read within one transaction of :mod:`edgefl_server.storage.journal`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from edgefl.wire.errors import StoreError
+from edgefl_server.coordinator.fleet import Assignment, Assignments
+from edgefl_server.coordinator.states import OpenRound, Version
+from edgefl_server.storage import tables
+
+
+@dataclass(frozen=True)
+class MethodProgress:
+    """Where a method stands (:class:`edgefl_server.coordinator.states.State`): completed exchanges, last closed round, who
+    must take part."""
+
+    position: int = 0
+    base: int = 0
+    members: tuple[str, ...] = ()
+
+
+COLUMNS = ("model_version", "opened", "deadline", "goal", "whole", "weight_cap")
+"""What a row has of an open round under the same name."""
+
+CLOSING = "closing"
+"""The state of a round whose updates are being added up: it takes no more of them."""
+
+# Statements that every group of updates needs are built once: that costs more than running them.
+_tasks = tables.assignments.c
+_ANSWER = (
+    tables.assignments.update()
+    .where(
+        _tasks.run == sa.bindparam("of_run"),
+        _tasks.round == sa.bindparam("number"),
+        _tasks.device == sa.bindparam("name"),
+        _tasks.nonce == sa.bindparam("key"),
+        _tasks.status == "open",
+    )
+    .values(status=sa.bindparam("to"), reason=sa.bindparam("why"))
+)
+_STATE_LOCKED = (
+    sa.select(tables.rounds.c.state)
+    .where(tables.rounds.c.run == sa.bindparam("of_run"), tables.rounds.c.round == sa.bindparam("number"))
+    .with_for_update(read=True)
+)
+
+
+class RoundOver(StoreError):
+    """An update came too late to be kept: the round is closed, or the device's task was answered meanwhile."""
+
+
+def open_round(connection: Connection, run: str) -> OpenRound | None:
+    """The round that is open; None between rounds."""
+    which = (tables.rounds.c.run == run) & tables.rounds.c.state.in_(("open", CLOSING))
+    row = connection.execute(sa.select(tables.rounds).where(which)).mappings().first()
+    if row is None:
+        return None
+    if row["weight_cap"]:
+        return _buffered(connection, run, row, open_tasks(connection, run))
+    tasks = Assignments(_tasks_of(connection, run, row["round"]))
+    return _round(row, tasks, progress(connection, run).position)
+
+
+def _round(row: Mapping[Any, Any], tasks: Assignments, position: int, **more: Any) -> OpenRound:
+    known = {name: row[name] for name in COLUMNS}
+    return OpenRound(row["round"], assignments=tasks, position=position, **known, **more)
+
+
+def _tasks_of(connection: Connection, run: str, number: int) -> dict[str, Assignment]:
+    """Return the tasks of a round by device."""
+    columns = tables.assignments.c
+    query = sa.select(tables.assignments).where((columns.run == run) & (columns.round == number))
+    return {each["device"]: _assignment(each) for each in connection.execute(query).mappings()}
+
+
+def _buffered(
+    connection: Connection, run: str, row: Mapping[Any, Any], tasks: Mapping[str, Assignment]
+) -> OpenRound:
+    """A round that takes what began from earlier models, too: the ``tasks`` that are open, and how much it has taken."""
+    number, took = row["round"], tables.updates.c
+    taken = (took.run == run) & (took.step == number) & (took.reason == "")
+    rounds = list(connection.execute(sa.select(took.round).where(taken)).scalars())
+    own = (tables.assignments.c.run == run) & (tables.assignments.c.round == number)
+    drawn = connection.execute(
+        sa.select(sa.func.count()).select_from(tables.assignments).where(own)
+    ).scalar_one()
+    began = {*rounds, *(task.round for task in tasks.values())} - {number}
+    known = versions(connection, run)
+    older = {each: known[each] for each in sorted(began)}
+    taken_up = Assignments(tasks, accepted=len(rounds))
+    return _round(row, taken_up, known[number].position, older=older, drawn=drawn)
+
+
+def ended_round(connection: Connection, run: str, number: int) -> OpenRound:
+    """A round that is over: its devices and their answers, or where it waited for nobody, how much it has taken."""
+    which = (tables.rounds.c.run == run) & (tables.rounds.c.round == number)
+    row = connection.execute(sa.select(tables.rounds).where(which)).mappings().one()
+    if row["weight_cap"]:
+        return _buffered(connection, run, row, {})
+    tasks = Assignments(_tasks_of(connection, run, number))
+    return _round(row, tasks, versions(connection, run)[number].position)
+
+
+def open_tasks(connection: Connection, run: str) -> dict[str, Assignment]:
+    """The tasks of all rounds that wait for an answer, by device."""
+    columns = tables.assignments.c
+    query = sa.select(tables.assignments).where((columns.run == run) & (columns.status == "open"))
+    return {each["device"]: _assignment(each) for each in connection.execute(query).mappings()}
+
+
+def versions(connection: Connection, run: str) -> dict[int, Version]:
+    """The model that each round began from, by its number."""
+    columns = tables.rounds.c
+    query = sa.select(columns.round, columns.state, columns.model_version, columns.restart)
+    position, found = 0, {}
+    for row in connection.execute(query.where(columns.run == run).order_by(columns.round)):
+        found[row.round] = Version(row.model_version, position)
+        position = 0 if row.restart else position + (row.state == "closed")
+    return found
+
+
+def insert_tasks(connection: Connection, run: str, tasks: Iterable[Assignment]) -> None:
+    """Rows of tasks that are given."""
+    rows = [{**asdict(task), "seed": str(task.seed), "run": run} for task in tasks]
+    for row in rows:
+        del row["until"]  # after a restart its time begins anew
+    if rows:
+        connection.execute(tables.assignments.insert(), rows)
+
+
+def progress(connection: Connection, run: str) -> MethodProgress:
+    """Where the run's method stands: what was closed since the last round that ended with the mark ``restart``."""
+    columns = tables.rounds.c
+    query = sa.select(columns.round, columns.state, columns.whole, columns.restart).where(columns.run == run)
+    rows = connection.execute(query.order_by(columns.round)).all()
+    if not rows:
+        return MethodProgress()
+    began = max((row.round for row in rows if row.restart and row.state not in ("open", CLOSING)), default=0)
+    closed = [row.round for row in rows if row.state == "closed"]
+    position = sum(1 for number in closed if number > began)
+    last = rows[-1]
+    members = _tasks_of(connection, run, last.round) if last.whole and last.round > began else ()
+    return MethodProgress(position, max(closed, default=0), tuple(sorted(members)))
+
+
+def answer(connection: Connection, run: str, tasks: Sequence[Assignment]) -> int:
+    """Write down how tasks ended that are open: their status, and why. Of how many that is new."""
+    rows = [
+        {
+            "of_run": run,
+            "number": task.round,
+            "name": task.device,
+            "key": task.nonce,
+            "to": task.status,
+            "why": task.reason,
+        }
+        for task in tasks
+    ]
+    return int(connection.execute(_ANSWER, rows).rowcount) if rows else 0
+
+
+def status(connection: Connection, run: str, number: int, device: str, nonce: str) -> str:
+    """How a device's task ended; empty if there was none, or if its row is gone."""
+    columns = tables.assignments.c
+    key = (columns.run == run) & (columns.round == number) & (columns.device == device)
+    found = connection.execute(sa.select(columns.status).where(key & (columns.nonce == nonce))).scalar()
+    return str(found or "")
+
+
+def check_open(connection: Connection, run: str, number: int, answered: int, tasks: int) -> None:
+    """RoundOver unless the round is open, and as many tasks were open as there should be. Where databases have locks of
+    rows, whoever closes the round waits for this transaction."""
+    state = connection.execute(_STATE_LOCKED, {"of_run": run, "number": number}).scalar()
+    if state != "open" or answered != tasks:
+        what = (
+            f"is {state or 'not there'}"
+            if state != "open"
+            else f"has {tasks - answered} of these tasks answered"
+        )
+        raise RoundOver(f"round {number} {what}: its updates are not kept", round=number)
+
+
+def close(connection: Connection, run: str, number: int) -> dict[str, tuple[int, str]]:
+    """From now on the round takes no update. (shard, sha256) of those that it has taken, by device."""
+    key = (tables.rounds.c.run == run) & (tables.rounds.c.round == number)
+    connection.execute(tables.rounds.update().where(key).values(state=CLOSING))
+    columns = tables.updates.c
+    which = (columns.run == run) & (columns.step == number) & (columns.reason == "")
+    rows = connection.execute(sa.select(columns.device, columns.shard, columns.sha256).where(which)).all()
+    return {device: (shard, sha256) for device, shard, sha256 in rows}
+
+
+def open_again(connection: Connection, run: str) -> None:
+    """Whoever was closing a round did not live to end it: it takes updates again."""
+    which = (tables.rounds.c.run == run) & (tables.rounds.c.state == CLOSING)
+    connection.execute(tables.rounds.update().where(which).values(state="open"))
+
+
+def undo(connection: Connection, run: str, after: int, text: str, weights_sha256: str) -> None:
+    """Rounds behind round ``after`` left the model as that one did, with these weights; those that were closed are
+    abandoned, and ``text`` says why."""
+    columns = tables.rounds.c
+    query = sa.select(columns.round, columns.state, columns.outcome)
+    behind = query.where((columns.run == run) & (columns.round > after))
+    for number, state, outcome in connection.execute(behind).all():
+        key = (columns.run == run) & (columns.round == number)
+        now = {**outcome, "weights_sha256": weights_sha256} | ({"text": text} if state == "closed" else {})
+        values = {"state": "abandoned", "outcome": now}
+        connection.execute(tables.rounds.update().where(key).values(**values))
+
+
+def _assignment(row: Mapping[Any, Any]) -> Assignment:
+    return Assignment(
+        row["device"],
+        row["tier"],
+        int(row["seed"]),
+        row["nonce"],
+        row["weight_limit"],
+        row["status"],
+        row["reason"],
+        row["round"],
+    )

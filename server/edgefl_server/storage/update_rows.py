@@ -1,0 +1,192 @@
+"""Updates as the journal's tables hold them, within one transaction of :mod:`edgefl_server.storage.journal`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from edgefl.wire.mqtt.packets import Traffic
+from edgefl.wire.mqtt.topics import NO_SHARD
+from edgefl_server.coordinator.fleet import Assignment
+from edgefl_server.storage import round_rows, tables
+from edgefl_server.storage.update_store import Place
+
+MOST_REJECTED = 16
+"""Rows of refused updates per device and round: nobody may fill the disk with them."""
+
+_updates = tables.updates.c
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptedUpdate:
+    """What the journal keeps of an update that is accepted: its bytes ``data`` as they came, what it weighs, the ``share``
+    of its change that counts, and figures.
+
+    ``down`` and ``up`` are what the device fetched and sent for the round so far, ``up_float32_bytes`` what it would have
+    sent as float32. ``train_ms``: what its local steps took in all, as it says.
+    """
+
+    assignment: Assignment
+    sha256: str
+    weight: int
+    share: float
+    metrics: Mapping[str, float]
+    down: Traffic
+    up: Traffic
+    up_float32_bytes: int
+    data: bytes
+    train_ms: float = 0.0
+
+
+@dataclass(frozen=True)
+class Tally:
+    """A round's updates in figures; ``train_loss`` is the mean over the devices that named one, ``staleness`` that of the
+    rounds between the one that an update began in and this one.
+
+    Bytes are those of accepted updates: payloads of their messages, and with ``wire`` the messages' headers too;
+    ``up_float32_bytes`` is what ``up_bytes`` would be if they were float32 tensors.
+    """
+
+    reports: int
+    rejected: int
+    train_loss: float | None
+    down_bytes: int
+    up_bytes: int
+    down_wire_bytes: int
+    up_wire_bytes: int
+    up_float32_bytes: int
+    staleness: float = 0.0
+
+
+def of_step(run: str, number: int) -> sa.ColumnElement[bool]:
+    """What round ``number`` took, whichever round it was asked for in."""
+    return (_updates.run == run) & (_updates.step == number)
+
+
+_INSERT = tables.updates.insert()
+
+ShardOf = Callable[[str], int]
+"""The shard of a device, by its name, as far as its updates are taken by workers."""
+
+
+def accept(
+    connection: Connection,
+    run: str,
+    number: int,
+    updates: Sequence[AcceptedUpdate],
+    places: Sequence[Place],
+    shard_of: ShardOf,
+) -> None:
+    """Rows of updates whose bytes lie in ``places``, and the answers of their devices: a statement for many.
+
+    RoundOver, and nothing is to be kept, unless the round is open and each device's task is, too: somebody else may have
+    closed the one, or answered the other.
+    """
+    tasks = [replace(update.assignment, status="accepted") for update in updates]
+    answered = round_rows.answer(connection, run, tasks)
+    # After the first write, which other writers wait for: nobody closes the round between this look and the commit.
+    round_rows.check_open(connection, run, number, answered, len(tasks))
+    connection.execute(
+        _INSERT,
+        [
+            {
+                "run": run,
+                "round": update.assignment.round,
+                "step": number,
+                "device": update.assignment.device,
+                "nonce": update.assignment.nonce,
+                "sha256": update.sha256,
+                "reason": "",
+                "text": "",
+                "weight": update.weight,
+                "share": update.share,
+                "metrics": dict(update.metrics),
+                "train_ms": update.train_ms,
+                "down_bytes": update.down.payload,
+                "up_bytes": update.up.payload,
+                "down_wire_bytes": update.down.wire,
+                "up_wire_bytes": update.up.wire,
+                "up_float32_bytes": update.up_float32_bytes,
+                "shard": shard_of(update.assignment.device),
+                "file": place.file,
+                "offset": place.offset,
+                "size": place.size,
+            }
+            for update, place in zip(updates, places, strict=True)
+        ],
+    )
+
+
+def reject(connection: Connection, key: Mapping[str, object], step: int, reason: str, text: str) -> bool:
+    """A row of a refused update; False if there is one of ``key``, or the device has had MOST_REJECTED in that round."""
+    same = sa.and_(*(_updates[name] == value for name, value in key.items()))
+    if connection.execute(sa.select(_updates.reason).where(same)).first() is not None:
+        return False
+    of_device = sa.and_(*(_updates[name] == key[name] for name in ("run", "round", "device")))
+    query = sa.select(sa.func.count()).where(of_device & (_updates.reason != ""))
+    if connection.execute(query).scalar_one() >= MOST_REJECTED:
+        return False
+    empty: dict[str, object] = {
+        "weight": 0,
+        "metrics": {},
+        "train_ms": 0.0,
+        "shard": NO_SHARD,
+        "file": "",
+        "offset": 0,
+        "size": 0,
+    }
+    empty |= dict.fromkeys(tables.SIZES, 0)
+    connection.execute(tables.updates.insert().values(**key, **empty, step=step, reason=reason, text=text))
+    return True
+
+
+def add_traffic(connection: Connection, run: str, number: int, came: Mapping[str, Traffic]) -> None:
+    """What more the devices of accepted updates sent for that round."""
+    key = of_step(run, number) & (_updates.reason == "") & (_updates.device == sa.bindparam("name"))
+    more = {"up_bytes": "payload", "up_wire_bytes": "wire", "up_float32_bytes": "payload"}
+    values = {column: _updates[column] + sa.bindparam(part) for column, part in more.items()}
+    rows = [
+        {"name": device, "payload": traffic.payload, "wire": traffic.wire} for device, traffic in came.items()
+    ]
+    if rows:
+        connection.execute(tables.updates.update().where(key).values(values), rows)
+
+
+def tally(connection: Connection, run: str, number: int) -> Tally:
+    """What the updates of a round come to."""
+    query = sa.select(
+        _updates.reason, _updates.metrics, _updates.round, *(_updates[name] for name in tables.SIZES)
+    )
+    rows = connection.execute(query.where(of_step(run, number)).order_by(_updates.device)).all()
+    accepted = [row for row in rows if not row[0]]
+    losses = [row[1]["loss"] for row in accepted if "loss" in row[1]]
+    return Tally(
+        reports=len(accepted),
+        rejected=len(rows) - len(accepted),
+        train_loss=sum(losses) / len(losses) if losses else None,
+        **{name: sum(row[at] for row in accepted) for at, name in enumerate(tables.SIZES, 3)},
+        staleness=sum(number - row[2] for row in accepted) / max(1, len(accepted)),
+    )
+
+
+def prune(connection: Connection, run: str, number: int, most: int, versions: int) -> None:
+    """Delete the tasks and updates of the oldest rounds, so that not many more than ``most`` rows of each are left; those of
+    round ``number`` and of ``versions`` before it stay in any case. How a round ended stays in its own row."""
+    tasks = tables.assignments.c
+    query = (
+        sa.select(tasks.round, sa.func.count())
+        .where(tasks.run == run)
+        .group_by(tasks.round)
+        .order_by(tasks.round.desc())
+    )
+    total = 0
+    for each, count in connection.execute(query):
+        total += count
+        if total > most and each < number - versions:
+            for table in (tables.assignments, tables.updates):
+                old = (table.c.run == run) & (table.c.round <= each)
+                connection.execute(table.delete().where(old))
+            return
